@@ -1,0 +1,2 @@
+//! faultprobe
+fn main() {}

@@ -1,0 +1,8 @@
+//! The machine monitor of SSI-HV: one KVM guest whose memory the fabric spreads over nodes.
+
+pub mod cli;
+pub mod doctor;
+pub mod exit;
+pub mod machine;
+pub mod report;
+pub mod size;

@@ -1,0 +1,2 @@
+//! The `ssi-hv` command.
+fn main() {}
