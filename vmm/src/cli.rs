@@ -63,7 +63,7 @@ enum Command {
     Node(NodeConfig),
     /// Tell whether this host is ready, and how to mend what is not
     Doctor(DoctorConfig),
-    /// Measure
+    /// Measure what a remote fault costs
     #[command(subcommand, arg_required_else_help = true)]
     Bench(BenchCommand),
 }
@@ -82,7 +82,7 @@ struct RunArgs {
     )]
     file: Option<PathBuf>,
 
-    /// Print the configuration that results, as such a file, and stop
+    /// Print the resulting configuration and stop
     #[arg(long, help_heading = "Configuration")]
     print_config: bool,
 }
@@ -223,12 +223,13 @@ fn one_line(error: &clap::Error, command: &str) -> String {
         .take_while(|line| !line.starts_with("Usage: ") && !line.starts_with("For more"))
         .map(|line| line.trim().trim_start_matches("error: "))
         .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass"))
-        .map(|line| line.trim_start_matches("tip: "))
+        .map(|line| line.trim_start_matches("tip: ").trim_matches(['[', ']']))
         .collect();
     let said = said
         .join("; ")
         .replace(":; ", ": ")
-        .replace("; [possible values", " [possible values");
+        .replace("invalid digit found in string", "not a whole number")
+        .replace("number too large to fit in target type", "too large");
     format!("{said}; see `{command} --help`")
 }
 

@@ -137,18 +137,23 @@ pub struct RunConfig {
     pub cpus: u32,
 
     /// Memory of the guest
-    #[arg(long, value_name = "SIZE", help_heading = "Guest", default_value_t = DEFAULT_MEMORY)]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        help_heading = "Guest",
+        default_value = "1G"
+    )]
     pub memory: ByteSize,
 
-    /// How much of it stays on this host [default: all, or what the donors leave]
+    /// How much of it stays here [default: what donors leave]
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
 
-    /// A donor that lends the rest; may be repeated
+    /// Lends the rest: HOST:PORT[,memory=SIZE]; repeatable
     #[arg(
         long = "donor",
-        value_name = "HOST:PORT[,memory=SIZE]",
+        value_name = "DONOR",
         help_heading = "Where the memory is"
     )]
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
@@ -182,7 +187,7 @@ pub struct RunConfig {
     #[arg(long, help_heading = "Where the memory is")]
     pub checksum: bool,
 
-    /// How long the guest stays paused for a lost donor to come back
+    /// How long to stay paused for a lost donor
     #[arg(
         long = "donor-grace",
         value_name = "SECONDS",
@@ -192,7 +197,7 @@ pub struct RunConfig {
     #[serde(rename = "donor-grace")]
     pub donor_grace_seconds: u32,
 
-    /// Allow donors beyond this host, without authentication or encryption
+    /// Allow other hosts; nothing is authenticated or encrypted
     #[arg(long, help_heading = "Where the memory is")]
     pub insecure: bool,
 

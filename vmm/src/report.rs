@@ -325,7 +325,7 @@ fn replace(file: &Path, temporary: &Path, text: &[u8]) -> io::Result<()> {
 }
 
 /// The value of a field in `/proc/cpuinfo`, of the first processor.
-fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> &'a str {
+pub(crate) fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> &'a str {
     cpuinfo
         .lines()
         .filter_map(|line| line.split_once(':'))
@@ -341,7 +341,7 @@ pub(crate) fn has_virtualization_extension(cpuinfo: &str) -> bool {
 }
 
 /// The hypervisor signature of QEMU's emulator, in which the extension itself is emulated.
-const TCG_VENDOR: [u8; 12] = *b"TCGTCGTCGTCG";
+pub(crate) const TCG_VENDOR: [u8; 12] = *b"TCGTCGTCGTCG";
 
 fn virtualization(cpuinfo: &str, vendor: Option<[u8; 12]>) -> Virtualization {
     if has_virtualization_extension(cpuinfo) && vendor != Some(TCG_VENDOR) {

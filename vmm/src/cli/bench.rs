@@ -20,7 +20,7 @@ pub const BENCH_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 pub enum BenchCommand {
     /// Latency of a remote fault, beside the floor that no pager can beat
     #[command(
-        long_about = "Latency of a remote fault, beside the floor that no pager can beat.\n\nThreads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same run."
+        after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same run."
     )]
     Fault(BenchFaultConfig),
 }
@@ -29,11 +29,11 @@ pub enum BenchCommand {
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct BenchFaultConfig {
     /// Memory that is touched
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::from_mib(256))]
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: ByteSize,
 
     /// How much of it may be resident at once
-    #[arg(long, value_name = "SIZE", default_value_t = ByteSize::from_mib(64))]
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub local_memory: ByteSize,
 
     /// Threads that touch it

@@ -96,7 +96,7 @@ pub fn merged(
 ///
 /// If a path in it is not UTF-8.
 pub fn printed(config: &RunConfig) -> Result<String, ConfigFileError> {
-    toml::to_string(&to_table(config)?).map_err(|error| ConfigFileError::Unprintable {
+    toml::to_string(config).map_err(|error| ConfigFileError::Unprintable {
         message: error.to_string(),
     })
 }
