@@ -145,12 +145,12 @@ pub struct RunConfig {
     )]
     pub memory: ByteSize,
 
-    /// How much of it stays here [default: what donors leave]
+    /// What stays on this host [default: the rest]
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
 
-    /// Lends the rest: HOST:PORT[,memory=SIZE]; repeatable
+    /// A donor, HOST:PORT[,memory=SIZE]; repeatable
     #[arg(
         long = "donor",
         value_name = "DONOR",
@@ -167,7 +167,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "How pages travel: auto, tcp or loopback"
+        help = "auto, tcp or loopback"
     )]
     pub transport: Transport,
 
@@ -179,7 +179,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "What the guest sees of it: flat (one NUMA node)"
+        help = "What the guest sees: flat"
     )]
     pub numa: Numa,
 
@@ -187,7 +187,7 @@ pub struct RunConfig {
     #[arg(long, help_heading = "Where the memory is")]
     pub checksum: bool,
 
-    /// How long to stay paused for a lost donor
+    /// Pause this long for a lost donor
     #[arg(
         long = "donor-grace",
         value_name = "SECONDS",
@@ -197,7 +197,7 @@ pub struct RunConfig {
     #[serde(rename = "donor-grace")]
     pub donor_grace_seconds: u32,
 
-    /// Allow other hosts; nothing is authenticated or encrypted
+    /// Allow other hosts, unauthenticated, in the clear
     #[arg(long, help_heading = "Where the memory is")]
     pub insecure: bool,
 

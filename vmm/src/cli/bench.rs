@@ -32,7 +32,7 @@ pub struct BenchFaultConfig {
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: ByteSize,
 
-    /// How much of it may be resident at once
+    /// What may be resident at once
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub local_memory: ByteSize,
 
@@ -51,7 +51,7 @@ pub struct BenchFaultConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "How pages travel: auto, tcp or loopback"
+        help = "auto, tcp or loopback"
     )]
     pub transport: Transport,
 

@@ -13,6 +13,9 @@ use crate::report::{TCG_VENDOR, cpuinfo_field, hypervisor_vendor};
 /// Documentation/virt/kvm/api.rst, KVM_GET_API_VERSION).
 const API_VERSION: i32 = 12;
 
+/// Emulated hosts need neither KVM nor a processor extension.
+const TESTBED: &str = "scripts/demo  # boots it in the testbed";
+
 /// What the monitor uses of KVM, with the names of the kernel's documentation.
 const NEEDED: [(Cap, &str); 8] = [
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
@@ -100,11 +103,8 @@ pub(super) fn judge(facts: &Facts) -> Finding {
         return Finding::missing(CHECK, format!("this KVM lacks {names}"));
     }
     match (facts.extension, facts.emulated) {
-        (None, _) => Finding::warning(
-            CHECK,
-            "a software KVM: it opens, but without svm or vmx it cannot boot Linux; the testbed can",
-        )
-        .remedy("scripts/demo"),
+        (None, _) => Finding::warning(CHECK, "a software KVM (no svm, no vmx): cannot boot Linux")
+            .remedy(TESTBED),
         (Some(extension), true) => Finding::ok(
             CHECK,
             format!("/dev/kvm opens, {extension} is emulated: times are not representative"),
@@ -122,9 +122,9 @@ fn judge_closed(error: &io::Error, facts: &Facts) -> Finding {
     if facts.extension.is_none() {
         return Finding::missing(
             CHECK,
-            "no /dev/kvm, and the processor shows neither svm nor vmx; the testbed needs neither",
+            "no /dev/kvm, and neither svm nor vmx in the processor",
         )
-        .remedy("scripts/demo");
+        .remedy(TESTBED);
     }
     let load = format!("sudo modprobe {}", facts.module);
     match error.kind() {
@@ -215,10 +215,7 @@ mod tests {
         assert_eq!(absent, "sudo modprobe kvm-amd");
         let busy = remedy(closed(io::ErrorKind::ResourceBusy, Some("svm")));
         assert_eq!(busy, "sudo modprobe kvm-amd");
-        assert_eq!(
-            remedy(closed(io::ErrorKind::NotFound, None)),
-            "scripts/demo"
-        );
+        assert_eq!(remedy(closed(io::ErrorKind::NotFound, None)), TESTBED);
     }
 
     #[test]

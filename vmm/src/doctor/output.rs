@@ -73,17 +73,16 @@ fn summary(findings: &[Finding], style: Style) -> String {
         .filter(|finding| finding.status == Status::Missing)
         .map(|finding| finding.check)
         .collect();
-    let warnings = match warnings {
-        0 => String::new(),
-        1 => " (1 warning)".into(),
-        more => format!(" ({more} warnings)"),
-    };
     if is_ready(findings) {
         let ready = painted(style, colour_of(Status::Ok), "This host is ready");
-        format!("{ready} for `ssi-hv run`{warnings}.")
+        match warnings {
+            0 => format!("{ready} for `ssi-hv run`."),
+            1 => format!("{ready} for `ssi-hv run`, but for what the warning says."),
+            more => format!("{ready} for `ssi-hv run`, but for what the {more} warnings say."),
+        }
     } else {
         let not = painted(style, colour_of(Status::Missing), "This host is not ready");
-        format!("{not} for `ssi-hv run`: {}{warnings}.", missing.join(", "))
+        format!("{not} for `ssi-hv run`; mend: {}.", missing.join(", "))
     }
 }
 
@@ -164,7 +163,7 @@ warning  locked memory  a few words that are longer than one line has room for
 missing  kvm            no /dev/kvm
          $ sudo modprobe kvm-amd
 
-This host is not ready for `ssi-hv run`: kvm (1 warning).
+This host is not ready for `ssi-hv run`; mend: kvm.
 ";
         assert_eq!(table(&findings(), Style::default()), expected);
     }
@@ -226,7 +225,7 @@ This host is not ready for `ssi-hv run`: kvm (1 warning).
     fn a_host_with_only_warnings_is_ready() {
         let text = table(&findings()[..2], Style::default());
         assert!(
-            text.ends_with("This host is ready for `ssi-hv run` (1 warning).\n"),
+            text.ends_with("This host is ready for `ssi-hv run`, but for what the warning says.\n"),
             "{text}"
         );
     }

@@ -137,13 +137,10 @@ pub(super) fn judge(facts: &Facts) -> Finding {
             let way = if facts.device {
                 "/dev/userfaultfd"
             } else {
-                "the system call"
+                "system call"
             };
             return if missing.is_empty() {
-                Finding::ok(
-                    CHECK,
-                    format!("by {way}, with minor faults and write protection"),
-                )
+                Finding::ok(CHECK, format!("{way}: minor faults, write protection"))
             } else {
                 Finding::missing(
                     CHECK,
@@ -158,14 +155,13 @@ pub(super) fn judge(facts: &Facts) -> Finding {
         Err(error) => error,
     };
     match (error.raw_os_error(), facts.device) {
-        (Some(libc::EPERM | libc::EACCES), true) => Finding::missing(
-            CHECK,
-            "/dev/userfaultfd: permission denied; faults of KVM are faults of the kernel",
-        )
-        .remedy("sudo chgrp kvm /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd"),
+        (Some(libc::EPERM | libc::EACCES), true) => {
+            Finding::missing(CHECK, "/dev/userfaultfd: permission denied")
+                .remedy("sudo chgrp kvm /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd")
+        }
         (Some(libc::EPERM | libc::EACCES), false) => Finding::missing(
             CHECK,
-            "needs CAP_SYS_PTRACE, or leave for everyone; faults of KVM are faults of the kernel",
+            "KVM's faults need CAP_SYS_PTRACE, or leave for everyone",
         )
         .remedy("sudo sysctl -w vm.unprivileged_userfaultfd=1"),
         (Some(libc::ENOSYS), _) => Finding::missing(
