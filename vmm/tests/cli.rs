@@ -1,5 +1,6 @@
 //! The command as a user or a script meets it: the real binary, its output and its exit code.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -339,4 +340,24 @@ fn doctor_gives_scripts_json_and_an_exit_code_that_agree() {
         );
         assert!(finding.get("remedy").is_some(), "{finding}");
     }
+}
+
+/// The flags that a text names at the beginning of a line, behind `prefix`.
+fn flags_at_line_starts(text: &str, prefix: &str) -> BTreeSet<String> {
+    text.lines()
+        .filter_map(|line| {
+            let line = line.strip_prefix(prefix)?.trim_start();
+            let flag = line.split([' ', '`']).next()?;
+            flag.starts_with("--").then(|| flag.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn the_readme_has_the_flags_of_run_and_node_and_no_others() {
+    let help = |verb| flags_at_line_starts(text(&output(&[verb, "--help"]).stdout), "  ");
+    let mut in_help = help("run");
+    in_help.extend(help("node"));
+    let readme = include_str!("../../README.md");
+    assert_eq!(flags_at_line_starts(readme, "| `"), in_help);
 }

@@ -163,3 +163,24 @@ fn a_symbolic_link_stays_one() {
     assert!(link.is_symlink());
     assert!(fs::metadata(&real).expect("the report").len() > 0);
 }
+
+/// The names of all fields in a value, at any depth.
+fn field_names(value: &Value) -> Vec<String> {
+    match value {
+        Value::Object(fields) => fields
+            .iter()
+            .flat_map(|(name, value)| [vec![name.clone()], field_names(value)].concat())
+            .collect(),
+        Value::Array(values) => values.iter().flat_map(field_names).collect(),
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn the_document_has_every_field() {
+    let document = include_str!("../../../docs/report.md");
+    let value = serde_json::to_value(Report::new(Host::default())).expect("is JSON");
+    for name in field_names(&value) {
+        assert!(document.contains(&name), "{name} is not in docs/report.md");
+    }
+}
