@@ -103,7 +103,7 @@ impl BusDevice for CmosRtc {
 /// A number below 100 in binary-coded decimal.
 fn bcd(number: u64) -> u8 {
     let number = u8::try_from(number % 100).unwrap_or(0);
-    (number / 10) << 4 | number % 10
+    ((number / 10) << 4) | (number % 10)
 }
 
 /// A time in UTC, in the proleptic Gregorian calendar. Weekday 0 is Sunday; day and month
