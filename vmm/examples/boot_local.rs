@@ -34,6 +34,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         cpus: 1,
     };
     let mut memory_bytes: u64 = 256 << 20;
+    let mut pauses: Option<u32> = None;
     let mut arguments = std::env::args().skip(1);
     while let Some(flag) = arguments.next() {
         let value = arguments.next().ok_or("a flag needs a value")?;
@@ -43,6 +44,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             "--cpus" => config.cpus = value.parse()?,
             "--memory" => memory_bytes = value.parse()?,
             "--cmdline" => config.cmdline = command_line(&value),
+            "--pauses" => pauses = Some(value.parse()?),
             _ => return Err(format!("unknown flag {flag}").into()),
         }
     }
@@ -53,6 +55,20 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let memory = GuestMemoryMmap::from_ranges(&ranges)?;
     let machine = Machine::new(&config, memory, ConsoleConfig::stdio())?;
     let handle = machine.handle();
+    if let Some(pauses) = pauses {
+        let handle = handle.clone();
+        std::thread::spawn(move || {
+            let second = std::time::Duration::from_secs(1);
+            for _ in 0..pauses {
+                std::thread::sleep(second);
+                handle.pause();
+                let paused = handle.wait_until_paused(second);
+                eprintln!("paused: {paused}");
+                std::thread::sleep(second);
+                handle.resume();
+            }
+        });
+    }
     let outcome = machine.run()?;
     println!(
         "outcome {outcome:?}, init after {:?}",

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
@@ -38,9 +38,9 @@ impl ConsoleConfig {
     /// its terminal alone and has no input.
     pub fn stdio() -> Self {
         let input = io::stdin().as_fd().try_clone_to_owned().ok();
-        let of_others = input.as_ref().is_some_and(|fd| {
-            io::IsTerminal::is_terminal(fd) && !is_foreground_terminal(fd.as_raw_fd())
-        });
+        let of_others = input
+            .as_ref()
+            .is_some_and(|fd| fd.is_terminal() && !is_foreground_terminal(fd.as_raw_fd()));
         Self {
             input: input.filter(|_| !of_others),
             output: match io::stdout().as_fd().try_clone_to_owned() {
@@ -141,8 +141,12 @@ impl Keys {
 
 /// Moves input to the serial port, as fast as the guest takes it.
 pub(super) struct ConsoleInput {
-    source: Option<File>,
-    /// The source takes part in epoll; files do not, and are always ready.
+    /// Stays open after its end: epoll forgets a descriptor that is closed only when nobody
+    /// else has the same file open.
+    source: File,
+    /// The source has no more to give.
+    ended: bool,
+    /// The source takes part in epoll. Files and /dev/null do not: they are always ready.
     pollable: bool,
     /// The source is watched now.
     watched: bool,
@@ -162,9 +166,10 @@ impl fmt::Debug for ConsoleInput {
 
 impl ConsoleInput {
     pub fn new(source: OwnedFd, serial: Arc<SerialPort>, shared: Arc<Shared>) -> Self {
-        let keys = io::IsTerminal::is_terminal(&source).then(Keys::default);
+        let keys = source.is_terminal().then(Keys::default);
         Self {
-            source: Some(File::from(source)),
+            source: File::from(source),
+            ended: false,
             pollable: true,
             watched: false,
             keys,
@@ -174,30 +179,28 @@ impl ConsoleInput {
         }
     }
 
-    /// Gives the port what it takes, and reads more when all was taken.
-    fn pump(&mut self, ops: &mut EventOps, source_is_ready: bool) {
-        if source_is_ready {
-            self.read();
-        }
+    /// Gives the port what it takes of the pending input. What comes from a source that epoll
+    /// does not know is read as the port takes it.
+    fn give(&mut self) {
         loop {
             let taken = self.serial.receive(&self.pending);
             self.pending.drain(..taken.min(self.pending.len()));
-            // A file is read on when the guest has read what came of it before.
-            if !self.pending.is_empty() || self.pollable || self.source.is_none() {
+            if self.pollable || self.ended || !self.pending.is_empty() {
                 break;
             }
             self.read();
         }
-        self.watch(ops);
+        if self.keys.is_some() {
+            // Typed ahead further than anyone types: the rest is lost, as on a real line.
+            self.pending.truncate(INPUT_BATCH_BYTES);
+        }
     }
 
+    /// Reads what the source has, up to one batch, or notes that it has ended.
     fn read(&mut self) {
-        let Some(source) = &mut self.source else {
-            return;
-        };
         let mut typed = [0; INPUT_BATCH_BYTES];
-        match source.read(&mut typed) {
-            Ok(0) => self.source = None,
+        match self.source.read(&mut typed) {
+            Ok(0) => self.ended = true,
             Ok(len) => match &mut self.keys {
                 Some(keys) => {
                     if keys.filter(&typed[..len], &mut self.pending) {
@@ -206,39 +209,25 @@ impl ConsoleInput {
                 }
                 None => self.pending.extend_from_slice(&typed[..len]),
             },
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-                ) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // Another process has read it first.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.pollable => {}
             Err(error) => {
                 tracing::warn!(%error, "the console's input cannot be read; it ends here");
-                self.source = None;
+                self.ended = true;
             }
         }
     }
 
-    /// Watches the source exactly while there is room for what it would give. A terminal is
-    /// watched always, for the escape sequence; what the guest does not take of it piles up,
-    /// at typing speed, to one batch.
+    /// Watches the source exactly while there is room for what it gives. A terminal is watched
+    /// to its end, for the escape sequence.
     fn watch(&mut self, ops: &mut EventOps) {
-        let room = match self.keys {
-            Some(_) => self.pending.len() < INPUT_BATCH_BYTES,
-            None => self.pending.is_empty(),
-        };
-        if self.keys.is_some() && !room {
-            self.pending.truncate(INPUT_BATCH_BYTES);
-        }
-        let wanted = self.pollable && self.source.is_some() && (room || self.keys.is_some());
+        let room = self.keys.is_some() || self.pending.is_empty();
+        let wanted = self.pollable && !self.ended && room;
         if wanted == self.watched {
             return;
         }
-        let Some(fd) = self.source.as_ref().map(AsRawFd::as_raw_fd) else {
-            // Closed, by which it left epoll.
-            self.watched = false;
-            return;
-        };
-        let events = Events::new_raw(fd, EventSet::IN);
+        let events = Events::new(&self.source, EventSet::IN);
         let changed = if wanted {
             ops.add(events)
         } else {
@@ -246,12 +235,12 @@ impl ConsoleInput {
         };
         match changed {
             Ok(()) => self.watched = wanted,
-            // Files and /dev/null do not take part in epoll (EPERM).
+            // EPERM: not for epoll.
             Err(_) if wanted => {
                 self.pollable = false;
-                self.pump(ops, false);
+                self.give();
             }
-            Err(error) => tracing::warn!(%error, "the console's input cannot be unwatched"),
+            Err(error) => tracing::warn!(%error, "the console's input stays watched"),
         }
     }
 }
@@ -267,21 +256,14 @@ impl MutEventSubscriber for ConsoleInput {
     }
 
     fn process(&mut self, events: Events, ops: &mut EventOps) {
-        if events.fd() == self.serial.room_event_fd().as_raw_fd() {
-            let _ = self.serial.room_event_fd().read();
-            self.pump(ops, false);
+        if events.fd() == self.source.as_raw_fd() {
+            self.read();
         } else {
-            if self.source.is_none() {
-                let _ = ops.remove(events);
-                return;
-            }
-            let unwatch = Events::new_raw(events.fd(), EventSet::IN);
-            self.pump(ops, true);
-            if self.source.is_none() && self.watched {
-                let _ = ops.remove(unwatch);
-                self.watched = false;
-            }
+            // Only its being readable tells anything.
+            let _ = self.serial.room_event_fd().read();
         }
+        self.give();
+        self.watch(ops);
     }
 }
 

@@ -11,7 +11,8 @@ use libc::termios;
 /// The settings to go back to; null until raw mode was first entered. Never freed, so that a
 /// signal handler may read it at any time.
 static SAVED: AtomicPtr<termios> = AtomicPtr::new(std::ptr::null_mut());
-/// The terminal that `SAVED` belongs to. Written before `SAVED` is, which publishes it.
+/// A descriptor of the terminal that `SAVED` belongs to, of our own and never closed, for the
+/// same reason. Written before `SAVED` is, which publishes it.
 static TERMINAL: AtomicI32 = AtomicI32::new(-1);
 /// The terminal is in raw mode.
 static RAW: AtomicBool = AtomicBool::new(false);
@@ -79,12 +80,17 @@ fn make_raw(fd: RawFd) -> io::Result<()> {
     // Lines that the monitor itself prints still begin at the left.
     raw.c_oflag |= libc::OPOST;
 
-    TERMINAL.store(fd, Ordering::Release);
+    // SAFETY: takes only numbers, and gives a new descriptor or an error.
+    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if own < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    TERMINAL.store(own, Ordering::Release);
     // The old settings, if any, are leaked: a signal handler may be reading them.
     SAVED.store(Box::into_raw(Box::new(saved)), Ordering::Release);
     restore_on_panic();
     // SAFETY: `raw` is a valid `termios`.
-    if unsafe { libc::tcsetattr(fd, libc::TCSANOW, &raw const raw) } != 0 {
+    if unsafe { libc::tcsetattr(own, libc::TCSANOW, &raw const raw) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())

@@ -130,6 +130,7 @@ impl Vcpu {
                 Step::Continue
             }
             Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Step::Continue,
+            // On AMD CPUs KVM has reset the vCPU by now, and gives the reset vector 0xfff0.
             Ok(VcpuExit::Shutdown) => self.crash("triple fault"),
             Ok(VcpuExit::InternalError) => {
                 let what = internal_error(run);
