@@ -1,6 +1,7 @@
 //! The initramfs of guests, and what it shares with that of testbed hosts.
 
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -54,6 +55,11 @@ pub fn write_atomically(
     let mut writer = archive.finish().map_err(ImageError::io(out))?;
     writer.flush().map_err(ImageError::io(out))?;
     drop(writer);
+    // Temporary files begin private; an archive is for everybody.
+    let mode = std::fs::Permissions::from_mode(0o644);
+    temp.as_file()
+        .set_permissions(mode)
+        .map_err(ImageError::io(out))?;
     temp.persist(out)
         .map(drop)
         .map_err(|e| ImageError::io(out)(e.error))

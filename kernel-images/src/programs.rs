@@ -31,6 +31,8 @@ pub fn build_static(workspace: &Path, packages: &[&str]) -> Result<PathBuf, Imag
         ])
         .arg(&target)
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
+        // They travel in an initramfs.
+        .env("CARGO_PROFILE_RELEASE_STRIP", "true")
         .stdin(Stdio::null());
     for package in packages {
         command.args(["-p", package]);

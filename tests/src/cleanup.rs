@@ -21,6 +21,7 @@ const PREFIX: &str = "ssi-hv-testbed-";
 enum Entry {
     Process(Arc<Mutex<Child>>),
     Directory(PathBuf),
+    File(PathBuf),
 }
 
 static REGISTER: Mutex<Vec<(u64, Entry)>> = Mutex::new(Vec::new());
@@ -65,12 +66,20 @@ pub fn on_signals() -> io::Result<()> {
                         Entry::Directory(path) => {
                             let _ = std::fs::remove_dir_all(path);
                         }
+                        Entry::File(path) => {
+                            let _ = std::fs::remove_file(path);
+                        }
                     }
                 }
                 std::process::exit(128 + signal);
             }
         })?;
     Ok(())
+}
+
+/// Removes a file when a signal ends this process.
+pub fn remove_at_exit(path: &Path) {
+    register(Entry::File(path.to_path_buf()));
 }
 
 /// A child process that does not outlive us.

@@ -2,7 +2,9 @@
 //!
 //! - [`testbed`]: emulated hosts with KVM, userfaultfd and software RDMA, linked by a network
 //!   that can be cut and slowed down.
+//! - [`share`]: what hosts and guests boot, in one directory.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
 
 pub mod cleanup;
+pub mod share;
 pub mod testbed;
