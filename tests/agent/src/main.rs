@@ -140,15 +140,10 @@ fn run(stream: &mut TcpStream, argv: &[String], env: Vec<(String, String)>) -> i
         ];
         let mut signals = stream.try_clone()?;
         let listener = scope.spawn(move || {
-            loop {
-                match testbed_agent::read_frame(&mut signals) {
-                    Ok((Kind::Signal, payload)) => {
-                        if let Some([signal]) = testbed_agent::integers(&payload) {
-                            let _ = kill(group, signal);
-                        }
-                    }
-                    // The client has gone, or the command ended and the stream was shut down.
-                    _ => break,
+            // Anything else: the client has gone, or the command ended and the stream was shut.
+            while let Ok((Kind::Signal, payload)) = testbed_agent::read_frame(&mut signals) {
+                if let Some([signal]) = testbed_agent::integers(&payload) {
+                    let _ = kill(group, signal);
                 }
             }
             let _ = kill(-group, libc::SIGKILL);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kernel_images::cpio::Archive;
-use kernel_images::{ImageCache, ImageError, Manifest, command, digest, initramfs, programs};
+use kernel_images::{ImageCache, ImageError, Manifest, command, initramfs, programs};
 
 use super::TestbedError;
 
@@ -63,7 +63,8 @@ const LIBRARIES: &[(&str, &str)] = &[
 ];
 
 const LIBRARY_DIRS: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu"];
-const VERBS_CONFIG_DIR: &str = "/etc/libibverbs.d";
+/// The only verbs driver that a testbed host has a device for; libibverbs warns about each other.
+const VERBS_DRIVER: &str = "/etc/libibverbs.d/rxe.driver";
 
 /// What a testbed host boots.
 #[derive(Clone, Debug)]
@@ -136,9 +137,8 @@ fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
         libraries.extend(needed(&path)?);
         libraries.insert(path);
     }
-    for path in digest::files(Path::new(VERBS_CONFIG_DIR))? {
-        initramfs::add_file(archive, relative(&path), 0o644, &path)?;
-    }
+    let driver = Path::new(VERBS_DRIVER);
+    initramfs::add_file(archive, relative(driver), 0o644, driver)?;
     for path in libraries {
         initramfs::add_file(archive, relative(&path), 0o755, &path)?;
     }
