@@ -20,16 +20,22 @@ const GUEST_MODULES: &[&str] = &[
     "vmw_vsock_virtio_transport",
 ];
 
-/// Writes the guest's initramfs for a kernel to `out`, uncompressed: under emulation that
+/// Our programs in a guest.
+const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor"];
+
+/// Writes the guest's initramfs for a kernel, with our static programs from the directory
+/// `programs`, to `out`, uncompressed: under emulation that
 /// is the fastest to boot. The file appears by one rename.
 ///
 /// # Errors
-/// Fails when busybox or `faultprobe` is missing, or `out` cannot be written.
-pub fn write_guest(image: &KernelImage, faultprobe: &Path, out: &Path) -> Result<(), ImageError> {
+/// Fails when busybox or one of our programs is missing, or `out` cannot be written.
+pub fn write_guest(image: &KernelImage, programs: &Path, out: &Path) -> Result<(), ImageError> {
     write_atomically(out, |archive| {
         add_base(archive)?;
         add_modules(archive, image, GUEST_MODULES)?;
-        add_file(archive, "bin/faultprobe", 0o755, faultprobe)?;
+        for name in GUEST_PROGRAMS {
+            add_file(archive, &format!("bin/{name}"), 0o755, &programs.join(name))?;
+        }
         archive
             .file("init", 0o755, INIT.as_bytes())
             .map_err(ImageError::io(Path::new("init")))

@@ -38,9 +38,9 @@ enum Action {
         /// The kernel whose modules go in.
         #[arg(long, default_value = "cloud")]
         kernel: String,
-        /// The static faultprobe [default: built now].
+        /// The directory of the static faultprobe and tell-monitor [default: built now].
         #[arg(long)]
-        faultprobe: Option<PathBuf>,
+        programs: Option<PathBuf>,
         /// The file to write.
         #[arg(short, long)]
         output: PathBuf,
@@ -97,16 +97,15 @@ fn run(args: Args) -> anyhow::Result<()> {
         }
         Action::Guest {
             kernel,
-            faultprobe,
+            programs: dir,
             output,
         } => {
             let image = ImageCache::open(&root)?.ensure(manifest.kernel(&kernel)?)?;
-            let probe = match faultprobe {
-                Some(path) => path,
-                None => programs::build_static(&programs::workspace(), &["faultprobe"])?
-                    .join("faultprobe"),
+            let dir = match dir {
+                Some(dir) => dir,
+                None => programs::build_static(&programs::workspace(), &["faultprobe"])?,
             };
-            initramfs::write_guest(&image, &probe, &output)?;
+            initramfs::write_guest(&image, &dir, &output)?;
             println!("{}: for {}", output.display(), image.record.release);
         }
     }

@@ -30,7 +30,6 @@ impl Share {
         let manifest = Manifest::built_in()?;
         let cache = ImageCache::open(&workspace.join("target/images"))?;
         let tools = programs::build_static(workspace, &["testbed-agent", "faultprobe"])?;
-        let probe = tools.join("faultprobe");
         let mut releases = Vec::new();
         for (name, initrd) in [("cloud", "guest.cpio"), ("full", "guest-full.cpio")] {
             let image = cache
@@ -38,10 +37,10 @@ impl Share {
                 .with_context(|| format!("kernel {name}"))?;
             install(&image.vmlinuz(), &dir.join(format!("{name}-vmlinuz")))?;
             install(&image.vmlinux(), &dir.join(format!("{name}-vmlinux")))?;
-            initramfs::write_guest(&image, &probe, &dir.join(initrd))?;
+            initramfs::write_guest(&image, &tools, &dir.join(initrd))?;
             releases.push(image.record.release);
         }
-        install(&probe, &dir.join("faultprobe"))?;
+        install(&tools.join("faultprobe"), &dir.join("faultprobe"))?;
         let product = workspace.join("target/release/ssi-hv");
         if product.is_file() {
             install(&product, &dir.join("ssi-hv"))?;
