@@ -31,7 +31,7 @@ const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor"];
 /// Fails when busybox or one of our programs is missing, or `out` cannot be written.
 pub fn write_guest(image: &KernelImage, programs: &Path, out: &Path) -> Result<(), ImageError> {
     write_atomically(out, |archive| {
-        add_base(archive)?;
+        add_base(archive, &[])?;
         add_modules(archive, image, GUEST_MODULES)?;
         for name in GUEST_PROGRAMS {
             add_file(archive, &format!("bin/{name}"), 0o755, &programs.join(name))?;
@@ -71,11 +71,11 @@ pub fn write_atomically(
         .map_err(|e| ImageError::io(out)(e.error))
 }
 
-/// Adds empty mount points, `/dev/console`, and busybox under all its names.
+/// Adds empty mount points, `/dev/console`, and busybox under all its names but `without`.
 ///
 /// # Errors
 /// Fails when no static busybox is installed, or the output fails.
-pub fn add_base<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
+pub fn add_base<W: Write>(archive: &mut Archive<W>, without: &[&str]) -> Result<(), ImageError> {
     let busybox = find_busybox()?;
     let list = command::output(Command::new(&busybox).arg("--list"), "busybox-static", "")?;
     let list = String::from_utf8_lossy(&list).into_owned();
@@ -87,7 +87,10 @@ pub fn add_base<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
         // The kernel gives init this as its standard input and outputs, before init could
         // mount anything.
         archive.character_device("dev/console", 0o600, 5, 1)?;
-        for applet in list.lines().filter(|a| *a != "busybox" && !a.contains('/')) {
+        for applet in list
+            .lines()
+            .filter(|a| *a != "busybox" && !without.contains(a))
+        {
             archive.symlink(&format!("bin/{applet}"), "busybox")?;
         }
         // The kernel calls this path to load modules by itself.

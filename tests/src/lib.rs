@@ -3,8 +3,11 @@
 //! - [`testbed`]: emulated hosts with KVM, userfaultfd and software RDMA, linked by a network
 //!   that can be cut and slowed down.
 //! - [`share`]: what hosts and guests boot, in one directory.
+//! - [`e2e`]: the scenarios, and [`summary`], what they came to.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
 
 pub mod cleanup;
+pub mod e2e;
 pub mod share;
+pub mod summary;
 pub mod testbed;

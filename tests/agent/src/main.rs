@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+mod check;
+
 use testbed_agent::{FRAME_BYTES_MAX, Kind, Request};
 
 /// A test driver needs a handful; more than this is a driver gone wild.
@@ -20,10 +22,15 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let Some(address) = std::env::args().nth(1) else {
-        eprintln!("usage: testbed-agent ADDRESS:PORT");
+        eprintln!("usage: testbed-agent ADDRESS:PORT | check");
         return ExitCode::from(2);
     };
-    match serve(&address) {
+    let result = if address == "check" {
+        check::run()
+    } else {
+        serve(&address)
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("testbed-agent: {address}: {error}");

@@ -35,6 +35,9 @@ const MODULES: &[&str] = &[
     "nbd",
 ];
 
+/// The shell of hosts. Busybox's would run its own `ip` and `tc` whatever PATH says.
+const SHELL: &str = "/bin/dash";
+
 /// Programs of this machine, with the packages that have them.
 const TOOLS: &[(&str, &str)] = &[
     ("ip", "iproute2"),
@@ -86,7 +89,7 @@ impl HostImage {
         let agent = programs::build_static(workspace, &["testbed-agent", "faultprobe"])?;
         let initrd = cache.root().join("host.cpio");
         initramfs::write_atomically(&initrd, |archive| {
-            initramfs::add_base(archive)?;
+            initramfs::add_base(archive, &["sh"])?;
             let order = initramfs::add_modules(archive, &image, MODULES)?;
             add_text(
                 archive,
@@ -124,7 +127,8 @@ impl HostImage {
 }
 
 fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
-    let mut libraries = BTreeSet::new();
+    let mut libraries = BTreeSet::from_iter(needed(Path::new(SHELL))?);
+    initramfs::add_file(archive, "bin/sh", 0o755, Path::new(SHELL))?;
     for (name, package) in TOOLS {
         let dirs = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
         let path = find(&dirs, name, package)?;
