@@ -59,9 +59,7 @@ pub fn on_signals() -> io::Result<()> {
                 for (_, entry) in register.drain(..).rev() {
                     match entry {
                         Entry::Process(child) => {
-                            let mut child = lock(&child);
-                            let _ = child.kill();
-                            let _ = child.wait();
+                            kill_group(&mut lock(&child));
                         }
                         Entry::Directory(path) => {
                             let _ = std::fs::remove_dir_all(path);
@@ -77,12 +75,21 @@ pub fn on_signals() -> io::Result<()> {
     Ok(())
 }
 
+/// Kills a child with the whole group that it leads, unless it was waited for already.
+fn kill_group(child: &mut Child) {
+    if let (Ok(None), Ok(pid)) = (child.try_wait(), i32::try_from(child.id())) {
+        // SAFETY: kill takes two integers. The child was not waited for, so the group is ours.
+        unsafe { libc::kill(-pid, libc::SIGKILL) };
+        let _ = child.wait();
+    }
+}
+
 /// Removes a file when a signal ends this process.
 pub fn remove_at_exit(path: &Path) {
     register(Entry::File(path.to_path_buf()));
 }
 
-/// A child process that does not outlive us.
+/// A child process that does not outlive us, nor does its process group.
 #[derive(Debug)]
 pub struct Process {
     child: Arc<Mutex<Child>>,
@@ -210,10 +217,7 @@ fn poll_readable(fd: i32, deadline: Instant) -> io::Result<()> {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let mut child = lock(&self.child);
-        let _ = child.kill();
-        let _ = child.wait();
-        drop(child);
+        kill_group(&mut lock(&self.child));
         unregister(self.id);
     }
 }

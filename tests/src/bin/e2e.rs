@@ -6,9 +6,7 @@ use clap::Parser;
 use kernel_images::programs;
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{self, Runner};
-use ssi_hv_tests::share::Share;
 use ssi_hv_tests::summary::Summary;
-use ssi_hv_tests::testbed::{HostImage, TestbedConfig};
 
 /// End-to-end tests on emulated hosts.
 #[derive(Debug, Parser)]
@@ -41,7 +39,10 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let mut summary = Summary::default();
-    match runner() {
+    match cleanup::on_signals()
+        .map_err(Into::into)
+        .and_then(|()| Runner::prepare(&programs::workspace()))
+    {
         Ok(mut runner) => {
             for scenario in &chosen {
                 runner.run(scenario, &mut summary);
@@ -58,19 +59,4 @@ fn main() -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
-}
-
-fn runner() -> anyhow::Result<Runner> {
-    cleanup::on_signals()?;
-    let workspace = programs::workspace();
-    let share = Share::prepare(&workspace)?;
-    let image = HostImage::prepare(&workspace)?;
-    let config = TestbedConfig {
-        hosts: 2,
-        memory_mib: 3000,
-        share: share.dir.clone(),
-        mtu: 9000,
-        logs: workspace.join("target/testbed/e2e"),
-    };
-    Ok(Runner::new(config, image, share))
 }

@@ -9,7 +9,7 @@ mod boot;
 mod faults;
 mod guest;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -91,16 +91,21 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// A runner that starts its testbed when the first scenario needs it.
-    #[must_use]
-    pub fn new(config: TestbedConfig, image: HostImage, share: Share) -> Self {
-        Self {
-            config,
+    /// Makes everything ready, and starts the testbed when the first scenario needs it.
+    ///
+    /// # Errors
+    /// Fails when kernels or images cannot be had.
+    pub fn prepare(workspace: &Path) -> anyhow::Result<Self> {
+        let share = Share::prepare(workspace)?;
+        let image = HostImage::prepare(workspace)?;
+        let logs = workspace.join("target/testbed/e2e");
+        Ok(Self {
+            config: TestbedConfig::two_hosts(&share.dir, logs),
             image,
             share,
             testbed: None,
             starts: 0,
-        }
+        })
     }
 
     /// Runs one scenario and records how it ended.

@@ -20,7 +20,7 @@ pub use host::{ExitStatus, Host, Output};
 pub use image::HostImage;
 pub use process::{RemoteProcess, Tap};
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::cleanup::{self, RunDir};
@@ -46,6 +46,21 @@ pub struct TestbedConfig {
     pub mtu: u32,
     /// Where `hostN/console.log` and `hostN/qemu.log` go.
     pub logs: PathBuf,
+}
+
+impl TestbedConfig {
+    /// Two hosts with room for a guest of one GiB, or for lending as much.
+    #[must_use]
+    pub fn two_hosts(share: &Path, logs: PathBuf) -> Self {
+        // The largest packet over which an RDMA path carries a page in one piece.
+        Self {
+            hosts: 2,
+            memory_mib: 3000,
+            share: share.to_path_buf(),
+            mtu: 9000,
+            logs,
+        }
+    }
 }
 
 /// Running hosts; dropping it ends them.
