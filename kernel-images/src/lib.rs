@@ -1,1 +1,28 @@
-//! See the crate's description in Cargo.toml.
+//! Stock guest kernels, by Debian package, and the initramfs that guests boot with.
+//!
+//! The [manifest](manifest) names kernels. [`cache::ImageCache::ensure`] turns a name into
+//! files: it asks apt which versioned package is meant, downloads it (apt checks it against
+//! its signed indexes; we compare the hash again), unpacks it without installing anything,
+//! extracts the ELF `vmlinux` from the compressed `vmlinuz`, keeps the modules that are
+//! wanted, and records versions and hashes in `image.json`. An entry appears by one rename,
+//! so an interrupted run leaves nothing half-made; an entry whose hashes no longer match is
+//! made again, from the package at hand where that is still good.
+//!
+//! [`initramfs`] packs busybox, modules and `faultprobe` into a cpio archive whose `/init`
+//! runs the command given on the kernel's command line.
+
+pub mod apt;
+pub mod cache;
+pub mod command;
+pub mod cpio;
+pub mod digest;
+pub mod error;
+pub mod initramfs;
+pub mod manifest;
+pub mod modules;
+pub mod programs;
+pub mod vmlinux;
+
+pub use cache::{ImageCache, KernelImage};
+pub use error::ImageError;
+pub use manifest::{KernelSpec, Manifest};

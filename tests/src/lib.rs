@@ -1,1 +1,15 @@
-//! See the crate's description in Cargo.toml.
+//! End-to-end tests of SSI-HV and what they stand on.
+//!
+//! - [`testbed`]: emulated hosts with KVM, userfaultfd and software RDMA, linked by a network
+//!   that can be cut and slowed down.
+//! - [`cargo`]: cargo's own checks, counted together with the scenarios.
+//! - [`share`]: what hosts and guests boot, in one directory.
+//! - [`e2e`]: the scenarios, and [`summary`], what they came to.
+//! - [`cleanup`]: nothing stays behind, however a run ends.
+
+pub mod cargo;
+pub mod cleanup;
+pub mod e2e;
+pub mod share;
+pub mod summary;
+pub mod testbed;

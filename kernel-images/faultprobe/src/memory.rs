@@ -1,0 +1,187 @@
+//! The memory under test: an anonymous mapping of small pages.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+/// Bytes of a page.
+pub const PAGE_BYTES: usize = 4096;
+/// The same, for sizes of memory.
+pub const PAGE_BYTES_U64: u64 = 4096;
+/// 64-bit words of a page.
+pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
+
+/// Left to the rest of the guest; without it, the kernel would kill us half-way.
+const RESERVE_BYTES: u64 = 48 << 20;
+
+/// What is asked for cannot be had.
+#[derive(Debug, PartialEq, Eq)]
+pub enum MemoryError {
+    /// Less is free than asked for.
+    TooLittle {
+        /// What was asked for.
+        asked: u64,
+        /// What `MemAvailable` allows.
+        limit: u64,
+    },
+    /// `mmap` failed.
+    Map {
+        /// What was asked for.
+        asked: u64,
+        /// Why it failed.
+        reason: String,
+    },
+}
+
+impl fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooLittle { asked, limit } => write!(
+                f,
+                "not enough memory: {asked} bytes asked, {limit} is the limit ({} MiB stay free); use a smaller --bytes",
+                RESERVE_BYTES >> 20
+            ),
+            Self::Map { asked, reason } => write!(
+                f,
+                "cannot map {asked} bytes: {reason}; use a smaller --bytes"
+            ),
+        }
+    }
+}
+
+/// A mapping of whole pages, unmapped on drop.
+#[derive(Debug)]
+pub struct Memory {
+    base: NonNull<u64>,
+    pages: usize,
+}
+
+impl Memory {
+    /// Maps this many bytes, a multiple of the page size, without huge pages.
+    pub fn new(bytes: u64) -> Result<Self, MemoryError> {
+        if let Some(available) = available_bytes() {
+            check_room(bytes, available)?;
+        }
+        let fail = |reason: String| MemoryError::Map {
+            asked: bytes,
+            reason,
+        };
+        let length = usize::try_from(bytes).map_err(|e| fail(e.to_string()))?;
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no
+        // memory that exists.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(fail(std::io::Error::last_os_error().to_string()));
+        }
+        // SAFETY: the range is the mapping just made. A kernel without huge pages answers
+        // EINVAL, and then there are none to be kept away.
+        unsafe { libc::madvise(address, length, libc::MADV_NOHUGEPAGE) };
+        let base = NonNull::new(address.cast::<u64>()).ok_or_else(|| fail("mapped at 0".into()))?;
+        Ok(Self {
+            base,
+            pages: length / PAGE_BYTES,
+        })
+    }
+
+    /// Pages of the mapping.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// The words of a page.
+    pub fn page(&self, page: usize) -> &[u64] {
+        assert!(page < self.pages);
+        // SAFETY: the page is inside the mapping, which is readable, aligned to 4096, lives as
+        // long as self, and holds integers, for which any bytes are valid. Nobody else has
+        // its address, and &self excludes page_mut.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(page * PAGE_WORDS), PAGE_WORDS) }
+    }
+
+    /// The words of a page, to write.
+    pub fn page_mut(&mut self, page: usize) -> &mut [u64] {
+        assert!(page < self.pages);
+        // SAFETY: as in `page`; &mut self excludes every other reference.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.base.as_ptr().add(page * PAGE_WORDS), PAGE_WORDS)
+        }
+    }
+
+    /// Reads the first word of a page, once and now.
+    #[inline]
+    pub fn touch_read(&self, page: usize) -> u64 {
+        // SAFETY: a reference to the word is valid for a read.
+        unsafe { std::ptr::read_volatile(&raw const self.page(page)[0]) }
+    }
+
+    /// Writes the first word of a page, once and now.
+    #[inline]
+    pub fn touch_write(&mut self, page: usize, word: u64) {
+        // SAFETY: a unique reference to the word is valid for a write.
+        unsafe { std::ptr::write_volatile(&raw mut self.page_mut(page)[0], word) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no reference into it outlives self.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.pages * PAGE_BYTES) };
+    }
+}
+
+fn check_room(asked: u64, available: u64) -> Result<(), MemoryError> {
+    let limit = available.saturating_sub(RESERVE_BYTES);
+    if asked > limit {
+        Err(MemoryError::TooLittle { asked, limit })
+    } else {
+        Ok(())
+    }
+}
+
+/// `MemAvailable` of `/proc/meminfo`, where that can be read.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    line.trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse::<u64>()
+        .ok()
+        .map(|k| k * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_separate_and_start_as_zeroes() {
+        let mut memory = Memory::new(3 * PAGE_BYTES_U64).unwrap();
+        assert_eq!(memory.pages(), 3);
+        memory.touch_write(1, 7);
+        assert_eq!(
+            (
+                memory.touch_read(0),
+                memory.touch_read(1),
+                memory.page(2)[0]
+            ),
+            (0, 7, 0)
+        );
+    }
+
+    #[test]
+    fn more_than_is_free_is_refused_with_the_limit() {
+        let available = 900 << 20;
+        assert_eq!(check_room(800 << 20, available), Ok(()));
+        let text = check_room(880 << 20, available).unwrap_err().to_string();
+        assert!(text.contains(&(880_u64 << 20).to_string()), "{text}");
+        assert!(text.contains(&(852_u64 << 20).to_string()), "{text}");
+    }
+}

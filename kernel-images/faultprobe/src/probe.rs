@@ -1,0 +1,260 @@
+//! The run: fill, visit, compare.
+
+use crate::clock::now_ticks;
+use crate::memory::{Memory, PAGE_BYTES};
+use crate::pattern::{Contents, Mismatch, mismatches, mix};
+use crate::{Args, Order};
+
+/// How many corrupt bytes are reported one by one.
+const MISMATCHES_SHOWN_MAX: usize = 8;
+/// The set of pages that is touched again to learn what a local access costs.
+const LOCAL_PAGES: usize = 16;
+/// How many accesses to that set are timed, spread over the run.
+const LOCAL_TOUCHES: usize = 8192;
+
+/// What a run found; times are in ticks of the clock.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// The time of the first access of each visit.
+    pub touch_ticks: Vec<u64>,
+    /// The time of accesses to pages that were touched just before.
+    pub local_ticks: Vec<u64>,
+    /// Bytes that were compared.
+    pub verified_bytes: u64,
+    /// Bytes that were not as written.
+    pub corrupt_bytes: u64,
+    /// Pages that were written anew after the first fill.
+    pub rewritten_pages: u64,
+}
+
+/// How a page is visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Visit {
+    /// Read and compare.
+    Read,
+    /// Read, compare, then write the next generation.
+    ReadThenWrite,
+    /// Write one word first, then compare the others, then write the next generation.
+    WriteFirst,
+}
+
+impl Visit {
+    /// One half reads; the other half writes, in two ways.
+    fn choose(seed: u64, pass: u8, page: usize) -> Self {
+        match mix(mix(seed ^ u64::from(pass)) ^ page as u64) % 4 {
+            0 => Self::WriteFirst,
+            1 => Self::ReadThenWrite,
+            _ => Self::Read,
+        }
+    }
+}
+
+/// Fills the memory, visits it as the arguments say, and compares it once more at the end.
+pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
+    let mut run = Run {
+        generations: vec![0; memory.pages()],
+        seed: args.seed,
+        shown: 0,
+        outcome: Outcome::default(),
+    };
+    for page in 0..memory.pages() {
+        run.contents(page).fill(memory.page_mut(page));
+    }
+    let mut order: Vec<usize> = (0..memory.pages()).collect();
+    // An equal share of the local accesses follows every so many visits.
+    let visits = memory.pages() * (usize::from(args.passes) + 1);
+    let local_every = (visits * LOCAL_PAGES / LOCAL_TOUCHES).max(1);
+    run.outcome.touch_ticks.reserve_exact(visits);
+    let mut visited = 0;
+    for pass in 0..=args.passes {
+        if args.pattern == Order::Random {
+            shuffle(&mut order, mix(args.seed ^ (u64::from(pass) << 32)));
+        }
+        for (position, &page) in order.iter().enumerate() {
+            let last = pass == args.passes;
+            let how = if last {
+                Visit::Read
+            } else {
+                Visit::choose(args.seed, pass, page)
+            };
+            run.visit(memory, page, how);
+            visited += 1;
+            if visited % local_every == 0 {
+                run.calibrate(
+                    memory,
+                    &order[position.saturating_sub(LOCAL_PAGES - 1)..=position],
+                );
+            }
+        }
+    }
+    run.outcome
+}
+
+struct Run {
+    /// How often each page was written anew.
+    generations: Vec<u32>,
+    seed: u64,
+    shown: usize,
+    outcome: Outcome,
+}
+
+impl Run {
+    fn contents(&self, page: usize) -> Contents {
+        Contents::new(self.seed, page, self.generations[page])
+    }
+
+    fn visit(&mut self, memory: &mut Memory, page: usize, how: Visit) {
+        // All of this is computed before the clock starts, and is not what is measured.
+        let old = self.contents(page);
+        let new = Contents::new(self.seed, page, self.generations[page] + 1);
+        let first_word = new.word(0);
+        let start = now_ticks();
+        let (first, skip) = if how == Visit::WriteFirst {
+            memory.touch_write(page, first_word);
+            (first_word, 1)
+        } else {
+            (memory.touch_read(page), 0)
+        };
+        let end = now_ticks();
+        self.outcome.touch_ticks.push(end.saturating_sub(start));
+
+        self.compare(memory.page(page), page, old, skip);
+        if skip == 1 {
+            let found = memory.touch_read(page);
+            self.note(page, mismatches(0, first, found));
+        }
+        if how != Visit::Read {
+            self.generations[page] += 1;
+            new.fill(memory.page_mut(page));
+            self.outcome.rewritten_pages += 1;
+        }
+    }
+
+    fn compare(&mut self, words: &[u64], page: usize, contents: Contents, skip: usize) {
+        self.outcome.verified_bytes += PAGE_BYTES as u64;
+        if contents.matches(words, skip) {
+            return;
+        }
+        for (index, &found) in words.iter().enumerate().skip(skip) {
+            self.note(page, mismatches(index, contents.word(index), found));
+        }
+    }
+
+    fn note(&mut self, page: usize, mismatches: impl Iterator<Item = Mismatch>) {
+        for Mismatch {
+            offset,
+            expected,
+            found,
+        } in mismatches
+        {
+            self.outcome.corrupt_bytes += 1;
+            if self.shown < MISMATCHES_SHOWN_MAX {
+                self.shown += 1;
+                eprintln!(
+                    "faultprobe: corrupt byte: page {page}, offset {offset}, expected {expected:#04x}, found {found:#04x}"
+                );
+            }
+        }
+    }
+
+    /// Times accesses to pages that were visited just now.
+    fn calibrate(&mut self, memory: &Memory, pages: &[usize]) {
+        for &page in pages {
+            memory.touch_read(page);
+        }
+        for &page in pages {
+            let start = now_ticks();
+            memory.touch_read(page);
+            let end = now_ticks();
+            self.outcome.local_ticks.push(end.saturating_sub(start));
+        }
+    }
+}
+
+/// Puts the numbers into random order (Fisher and Yates).
+fn shuffle(order: &mut [usize], seed: u64) {
+    let mut state = seed;
+    for i in (1..order.len()).rev() {
+        state = mix(state);
+        let bound = i as u64 + 1;
+        // The remainder is below the slice's length, and so fits.
+        let j = usize::try_from(state % bound).unwrap_or(0);
+        order.swap(i, j);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn args(more: &[&str]) -> Args {
+        let line = ["faultprobe", "--bytes", "1M"];
+        Args::try_parse_from(line.iter().chain(more)).unwrap()
+    }
+
+    fn start(memory: &mut Memory) -> Run {
+        let generations = vec![0; memory.pages()];
+        let mut run = Run {
+            generations,
+            seed: 1,
+            shown: 0,
+            outcome: Outcome::default(),
+        };
+        for page in 0..memory.pages() {
+            let contents = run.contents(page);
+            contents.fill(memory.page_mut(page));
+        }
+        run.outcome = Outcome::default();
+        run
+    }
+
+    #[test]
+    fn sound_memory_is_found_sound_in_both_orders() {
+        for pattern in ["random", "sequential"] {
+            let args = args(&["--pattern", pattern, "--passes", "3"]);
+            let mut memory = Memory::new(args.bytes).unwrap();
+            let outcome = run(&mut memory, &args);
+            assert_eq!(outcome.corrupt_bytes, 0);
+            assert_eq!(outcome.verified_bytes, 4 << 20);
+            assert_eq!(outcome.touch_ticks.len(), 4 * 256);
+            assert!(outcome.rewritten_pages > 200 && !outcome.local_ticks.is_empty());
+        }
+    }
+
+    #[test]
+    fn one_flipped_byte_is_found_however_its_page_is_visited() {
+        for how in [Visit::Read, Visit::ReadThenWrite, Visit::WriteFirst] {
+            let mut memory = Memory::new(16 << 12).unwrap();
+            let mut run = start(&mut memory);
+            memory.page_mut(5)[100] ^= 0xff00;
+            for page in 0..16 {
+                run.visit(&mut memory, page, how);
+            }
+            assert_eq!(run.outcome.corrupt_bytes, 1, "{how:?}");
+        }
+    }
+
+    #[test]
+    fn a_page_that_lost_its_last_write_is_found() {
+        let mut memory = Memory::new(4 << 12).unwrap();
+        let mut run = start(&mut memory);
+        let stale = memory.page(2).to_vec();
+        run.visit(&mut memory, 2, Visit::ReadThenWrite);
+        run.visit(&mut memory, 2, Visit::Read);
+        assert_eq!(run.outcome.corrupt_bytes, 0);
+        memory.page_mut(2).copy_from_slice(&stale);
+        run.visit(&mut memory, 2, Visit::Read);
+        assert!(run.outcome.corrupt_bytes > 4000);
+    }
+
+    #[test]
+    fn a_shuffle_keeps_every_page_once() {
+        let mut order: Vec<usize> = (0..1000).collect();
+        shuffle(&mut order, 3);
+        assert!(order.iter().enumerate().filter(|(i, p)| i == *p).count() < 20);
+        order.sort_unstable();
+        assert!(order.iter().enumerate().all(|(i, p)| i == *p));
+    }
+}

@@ -1,0 +1,166 @@
+//! The line of results.
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::clock::Clock;
+use crate::probe::Outcome;
+use crate::{Args, Order};
+
+/// No access that takes less is called remote. A userfaultfd round trip alone costs 20 us,
+/// and the fastest networks need some microseconds more.
+const REMOTE_NS_MIN: u64 = 10_000;
+/// How many times slower than the slow end of local accesses a remote one must be.
+const REMOTE_FACTOR: u64 = 8;
+
+/// Percentiles, in microseconds; zeroes if there was nothing to measure.
+#[derive(Debug, Serialize)]
+pub struct Latency {
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    p999: f64,
+    max: f64,
+}
+
+/// What is printed.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pages: usize,
+    touches: usize,
+    remote_faults: u64,
+    verified_bytes: u64,
+    corrupt_bytes: u64,
+    rewritten_pages: u64,
+    /// Of remote accesses.
+    latency_us: Latency,
+    /// Of accesses to pages touched just before.
+    local_us: Latency,
+    threshold_us: f64,
+    pattern: &'static str,
+    passes: u8,
+    seed: u64,
+    elapsed_s: f64,
+}
+
+/// The time above which an access is called remote, from the 99th percentile of local ones:
+/// eight times that, and never less than 10 us.
+///
+/// It cannot tell a fetch from another host apart from a fault that the pager resolves without
+/// one (a page on probation); both stopped the program, and the pager's own counters tell
+/// them apart.
+pub fn threshold_ns(local_p99_ns: u64) -> u64 {
+    local_p99_ns
+        .saturating_mul(REMOTE_FACTOR)
+        .max(REMOTE_NS_MIN)
+}
+
+impl Report {
+    /// Sums a run up.
+    pub fn new(args: &Args, outcome: &Outcome, clock: &Clock) -> Self {
+        let rate = clock.ns_per_tick();
+        let local = histogram(outcome.local_ticks.iter().map(|&t| to_ns(t, rate)));
+        let threshold = threshold_ns(local.value_at_quantile(0.99));
+        let touches = outcome.touch_ticks.iter().map(|&t| to_ns(t, rate));
+        let remote = histogram(touches.filter(|&ns| ns > threshold));
+        Self {
+            pages: outcome.touch_ticks.len() / (usize::from(args.passes) + 1),
+            touches: outcome.touch_ticks.len(),
+            remote_faults: remote.len(),
+            verified_bytes: outcome.verified_bytes,
+            corrupt_bytes: outcome.corrupt_bytes,
+            rewritten_pages: outcome.rewritten_pages,
+            latency_us: latency(&remote),
+            local_us: latency(&local),
+            threshold_us: to_us(threshold),
+            pattern: match args.pattern {
+                Order::Random => "random",
+                Order::Sequential => "sequential",
+            },
+            passes: args.passes,
+            seed: args.seed,
+            elapsed_s: (clock.elapsed_s() * 1000.0).round() / 1000.0,
+        }
+    }
+
+    /// The report as one line of JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
+    }
+}
+
+fn histogram(values: impl Iterator<Item = u64>) -> Histogram<u64> {
+    // One nanosecond to ten minutes, with three digits: bounds that the crate accepts.
+    let mut histogram = match Histogram::new_with_bounds(1, 600_000_000_000, 3) {
+        Ok(histogram) => histogram,
+        Err(error) => unreachable!("constant bounds: {error}"),
+    };
+    for value in values {
+        histogram.saturating_record(value.max(1));
+    }
+    histogram
+}
+
+fn latency(histogram: &Histogram<u64>) -> Latency {
+    let at = |quantile| to_us(histogram.value_at_quantile(quantile));
+    Latency {
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p999: at(0.999),
+        max: to_us(histogram.max()),
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times below ten minutes; both factors are positive, and casts from floats saturate"
+)]
+fn to_ns(ticks: u64, ns_per_tick: f64) -> u64 {
+    (ticks as f64 * ns_per_tick) as u64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "times below ten minutes")]
+fn to_us(ns: u64) -> f64 {
+    ((ns as f64 / 10.0).round()) / 100.0
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn slow_accesses_are_remote_and_others_are_not() {
+        let args = Args::try_parse_from(["faultprobe", "--passes", "1"]).unwrap();
+        let mut outcome = Outcome {
+            local_ticks: vec![100; 1000],
+            ..Outcome::default()
+        };
+        outcome.touch_ticks = vec![150; 900];
+        let clock = Clock::start();
+        // A tick is far below a microsecond, so this is some tens of milliseconds at least.
+        outcome.touch_ticks.extend([100_000_000; 100]);
+        let report = Report::new(&args, &outcome, &clock);
+        assert_eq!(
+            (report.remote_faults, report.touches, report.pages),
+            (100, 1000, 500)
+        );
+        assert!(report.latency_us.p50 > report.threshold_us);
+        let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
+        for key in ["p50", "p90", "p99", "p999", "max"] {
+            assert!(json["latency_us"][key].is_number(), "{key}");
+        }
+        assert_eq!(json["corrupt_bytes"], 0);
+        assert!(json["local_us"]["p99"].is_number());
+    }
+
+    #[test]
+    fn the_threshold_follows_local_accesses_above_its_floor() {
+        assert_eq!(threshold_ns(50), 10_000);
+        assert_eq!(threshold_ns(5_000), 40_000);
+    }
+}

@@ -1,0 +1,161 @@
+//! The initramfs of guests, and what it shares with that of testbed hosts.
+
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::cpio::Archive;
+use crate::{ImageError, KernelImage, command};
+
+const INIT: &str = include_str!("../guest/init");
+
+/// Modules that a guest may ask for with `ssi_modules=`.
+const GUEST_MODULES: &[&str] = &[
+    "virtio_pci",
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_net",
+    "virtio_balloon",
+    "vmw_vsock_virtio_transport",
+];
+
+/// Our programs in a guest.
+const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor"];
+
+/// Writes the guest's initramfs for a kernel, with our static programs from the directory
+/// `programs`, to `out`, uncompressed: under emulation that
+/// is the fastest to boot. The file appears by one rename.
+///
+/// # Errors
+/// Fails when busybox or one of our programs is missing, or `out` cannot be written.
+pub fn write_guest(image: &KernelImage, programs: &Path, out: &Path) -> Result<(), ImageError> {
+    write_atomically(out, |archive| {
+        add_base(archive, &[])?;
+        add_modules(archive, image, GUEST_MODULES)?;
+        for name in GUEST_PROGRAMS {
+            add_file(archive, &format!("bin/{name}"), 0o755, &programs.join(name))?;
+        }
+        archive
+            .file("init", 0o755, INIT.as_bytes())
+            .map_err(ImageError::io(Path::new("init")))
+    })
+}
+
+/// Writes an archive that `fill` fills to `out`, through a temporary file beside it.
+///
+/// # Errors
+/// Fails when `fill` does or `out` cannot be written.
+pub fn write_atomically(
+    out: &Path,
+    fill: impl FnOnce(&mut Archive<BufWriter<&mut tempfile::NamedTempFile>>) -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
+    let parent = out
+        .parent()
+        .filter(|p| !p.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    std::fs::create_dir_all(parent).map_err(ImageError::io(parent))?;
+    let mut temp = tempfile::NamedTempFile::new_in(parent).map_err(ImageError::io(parent))?;
+    let mut archive = Archive::new(BufWriter::new(&mut temp));
+    fill(&mut archive)?;
+    let mut writer = archive.finish().map_err(ImageError::io(out))?;
+    writer.flush().map_err(ImageError::io(out))?;
+    drop(writer);
+    // Temporary files begin private; an archive is for everybody.
+    let mode = std::fs::Permissions::from_mode(0o644);
+    temp.as_file()
+        .set_permissions(mode)
+        .map_err(ImageError::io(out))?;
+    temp.persist(out)
+        .map(drop)
+        .map_err(|e| ImageError::io(out)(e.error))
+}
+
+/// Adds empty mount points, `/dev/console`, and busybox under all its names but `without`.
+///
+/// # Errors
+/// Fails when no static busybox is installed, or the output fails.
+pub fn add_base<W: Write>(archive: &mut Archive<W>, without: &[&str]) -> Result<(), ImageError> {
+    let busybox = find_busybox()?;
+    let list = command::output(Command::new(&busybox).arg("--list"), "busybox-static", "")?;
+    let list = String::from_utf8_lossy(&list).into_owned();
+    add_file(archive, "bin/busybox", 0o755, &busybox)?;
+    let mut add = || -> io::Result<()> {
+        for dir in ["dev", "proc", "sys", "tmp", "run", "sbin", "etc", "root"] {
+            archive.directory(dir)?;
+        }
+        // The kernel gives init this as its standard input and outputs, before init could
+        // mount anything.
+        archive.character_device("dev/console", 0o600, 5, 1)?;
+        for applet in list
+            .lines()
+            .filter(|a| *a != "busybox" && !without.contains(a))
+        {
+            archive.symlink(&format!("bin/{applet}"), "busybox")?;
+        }
+        // The kernel calls this path to load modules by itself.
+        archive.symlink("sbin/modprobe", "../bin/busybox")
+    };
+    add().map_err(ImageError::io(Path::new("initramfs")))
+}
+
+/// Adds modules with all that they need, and what `modprobe` wants to read, and returns
+/// their paths in the archive in loading order.
+///
+/// # Errors
+/// Fails when the kernel's cache entry lacks one, or the output fails.
+pub fn add_modules<W: Write>(
+    archive: &mut Archive<W>,
+    image: &KernelImage,
+    modules: &[&str],
+) -> Result<Vec<String>, ImageError> {
+    let from = image.modules_dir();
+    let to = format!("lib/modules/{}", image.record.release);
+    let files = image.module_files(modules.iter().copied())?;
+    let mut paths = Vec::new();
+    for file in &files {
+        let path = format!("{to}/{file}");
+        add_file(archive, &path, 0o644, &from.join(file))?;
+        paths.push(path);
+    }
+    for file in ["modules.dep", "modules.builtin"] {
+        add_file(archive, &format!("{to}/{file}"), 0o644, &from.join(file))?;
+    }
+    Ok(paths)
+}
+
+/// Adds a file of this machine.
+///
+/// # Errors
+/// Fails when it cannot be read, or the output fails.
+pub fn add_file<W: Write>(
+    archive: &mut Archive<W>,
+    path: &str,
+    mode: u32,
+    from: &Path,
+) -> Result<(), ImageError> {
+    let bytes = std::fs::read(from).map_err(ImageError::io(from))?;
+    archive
+        .file(path, mode, &bytes)
+        .map_err(ImageError::io(Path::new(path)))
+}
+
+/// Where the static busybox of this machine is.
+fn find_busybox() -> Result<PathBuf, ImageError> {
+    let missing = || ImageError::CommandMissing {
+        command: "busybox".into(),
+        package: "busybox-static".into(),
+    };
+    let path = ["/bin/busybox", "/usr/bin/busybox"]
+        .into_iter()
+        .map(PathBuf::from)
+        .find(|p| p.is_file())
+        .ok_or_else(missing)?;
+    let bytes = std::fs::read(&path).map_err(ImageError::io(&path))?;
+    // A dynamic program names its loader; no busybox has another reason to name it.
+    let loader = b"/lib64/ld-linux";
+    if bytes.windows(loader.len()).any(|w| w == loader) {
+        return Err(missing());
+    }
+    Ok(path)
+}

@@ -1,0 +1,119 @@
+//! Kernel modules: which files a list of modules needs, in loading order.
+
+use std::collections::{HashMap, HashSet};
+
+/// What `modules.dep` and `modules.builtin` of one kernel say.
+#[derive(Debug, Default)]
+pub struct ModuleIndex {
+    /// From a module's name to its path and the paths it needs, as in `modules.dep`.
+    entries: HashMap<String, (String, Vec<String>)>,
+    builtin: HashSet<String>,
+}
+
+impl ModuleIndex {
+    /// Reads the text of `modules.dep` and of `modules.builtin`.
+    #[must_use]
+    pub fn parse(dep: &str, builtin: &str) -> Self {
+        let mut index = Self::default();
+        for line in dep.lines() {
+            if let Some((path, needs)) = line.split_once(':') {
+                let needs = needs.split_whitespace().map(str::to_owned).collect();
+                index
+                    .entries
+                    .insert(name_of(path), (path.to_owned(), needs));
+            }
+        }
+        index.builtin = builtin.lines().map(name_of).collect();
+        index
+    }
+
+    /// The files to load for `wanted`, each once and after all that it needs, as paths
+    /// relative to the directory of `modules.dep`. Built-in modules need no file.
+    ///
+    /// # Errors
+    /// Returns the name of a module that this kernel does not have.
+    pub fn closure<'a>(
+        &self,
+        wanted: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Vec<String>, String> {
+        let mut order = Vec::new();
+        let mut seen = HashSet::new();
+        for module in wanted {
+            let name = name_of(module);
+            match self.entries.get(&name) {
+                Some((path, needs)) => {
+                    // modules.dep is already transitive: the last is needed by those before it.
+                    for need in needs.iter().rev().chain([path]) {
+                        if seen.insert(need.clone()) {
+                            order.push(need.clone());
+                        }
+                    }
+                }
+                None if self.builtin.contains(&name) => {}
+                None => return Err(module.to_owned()),
+            }
+        }
+        Ok(order)
+    }
+
+    /// The lines of `modules.dep` for these paths.
+    #[must_use]
+    pub fn dep_lines(&self, paths: &[String]) -> String {
+        let mut text = String::new();
+        for path in paths {
+            if let Some((path, needs)) = self.entries.get(&name_of(path)) {
+                text.push_str(&format!("{path}: {}\n", needs.join(" ")));
+            }
+        }
+        text
+    }
+}
+
+/// `kernel/a/b-c.ko.xz` is called `b_c`: the kernel makes no difference between - and _.
+fn name_of(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    let stem = file.split(".ko").next().unwrap_or(file);
+    stem.trim().replace('-', "_")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEP: &str = "kernel/a/kvm.ko: kernel/irqbypass.ko\nkernel/irqbypass.ko:\n\
+                       kernel/a/kvm-amd.ko: kernel/ccp.ko kernel/a/kvm.ko kernel/irqbypass.ko\n\
+                       kernel/ccp.ko:\n";
+
+    #[test]
+    fn what_a_module_needs_comes_before_it_and_once() {
+        let index = ModuleIndex::parse(DEP, "kernel/fs/ext4.ko\n");
+        let order = index.closure(["kvm", "kvm_amd", "ext4"]).unwrap();
+        assert_eq!(
+            order,
+            [
+                "kernel/irqbypass.ko",
+                "kernel/a/kvm.ko",
+                "kernel/ccp.ko",
+                "kernel/a/kvm-amd.ko"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_module_that_the_kernel_does_not_have_is_named() {
+        assert_eq!(
+            ModuleIndex::parse(DEP, "").closure(["kvm", "zfs"]),
+            Err("zfs".to_owned())
+        );
+    }
+
+    #[test]
+    fn dependency_lines_are_kept_for_the_chosen_paths_only() {
+        let index = ModuleIndex::parse(DEP, "");
+        let lines = index.dep_lines(&index.closure(["kvm"]).unwrap());
+        assert_eq!(
+            lines,
+            "kernel/irqbypass.ko: \nkernel/a/kvm.ko: kernel/irqbypass.ko\n"
+        );
+    }
+}

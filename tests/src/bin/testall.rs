@@ -1,0 +1,131 @@
+//! Runs every check of the project and ends with one summary.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use kernel_images::programs;
+use ssi_hv_tests::cargo::Step;
+use ssi_hv_tests::cleanup;
+use ssi_hv_tests::e2e::{self, Runner};
+use ssi_hv_tests::summary::{Outcome, Summary};
+
+/// Runs every check: format, lints, unit and property tests, loom models, guests of a few
+/// instructions under KVM, and the end-to-end scenarios.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Leave the end-to-end scenarios out; each then counts as skipped.
+    #[arg(long)]
+    no_e2e: bool,
+}
+
+/// What comes before the end-to-end scenarios, in this order.
+const STEPS: &[Step<'static>] = &[
+    Step {
+        name: "format",
+        args: &["fmt", "--all", "--", "--check"],
+        env: &[],
+        runs_tests: false,
+    },
+    Step {
+        name: "lints",
+        args: &[
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        env: &[],
+        runs_tests: false,
+    },
+    Step {
+        name: "tests",
+        args: &[
+            "test",
+            "--workspace",
+            "--no-fail-fast",
+            "--",
+            "--show-output",
+        ],
+        env: &[],
+        runs_tests: true,
+    },
+    Step {
+        // All interleavings of the page map's atomics; other flags, so another directory.
+        name: "loom",
+        args: &[
+            "test",
+            "--release",
+            "-p",
+            "memory-fabric",
+            "--lib",
+            "--target-dir",
+            "target/loom",
+            "loom",
+            "--",
+            "--show-output",
+        ],
+        env: &[("RUSTFLAGS", "--cfg loom")],
+        runs_tests: true,
+    },
+];
+
+/// What the end-to-end scenarios run.
+const BUILD: Step<'static> = Step {
+    name: "release build",
+    args: &["build", "--release", "-p", "ssi-hv"],
+    env: &[],
+    runs_tests: false,
+};
+
+fn main() -> ExitCode {
+    let mut summary = Summary::default();
+    let begin = Instant::now();
+    if let Err(error) = run(&Args::parse(), &mut summary) {
+        summary.add(
+            "test run",
+            Outcome::Failed(format!("{error:#}")),
+            begin.elapsed(),
+        );
+    }
+    println!("\n{:.0} seconds in all", begin.elapsed().as_secs_f64());
+    summary.print();
+    if summary.has_failures() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
+    cleanup::on_signals()?;
+    let workspace = programs::workspace();
+    let logs = workspace.join("target/test-logs");
+    for step in STEPS {
+        step.run(&workspace, &logs, summary)?;
+    }
+    let built = BUILD.run(&workspace, &logs, summary)?;
+    let reason = if args.no_e2e {
+        Some("--no-e2e was given")
+    } else {
+        (!built).then_some("ssi-hv was not built")
+    };
+    if let Some(reason) = reason {
+        for scenario in e2e::scenarios() {
+            summary.add(
+                scenario.name,
+                Outcome::Skipped(reason.into()),
+                Duration::ZERO,
+            );
+        }
+        return Ok(());
+    }
+    let mut runner = Runner::prepare(&workspace)?;
+    for scenario in e2e::scenarios() {
+        runner.run(&scenario, summary);
+    }
+    Ok(())
+}

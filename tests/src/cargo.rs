@@ -1,0 +1,180 @@
+//! Runs cargo's checks and reads what its tests came to.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use crate::cleanup::{self, Process};
+use crate::summary::{Outcome, Summary};
+
+/// The longest a step may take: builds from nothing on two cores are the slowest.
+const STEP_DEADLINE: Duration = Duration::from_secs(15 * 60);
+/// How much of a failed step's output is printed; the whole is in its log.
+const LINES_SHOWN_MAX: usize = 60;
+
+/// One step: a cargo command, run to its end.
+#[derive(Debug)]
+pub struct Step<'a> {
+    /// Its name, also of its log.
+    pub name: &'a str,
+    /// Cargo's arguments.
+    pub args: &'a [&'a str],
+    /// Environment variables to set.
+    pub env: &'a [(&'a str, &'a str)],
+    /// Whether it runs tests, which are then counted one by one.
+    pub runs_tests: bool,
+}
+
+impl Step<'_> {
+    /// Runs the step, records its outcome, and says whether it succeeded.
+    ///
+    /// # Errors
+    /// Fails when the step cannot be started at all.
+    pub fn run(
+        &self,
+        workspace: &Path,
+        logs: &Path,
+        summary: &mut Summary,
+    ) -> anyhow::Result<bool> {
+        let begin = Instant::now();
+        println!("{:<36} running  cargo {}", self.name, self.args.join(" "));
+        std::fs::create_dir_all(logs)?;
+        let path = logs.join(format!("{}.log", self.name));
+        let log = File::create(&path).with_context(|| path.display().to_string())?;
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        command
+            .args(self.args)
+            .envs(self.env.iter().copied())
+            .current_dir(workspace);
+        command
+            .env("CARGO_TERM_COLOR", "never")
+            .stdin(std::process::Stdio::null());
+        command.stdout(log.try_clone()?).stderr(log);
+        let process = Process::spawn(&mut command).context("cargo")?;
+        let status = process.wait_until(cleanup::after(STEP_DEADLINE))?;
+        drop(process);
+
+        let succeeded = status.is_some_and(|s| s.success());
+        let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();
+        let tests = if self.runs_tests {
+            Tests::parse(&text)
+        } else {
+            Tests::default()
+        };
+        let outcome = match status {
+            Some(_) if succeeded => Outcome::Passed,
+            None => Outcome::Failed(format!(
+                "not within {} minutes",
+                STEP_DEADLINE.as_secs() / 60
+            )),
+            Some(status) => Outcome::Failed(format!("{status}; log in {}", path.display())),
+        };
+        if !succeeded {
+            let lines: Vec<&str> = text.lines().collect();
+            println!(
+                "{}",
+                lines[lines.len().saturating_sub(LINES_SHOWN_MAX)..].join("\n")
+            );
+        }
+        if tests.passed + tests.failed.len() == 0 || (!succeeded && tests.failed.is_empty()) {
+            // The step itself is what counts: it has no tests, or broke before or between them.
+            summary.add(self.name, outcome, begin.elapsed());
+        } else {
+            println!(
+                "{:<36} {} passed, {} failed, {} skipped in {:.0}s",
+                self.name,
+                tests.passed,
+                tests.failed.len(),
+                tests.skipped.len(),
+                begin.elapsed().as_secs_f64()
+            );
+            for test in tests.failed {
+                summary.add_silently(&test, Outcome::Failed(format!("see {}", path.display())));
+            }
+        }
+        summary.add_passed(tests.passed);
+        for (test, reason) in tests.skipped {
+            summary.add_silently(&test, Outcome::Skipped(reason));
+        }
+        Ok(succeeded)
+    }
+}
+
+/// What the tests of a `cargo test` run came to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tests {
+    passed: usize,
+    failed: Vec<String>,
+    /// Names and reasons.
+    skipped: Vec<(String, String)>,
+}
+
+impl Tests {
+    /// Reads what `cargo test -- --show-output` printed. A test that could not run prints a
+    /// line with `SKIPPED: reason` and returns; the harness says "ok", so it is subtracted.
+    fn parse(text: &str) -> Self {
+        let mut tests = Self::default();
+        let mut printing = "a test";
+        for line in text.lines() {
+            // "---- name stdout ----" precedes what a test printed.
+            if let Some(name) = line
+                .strip_prefix("---- ")
+                .and_then(|l| l.strip_suffix(" stdout ----"))
+            {
+                printing = name;
+            } else if let Some((_, reason)) = line.split_once("SKIPPED: ") {
+                tests.skipped.push((printing.to_owned(), reason.to_owned()));
+                tests.passed = tests.passed.saturating_sub(1);
+            } else if let Some((name, outcome)) = line
+                .strip_prefix("test ")
+                .and_then(|l| l.rsplit_once(" ... "))
+            {
+                match outcome.split(',').next().unwrap_or_default() {
+                    "ok" => tests.passed += 1,
+                    "FAILED" => tests.failed.push(name.to_owned()),
+                    "ignored" => tests.skipped.push((name.to_owned(), outcome.to_owned())),
+                    _ => {}
+                }
+            }
+        }
+        tests
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn passed_failed_ignored_and_skipped_tests_are_told_apart() {
+        let text = "running 5 tests\ntest a::one ... ok\ntest a::two ... ok\ntest b ... FAILED\n\
+                    test c ... ignored, slow\ntest d ... ok\n\nsuccesses:\n\n---- a::two stdout ----\n\
+                    SKIPPED: no /dev/kvm\n\nsuccesses:\n    a::one\n\ntest result: FAILED. 3 passed\n";
+        let expected = Tests {
+            passed: 2,
+            failed: vec!["b".into()],
+            skipped: vec![
+                ("c".into(), "ignored, slow".into()),
+                ("a::two".into(), "no /dev/kvm".into()),
+            ],
+        };
+        assert_eq!(Tests::parse(text), expected);
+    }
+
+    #[test]
+    fn a_step_that_fails_without_tests_is_one_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut summary = Summary::default();
+        let step = Step {
+            name: "nonsense",
+            args: &["no-such-subcommand"],
+            env: &[],
+            runs_tests: true,
+        };
+        assert!(!step.run(dir.path(), dir.path(), &mut summary).unwrap());
+        assert_eq!(summary.last_line(), "0 passed, 1 failed, 0 skipped");
+    }
+}

@@ -1,0 +1,326 @@
+//! Nothing stays behind: processes and directories that must go when this process ends.
+//!
+//! Drop does it when a run ends by itself. On Ctrl-C and SIGTERM a thread does it, from a
+//! register of what is alive, and then ends the process. When this process is killed, the
+//! kernel kills the children (`PR_SET_PDEATHSIG`), and the next run removes the directories.
+
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+/// How our run directories in the system's directory for temporary files are called; the
+/// number of the process follows.
+const PREFIX: &str = "ssi-hv-testbed-";
+
+#[derive(Debug)]
+enum Entry {
+    Process(Arc<Mutex<Child>>),
+    Directory(PathBuf),
+    File(PathBuf),
+}
+
+static REGISTER: Mutex<Vec<(u64, Entry)>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere must not keep us from cleaning up.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn register(entry: Entry) -> u64 {
+    let mut register = lock(&REGISTER);
+    let id = register.last().map_or(1, |(id, _)| id + 1);
+    register.push((id, entry));
+    id
+}
+
+fn unregister(id: u64) {
+    lock(&REGISTER).retain(|(other, _)| *other != id);
+}
+
+/// From now on, SIGINT, SIGTERM and SIGHUP clean up and end this process with 128 plus the
+/// signal's number.
+///
+/// # Errors
+/// Fails when the handlers cannot be installed.
+pub fn on_signals() -> io::Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                eprintln!("\ninterrupted: stopping what was started");
+                // The lock is kept: nobody starts anything more.
+                let mut register = lock(&REGISTER);
+                for (_, entry) in register.drain(..).rev() {
+                    match entry {
+                        Entry::Process(child) => {
+                            kill_group(&mut lock(&child));
+                        }
+                        Entry::Directory(path) => {
+                            let _ = std::fs::remove_dir_all(path);
+                        }
+                        Entry::File(path) => {
+                            let _ = std::fs::remove_file(path);
+                        }
+                    }
+                }
+                std::process::exit(128 + signal);
+            }
+        })?;
+    Ok(())
+}
+
+/// Kills a child with the whole group that it leads, unless it was waited for already.
+fn kill_group(child: &mut Child) {
+    if let (Ok(None), Ok(pid)) = (child.try_wait(), i32::try_from(child.id())) {
+        // SAFETY: kill takes two integers. The child was not waited for, so the group is ours.
+        unsafe { libc::kill(-pid, libc::SIGKILL) };
+        let _ = child.wait();
+    }
+}
+
+/// Removes a file when a signal ends this process.
+pub fn remove_at_exit(path: &Path) {
+    register(Entry::File(path.to_path_buf()));
+}
+
+/// A child process that does not outlive us, nor does its process group.
+#[derive(Debug)]
+pub struct Process {
+    child: Arc<Mutex<Child>>,
+    id: u64,
+}
+
+impl Process {
+    /// Starts a command in a process group of its own, so that Ctrl-C reaches only us.
+    ///
+    /// The child dies with the thread that starts it, so call this on a thread that lives
+    /// as long as the child is needed.
+    ///
+    /// # Errors
+    /// Fails when the command cannot be started.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        let parent = std::process::id();
+        command.process_group(0);
+        // SAFETY: between fork and exec only async-signal-safe calls are allowed; prctl,
+        // getppid and _exit are system calls, and nothing here allocates or locks.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // The parent may have died before that.
+                if u32::try_from(libc::getppid()) != Ok(parent) {
+                    libc::_exit(1);
+                }
+                Ok(())
+            });
+        }
+        // With the register locked, a signal's clean-up comes before the start or sees the child.
+        let mut register = lock(&REGISTER);
+        let child = Arc::new(Mutex::new(command.spawn()?));
+        let id = register.last().map_or(1, |(id, _)| id + 1);
+        register.push((id, Entry::Process(Arc::clone(&child))));
+        Ok(Self { child, id })
+    }
+
+    /// The process's id.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        lock(&self.child).id()
+    }
+
+    /// How the process ended, if it has.
+    ///
+    /// # Errors
+    /// Fails when the kernel does not tell.
+    pub fn try_wait(&self) -> io::Result<Option<ExitStatus>> {
+        lock(&self.child).try_wait()
+    }
+
+    /// Takes the process's standard output, once.
+    #[must_use]
+    pub fn take_stdout(&self) -> Option<std::process::ChildStdout> {
+        lock(&self.child).stdout.take()
+    }
+
+    /// Sends a signal, unless the process has been waited for.
+    ///
+    /// # Errors
+    /// Fails when the process has ended.
+    pub fn signal(&self, signal: i32) -> io::Result<()> {
+        let mut child = lock(&self.child);
+        if child.try_wait()?.is_some() {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+        // SAFETY: kill takes two integers. The child was not waited for, and the lock keeps
+        // it so: the id is still its own.
+        if unsafe { libc::kill(pid, signal) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// Waits for the end until the deadline; `None` when it has not come by then.
+    ///
+    /// # Errors
+    /// Fails when the kernel does not tell.
+    pub fn wait_until(&self, deadline: Instant) -> io::Result<Option<ExitStatus>> {
+        let raw = {
+            let mut child = lock(&self.child);
+            if let Some(status) = child.try_wait()? {
+                return Ok(Some(status));
+            }
+            let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
+            // SAFETY: pidfd_open takes two integers; the child was not waited for.
+            unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) }
+        };
+        let fd = i32::try_from(raw).map_err(io::Error::other)?;
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let result = poll_readable(fd, deadline);
+        // SAFETY: the descriptor was opened above and is used nowhere else.
+        unsafe { libc::close(fd) };
+        result?;
+        self.try_wait()
+    }
+}
+
+fn poll_readable(fd: i32, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut poll = libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
+        // SAFETY: `poll` points to one initialised entry for the length of the call.
+        let n = unsafe { libc::poll(&raw mut poll, 1, ms) };
+        if n >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        kill_group(&mut lock(&self.child));
+        unregister(self.id);
+    }
+}
+
+/// A private directory for sockets, removed on drop.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    id: u64,
+}
+
+impl RunDir {
+    /// Makes one, after removing those of processes that have died.
+    ///
+    /// # Errors
+    /// Fails when it cannot be made.
+    pub fn new() -> io::Result<Self> {
+        // Not below target/: a socket's path has at most 107 bytes.
+        let parent = std::env::temp_dir();
+        remove_stale(&parent);
+        let prefix = format!("{PREFIX}{}-", std::process::id());
+        let path = tempfile::Builder::new()
+            .prefix(&prefix)
+            .tempdir_in(parent)?
+            .keep();
+        let id = register(Entry::Directory(path.clone()));
+        Ok(Self { path, id })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for RunDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.path);
+        unregister(self.id);
+    }
+}
+
+fn remove_stale(parent: &Path) {
+    let Ok(entries) = std::fs::read_dir(parent) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let owner = name
+            .to_str()
+            .and_then(|n| n.strip_prefix(PREFIX))
+            .and_then(|n| n.split('-').next());
+        let Some(owner) = owner.filter(|o| o.parse::<u32>().is_ok()) else {
+            continue;
+        };
+        if !Path::new("/proc").join(owner).exists() {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// The time from which on waiting is over.
+#[must_use]
+pub fn after(time: Duration) -> Instant {
+    Instant::now() + time
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_killed_on_drop() {
+        let process = Process::spawn(Command::new("sleep").arg("1000")).unwrap();
+        let path = format!("/proc/{}", process.pid());
+        assert!(Path::new(&path).exists());
+        assert_eq!(process.wait_until(Instant::now()).unwrap(), None);
+        drop(process);
+        assert!(!Path::new(&path).exists());
+    }
+
+    #[test]
+    fn the_end_of_a_process_is_seen_before_the_deadline() {
+        let process = Process::spawn(Command::new("sh").args(["-c", "exit 3"])).unwrap();
+        let status = process.wait_until(after(Duration::from_secs(20))).unwrap();
+        assert_eq!(status.unwrap().code(), Some(3));
+        assert!(process.signal(libc::SIGTERM).is_err());
+    }
+
+    #[test]
+    fn directories_of_dead_processes_are_removed_and_others_kept() {
+        let parent = tempfile::tempdir().unwrap();
+        let mut ended = Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let stale = parent.path().join(format!("{PREFIX}{}-x", ended.id()));
+        let live = parent
+            .path()
+            .join(format!("{PREFIX}{}-x", std::process::id()));
+        for dir in [&stale, &live] {
+            std::fs::create_dir(dir).unwrap();
+        }
+        remove_stale(parent.path());
+        assert!(!stale.exists() && live.exists());
+    }
+}

@@ -1,0 +1,266 @@
+//! Scenarios of the testbed itself: what the others rely on.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+
+use super::{Context, Result, Scenario, Verdict};
+
+const SHORT: Duration = Duration::from_secs(30);
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "bed_commands",
+        about: "commands run with their exit codes, signals, outputs and deadlines",
+        needs_product: false,
+        run: commands,
+    },
+    Scenario {
+        name: "bed_files",
+        about: "files go into a host and come back unharmed",
+        needs_product: false,
+        run: files,
+    },
+    Scenario {
+        name: "bed_processes",
+        about: "a process is watched, signalled, and killed with all it started",
+        needs_product: false,
+        run: processes,
+    },
+    Scenario {
+        name: "bed_kvm_and_userfaultfd",
+        about: "every host makes a VM and a userfaultfd that takes kernel faults",
+        needs_product: false,
+        run: kvm_and_userfaultfd,
+    },
+    Scenario {
+        name: "bed_link",
+        about: "a link is cut, restored, and slowed down",
+        needs_product: false,
+        run: link,
+    },
+    Scenario {
+        name: "bed_rdma",
+        about: "software RDMA reads between two hosts",
+        needs_product: false,
+        run: rdma,
+    },
+];
+
+fn commands(context: &Context<'_>) -> Result {
+    for host in context.testbed.hosts() {
+        let output = host.run(&["sh", "-c", "echo out; echo err >&2; exit 7"], SHORT)?;
+        ensure!(output.status.code == 7, "exit code {}", output.status);
+        ensure!(
+            output.stdout == "out\n" && output.stderr == "err\n",
+            "{output:?}"
+        );
+        let output = host.run(&["sh", "-c", "kill -TERM $$"], SHORT)?;
+        ensure!(
+            output.status.signal == 15,
+            "expected signal 15, got {}",
+            output.status
+        );
+        let name = host.check(&["hostname"], SHORT)?;
+        ensure!(
+            name.trim() == format!("host{}", host.number()),
+            "host name is {name}"
+        );
+    }
+    let host = context.testbed.host(1);
+    let error = host
+        .run(&["no-such-command"], SHORT)
+        .err()
+        .context("a command that is not there ran")?;
+    ensure!(error.to_string().contains("no-such-command"), "{error}");
+    let late = host.run(&["sleep", "1000"], Duration::from_secs(1)).err();
+    ensure!(
+        late.is_some_and(|e| e.to_string().contains("not within 1s")),
+        "a deadline was not kept"
+    );
+    let large = host.check(&["dd", "if=/dev/zero", "bs=1M", "count=3"], SHORT)?;
+    ensure!(large.len() == 3 << 20, "{} bytes of output", large.len());
+    Ok(Verdict::Pass)
+}
+
+fn files(context: &Context<'_>) -> Result {
+    let host = context.testbed.host(2);
+    let (from, back) = (
+        context.artifacts.join("sent"),
+        context.artifacts.join("back"),
+    );
+    let bytes: Vec<u8> = (0..1_000_003_u32)
+        .flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes())
+        .collect();
+    std::fs::write(&from, &bytes)?;
+    host.put(&from, "/tmp/sent", 0o755)?;
+    ensure!(
+        host.check(&["stat", "-c", "%s %a", "/tmp/sent"], SHORT)?
+            .trim()
+            == "4000012 755"
+    );
+    host.get("/tmp/sent", &back)?;
+    ensure!(std::fs::read(&back)? == bytes, "the file came back changed");
+    let error = host
+        .get("/tmp/absent", &back)
+        .err()
+        .context("an absent file was got")?;
+    ensure!(error.to_string().contains("/tmp/absent"), "{error}");
+    let error = host
+        .put(&from, "/absent/dir/f", 0o644)
+        .err()
+        .context("a file went nowhere")?;
+    ensure!(error.to_string().contains("/absent/dir/f"), "{error}");
+    host.check(
+        &["cmp", "/share/cloud-vmlinuz", "/share/cloud-vmlinuz"],
+        SHORT,
+    )?;
+    std::fs::remove_file(from)?;
+    std::fs::remove_file(back)?;
+    Ok(Verdict::Pass)
+}
+
+fn processes(context: &Context<'_>) -> Result {
+    let host = context.testbed.host(1);
+    let script = "trap 'echo caught; exit 3' USR1; echo ready; while :; do sleep 0.1; done";
+    let process = host.spawn(&["sh", "-c", script])?;
+    process.wait_for_line("ready", SHORT)?;
+    process.kill(libc::SIGUSR1)?;
+    process.wait_for_line("caught", SHORT)?;
+    ensure!(process.wait(SHORT)?.status.code == 3);
+
+    let process = host.spawn(&["sh", "-c", "sleep 1000 & echo child $!; wait"])?;
+    let line = process.wait_for_line("child ", SHORT)?;
+    let child: i32 = line.trim_start_matches("child ").trim().parse()?;
+    host.signal(child, 0).context("the child does not run")?;
+    drop(process);
+    // The agent kills the group when the connection closes; it may need a moment.
+    let gone = format!(
+        "i=0; while [ -e /proc/{child} ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done; [ ! -e /proc/{child} ]"
+    );
+    host.check(&["sh", "-c", &gone], SHORT)
+        .context("the child outlives its parent's connection")?;
+
+    let process = host.spawn(&["sleep", "1000"])?;
+    host.signal(process.pid(), libc::SIGKILL)?;
+    ensure!(process.wait(SHORT)?.status.signal == libc::SIGKILL);
+    Ok(Verdict::Pass)
+}
+
+fn kvm_and_userfaultfd(context: &Context<'_>) -> Result {
+    for host in context.testbed.hosts() {
+        let text = host.check(&["testbed-agent", "check"], SHORT)?;
+        ensure!(
+            text.contains("kvm api=12") && text.contains("userfaultfd features="),
+            "{text}"
+        );
+        let flags = host.check(&["sh", "-c", "grep -c -w svm /proc/cpuinfo"], SHORT)?;
+        ensure!(flags.trim() == "2", "svm on {} CPUs", flags.trim());
+        let limit = host.check(&["sh", "-c", "ulimit -l"], SHORT)?;
+        ensure!(limit.trim() == "unlimited", "locked-memory limit {limit}");
+    }
+    Ok(Verdict::Pass)
+}
+
+fn link(context: &Context<'_>) -> Result {
+    let testbed = context.testbed;
+    let (one, two) = (testbed.host(1), testbed.host(2));
+    let address = two.address();
+    let reach = ["ping", "-c", "1", "-W", "10", &address];
+    one.check(&reach, SHORT)?;
+    testbed.cut_link(1, 2)?;
+    let cut = one.run(&["ping", "-c", "1", "-W", "1", &address], SHORT)?;
+    ensure!(cut.status.code != 0, "a cut link carries packets");
+    testbed.restore_link(1, 2)?;
+    one.check(&["ping", "-c", "5", "-W", "10", &address], SHORT)
+        .context("after the link was restored")?;
+
+    testbed.netem(1, 2, Duration::from_millis(200), 0)?;
+    let text = one.check(&["ping", "-c", "3", &address], SHORT);
+    testbed.clear_netem()?;
+    let fastest = fastest_ping_ms(&text?).context("no times in what ping printed")?;
+    ensure!(
+        (200.0..2000.0).contains(&fastest),
+        "200 ms of delay, but a ping takes {fastest} ms"
+    );
+    let clear =
+        fastest_ping_ms(&one.check(&["ping", "-c", "5", &address], SHORT)?).context("no times")?;
+    ensure!(clear < 150.0, "without delay a ping takes {clear} ms");
+    context.note(format!(
+        "fastest ping {clear} ms, {fastest} ms under 200 ms of delay"
+    ));
+    Ok(Verdict::Pass)
+}
+
+/// The least time that ping printed.
+fn fastest_ping_ms(text: &str) -> Option<f64> {
+    let times = text
+        .split("time=")
+        .skip(1)
+        .filter_map(|t| t.split_whitespace().next()?.parse().ok());
+    times.min_by(f64::total_cmp)
+}
+
+fn rdma(context: &Context<'_>) -> Result {
+    let (one, two) = (context.testbed.host(1), context.testbed.host(2));
+    one.check(
+        &[
+            "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "link2",
+        ],
+        SHORT,
+    )?;
+    two.check(
+        &[
+            "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "link1",
+        ],
+        SHORT,
+    )?;
+    let common = [
+        "ib_read_lat",
+        "-d",
+        "rxe0",
+        "-x",
+        "1",
+        "-s",
+        "4096",
+        "-n",
+        "200",
+        "-F",
+    ];
+    let server = two.spawn(&common)?;
+    let address = two.address();
+    let listening = "i=0; until ss -Hltn | grep -q :18515; do i=$((i+1)); [ $i -lt 100 ] || exit 1; sleep 0.1; done";
+    two.check(&["sh", "-c", listening], SHORT)?;
+    let client: Vec<&str> = common.iter().copied().chain([address.as_str()]).collect();
+    let text = one.check(&client, SHORT)?;
+    ensure!(server.wait(SHORT)?.status.code == 0, "the server failed");
+    let typical = typical_latency_us(&text).with_context(|| format!("no latency in:\n{text}"))?;
+    context.note(format!(
+        "RDMA READ of 4 KiB: {typical} us typical (emulated, only ratios count)"
+    ));
+    for host in [one, two] {
+        host.check(&["rdma", "link", "delete", "rxe0"], SHORT)?;
+    }
+    Ok(Verdict::Pass)
+}
+
+/// The column t_typical of the row for 4096 bytes.
+fn typical_latency_us(text: &str) -> Option<f64> {
+    let row = text.lines().find(|l| l.trim_start().starts_with("4096"))?;
+    row.split_whitespace().nth(4)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_from_what_the_tools_print() {
+        let text = "64 bytes: seq=0 time=5.4 ms\n64 bytes: seq=1 time=1.1 ms\n";
+        assert_eq!(fastest_ping_ms(text), Some(1.1));
+        assert_eq!(fastest_ping_ms("nothing"), None);
+        let row =
+            " #bytes #iterations t_min t_max t_typical\n 4096  200  410.1  2000.5  633.20  650.0\n";
+        assert_eq!(typical_latency_us(row), Some(633.2));
+    }
+}

@@ -1,0 +1,221 @@
+//! Scenarios that boot stock kernels.
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::guest::{BOOT_DEADLINE, Donor, Finished, Guest, INIT_REACHED, exit};
+use super::{Context, Result, Scenario, Verdict};
+
+/// What runs in guests whose memory is to be checked: twice the local part of it.
+const PROBE: &str = "faultprobe --bytes 512M";
+/// The fewest remote faults that 512 MiB in a budget of 256 MiB can take.
+const REMOTE_FAULTS_MIN: f64 = 2000.0;
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "boot_local",
+        about: "a guest with all memory local takes no remote fault; its boot time is compared",
+        needs_product: true,
+        run: boot_local,
+    },
+    Scenario {
+        name: "boot_remote_1cpu",
+        about: "a guest with memory on two hosts boots, and no byte is lost",
+        needs_product: true,
+        run: |context| boot_remote(context, 1),
+    },
+    Scenario {
+        name: "boot_remote_2cpu",
+        about: "the same with two vCPUs",
+        needs_product: true,
+        run: |context| boot_remote(context, 2),
+    },
+    Scenario {
+        name: "boot_4cpu",
+        about: "four vCPUs come up",
+        needs_product: true,
+        run: boot_4cpu,
+    },
+    Scenario {
+        name: "boot_elf",
+        about: "an ELF vmlinux boots as a bzImage does",
+        needs_product: true,
+        run: boot_elf,
+    },
+    Scenario {
+        name: "boot_full_kernel",
+        about: "the other stock kernel boots",
+        needs_product: true,
+        run: boot_full_kernel,
+    },
+    Scenario {
+        name: "reboot_exit_code",
+        about: "a reboot ends the run with its own exit code",
+        needs_product: true,
+        run: reboot_exit_code,
+    },
+    Scenario {
+        name: "ctrl_c",
+        about: "SIGINT ends a running guest in order, and the donor gets its memory back",
+        needs_product: true,
+        run: ctrl_c,
+    },
+];
+
+fn boot_remote(context: &Context<'_>, cpus: u32) -> Result {
+    let donor = Donor::start(context)?;
+    let guest = Guest::remote(cpus, PROBE).run(context)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    let probe = guest.faultprobe()?;
+    let seen = probe["remote_faults"].as_f64().context("remote_faults")?;
+    let remote = guest.number("/faults/remote/count")?;
+    ensure!(
+        seen >= REMOTE_FAULTS_MIN,
+        "the guest saw {seen} remote faults, {REMOTE_FAULTS_MIN} at least are due"
+    );
+    ensure!(
+        remote >= REMOTE_FAULTS_MIN,
+        "the pager counted {remote} remote faults"
+    );
+    ensure!(
+        guest.number("/guest/cpus")? == f64::from(cpus),
+        "cpus in the report"
+    );
+
+    let (fetched, written_back) = donor_pages(&guest.report)?;
+    let (read, written) = donor.stop(context)?;
+    ensure!(
+        fetched == read,
+        "the report has {fetched} pages fetched, the donor {read} read"
+    );
+    ensure!(
+        written_back == written,
+        "the report has {written_back} pages written back, the donor {written} written"
+    );
+
+    let us = |value: &Value, key: &str| value[key].as_f64().unwrap_or(f64::NAN);
+    let (inside, outside) = (
+        &probe["latency_us"],
+        &guest.report["faults"]["remote"]["latency_us"],
+    );
+    context.note(format!(
+        "{cpus} vCPU: {remote} remote faults; p50 {:.0} us in the guest, {:.0} us in the pager; init after {:.0} ms (emulated)",
+        us(inside, "p50"),
+        us(outside, "p50"),
+        guest.number("/boot/to_init_ms")?,
+    ));
+    Ok(Verdict::Pass)
+}
+
+/// Pages fetched from donors and written back to them, by the report.
+fn donor_pages(report: &Value) -> anyhow::Result<(u64, u64)> {
+    let nodes = report["nodes"].as_array().context("nodes in the report")?;
+    let sum = |key: &str| -> u64 {
+        nodes
+            .iter()
+            .filter(|n| n["role"] == "donor")
+            .filter_map(|n| n[key].as_u64())
+            .sum()
+    };
+    ensure!(
+        nodes.iter().any(|n| n["role"] == "donor"),
+        "the report has no donor: {nodes:?}"
+    );
+    Ok((sum("pages_fetched"), sum("pages_written_back")))
+}
+
+fn boot_local(context: &Context<'_>) -> Result {
+    let local = Guest::local(1, PROBE).run(context)?;
+    local.expect_exit(exit::SHUTDOWN)?;
+    local.faultprobe()?;
+    let remote_faults = local.number("/faults/remote/count")?;
+    ensure!(
+        remote_faults == 0.0,
+        "{remote_faults} remote faults with all memory local"
+    );
+
+    let donor = Donor::start(context)?;
+    let remote = Guest::remote(1, "").run(context)?;
+    remote.expect_exit(exit::SHUTDOWN)?;
+    donor.stop(context)?;
+    let (here, there) = (
+        local.number("/boot/to_init_ms")?,
+        remote.number("/boot/to_init_ms")?,
+    );
+    ensure!(
+        here > 0.0 && there > 0.0,
+        "times to init: {here} and {there} ms"
+    );
+    context.note(format!(
+        "boot with 3/4 of memory on a donor takes {:.2} times the local one ({there:.0} ms, {here:.0} ms)",
+        there / here
+    ));
+    Ok(Verdict::Pass)
+}
+
+fn boot_4cpu(context: &Context<'_>) -> Result {
+    let donor = Donor::start(context)?;
+    let guest = Guest::remote(4, "echo online=$(nproc)").run(context)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    ensure!(
+        guest.output.stdout.contains("online=4"),
+        "not four CPUs: {}",
+        guest.output.stdout
+    );
+    donor.stop(context)?;
+    Ok(Verdict::Pass)
+}
+
+fn boot_elf(context: &Context<'_>) -> Result {
+    let guest = Guest {
+        kernel: "cloud-vmlinux",
+        ..Guest::local(1, "uname -r")
+    };
+    boots_as(context, &guest, &context.share.guest_kernel)
+}
+
+fn boot_full_kernel(context: &Context<'_>) -> Result {
+    let donor = Donor::start(context)?;
+    let kernel = ("full-vmlinuz", "guest-full.cpio");
+    let guest = Guest {
+        kernel: kernel.0,
+        initrd: kernel.1,
+        ..Guest::remote(1, "uname -r")
+    };
+    boots_as(context, &guest, &context.share.host_kernel)?;
+    donor.stop(context)?;
+    Ok(Verdict::Pass)
+}
+
+fn boots_as(context: &Context<'_>, guest: &Guest, release: &str) -> Result {
+    let guest = guest.run(context)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    let found = guest.output.stdout.lines().any(|l| l.trim() == release);
+    ensure!(found, "the guest does not run {release}");
+    Ok(Verdict::Pass)
+}
+
+fn reboot_exit_code(context: &Context<'_>) -> Result {
+    let mut guest = Guest::local(1, "true");
+    guest.cmdline.push_str(" ssi_end=reboot");
+    let guest = guest.run(context)?;
+    guest.expect_exit(exit::REBOOT)?;
+    Ok(Verdict::Pass)
+}
+
+fn ctrl_c(context: &Context<'_>) -> Result {
+    let donor = Donor::start(context)?;
+    let process = Guest::remote(2, "while :; do faultprobe --bytes 512M; done").start(context)?;
+    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    process.kill(libc::SIGINT)?;
+    let output = process
+        .wait(super::guest::SHORT)
+        .context("the run does not end on SIGINT")?;
+    Finished::read(context, output)?.expect_exit(exit::INTERRUPTED)?;
+
+    // The lease has ended with its VM: the donor's whole memory can be had again.
+    let again = Guest::remote(1, "true").run(context)?;
+    again.expect_exit(exit::SHUTDOWN)?;
+    donor.stop(context)?;
+    Ok(Verdict::Pass)
+}

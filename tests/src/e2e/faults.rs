@@ -1,0 +1,88 @@
+//! Scenarios in which something breaks while a guest runs.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, exit};
+use super::{Context, Result, Scenario, Verdict};
+
+/// For how long the guest waits for a donor that is gone for good.
+const GRACE_SHORT: [&str; 2] = ["--donor-grace", "5"];
+/// For how long it waits for one that comes back.
+const GRACE_LONG: [&str; 2] = ["--donor-grace", "120"];
+/// How long a link stays cut: longer than a busy host pauses by itself.
+const CUT_TIME: Duration = Duration::from_secs(5);
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "donor_dies",
+        about: "a donor that dies ends the run after the grace time, with its own exit code",
+        needs_product: true,
+        run: donor_dies,
+    },
+    Scenario {
+        name: "donor_returns",
+        about: "a link that is cut and restored costs the guest time and no byte",
+        needs_product: true,
+        run: donor_returns,
+    },
+    Scenario {
+        name: "slow_link",
+        about: "a link with delay slows the guest down and loses no byte",
+        needs_product: true,
+        run: slow_link,
+    },
+];
+
+fn donor_dies(context: &Context<'_>) -> Result {
+    let donor = Donor::start(context)?;
+    let mut guest = Guest::remote(1, "while :; do faultprobe --bytes 512M; done");
+    guest.more.extend(GRACE_SHORT);
+    let process = guest.start(context)?;
+    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    donor.kill()?;
+    let output = process.wait(Duration::from_secs(90))?;
+    let errors = output.stderr.clone();
+    Finished::read(context, output)?.expect_exit(exit::DONOR_LOST)?;
+    ensure!(
+        errors.contains("10.77.0.2:7700"),
+        "the error does not name the donor: {errors}"
+    );
+    Ok(Verdict::Pass)
+}
+
+fn donor_returns(context: &Context<'_>) -> Result {
+    let donor = Donor::start_with(context, &["--lease-seconds", "120"])?;
+    let mut guest = Guest::remote(1, "faultprobe --bytes 512M");
+    guest.more.extend(GRACE_LONG);
+    let process = guest.start(context)?;
+    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    context.testbed.cut_link(1, 2)?;
+    // Time is what is tested here: the guest must not end within it.
+    let early = process.wait(CUT_TIME);
+    context.testbed.restore_link(1, 2)?;
+    ensure!(
+        early.is_err(),
+        "the guest ended while its donor was unreachable"
+    );
+    let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    guest.faultprobe()?;
+    donor.stop(context)?;
+    Ok(Verdict::Pass)
+}
+
+fn slow_link(context: &Context<'_>) -> Result {
+    let donor = Donor::start(context)?;
+    let result = (|| {
+        context.testbed.netem(1, 2, Duration::from_millis(2), 0)?;
+        Guest::remote(1, "faultprobe --bytes 320M --pattern sequential").run(context)
+    })();
+    context.testbed.clear_netem()?;
+    let guest = result?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    guest.faultprobe()?;
+    donor.stop(context)?;
+    Ok(Verdict::Pass)
+}

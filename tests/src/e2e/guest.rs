@@ -1,0 +1,335 @@
+//! Guests and donors of scenarios, on the contract of `ssi-hv`'s command line.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
+
+use super::Context;
+use crate::testbed::{Host, Output, RemoteProcess};
+
+/// How long a guest may take from its start to its end, with faultprobe in it.
+pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(240);
+/// How long a guest may take from its start to init.
+pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(120);
+/// How long a donor may take to listen, and anything to end that was told to.
+pub(super) const SHORT: Duration = Duration::from_secs(30);
+
+/// Where donors listen.
+pub(super) const DONOR: &str = "10.77.0.2:7700";
+/// What guests print when init runs.
+pub(super) const INIT_REACHED: &str = "SSI-HV guest: init reached";
+
+const NODE_REPORT: &str = "/tmp/node.json";
+const RUN_REPORT: &str = "/tmp/run.json";
+
+/// Exit codes of `ssi-hv run`, as `docs/exit-codes.md` lists them.
+pub(super) mod exit {
+    pub const SHUTDOWN: i32 = 0;
+    pub const REBOOT: i32 = 3;
+    pub const DONOR_LOST: i32 = 5;
+    pub const INTERRUPTED: i32 = 130;
+}
+
+/// A guest to start on host 1.
+#[derive(Clone, Debug)]
+pub(super) struct Guest {
+    /// Under `/share`.
+    pub kernel: &'static str,
+    /// Under `/share`.
+    pub initrd: &'static str,
+    /// vCPUs.
+    pub cpus: u32,
+    /// Guest memory, as the flag takes it.
+    pub memory: &'static str,
+    /// The local part, if the rest is on the donor.
+    pub local_memory: Option<&'static str>,
+    /// The kernel's command line.
+    pub cmdline: String,
+    /// Further flags.
+    pub more: Vec<&'static str>,
+}
+
+impl Guest {
+    /// One GiB, 256 MiB of it local and the rest on the donor, running `exec`.
+    pub fn remote(cpus: u32, exec: &str) -> Self {
+        Self {
+            local_memory: Some("256M"),
+            ..Self::local(cpus, exec)
+        }
+    }
+
+    /// One GiB, all local, running `exec`.
+    pub fn local(cpus: u32, exec: &str) -> Self {
+        Self {
+            kernel: "cloud-vmlinuz",
+            initrd: "guest.cpio",
+            cpus,
+            memory: "1G",
+            local_memory: None,
+            cmdline: if exec.is_empty() {
+                String::new()
+            } else {
+                format!("ssi_exec=\"{exec}\"")
+            },
+            more: Vec::new(),
+        }
+    }
+
+    fn argv(&self) -> Vec<String> {
+        let mut argv: Vec<String> = [
+            "/share/ssi-hv",
+            "run",
+            "--insecure",
+            "--kernel",
+            &format!("/share/{}", self.kernel),
+            "--initrd",
+            &format!("/share/{}", self.initrd),
+            "--memory",
+            self.memory,
+            "--cpus",
+            &self.cpus.to_string(),
+            "--cmdline",
+            &self.cmdline,
+            "--report",
+            RUN_REPORT,
+        ]
+        .map(str::to_owned)
+        .into();
+        if let Some(local) = self.local_memory {
+            argv.extend(["--local-memory", local, "--donor", DONOR].map(str::to_owned));
+        }
+        argv.extend(self.more.iter().map(|flag| (*flag).to_owned()));
+        argv
+    }
+
+    /// Starts the guest; its console goes to `console.log` of the scenario as it comes.
+    pub fn start(&self, context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
+        let host = context.testbed.host(1);
+        // A report of an earlier guest must not be taken for this one's.
+        host.check(&["rm", "-f", RUN_REPORT], SHORT)?;
+        let argv = self.argv();
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        let mut log = std::fs::File::create(context.artifacts.join("console.log"))?;
+        let tap = move |bytes: &[u8]| {
+            // The same text is kept in memory and quoted on failure.
+            let _ = std::io::Write::write_all(&mut log, bytes);
+        };
+        Ok(host.spawn_with(&argv, &[], Box::new(tap))?)
+    }
+
+    /// Runs the guest to its end and reads its report.
+    pub fn run(&self, context: &Context<'_>) -> anyhow::Result<Finished> {
+        let output = self.start(context)?.wait(GUEST_DEADLINE)?;
+        Finished::read(context, output)
+    }
+}
+
+/// A guest that has ended.
+#[derive(Debug)]
+pub(super) struct Finished {
+    /// What `ssi-hv run` left.
+    pub output: Output,
+    /// The report.
+    pub report: Value,
+}
+
+impl Finished {
+    /// Fetches the report of the guest that ended like this.
+    pub fn read(context: &Context<'_>, output: Output) -> anyhow::Result<Self> {
+        let report =
+            read_json(context, context.testbed.host(1), RUN_REPORT).with_context(|| {
+                format!(
+                    "report of a guest that ended with {}; {}",
+                    output.status,
+                    tail(&output)
+                )
+            })?;
+        Ok(Self { output, report })
+    }
+
+    /// Fails unless the guest ended with this code.
+    pub fn expect_exit(&self, code: i32) -> anyhow::Result<()> {
+        let status = self.output.status;
+        ensure!(
+            status.code == code,
+            "exit code {code} expected, got {status}; {}",
+            tail(&self.output)
+        );
+        ensure!(
+            self.report["exit_code"].as_i64() == Some(code.into()),
+            "report: {}",
+            self.report["exit_code"]
+        );
+        Ok(())
+    }
+
+    /// The report's number at a path such as `/faults/remote/count`.
+    pub fn number(&self, pointer: &str) -> anyhow::Result<f64> {
+        let value = self.report.pointer(pointer).and_then(Value::as_f64);
+        value.with_context(|| format!("the report has no number at {pointer}"))
+    }
+
+    /// What faultprobe printed, after checking that it found nothing corrupt.
+    pub fn faultprobe(&self) -> anyhow::Result<Value> {
+        let probe = parse_faultprobe(&self.output.stdout).with_context(|| tail(&self.output))?;
+        ensure!(probe["corrupt_bytes"] == 0, "corrupt bytes: {probe}");
+        ensure!(
+            probe["verified_bytes"]
+                .as_u64()
+                .is_some_and(|n| n >= 256 << 20),
+            "too little verified: {probe}"
+        );
+        ensure!(
+            self.output.stdout.contains("SSI-HV guest: exit status 0"),
+            "faultprobe failed: {}",
+            tail(&self.output)
+        );
+        Ok(probe)
+    }
+}
+
+/// Finds faultprobe's line in a guest's console.
+pub(super) fn parse_faultprobe(console: &str) -> anyhow::Result<Value> {
+    let line = console
+        .lines()
+        .find_map(|l| l.split_once("FAULTPROBE "))
+        .map(|(_, json)| json.trim());
+    Ok(serde_json::from_str(
+        line.context("faultprobe printed no line")?,
+    )?)
+}
+
+/// A donor on host 2.
+#[derive(Debug)]
+pub(super) struct Donor {
+    process: RemoteProcess,
+}
+
+impl Donor {
+    /// Starts it and waits until it listens.
+    pub fn start(context: &Context<'_>) -> anyhow::Result<Self> {
+        Self::start_with(context, &[])
+    }
+
+    /// Starts it with further flags.
+    pub fn start_with(context: &Context<'_>, more: &[&str]) -> anyhow::Result<Self> {
+        let host = context.testbed.host(2);
+        host.check(&["rm", "-f", NODE_REPORT], SHORT)?;
+        let mut argv = vec![
+            "/share/ssi-hv",
+            "node",
+            "--listen",
+            DONOR,
+            "--memory",
+            "1G",
+            "--insecure",
+            "--report",
+            NODE_REPORT,
+        ];
+        argv.extend(more);
+        let process = host.spawn(&argv)?;
+        let port = DONOR.rsplit(':').next().unwrap_or_default();
+        // The socket tells that it listens, whatever it prints.
+        let script = format!(
+            "i=0; until ss -Hltn | grep -q :{port}; do i=$((i+1)); [ $i -lt 200 ] || exit 1; sleep 0.1; done"
+        );
+        if let Err(error) = host.check(&["sh", "-c", &script], SHORT) {
+            bail!(
+                "the donor does not listen: {error}; it wrote: {}{}",
+                process.stdout(),
+                process.stderr()
+            );
+        }
+        Ok(Self { process })
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(self) -> anyhow::Result<()> {
+        self.process.kill(libc::SIGKILL)?;
+        self.process.wait(SHORT)?;
+        Ok(())
+    }
+
+    /// Ends it in order and returns its counters: pages read from it, pages written to it.
+    pub fn stop(self, context: &Context<'_>) -> anyhow::Result<(u64, u64)> {
+        self.process.kill(libc::SIGTERM)?;
+        let output = self
+            .process
+            .wait(SHORT)
+            .context("the donor does not end on SIGTERM")?;
+        let report = read_json(context, context.testbed.host(2), NODE_REPORT)
+            .with_context(|| format!("report of the donor; {}", tail(&output)))?;
+        counters(&report).with_context(|| format!("no counters in the donor's report: {report}"))
+    }
+}
+
+/// Finds the donor's counters wherever its report has them.
+fn counters(report: &Value) -> Option<(u64, u64)> {
+    Some((
+        find_number(report, "pages_read")?,
+        find_number(report, "pages_written")?,
+    ))
+}
+
+fn find_number(value: &Value, key: &str) -> Option<u64> {
+    match value {
+        Value::Object(map) => map
+            .get(key)
+            .and_then(Value::as_u64)
+            .or_else(|| map.values().find_map(|inner| find_number(inner, key))),
+        Value::Array(items) => items.iter().find_map(|inner| find_number(inner, key)),
+        _ => None,
+    }
+}
+
+fn read_json(context: &Context<'_>, host: &Host, path: &str) -> anyhow::Result<Value> {
+    let name = format!("host{}-{}", host.number(), path.trim_start_matches("/tmp/"));
+    let local = context.artifacts.join(name);
+    host.get(path, &local)?;
+    let text = std::fs::read_to_string(&local)?;
+    serde_json::from_str(&text).with_context(|| local.display().to_string())
+}
+
+/// The last lines of both outputs, for errors.
+fn tail(output: &Output) -> String {
+    let last = |text: &str| {
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(15)..].join("\n    | ")
+    };
+    format!(
+        "console ends\n    | {}\n  errors end\n    | {}",
+        last(&output.stdout),
+        last(&output.stderr)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faultprobe_is_found_behind_a_kernel_message() {
+        let console = "[ 1.0] x\r\n[ 2.0] FAULTPROBE {\"corrupt_bytes\":0}\r\nSSI-HV guest: exit status 0\r\n";
+        assert_eq!(parse_faultprobe(console).unwrap()["corrupt_bytes"], 0);
+        assert!(parse_faultprobe("nothing\n").is_err());
+    }
+
+    #[test]
+    fn counters_are_found_at_any_depth_and_missed_if_absent() {
+        let report = serde_json::json!({"leases": [{"pages_read": 5, "pages_written": 2}]});
+        assert_eq!(counters(&report), Some((5, 2)));
+        assert_eq!(counters(&serde_json::json!({"pages_read": 5})), None);
+    }
+
+    #[test]
+    fn a_guest_with_a_donor_names_its_local_part() {
+        let argv = Guest::remote(2, "true").argv().join(" ");
+        assert!(
+            argv.contains("--local-memory 256M --donor 10.77.0.2:7700"),
+            "{argv}"
+        );
+        assert!(argv.contains("--cmdline ssi_exec=\"true\""), "{argv}");
+        assert!(!Guest::local(1, "").argv().join(" ").contains("--donor"));
+    }
+}

@@ -1,0 +1,100 @@
+//! The directory that testbed hosts see as `/share`: the product and what its guests boot.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use kernel_images::{ImageCache, Manifest, initramfs, programs};
+use serde::Serialize;
+
+/// What is in the directory.
+#[derive(Clone, Debug, Serialize)]
+pub struct Share {
+    /// The directory.
+    pub dir: PathBuf,
+    /// `uname -r` of the default guest.
+    pub guest_kernel: String,
+    /// `uname -r` of the testbed hosts and of the second guest.
+    pub host_kernel: String,
+}
+
+impl Share {
+    /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`,
+    /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and
+    /// `ssi-hv` of the release build, if that exists.
+    ///
+    /// # Errors
+    /// Fails when a kernel cannot be had or the disk is full.
+    pub fn prepare(workspace: &Path) -> anyhow::Result<Self> {
+        let dir = workspace.join("target/share");
+        std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        let manifest = Manifest::built_in()?;
+        let cache = ImageCache::open(&workspace.join("target/images"))?;
+        let tools = programs::build_static(workspace, &["testbed-agent", "faultprobe"])?;
+        let mut releases = Vec::new();
+        for (name, initrd) in [("cloud", "guest.cpio"), ("full", "guest-full.cpio")] {
+            let image = cache
+                .ensure(manifest.kernel(name)?)
+                .with_context(|| format!("kernel {name}"))?;
+            install(&image.vmlinuz(), &dir.join(format!("{name}-vmlinuz")))?;
+            install(&image.vmlinux(), &dir.join(format!("{name}-vmlinux")))?;
+            initramfs::write_guest(&image, &tools, &dir.join(initrd))?;
+            releases.push(image.record.release);
+        }
+        install(&tools.join("faultprobe"), &dir.join("faultprobe"))?;
+        let product = workspace.join("target/release/ssi-hv");
+        if product.is_file() {
+            install(&product, &dir.join("ssi-hv"))?;
+        }
+        let [guest_kernel, host_kernel] = <[String; 2]>::try_from(releases)
+            .map_err(|_| anyhow::anyhow!("two kernels are wanted"))?;
+        Ok(Self {
+            dir,
+            guest_kernel,
+            host_kernel,
+        })
+    }
+
+    /// Whether the product is there.
+    #[must_use]
+    pub fn has_product(&self) -> bool {
+        self.dir.join("ssi-hv").is_file()
+    }
+}
+
+/// Copies a file, unless an equal one (by size and time) is there; it appears by one rename.
+fn install(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let source = std::fs::metadata(from).with_context(|| from.display().to_string())?;
+    let same = |there: std::fs::Metadata| {
+        there.len() == source.len()
+            && matches!((there.modified(), source.modified()), (Ok(a), Ok(b)) if a == b)
+    };
+    if std::fs::metadata(to).is_ok_and(same) {
+        return Ok(());
+    }
+    let Some(name) = to.file_name() else {
+        bail!("{} has no name", to.display())
+    };
+    let temp = to.with_file_name(format!(".{}.part", name.to_string_lossy()));
+    std::fs::copy(from, &temp)
+        .with_context(|| format!("copy {} to {}", from.display(), temp.display()))?;
+    let file = std::fs::File::options().write(true).open(&temp)?;
+    file.set_modified(source.modified()?)?;
+    std::fs::rename(&temp, to).with_context(|| to.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_file_is_installed_again_and_an_equal_one_is_left() {
+        let dir = tempfile::tempdir().unwrap();
+        let (from, to) = (dir.path().join("from"), dir.path().join("to"));
+        std::fs::write(&from, "one").unwrap();
+        install(&from, &to).unwrap();
+        assert_eq!(std::fs::read(&to).unwrap(), b"one");
+        std::fs::write(&from, "three").unwrap();
+        install(&from, &to).unwrap();
+        assert_eq!(std::fs::read(&to).unwrap(), b"three");
+    }
+}

@@ -1,0 +1,125 @@
+//! What passed, failed and was skipped.
+
+use std::time::Duration;
+
+/// How one check ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// What it tests holds.
+    Passed,
+    /// It does not, and why.
+    Failed(String),
+    /// It could not be tried, and why. Never counted as passed.
+    Skipped(String),
+}
+
+/// Collects outcomes, printing each as it comes.
+#[derive(Debug, Default)]
+pub struct Summary {
+    passed: usize,
+    failed: Vec<(String, String)>,
+    skipped: Vec<(String, String)>,
+    restarts: Vec<(String, String)>,
+    notes: Vec<(String, String)>,
+}
+
+impl Summary {
+    /// Records the outcome of one check.
+    pub fn add(&mut self, name: &str, outcome: Outcome, time: Duration) {
+        let seconds = time.as_secs_f64();
+        match outcome {
+            Outcome::Passed => {
+                println!("{name:<36} ok       {seconds:.1}s");
+                self.passed += 1;
+            }
+            Outcome::Failed(reason) => {
+                println!(
+                    "{name:<36} FAILED   {seconds:.1}s\n    {}",
+                    reason.replace('\n', "\n    ")
+                );
+                self.failed.push((name.to_owned(), reason));
+            }
+            Outcome::Skipped(reason) => {
+                println!("{name:<36} SKIPPED: {reason}");
+                self.skipped.push((name.to_owned(), reason));
+            }
+        }
+    }
+
+    /// Counts checks that another program ran and that passed.
+    pub fn add_passed(&mut self, count: usize) {
+        self.passed += count;
+    }
+
+    /// Counts a check that another program ran, without printing it again.
+    pub fn add_silently(&mut self, name: &str, outcome: Outcome) {
+        match outcome {
+            Outcome::Passed => self.passed += 1,
+            Outcome::Failed(reason) => self.failed.push((name.to_owned(), reason)),
+            Outcome::Skipped(reason) => self.skipped.push((name.to_owned(), reason)),
+        }
+    }
+
+    /// Records that the testbed was started anew for a check.
+    pub fn restart(&mut self, name: &str, reason: &str) {
+        println!("{name:<36} testbed restarted: {reason}");
+        self.restarts.push((name.to_owned(), reason.to_owned()));
+    }
+
+    /// Records a number or another fact to be read in the summary.
+    pub fn note(&mut self, name: &str, text: &str) {
+        self.notes.push((name.to_owned(), text.to_owned()));
+    }
+
+    /// Whether anything failed.
+    #[must_use]
+    pub fn has_failures(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Prints the end of a run; the last line is `N passed, N failed, N skipped`.
+    pub fn print(&self) {
+        let section = |title: &str, entries: &[(String, String)]| {
+            if !entries.is_empty() {
+                println!("\n{title}:");
+                for (name, text) in entries {
+                    println!("  {name}: {}", text.lines().next().unwrap_or_default());
+                }
+            }
+        };
+        section("Measured", &self.notes);
+        section("Testbed restarts", &self.restarts);
+        section("Skipped", &self.skipped);
+        section("Failed", &self.failed);
+        println!();
+        println!("{}", self.last_line());
+    }
+
+    /// The totals.
+    #[must_use]
+    pub fn last_line(&self) -> String {
+        format!(
+            "{} passed, {} failed, {} skipped",
+            self.passed,
+            self.failed.len(),
+            self.skipped.len()
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skip_is_neither_passed_nor_failed() {
+        let mut summary = Summary::default();
+        summary.add("a", Outcome::Passed, Duration::ZERO);
+        summary.add("b", Outcome::Skipped("no kvm".into()), Duration::ZERO);
+        assert!(!summary.has_failures());
+        summary.add("c", Outcome::Failed("broken".into()), Duration::ZERO);
+        summary.restart("c", "hung");
+        assert!(summary.has_failures());
+        assert_eq!(summary.last_line(), "1 passed, 1 failed, 1 skipped");
+    }
+}

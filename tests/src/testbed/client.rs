@@ -1,0 +1,195 @@
+//! The client of a host's agent.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use testbed_agent::{Kind, Request};
+
+use super::TestbedError;
+
+/// QEMU itself accepts connections to the forwarded port, so this is quick or never.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often a heartbeat is asked for.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// After so long without one the host counts as hung. A busy emulated host needs some
+/// seconds to schedule its agent.
+const HEARTBEAT_SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Where a host's agent is, and when it last answered.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// The host's number.
+    pub host: usize,
+    /// The port on 127.0.0.1 that leads to the agent.
+    pub port: u16,
+    /// The log of the host's console.
+    pub log: PathBuf,
+    health: Arc<Health>,
+}
+
+#[derive(Debug)]
+struct Health {
+    start: Instant,
+    /// Milliseconds from `start` to the last answer.
+    last_ms: AtomicU64,
+}
+
+impl Endpoint {
+    /// Describes an agent; nothing is sent.
+    pub fn new(host: usize, port: u16, log: PathBuf) -> Self {
+        let health = Health {
+            start: Instant::now(),
+            last_ms: AtomicU64::new(0),
+        };
+        Self {
+            host,
+            port,
+            log,
+            health: Arc::new(health),
+        }
+    }
+
+    /// Connects and sends a request.
+    pub fn request(&self, request: &Request) -> Result<TcpStream, TestbedError> {
+        self.try_request(request).map_err(|e| self.broken(&e))
+    }
+
+    fn try_request(&self, request: &Request) -> io::Result<TcpStream> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let mut stream = TcpStream::connect_timeout(&address, CONNECT_TIMEOUT)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(HEARTBEAT_SILENCE_MAX))?;
+        stream.set_write_timeout(Some(HEARTBEAT_SILENCE_MAX))?;
+        let payload = serde_json::to_vec(request)?;
+        testbed_agent::write_frame(&mut stream, Kind::Request, &payload)?;
+        Ok(stream)
+    }
+
+    /// Sends a request that is answered with one frame.
+    pub fn exchange(&self, request: &Request) -> Result<(), TestbedError> {
+        let mut stream = self.request(request)?;
+        self.expect(&mut stream, Kind::Done)
+    }
+
+    /// Reads a frame that must be of this kind.
+    pub fn expect(&self, stream: &mut TcpStream, wanted: Kind) -> Result<(), TestbedError> {
+        match testbed_agent::read_frame(stream) {
+            Ok((kind, _)) if kind == wanted => Ok(()),
+            Ok((Kind::Error, text)) => Err(self.refused(&String::from_utf8_lossy(&text))),
+            Ok((kind, _)) => Err(self.refused(&format!("unexpected answer {kind:?}"))),
+            Err(error) => Err(self.broken(&error)),
+        }
+    }
+
+    /// The agent's own words as an error.
+    pub fn refused(&self, reason: &str) -> TestbedError {
+        TestbedError::Agent {
+            host: self.host,
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// A broken connection as an error: of a hung host, if that is what it is.
+    pub fn broken(&self, error: &io::Error) -> TestbedError {
+        match self.check() {
+            Err(hung) => hung,
+            Ok(()) => self.refused(&error.to_string()),
+        }
+    }
+
+    /// Fails when the host counts as hung.
+    pub fn check(&self) -> Result<(), TestbedError> {
+        let last = Duration::from_millis(self.health.last_ms.load(Ordering::Relaxed));
+        let silent = self.health.start.elapsed().saturating_sub(last);
+        if silent <= HEARTBEAT_SILENCE_MAX {
+            return Ok(());
+        }
+        let log = self.log.display().to_string();
+        Err(TestbedError::HostHung {
+            host: self.host,
+            silent,
+            log,
+        })
+    }
+
+    /// Asks once whether the agent is there, waiting no longer than `timeout`.
+    pub fn ping(&self, timeout: Duration) -> io::Result<TcpStream> {
+        let mut stream = self.try_request(&Request::Ping)?;
+        stream.set_read_timeout(Some(timeout))?;
+        match testbed_agent::read_frame(&mut stream)?.0 {
+            Kind::Pong => {
+                self.beat();
+                Ok(stream)
+            }
+            other => Err(io::Error::other(format!("unexpected answer {other:?}"))),
+        }
+    }
+
+    fn beat(&self) {
+        let ms = u64::try_from(self.health.start.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.health.last_ms.store(ms, Ordering::Relaxed);
+    }
+}
+
+/// The thread that keeps asking a host whether it is alive; it ends on drop.
+#[derive(Debug)]
+pub struct Heartbeat {
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Heartbeat {
+    /// Starts over a connection that [`Endpoint::ping`] made.
+    pub fn start(endpoint: Endpoint, mut stream: TcpStream) -> io::Result<Self> {
+        let (stop, stopped) = mpsc::channel();
+        stream.set_read_timeout(Some(HEARTBEAT_INTERVAL))?;
+        let thread = std::thread::Builder::new()
+            .name(format!("heart{}", endpoint.host))
+            .spawn(move || {
+                let mut awaiting = false;
+                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(HEARTBEAT_INTERVAL)
+                {
+                    if !awaiting
+                        && testbed_agent::write_frame(&mut stream, Kind::Ping, &[]).is_err()
+                    {
+                        return;
+                    }
+                    // An answer may be late without being lost, so a time-out waits on.
+                    match testbed_agent::read_frame(&mut stream) {
+                        Ok(_) => {
+                            awaiting = false;
+                            endpoint.beat();
+                        }
+                        Err(e)
+                            if matches!(
+                                e.kind(),
+                                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                            ) =>
+                        {
+                            awaiting = true;
+                        }
+                        Err(_) => return,
+                    }
+                }
+            })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Heartbeat {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

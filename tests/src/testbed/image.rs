@@ -1,0 +1,214 @@
+//! The kernel and the initramfs of testbed hosts.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use kernel_images::cpio::Archive;
+use kernel_images::{ImageCache, ImageError, Manifest, command, initramfs, programs};
+
+use super::TestbedError;
+
+const INIT: &str = include_str!("../../testbed/init");
+const LINK_UP: &str = include_str!("../../testbed/link-up");
+
+/// Loaded by init in this order, each after what it needs. rdma_rxe asks the crypto API for
+/// crc32 by name, which no dependency tells.
+const MODULES: &[&str] = &[
+    "crc32_generic",
+    "crc32_pclmul",
+    "kvm-amd",
+    "virtio_pci",
+    "virtio_net",
+    "virtio_blk",
+    "9pnet_virtio",
+    "9p",
+    "tun",
+    "veth",
+    "dummy",
+    "bridge",
+    "sch_netem",
+    "ib_uverbs",
+    "rdma_ucm",
+    "rdma_rxe",
+    "nbd",
+];
+
+/// The shell of hosts. Busybox's would run its own `ip` and `tc` whatever PATH says.
+const SHELL: &str = "/bin/dash";
+
+/// Programs of this machine, with the packages that have them.
+const TOOLS: &[(&str, &str)] = &[
+    ("ip", "iproute2"),
+    ("tc", "iproute2"),
+    ("ss", "iproute2"),
+    ("rdma", "iproute2"),
+    ("ibv_devices", "ibverbs-utils"),
+    ("ibv_devinfo", "ibverbs-utils"),
+    ("ibv_rc_pingpong", "ibverbs-utils"),
+    ("ib_read_lat", "perftest"),
+    ("ib_write_lat", "perftest"),
+    ("ib_read_bw", "perftest"),
+];
+
+/// Libraries that no tool may need, but `ssi-hv` does, or loads while it runs.
+const LIBRARIES: &[(&str, &str)] = &[
+    ("libc.so.6", "libc6"),
+    ("libm.so.6", "libc6"),
+    ("libdl.so.2", "libc6"),
+    ("libpthread.so.0", "libc6"),
+    ("librt.so.1", "libc6"),
+    ("libgcc_s.so.1", "libgcc-s1"),
+    ("libibverbs.so.1", "libibverbs1"),
+    ("librdmacm.so.1", "librdmacm1"),
+    ("libibverbs/librxe-rdmav34.so", "ibverbs-providers"),
+];
+
+const LIBRARY_DIRS: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu"];
+/// The only verbs driver that a testbed host has a device for; libibverbs warns about each other.
+const VERBS_DRIVER: &str = "/etc/libibverbs.d/rxe.driver";
+
+/// What a testbed host boots.
+#[derive(Clone, Debug)]
+pub struct HostImage {
+    /// The ELF kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initrd: PathBuf,
+}
+
+impl HostImage {
+    /// Makes it from packages of this machine, below `target/images` of the workspace.
+    ///
+    /// # Errors
+    /// Fails when a package is missing, naming it, or the kernel cannot be had.
+    pub fn prepare(workspace: &Path) -> Result<Self, TestbedError> {
+        let cache = ImageCache::open(&workspace.join("target/images"))?;
+        let image = cache.ensure(Manifest::built_in()?.kernel("full")?)?;
+        let agent = programs::build_static(workspace, &["testbed-agent", "faultprobe"])?;
+        let initrd = cache.root().join("host.cpio");
+        initramfs::write_atomically(&initrd, |archive| {
+            initramfs::add_base(archive, &["sh"])?;
+            let order = initramfs::add_modules(archive, &image, MODULES)?;
+            add_text(
+                archive,
+                "etc/modules.order",
+                0o644,
+                &(order.join("\n") + "\n"),
+            )?;
+            add_text(archive, "init", 0o755, INIT)?;
+            add_text(archive, "etc/link-up", 0o755, LINK_UP)?;
+            add_text(
+                archive,
+                "etc/passwd",
+                0o644,
+                "root:x:0:0:root:/root:/bin/sh\n",
+            )?;
+            add_text(archive, "etc/hosts", 0o644, "127.0.0.1 localhost\n")?;
+            archive
+                .directory("share")
+                .map_err(|e| io_error("share", e))?;
+            for name in ["testbed-agent", "faultprobe"] {
+                initramfs::add_file(
+                    archive,
+                    &format!("usr/bin/{name}"),
+                    0o755,
+                    &agent.join(name),
+                )?;
+            }
+            add_programs(archive)
+        })?;
+        Ok(Self {
+            kernel: image.vmlinux(),
+            initrd,
+        })
+    }
+}
+
+fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
+    let mut libraries = BTreeSet::from_iter(needed(Path::new(SHELL))?);
+    initramfs::add_file(archive, "bin/sh", 0o755, Path::new(SHELL))?;
+    for (name, package) in TOOLS {
+        let dirs = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
+        let path = find(&dirs, name, package)?;
+        libraries.extend(needed(&path)?);
+        // Not in /bin, where busybox has poorer commands of the same names.
+        initramfs::add_file(archive, &format!("usr/local/bin/{name}"), 0o755, &path)?;
+    }
+    for (name, package) in LIBRARIES {
+        let path = find(LIBRARY_DIRS, name, package)?;
+        libraries.extend(needed(&path)?);
+        libraries.insert(path);
+    }
+    let driver = Path::new(VERBS_DRIVER);
+    initramfs::add_file(archive, relative(driver), 0o644, driver)?;
+    for path in libraries {
+        initramfs::add_file(archive, relative(&path), 0o755, &path)?;
+    }
+    Ok(())
+}
+
+/// The libraries that the loader would load for a program, the loader among them.
+fn needed(path: &Path) -> Result<Vec<PathBuf>, ImageError> {
+    let output = command::output(Command::new("ldd").arg(path), "libc-bin", "is it damaged?")?;
+    Ok(parse_ldd(&String::from_utf8_lossy(&output)))
+}
+
+fn parse_ldd(text: &str) -> Vec<PathBuf> {
+    // "name => /path (0x1)", "/path (0x1)", or "linux-vdso.so.1 (0x1)", which is no file.
+    let paths = text.lines().filter_map(|line| {
+        let path = line.rsplit("=>").next()?.trim();
+        path.starts_with('/')
+            .then(|| PathBuf::from(path.split(" (").next().unwrap_or(path)))
+    });
+    paths.collect()
+}
+
+fn find(dirs: &[&str], name: &str, package: &str) -> Result<PathBuf, ImageError> {
+    let found = dirs
+        .iter()
+        .map(|d| Path::new(d).join(name))
+        .find(|p| p.is_file());
+    found.ok_or_else(|| ImageError::CommandMissing {
+        command: name.into(),
+        package: package.into(),
+    })
+}
+
+fn relative(path: &Path) -> &str {
+    path.to_str().unwrap_or_default().trim_start_matches('/')
+}
+
+fn add_text<W: Write>(
+    archive: &mut Archive<W>,
+    path: &str,
+    mode: u32,
+    text: &str,
+) -> Result<(), ImageError> {
+    archive
+        .file(path, mode, text.as_bytes())
+        .map_err(|e| io_error(path, e))
+}
+
+fn io_error(path: &str, source: std::io::Error) -> ImageError {
+    ImageError::Io {
+        path: PathBuf::from(path),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_and_the_loader_are_read_from_ldd_and_the_vdso_is_not() {
+        let text = "\tlinux-vdso.so.1 (0x1)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x2)\n\t/lib64/ld.so.2 (0x3)\n";
+        assert_eq!(
+            parse_ldd(text),
+            [Path::new("/lib/x/libc.so.6"), Path::new("/lib64/ld.so.2")]
+        );
+        assert!(parse_ldd("\tnot a dynamic executable\n").is_empty());
+    }
+}

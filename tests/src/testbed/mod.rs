@@ -1,0 +1,184 @@
+//! Emulated hosts.
+//!
+//! A *testbed host* is a whole machine under QEMU's interpreter (TCG), with nested AMD SVM: it runs
+//! a stock kernel with KVM, userfaultfd and software RDMA, whatever this machine has. Hosts
+//! are 10.77.0.1, 10.77.0.2 and so on, with one link for each pair; the link of host 1 to
+//! host 2 is the device `link2` there. A second network card of each host leads to its agent,
+//! which runs commands for us, and works however the links are cut.
+//!
+//! Times measured here are only good for ratios.
+
+mod client;
+mod error;
+mod host;
+mod image;
+mod process;
+mod qemu;
+
+pub use error::TestbedError;
+pub use host::{ExitStatus, Host, Output};
+pub use image::HostImage;
+pub use process::{RemoteProcess, Tap};
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::cleanup::{self, RunDir};
+
+/// More hosts than this do not fit a test machine.
+pub const HOSTS_MAX: usize = 8;
+
+/// How long hosts may take to boot. Alone on a machine they need about five seconds.
+const BOOT_DEADLINE: Duration = Duration::from_secs(120);
+/// How long a small command inside a host may take.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
+
+/// What a testbed is to be.
+#[derive(Clone, Debug)]
+pub struct TestbedConfig {
+    /// How many hosts.
+    pub hosts: usize,
+    /// Memory of each.
+    pub memory_mib: u32,
+    /// A directory that hosts see, read-only, as `/share`; it is also in their PATH.
+    pub share: PathBuf,
+    /// The largest packet of the links.
+    pub mtu: u32,
+    /// Where `hostN/console.log` and `hostN/qemu.log` go.
+    pub logs: PathBuf,
+}
+
+impl TestbedConfig {
+    /// Two hosts with room for a guest of one GiB, or for lending as much.
+    #[must_use]
+    pub fn two_hosts(share: &Path, logs: PathBuf) -> Self {
+        // The largest packet over which an RDMA path carries a page in one piece.
+        Self {
+            hosts: 2,
+            memory_mib: 3000,
+            share: share.to_path_buf(),
+            mtu: 9000,
+            logs,
+        }
+    }
+}
+
+/// Running hosts; dropping it ends them.
+#[derive(Debug)]
+pub struct Testbed {
+    hosts: Vec<Host>,
+    _run_dir: RunDir,
+}
+
+impl Testbed {
+    /// Starts hosts and waits until all answer.
+    ///
+    /// # Errors
+    /// Fails when QEMU cannot be started or a host does not answer in time; the end of its
+    /// console's log is part of the error.
+    pub fn start(config: &TestbedConfig, image: &HostImage) -> Result<Self, TestbedError> {
+        if !(1..=HOSTS_MAX).contains(&config.hosts) {
+            let text = format!(
+                "{} hosts asked, 1 to {HOSTS_MAX} are possible",
+                config.hosts
+            );
+            return Err(TestbedError::Config(text));
+        }
+        let run_dir = RunDir::new().map_err(|e| TestbedError::io("run directory", e))?;
+        // All boot at once.
+        let mut hosts = Vec::new();
+        for number in 1..=config.hosts {
+            hosts.push(Host::launch(number, config, image, run_dir.path())?);
+        }
+        let deadline = cleanup::after(BOOT_DEADLINE);
+        for host in &mut hosts {
+            host.wait_ready(deadline)?;
+        }
+        Ok(Self {
+            hosts,
+            _run_dir: run_dir,
+        })
+    }
+
+    /// Host 1, 2, and so on.
+    ///
+    /// # Panics
+    /// Panics when there is no host of this number, which is a bug of the caller.
+    #[must_use]
+    pub fn host(&self, number: usize) -> &Host {
+        match number
+            .checked_sub(1)
+            .and_then(|index| self.hosts.get(index))
+        {
+            Some(host) => host,
+            None => panic!("host {number} of {}", self.hosts.len()),
+        }
+    }
+
+    /// All hosts.
+    #[must_use]
+    pub fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// Cuts the link between two hosts.
+    ///
+    /// # Errors
+    /// Fails when a host does.
+    pub fn cut_link(&self, a: usize, b: usize) -> Result<(), TestbedError> {
+        self.host(a).check(
+            &["ip", "link", "set", &format!("link{b}"), "down"],
+            COMMAND_DEADLINE,
+        )?;
+        self.host(b).check(
+            &["ip", "link", "set", &format!("link{a}"), "down"],
+            COMMAND_DEADLINE,
+        )?;
+        Ok(())
+    }
+
+    /// Restores a link that was cut.
+    ///
+    /// # Errors
+    /// Fails when a host does.
+    pub fn restore_link(&self, a: usize, b: usize) -> Result<(), TestbedError> {
+        self.host(a)
+            .check(&["/etc/link-up", &b.to_string()], COMMAND_DEADLINE)?;
+        self.host(b)
+            .check(&["/etc/link-up", &a.to_string()], COMMAND_DEADLINE)?;
+        Ok(())
+    }
+
+    /// Delays what leaves a host towards another, and loses some of it.
+    ///
+    /// # Errors
+    /// Fails when the host does.
+    pub fn netem(
+        &self,
+        from: usize,
+        to: usize,
+        delay: Duration,
+        loss_percent: u8,
+    ) -> Result<(), TestbedError> {
+        let (link, delay) = (format!("link{to}"), format!("{}us", delay.as_micros()));
+        let loss = format!("{loss_percent}%");
+        let argv = [
+            "tc", "qdisc", "replace", "dev", &link, "root", "netem", "delay", &delay, "loss", &loss,
+        ];
+        self.host(from).check(&argv, COMMAND_DEADLINE).map(drop)
+    }
+
+    /// Takes away what [`netem`](Self::netem) did, on all links.
+    ///
+    /// # Errors
+    /// Fails when a host does.
+    pub fn clear_netem(&self) -> Result<(), TestbedError> {
+        for host in &self.hosts {
+            // Where there is nothing to delete, tc fails, and that is as good.
+            let script =
+                "for l in /sys/class/net/link*; do tc qdisc del dev ${l##*/} root; done; true";
+            host.run(&["sh", "-c", script], COMMAND_DEADLINE)?;
+        }
+        Ok(())
+    }
+}
