@@ -198,6 +198,12 @@ impl MachineHandle {
         self.shared.control.resume();
     }
 
+    /// Whether every vCPU thread has left the guest for good. False after a run whose end had to
+    /// leave one behind: that thread still waits for a page.
+    pub fn all_vcpus_ended(&self) -> bool {
+        self.shared.control.wait_all_ended(Duration::ZERO)
+    }
+
     /// The time from the start of the run to the guest's init, once the guest has told that by
     /// writing [`devices::BOOT_TIMER_INIT_REACHED`] to port [`devices::BOOT_TIMER_PORT`].
     pub fn time_to_init(&self) -> Option<Duration> {
