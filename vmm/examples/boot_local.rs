@@ -35,6 +35,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     };
     let mut memory_bytes: u64 = 256 << 20;
     let mut pauses: Option<u32> = None;
+    let mut stop = false;
     let mut arguments = std::env::args().skip(1);
     while let Some(flag) = arguments.next() {
         let value = arguments.next().ok_or("a flag needs a value")?;
@@ -44,6 +45,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
             "--cpus" => config.cpus = value.parse()?,
             "--memory" => memory_bytes = value.parse()?,
             "--cmdline" => config.cmdline = command_line(&value),
+            "--stop" => stop = value.parse()?,
             "--pauses" => pauses = Some(value.parse()?),
             _ => return Err(format!("unknown flag {flag}").into()),
         }
@@ -66,6 +68,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
                 eprintln!("paused: {paused}");
                 std::thread::sleep(second);
                 handle.resume();
+            }
+            if stop {
+                handle.stop();
             }
         });
     }

@@ -170,6 +170,8 @@ guest!(
     "2: jmp 2b",
 );
 
+guest!(run_where_no_memory_is, "mov rax, 0xd0000000", "jmp rax");
+
 /// An ELF kernel with `code` at [`ENTRY`].
 fn elf(code: &[u8]) -> Vec<u8> {
     let len = u64::try_from(code.len()).unwrap();
@@ -328,6 +330,21 @@ fn a_triple_fault_ends_with_a_crash_that_names_it() {
     match start(triple_fault::code()).finish().0 {
         Outcome::Crash(text) => {
             assert!(text.contains("triple fault on vCPU 0"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn running_where_no_memory_is_ends_with_a_crash() {
+    if !kvm_is_there() {
+        return;
+    }
+    match start(run_where_no_memory_is::code()).finish().0 {
+        // Which words depends on how the KVM of the host gives up.
+        Outcome::Crash(text) => {
+            println!("{text}");
+            assert!(text.contains("on vCPU 0"), "{text}");
         }
         other => panic!("{other:?}"),
     }
