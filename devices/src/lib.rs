@@ -1,1 +1,56 @@
-//! See the crate's description in Cargo.toml.
+//! Buses and device models of SSI-HV.
+//!
+//! A device here is a few registers behind the [`BusDevice`] trait. The machine monitor puts
+//! devices on a [`Bus`] (one for I/O ports, one for memory-mapped registers), and hands every
+//! access that leaves the guest to the bus. Nothing in this crate knows KVM or the memory
+//! fabric: interrupts go out through an event descriptor ([`EventFdTrigger`]), a request to
+//! power off or to restart through [`MachineEvents`], and console bytes through
+//! [`ConsoleOutput`].
+//!
+//! | device | where | what it is for |
+//! |---|---|---|
+//! | [`SerialPort`] | ports 0x3f8..0x400 | 16550 console |
+//! | [`I8042`] | ports 0x60..0x65 | restart by the keyboard controller |
+//! | [`PmRegisters`] | 6 ports | ACPI PM1 blocks: power off by S5 |
+//! | [`ResetRegister`] | 1 port | ACPI reset register |
+//! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
+//! | [`BootTimer`] | port 0x5f4 | the guest says that its init runs |
+//!
+//! Principles:
+//! - Every value that a guest can choose (offset, width, data) is legal: a device answers it
+//!   or ignores it, and never panics. Property tests hold each device to that.
+//! - Reads that no device answers give all ones, as an ISA bus does.
+//! - Devices never end the process.
+
+mod acpi_pm;
+mod boot_timer;
+mod bus;
+mod console_output;
+mod event;
+mod i8042;
+mod rtc;
+mod serial;
+mod trigger;
+
+pub use acpi_pm::{
+    PM_REGISTERS_LEN, PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, PmRegisters, RESET_VALUE,
+    ResetRegister, S5_SLEEP_TYPE,
+};
+pub use boot_timer::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT, BootTimer};
+pub use bus::{Bus, BusDevice, BusError, BusRange};
+pub use console_output::{CONSOLE_BUFFER_BYTES_MAX, ConsoleOutput};
+pub use event::{MachineEvent, MachineEvents};
+pub use i8042::{I8042, I8042_LEN, I8042_PORT};
+pub use rtc::{CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc, RTC_CENTURY_REGISTER};
+pub use serial::{COM1_IRQ, COM1_PORT, SERIAL_LEN, SerialPort};
+pub use trigger::EventFdTrigger;
+
+use std::sync::{Mutex, MutexGuard};
+
+/// Locks a register file. A panic of another thread cannot have left it half changed: register
+/// updates do not panic.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}

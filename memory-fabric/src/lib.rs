@@ -1,1 +1,60 @@
-//! See the crate's description in Cargo.toml.
+//! Distributed guest memory: paging, transports and donors. Knows nothing of KVM.
+//!
+//! # The life of a fault
+//!
+//! A VM's memory on the node that runs it is one memfd with two views
+//! ([`guest_memory`]). The guest view is KVM's; where a page is at home on a donor
+//! ([`layout`]), the view is registered with userfaultfd ([`uffd`]).
+//!
+//! A vCPU touches a page that is not mapped. The kernel stops it and the fault thread
+//! (`pager::fault`) reads a message with the address. The page's state word ([`page_map`])
+//! decides what to do; the message's own idea of the fault may be out of date:
+//!
+//! - *untouched*: the page is made of zeros, with no traffic;
+//! - *resident*, *on probation*, *being written back*: the bytes are here, the page is mapped;
+//!   an eviction that was under way notices and gives up;
+//! - *remote*: room is taken out of a [budget](fabric::FabricConfig::local_bytes), a request
+//!   goes out on the donor's urgent connection ([`transport`]), and the thread looks for more
+//!   faults and for answers. The page that comes is put into the guest view by UFFDIO_COPY,
+//!   which allocates it, fills it, maps it and wakes the vCPU in one call: write-protected
+//!   when the access was a read, so that a first write is seen.
+//!
+//! The evictor (`pager::evict`) runs ahead of all that. It keeps a reserve of free pages by
+//! unmapping the oldest, watching which are touched again, and sending the others home on the
+//! donor's bulk connection.
+//!
+//! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
+//! connections it makes again when they break. What they say to each other is in [`wire`].
+//!
+//! [`fabric::Fabric`] puts the parts together.
+
+#[cfg(not(loom))]
+pub mod control;
+#[cfg(not(loom))]
+pub mod donor;
+#[cfg(not(loom))]
+pub mod fabric;
+#[cfg(not(loom))]
+pub mod guest_memory;
+#[cfg(not(loom))]
+pub mod layout;
+#[cfg(not(loom))]
+pub mod link;
+#[cfg(not(loom))]
+mod mapping;
+pub mod page;
+pub mod page_map;
+#[cfg(not(loom))]
+mod pager;
+#[cfg(not(loom))]
+pub mod stats;
+mod sync;
+#[cfg(not(loom))]
+pub mod transport;
+#[cfg(not(loom))]
+pub mod uffd;
+#[cfg(not(loom))]
+pub mod wire;
+
+#[cfg(all(test, loom))]
+mod loom_tests;

@@ -1,1 +1,255 @@
-//! The command line.
+//! The command line: what was typed becomes an [`Action`], or one line that says what is wrong.
+
+pub mod address;
+pub mod bench;
+pub mod file;
+pub mod node;
+pub mod planned;
+pub mod validation;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use self::bench::{BenchCommand, BenchFaultConfig};
+use self::file::ConfigFileError;
+use self::node::NodeConfig;
+use crate::config::RunConfig;
+
+/// One virtual machine whose memory is spread over several hosts.
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "ssi-hv",
+    version,
+    arg_required_else_help = true,
+    subcommand_required = true,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_help = "`ssi-hv COMMAND --help` has the flags of a command. Exit codes: docs/exit-codes.md."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    #[command(flatten)]
+    verbosity: Verbosity,
+}
+
+/// How much is said on stderr.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
+pub struct Verbosity {
+    /// Say more on stderr; twice for everything
+    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = "Output")]
+    pub verbose: u8,
+
+    /// Say nothing on stderr but warnings and errors
+    #[arg(
+        short,
+        long,
+        global = true,
+        conflicts_with = "verbose",
+        help_heading = "Output"
+    )]
+    pub quiet: bool,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum Command {
+    /// Boot a guest whose memory may be spread over donors
+    Run(Box<RunArgs>),
+    /// Lend memory of this host to guests on others
+    Node(NodeConfig),
+    /// Tell whether this host is ready, and how to mend what is not
+    Doctor(DoctorConfig),
+    /// Measure what a remote fault costs
+    #[command(subcommand, arg_required_else_help = true)]
+    Bench(BenchCommand),
+}
+
+/// The flags of `run`: the configuration, and where else to take it from.
+#[derive(Clone, Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    config: RunConfig,
+
+    /// Take what is not given here from a file
+    #[arg(
+        long = "config",
+        value_name = "VM.TOML",
+        help_heading = "Configuration"
+    )]
+    file: Option<PathBuf>,
+
+    /// Print the resulting configuration and stop
+    #[arg(long, help_heading = "Configuration")]
+    print_config: bool,
+}
+
+/// The flags of `ssi-hv doctor`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
+pub struct DoctorConfig {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Boot a guest. The configuration is not validated yet.
+    Run(Box<RunConfig>),
+    /// Lend memory. The configuration is not validated yet.
+    Node(NodeConfig),
+    /// Look at this host.
+    Doctor(DoctorConfig),
+    /// Measure faults. The configuration is not validated yet.
+    BenchFault(BenchFaultConfig),
+    /// Print a text that was asked for, such as the help.
+    Print(String),
+}
+
+/// What was typed.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// What is to be done.
+    pub action: Action,
+    /// How much to say meanwhile.
+    pub verbosity: Verbosity,
+}
+
+/// Why the command line cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// A command, flag or value that is wrong, in one line.
+    #[error("{0}")]
+    Usage(String),
+    /// Nothing was asked for: the help, for stderr.
+    #[error("{0}")]
+    NothingAsked(String),
+    /// The configuration file is wrong.
+    #[error(transparent)]
+    File(#[from] ConfigFileError),
+}
+
+/// Reads the command line; the first argument is the name of the program.
+///
+/// # Errors
+///
+/// If it cannot be followed.
+pub fn parse<I, T>(arguments: I) -> Result<Invocation, CliError>
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString>,
+{
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let matched = Cli::command().try_get_matches_from(&arguments);
+    let parsed = matched.and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, matches))
+    });
+    match parsed {
+        Ok((cli, matches)) => invocation(cli, &matches),
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Invocation {
+                action: Action::Print(error.render().to_string()),
+                verbosity: Verbosity::default(),
+            }),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                Err(CliError::NothingAsked(error.render().to_string()))
+            }
+            _ => Err(CliError::Usage(one_line(
+                &error,
+                &command_named(&arguments),
+            ))),
+        },
+    }
+}
+
+fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
+    let action = match cli.command {
+        Command::Run(args) => run_action(*args, matches)?,
+        Command::Node(config) => Action::Node(config),
+        Command::Doctor(config) => Action::Doctor(config),
+        Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
+    };
+    Ok(Invocation {
+        action,
+        verbosity: cli.verbosity,
+    })
+}
+
+fn run_action(args: RunArgs, matches: &ArgMatches) -> Result<Action, CliError> {
+    let config = match (&args.file, matches.subcommand()) {
+        (Some(path), Some((_, run_matches))) => file::merged(path, &args.config, run_matches)?,
+        _ => args.config,
+    };
+    Ok(if args.print_config {
+        Action::Print(file::printed(&config)?)
+    } else {
+        Action::Run(Box::new(config))
+    })
+}
+
+/// What clap says over several lines, in one: the error, its tips, and where to look.
+fn one_line(error: &clap::Error, command: &str) -> String {
+    let text = error.render().to_string();
+    let verb = command.strip_prefix("ssi-hv ").unwrap_or_default();
+
+    let context = |kind| match error.get(kind) {
+        Some(ContextValue::String(value)) => Some(value.as_str()),
+        _ => None,
+    };
+    let planned = match error.kind() {
+        ErrorKind::UnknownArgument => {
+            context(ContextKind::InvalidArg).and_then(|name| planned::flag(verb, name))
+        }
+        ErrorKind::InvalidSubcommand => {
+            context(ContextKind::InvalidSubcommand).and_then(|name| planned::command(verb, name))
+        }
+        _ => None,
+    };
+    if let Some(planned) = planned {
+        return format!(
+            "{} is not there yet in this build; {}",
+            [planned.command, planned.name].join(" ").trim_start(),
+            planned.instead
+        );
+    }
+
+    let said: Vec<_> = text
+        .lines()
+        .take_while(|line| !line.starts_with("Usage: ") && !line.starts_with("For more"))
+        .map(|line| line.trim().trim_start_matches("error: "))
+        .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass"))
+        .map(|line| line.trim_start_matches("tip: ").trim_matches(['[', ']']))
+        .collect();
+    let said = said
+        .join("; ")
+        .replace(":; ", ": ")
+        .replace("invalid digit found in string", "not a whole number")
+        .replace("number too large to fit in target type", "too large");
+    format!("{said}; see `{command} --help`")
+}
+
+/// The command that was meant: `ssi-hv bench fault` of `ssi-hv -v bench fault --memory 1G`.
+fn command_named(arguments: &[OsString]) -> String {
+    let top = Cli::command();
+    let mut command = &top;
+    let mut words = vec![command.get_name()];
+    for argument in arguments.iter().skip(1).filter_map(|word| word.to_str()) {
+        match command.find_subcommand(argument) {
+            Some(found) => {
+                command = found;
+                words.push(found.get_name());
+            }
+            None if argument.starts_with('-') => {}
+            None => break,
+        }
+    }
+    words.join(" ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,116 @@
-//! Exit codes.
+//! The exit codes of `ssi-hv`: what a script can rely on.
+//!
+//! `docs/exit-codes.md` is the same list for readers; a test keeps the two in agreement.
+
+use std::process;
+
+/// How the process ended.
+///
+/// The numbers are a contract with scripts: one may be added, none changes its meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ExitCode {
+    /// The guest shut down, or the command did what it was asked.
+    Success,
+    /// Something on this host failed: a file, a device, memory, KVM; or `doctor` found
+    /// something missing.
+    HostError,
+    /// A flag, a configuration file or a value in them is wrong.
+    Usage,
+    /// The guest asked for a reboot.
+    GuestReboot,
+    /// The guest crashed: a triple fault or an internal error of its virtual CPU.
+    GuestCrash,
+    /// A donor was lost while the guest ran, and memory of the guest with it.
+    DonorLost,
+    /// At the start a donor was not reachable, refused, or lends less than was asked.
+    DonorUnavailable,
+    /// Ended by SIGINT, or by the console's escape sequence.
+    Interrupted,
+    /// Ended by SIGTERM.
+    Terminated,
+}
+
+impl ExitCode {
+    /// Every exit code, in the order of its number.
+    pub const ALL: [Self; 9] = [
+        Self::Success,
+        Self::HostError,
+        Self::Usage,
+        Self::GuestReboot,
+        Self::GuestCrash,
+        Self::DonorLost,
+        Self::DonorUnavailable,
+        Self::Interrupted,
+        Self::Terminated,
+    ];
+
+    /// The number that the shell sees.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::HostError => 1,
+            Self::Usage => 2,
+            Self::GuestReboot => 3,
+            Self::GuestCrash => 4,
+            Self::DonorLost => 5,
+            Self::DonorUnavailable => 6,
+            Self::Interrupted => 130,
+            Self::Terminated => 143,
+        }
+    }
+
+    /// The name of the outcome, as `outcome` in the report has it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Success => "shutdown",
+            Self::HostError => "host-error",
+            Self::Usage => "usage",
+            Self::GuestReboot => "reboot",
+            Self::GuestCrash => "crash",
+            Self::DonorLost => "donor-lost",
+            Self::DonorUnavailable => "donor-unavailable",
+            Self::Interrupted => "interrupted",
+            Self::Terminated => "terminated",
+        }
+    }
+}
+
+impl From<ExitCode> for process::ExitCode {
+    fn from(code: ExitCode) -> Self {
+        Self::from(code.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rows of the table in the document: number and name.
+    fn documented() -> Vec<(u8, String)> {
+        include_str!("../../docs/exit-codes.md")
+            .lines()
+            .filter_map(|line| {
+                let mut cells = line.strip_prefix('|')?.split('|').map(str::trim);
+                let number = cells.next()?.trim_matches('`').parse().ok()?;
+                Some((number, cells.next()?.trim_matches('`').to_owned()))
+            })
+            .collect()
+    }
+
+    #[test]
+    fn the_document_and_the_enum_list_the_same_codes() {
+        let in_code: Vec<_> = ExitCode::ALL
+            .into_iter()
+            .map(|code| (code.code(), code.name().to_owned()))
+            .collect();
+        assert_eq!(documented(), in_code);
+    }
+
+    #[test]
+    fn a_signal_gives_128_and_its_number_as_a_shell_does() {
+        assert_eq!(i32::from(ExitCode::Interrupted.code()), 128 + libc::SIGINT);
+        assert_eq!(i32::from(ExitCode::Terminated.code()), 128 + libc::SIGTERM);
+    }
+}

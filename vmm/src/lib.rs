@@ -1,8 +1,10 @@
 //! The machine monitor of SSI-HV: one KVM guest whose memory the fabric spreads over nodes.
 
 pub mod cli;
+pub mod config;
 pub mod doctor;
 pub mod exit;
+pub mod logging;
 pub mod machine;
 pub mod report;
 pub mod size;

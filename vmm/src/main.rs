@@ -1,2 +1,42 @@
-//! The `ssi-hv` command.
-fn main() {}
+//! The `ssi-hv` command: reads the command line, does what it says, and ends with one exit code.
+
+mod commands;
+
+use std::io::{self, Write};
+use std::process;
+
+use ssi_hv::cli::{self, Action, CliError, Invocation};
+use ssi_hv::exit::ExitCode;
+use ssi_hv::logging;
+
+use crate::commands::{Failure, bench, doctor, node, print, run};
+
+fn main() -> process::ExitCode {
+    let outcome = match cli::parse(std::env::args_os()) {
+        Ok(invocation) => follow(invocation),
+        Err(CliError::NothingAsked(help)) => {
+            // Nobody to tell when stderr is closed; the exit code says it.
+            let _ = write!(io::stderr(), "{help}");
+            return ExitCode::Usage.into();
+        }
+        Err(error) => Err(Failure::new(ExitCode::Usage, error)),
+    };
+    match outcome {
+        Ok(code) => code.into(),
+        Err(failure) => {
+            let _ = writeln!(io::stderr(), "ssi-hv: error: {}", failure.one_line());
+            failure.code().into()
+        }
+    }
+}
+
+fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
+    logging::init(invocation.verbosity);
+    match invocation.action {
+        Action::Run(config) => run::run(&config),
+        Action::Node(config) => node::node(&config),
+        Action::BenchFault(config) => bench::fault(&config),
+        Action::Doctor(config) => doctor::doctor(config),
+        Action::Print(text) => print(&text).map(|()| ExitCode::Success),
+    }
+}

@@ -1,1 +1,382 @@
-//! The report.
+//! The report of a run: JSON for scripts, with a `schema` number.
+//!
+//! A field may be added under the same number; renaming one, removing one or changing its
+//! meaning or unit takes the next.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The version of the report's fields.
+pub const SCHEMA: u32 = 1;
+
+/// Everything that is known about one run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The host that ran the virtual CPUs.
+    pub host: Host,
+    /// The guest.
+    pub guest: Guest,
+    /// How long its start took.
+    pub boot: Boot,
+    /// How pages travelled.
+    pub transport: TransportUsed,
+    /// Every node that took part.
+    pub nodes: Vec<Node>,
+    /// The faults that were served.
+    pub faults: Faults,
+    /// Pages dropped here to make room.
+    pub evictions: u64,
+    /// Pages fetched before they were asked for.
+    pub prefetch: Prefetch,
+    /// Errors in the order of their time, one line each.
+    pub errors: Vec<String>,
+    /// How the run ended: a name from `docs/exit-codes.md`.
+    pub outcome: String,
+    /// The exit code of the process.
+    pub exit_code: u8,
+}
+
+impl Report {
+    /// A report with nothing in it but its schema and the host.
+    #[must_use]
+    pub fn new(host: Host) -> Self {
+        Self {
+            schema: SCHEMA,
+            host,
+            ..Self::default()
+        }
+    }
+}
+
+/// What executes the guest's instructions.
+///
+/// Times from emulated hosts are not representative; only their ratios mean something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Virtualization {
+    /// The processor, by its virtualization extension.
+    Hardware,
+    /// Software, here or in the host's own host.
+    #[default]
+    Emulated,
+}
+
+/// The host that ran the virtual CPUs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Host {
+    /// What executes the guest's instructions.
+    pub virtualization: Virtualization,
+    /// The processor's name.
+    pub cpu_model: String,
+    /// The kernel's release.
+    pub kernel: String,
+}
+
+impl Host {
+    /// Looks at this host.
+    #[must_use]
+    pub fn detect() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            virtualization: virtualization(&cpuinfo, hypervisor_vendor()),
+            cpu_model: cpuinfo_field(&cpuinfo, "model name").to_owned(),
+            kernel: release.trim().to_owned(),
+        }
+    }
+}
+
+/// The guest.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Guest {
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its virtual CPUs.
+    pub cpus: u32,
+    /// The file of its kernel.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<String>,
+}
+
+/// How long the guest's start took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Boot {
+    /// From the start of the process until the guest's init ran, in milliseconds; `null` when
+    /// it was not seen.
+    pub to_init_ms: Option<f64>,
+}
+
+/// How pages travelled.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TransportUsed {
+    /// `tcp`, `loopback`, or `none` when all memory stayed here.
+    pub kind: String,
+    /// The class of the link by measured latency: `rdma`, `fast-tcp`, `slow`; `none` as above.
+    pub tier: String,
+}
+
+/// What a node does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// It runs virtual CPUs.
+    Compute,
+    /// It lends memory.
+    Donor,
+}
+
+/// A node that took part.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Its number; 0 is the compute node.
+    pub id: u32,
+    /// What it did.
+    pub role: Role,
+    /// Where it was reached; `null` for the compute node.
+    pub address: Option<String>,
+    /// Memory of the guest with its home there.
+    pub memory_bytes: u64,
+    /// Pages that came from there.
+    pub pages_fetched: u64,
+    /// Pages that went back there.
+    pub pages_written_back: u64,
+}
+
+/// The faults that were served, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Faults {
+    /// The page's bytes were on another node.
+    pub remote: FaultKind,
+    /// The page was never written, so it was filled with zeroes.
+    pub zero: FaultKind,
+    /// The page's bytes were still here.
+    pub minor: FaultKind,
+    /// Where the time of remote faults went.
+    pub stages: Stages,
+}
+
+/// The faults of one kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FaultKind {
+    /// How many there were.
+    pub count: u64,
+    /// How long each took, in microseconds.
+    pub latency_us: Percentiles,
+}
+
+/// The stages of a remote fault, each in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stages {
+    /// From reading the fault until its request was sent.
+    pub queue: Percentiles,
+    /// From the request until its answer.
+    pub fetch: Percentiles,
+    /// From the answer until the page was mapped.
+    pub install: Percentiles,
+}
+
+/// A distribution, in the unit that the field's name says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Percentiles {
+    /// Half are at most this.
+    pub p50: f64,
+    /// 90 % are at most this.
+    pub p90: f64,
+    /// 99 % are at most this.
+    pub p99: f64,
+    /// 99.9 % are at most this.
+    pub p999: f64,
+    /// The largest.
+    pub max: f64,
+}
+
+/// Pages fetched before they were asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prefetch {
+    /// How many were fetched.
+    pub issued: u64,
+    /// How many of them were touched afterwards.
+    pub used: u64,
+}
+
+/// Why a report cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// Its directory or the file does not allow it.
+    #[error("cannot write --report {}; name a file in a directory that exists, has room and that you may write to", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The contents cannot be JSON.
+    #[error("cannot express the report as JSON")]
+    Json(#[source] serde_json::Error),
+}
+
+/// A place for a report that was found to be writable before the work began.
+///
+/// A regular file is replaced as a whole: readers see the old one or the new one. Anything else
+/// (a pipe, a device) is written to.
+#[derive(Clone, Debug)]
+pub struct ReportFile {
+    /// As it was named, for messages.
+    named: PathBuf,
+    target: Target,
+}
+
+#[derive(Clone, Debug)]
+enum Target {
+    /// A file to replace, and the temporary one beside it.
+    Replace { file: PathBuf, temporary: PathBuf },
+    /// Something that is not a file.
+    Direct(PathBuf),
+}
+
+impl ReportFile {
+    /// Finds out whether a report can be written to `path`, and leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot.
+    pub fn prepare(path: &Path) -> Result<Self, ReportError> {
+        let failed = |source| ReportError::Write {
+            path: path.into(),
+            source,
+        };
+        let target = target_of(path).map_err(failed)?;
+        match &target {
+            Target::Replace { temporary, .. } => {
+                create_new(temporary).map_err(failed)?;
+                fs::remove_file(temporary).map_err(failed)?;
+            }
+            // A pipe is not opened early: its reader would see an end.
+            Target::Direct(_) => {}
+        }
+        Ok(Self {
+            named: path.into(),
+            target,
+        })
+    }
+
+    /// Writes a report, or anything else that is written the same way.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written; an older file is then still there, whole.
+    pub fn write(&self, report: &impl Serialize) -> Result<(), ReportError> {
+        let mut text = serde_json::to_vec_pretty(report).map_err(ReportError::Json)?;
+        text.push(b'\n');
+        let written = match &self.target {
+            Target::Replace { file, temporary } => replace(file, temporary, &text),
+            Target::Direct(path) => OpenOptions::new()
+                .write(true)
+                .open(path)
+                .and_then(|mut file| file.write_all(&text)),
+        };
+        written.map_err(|source| ReportError::Write {
+            path: self.named.clone(),
+            source,
+        })
+    }
+}
+
+fn target_of(path: &Path) -> io::Result<Target> {
+    let file = match fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(found) if !found.is_file() => return Ok(Target::Direct(path.into())),
+        // Through a symbolic link, so that what it points to is replaced and not the link.
+        Ok(_) => fs::canonicalize(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.into(),
+        Err(error) => return Err(error),
+    };
+    let name = file
+        .file_name()
+        .ok_or(io::ErrorKind::InvalidFilename)?
+        .to_os_string();
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(format!(".{}.tmp", std::process::id()));
+    let temporary = file.with_file_name(hidden);
+    Ok(Target::Replace { file, temporary })
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+fn replace(file: &Path, temporary: &Path, text: &[u8]) -> io::Result<()> {
+    let written = create_new(temporary).and_then(|mut opened| {
+        opened.write_all(text)?;
+        opened.sync_all()?;
+        fs::rename(temporary, file)
+    });
+    if written.is_err() {
+        // The error that matters is the first; a temporary file that was never made is no other.
+        let _ = fs::remove_file(temporary);
+    }
+    written
+}
+
+/// The value of a field in `/proc/cpuinfo`, of the first processor.
+pub(crate) fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> &'a str {
+    cpuinfo
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(field, _)| field.trim() == name)
+        .map_or("unknown", |(_, value)| value.trim())
+}
+
+/// Whether the processor has a virtualization extension, as `/proc/cpuinfo` says.
+pub(crate) fn has_virtualization_extension(cpuinfo: &str) -> bool {
+    cpuinfo_field(cpuinfo, "flags")
+        .split_whitespace()
+        .any(|flag| matches!(flag, "svm" | "vmx"))
+}
+
+/// The hypervisor signature of QEMU's emulator, in which the extension itself is emulated.
+pub(crate) const TCG_VENDOR: [u8; 12] = *b"TCGTCGTCGTCG";
+
+fn virtualization(cpuinfo: &str, vendor: Option<[u8; 12]>) -> Virtualization {
+    if has_virtualization_extension(cpuinfo) && vendor != Some(TCG_VENDOR) {
+        Virtualization::Hardware
+    } else {
+        Virtualization::Emulated
+    }
+}
+
+/// The signature of the hypervisor that this host runs under, if it does.
+///
+/// CPUID leaf 1, bit 31 of ECX, and leaf 0x4000_0000, EBX, ECX, EDX.
+#[cfg(target_arch = "x86_64")]
+#[allow(
+    unused_unsafe,
+    reason = "the intrinsic is safe in newer toolchains than the oldest supported"
+)]
+pub(crate) fn hypervisor_vendor() -> Option<[u8; 12]> {
+    use std::arch::x86_64::__cpuid;
+
+    // SAFETY: every x86-64 processor has CPUID and leaf 1; the instruction touches no memory.
+    let features = unsafe { __cpuid(1) };
+    if features.ecx & (1 << 31) == 0 {
+        return None;
+    }
+    // SAFETY: as above; the leaf exists because the hypervisor bit is set.
+    let signature = unsafe { __cpuid(0x4000_0000) };
+    let mut vendor = [0; 12];
+    let registers = [signature.ebx, signature.ecx, signature.edx];
+    for (piece, register) in vendor.chunks_exact_mut(4).zip(registers) {
+        piece.copy_from_slice(&register.to_le_bytes());
+    }
+    Some(vendor)
+}
+
+#[cfg(test)]
+#[path = "cli/report_tests.rs"]
+mod tests;

@@ -1,1 +1,500 @@
 //! The virtual machine.
+//!
+//! A [`Machine`] is built from a [`MachineConfig`], from guest memory that the caller has
+//! mapped as [`guest_memory_ranges`] says, and from a [`ConsoleConfig`]. [`Machine::run`] boots
+//! it and gives back how it ended:
+//!
+//! ```no_run
+//! use ssi_hv::machine::{
+//!     ConsoleConfig, Machine, MachineConfig, command_line, guest_memory_ranges,
+//! };
+//! use vm_memory::GuestMemoryMmap;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let ranges: Vec<_> = guest_memory_ranges(1 << 30)
+//!     .into_iter()
+//!     .map(|(start, bytes)| (start, usize::try_from(bytes).unwrap()))
+//!     .collect();
+//! let memory = GuestMemoryMmap::from_ranges(&ranges)?;
+//! let config = MachineConfig {
+//!     kernel: "vmlinuz".into(),
+//!     initrd: None,
+//!     cmdline: command_line("quiet"),
+//!     cpus: 2,
+//! };
+//! let machine = Machine::new(&config, memory, ConsoleConfig::stdio())?;
+//! let handle = machine.handle();
+//! let outcome = machine.run()?;
+//! println!("{outcome:?}, init after {:?}", handle.time_to_init());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The life of a machine
+//!
+//! [`Machine::new`] opens KVM, maps the memory, loads kernel and initrd, writes the boot
+//! structures and creates the vCPUs. [`Machine::run`] starts a thread for each vCPU and serves
+//! the devices on the calling thread until the guest switches itself off or restarts, crashes,
+//! or a [`MachineHandle`] stops it.
+//!
+//! # Memory that is not there yet
+//!
+//! Any touch of guest memory, by a vCPU or by this module, may wait for a pager: the memory may
+//! be backed by userfaultfd. So no lock that a pager could want is held here while guest memory
+//! is touched, memory is taken to be zero where nobody wrote, and it is never touched as a
+//! whole. A vCPU that waits for a page cannot be made to leave the guest before the page is
+//! served. Pausing therefore only asks ([`MachineHandle::pause`]), and ending waits no longer
+//! than [`STOP_TIME_MAX`] before it leaves such a thread behind, to die with the process.
+
+mod acpi;
+mod boot_params;
+mod console;
+mod control;
+mod cpuid;
+mod elf_check;
+mod error;
+mod irqchip;
+mod kernel;
+mod layout;
+mod payload;
+mod regs;
+mod terminal;
+mod vcpu;
+
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use devices::{
+    BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_IRQ, COM1_PORT, CmosRtc,
+    ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvent, MachineEvents,
+    PM_REGISTERS_LEN, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
+};
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
+use kvm_ioctls::{Cap, Kvm, VmFd};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vmm_sys_util::epoll::EventSet;
+
+pub use console::ConsoleConfig;
+pub use elf_check::ElfError;
+pub use error::MachineError;
+pub use kernel::KernelError;
+pub use layout::{
+    DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, guest_memory_ranges,
+};
+pub use payload::KERNEL_BYTES_MAX;
+pub use terminal::{RawTerminal, restore_terminal};
+
+use acpi::AcpiTables;
+use console::ConsoleInput;
+use control::Control;
+use irqchip::InterruptController;
+use vcpu::{Shared, Vcpu};
+
+/// The device through which KVM is reached.
+pub const KVM_PATH: &str = "/dev/kvm";
+
+/// The most vCPUs of a machine. One host has seldom more to give, and every number fits the
+/// 8-bit ids of the interrupt controllers.
+pub const VCPUS_MAX: u8 = 64;
+
+/// How long ending a run waits for vCPU threads. One that waits for a remote page cannot leave
+/// the guest before the page comes; it is left behind after this time.
+pub const STOP_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// How long ending a run waits for a slow console to take the last output.
+pub const CONSOLE_DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// The command line that a stock kernel needs here: its console on the serial port, and an
+/// immediate restart after a panic, which ends the run with [`Outcome::Reboot`]. Restarting goes
+/// by the ACPI reset register, the kernel's own default.
+pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
+
+/// [`DEFAULT_CMDLINE`] with `extra` appended. Of parameters that contradict each other kernels
+/// take the last, so `extra` can overrule each default.
+pub fn command_line(extra: &str) -> String {
+    match extra.trim() {
+        "" => DEFAULT_CMDLINE.to_owned(),
+        extra => format!("{DEFAULT_CMDLINE} {extra}"),
+    }
+}
+
+/// What machine to build.
+#[derive(Clone, Debug)]
+pub struct MachineConfig {
+    /// A kernel for x86-64: an ELF file (`vmlinux`) or a bzImage (`vmlinuz`).
+    pub kernel: PathBuf,
+    /// The archive of the first root file system, if any.
+    pub initrd: Option<PathBuf>,
+    /// The whole command line of the kernel; see [`command_line`].
+    pub cmdline: String,
+    /// Number of vCPUs, 1 to [`VCPUS_MAX`].
+    pub cpus: u8,
+}
+
+/// How a run ended, from the guest's point of view.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The guest has switched itself off.
+    Shutdown,
+    /// The guest has asked for a restart.
+    Reboot,
+    /// The guest has run into something from which no CPU goes on: a triple fault, or a state
+    /// that KVM cannot run. The text has the reason, the vCPU and its instruction pointer.
+    Crash(String),
+    /// [`MachineHandle::stop`] was called, or the user typed the escape sequence.
+    Stopped,
+}
+
+impl From<MachineEvent> for Outcome {
+    fn from(event: MachineEvent) -> Self {
+        match event {
+            MachineEvent::Shutdown => Self::Shutdown,
+            MachineEvent::Reboot => Self::Reboot,
+        }
+    }
+}
+
+/// A machine that is ready to run.
+#[derive(Debug)]
+pub struct Machine {
+    shared: Arc<Shared>,
+    vcpus: Vec<Vcpu>,
+    serial: Arc<SerialPort>,
+    console_input: Option<std::os::fd::OwnedFd>,
+    console_output: ConsoleOutput,
+    boot_timer: Arc<BootTimer>,
+}
+
+/// Acts on a machine from any thread, also after its end.
+#[derive(Clone, Debug)]
+pub struct MachineHandle {
+    shared: Arc<Shared>,
+    boot_timer: Arc<BootTimer>,
+}
+
+impl MachineHandle {
+    /// Ends the run with [`Outcome::Stopped`], unless it has ended. Does not wait.
+    pub fn stop(&self) {
+        self.shared.control.end(Ok(Outcome::Stopped));
+    }
+
+    /// Asks all vCPUs to leave the guest and wait. Does not wait for them: a vCPU that waits
+    /// for a page stays where it is until the page is served.
+    pub fn pause(&self) {
+        self.shared.control.pause();
+    }
+
+    /// Waits up to `limit` until a pause that was asked for has reached every vCPU; false when
+    /// it has not, or when none was asked for.
+    pub fn wait_until_paused(&self, limit: Duration) -> bool {
+        self.shared.control.wait_paused(limit)
+    }
+
+    /// Lets the vCPUs run again. The guest's watchdogs are told that it stood still.
+    pub fn resume(&self) {
+        self.shared.control.resume();
+    }
+
+    /// The time from the start of the run to the guest's init, once the guest has told that by
+    /// writing [`devices::BOOT_TIMER_INIT_REACHED`] to port [`devices::BOOT_TIMER_PORT`].
+    pub fn time_to_init(&self) -> Option<Duration> {
+        self.boot_timer.to_init()
+    }
+}
+
+impl Machine {
+    /// Builds a machine with `memory`, whose regions are exactly those of
+    /// [`guest_memory_ranges`] for its size.
+    ///
+    /// # Errors
+    ///
+    /// Every error says what is wrong with which value, and what mends it.
+    pub fn new(
+        config: &MachineConfig,
+        memory: GuestMemoryMmap,
+        console: ConsoleConfig,
+    ) -> Result<Self, MachineError> {
+        MachineError::check_cpus(u32::from(config.cpus), u32::from(VCPUS_MAX))?;
+        let size = layout::check_memory(&memory)?;
+        let kvm = open_kvm()?;
+        let host_limit = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX);
+        MachineError::check_cpus(u32::from(config.cpus), host_limit)?;
+
+        let kernel = kernel::load_kernel(&config.kernel, &memory, size.low_end)?;
+        tracing::debug!(format = ?kernel.format, entry = kernel.entry.0, end = kernel.end, "kernel");
+        let initrd = match &config.initrd {
+            Some(path) => Some(boot_params::load_initrd(path, &memory, size, kernel.end)?),
+            None => None,
+        };
+        let rsdp = AcpiTables::new(config.cpus).write(&memory)?;
+        boot_params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
+        regs::write_boot_tables(&memory)?;
+
+        let vm = create_vm(&kvm)?;
+        map_memory(&vm, &memory)?;
+        let interrupts = InterruptController::in_kernel(&vm)?;
+
+        let com1_interrupt =
+            EventFdTrigger::new().map_err(MachineError::host("create an event descriptor"))?;
+        interrupts.connect(&vm, &com1_interrupt, COM1_IRQ)?;
+        let console_output = ConsoleOutput::spawn(console.output)
+            .map_err(MachineError::host("start the console thread"))?;
+        let serial = SerialPort::new(com1_interrupt, console_output.clone())
+            .map_err(MachineError::host("create an event descriptor"))?;
+        let serial = Arc::new(serial);
+        let boot_timer = Arc::new(BootTimer::new());
+        let events =
+            MachineEvents::new().map_err(MachineError::host("create an event descriptor"))?;
+        let ports = port_bus(&serial, &boot_timer, &events)?;
+
+        let supported = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(MachineError::kvm("tell its CPU features"))?;
+        let tsc_deadline = interrupts.has_tsc_deadline(&vm);
+        let vcpus = (0..config.cpus)
+            .map(|id| {
+                let cpuid = cpuid::for_cpu(supported.as_slice(), id, config.cpus, tsc_deadline);
+                create_vcpu(&vm, &interrupts, id, &cpuid)
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        if let Some(boot_processor) = vcpus.first() {
+            regs::set_boot_registers(&boot_processor.fd, kernel.entry)?;
+        }
+
+        let control = Control::new(vcpus.len())
+            .map_err(MachineError::host("prepare for the control of vCPUs"))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                ports,
+                mmio: Bus::mmio(),
+                events,
+                control,
+                _vm: vm,
+                _memory: memory,
+            }),
+            vcpus,
+            serial,
+            console_input: console.input,
+            console_output,
+            boot_timer,
+        })
+    }
+
+    /// A handle to the machine.
+    pub fn handle(&self) -> MachineHandle {
+        MachineHandle {
+            shared: Arc::clone(&self.shared),
+            boot_timer: Arc::clone(&self.boot_timer),
+        }
+    }
+
+    /// Runs the machine to its end, on the calling thread and one for each vCPU. While it runs
+    /// a console on a terminal is in raw mode.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the host cannot run the machine; crashes of the guest are outcomes.
+    pub fn run(mut self) -> Result<Outcome, MachineError> {
+        let raw_terminal = self.enter_raw_mode();
+        let served = self.serve();
+        if let Err(error) = served {
+            self.shared.control.end(Err(error));
+        }
+        if !self.shared.control.wait_all_ended(STOP_TIME_MAX) {
+            tracing::warn!(
+                "a vCPU did not leave the guest within {STOP_TIME_MAX:?}; its thread is left behind"
+            );
+        }
+        let lost_bytes = self.console_output.close(CONSOLE_DRAIN_TIME_MAX);
+        if lost_bytes > 0 {
+            tracing::warn!(lost_bytes, "the console did not take all output");
+        }
+        drop(raw_terminal);
+        self.shared
+            .control
+            .take_end()
+            .unwrap_or(Ok(Outcome::Stopped))
+    }
+
+    fn enter_raw_mode(&self) -> Option<RawTerminal> {
+        let fd = self.console_input.as_ref()?.as_raw_fd();
+        match RawTerminal::enter(fd) {
+            Ok(Some(raw)) => {
+                use std::io::Write;
+                // Not worth a failure, should standard error be closed.
+                let _ = writeln!(std::io::stderr(), "ssi-hv: type Ctrl-A x to stop the guest");
+                Some(raw)
+            }
+            Ok(None) => None,
+            Err(error) => {
+                tracing::warn!(%error, "the terminal does not go into raw mode");
+                None
+            }
+        }
+    }
+
+    /// Starts the vCPUs, and serves the devices until the run has ended.
+    fn serve(&mut self) -> Result<(), MachineError> {
+        let mut manager: EventManager<Box<dyn MutEventSubscriber>> =
+            EventManager::new().map_err(MachineError::EventLoop)?;
+        manager.add_subscriber(Box::new(EndWatcher {
+            shared: Arc::clone(&self.shared),
+        }));
+        if let Some(input) = self.console_input.take() {
+            manager.add_subscriber(Box::new(ConsoleInput::new(
+                input,
+                Arc::clone(&self.serial),
+                Arc::clone(&self.shared),
+            )));
+        }
+        if !self.shared.control.has_ended() {
+            self.boot_timer.start();
+            for vcpu in self.vcpus.drain(..) {
+                // Ends are counted, not joined: a thread may have to be left behind.
+                vcpu.spawn(Arc::clone(&self.shared))
+                    .map_err(MachineError::host("start the thread of a vCPU"))?;
+            }
+        }
+        while !self.shared.control.has_ended() {
+            manager.run().map_err(MachineError::EventLoop)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Lets the console's thread end also when the machine was never run.
+        self.console_output.close(Duration::ZERO);
+    }
+}
+
+/// Ends the device loop, and the run when a device asks for that.
+struct EndWatcher {
+    shared: Arc<Shared>,
+}
+
+impl MutEventSubscriber for EndWatcher {
+    fn init(&mut self, ops: &mut EventOps) {
+        for fd in [self.shared.events.event_fd(), self.shared.control.wake_fd()] {
+            if let Err(error) = ops.add(Events::new(fd, EventSet::IN)) {
+                let error = MachineError::EventLoop(error);
+                self.shared.control.end(Err(error));
+            }
+        }
+    }
+
+    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
+        if let Some(event) = self.shared.events.get() {
+            self.shared.control.end(Ok(event.into()));
+        }
+    }
+}
+
+fn open_kvm() -> Result<Kvm, MachineError> {
+    let kvm = Kvm::new().map_err(MachineError::open_kvm)?;
+    let found = kvm.get_api_version();
+    if u32::try_from(found) != Ok(KVM_API_VERSION) {
+        return Err(MachineError::KvmVersion { found });
+    }
+    for (capability, name) in [
+        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+        (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
+        (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
+    ] {
+        if !kvm.check_extension(capability) {
+            return Err(MachineError::KvmCapability { name });
+        }
+    }
+    Ok(kvm)
+}
+
+fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
+    let vm = loop {
+        match kvm.create_vm() {
+            // A signal came while KVM waited for its locks.
+            Err(error) if error.errno() == libc::EINTR => {}
+            result => break result.map_err(MachineError::kvm("create a virtual machine"))?,
+        }
+    };
+    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP_START)
+        .map_err(MachineError::kvm("place its identity map"))?;
+    vm.set_tss_address(layout::KVM_TSS_START)
+        .map_err(MachineError::kvm("place its task state"))?;
+    Ok(vm)
+}
+
+/// Maps each region of `memory` into the VM, one slot a region.
+fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MachineError> {
+    for (slot, region) in (0..).zip(memory.iter()) {
+        let host_address = region.as_ptr();
+        let mapping = kvm_userspace_memory_region {
+            slot,
+            flags: 0,
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: host_address.expose_provenance() as u64,
+        };
+        // SAFETY: the range is that of a live mapping, of which `memory` owns `memory_size`
+        // bytes. It stays mapped while the VM can run: `Shared` holds both the memory and the
+        // VM, closes the VM first, and is held by every vCPU thread. Slots are distinct, and
+        // the guest addresses were checked not to overlap.
+        unsafe { vm.set_user_memory_region(mapping) }.map_err(|error| MachineError::MapMemory {
+            address: region.start_addr().0,
+            bytes: region.len(),
+            source: error.into(),
+        })?;
+    }
+    Ok(())
+}
+
+/// The port devices, each at its place.
+fn port_bus(
+    serial: &Arc<SerialPort>,
+    boot_timer: &Arc<BootTimer>,
+    events: &MachineEvents,
+) -> Result<Bus, MachineError> {
+    let mut ports = Bus::port_io();
+    ports.insert(COM1_PORT, SERIAL_LEN, Arc::clone(serial) as _)?;
+    ports.insert(I8042_PORT, I8042_LEN, Arc::new(I8042::new(events.clone())))?;
+    ports.insert(CMOS_RTC_PORT, CMOS_RTC_LEN, Arc::new(CmosRtc::new()))?;
+    ports.insert(BOOT_TIMER_PORT, 1, Arc::clone(boot_timer) as _)?;
+    ports.insert(
+        u64::from(layout::PM_PORT),
+        PM_REGISTERS_LEN,
+        Arc::new(PmRegisters::new(events.clone())),
+    )?;
+    ports.insert(
+        u64::from(layout::RESET_PORT),
+        1,
+        Arc::new(ResetRegister::new(events.clone())),
+    )?;
+    Ok(ports)
+}
+
+fn create_vcpu(
+    vm: &VmFd,
+    interrupts: &InterruptController,
+    id: u8,
+    cpuid: &[kvm_bindings::kvm_cpuid_entry2],
+) -> Result<Vcpu, MachineError> {
+    let fd = vm
+        .create_vcpu(u64::from(id))
+        .map_err(MachineError::kvm("create a vCPU"))?;
+    let cpuid = CpuId::from_entries(cpuid).map_err(|error| MachineError::Kvm {
+        action: "take so many CPU features",
+        source: std::io::Error::other(format!("{error:?}")),
+    })?;
+    fd.set_cpuid2(&cpuid)
+        .map_err(MachineError::kvm("set the CPU features"))?;
+    regs::set_firmware_state(&fd)?;
+    interrupts.set_up_cpu(&fd)?;
+    Ok(Vcpu {
+        index: usize::from(id),
+        fd,
+    })
+}

@@ -1,0 +1,191 @@
+//! The ACPI fixed hardware that a guest needs to switch itself off and to restart.
+//!
+//! ACPI specification 6.5, sections 4.8.3.1 (PM1 event), 4.8.3.2 (PM1 control) and 4.8.3.6
+//! (reset register).
+
+use std::sync::Mutex;
+
+use crate::bus::{BusDevice, read_bytes, write_bytes};
+use crate::event::{MachineEvent, MachineEvents};
+
+/// Offset of the PM1a event block: status (2 bytes), then enable (2 bytes).
+pub const PM1_EVENT_OFFSET: u64 = 0;
+/// Offset of the PM1a control register (2 bytes).
+pub const PM1_CONTROL_OFFSET: u64 = 4;
+/// Ports of the whole block.
+pub const PM_REGISTERS_LEN: u64 = 6;
+
+/// The SLP_TYP value that means S5 (soft off) on this machine; `\_S5` in the DSDT names it.
+pub const S5_SLEEP_TYPE: u8 = 5;
+
+/// PM1 control: ACPI mode is on. There is no other mode here, so it is always set.
+const SCI_EN: u16 = 1 << 0;
+const SLP_TYP_SHIFT: u32 = 10;
+const SLP_TYP_MASK: u16 = 0b111 << SLP_TYP_SHIFT;
+/// PM1 control: go to the state in SLP_TYP. Write-only.
+const SLP_EN: u16 = 1 << 13;
+
+#[derive(Debug, Default)]
+struct Pm1 {
+    status: u16,
+    enable: u16,
+    control: u16,
+}
+
+/// PM1a event and control blocks. Sleeping in state S5 asks the machine to shut down; other
+/// sleep states are ignored, none being announced.
+#[derive(Debug)]
+pub struct PmRegisters {
+    registers: Mutex<Pm1>,
+    events: MachineEvents,
+}
+
+impl PmRegisters {
+    /// Registers that signal a power-off to `events`.
+    pub fn new(events: MachineEvents) -> Self {
+        Self {
+            registers: Mutex::new(Pm1::default()),
+            events,
+        }
+    }
+}
+
+/// `word` with the byte at `index` (0 or 1) replaced.
+fn with_byte(word: u16, index: u64, byte: u8) -> u16 {
+    let [low, high] = word.to_le_bytes();
+    match index {
+        0 => u16::from_le_bytes([byte, high]),
+        _ => u16::from_le_bytes([low, byte]),
+    }
+}
+
+impl BusDevice for PmRegisters {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let registers = crate::lock(&self.registers);
+        read_bytes(offset, data, |at| {
+            let word = match at / 2 {
+                0 => registers.status,
+                1 => registers.enable,
+                2 => registers.control | SCI_EN,
+                _ => return 0xff,
+            };
+            let [low, high] = word.to_le_bytes();
+            if at % 2 == 0 { low } else { high }
+        });
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let mut registers = crate::lock(&self.registers);
+        write_bytes(offset, data, |at, byte| match at / 2 {
+            // Status bits are cleared by writing ones.
+            0 => registers.status &= !with_byte(0, at % 2, byte),
+            1 => registers.enable = with_byte(registers.enable, at % 2, byte),
+            2 => {
+                let value = with_byte(registers.control, at % 2, byte);
+                registers.control = value & !SLP_EN;
+                let sleep_type = (value & SLP_TYP_MASK) >> SLP_TYP_SHIFT;
+                if value & SLP_EN != 0 && sleep_type == u16::from(S5_SLEEP_TYPE) {
+                    self.events.signal(MachineEvent::Shutdown);
+                }
+            }
+            _ => {}
+        });
+    }
+}
+
+/// The bit of [`ResetRegister`] that resets the CPU; that of port 0xcf9 of common chipsets.
+const RESET_CPU: u8 = 1 << 2;
+/// The value that the FADT tells the guest to write.
+pub const RESET_VALUE: u8 = 0x06;
+
+/// A register of one byte that restarts the machine when bit 2 is written.
+#[derive(Debug)]
+pub struct ResetRegister {
+    events: MachineEvents,
+}
+
+impl ResetRegister {
+    /// A register that signals a restart to `events`.
+    pub fn new(events: MachineEvents) -> Self {
+        Self { events }
+    }
+}
+
+impl BusDevice for ResetRegister {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        write_bytes(offset, data, |at, byte| {
+            if at == 0 && byte & RESET_CPU != 0 {
+                self.events.signal(MachineEvent::Reboot);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read_word(device: &PmRegisters, offset: u64) -> u16 {
+        let mut data = [0; 2];
+        device.read(offset, &mut data);
+        u16::from_le_bytes(data)
+    }
+
+    #[test]
+    fn sleeping_in_s5_asks_for_a_shutdown_when_slp_en_is_written() {
+        let events = MachineEvents::new().unwrap();
+        let device = PmRegisters::new(events.clone());
+        let s5 = u16::from(S5_SLEEP_TYPE) << SLP_TYP_SHIFT;
+        device.write(PM1_CONTROL_OFFSET, &s5.to_le_bytes());
+        assert_eq!(events.get(), None);
+        assert_eq!(read_word(&device, PM1_CONTROL_OFFSET), s5 | SCI_EN);
+        device.write(PM1_CONTROL_OFFSET, &(s5 | SLP_EN).to_le_bytes());
+        assert_eq!(events.get(), Some(MachineEvent::Shutdown));
+        // SLP_EN reads as zero.
+        assert_eq!(read_word(&device, PM1_CONTROL_OFFSET), s5 | SCI_EN);
+    }
+
+    #[test]
+    fn other_sleep_states_are_ignored() {
+        let events = MachineEvents::new().unwrap();
+        let device = PmRegisters::new(events.clone());
+        for sleep_type in (0..8u16).filter(|t| *t != u16::from(S5_SLEEP_TYPE)) {
+            let value = (sleep_type << SLP_TYP_SHIFT) | SLP_EN;
+            device.write(PM1_CONTROL_OFFSET, &value.to_le_bytes());
+        }
+        assert_eq!(events.get(), None);
+    }
+
+    #[test]
+    fn the_reset_value_asks_for_a_reboot() {
+        let events = MachineEvents::new().unwrap();
+        let device = ResetRegister::new(events.clone());
+        device.write(0, &[0x02]);
+        assert_eq!(events.get(), None);
+        device.write(0, &[RESET_VALUE]);
+        assert_eq!(events.get(), Some(MachineEvent::Reboot));
+    }
+
+    proptest! {
+        #[test]
+        fn any_access_is_survived(offset: u64, data: Vec<u8>) {
+            let events = MachineEvents::new().unwrap();
+            let offset = offset >> 1;
+            for device in [
+                &PmRegisters::new(events.clone()) as &dyn BusDevice,
+                &ResetRegister::new(events.clone()),
+            ] {
+                device.write(offset, &data);
+                device.write(offset % 8, &data);
+                device.read(offset, &mut data.clone());
+                device.read(offset % 8, &mut data.clone());
+            }
+        }
+    }
+}

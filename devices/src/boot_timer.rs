@@ -1,0 +1,88 @@
+//! How long the guest took to its init.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use crate::bus::{BusDevice, write_bytes};
+
+/// The port to which the guest's init writes [`BOOT_TIMER_INIT_REACHED`].
+pub const BOOT_TIMER_PORT: u64 = 0x5f4;
+/// The byte that means that the guest's init runs.
+pub const BOOT_TIMER_INIT_REACHED: u8 = 0x7b;
+
+/// Measures from [`start`](Self::start) to the first time that the guest writes
+/// [`BOOT_TIMER_INIT_REACHED`]. Later writes and other values are ignored; reads give 0xff.
+#[derive(Debug, Default)]
+pub struct BootTimer {
+    start: OnceLock<Instant>,
+    to_init: OnceLock<Duration>,
+}
+
+impl BootTimer {
+    /// A timer that does not run yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Starts the timer, at the moment when the first vCPU is about to run. Only the first call
+    /// counts.
+    pub fn start(&self) {
+        self.start.get_or_init(Instant::now);
+    }
+
+    /// The time from the start to the guest's init, or None when the guest has not said yet
+    /// that its init runs.
+    pub fn to_init(&self) -> Option<Duration> {
+        self.to_init.get().copied()
+    }
+}
+
+impl BusDevice for BootTimer {
+    fn read(&self, _offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        write_bytes(offset, data, |at, byte| {
+            if at == 0
+                && byte == BOOT_TIMER_INIT_REACHED
+                && let Some(start) = self.start.get()
+            {
+                let to_init = *self.to_init.get_or_init(|| start.elapsed());
+                tracing::debug!(?to_init, "the guest says that its init runs");
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_first_report_counts() {
+        let timer = BootTimer::new();
+        timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
+        assert_eq!(timer.to_init(), None, "it was not started");
+        timer.start();
+        timer.write(0, &[0x7a]);
+        assert_eq!(timer.to_init(), None);
+        timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
+        let first = timer.to_init();
+        assert!(first.is_some());
+        timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
+        assert_eq!(timer.to_init(), first);
+    }
+
+    proptest! {
+        #[test]
+        fn any_access_is_survived(offset: u64, data: Vec<u8>) {
+            let timer = BootTimer::new();
+            timer.start();
+            timer.write(offset >> 1, &data);
+            timer.read(offset >> 1, &mut data.clone());
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! The way of console bytes from vCPU threads to a writer that may be slow.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How many bytes wait for the writer before vCPUs that write to the console are held back:
+/// enough for any boot log to pass while a terminal is slow, and too little to hurt.
+pub const CONSOLE_BUFFER_BYTES_MAX: usize = 256 * 1024;
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: VecDeque<u8>,
+    /// The writer thread holds bytes that it has not written yet.
+    writing: bool,
+    /// No vCPU is held back any more, and the writer thread ends when the buffer is empty.
+    closed: bool,
+    /// The writer failed: all bytes are thrown away.
+    failed: bool,
+    lost_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Bytes came, or the output was closed.
+    more: Condvar,
+    /// Bytes left.
+    less: Condvar,
+}
+
+/// A buffer of [`CONSOLE_BUFFER_BYTES_MAX`] bytes with a thread that empties it into a writer.
+///
+/// Nothing is lost while the writer works: when the buffer is full, [`wait_for_room`] holds the
+/// vCPU back. [`close`] ends that, waits for the buffer to empty, and gives up at a deadline.
+/// Clones share the buffer.
+///
+/// [`wait_for_room`]: Self::wait_for_room
+/// [`close`]: Self::close
+#[derive(Clone, Debug)]
+pub struct ConsoleOutput {
+    shared: Arc<Shared>,
+}
+
+impl ConsoleOutput {
+    /// Starts the thread that writes to `writer`.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the thread cannot be started.
+    pub fn spawn(mut writer: Box<dyn Write + Send>) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let of_thread = Arc::clone(&shared);
+        thread::Builder::new()
+            .name("console-out".to_owned())
+            .spawn(move || of_thread.pump(writer.as_mut()))?;
+        Ok(Self { shared })
+    }
+
+    /// Waits until the buffer has room, or is closed. Call it without a lock that others need.
+    pub fn wait_for_room(&self) {
+        let state = crate::lock(&self.shared.state);
+        let full =
+            |s: &mut State| s.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX && !s.closed && !s.failed;
+        drop(
+            self.shared
+                .less
+                .wait_while(state, full)
+                .unwrap_or_else(|poisoned| poisoned.into_inner()),
+        );
+    }
+
+    /// Adds a byte. Never blocks: callers that came past [`wait_for_room`](Self::wait_for_room)
+    /// together may exceed the limit by a byte each.
+    pub fn push(&self, byte: u8) {
+        let mut state = crate::lock(&self.shared.state);
+        let hopeless = state.closed && state.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX;
+        if state.failed || hopeless {
+            state.lost_bytes += 1;
+            return;
+        }
+        state.bytes.push_back(byte);
+        if state.bytes.len() == 1 {
+            self.shared.more.notify_one();
+        }
+    }
+
+    /// Lets go of vCPUs that wait for room, waits up to `limit` until all bytes are written,
+    /// and answers how many bytes were not.
+    pub fn close(&self, limit: Duration) -> u64 {
+        let deadline = Instant::now() + limit;
+        let mut state = crate::lock(&self.shared.state);
+        state.closed = true;
+        self.shared.more.notify_all();
+        self.shared.less.notify_all();
+        while state.writing || !state.bytes.is_empty() {
+            let now = Instant::now();
+            if now >= deadline {
+                break;
+            }
+            state = match self.shared.less.wait_timeout(state, deadline - now) {
+                Ok((state, _)) => state,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        let waiting = u64::try_from(state.bytes.len()).unwrap_or(u64::MAX);
+        state.lost_bytes.saturating_add(waiting)
+    }
+}
+
+impl Shared {
+    /// Empties the buffer until it is closed and empty.
+    fn pump(&self, writer: &mut dyn Write) {
+        let mut batch = Vec::new();
+        loop {
+            {
+                let state = crate::lock(&self.state);
+                let mut state = self
+                    .more
+                    .wait_while(state, |s| s.bytes.is_empty() && !s.closed)
+                    .unwrap_or_else(|poisoned| poisoned.into_inner());
+                if state.bytes.is_empty() {
+                    return;
+                }
+                batch.clear();
+                batch.extend(state.bytes.drain(..));
+                state.writing = true;
+                self.less.notify_all();
+            }
+            let result = writer.write_all(&batch).and_then(|()| writer.flush());
+            let mut state = crate::lock(&self.state);
+            state.writing = false;
+            if let Err(error) = result {
+                tracing::warn!(%error, "the console cannot be written; its output is dropped");
+                let lost = batch.len().saturating_add(state.bytes.len());
+                let lost = u64::try_from(lost).unwrap_or(u64::MAX);
+                state.lost_bytes = state.lost_bytes.saturating_add(lost);
+                state.failed = true;
+                state.bytes.clear();
+            }
+            self.less.notify_all();
+            if state.failed {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Writes into a channel; each write first takes a permit from another.
+    struct Gated {
+        permits: mpsc::Receiver<()>,
+        written: mpsc::Sender<Vec<u8>>,
+    }
+
+    impl Write for Gated {
+        fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+            self.permits.recv().map_err(|_| io::ErrorKind::BrokenPipe)?;
+            self.written
+                .send(buf.to_vec())
+                .map_err(|_| io::ErrorKind::BrokenPipe)?;
+            Ok(buf.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn gated() -> (ConsoleOutput, mpsc::Sender<()>, mpsc::Receiver<Vec<u8>>) {
+        let (permit, permits) = mpsc::channel();
+        let (written, output) = mpsc::channel();
+        let console = ConsoleOutput::spawn(Box::new(Gated { permits, written })).unwrap();
+        (console, permit, output)
+    }
+
+    #[test]
+    fn a_slow_writer_loses_nothing() {
+        let (console, permit, output) = gated();
+        let total = CONSOLE_BUFFER_BYTES_MAX * 3;
+        let producer = {
+            let console = console.clone();
+            thread::spawn(move || {
+                for i in 0..total {
+                    console.wait_for_room();
+                    console.push(u8::try_from(i % 251).unwrap());
+                }
+            })
+        };
+        let mut got = Vec::new();
+        while got.len() < total {
+            permit.send(()).unwrap();
+            got.extend(output.recv().unwrap());
+        }
+        producer.join().unwrap();
+        assert_eq!(console.close(Duration::from_secs(10)), 0);
+        assert!(
+            got.iter()
+                .enumerate()
+                .all(|(i, b)| usize::from(*b) == i % 251)
+        );
+    }
+
+    #[test]
+    fn a_blocked_writer_does_not_hold_up_close_for_ever() {
+        let (console, _permit, _output) = gated();
+        let blocked = {
+            let console = console.clone();
+            thread::spawn(move || {
+                for _ in 0..CONSOLE_BUFFER_BYTES_MAX * 3 {
+                    console.wait_for_room();
+                    console.push(b'x');
+                }
+            })
+        };
+        let lost = console.close(Duration::from_millis(10));
+        blocked.join().unwrap();
+        assert!(lost <= u64::try_from(CONSOLE_BUFFER_BYTES_MAX * 3).unwrap());
+    }
+
+    #[test]
+    fn a_failed_writer_lets_the_guest_go_on() {
+        let (console, permit, output) = gated();
+        drop(permit);
+        drop(output);
+        for _ in 0..CONSOLE_BUFFER_BYTES_MAX * 2 {
+            console.wait_for_room();
+            console.push(b'x');
+        }
+        assert!(console.close(Duration::from_secs(10)) > 0);
+    }
+}

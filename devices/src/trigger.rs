@@ -1,0 +1,44 @@
+//! Interrupts as event descriptors.
+
+use std::io;
+use std::sync::Arc;
+
+use vm_superio::Trigger;
+use vmm_sys_util::eventfd::EventFd;
+
+/// An edge-triggered interrupt line: each trigger adds one to an event descriptor, which the
+/// monitor has bound to an interrupt.
+#[derive(Clone, Debug)]
+pub struct EventFdTrigger {
+    fd: Arc<EventFd>,
+}
+
+impl EventFdTrigger {
+    /// A new line that nothing listens to yet.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the process is out of descriptors.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            fd: Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?),
+        })
+    }
+
+    /// The descriptor to bind to an interrupt.
+    pub fn event_fd(&self) -> &EventFd {
+        &self.fd
+    }
+}
+
+impl Trigger for EventFdTrigger {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        match self.fd.write(1) {
+            // The counter is full: an interrupt is pending, and one more changes nothing.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            result => result,
+        }
+    }
+}

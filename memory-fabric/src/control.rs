@@ -1,0 +1,180 @@
+//! Whole frames over a blocking stream, each with a deadline: how connections are set up, and
+//! all there is on a control connection.
+
+use crate::wire::{
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, decode_message, encode_message,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// How long a connection may take to come about.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a peer may take for one control frame.
+pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a control exchange failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No connection.
+    #[error("cannot connect to {0}; is `ssi-hv node` running there, and reachable?")]
+    Connect(SocketAddr, #[source] io::Error),
+    /// The connection broke, or the peer was too slow.
+    #[error("connection to {0} failed")]
+    Stream(SocketAddr, #[source] io::Error),
+    /// The peer broke the protocol.
+    #[error("{0} does not keep to the protocol")]
+    Protocol(SocketAddr, #[source] WireError),
+    /// The peer said no.
+    #[error("{address} refuses: {text}")]
+    Refused {
+        /// The peer.
+        address: SocketAddr,
+        /// For programs.
+        refusal: Refusal,
+        /// For people.
+        text: String,
+    },
+}
+
+/// A blocking connection that carries whole frames.
+#[derive(Debug)]
+pub struct ControlStream {
+    stream: TcpStream,
+    peer: SocketAddr,
+}
+
+impl ControlStream {
+    /// Connects to a donor.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
+    pub fn connect(peer: SocketAddr) -> Result<Self, ControlError> {
+        let stream = TcpStream::connect_timeout(&peer, CONNECT_TIMEOUT)
+            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+            .map_err(|error| ControlError::Connect(peer, error))?;
+        Ok(Self { stream, peer })
+    }
+
+    /// Takes over a connection that a peer made.
+    pub(crate) fn accepted(stream: TcpStream, peer: SocketAddr) -> Self {
+        Self { stream, peer }
+    }
+
+    /// Sends a request and awaits the answer, which must be of kind `answer`.
+    ///
+    /// # Errors
+    ///
+    /// See [`ControlError`].
+    pub fn call<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        kind: FrameKind,
+        request: &Q,
+        answer: FrameKind,
+    ) -> Result<A, ControlError> {
+        self.send(kind, request)?;
+        let (frame, payload) = self.receive(CONTROL_TIMEOUT)?;
+        if frame.kind != answer {
+            return Err(ControlError::Protocol(self.peer, WireError::Unexpected(frame.kind)));
+        }
+        self.decode(frame.kind, &payload)
+    }
+
+    /// Sends one message.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Stream`], after [`CONTROL_TIMEOUT`] at the latest.
+    pub fn send<M: Serialize>(&mut self, kind: FrameKind, message: &M) -> Result<(), ControlError> {
+        let payload = encode_message(message);
+        let header = Frame::new(kind, 0, 0, true).encode(&payload);
+        let frame = [header.as_slice(), &payload].concat();
+        self.stream
+            .set_write_timeout(Some(CONTROL_TIMEOUT))
+            .and_then(|()| self.stream.write_all(&frame))
+            .map_err(|error| self.broken(error))
+    }
+
+    /// Receives one frame within `timeout`. An `Error` frame becomes [`ControlError::Refused`].
+    ///
+    /// # Errors
+    ///
+    /// See [`ControlError`].
+    pub fn receive(&mut self, timeout: Duration) -> Result<(Frame, Vec<u8>), ControlError> {
+        let deadline = Instant::now() + timeout;
+        let mut header = [0; HEADER_BYTES];
+        self.read_exact_by(&mut header, deadline)?;
+        let frame = Frame::decode(&header).map_err(|error| self.wrong(error))?;
+        let mut payload = vec![0; frame.length];
+        self.read_exact_by(&mut payload, deadline)?;
+        frame.verify(&header, &payload).map_err(|error| self.wrong(error))?;
+        if frame.kind == FrameKind::Error {
+            let message: ErrorMessage = self.decode(frame.kind, &payload)?;
+            let ErrorMessage { refusal, text } = message;
+            // A peer's text goes to people's terminals.
+            let text = text.chars().filter(|c| !c.is_control()).collect();
+            return Err(ControlError::Refused { address: self.peer, refusal, text });
+        }
+        Ok((frame, payload))
+    }
+
+    /// Decodes the payload of a frame that came over this connection.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Protocol`].
+    pub fn decode<M: DeserializeOwned>(
+        &self,
+        kind: FrameKind,
+        payload: &[u8],
+    ) -> Result<M, ControlError> {
+        decode_message(kind, payload).map_err(|error| self.wrong(error))
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// The connection itself, for pages.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    fn read_exact_by(&mut self, buffer: &mut [u8], deadline: Instant) -> Result<(), ControlError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.broken(io::ErrorKind::TimedOut.into()));
+            }
+            let read = self
+                .stream
+                .set_read_timeout(Some(left))
+                .and_then(|()| self.stream.read(&mut buffer[filled..]));
+            match read {
+                Ok(0) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return Err(self.broken(io::ErrorKind::TimedOut.into()));
+                }
+                Err(error) => return Err(self.broken(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn broken(&self, error: io::Error) -> ControlError {
+        ControlError::Stream(self.peer, error)
+    }
+
+    fn wrong(&self, error: WireError) -> ControlError {
+        ControlError::Protocol(self.peer, error)
+    }
+}

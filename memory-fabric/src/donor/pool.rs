@@ -1,0 +1,412 @@
+//! The memory that a donor lends, and its leases.
+
+use crate::mapping::Mapping;
+use crate::page::{PAGE_SIZE, PageBytes};
+use crate::stats::Counter;
+use crate::wire::{LeaseStatus, Token, TrafficClass};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::net::{Shutdown, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Shortest time between renewals: with less, one lost packet ends a lease.
+pub const LEASE_DURATION_MIN: Duration = Duration::from_secs(1);
+
+/// Most leases at once.
+pub const LEASES_MAX: usize = 1024;
+
+/// Why no lease is granted.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    /// Not enough memory is free.
+    #[error("{asked} bytes asked, {free} of {total} are free; lower --memory of the VM, wait for another VM to end, or raise --memory of the node")]
+    NoMemory {
+        /// Bytes asked for.
+        asked: u64,
+        /// Bytes free.
+        free: u64,
+        /// Bytes lent in all.
+        total: u64,
+    },
+    /// A size that cannot be lent.
+    #[error("{0} bytes asked: not a multiple of the page size 4096, or zero")]
+    Size(u64),
+    /// Too many VMs.
+    #[error("{LEASES_MAX} leases, which is the limit")]
+    TooMany,
+    /// The system refused.
+    #[error("cannot map the memory: {0}")]
+    System(#[from] io::Error),
+}
+
+/// An access outside a lease.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("page at offset {offset:#x} asked, the lease has {bytes:#x} bytes")]
+pub struct OutOfRange {
+    /// Offset asked for, bytes.
+    pub offset: u64,
+    /// Size of the lease, bytes.
+    pub bytes: u64,
+}
+
+/// Memory promised to one VM. Each lease has a mapping of its own, so that its pages are
+/// zeroed by the kernel before anyone else has them.
+#[derive(Debug)]
+pub struct Lease {
+    /// The VM's name.
+    pub vm: String,
+    /// The secret.
+    pub token: Token,
+    /// The lease ends when it was not renewed for so long.
+    pub duration: Duration,
+    memory: Mapping,
+    ends_at: Mutex<Instant>,
+    sessions: Mutex<Sessions>,
+    session_ended: Condvar,
+    /// Pages sent.
+    pub pages_read: Counter,
+    /// Pages stored.
+    pub pages_written: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    ended: bool,
+    active: HashMap<TrafficClass, TcpStream>,
+}
+
+impl Lease {
+    /// Bytes lent.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.memory.bytes() as u64
+    }
+
+    /// Reads the page at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`].
+    pub fn read(&self, offset: u64, target: &mut PageBytes) -> Result<(), OutOfRange> {
+        let page = self.page(offset)?;
+        // SAFETY: `page` is a mapped page of this lease. A write by the VM's other
+        // connection may race; the VM, whose memory it is, orders its requests.
+        unsafe { std::ptr::copy_nonoverlapping(page, target, 1) };
+        self.pages_read.increment();
+        Ok(())
+    }
+
+    /// Stores a page at `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`].
+    pub fn write(&self, offset: u64, source: &PageBytes) -> Result<(), OutOfRange> {
+        let page = self.page(offset)?;
+        // SAFETY: as for `read`.
+        unsafe { std::ptr::copy_nonoverlapping(source, page, 1) };
+        self.pages_written.increment();
+        Ok(())
+    }
+
+    fn page(&self, offset: u64) -> Result<*mut PageBytes, OutOfRange> {
+        let outside = OutOfRange { offset, bytes: self.bytes() };
+        let start = usize::try_from(offset).map_err(|_| outside)?;
+        let inside = start.checked_add(PAGE_SIZE).is_some_and(|end| end <= self.memory.bytes());
+        if !inside || !start.is_multiple_of(PAGE_SIZE) {
+            return Err(outside);
+        }
+        Ok(self.memory.at(start, PAGE_SIZE).cast())
+    }
+
+    /// The counts for the VM.
+    #[must_use]
+    pub fn status(&self) -> LeaseStatus {
+        LeaseStatus { pages_read: self.pages_read.get(), pages_written: self.pages_written.get() }
+    }
+
+    /// Keeps the lease for another duration.
+    pub fn renew(&self) {
+        *lock(&self.ends_at) = Instant::now() + self.duration;
+    }
+
+    fn ends_at(&self) -> Instant {
+        *lock(&self.ends_at)
+    }
+
+    /// Makes `stream` the lease's connection of a class. One that was there before is shut
+    /// down, and has served its last request when this returns: so nothing that was sent on
+    /// it can take effect after what is sent on the new one.
+    pub(crate) fn begin_session(
+        &self,
+        class: TrafficClass,
+        stream: TcpStream,
+        timeout: Duration,
+    ) -> io::Result<()> {
+        let mut sessions = lock(&self.sessions);
+        if let Some(previous) = sessions.active.get(&class) {
+            let _ = previous.shutdown(Shutdown::Both);
+        }
+        let busy = |sessions: &mut Sessions| sessions.active.contains_key(&class);
+        let (guard, waited) = self
+            .session_ended
+            .wait_timeout_while(sessions, timeout, busy)
+            .unwrap_or_else(PoisonError::into_inner);
+        sessions = guard;
+        if waited.timed_out() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        if sessions.ended {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
+        sessions.active.insert(class, stream);
+        Ok(())
+    }
+
+    /// The lease's connection of a class has served its last request.
+    pub(crate) fn end_session(&self, class: TrafficClass) {
+        lock(&self.sessions).active.remove(&class);
+        self.session_ended.notify_all();
+    }
+
+    fn disconnect(&self) {
+        let mut sessions = lock(&self.sessions);
+        sessions.ended = true;
+        for stream in sessions.active.values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// All memory that a donor lends.
+#[derive(Debug)]
+pub struct Pool {
+    bytes: u64,
+    duration_max: Duration,
+    leases: Mutex<HashMap<Token, Arc<Lease>>>,
+    lent: Arc<Mutex<u64>>,
+    /// Leases granted.
+    pub granted: Counter,
+    /// Leases that were not renewed in time.
+    pub expired: Counter,
+    /// What ended leases had counted.
+    past: Mutex<LeaseStatus>,
+}
+
+impl Pool {
+    /// A pool of `bytes`, lent for at most `duration_max` between renewals.
+    #[must_use]
+    pub fn new(bytes: u64, duration_max: Duration) -> Self {
+        Self {
+            bytes,
+            duration_max,
+            leases: Mutex::default(),
+            lent: Arc::default(),
+            granted: Counter::default(),
+            expired: Counter::default(),
+            past: Mutex::default(),
+        }
+    }
+
+    /// Bytes lent and free together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes lent now.
+    #[must_use]
+    pub fn lent_bytes(&self) -> u64 {
+        *lock(&self.lent)
+    }
+
+    /// Leases now.
+    #[must_use]
+    pub fn leases(&self) -> usize {
+        lock(&self.leases).len()
+    }
+
+    /// Pages sent and stored for all leases, ended ones included.
+    #[must_use]
+    pub fn status(&self) -> LeaseStatus {
+        let mut total = *lock(&self.past);
+        for lease in lock(&self.leases).values() {
+            let status = lease.status();
+            total.pages_read += status.pages_read;
+            total.pages_written += status.pages_written;
+        }
+        total
+    }
+
+    /// Lends `bytes`, or what is free if that is less and `or_less` is set.
+    ///
+    /// # Errors
+    ///
+    /// See [`LeaseError`].
+    pub fn lend(
+        &self,
+        vm: String,
+        bytes: u64,
+        or_less: bool,
+        duration: Duration,
+    ) -> Result<Arc<Lease>, LeaseError> {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(LeaseError::Size(bytes));
+        }
+        let mut leases = lock(&self.leases);
+        if leases.len() >= LEASES_MAX {
+            return Err(LeaseError::TooMany);
+        }
+        let mut lent = lock(&self.lent);
+        let free = self.bytes.saturating_sub(*lent);
+        let granted = if or_less { bytes.min(free) } else { bytes };
+        if granted > free || granted == 0 {
+            return Err(LeaseError::NoMemory { asked: bytes, free, total: self.bytes });
+        }
+        let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
+        let memory = Mapping::anonymous(size)?;
+        let duration = duration.clamp(LEASE_DURATION_MIN, self.duration_max);
+        let lease = Arc::new(Lease {
+            vm,
+            token: random_token()?,
+            duration,
+            memory,
+            ends_at: Mutex::new(Instant::now() + duration),
+            sessions: Mutex::default(),
+            session_ended: Condvar::new(),
+            pages_read: Counter::default(),
+            pages_written: Counter::default(),
+        });
+        *lent += granted;
+        leases.insert(lease.token, Arc::clone(&lease));
+        self.granted.increment();
+        Ok(lease)
+    }
+
+    /// The lease with this token.
+    #[must_use]
+    pub fn find(&self, token: &Token) -> Option<Arc<Lease>> {
+        lock(&self.leases).get(token).cloned()
+    }
+
+    /// Ends a lease: its connections close, its memory is freed as soon as the last of them
+    /// has ended.
+    pub fn end(&self, token: &Token) -> Option<LeaseStatus> {
+        let lease = lock(&self.leases).remove(token)?;
+        lease.disconnect();
+        let status = lease.status();
+        {
+            let mut past = lock(&self.past);
+            past.pages_read += status.pages_read;
+            past.pages_written += status.pages_written;
+        }
+        // The bytes count as free only when they are.
+        let bytes = lease.bytes();
+        let lent = Arc::clone(&self.lent);
+        let mut sessions = lock(&lease.sessions);
+        while !sessions.active.is_empty() {
+            sessions = lease
+                .session_ended
+                .wait(sessions)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(sessions);
+        drop(lease);
+        *lock(&lent) -= bytes;
+        Some(status)
+    }
+
+    /// Ends every lease that was not renewed in time; gives the names of their VMs.
+    pub fn end_expired(&self, now: Instant) -> Vec<String> {
+        let expired: Vec<_> = {
+            let leases = lock(&self.leases);
+            let late = leases.values().filter(|lease| lease.ends_at() <= now);
+            late.map(|lease| (lease.token, lease.vm.clone())).collect()
+        };
+        expired
+            .into_iter()
+            .filter_map(|(token, vm)| {
+                self.end(&token)?;
+                self.expired.increment();
+                Some(vm)
+            })
+            .collect()
+    }
+
+    /// Ends every lease.
+    pub fn end_all(&self) {
+        let tokens: Vec<_> = lock(&self.leases).keys().copied().collect();
+        for token in tokens {
+            self.end(&token);
+        }
+    }
+}
+
+fn random_token() -> io::Result<Token> {
+    let mut token = Token([0; 16]);
+    File::open("/dev/urandom")?.read_exact(&mut token.0)?;
+    Ok(token)
+}
+
+/// The data of a mutex, also after a panic elsewhere: every update here is a single step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const PAGE: u64 = PAGE_SIZE as u64;
+
+    fn pool(pages: u64) -> Pool {
+        Pool::new(pages * PAGE, SECOND * 30)
+    }
+
+    #[test]
+    fn memory_is_zero_again_when_it_is_lent_again() {
+        let pool = pool(4);
+        let lease = pool.lend("a".into(), 4 * PAGE, false, SECOND).expect("free");
+        lease.write(0, &[0xff; PAGE_SIZE]).expect("inside");
+        pool.end(&lease.token).expect("is there");
+        drop(lease);
+        let lease = pool.lend("b".into(), 4 * PAGE, false, SECOND).expect("free again");
+        let mut page = [1; PAGE_SIZE];
+        lease.read(0, &mut page).expect("inside");
+        assert_eq!(page, [0; PAGE_SIZE]);
+    }
+
+    #[test]
+    fn more_than_is_free_is_refused_or_cut_as_asked() {
+        let pool = pool(4);
+        let error = pool.lend("a".into(), 5 * PAGE, false, SECOND).unwrap_err();
+        assert!(matches!(error, LeaseError::NoMemory { free: 16384, .. }), "{error}");
+        assert_eq!(pool.lend("a".into(), 5 * PAGE, true, SECOND).expect("cut").bytes(), 4 * PAGE);
+        assert!(pool.lend("b".into(), PAGE, true, SECOND).is_err());
+        assert!(matches!(pool.lend("b".into(), 100, true, SECOND), Err(LeaseError::Size(100))));
+    }
+
+    #[test]
+    fn a_lease_that_is_not_renewed_ends() {
+        let pool = pool(4);
+        let lease = pool.lend("late".into(), PAGE, false, SECOND).expect("free");
+        assert!(pool.end_expired(Instant::now()).is_empty());
+        assert_eq!(pool.end_expired(Instant::now() + SECOND * 2), ["late"]);
+        assert!(pool.find(&lease.token).is_none());
+        assert_eq!(pool.lent_bytes(), 0);
+    }
+
+    #[test]
+    fn offsets_outside_or_across_pages_are_refused() {
+        let pool = pool(2);
+        let lease = pool.lend("a".into(), 2 * PAGE, false, SECOND).expect("free");
+        let mut page = [0; PAGE_SIZE];
+        for offset in [1, PAGE + 8, 2 * PAGE, u64::MAX, u64::MAX - 4095] {
+            assert!(lease.read(offset, &mut page).is_err(), "{offset:#x}");
+            assert!(lease.write(offset, &page).is_err(), "{offset:#x}");
+        }
+    }
+}

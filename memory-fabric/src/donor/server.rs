@@ -1,0 +1,352 @@
+//! The donor's server: accepts connections, grants and ends leases.
+
+use super::pool::{LeaseError, Pool, lock};
+use super::session;
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::link::describe;
+use crate::wire::{
+    AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
+    VM_NAME_BYTES_MAX, WireError,
+};
+use std::collections::HashMap;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Most connections at once; each has a thread.
+pub const CONNECTIONS_MAX: usize = 1024;
+
+/// How often leases are checked for their end.
+const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long a new page connection waits for the one it replaces to end.
+const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What a donor is to do.
+#[derive(Clone, Debug)]
+pub struct DonorConfig {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// Bytes to lend.
+    pub memory_bytes: u64,
+    /// Longest time between renewals of a lease.
+    pub lease_duration_max: Duration,
+    /// How long a connection waits for its next request without sleeping.
+    pub spin: Duration,
+}
+
+/// Why a donor cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum DonorError {
+    /// The address cannot be used.
+    #[error("cannot listen on {0}; is another node running there?")]
+    Listen(SocketAddr, #[source] io::Error),
+    /// No thread.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// A running donor. Dropping it ends every lease.
+#[derive(Debug)]
+pub struct Donor {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    pool: Pool,
+    spin: Duration,
+    stopping: AtomicBool,
+    /// Every open connection by a number of its own.
+    connections: Mutex<HashMap<u64, TcpStream>>,
+}
+
+impl Donor {
+    /// Starts to lend.
+    ///
+    /// # Errors
+    ///
+    /// See [`DonorError`].
+    pub fn start(config: &DonorConfig) -> Result<Self, DonorError> {
+        let listen = |error| DonorError::Listen(config.listen, error);
+        let listener = TcpListener::bind(config.listen).map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let shared = Arc::new(Shared {
+            pool: Pool::new(config.memory_bytes, config.lease_duration_max),
+            spin: config.spin,
+            stopping: AtomicBool::new(false),
+            connections: Mutex::default(),
+        });
+        let mut threads = Vec::new();
+        let accepting = Arc::clone(&shared);
+        threads.push(thread("donor-accept", move || accept(&accepting, &listener))?);
+        let expiring = Arc::clone(&shared);
+        threads.push(thread("donor-leases", move || expire(&expiring))?);
+        Ok(Self { shared, address, threads })
+    }
+
+    /// The address it listens on; the port is the real one where 0 was asked for.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its memory, leases and counts.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.shared.pool
+    }
+
+    /// Breaks every connection, as a network does. Leases go on, VMs connect again.
+    pub fn break_connections(&self) {
+        for stream in lock(&self.shared.connections).values() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Drop for Donor {
+    fn drop(&mut self) {
+        // SeqCst: before the connection below is seen by the accepting thread.
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        // Wakes the accepting thread, which then sees that it is to stop.
+        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        for thread in self.threads.drain(..) {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+        self.break_connections();
+        self.shared.pool.end_all();
+    }
+}
+
+fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, DonorError> {
+    std::thread::Builder::new().name(name.into()).spawn(run).map_err(DonorError::Thread)
+}
+
+fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
+    for number in 0.. {
+        let accepted = listener.accept();
+        if shared.stopping.load(Ordering::SeqCst) {
+            return;
+        }
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors, or the peer left: give others time to finish.
+                tracing::warn!(%error, "cannot accept a connection");
+                std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
+                continue;
+            }
+        };
+        let Ok(registered) = stream.try_clone() else { continue };
+        let open = {
+            let mut connections = lock(&shared.connections);
+            connections.insert(number, registered);
+            connections.len()
+        };
+        let serving = Arc::clone(shared);
+        let started = thread("donor-conn", move || {
+            let mut connection = Connection { shared: &serving, peer };
+            if let Err(error) = connection.serve(stream, open) {
+                tracing::debug!(%peer, error = describe(&error), "connection ended");
+            }
+            lock(&serving.connections).remove(&number);
+        });
+        if let Err(error) = started {
+            tracing::warn!(%peer, error = describe(&error), "connection refused");
+            lock(&shared.connections).remove(&number);
+        }
+    }
+}
+
+fn expire(shared: &Shared) {
+    while !shared.stopping.load(Ordering::SeqCst) {
+        for vm in shared.pool.end_expired(Instant::now()) {
+            tracing::warn!(vm, "lease ended: it was not renewed in time; its memory is free");
+        }
+        std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
+    }
+}
+
+/// One connection, until its first frame tells what it is for.
+struct Connection<'a> {
+    shared: &'a Shared,
+    peer: SocketAddr,
+}
+
+impl Connection<'_> {
+    fn serve(&mut self, stream: TcpStream, open: usize) -> Result<(), ControlError> {
+        let broken = |error| ControlError::Stream(self.peer, error);
+        stream.set_nodelay(true).map_err(broken)?;
+        let mut control = ControlStream::accepted(stream, self.peer);
+        if open > CONNECTIONS_MAX {
+            let text = format!("{open} connections, {CONNECTIONS_MAX} is the limit");
+            return refuse(&mut control, Refusal::Busy, text);
+        }
+        let (frame, payload) = match control.receive(CONTROL_TIMEOUT) {
+            Ok(received) => received,
+            Err(error) => return refuse_malformed(&mut control, error),
+        };
+        match frame.kind {
+            FrameKind::Lease => match control.decode(frame.kind, &payload) {
+                Ok(request) => self.lease(control, request),
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Resume => match control.decode::<Token>(frame.kind, &payload) {
+                Ok(token) => match self.answer_status(&mut control, &token, FrameKind::Renew)? {
+                    true => self.keep(control, token),
+                    false => Ok(()),
+                },
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Attach => match control.decode(frame.kind, &payload) {
+                Ok(request) => self.attach(control, request),
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            other => {
+                let error = ControlError::Protocol(self.peer, WireError::Unexpected(other));
+                refuse_malformed(&mut control, error)
+            }
+        }
+    }
+
+    fn lease(&self, mut control: ControlStream, request: LeaseRequest) -> Result<(), ControlError> {
+        if request.vm.len() > VM_NAME_BYTES_MAX {
+            let bytes = request.vm.len();
+            let text = format!("VM name of {bytes} bytes, {VM_NAME_BYTES_MAX} is the limit");
+            return refuse(&mut control, Refusal::Malformed, text);
+        }
+        // It goes to the log.
+        let vm: String = request.vm.chars().filter(|c| !c.is_control()).collect();
+        let duration = Duration::from_millis(request.duration_ms.into());
+        let lent = self.shared.pool.lend(vm, request.bytes, request.or_less, duration);
+        let lease = match lent {
+            Ok(lease) => lease,
+            Err(error) => {
+                let refusal = match &error {
+                    LeaseError::Size(_) => Refusal::Malformed,
+                    LeaseError::TooMany => Refusal::Busy,
+                    LeaseError::NoMemory { .. } | LeaseError::System(_) => Refusal::NoMemory,
+                };
+                return refuse(&mut control, refusal, error.to_string());
+            }
+        };
+        tracing::info!(peer = %self.peer, vm = lease.vm, bytes = lease.bytes(), "memory lent");
+        let token = lease.token;
+        let grant = LeaseGrant {
+            token,
+            bytes: lease.bytes(),
+            duration_ms: u32::try_from(lease.duration.as_millis()).unwrap_or(u32::MAX),
+        };
+        drop(lease);
+        if let Err(error) = control.send(FrameKind::Granted, &grant) {
+            // Nobody knows the token.
+            self.shared.pool.end(&token);
+            return Err(error);
+        }
+        self.keep(control, token)
+    }
+
+    /// Serves a control connection. When it breaks the lease goes on until its time is over.
+    fn keep(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
+        loop {
+            // A control connection is silent between renewals; one that is silent for longer
+            // than any lease lasts has lost its peer.
+            let longest = self.shared.pool.find(&token).map(|lease| lease.duration * 2);
+            let (frame, payload) = control.receive(longest.unwrap_or(CONTROL_TIMEOUT))?;
+            if !matches!(frame.kind, FrameKind::Renew | FrameKind::Release) {
+                let error = ControlError::Protocol(self.peer, WireError::Unexpected(frame.kind));
+                return refuse_malformed(&mut control, error);
+            }
+            match control.decode::<Token>(frame.kind, &payload) {
+                Ok(shown) if shown == token => {}
+                Ok(_) => {
+                    let text = "not the lease of this connection".to_owned();
+                    return refuse(&mut control, Refusal::UnknownLease, text);
+                }
+                Err(error) => return refuse_malformed(&mut control, error),
+            }
+            if !self.answer_status(&mut control, &token, frame.kind)?
+                || frame.kind == FrameKind::Release
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Renews or ends a lease and tells its counts; false, and a refusal, when there is none.
+    fn answer_status(
+        &self,
+        control: &mut ControlStream,
+        token: &Token,
+        kind: FrameKind,
+    ) -> Result<bool, ControlError> {
+        let pool = &self.shared.pool;
+        let status = if kind == FrameKind::Release {
+            let vm = pool.find(token).map(|lease| lease.vm.clone());
+            pool.end(token).inspect(|status| {
+                let vm = vm.unwrap_or_default();
+                tracing::info!(vm, ?status, "memory returned");
+            })
+        } else {
+            pool.find(token).map(|lease| {
+                lease.renew();
+                lease.status()
+            })
+        };
+        match status {
+            Some(status) => control.send(FrameKind::Status, &status).map(|()| true),
+            None => refuse_unknown(control).map(|()| false),
+        }
+    }
+
+    fn attach(&self, mut control: ControlStream, request: AttachRequest) -> Result<(), ControlError> {
+        let broken = |error| ControlError::Stream(self.peer, error);
+        let AttachRequest { token, class } = request;
+        let Some(lease) = self.shared.pool.find(&token) else {
+            return refuse_unknown(&mut control);
+        };
+        let stream = control.into_stream();
+        let registered = stream.try_clone().map_err(broken)?;
+        if let Err(error) = lease.begin_session(class, registered, TAKE_OVER_TIMEOUT) {
+            let mut control = ControlStream::accepted(stream, self.peer);
+            let text = format!("the {class:?} connection there is does not end: {error}");
+            return refuse(&mut control, Refusal::Busy, text);
+        }
+        let mut control = ControlStream::accepted(stream, self.peer);
+        let served = control.send(FrameKind::Attached, &()).and_then(|()| {
+            let stream = control.into_stream();
+            let result = session::serve(&lease, &stream, self.shared.spin);
+            if let Err(error) = result {
+                tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
+            }
+            Ok(())
+        });
+        lease.end_session(class);
+        served
+    }
+}
+
+fn refuse(control: &mut ControlStream, refusal: Refusal, text: String) -> Result<(), ControlError> {
+    tracing::info!(peer = %control.peer(), text, "refused");
+    control.send(FrameKind::Error, &ErrorMessage { refusal, text })
+}
+
+fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlError> {
+    let text = "no such lease: it ended, or the node was started again".to_owned();
+    refuse(control, Refusal::UnknownLease, text)
+}
+
+/// Tells a peer what is wrong with its frame, if it is the frame that is wrong.
+fn refuse_malformed(control: &mut ControlStream, error: ControlError) -> Result<(), ControlError> {
+    match error {
+        ControlError::Protocol(_, wire) => refuse(control, Refusal::Malformed, wire.to_string()),
+        other => Err(other),
+    }
+}

@@ -1,0 +1,181 @@
+//! One page connection of a VM: reads requests in batches, answers in order.
+
+use super::pool::{Lease, OutOfRange};
+use crate::page::{PAGE_SIZE, PageBytes};
+use crate::wire::{
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, encode_message,
+};
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// Bytes of requests read at once: room for 31 pages and their headers.
+const INPUT_BYTES: usize = 128 << 10;
+
+/// Bytes of answers collected before they are sent.
+const OUTPUT_BYTES: usize = 32 * (HEADER_BYTES + PAGE_SIZE);
+
+/// A VM that takes nothing for so long is disconnected.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a session ended other than by the VM's leave.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("connection broke")]
+    Stream(#[from] io::Error),
+    #[error(transparent)]
+    Protocol(#[from] WireError),
+    #[error(transparent)]
+    OutOfRange(#[from] OutOfRange),
+}
+
+/// Serves pages of `lease` until the VM closes the connection. `spin` is how long it waits
+/// for the next request without sleeping.
+pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result<(), SessionError> {
+    stream.set_nonblocking(true)?;
+    let mut session = Session {
+        lease,
+        stream,
+        spin,
+        input: vec![0; INPUT_BYTES].into_boxed_slice(),
+        filled: 0..0,
+        output: Vec::with_capacity(OUTPUT_BYTES),
+    };
+    let result = session.run();
+    let refusal = match &result {
+        Ok(()) | Err(SessionError::Stream(_)) => return result,
+        Err(SessionError::Protocol(_)) => Refusal::Malformed,
+        Err(SessionError::OutOfRange(_)) => Refusal::OutOfRange,
+    };
+    let text = result.as_ref().map_or_else(ToString::to_string, |()| String::new());
+    let message = encode_message(&ErrorMessage { refusal, text });
+    session.output.extend(Frame::new(FrameKind::Error, 0, 0, true).encode(&message));
+    session.output.extend(message);
+    // The VM learns why if it still listens.
+    let _ = session.send();
+    result
+}
+
+struct Session<'a> {
+    lease: &'a Lease,
+    stream: &'a TcpStream,
+    spin: Duration,
+    input: Box<[u8]>,
+    /// The part of `input` that is filled and not yet decoded.
+    filled: std::ops::Range<usize>,
+    output: Vec<u8>,
+}
+
+impl Session<'_> {
+    fn run(&mut self) -> Result<(), SessionError> {
+        while self.receive()? {
+            self.answer()?;
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for more requests; false when the VM closed the connection.
+    fn receive(&mut self) -> io::Result<bool> {
+        if self.filled.start > 0 {
+            self.input.copy_within(self.filled.clone(), 0);
+            self.filled = 0..self.filled.len();
+        }
+        let mut spin_until = None;
+        loop {
+            match self.stream.read(&mut self.input[self.filled.end..]) {
+                Ok(0) if self.filled.is_empty() => return Ok(false),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    self.filled.end += count;
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let now = Instant::now();
+                    if now < *spin_until.get_or_insert(now + self.spin) {
+                        std::hint::spin_loop();
+                    } else {
+                        // No deadline: the end of the lease shuts the connection down.
+                        wait(self.stream, libc::POLLIN, None)?;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Carries out what whole requests are in the buffer.
+    fn answer(&mut self) -> Result<(), SessionError> {
+        loop {
+            let bytes = &self.input[self.filled.clone()];
+            let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+                return Ok(());
+            };
+            let frame = Frame::decode(header)?;
+            let Some(payload) = rest.get(..frame.length) else { return Ok(()) };
+            frame.verify(header, payload)?;
+            let reply = |kind| Frame::new(kind, frame.request, frame.offset, frame.checksummed);
+            match frame.kind {
+                FrameKind::ReadPage => {
+                    let mut page = [0; PAGE_SIZE];
+                    self.lease.read(frame.offset, &mut page)?;
+                    self.output.extend(reply(FrameKind::PageData).encode(&page));
+                    self.output.extend(page);
+                }
+                FrameKind::WritePage => {
+                    let page: &PageBytes = payload.try_into().expect("length was checked");
+                    self.lease.write(frame.offset, page)?;
+                    self.output.extend(reply(FrameKind::Written).encode(&[]));
+                }
+                other => return Err(WireError::Unexpected(other).into()),
+            }
+            self.filled.start += HEADER_BYTES + frame.length;
+            if self.output.len() + HEADER_BYTES + PAGE_SIZE > OUTPUT_BYTES {
+                self.send()?;
+            }
+        }
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        let deadline = Instant::now() + SEND_TIMEOUT;
+        let mut rest = self.output.as_slice();
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait(self.stream, libc::POLLOUT, Some(deadline))?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.output.clear();
+        Ok(())
+    }
+}
+
+/// Sleeps until the stream is ready.
+fn wait(stream: &TcpStream, events: libc::c_short, deadline: Option<Instant>) -> io::Result<()> {
+    let mut fd = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
+    let timeout_ms = match deadline {
+        None => -1,
+        Some(deadline) => {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            libc::c_int::try_from(left.as_millis() + 1).unwrap_or(libc::c_int::MAX)
+        }
+    };
+    // SAFETY: one valid pollfd is passed, as the count says.
+    if unsafe { libc::poll(&raw mut fd, 1, timeout_ms) } < 0 {
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,437 @@
+//! A VM's distributed memory as its monitor sees it: start, look at, stop.
+
+use crate::control::ControlError;
+use crate::donor::pool::{LeaseError, Pool};
+use crate::guest_memory::GuestMemory;
+use crate::layout::{Loan, NodeId, Plan, PlanError};
+use crate::link::{Leased, Link, LinkConfig, LinkEvent, LinkPort, describe};
+use crate::page::{PAGE_SHIFT, PAGE_SIZE, PAGES_MAX, PageRange};
+use crate::page_map::PageMap;
+use crate::pager::evict::Evictor;
+use crate::pager::fault::FaultThread;
+use crate::pager::{Budget, PagerError, Shared};
+use crate::stats::PagerStats;
+use crate::transport::loopback::LoopbackTransport;
+use crate::transport::tcp::TcpTransport;
+use crate::transport::{IN_FLIGHT_MAX, PageTransport};
+use crate::uffd::{Uffd, UffdError};
+use crate::wire::{LeaseStatus, TrafficClass};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Most donors of one VM: each costs the fault thread a look at its connection.
+pub const DONORS_MAX: usize = 64;
+
+/// How pages travel.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TransportKind {
+    /// TCP connections to `ssi-hv node`.
+    Tcp,
+    /// A slab in this process, without any donor.
+    Loopback,
+}
+
+/// A donor to lease from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct DonorAddress {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Bytes to lease; when not given, its share of what the guest needs, or less if it has
+    /// less.
+    pub bytes: Option<u64>,
+}
+
+/// What a VM's memory is to be.
+#[derive(Clone, Debug)]
+pub struct FabricConfig {
+    /// The VM's name, for the donors' logs.
+    pub vm: String,
+    /// The guest's RAM by rising address.
+    pub ram: Vec<PageRange>,
+    /// Bytes of this node's memory to use.
+    pub local_bytes: u64,
+    /// Who lends the rest.
+    pub donors: Vec<DonorAddress>,
+    /// How pages travel.
+    pub transport: TransportKind,
+    /// Whether every page carries a checksum on the network.
+    pub checksum: bool,
+    /// How long a donor that cannot be reached is waited for.
+    pub grace: Duration,
+    /// How long the pager's threads look for work before they sleep.
+    pub spin: Duration,
+    /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
+    pub without_continue_write_protected: bool,
+}
+
+/// The slab of the loopback transport has nobody to renew its lease; nobody ends it either.
+const LOOPBACK_LEASE: Duration = Duration::from_secs(3600);
+
+/// Default of [`FabricConfig::spin`]: about a round trip on a fast network.
+pub const SPIN_DEFAULT: Duration = Duration::from_micros(50);
+
+/// Why a VM has no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// Too large.
+    #[error("guest memory ends at page {pages}, {PAGES_MAX} is the limit (16 TiB)")]
+    TooLarge {
+        /// The page after the last.
+        pages: u64,
+    },
+    /// Too many donors.
+    #[error("{0} donors named, {DONORS_MAX} is the limit")]
+    TooManyDonors(usize),
+    /// Too little memory.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// No userfaultfd.
+    #[error(transparent)]
+    Userfaultfd(#[from] UffdError),
+    /// A donor did not lend.
+    #[error("no memory from donor {address}")]
+    Donor {
+        /// The donor.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: ControlError,
+    },
+    /// The slab of the loopback transport could not be made.
+    #[error("no memory for the loopback slab")]
+    Loopback(#[source] LeaseError),
+    /// The system refused something.
+    #[error("cannot {0}")]
+    System(&'static str, #[source] io::Error),
+}
+
+/// What the fabric tells the monitor, on one of its own threads.
+#[derive(Debug)]
+pub enum FabricEvent {
+    /// A donor left, came back, or is lost.
+    Link(LinkEvent),
+    /// The pager failed: faults are no longer served.
+    Failed(String),
+}
+
+/// Takes events. Must return soon, and must not touch guest memory.
+pub type FabricObserver = Arc<dyn Fn(FabricEvent) + Send + Sync>;
+
+/// A node's part in a VM.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeSummary {
+    /// Its number.
+    pub id: NodeId,
+    /// The donor's address; `None` for the compute node and the loopback slab.
+    pub address: Option<SocketAddr>,
+    /// Bytes of guest memory it gives.
+    pub memory_bytes: u64,
+    /// Pages fetched from it.
+    pub pages_fetched: u64,
+    /// Pages written back to it.
+    pub pages_written_back: u64,
+    /// What it counted itself, once the fabric has shut down.
+    pub own_count: Option<LeaseStatus>,
+}
+
+/// The memory of a running VM.
+pub struct Fabric {
+    shared: Option<Arc<Shared>>,
+    memory: Arc<GuestMemory>,
+    stats: Arc<PagerStats>,
+    plan: Plan,
+    local_bytes: u64,
+    transport: TransportKind,
+    threads: Vec<JoinHandle<()>>,
+    links: Vec<Link>,
+    /// One for each donor, in order.
+    lent: Vec<(Option<SocketAddr>, u64)>,
+}
+
+impl std::fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fabric").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl Fabric {
+    /// Obtains leases and starts the pager. From then on the guest view can be touched.
+    ///
+    /// # Errors
+    ///
+    /// See [`FabricError`]; leases obtained until then are released.
+    pub fn start(config: &FabricConfig, observer: &FabricObserver) -> Result<Self, FabricError> {
+        let span_pages = config.ram.iter().map(|range| range.end()).max().unwrap_or(0);
+        if span_pages > PAGES_MAX {
+            return Err(FabricError::TooLarge { pages: span_pages });
+        }
+        if config.donors.len() > DONORS_MAX {
+            return Err(FabricError::TooManyDonors(config.donors.len()));
+        }
+        let span_bytes = usize::try_from(span_pages << PAGE_SHIFT).expect("64-bit host");
+        let system = |what| move |error| FabricError::System(what, error);
+        let memory = GuestMemory::new(span_bytes).map_err(system("create guest memory"))?;
+        let memory = Arc::new(memory);
+
+        let guest_bytes: u64 = config.ram.iter().map(|range| range.bytes()).sum();
+        let sources = if config.local_bytes >= guest_bytes {
+            Sources::None
+        } else {
+            // Before anything is leased: without it nothing is of use.
+            drop(Uffd::new()?);
+            Sources::obtain(config, guest_bytes)?
+        };
+        let loans: Vec<Loan> = (1..)
+            .zip(sources.lent())
+            .map(|(node, (_, bytes))| Loan { node: NodeId(node), pages: bytes >> PAGE_SHIFT })
+            .collect();
+        let plan = Plan::new(&config.ram, config.local_bytes >> PAGE_SHIFT, &loans)?;
+        if plan.cache_beyond_budget_pages > 0 {
+            tracing::warn!(
+                added_mib = plan.cache_beyond_budget_pages >> (20 - PAGE_SHIFT),
+                "donors lend only just what local memory leaves: a cache is added on top of \
+                 --local-memory; let donors lend more, so that local memory can be the cache"
+            );
+        }
+        let stats = Arc::new(PagerStats::new(loans.len()));
+        let mut fabric = Self {
+            shared: None,
+            memory,
+            stats,
+            plan,
+            local_bytes: config.local_bytes.min(guest_bytes),
+            transport: config.transport,
+            threads: Vec::new(),
+            links: Vec::new(),
+            lent: sources.lent(),
+        };
+        if !matches!(sources, Sources::None) {
+            fabric.start_pager(config, sources, observer)?;
+        }
+        Ok(fabric)
+    }
+
+    fn start_pager(
+        &mut self,
+        config: &FabricConfig,
+        sources: Sources,
+        observer: &FabricObserver,
+    ) -> Result<(), FabricError> {
+        let system = |what| move |error| FabricError::System(what, error);
+        let bell = || EventFd::new(EFD_NONBLOCK).map_err(system("create an eventfd"));
+        let uffd = Uffd::new()?;
+        for extent in self.plan.layout.extents() {
+            if extent.home != NodeId::COMPUTE {
+                let bytes = usize::try_from(extent.pages.bytes()).expect("64-bit host");
+                uffd.register(self.memory.guest_page(extent.pages.first), bytes)?;
+            }
+        }
+        let (fault_wake, evict_wake) = (bell()?, bell()?);
+        let mut urgent: Vec<Box<dyn PageTransport>> = Vec::new();
+        let mut bulk: Vec<Box<dyn PageTransport>> = Vec::new();
+        match sources {
+            Sources::None => {}
+            Sources::Loopback(pool, bytes) => {
+                let lease = pool
+                    .lend(config.vm.clone(), bytes, false, LOOPBACK_LEASE)
+                    .map_err(FabricError::Loopback)?;
+                urgent.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
+                bulk.push(Box::new(LoopbackTransport::new(lease)));
+            }
+            Sources::Donors(leases) => {
+                for leased in leases {
+                    let (link, ports) =
+                        connect(leased, [&fault_wake, &evict_wake], Arc::clone(observer))?;
+                    self.links.push(link);
+                    let [urgent_port, bulk_port] = ports;
+                    let tcp = |port, class| Box::new(TcpTransport::new(port, class, config.checksum));
+                    urgent.push(tcp(urgent_port, TrafficClass::Urgent));
+                    bulk.push(tcp(bulk_port, TrafficClass::Bulk));
+                }
+            }
+        }
+        // Faults that meet a page being dropped: at most one a page and evictor step, and the
+        // fault thread never stops taking them.
+        let (retries, retried) = crossbeam_channel::bounded(IN_FLIGHT_MAX * 16);
+        let failed = Arc::clone(observer);
+        let continue_write_protected =
+            uffd.can_continue_write_protected() && !config.without_continue_write_protected;
+        let shared = Arc::new(Shared {
+            memory: Arc::clone(&self.memory),
+            layout: Arc::new(self.plan.layout.clone()),
+            map: PageMap::new(self.plan.layout.span_pages())
+                .map_err(system("create the page map"))?,
+            uffd,
+            stats: Arc::clone(&self.stats),
+            budget: Budget::new(self.plan.cache_pages),
+            arrivals: crate::pager::queue::Arrivals::default(),
+            retries,
+            fault_wake,
+            evict_wake,
+            stopping: AtomicBool::new(false),
+            failed: Arc::new(move |error: PagerError| failed(FabricEvent::Failed(describe(&error)))),
+            continue_write_protected,
+            spin: config.spin,
+        });
+        let faults = FaultThread::new(Arc::clone(&shared), urgent, retried);
+        let evictor = Evictor::new(Arc::clone(&shared), bulk);
+        self.shared = Some(shared);
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+            thread.map_err(system("start a thread"))
+        };
+        self.threads.push(spawn("pager-fault", Box::new(|| faults.run()))?);
+        self.threads.push(spawn("pager-evict", Box::new(|| evictor.run()))?);
+        Ok(())
+    }
+
+    /// The VM's memory on this node.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// How it is divided.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What the pager counts.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<PagerStats> {
+        &self.stats
+    }
+
+    /// How pages travel.
+    #[must_use]
+    pub fn transport(&self) -> TransportKind {
+        self.transport
+    }
+
+    /// Pages at home elsewhere that are resident here, or on their way.
+    #[must_use]
+    pub fn cached_pages(&self) -> u64 {
+        self.shared.as_ref().map_or(0, |shared| shared.budget.used())
+    }
+
+    /// Every node's part.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeSummary> {
+        let here = NodeSummary {
+            id: NodeId::COMPUTE,
+            address: None,
+            memory_bytes: self.local_bytes,
+            pages_fetched: 0,
+            pages_written_back: 0,
+            own_count: None,
+        };
+        let donors = (1..).zip(&self.lent).zip(self.stats.donors.iter());
+        let donors = donors.map(|((number, &(address, _)), stats)| NodeSummary {
+            id: NodeId(number),
+            address,
+            memory_bytes: self.plan.layout.pages_at(NodeId(number)) << PAGE_SHIFT,
+            pages_fetched: stats.pages_fetched.get(),
+            pages_written_back: stats.pages_written_back.get(),
+            own_count: None,
+        });
+        std::iter::once(here).chain(donors).collect()
+    }
+
+    /// Stops the pager and returns the leases. What comes back are the nodes' parts with the
+    /// donors' own counts.
+    ///
+    /// Nothing may touch the guest view any more, now or later: whoever waits for a page
+    /// would go on with zeros. A monitor with a vCPU that cannot be stopped must end its
+    /// process instead, without calling this.
+    pub fn shutdown(mut self) -> Vec<NodeSummary> {
+        self.stop();
+        let mut nodes = self.nodes();
+        for (link, node) in self.links.drain(..).zip(nodes.iter_mut().skip(1)) {
+            node.own_count = Some(link.release());
+        }
+        nodes
+    }
+
+    fn stop(&mut self) {
+        if let Some(shared) = &self.shared {
+            shared.stop();
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Where the memory that is not here comes from.
+enum Sources {
+    None,
+    Loopback(Pool, u64),
+    Donors(Vec<Leased>),
+}
+
+impl Sources {
+    fn obtain(config: &FabricConfig, guest_bytes: u64) -> Result<Self, FabricError> {
+        if config.transport == TransportKind::Loopback {
+            let pool = Pool::new(guest_bytes, LOOPBACK_LEASE);
+            return Ok(Self::Loopback(pool, guest_bytes));
+        }
+        let mut leases: Vec<Leased> = Vec::new();
+        let mut missing = guest_bytes;
+        let mut donors_left = config.donors.len() as u64;
+        for (number, donor) in (1..).zip(&config.donors) {
+            let pages = (missing >> PAGE_SHIFT).div_ceil(donors_left.max(1));
+            let share = pages.max(1) * PAGE_SIZE as u64;
+            donors_left -= 1;
+            let leased = Leased::obtain(LinkConfig {
+                node: NodeId(number),
+                address: donor.address,
+                vm: config.vm.clone(),
+                bytes: donor.bytes.unwrap_or(share),
+                or_less: donor.bytes.is_none(),
+                grace: config.grace,
+            });
+            let source = |source| FabricError::Donor { address: donor.address, source };
+            let leased = leased.map_err(source)?;
+            missing = missing.saturating_sub(leased.grant().bytes);
+            leases.push(leased);
+        }
+        Ok(Self::Donors(leases))
+    }
+
+    /// Address and bytes of each loan.
+    fn lent(&self) -> Vec<(Option<SocketAddr>, u64)> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Loopback(_, bytes) => vec![(None, *bytes)],
+            Self::Donors(leases) => leases
+                .iter()
+                .map(|leased| (Some(leased.address()), leased.grant().bytes))
+                .collect(),
+        }
+    }
+}
+
+fn connect(
+    leased: Leased,
+    wakes: [&EventFd; 2],
+    observer: FabricObserver,
+) -> Result<(Link, [LinkPort; 2]), FabricError> {
+    let address = leased.address();
+    let [urgent, bulk] = wakes.map(EventFd::try_clone);
+    let system = |error| FabricError::System("duplicate an eventfd", error);
+    let wakes = [urgent.map_err(system)?, bulk.map_err(system)?];
+    let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
+    leased.start(wakes, observer).map_err(|source| FabricError::Donor { address, source })
+}

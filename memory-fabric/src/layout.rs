@@ -1,0 +1,294 @@
+//! Where each page is at home: extents, the layout made of them, and the plan that a guest's
+//! size, a local budget and the donors' loans lead to.
+
+use crate::page::{PAGE_SHIFT, PageIndex, PageRange};
+use std::fmt;
+
+/// The number of a node in a VM's layout. The compute node is 0, donors follow in the order
+/// in which they were named.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct NodeId(pub u16);
+
+impl NodeId {
+    /// The compute node that runs the VM.
+    pub const COMPUTE: Self = Self(0);
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}", self.0)
+    }
+}
+
+/// Consecutive guest-physical pages with one home.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Extent {
+    /// The pages.
+    pub pages: PageRange,
+    /// The node whose memory backs them.
+    pub home: NodeId,
+    /// Offset in bytes of the first page in what that node lends this VM. 0 at home here.
+    pub base: u64,
+}
+
+impl Extent {
+    /// Offset in bytes of a page of this extent in its home's loan.
+    #[must_use]
+    pub fn offset_of(&self, page: PageIndex) -> u64 {
+        debug_assert!(self.pages.contains(page));
+        self.base + (u64::from(page.number() - self.pages.first.number()) << PAGE_SHIFT)
+    }
+}
+
+/// The home of every page of a VM. A new layout has a higher epoch.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Layout {
+    epoch: u64,
+    /// Sorted by first page, not overlapping, none empty.
+    extents: Vec<Extent>,
+}
+
+/// Smallest cache for pages at home elsewhere: 16 MiB. With less, the pages of a few
+/// instructions and their operands push each other out.
+pub const CACHE_PAGES_MIN: u64 = (16 << 20) >> PAGE_SHIFT;
+
+/// What a donor lends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Loan {
+    /// The donor.
+    pub node: NodeId,
+    /// How many pages.
+    pub pages: u64,
+}
+
+/// How a guest's memory is divided.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Plan {
+    /// Every page's home.
+    pub layout: Layout,
+    /// Pages at home on the compute node: always resident.
+    pub home_here_pages: u64,
+    /// How many pages that are at home elsewhere may be resident at once.
+    pub cache_pages: u64,
+    /// How many pages of the cache go beyond the local budget, because the loans leave no
+    /// room for one within it.
+    pub cache_beyond_budget_pages: u64,
+}
+
+/// A guest that its budget and loans cannot hold.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// Local memory and loans together are too little.
+    #[error(
+        "guest memory of {guest_mib} MiB is more than local memory of {local_mib} MiB and the \
+         {lent_mib} MiB that donors lend; raise --local-memory by {missing_mib} MiB, add a \
+         donor, or lower --memory"
+    )]
+    TooLittle {
+        /// Guest memory, MiB.
+        guest_mib: u64,
+        /// Local budget, MiB.
+        local_mib: u64,
+        /// Sum of the loans, MiB.
+        lent_mib: u64,
+        /// What is missing, MiB, rounded up.
+        missing_mib: u64,
+    },
+}
+
+impl Plan {
+    /// Divides the RAM in `ranges` over a local budget of `local_pages` and the loans.
+    ///
+    /// What the loans do not cover is at home here, from the lowest address up, where a
+    /// kernel puts itself. The rest is divided over the donors in proportion to their loans,
+    /// one contiguous extent for each (two where the hole below 4 GiB cuts it).
+    ///
+    /// # Errors
+    ///
+    /// [`PlanError::TooLittle`] when budget and loans together are smaller than the guest.
+    pub fn new(ranges: &[PageRange], local_pages: u64, loans: &[Loan]) -> Result<Self, PlanError> {
+        let guest: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
+        let lent: u64 = loans.iter().map(|loan| loan.pages).sum();
+        if guest > local_pages.saturating_add(lent) {
+            let mib = |pages: u64| pages >> (20 - PAGE_SHIFT);
+            return Err(PlanError::TooLittle {
+                guest_mib: mib(guest),
+                local_mib: mib(local_pages),
+                lent_mib: mib(lent),
+                missing_mib: (guest - local_pages - lent).div_ceil(1 << (20 - PAGE_SHIFT)),
+            });
+        }
+        let remote = if local_pages >= guest { 0 } else { lent.min(guest) };
+        let home_here = guest - remote;
+        let within_budget = local_pages.saturating_sub(home_here).min(remote);
+        let cache = within_budget.max(CACHE_PAGES_MIN.min(remote));
+
+        let mut shares = vec![Loan { node: NodeId::COMPUTE, pages: home_here }];
+        let mut left = remote;
+        let mut lent_left = lent;
+        for loan in loans {
+            // Proportional, and exact in the end: the last donor takes what is left.
+            let pages = if lent_left == 0 {
+                0
+            } else {
+                let share = u128::from(left) * u128::from(loan.pages);
+                u64::try_from(share.div_ceil(u128::from(lent_left))).unwrap_or(left)
+            };
+            let pages = pages.min(left).min(loan.pages);
+            shares.push(Loan { node: loan.node, pages });
+            left -= pages;
+            lent_left -= loan.pages;
+        }
+        Ok(Self {
+            layout: Layout::from_shares(ranges, &shares),
+            home_here_pages: home_here,
+            cache_pages: cache,
+            cache_beyond_budget_pages: cache - within_budget,
+        })
+    }
+}
+
+impl Layout {
+    /// Gives the pages of `ranges` in order to the nodes of `shares` in order.
+    fn from_shares(ranges: &[PageRange], shares: &[Loan]) -> Self {
+        let mut extents = Vec::new();
+        let mut shares = shares.iter().copied();
+        let mut share = shares.next();
+        let mut base = 0;
+        for &range in ranges {
+            let mut rest = range;
+            while rest.count > 0 {
+                let Some(current) = share else { break };
+                let take = u32::try_from(current.pages).unwrap_or(u32::MAX).min(rest.count);
+                if take == 0 {
+                    share = shares.next();
+                    base = 0;
+                    continue;
+                }
+                let (pages, after) = rest.split_at(take);
+                extents.push(Extent { pages, home: current.node, base });
+                base += if current.node == NodeId::COMPUTE { 0 } else { pages.bytes() };
+                share = Some(Loan { pages: current.pages - u64::from(take), ..current });
+                rest = after;
+            }
+        }
+        Self { epoch: 1, extents }
+    }
+
+    /// The version of this layout.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// All extents, by rising address.
+    #[must_use]
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// The extent that holds `page`; `None` for a page outside the guest's memory.
+    #[must_use]
+    pub fn extent_of(&self, page: PageIndex) -> Option<&Extent> {
+        let after = self.extents.partition_point(|extent| extent.pages.first <= page);
+        self.extents[..after].last().filter(|extent| extent.pages.contains(page))
+    }
+
+    /// Pages at home on `node`.
+    #[must_use]
+    pub fn pages_at(&self, node: NodeId) -> u64 {
+        let here = self.extents.iter().filter(|extent| extent.home == node);
+        here.map(|extent| u64::from(extent.pages.count)).sum()
+    }
+
+    /// The number after the last page's.
+    #[must_use]
+    pub fn span_pages(&self) -> u64 {
+        self.extents.last().map_or(0, |extent| extent.pages.end())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn range(first: u32, count: u32) -> PageRange {
+        PageRange::new(PageIndex::new(first), count)
+    }
+
+    fn loans(pages: &[u64]) -> Vec<Loan> {
+        (1..).zip(pages).map(|(node, &pages)| Loan { node: NodeId(node), pages }).collect()
+    }
+
+    #[test]
+    fn a_guest_that_fits_locally_has_no_remote_page() {
+        let plan = Plan::new(&[range(0, 1000)], 1000, &loans(&[500])).expect("fits");
+        assert_eq!(plan.layout.pages_at(NodeId::COMPUTE), 1000);
+        assert_eq!(plan.cache_pages, 0);
+    }
+
+    #[test]
+    fn donors_that_lend_everything_make_all_local_memory_cache() {
+        let plan = Plan::new(&[range(0, 262_144)], 65_536, &loans(&[262_144])).expect("fits");
+        assert_eq!(plan.home_here_pages, 0);
+        assert_eq!(plan.cache_pages, 65_536);
+        assert_eq!(plan.cache_beyond_budget_pages, 0);
+    }
+
+    #[test]
+    fn loans_that_only_just_suffice_get_the_smallest_cache_on_top() {
+        let plan = Plan::new(&[range(0, 262_144)], 65_536, &loans(&[196_608])).expect("fits");
+        assert_eq!(plan.home_here_pages, 65_536);
+        assert_eq!(plan.cache_pages, CACHE_PAGES_MIN);
+        assert_eq!(plan.cache_beyond_budget_pages, CACHE_PAGES_MIN);
+    }
+
+    #[test]
+    fn too_little_memory_is_an_error_that_says_how_much_is_missing() {
+        let error = Plan::new(&[range(0, 262_144)], 65_536, &loans(&[131_072])).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("1024 MiB") && text.contains("256 MiB"), "{text}");
+    }
+
+    #[test]
+    fn offsets_run_on_across_the_hole() {
+        let ranges = [range(0, 100), range(1000, 100)];
+        let plan = Plan::new(&ranges, 0, &loans(&[200])).expect("fits");
+        let extents = plan.layout.extents();
+        assert_eq!(extents.len(), 2);
+        assert_eq!(extents[1].offset_of(PageIndex::new(1001)), 101 << PAGE_SHIFT);
+        assert!(plan.layout.extent_of(PageIndex::new(500)).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn every_page_has_one_home_and_its_own_slot(
+            low in 1_u32..2000,
+            high in 0_u32..2000,
+            local in 0_u64..4000,
+            lent in prop::collection::vec(0_u64..2000, 0..5),
+        ) {
+            let ranges = [range(0, low), range(10_000, high)];
+            let Ok(plan) = Plan::new(&ranges, local, &loans(&lent)) else {
+                prop_assert!(u64::from(low + high) > local + lent.iter().sum::<u64>());
+                return Ok(());
+            };
+            let mut slots = std::collections::HashSet::new();
+            for page in ranges.iter().flat_map(|range| range.iter()) {
+                let extent = plan.layout.extent_of(page).expect("every page has an extent");
+                if extent.home != NodeId::COMPUTE {
+                    let offset = extent.offset_of(page);
+                    let donor = usize::from(extent.home.0) - 1;
+                    prop_assert!(offset >> PAGE_SHIFT < lent[donor]);
+                    prop_assert!(slots.insert((extent.home, offset)));
+                }
+            }
+            prop_assert_eq!(
+                plan.layout.pages_at(NodeId::COMPUTE) + slots.len() as u64,
+                u64::from(low + high)
+            );
+            prop_assert!(plan.home_here_pages + plan.cache_pages <= local.max(plan.home_here_pages) + plan.cache_beyond_budget_pages);
+        }
+    }
+}

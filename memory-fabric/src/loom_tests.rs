@@ -1,0 +1,170 @@
+//! Every interleaving of a fault thread, an evictor and a second fault on one page's state
+//! word, with the mapping and the bytes modelled beside it.
+
+use crate::page_map::{Kind, PageEntry};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use loom::thread;
+
+/// A page with its surroundings: what the kernel, the donor and the guest hold.
+struct World {
+    entry: PageEntry,
+    /// The guest view's mapping.
+    mapped: AtomicBool,
+    writable: AtomicBool,
+    /// The page's bytes in the memfd; `GONE` when punched.
+    here: AtomicU32,
+    /// The page's bytes at home.
+    home: AtomicU32,
+    /// A fault was handed back by the evictor.
+    handed_back: AtomicBool,
+}
+
+const GONE: u32 = u32::MAX;
+
+impl World {
+    /// A resident page with bytes 7, dirty or not.
+    fn resident(dirty: bool) -> Arc<Self> {
+        let entry = PageEntry::new();
+        assert!(entry.begin_install(entry.state()));
+        if dirty {
+            entry.mark_dirty();
+        }
+        assert!(!entry.finish_install());
+        Arc::new(Self {
+            entry,
+            mapped: AtomicBool::new(true),
+            writable: AtomicBool::new(dirty),
+            here: AtomicU32::new(7),
+            home: AtomicU32::new(if dirty { 3 } else { 7 }),
+            handed_back: AtomicBool::new(false),
+        })
+    }
+
+    /// One write fault, as `pager::fault` serves it. True when the page was mapped; false
+    /// when the fault was left to the evictor.
+    fn serve_write_fault(&self) -> bool {
+        loop {
+            let seen = self.entry.state();
+            match seen.kind() {
+                Kind::Resident | Kind::Probation | Kind::WritingBack => {
+                    if self.entry.begin_install(seen) {
+                        self.entry.mark_dirty();
+                        assert_ne!(self.here.load(SeqCst), GONE, "mapped a page without bytes");
+                        self.mapped.store(true, SeqCst);
+                        self.writable.store(true, SeqCst);
+                        let _ = self.entry.finish_install();
+                        return true;
+                    }
+                }
+                Kind::Remote => {
+                    if self.entry.begin_fetch(seen) {
+                        assert_eq!(self.here.load(SeqCst), GONE, "fetched over bytes");
+                        self.here.store(self.home.load(SeqCst), SeqCst);
+                        self.entry.mark_dirty();
+                        self.mapped.store(true, SeqCst);
+                        self.writable.store(true, SeqCst);
+                        let _ = self.entry.finish_install();
+                        return true;
+                    }
+                }
+                Kind::Dropping | Kind::Installing | Kind::Fetching => {
+                    if self.entry.contend(seen) {
+                        return false;
+                    }
+                }
+                Kind::Untouched => unreachable!("the page has bytes"),
+            }
+        }
+    }
+
+    /// One eviction, as `pager::evict` makes it.
+    fn evict(&self) {
+        if !self.entry.begin_probation() {
+            return;
+        }
+        self.mapped.store(false, SeqCst);
+        self.writable.store(false, SeqCst);
+        let dirty = self.entry.state().is_dirty();
+        let dropped = if dirty {
+            if !self.entry.begin_write_back() {
+                return;
+            }
+            self.home.store(self.here.load(SeqCst), SeqCst);
+            self.entry.begin_drop(Kind::WritingBack)
+        } else {
+            self.entry.begin_drop(Kind::Probation)
+        };
+        if dropped {
+            assert!(!self.mapped.load(SeqCst), "dropped a page that is mapped");
+            self.here.store(GONE, SeqCst);
+            if self.entry.finish_drop(Kind::Remote) {
+                self.handed_back.store(true, SeqCst);
+            }
+        }
+    }
+
+    fn check(&self, wanted: u32) {
+        let kind = self.entry.state().kind();
+        let bytes = match kind {
+            Kind::Remote => self.home.load(SeqCst),
+            _ => self.here.load(SeqCst),
+        };
+        assert_eq!(bytes, wanted, "in state {:?}", self.entry.state());
+        if self.writable.load(SeqCst) && self.mapped.load(SeqCst) {
+            assert!(self.entry.state().is_dirty(), "a clean page is mapped writable");
+        }
+    }
+}
+
+fn fault_against_eviction(dirty: bool) {
+    loom::model(move || {
+        let world = World::resident(dirty);
+        let evictor = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.evict())
+        };
+        let served = world.serve_write_fault();
+        evictor.join().unwrap();
+        if !served {
+            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
+            assert!(world.serve_write_fault());
+        }
+        // The write that faulted goes on, unless the page was unmapped again meanwhile.
+        if world.mapped.load(SeqCst) {
+            assert!(world.writable.load(SeqCst));
+            world.here.store(8, SeqCst);
+            world.check(8);
+        } else {
+            world.check(7);
+        }
+    });
+}
+
+#[test]
+fn loom_a_write_fault_against_the_eviction_of_a_clean_page() {
+    fault_against_eviction(false);
+}
+
+#[test]
+fn loom_a_write_fault_against_the_eviction_of_a_dirty_page() {
+    fault_against_eviction(true);
+}
+
+#[test]
+fn loom_two_faults_on_one_page_leave_one_owner_and_wake_both() {
+    loom::model(|| {
+        let world = World::resident(true);
+        assert!(world.entry.begin_probation());
+        world.mapped.store(false, SeqCst);
+        let other = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.serve_write_fault())
+        };
+        let first = world.serve_write_fault();
+        let second = other.join().unwrap();
+        assert!(first || second, "nobody mapped the page");
+        assert!(world.mapped.load(SeqCst));
+        world.check(7);
+    });
+}

@@ -1,0 +1,356 @@
+//! The fault thread: reads a fault, sends the request, installs the page.
+//!
+//! It never waits for one thing alone: faults, completions and free memory are all looked
+//! for in one loop, so faults of many vCPUs are under way at once.
+
+use super::wait::Waiter;
+use super::{PagerError, Shared};
+use crate::layout::NodeId;
+use crate::page::{PageBytes, PageIndex};
+use crate::page_map::{Kind, State};
+use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
+use crate::uffd::{Fault, Mapped, Protection};
+use crossbeam_channel::Receiver;
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Instant;
+use userfaultfd::EventBuffer;
+
+/// Faults read at once.
+const FAULT_BATCH: usize = 32;
+
+/// Faults put off, for want of memory or of a place on a transport, after which no more are
+/// read: the rest wait in the kernel.
+const DEFERRED_MAX: usize = 256;
+
+/// A fault to be served.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    page: PageIndex,
+    write: bool,
+    write_protected: bool,
+    read_at: Instant,
+}
+
+/// A page on its way here.
+#[derive(Clone, Copy, Debug)]
+struct Fetch {
+    page: PageIndex,
+    donor: usize,
+    write: bool,
+    read_at: Instant,
+    posted_at: Instant,
+}
+
+/// What became of a fault.
+#[derive(Debug, Eq, PartialEq)]
+enum Served {
+    /// It is done, or under way.
+    Yes,
+    /// There is no memory for the page, or no place on its transport, just now.
+    Later,
+}
+
+/// The fault thread's own data.
+#[derive(Debug)]
+pub(crate) struct FaultThread {
+    shared: Arc<Shared>,
+    /// One for each donor, in order.
+    transports: Vec<Box<dyn PageTransport>>,
+    retries: Receiver<PageIndex>,
+    deferred: VecDeque<Pending>,
+    /// Indexed by ticket.
+    fetches: Vec<Option<Fetch>>,
+    free_tickets: Vec<u32>,
+    waiter: Waiter,
+}
+
+impl FaultThread {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        transports: Vec<Box<dyn PageTransport>>,
+        retries: Receiver<PageIndex>,
+    ) -> Self {
+        let most = transports.len() * IN_FLIGHT_MAX;
+        let tickets = u32::try_from(most).expect("a few donors");
+        let waiter = Waiter::new(shared.spin, transports.len());
+        Self {
+            shared,
+            transports,
+            retries,
+            deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
+            fetches: vec![None; most],
+            free_tickets: (0..tickets).rev().collect(),
+            waiter,
+        }
+    }
+
+    /// Serves faults until the pager stops or fails.
+    pub(crate) fn run(mut self) {
+        if let Err(error) = self.serve() {
+            (self.shared.failed)(error);
+        }
+    }
+
+    fn serve(&mut self) -> Result<(), PagerError> {
+        let mut events = EventBuffer::new(FAULT_BATCH);
+        let mut faults = Vec::with_capacity(FAULT_BATCH);
+        let shared = Arc::clone(&self.shared);
+        let fds = [shared.uffd.as_raw_fd(), shared.fault_wake.as_raw_fd()];
+        loop {
+            let mut worked = self.retry()?;
+            if self.deferred.len() < DEFERRED_MAX {
+                let read = shared.uffd.read_faults(&mut events, |fault| faults.push(fault));
+                read.map_err(|error| PagerError::System("reading userfaultfd", error))?;
+                worked |= !faults.is_empty();
+                let read_at = Instant::now();
+                for fault in faults.drain(..) {
+                    self.begin(fault, read_at)?;
+                }
+            }
+            worked |= self.complete()?;
+            if worked {
+                self.waiter.worked();
+                continue;
+            }
+            if shared.is_stopping() {
+                return Ok(());
+            }
+            // While faults are put off the descriptor may be ready all the time; then only
+            // the bell and the transports matter.
+            let watched = if self.deferred.len() < DEFERRED_MAX { &fds[..] } else { &fds[1..] };
+            let idle = self.waiter.idle(watched, &self.transports);
+            idle.map_err(|error| PagerError::System("poll", error))?;
+            // Not ready is an error here, and no matter.
+            let _ = shared.fault_wake.read();
+        }
+    }
+
+    fn begin(&mut self, fault: Fault, read_at: Instant) -> Result<(), PagerError> {
+        let Fault { address, write, write_protected } = fault;
+        let page = self.shared.memory.page_at(address).ok_or(PagerError::Stray(address))?;
+        self.serve_or_defer(Pending { page, write, write_protected, read_at })?;
+        for transport in &mut self.transports {
+            transport.flush();
+        }
+        Ok(())
+    }
+
+    /// Takes up again what was put off or handed back by the evictor.
+    fn retry(&mut self) -> Result<bool, PagerError> {
+        let mut worked = false;
+        while let Ok(page) = self.retries.try_recv() {
+            // Whether it was a write is not known any more; if it was, the page is mapped
+            // read-only first and the write faults once again.
+            let read_at = Instant::now();
+            let pending = Pending { page, write: false, write_protected: false, read_at };
+            self.serve_or_defer(pending)?;
+            worked = true;
+        }
+        for _ in 0..self.deferred.len() {
+            let Some(pending) = self.deferred.pop_front() else { break };
+            match self.serve_one(pending)? {
+                Served::Yes => worked = true,
+                Served::Later => {
+                    self.deferred.push_front(pending);
+                    break;
+                }
+            }
+        }
+        Ok(worked)
+    }
+
+    fn serve_or_defer(&mut self, pending: Pending) -> Result<(), PagerError> {
+        if self.serve_one(pending)? == Served::Later {
+            self.shared.stats.stalled_for_memory.increment();
+            self.deferred.push_back(pending);
+        }
+        Ok(())
+    }
+
+    fn serve_one(&mut self, pending: Pending) -> Result<Served, PagerError> {
+        let shared = Arc::clone(&self.shared);
+        let entry = shared.map.entry(pending.page);
+        loop {
+            let seen = entry.state();
+            match seen.kind() {
+                Kind::Untouched => {
+                    if !self.charge() {
+                        return Ok(Served::Later);
+                    }
+                    if entry.begin_install(seen) {
+                        self.fill_with_zeros(pending)?;
+                        return Ok(Served::Yes);
+                    }
+                    self.uncharge();
+                }
+                Kind::Remote => {
+                    if !self.charge() {
+                        return Ok(Served::Later);
+                    }
+                    if !entry.begin_fetch(seen) {
+                        self.uncharge();
+                    } else if self.post_fetch(pending) {
+                        return Ok(Served::Yes);
+                    } else {
+                        entry.abandon_fetch();
+                        self.uncharge();
+                        return Ok(Served::Later);
+                    }
+                }
+                Kind::Fetching | Kind::Installing | Kind::Dropping => {
+                    if entry.contend(seen) {
+                        return Ok(Served::Yes);
+                    }
+                }
+                Kind::Resident | Kind::Probation | Kind::WritingBack => {
+                    if entry.begin_install(seen) {
+                        self.map_again(pending, seen)?;
+                        return Ok(Served::Yes);
+                    }
+                }
+            }
+        }
+    }
+
+    fn charge(&self) -> bool {
+        let shared = &self.shared;
+        let charged = shared.budget.charge_or_wait();
+        if charged != Some(false) {
+            let _ = shared.evict_wake.write(1);
+        }
+        charged.is_some()
+    }
+
+    fn uncharge(&self) {
+        // This thread is the one that would wait.
+        let _ = self.shared.budget.release(1);
+    }
+
+    fn fill_with_zeros(&self, pending: Pending) -> Result<(), PagerError> {
+        let shared = &self.shared;
+        let page = pending.page;
+        // It is mapped writable: writes from now on are not seen.
+        shared.map.entry(page).mark_dirty();
+        shared.uffd.zero(shared.memory.guest_page(page)).map_err(failed("ZEROPAGE", page))?;
+        self.installed(page)?;
+        shared.arrivals.push(&shared.map, page);
+        shared.stats.zero.record(pending.read_at.elapsed());
+        Ok(())
+    }
+
+    /// Asks the page's home for it. False when its transport takes no more.
+    fn post_fetch(&mut self, pending: Pending) -> bool {
+        let page = pending.page;
+        let extent = self.shared.layout.extent_of(page).expect("remote pages have an extent");
+        debug_assert_ne!(extent.home, NodeId::COMPUTE);
+        let donor = usize::from(extent.home.0) - 1;
+        let ticket = self.free_tickets.pop().expect("one for each place on a transport");
+        if self.transports[donor].post_read(Ticket(ticket), extent.offset_of(page)).is_err() {
+            self.free_tickets.push(ticket);
+            return false;
+        }
+        self.fetches[ticket as usize] = Some(Fetch {
+            page,
+            donor,
+            write: pending.write,
+            read_at: pending.read_at,
+            posted_at: Instant::now(),
+        });
+        true
+    }
+
+    /// Installs what has come.
+    fn complete(&mut self) -> Result<bool, PagerError> {
+        let mut result = Ok(());
+        let mut any = false;
+        let mut transports = std::mem::take(&mut self.transports);
+        for transport in &mut transports {
+            transport.poll(&mut |completion| {
+                any = true;
+                let Completion::Read(Ticket(ticket), bytes) = completion else {
+                    unreachable!("only reads are posted here");
+                };
+                let fetch = self.fetches[ticket as usize].take().expect("a ticket in use");
+                self.free_tickets.push(ticket);
+                if result.is_ok() {
+                    result = self.install(fetch, bytes);
+                }
+            });
+        }
+        self.transports = transports;
+        result.map(|()| any)
+    }
+
+    fn install(&self, fetch: Fetch, bytes: &PageBytes) -> Result<(), PagerError> {
+        let shared = &self.shared;
+        let stats = &shared.stats;
+        let page = fetch.page;
+        let arrived_at = Instant::now();
+        let protection = if fetch.write {
+            shared.map.entry(page).mark_dirty();
+            Protection::Writable
+        } else {
+            Protection::WriteProtected
+        };
+        let target = shared.memory.guest_page(page);
+        shared.uffd.copy(target, bytes, protection).map_err(failed("COPY", page))?;
+        self.installed(page)?;
+        shared.arrivals.push(&shared.map, page);
+        let done_at = Instant::now();
+        stats.donors[fetch.donor].pages_fetched.increment();
+        stats.queue.record(fetch.posted_at - fetch.read_at);
+        stats.fetch.record(arrived_at - fetch.posted_at);
+        stats.install.record(done_at - arrived_at);
+        stats.remote.record(done_at - fetch.read_at);
+        Ok(())
+    }
+
+    /// Serves a fault on a page whose bytes are here. This thread holds it; `seen` is what
+    /// it was before.
+    fn map_again(&self, pending: Pending, seen: State) -> Result<(), PagerError> {
+        let shared = &self.shared;
+        let page = pending.page;
+        let entry = shared.map.entry(page);
+        let target = shared.memory.guest_page(page);
+        let writable = seen.is_dirty() || pending.write || !shared.continue_write_protected;
+        if writable && !seen.is_dirty() {
+            entry.mark_dirty();
+        }
+        if pending.write_protected {
+            // If the page is not mapped any more this wakes who waits, and it faults again.
+            shared.uffd.allow_writes(target).map_err(failed("WRITEPROTECT", page))?;
+            self.installed(page)?;
+            shared.stats.write_protect.record(pending.read_at.elapsed());
+            return Ok(());
+        }
+        let protection = if writable { Protection::Writable } else { Protection::WriteProtected };
+        let mapped = shared.uffd.map_existing(target, protection);
+        match mapped.map_err(failed("CONTINUE", page))? {
+            Mapped::Now => {}
+            // Mapped meanwhile; the mapping may be protected still. Both calls wake.
+            Mapped::Already if writable => {
+                shared.uffd.allow_writes(target).map_err(failed("WRITEPROTECT", page))?;
+                shared.uffd.wake(target).map_err(failed("WAKE", page))?;
+            }
+            Mapped::Already => shared.uffd.wake(target).map_err(failed("WAKE", page))?,
+        }
+        self.installed(page)?;
+        shared.stats.minor.record(pending.read_at.elapsed());
+        Ok(())
+    }
+
+    /// Lets go of a page that is mapped now.
+    fn installed(&self, page: PageIndex) -> Result<(), PagerError> {
+        if self.shared.map.entry(page).finish_install() {
+            let target = self.shared.memory.guest_page(page);
+            self.shared.uffd.wake(target).map_err(failed("WAKE", page))?;
+        }
+        Ok(())
+    }
+}
+
+fn failed(call: &'static str, page: PageIndex) -> impl FnOnce(std::io::Error) -> PagerError {
+    move |source| PagerError::Userfaultfd { call, page, source }
+}

@@ -1,0 +1,180 @@
+//! The pager: serves faults and makes room.
+
+pub(crate) mod evict;
+pub(crate) mod fault;
+pub(crate) mod queue;
+pub(crate) mod wait;
+
+use crate::guest_memory::GuestMemory;
+use crate::layout::Layout;
+use crate::page::PageIndex;
+use crate::page_map::PageMap;
+use crate::stats::PagerStats;
+use crate::uffd::Uffd;
+use crossbeam_channel::Sender;
+use queue::Arrivals;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
+
+/// A failure after which the VM's memory can no longer be served.
+#[derive(Debug, thiserror::Error)]
+pub enum PagerError {
+    /// A userfaultfd call failed that may not.
+    #[error("{call} failed on {page}")]
+    Userfaultfd {
+        /// What was tried.
+        call: &'static str,
+        /// On which page.
+        page: PageIndex,
+        /// What the kernel said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The descriptor, or waiting for it, failed.
+    #[error("{0} failed")]
+    System(&'static str, #[source] std::io::Error),
+    /// A fault outside the guest's memory.
+    #[error("fault at host address {0:#x}, which is no guest memory at home elsewhere")]
+    Stray(usize),
+}
+
+/// Takes a failure of the pager. Called once by each thread that fails.
+pub(crate) type FailureObserver = Arc<dyn Fn(PagerError) + Send + Sync>;
+
+/// What the pager's threads share.
+pub(crate) struct Shared {
+    pub memory: Arc<GuestMemory>,
+    pub layout: Arc<Layout>,
+    pub map: PageMap,
+    pub uffd: Uffd,
+    pub stats: Arc<PagerStats>,
+    pub budget: Budget,
+    pub arrivals: Arrivals,
+    /// Faults that met a page being dropped, back to the fault thread.
+    pub retries: Sender<PageIndex>,
+    /// Rung to wake the fault thread.
+    pub fault_wake: EventFd,
+    /// Rung to wake the evictor.
+    pub evict_wake: EventFd,
+    pub stopping: AtomicBool,
+    pub failed: FailureObserver,
+    /// Whether a page can be mapped by CONTINUE with write protection.
+    pub continue_write_protected: bool,
+    /// How long a thread looks for work before it sleeps.
+    pub spin: Duration,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("budget", &self.budget).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Makes the pager's threads end after what they are doing.
+    pub fn stop(&self) {
+        // SeqCst: before the bells, whose readers look at it.
+        self.stopping.store(true, Ordering::SeqCst);
+        let _ = self.fault_wake.write(1);
+        let _ = self.evict_wake.write(1);
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+}
+
+/// How many pages at home elsewhere may be resident here, and how many are.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    limit: u64,
+    /// The evictor is woken when fewer are free...
+    low: u64,
+    /// ...and works until so many are.
+    high: u64,
+    used: AtomicU64,
+    /// Whether a fault waits for a page to become free.
+    waiting: AtomicBool,
+}
+
+impl Budget {
+    /// A budget of `limit` pages. The evictor keeps between 1/32 and 1/16 of them free, but
+    /// at most 16 and 32 MiB.
+    pub fn new(limit: u64) -> Self {
+        let low = (limit / 32).clamp(1, 4096);
+        Self {
+            limit,
+            low,
+            high: (low * 2).min(limit),
+            used: AtomicU64::new(0),
+            waiting: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes a page out of what is free. `None` when nothing is; otherwise whether the
+    /// evictor should be woken.
+    pub fn charge(&self) -> Option<bool> {
+        // SeqCst here and below: a fault that finds nothing free says that it waits before
+        // it looks again, and the evictor frees before it looks for waiters. One of them
+        // sees the other.
+        let charge = |used| (used < self.limit).then_some(used + 1);
+        let result = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
+        result.ok().map(|before| self.limit - before - 1 < self.low)
+    }
+
+    /// As [`Self::charge`], leaving word that somebody waits when nothing is free.
+    pub fn charge_or_wait(&self) -> Option<bool> {
+        self.charge().or_else(|| {
+            self.waiting.store(true, Ordering::SeqCst);
+            self.charge()
+        })
+    }
+
+    /// Gives pages back; true when somebody waits for one.
+    pub fn release(&self, pages: u64) -> bool {
+        self.used.fetch_sub(pages, Ordering::SeqCst);
+        self.waiting.swap(false, Ordering::SeqCst)
+    }
+
+    /// Pages free now.
+    pub fn free(&self) -> u64 {
+        self.limit.saturating_sub(self.used())
+    }
+
+    /// Pages resident or on their way here.
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::SeqCst)
+    }
+
+    /// Pages to free now, so that the reserve is full.
+    pub fn shortfall(&self) -> u64 {
+        self.high.saturating_sub(self.free())
+    }
+
+    /// Whether the reserve has fallen so low that the evictor should start.
+    pub fn is_low(&self) -> bool {
+        self.free() < self.low
+    }
+
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spent_budget_refuses_and_remembers_who_waits() {
+        let budget = Budget::new(2);
+        assert!(budget.charge().is_some());
+        assert_eq!(budget.charge(), Some(true));
+        assert_eq!(budget.charge_or_wait(), None);
+        assert!(budget.release(1), "somebody waits");
+        assert!(!budget.release(1), "told once");
+        assert_eq!(budget.free(), 2);
+    }
+}

@@ -1,0 +1,75 @@
+//! Waiting of the pager's threads: look for work for a while, then sleep until there is some.
+
+use crate::transport::{Interest, PageTransport};
+use std::io;
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+/// How long a thread sleeps at the most while requests are outstanding: then it looks
+/// whether a connection has stalled.
+const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Decides between looking again and sleeping.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    spin: Duration,
+    idle_since: Option<Instant>,
+    fds: Vec<libc::pollfd>,
+    /// Whether other threads need this one's processor.
+    crowded: bool,
+}
+
+impl Waiter {
+    /// A waiter with room for `donors` connections.
+    pub(super) fn new(spin: Duration, donors: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { spin, idle_since: None, fds: Vec::with_capacity(donors + 2), crowded: cores < 4 }
+    }
+
+    /// There was work.
+    pub(super) fn worked(&mut self) {
+        self.idle_since = None;
+    }
+
+    /// There was none: returns soon, to look again, or after there was something on one of
+    /// `fds` or the transports.
+    pub(super) fn idle(
+        &mut self,
+        fds: &[RawFd],
+        transports: &[Box<dyn PageTransport>],
+    ) -> io::Result<()> {
+        let now = Instant::now();
+        if now - *self.idle_since.get_or_insert(now) < self.spin {
+            if self.crowded {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+            return Ok(());
+        }
+        self.fds.clear();
+        let pollfd = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        self.fds.extend(fds.iter().map(|&fd| pollfd(fd, libc::POLLIN)));
+        let busy = transports.iter().filter(|transport| transport.in_flight() > 0);
+        let mut timeout_ms = -1;
+        for transport in busy {
+            timeout_ms = libc::c_int::try_from(STALL_CHECK_INTERVAL.as_millis()).unwrap_or(500);
+            if let Some(Interest { fd, writable }) = transport.interest() {
+                let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
+                self.fds.push(pollfd(fd, events));
+            }
+        }
+        let count = self.fds.len() as libc::nfds_t;
+        // SAFETY: the pointer and the count are those of one vector.
+        let result = unsafe { libc::poll(self.fds.as_mut_ptr(), count, timeout_ms) };
+        // The thread was put to sleep and woken: what comes next comes soon.
+        self.idle_since = None;
+        if result < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+}

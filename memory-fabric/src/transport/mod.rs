@@ -1,0 +1,105 @@
+//! How pages travel between nodes.
+//!
+//! [`PageTransport`] is completion-based: post a read or a write under a ticket, poll for
+//! completions. One transport serves one donor and one thread; urgent faults and bulk have
+//! transports of their own, so that a fault never queues behind bulk.
+
+pub mod loopback;
+pub mod tcp;
+
+use crate::page::PageBytes;
+use std::fmt;
+use std::os::fd::RawFd;
+
+/// Most reads and writes outstanding on one transport. More would not go faster: 64 pages
+/// cover the product of bandwidth and delay of 10 Gbit/s at 200 us.
+pub const IN_FLIGHT_MAX: usize = 64;
+
+/// What the poster knows a request by.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Ticket(pub u32);
+
+/// The bytes of a page in the fabric view, which others may be writing at the same time.
+#[derive(Clone, Copy)]
+pub struct PageSource(*const PageBytes);
+
+impl PageSource {
+    /// A page to be read from.
+    ///
+    /// # Safety
+    ///
+    /// `page` must point to mapped memory until the call it is given to returns. Its bytes
+    /// may change meanwhile: then any mixture of old and new is sent.
+    #[must_use]
+    pub unsafe fn new(page: *const PageBytes) -> Self {
+        Self(page)
+    }
+
+    /// Copies the page.
+    pub fn copy_to(self, target: &mut PageBytes) {
+        // SAFETY: mapped, as whoever made self promised, and `target` is exclusive. The bytes
+        // may race with a guest's writes; a byte copy of shared memory takes them as they are.
+        unsafe { std::ptr::copy_nonoverlapping(self.0, target, 1) };
+    }
+}
+
+impl fmt::Debug for PageSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageSource({:p})", self.0)
+    }
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub enum Completion<'a> {
+    /// The page that was asked for; valid during the call.
+    Read(Ticket, &'a PageBytes),
+    /// The home has the page.
+    Written(Ticket),
+}
+
+/// A transport that already has [`IN_FLIGHT_MAX`] requests: post again after a completion.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{IN_FLIGHT_MAX} requests are outstanding, which is the limit")]
+pub struct Full;
+
+/// What to wait for when there is nothing to do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Interest {
+    /// The descriptor.
+    pub fd: RawFd,
+    /// Whether to wait until it takes more, too.
+    pub writable: bool,
+}
+
+/// Moves pages between this node and one donor.
+///
+/// Called by one thread. A request survives a broken connection: it is sent again on the
+/// next one, and completes once.
+pub trait PageTransport: Send + fmt::Debug {
+    /// Asks for the page at `offset` (bytes) of the lease.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full>;
+
+    /// Sends a page to be stored at `offset`. The bytes are taken before the call returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full>;
+
+    /// Sends what was posted, as far as possible without waiting.
+    fn flush(&mut self);
+
+    /// Gives every completion there is now to `complete`; does not wait.
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>));
+
+    /// Requests outstanding.
+    fn in_flight(&self) -> usize;
+
+    /// What to wait for while requests are outstanding, if there is a connection.
+    fn interest(&self) -> Option<Interest>;
+}

@@ -1,0 +1,314 @@
+//! Pages over a TCP connection, requests pipelined.
+//!
+//! The socket does not block. A broken or stalled connection is handed back to the donor's
+//! [link](crate::link), which makes a new one; every outstanding request is then sent again.
+
+use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
+use crate::link::{LinkPort, Outage};
+use crate::page::{PAGE_SIZE, PageBytes};
+use crate::wire::{Frame, FrameKind, HEADER_BYTES, TrafficClass, WireError, decode_message};
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// A connection on which nothing was answered for so long is taken for dead.
+pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Bytes received at once: room for 31 pages and their headers.
+const INPUT_BYTES: usize = 128 << 10;
+
+/// Frames given to the kernel in one call.
+const SEND_BATCH: usize = 16;
+
+/// Requests to one donor over TCP.
+#[derive(Debug)]
+pub struct TcpTransport {
+    port: LinkPort,
+    class: TrafficClass,
+    checksum: bool,
+    stream: Option<TcpStream>,
+    slots: Box<[Slot]>,
+    free: Vec<u16>,
+    /// Slots in use, in the order of posting.
+    posted: VecDeque<u16>,
+    /// How many of `posted`, from the front, are wholly sent.
+    sent: usize,
+    /// Bytes sent of the one after.
+    sent_bytes: usize,
+    input: Box<[u8]>,
+    /// The part of `input` that is filled and not yet decoded.
+    filled: std::ops::Range<usize>,
+    /// When the peer last answered, or was first asked after having answered everything.
+    progress: Instant,
+}
+
+#[derive(Debug)]
+struct Slot {
+    ticket: Ticket,
+    kind: FrameKind,
+    offset: u64,
+    /// Distinguishes the uses of a slot, so that a late answer is not taken for another's.
+    generation: u64,
+    in_use: bool,
+    header: [u8; HEADER_BYTES],
+    /// The page of a write; reads have none. Made at the first write and kept.
+    page: Option<Box<PageBytes>>,
+}
+
+impl Slot {
+    fn frame_bytes(&self) -> usize {
+        HEADER_BYTES + if self.kind == FrameKind::WritePage { PAGE_SIZE } else { 0 }
+    }
+}
+
+impl TcpTransport {
+    /// A transport that uses the connection in `port`, and its successors.
+    #[must_use]
+    pub fn new(port: LinkPort, class: TrafficClass, checksum: bool) -> Self {
+        let slot = |_| Slot {
+            ticket: Ticket(0),
+            kind: FrameKind::ReadPage,
+            offset: 0,
+            generation: 0,
+            in_use: false,
+            header: [0; HEADER_BYTES],
+            page: None,
+        };
+        let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
+        Self {
+            port,
+            class,
+            checksum,
+            stream: None,
+            slots: (0..IN_FLIGHT_MAX).map(slot).collect(),
+            free: (0..most).rev().collect(),
+            posted: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            sent: 0,
+            sent_bytes: 0,
+            input: vec![0; INPUT_BYTES].into_boxed_slice(),
+            filled: 0..0,
+            progress: Instant::now(),
+        }
+    }
+
+    fn post(
+        &mut self,
+        ticket: Ticket,
+        kind: FrameKind,
+        offset: u64,
+        page: Option<PageSource>,
+    ) -> Result<(), Full> {
+        let index = self.free.pop().ok_or(Full)?;
+        if self.posted.is_empty() {
+            self.progress = Instant::now();
+        }
+        let slot = &mut self.slots[usize::from(index)];
+        slot.ticket = ticket;
+        slot.kind = kind;
+        slot.offset = offset;
+        slot.generation += 1;
+        slot.in_use = true;
+        let request = (slot.generation << 16) | u64::from(index);
+        let frame = Frame::new(kind, request, offset, self.checksum);
+        slot.header = match page {
+            None => frame.encode(&[]),
+            Some(source) => {
+                let page = slot.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
+                source.copy_to(page);
+                frame.encode(page.as_slice())
+            }
+        };
+        self.posted.push_back(index);
+        Ok(())
+    }
+
+    /// Takes over a connection that the link has made.
+    fn adopt_connection(&mut self) {
+        if let Some(stream) = self.port.take_connection() {
+            match stream.set_nonblocking(true) {
+                Ok(()) => {
+                    self.stream = Some(stream);
+                    self.sent = 0;
+                    self.sent_bytes = 0;
+                    self.filled = 0..0;
+                    self.progress = Instant::now();
+                }
+                Err(error) => self.port.ask_for_connection(Outage::Stream(error)),
+            }
+        }
+    }
+
+    fn disconnect(&mut self, why: Outage) {
+        self.stream = None;
+        self.port.ask_for_connection(why);
+    }
+
+    fn send(&mut self) -> Result<(), Outage> {
+        let Some(stream) = &mut self.stream else { return Ok(()) };
+        while self.sent < self.posted.len() {
+            let mut parts = [IoSlice::new(&[]); SEND_BATCH * 2];
+            let mut used = 0;
+            let mut skip = self.sent_bytes;
+            for &index in self.posted.iter().skip(self.sent).take(SEND_BATCH) {
+                let slot = &self.slots[usize::from(index)];
+                let page = match (&slot.page, slot.kind) {
+                    (Some(page), FrameKind::WritePage) => page.as_slice(),
+                    _ => &[],
+                };
+                for part in [slot.header.as_slice(), page] {
+                    let from = skip.min(part.len());
+                    skip -= from;
+                    if from < part.len() {
+                        parts[used] = IoSlice::new(&part[from..]);
+                        used += 1;
+                    }
+                }
+            }
+            match stream.write_vectored(&parts[..used]) {
+                Ok(0) => return Err(Outage::Stream(io::ErrorKind::WriteZero.into())),
+                Ok(mut count) => {
+                    count += self.sent_bytes;
+                    while self.sent < self.posted.len() {
+                        let index = usize::from(self.posted[self.sent]);
+                        let frame_bytes = self.slots[index].frame_bytes();
+                        if count < frame_bytes {
+                            break;
+                        }
+                        count -= frame_bytes;
+                        self.sent += 1;
+                    }
+                    self.sent_bytes = count;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Outage::Stream(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), Outage> {
+        // As long as the peer fills the buffer there may be more.
+        loop {
+            let Some(stream) = &mut self.stream else { return Ok(()) };
+            if self.posted.is_empty() {
+                return Ok(());
+            }
+            if self.filled.start > 0 {
+                self.input.copy_within(self.filled.clone(), 0);
+                self.filled = 0..self.filled.len();
+            }
+            let room = &mut self.input[self.filled.end..];
+            let room_bytes = room.len();
+            match stream.read(room) {
+                Ok(0) => return Err(Outage::Stream(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => {
+                    self.filled.end += count;
+                    self.progress = Instant::now();
+                    self.decode(complete)?;
+                    if count < room_bytes {
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    return if self.progress.elapsed() < STALL_TIMEOUT {
+                        Ok(())
+                    } else {
+                        Err(Outage::Stalled)
+                    };
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Outage::Stream(error)),
+            }
+        }
+    }
+
+    /// Completes what whole frames are in the buffer.
+    fn decode(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), Outage> {
+        loop {
+            let bytes = &self.input[self.filled.clone()];
+            let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+                return Ok(());
+            };
+            let frame = Frame::decode(header).map_err(Outage::Protocol)?;
+            let Some(payload) = rest.get(..frame.length) else { return Ok(()) };
+            frame.verify(header, payload).map_err(Outage::Protocol)?;
+            if frame.kind == FrameKind::Error {
+                let message = decode_message(frame.kind, payload).map_err(Outage::Protocol)?;
+                return Err(Outage::Refused(message));
+            }
+            let (kind, request) = (frame.kind, frame.request);
+            let unasked = Outage::Protocol(WireError::Unasked { kind, request });
+            // The low 16 bits; see `post`.
+            let index = u16::try_from(request & 0xffff).unwrap_or(u16::MAX);
+            let Some(slot) = self.slots.get_mut(usize::from(index)) else { return Err(unasked) };
+            if !slot.in_use || slot.generation != request >> 16 {
+                return Err(unasked);
+            }
+            let place = self.posted.iter().position(|&posted| posted == index);
+            let place = place.expect("a slot in use is posted");
+            if place >= self.sent {
+                // An answer to what was not wholly sent yet.
+                return Err(unasked);
+            }
+            if frame.checksummed != self.checksum {
+                return Err(Outage::Protocol(WireError::Unexpected(kind)));
+            }
+            match (slot.kind, kind) {
+                (FrameKind::ReadPage, FrameKind::PageData) if frame.offset == slot.offset => {
+                    let page: &PageBytes = payload.try_into().expect("length was checked");
+                    complete(Completion::Read(slot.ticket, page));
+                }
+                (FrameKind::WritePage, FrameKind::Written) if frame.offset == slot.offset => {
+                    complete(Completion::Written(slot.ticket));
+                }
+                _ => return Err(unasked),
+            }
+            slot.in_use = false;
+            self.posted.remove(place);
+            self.sent -= 1;
+            self.free.push(index);
+            self.filled.start += HEADER_BYTES + frame.length;
+        }
+    }
+}
+
+impl PageTransport for TcpTransport {
+    fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
+        self.post(ticket, FrameKind::ReadPage, offset, None)
+    }
+
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
+        self.post(ticket, FrameKind::WritePage, offset, Some(page))
+    }
+
+    fn flush(&mut self) {
+        if let Err(why) = self.send() {
+            self.disconnect(why);
+        }
+    }
+
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
+        if self.stream.is_none() {
+            self.adopt_connection();
+        }
+        if self.posted.is_empty() {
+            return;
+        }
+        if let Err(why) = self.send().and_then(|()| self.receive(complete)) {
+            tracing::debug!(class = ?self.class, %why, "page connection lost");
+            self.disconnect(why);
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.posted.len()
+    }
+
+    fn interest(&self) -> Option<Interest> {
+        let stream = self.stream.as_ref()?;
+        Some(Interest { fd: stream.as_raw_fd(), writable: self.sent < self.posted.len() })
+    }
+}

@@ -1,0 +1,434 @@
+//! What goes over a TCP connection between a VM and a donor.
+//!
+//! Every frame is a 32-byte little-endian header and, for some kinds, a payload. The first
+//! frame on a connection decides what the connection is for:
+//!
+//! | first frame | connection | then |
+//! |---|---|---|
+//! | `Lease` | control | `Renew`..., `Release` |
+//! | `Resume` | control, after a break | as above |
+//! | `Attach` | pages, urgent or bulk | `ReadPage`, `WritePage`, pipelined |
+//!
+//! Requests carry an id that the answer repeats. Answers on one connection come in the order
+//! of the requests from our donor, but a client must not rely on it. A peer that breaks a rule
+//! gets an `Error` frame, if it can still be told, and is disconnected.
+
+use crate::page::PAGE_SIZE;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use std::fmt;
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// "SV", the first two bytes of every frame.
+pub const MAGIC: [u8; 2] = *b"SV";
+
+/// The protocol's version. Peers of different versions do not talk.
+pub const VERSION: u8 = 1;
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = size_of::<Header>();
+
+/// Longest payload of a control frame, bytes: room for every message with its longest strings.
+pub const CONTROL_BYTES_MAX: usize = 1024;
+
+/// Longest payload of any frame, bytes: one page.
+pub const PAYLOAD_BYTES_MAX: usize = PAGE_SIZE;
+
+/// Longest name of a VM, bytes.
+pub const VM_NAME_BYTES_MAX: usize = 64;
+
+/// Set in a header whose checksum field is valid; an answer then has one too.
+pub const FLAG_CHECKSUM: u16 = 1;
+
+/// A frame's header.
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    magic: [u8; 2],
+    version: u8,
+    kind: u8,
+    flags: U16,
+    reserved: U16,
+    length: U32,
+    checksum: U32,
+    request: U64,
+    offset: U64,
+}
+
+const _: () = assert!(size_of::<Header>() == 32);
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+pub enum FrameKind {
+    /// [`LeaseRequest`]: lend me memory.
+    Lease = 1,
+    /// [`LeaseGrant`]: the answer to `Lease`.
+    Granted = 2,
+    /// [`Token`]: go on with a lease on a new control connection.
+    Resume = 3,
+    /// [`Token`]: keep a lease.
+    Renew = 4,
+    /// [`LeaseStatus`]: the answer to `Resume`, `Renew` and `Release`.
+    Status = 5,
+    /// [`Token`]: end a lease.
+    Release = 6,
+    /// [`AttachRequest`]: use this connection for pages of a lease.
+    Attach = 7,
+    /// No payload: the answer to `Attach`.
+    Attached = 8,
+    /// No payload: send the page at `offset` (bytes into the lease).
+    ReadPage = 16,
+    /// One page: the answer to `ReadPage`.
+    PageData = 17,
+    /// One page: store it at `offset`.
+    WritePage = 18,
+    /// No payload: the answer to `WritePage`.
+    Written = 19,
+    /// [`ErrorMessage`]: the request was refused; the connection ends.
+    Error = 31,
+}
+
+impl FrameKind {
+    fn from_byte(byte: u8) -> Option<Self> {
+        use FrameKind::*;
+        let all = [
+            Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, ReadPage, PageData,
+            WritePage, Written, Error,
+        ];
+        all.into_iter().find(|&kind| kind as u8 == byte)
+    }
+
+    /// Payload lengths that this kind may have, bytes.
+    #[must_use]
+    pub const fn payload_bytes(self) -> (usize, usize) {
+        match self {
+            Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
+            Self::Attached | Self::ReadPage | Self::Written => (0, 0),
+            _ => (0, CONTROL_BYTES_MAX),
+        }
+    }
+}
+
+/// A frame that breaks the protocol.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum WireError {
+    /// Not this protocol.
+    #[error("frame starts with {0:02x?}, not with \"SV\": the peer is not an ssi-hv node")]
+    Magic([u8; 2]),
+    /// Another version of it.
+    #[error("peer speaks version {theirs} of the protocol, this one {VERSION}; use the same release of ssi-hv on both hosts")]
+    Version {
+        /// What the peer speaks.
+        theirs: u8,
+    },
+    /// A kind that does not exist.
+    #[error("frame of unknown kind {0}")]
+    Kind(u8),
+    /// A length that the kind cannot have.
+    #[error("{kind:?} frame with {length} bytes, {least} to {most} are allowed")]
+    Length {
+        /// The frame's kind.
+        kind: FrameKind,
+        /// Its length.
+        length: u32,
+        /// Smallest length allowed.
+        least: usize,
+        /// Largest length allowed.
+        most: usize,
+    },
+    /// Damaged on the way.
+    #[error("{kind:?} frame {request:#x} has checksum {found:#010x}, its bytes give {computed:#010x}")]
+    Checksum {
+        /// The frame's kind.
+        kind: FrameKind,
+        /// Its request id.
+        request: u64,
+        /// The checksum it carries.
+        found: u32,
+        /// The checksum of its bytes.
+        computed: u32,
+    },
+    /// A control payload that is not what its kind says.
+    #[error("{kind:?} frame whose payload cannot be decoded")]
+    Payload {
+        /// The frame's kind.
+        kind: FrameKind,
+    },
+    /// A kind that is not allowed at this point.
+    #[error("unexpected {0:?} frame")]
+    Unexpected(FrameKind),
+    /// An answer to no request.
+    #[error("{kind:?} frame answers request {request:#x}, which is not outstanding")]
+    Unasked {
+        /// The frame's kind.
+        kind: FrameKind,
+        /// The id it repeats.
+        request: u64,
+    },
+}
+
+/// A checked header in host byte order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Frame {
+    /// What it is.
+    pub kind: FrameKind,
+    /// Whether it carries, and wants, a checksum.
+    pub checksummed: bool,
+    /// The request's id.
+    pub request: u64,
+    /// Bytes into the lease, for page frames.
+    pub offset: u64,
+    /// Bytes of payload.
+    pub length: usize,
+    checksum: u32,
+}
+
+impl Frame {
+    /// A frame to be sent.
+    #[must_use]
+    pub const fn new(kind: FrameKind, request: u64, offset: u64, checksummed: bool) -> Self {
+        Self { kind, checksummed, request, offset, length: 0, checksum: 0 }
+    }
+
+    /// The header that precedes `payload`.
+    #[must_use]
+    pub fn encode(&self, payload: &[u8]) -> [u8; HEADER_BYTES] {
+        let length = u32::try_from(payload.len()).expect("payloads are at most a page");
+        let mut header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            kind: self.kind as u8,
+            flags: U16::new(if self.checksummed { FLAG_CHECKSUM } else { 0 }),
+            reserved: U16::ZERO,
+            length: U32::new(length),
+            checksum: U32::ZERO,
+            request: U64::new(self.request),
+            offset: U64::new(self.offset),
+        };
+        if self.checksummed {
+            header.checksum = U32::new(checksum_of(&header, payload));
+        }
+        zerocopy::transmute!(header)
+    }
+
+    /// Checks a header.
+    ///
+    /// # Errors
+    ///
+    /// When it breaks the protocol; its payload must then not be read.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
+        let header: Header = zerocopy::transmute!(*bytes);
+        if header.magic != MAGIC {
+            return Err(WireError::Magic(header.magic));
+        }
+        if header.version != VERSION {
+            return Err(WireError::Version { theirs: header.version });
+        }
+        let kind = FrameKind::from_byte(header.kind).ok_or(WireError::Kind(header.kind))?;
+        let (least, most) = kind.payload_bytes();
+        let length = header.length.get();
+        match usize::try_from(length) {
+            Ok(bytes) if (least..=most).contains(&bytes) => Ok(Self {
+                kind,
+                checksummed: header.flags.get() & FLAG_CHECKSUM != 0,
+                request: header.request.get(),
+                offset: header.offset.get(),
+                length: bytes,
+                checksum: header.checksum.get(),
+            }),
+            _ => Err(WireError::Length { kind, length, least, most }),
+        }
+    }
+
+    /// Checks header and payload against the checksum, where there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`WireError::Checksum`].
+    pub fn verify(&self, header: &[u8; HEADER_BYTES], payload: &[u8]) -> Result<(), WireError> {
+        if !self.checksummed {
+            return Ok(());
+        }
+        let mut header: Header = zerocopy::transmute!(*header);
+        header.checksum = U32::ZERO;
+        let computed = checksum_of(&header, payload);
+        if computed == self.checksum {
+            return Ok(());
+        }
+        let (kind, request, found) = (self.kind, self.request, self.checksum);
+        Err(WireError::Checksum { kind, request, found, computed })
+    }
+}
+
+/// CRC-32C (RFC 3720, appendix B.4) of header, its checksum field zero, and payload.
+fn checksum_of(header: &Header, payload: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(header.as_bytes()), payload)
+}
+
+/// The secret that a lease is used with: 128 random bits.
+#[derive(Clone, Copy, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub struct Token(pub [u8; 16]);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Whoever has the token has the VM's memory: keep it out of logs.
+        f.write_str("Token(..)")
+    }
+}
+
+/// Asks for memory.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct LeaseRequest {
+    /// The VM's name, for the donor's log; at most [`VM_NAME_BYTES_MAX`] bytes.
+    pub vm: String,
+    /// Bytes wanted, a multiple of the page size.
+    pub bytes: u64,
+    /// Whether less will do.
+    pub or_less: bool,
+    /// Wanted time between renewals after which the lease may end, milliseconds.
+    pub duration_ms: u32,
+}
+
+/// Lends memory.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct LeaseGrant {
+    /// To be presented with every use.
+    pub token: Token,
+    /// Bytes lent.
+    pub bytes: u64,
+    /// The lease ends when it was not renewed for so long, milliseconds.
+    pub duration_ms: u32,
+}
+
+/// What a donor counted for a lease.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct LeaseStatus {
+    /// Pages sent to the VM.
+    pub pages_read: u64,
+    /// Pages stored for it.
+    pub pages_written: u64,
+}
+
+/// What a page connection carries.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
+pub enum TrafficClass {
+    /// Faults that a vCPU waits for.
+    Urgent,
+    /// Write-back and everything else.
+    Bulk,
+}
+
+/// Binds a connection to a lease.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct AttachRequest {
+    /// The lease.
+    pub token: Token,
+    /// What the connection is for. It replaces an earlier one of the same class.
+    pub class: TrafficClass,
+}
+
+/// Why a donor refuses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// The frame broke the protocol.
+    Malformed,
+    /// There is no such lease: it ended, or the donor was restarted.
+    UnknownLease,
+    /// Not enough memory is free.
+    NoMemory,
+    /// The page is not in the lease.
+    OutOfRange,
+    /// Too many connections.
+    Busy,
+}
+
+/// A refusal and its reason.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ErrorMessage {
+    /// For programs.
+    pub refusal: Refusal,
+    /// For people.
+    pub text: String,
+}
+
+/// A control payload.
+#[must_use]
+pub fn encode_message<T: Serialize>(message: &T) -> Vec<u8> {
+    postcard::to_stdvec(message).expect("our messages have a known shape")
+}
+
+/// Decodes a control payload.
+///
+/// # Errors
+///
+/// When the bytes are not such a message and nothing else.
+pub fn decode_message<T: DeserializeOwned>(kind: FrameKind, payload: &[u8]) -> Result<T, WireError> {
+    match postcard::take_from_bytes(payload) {
+        Ok((message, [])) => Ok(message),
+        _ => Err(WireError::Payload { kind }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_flipped_bit_anywhere_is_found_by_the_checksum() {
+        let payload = [7_u8; PAGE_SIZE];
+        let frame = Frame::new(FrameKind::PageData, 0x1234, 0x5000, true);
+        let header = frame.encode(&payload);
+        let decoded = Frame::decode(&header).expect("valid");
+        decoded.verify(&header, &payload).expect("undamaged");
+        for bit in [0, 9, 4095 * 8 + 7] {
+            let mut damaged = payload;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(decoded.verify(&header, &damaged).is_err(), "payload bit {bit}");
+        }
+        let mut damaged = header;
+        damaged[16] ^= 1;
+        let decoded = Frame::decode(&damaged).expect("the id may be anything");
+        assert!(decoded.verify(&damaged, &payload).is_err());
+    }
+
+    #[test]
+    fn another_version_is_named() {
+        let mut header = Frame::new(FrameKind::ReadPage, 0, 0, false).encode(&[]);
+        header[2] = 9;
+        assert_eq!(Frame::decode(&header), Err(WireError::Version { theirs: 9 }));
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        assert_eq!(format!("{:?}", Token([0xab; 16])), "Token(..)");
+    }
+
+    proptest! {
+        #[test]
+        fn headers_round_trip(request: u64, offset: u64, checksummed: bool) {
+            let frame = Frame::new(FrameKind::WritePage, request, offset, checksummed);
+            let payload = [3; PAGE_SIZE];
+            let header = frame.encode(&payload);
+            let decoded = Frame::decode(&header).expect("valid");
+            prop_assert!(decoded.verify(&header, &payload).is_ok());
+            prop_assert_eq!((decoded.request, decoded.offset), (request, offset));
+            prop_assert_eq!(decoded.length, PAGE_SIZE);
+        }
+
+        #[test]
+        fn no_header_makes_decode_panic_or_accept_too_long_a_payload(bytes: [u8; HEADER_BYTES]) {
+            if let Ok(frame) = Frame::decode(&bytes) {
+                prop_assert!(frame.length <= PAYLOAD_BYTES_MAX);
+            }
+        }
+
+        #[test]
+        fn no_payload_makes_a_message_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = decode_message::<LeaseRequest>(FrameKind::Lease, &bytes);
+            let _ = decode_message::<ErrorMessage>(FrameKind::Error, &bytes);
+            let _ = decode_message::<AttachRequest>(FrameKind::Attach, &bytes);
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Donors and networks that misbehave: no wrong byte, no hang, a clear end.
+
+mod support;
+
+use memory_fabric::fabric::{Fabric, FabricEvent, FabricObserver};
+use memory_fabric::link::LinkEvent;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::proxy::{Mischief, Proxy};
+use support::*;
+
+const GUEST: u64 = 48 * MIB;
+const LOCAL: u64 = 16 * MIB;
+
+/// Fills the guest's memory and reads it all back through a network that does `mischief`, and
+/// again with several threads at once.
+fn memory_survives(mischief: Mischief) {
+    let donor = donor(GUEST);
+    let proxy = Proxy::new(donor.address(), mischief, 3);
+    let mut config = config(GUEST, LOCAL, &[proxy.address]);
+    config.checksum = true;
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 1);
+    verify(words, 1);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| verify(words, 1));
+        }
+    });
+    assert!(proxy.mischief_done() > 0, "nothing was put to the test");
+    running.fabric.shutdown();
+}
+
+#[test]
+fn memory_survives_a_flipped_bit_on_the_network() {
+    memory_survives(Mischief::FlipBit);
+}
+
+#[test]
+fn memory_survives_frames_that_are_cut_short() {
+    memory_survives(Mischief::CutShort);
+}
+
+#[test]
+fn memory_survives_oversized_frames() {
+    memory_survives(Mischief::Oversized);
+}
+
+#[test]
+fn memory_survives_answers_to_nothing() {
+    memory_survives(Mischief::WrongRequest);
+}
+
+#[test]
+fn memory_survives_answers_that_come_twice() {
+    memory_survives(Mischief::Twice);
+}
+
+#[test]
+fn memory_survives_garbage() {
+    memory_survives(Mischief::Garbage);
+}
+
+#[test]
+fn memory_survives_a_peer_that_changes_its_version() {
+    memory_survives(Mischief::OtherVersion);
+}
+
+#[test]
+fn memory_survives_answers_in_another_order() {
+    memory_survives(Mischief::Reordered);
+}
+
+#[test]
+fn memory_survives_a_connection_that_falls_silent() {
+    memory_survives(Mischief::Silence);
+}
+
+fn next_event(running: &Running) -> FabricEvent {
+    running.events.recv_timeout(PATIENCE).expect("an event")
+}
+
+#[test]
+fn a_donor_that_comes_back_with_its_memory_is_used_again() {
+    let donor = donor(GUEST);
+    let proxy = Proxy::new(donor.address(), Mischief::None, 0);
+    let running = start(&config(GUEST, LOCAL, &[proxy.address]));
+    let words = Words::of(&running.fabric);
+    fill(words, 2);
+    proxy.cut(true);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| verify(words, 2));
+        let event = next_event(&running);
+        assert!(matches!(event, FabricEvent::Link(LinkEvent::Down { .. })), "{event:?}");
+        assert!(!reader.is_finished(), "read pages that nobody could have sent");
+        proxy.cut(false);
+        let event = next_event(&running);
+        assert!(matches!(event, FabricEvent::Link(LinkEvent::Up { .. })), "{event:?}");
+        reader.join().expect("every byte right");
+    });
+    running.fabric.shutdown();
+}
+
+/// A fabric whose donor is lost while a thread waits for a page.
+///
+/// That thread can only go on when the userfaultfd is closed, which is what the end of the
+/// process does for a VM; so the fabric is left as it is.
+fn lost(running: Running, after: impl FnOnce()) -> String {
+    let words = Words::of(&running.fabric);
+    fill(words, 3);
+    after();
+    std::thread::spawn(move || verify(words, 3));
+    let started = Instant::now();
+    let reason = loop {
+        match next_event(&running) {
+            FabricEvent::Link(LinkEvent::Lost { reason, .. }) => break reason,
+            FabricEvent::Link(LinkEvent::Down { .. }) => {}
+            other => panic!("unexpected {other:?}"),
+        }
+    };
+    assert!(started.elapsed() < PATIENCE / 2);
+    std::mem::forget(running.fabric);
+    reason
+}
+
+#[test]
+fn a_donor_that_stays_away_is_lost_after_the_grace_time() {
+    let donor = donor(GUEST);
+    let mut config = config(GUEST, LOCAL, &[donor.address()]);
+    config.grace = Duration::from_millis(700);
+    let reason = lost(start(&config), || drop(donor));
+    assert!(reason.contains("not back within 0.7 s"), "{reason}");
+}
+
+#[test]
+fn a_donor_that_comes_back_without_its_memory_is_lost_at_once() {
+    let first = donor(GUEST);
+    let second = donor(GUEST);
+    let proxy = Proxy::new(first.address(), Mischief::None, 0);
+    let running = start(&config(GUEST, LOCAL, &[proxy.address]));
+    let reason = lost(running, || {
+        proxy.redirect(second.address());
+        drop(first);
+    });
+    assert!(reason.contains("no longer has this VM's memory"), "{reason}");
+}
+
+fn refusal(config: &memory_fabric::fabric::FabricConfig) -> String {
+    let quiet: FabricObserver = Arc::new(|_| {});
+    let error = Fabric::start(config, &quiet).expect_err("refused");
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[test]
+fn an_absent_donor_is_named() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    drop(listener);
+    let text = refusal(&config(GUEST, LOCAL, &[address]));
+    assert!(text.contains(&address.to_string()) && text.contains("ssi-hv node"), "{text}");
+}
+
+#[test]
+fn a_donor_that_lends_too_little_is_an_error_with_numbers() {
+    let donor = donor(16 * MIB);
+    let text = refusal(&config(GUEST, LOCAL, &[donor.address()]));
+    assert!(text.contains("48 MiB") && text.contains("16 MiB"), "{text}");
+    assert_eq!(donor.pool().lent_bytes(), 0, "the lease was not given back");
+}
+
+#[test]
+fn a_donor_that_speaks_something_else_is_an_error() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().expect("a client");
+        let _ = stream.read(&mut [0; 512]);
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n");
+    });
+    let text = refusal(&config(GUEST, LOCAL, &[address]));
+    assert!(text.contains("not an ssi-hv node"), "{text}");
+}
+
+#[test]
+fn a_donor_that_never_answers_is_an_error_within_the_deadline() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let started = Instant::now();
+    let text = refusal(&config(GUEST, LOCAL, &[address]));
+    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    assert!(text.contains("timed out"), "{text}");
+}
+
+#[test]
+fn a_lease_ends_with_its_vm() {
+    let donor = donor(GUEST);
+    let running = start(&config(GUEST, LOCAL, &[donor.address()]));
+    fill(Words::of(&running.fabric), 4);
+    assert_eq!(donor.pool().leases(), 1);
+    running.fabric.shutdown();
+    assert_eq!((donor.pool().leases(), donor.pool().lent_bytes()), (0, 0));
+}

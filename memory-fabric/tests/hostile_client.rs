@@ -1,0 +1,159 @@
+//! VMs that misbehave towards a donor: others' memory stays theirs, the donor stays up.
+
+mod support;
+
+use memory_fabric::control::{ControlError, ControlStream};
+use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::wire::{
+    AttachRequest, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, Refusal,
+    Token, TrafficClass,
+};
+use proptest::prelude::*;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+use support::*;
+
+fn lease(donor: SocketAddr, bytes: u64) -> (ControlStream, LeaseGrant) {
+    let mut control = ControlStream::connect(donor).expect("a donor");
+    let request = LeaseRequest { vm: "vm".into(), bytes, or_less: false, duration_ms: 5000 };
+    let grant = control.call(FrameKind::Lease, &request, FrameKind::Granted).expect("granted");
+    (control, grant)
+}
+
+fn attach(donor: SocketAddr, token: Token) -> Result<ControlStream, ControlError> {
+    let mut stream = ControlStream::connect(donor).expect("a donor");
+    let request = AttachRequest { token, class: TrafficClass::Urgent };
+    stream.send(FrameKind::Attach, &request)?;
+    stream.receive(PATIENCE).map(|_| stream)
+}
+
+fn refused(result: Result<ControlStream, ControlError>) -> Refusal {
+    match result {
+        Err(ControlError::Refused { refusal, .. }) => refusal,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn a_made_up_token_opens_nothing() {
+    let donor = donor(MIB);
+    let _lease = lease(donor.address(), MIB);
+    let result = attach(donor.address(), Token([0x55; 16]));
+    assert_eq!(refused(result), Refusal::UnknownLease);
+}
+
+#[test]
+fn pages_outside_the_lease_are_refused() {
+    let donor = donor(4 * MIB);
+    let (_control, grant) = lease(donor.address(), MIB);
+    for offset in [MIB, u64::MAX - 4095, 12] {
+        let mut stream = attach(donor.address(), grant.token).expect("attached").into_stream();
+        stream.write_all(&Frame::new(FrameKind::ReadPage, 7, offset, false).encode(&[])).expect("sent");
+        let mut stream = stream_frames(stream);
+        match stream.receive(PATIENCE) {
+            Err(ControlError::Refused { refusal: Refusal::OutOfRange, text, .. }) => {
+                assert!(text.contains("0x100000"), "{text}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_lease_that_ended_is_of_no_more_use() {
+    let donor = donor(MIB);
+    let (mut control, grant) = lease(donor.address(), MIB);
+    let mut stream = attach(donor.address(), grant.token).expect("attached").into_stream();
+    let _: LeaseStatus =
+        control.call(FrameKind::Release, &grant.token, FrameKind::Status).expect("released");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let _ = stream.write_all(&Frame::new(FrameKind::ReadPage, 7, 0, false).encode(&[]));
+    let got = stream.read(&mut [0; PAGE_SIZE]);
+    assert!(matches!(got, Ok(0) | Err(_)), "{got:?}");
+    assert_eq!(refused(attach(donor.address(), grant.token)), Refusal::UnknownLease);
+    assert_eq!(donor.pool().lent_bytes(), 0);
+}
+
+#[test]
+fn a_vm_that_stops_renewing_loses_its_lease() {
+    let donor = donor(MIB);
+    let mut control = ControlStream::connect(donor.address()).expect("a donor");
+    let request = LeaseRequest { vm: "vm".into(), bytes: MIB, or_less: false, duration_ms: 1 };
+    let grant: LeaseGrant =
+        control.call(FrameKind::Lease, &request, FrameKind::Granted).expect("granted");
+    assert_eq!(grant.duration_ms, 1000, "the shortest there is");
+    let mut stream = attach(donor.address(), grant.token).expect("attached").into_stream();
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    // The donor ends the connection when the lease ends.
+    assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)));
+    assert_eq!(refused(attach(donor.address(), grant.token)), Refusal::UnknownLease);
+}
+
+#[test]
+fn a_new_connection_takes_the_place_of_the_old() {
+    let donor = donor(MIB);
+    let (_control, grant) = lease(donor.address(), MIB);
+    let mut old = attach(donor.address(), grant.token).expect("attached").into_stream();
+    let _new = attach(donor.address(), grant.token).expect("attached again");
+    old.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    assert!(matches!(old.read(&mut [0; 16]), Ok(0) | Err(_)), "the old one was not closed");
+}
+
+fn stream_frames(stream: TcpStream) -> impl ReceiveFrame {
+    struct Frames(TcpStream);
+    impl ReceiveFrame for Frames {
+        fn receive(&mut self, timeout: Duration) -> Result<(), ControlError> {
+            let peer = self.0.peer_addr().expect("connected");
+            self.0.set_read_timeout(Some(timeout)).expect("a socket");
+            let broken = |error| ControlError::Stream(peer, error);
+            let mut header = [0; HEADER_BYTES];
+            self.0.read_exact(&mut header).map_err(broken)?;
+            let frame = Frame::decode(&header).expect("a frame");
+            let mut payload = vec![0; frame.length];
+            self.0.read_exact(&mut payload).map_err(broken)?;
+            if frame.kind == FrameKind::Error {
+                let message: memory_fabric::wire::ErrorMessage =
+                    memory_fabric::wire::decode_message(frame.kind, &payload).expect("a message");
+                let (refusal, text) = (message.refusal, message.text);
+                return Err(ControlError::Refused { address: peer, refusal, text });
+            }
+            Ok(())
+        }
+    }
+    Frames(stream)
+}
+
+trait ReceiveFrame {
+    fn receive(&mut self, timeout: Duration) -> Result<(), ControlError>;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn no_bytes_bring_a_donor_down(
+        bytes in prop::collection::vec(any::<u8>(), 0..600),
+        valid_start: bool,
+        kind in 0_u8..40,
+    ) {
+        let donor = donor(MIB);
+        let mut stream = TcpStream::connect(donor.address()).expect("a donor");
+        let mut sent = bytes;
+        if valid_start && sent.len() >= HEADER_BYTES {
+            let header = Frame::new(FrameKind::Lease, 0, 0, false).encode(&[]);
+            sent[..8].copy_from_slice(&header[..8]);
+            sent[3] = kind;
+            sent[10..12].fill(0);
+        }
+        let _ = stream.write_all(&sent);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        // It answers or hangs up, but it does not wait for ever...
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        // ...and goes on to lend to others.
+        let (_control, grant) = lease(donor.address(), MIB / 2);
+        prop_assert_eq!(grant.bytes, MIB / 2);
+    }
+}

@@ -1,0 +1,131 @@
+//! Many writers against an evictor: no update may be lost, whatever the timing.
+
+mod support;
+
+use memory_fabric::fabric::TransportKind;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+use support::*;
+
+const GUEST: u64 = 64 * MIB;
+const LOCAL: u64 = 16 * MIB;
+const WRITERS: usize = 6;
+
+/// Increments random words, more often on a hot set, until `increments` are made in all. Every
+/// word must then hold what was added to it.
+fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send) {
+    let words = Words::of(&running.fabric);
+    let pages = words.pages();
+    // A third of the cache: these pages are put on probation and rescued again and again.
+    let hot = pages / 12;
+    let done = AtomicU64::new(0);
+    let finished = AtomicBool::new(false);
+    let mut totals = vec![0_u64; pages * WORDS_PER_PAGE];
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|writer| {
+                let done = &done;
+                scope.spawn(move || {
+                    let mut random = Random(writer as u64 + 1);
+                    let mut added = vec![0_u32; pages * WORDS_PER_PAGE];
+                    while done.load(Ordering::Relaxed) < increments {
+                        let set = if random.below(3) == 0 { hot } else { pages };
+                        let page = random.below(set);
+                        let first = random.below(WORDS_PER_PAGE);
+                        if random.below(2) == 0 {
+                            // A read maps the page write-protected: the write is then seen.
+                            std::hint::black_box(words.at(page, first).load(Ordering::Relaxed));
+                        }
+                        for step in 0..64 {
+                            let word = (first + step * 7) % WORDS_PER_PAGE;
+                            words.at(page, word).fetch_add(1, Ordering::Relaxed);
+                            added[page * WORDS_PER_PAGE + word] += 1;
+                        }
+                        done.fetch_add(64, Ordering::Relaxed);
+                    }
+                    added
+                })
+            })
+            .collect();
+        let (done, finished) = (&done, &finished);
+        scope.spawn(move || {
+            while !finished.load(Ordering::Relaxed) {
+                disturb(done.load(Ordering::Relaxed));
+                std::thread::yield_now();
+            }
+        });
+        for writer in writers {
+            for (total, added) in totals.iter_mut().zip(writer.join().expect("writer")) {
+                *total += u64::from(added);
+            }
+        }
+        finished.store(true, Ordering::Relaxed);
+    });
+    for (index, &total) in totals.iter().enumerate() {
+        let (page, word) = (index / WORDS_PER_PAGE, index % WORDS_PER_PAGE);
+        let found = words.at(page, word).load(Ordering::Relaxed);
+        assert_eq!(found, total, "page {page} word {word}");
+    }
+    let stats = running.fabric.stats();
+    println!(
+        "{} increments, {} remote faults, {} minor, {} evictions ({} clean, {} cancelled)",
+        done.load(Ordering::Relaxed),
+        stats.remote.summary().count,
+        stats.minor.summary().count,
+        stats.evictions.get(),
+        stats.evictions_clean.get(),
+        stats.evictions_cancelled.get(),
+    );
+    assert!(stats.evictions.get() > 10_000, "too few evictions to tell anything");
+    assert!(stats.evictions_cancelled.get() > 100, "too few cancelled evictions");
+    assert!(stats.remote.summary().count > 10_000, "too few fetches");
+    // The pager kept to its budget: the file has no more bytes than it was given.
+    let resident = running.fabric.memory().resident_bytes().expect("fstat");
+    assert!(resident <= LOCAL, "{resident} bytes resident, {LOCAL} is the budget");
+}
+
+#[test]
+fn ten_million_increments_over_tcp_lose_no_update() {
+    let donor = donor(GUEST);
+    let running = start(&config(GUEST, LOCAL, &[donor.address()]));
+    let started = Instant::now();
+    race(&running, 10_000_000, |_| {});
+    println!("in {:?}", started.elapsed());
+    let nodes = running.fabric.shutdown();
+    let count = nodes[1].own_count.expect("the donor told");
+    assert_eq!(count.pages_read, nodes[1].pages_fetched);
+    assert_eq!(count.pages_written, nodes[1].pages_written_back);
+}
+
+#[test]
+fn no_update_is_lost_without_continue_write_protected() {
+    let donor = donor(GUEST);
+    let mut config = config(GUEST, LOCAL, &[donor.address()]);
+    config.without_continue_write_protected = true;
+    race(&start(&config), 2_000_000, |_| {});
+}
+
+#[test]
+fn no_update_is_lost_over_loopback() {
+    let mut config = config(GUEST, LOCAL, &[]);
+    config.transport = TransportKind::Loopback;
+    race(&start(&config), 4_000_000, |_| {});
+}
+
+#[test]
+fn no_update_is_lost_over_three_donors_whose_connections_break() {
+    let donors = [donor(24 * MIB), donor(24 * MIB), donor(24 * MIB)];
+    let addresses: Vec<_> = donors.iter().map(|donor| donor.address()).collect();
+    let mut config = config(GUEST, LOCAL, &addresses);
+    config.checksum = true;
+    let running = start(&config);
+    let mut broken = 0;
+    race(&running, 4_000_000, |done| {
+        // Forty times, evenly over the run.
+        let due = done / 100_000;
+        if due > broken {
+            broken = due;
+            donors[usize::try_from(due).expect("small") % 3].break_connections();
+        }
+    });
+}

@@ -1,0 +1,142 @@
+//! What the integration tests share: a fabric over a real donor, and threads that use it as
+//! vCPUs do.
+
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+pub mod proxy;
+
+use memory_fabric::donor::server::{Donor, DonorConfig};
+use memory_fabric::fabric::{DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind};
+use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// Nothing here takes so long unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+pub const MIB: u64 = 1 << 20;
+
+pub fn donor_on(listen: SocketAddr, memory_bytes: u64) -> Donor {
+    Donor::start(&DonorConfig {
+        listen,
+        memory_bytes,
+        lease_duration_max: Duration::from_secs(30),
+        spin: Duration::from_micros(20),
+    })
+    .expect("a donor on loopback")
+}
+
+pub fn donor(memory_bytes: u64) -> Donor {
+    donor_on(([127, 0, 0, 1], 0).into(), memory_bytes)
+}
+
+pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> FabricConfig {
+    let pages = u32::try_from(guest_bytes / PAGE_SIZE as u64).expect("a small guest");
+    FabricConfig {
+        vm: "test".into(),
+        ram: vec![PageRange::new(PageIndex::new(0), pages)],
+        local_bytes,
+        donors: donors.iter().map(|&address| DonorAddress { address, bytes: None }).collect(),
+        transport: TransportKind::Tcp,
+        checksum: false,
+        grace: Duration::from_secs(10),
+        spin: Duration::from_micros(20),
+        without_continue_write_protected: false,
+    }
+}
+
+/// A running fabric and what it tells.
+pub struct Running {
+    pub fabric: Fabric,
+    pub events: Receiver<FabricEvent>,
+}
+
+pub fn start(config: &FabricConfig) -> Running {
+    let (sender, events): (Sender<FabricEvent>, _) = channel();
+    let sender = Mutex::new(sender);
+    let fabric = Fabric::start(
+        config,
+        &(Arc::new(move |event| {
+            if let FabricEvent::Failed(why) = &event {
+                // Threads that wait for pages would hang: let the test end loudly.
+                eprintln!("pager failed: {why}");
+                std::process::abort();
+            }
+            let _ = sender.lock().unwrap().send(event);
+        }) as Arc<dyn Fn(FabricEvent) + Send + Sync>),
+    );
+    Running { fabric: fabric.expect("the fabric starts"), events }
+}
+
+/// The guest view as words that threads share.
+#[derive(Clone, Copy)]
+pub struct Words {
+    base: usize,
+    count: usize,
+}
+
+pub const WORDS_PER_PAGE: usize = PAGE_SIZE / 8;
+
+impl Words {
+    /// The words of a fabric that outlives every use of what is returned.
+    pub fn of(fabric: &Fabric) -> Self {
+        let memory = fabric.memory();
+        Self { base: memory.guest_view().expose_provenance(), count: memory.bytes() / 8 }
+    }
+
+    pub fn at(&self, page: usize, word: usize) -> &AtomicU64 {
+        let index = page * WORDS_PER_PAGE + word;
+        assert!(index < self.count);
+        let words = std::ptr::with_exposed_provenance::<AtomicU64>(self.base);
+        // SAFETY: inside the guest view, which is mapped while the fabric lives, is aligned,
+        // and is only accessed by atomics.
+        unsafe { &*words.add(index) }
+    }
+
+    pub fn pages(&self) -> usize {
+        self.count / WORDS_PER_PAGE
+    }
+}
+
+/// Writes a pattern to every page, and checks that every word of every page is still there.
+pub fn fill(words: Words, seed: u64) {
+    for page in 0..words.pages() {
+        for word in 0..WORDS_PER_PAGE {
+            words.at(page, word).store(pattern(seed, page, word), Ordering::Relaxed);
+        }
+    }
+}
+
+pub fn verify(words: Words, seed: u64) {
+    for page in 0..words.pages() {
+        for word in 0..WORDS_PER_PAGE {
+            let found = words.at(page, word).load(Ordering::Relaxed);
+            assert_eq!(found, pattern(seed, page, word), "page {page} word {word}");
+        }
+    }
+}
+
+fn pattern(seed: u64, page: usize, word: usize) -> u64 {
+    let mixed = seed ^ ((page as u64) << 20) ^ word as u64;
+    mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) | 1
+}
+
+/// A small generator: SplitMix64 (Steele, Lea and Flood, 2014).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next() % limit as u64).expect("below a usize")
+    }
+}

@@ -1,0 +1,182 @@
+//! A network that can be made to misbehave: a proxy between a VM and a real donor.
+
+use memory_fabric::wire::{FrameKind, HEADER_BYTES};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// What is done to the donor's page frames.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mischief {
+    /// Nothing.
+    None,
+    /// One bit of a page is flipped.
+    FlipBit,
+    /// The connection ends in the middle of a frame.
+    CutShort,
+    /// A frame says that it is longer than any may be.
+    Oversized,
+    /// A frame answers a request that was not made.
+    WrongRequest,
+    /// A frame comes twice.
+    Twice,
+    /// A frame is not of this protocol.
+    Garbage,
+    /// A frame is of another version.
+    OtherVersion,
+    /// Answers come in pairs, the second first: allowed, and must do no harm.
+    Reordered,
+    /// Nothing comes any more.
+    Silence,
+}
+
+/// Passes bytes between a VM and a donor.
+pub struct Proxy {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    donor: Mutex<SocketAddr>,
+    mischief: Mischief,
+    /// Connections on which mischief is still to be done.
+    left: AtomicU32,
+    done: AtomicU32,
+    /// While set, connections are refused and those there are cut.
+    cut: AtomicBool,
+    streams: Mutex<Vec<TcpStream>>,
+}
+
+impl Proxy {
+    /// A proxy that does `mischief` once on each of the first `times` page connections that
+    /// carry enough pages.
+    pub fn new(donor: SocketAddr, mischief: Mischief, times: u32) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let address = listener.local_addr().expect("bound");
+        let shared = Arc::new(Shared {
+            donor: Mutex::new(donor),
+            mischief,
+            left: AtomicU32::new(times),
+            done: AtomicU32::new(0),
+            cut: AtomicBool::new(false),
+            streams: Mutex::default(),
+        });
+        let accepting = Arc::clone(&shared);
+        // Ends with the test's process.
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let shared = Arc::clone(&accepting);
+                if !shared.cut.load(Ordering::SeqCst) {
+                    std::thread::spawn(move || shared.pass(client));
+                }
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// How often mischief was done.
+    pub fn mischief_done(&self) -> u32 {
+        self.shared.done.load(Ordering::SeqCst)
+    }
+
+    /// Cuts every connection and refuses new ones, or ends that.
+    pub fn cut(&self, cut: bool) {
+        self.shared.cut.store(cut, Ordering::SeqCst);
+        if cut {
+            for stream in self.shared.streams.lock().unwrap().drain(..) {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    /// From now on connections go to another donor.
+    pub fn redirect(&self, donor: SocketAddr) {
+        *self.shared.donor.lock().unwrap() = donor;
+    }
+}
+
+impl Shared {
+    fn pass(&self, client: TcpStream) {
+        let donor = *self.donor.lock().unwrap();
+        let Ok(donor) = TcpStream::connect(donor) else { return };
+        {
+            let mut streams = self.streams.lock().unwrap();
+            streams.push(client.try_clone().expect("descriptors"));
+            streams.push(donor.try_clone().expect("descriptors"));
+        }
+        client.set_nodelay(true).expect("a socket");
+        donor.set_nodelay(true).expect("a socket");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ = std::io::copy(&mut &client, &mut &donor);
+                let _ = donor.shutdown(Shutdown::Both);
+            });
+            let _ = self.answers(&donor, &client);
+            let _ = client.shutdown(Shutdown::Both);
+            let _ = donor.shutdown(Shutdown::Both);
+        });
+    }
+
+    /// Passes the donor's frames one by one.
+    fn answers(&self, mut donor: &TcpStream, mut client: &TcpStream) -> std::io::Result<()> {
+        let mut pages = 0;
+        let mut held: Option<Vec<u8>> = None;
+        loop {
+            let mut frame = vec![0; HEADER_BYTES];
+            donor.read_exact(&mut frame)?;
+            let length = u32::from_le_bytes(frame[8..12].try_into().expect("four bytes"));
+            frame.resize(HEADER_BYTES + length as usize, 0);
+            donor.read_exact(&mut frame[HEADER_BYTES..])?;
+            let page = frame[3] == FrameKind::PageData as u8;
+            pages += u32::from(page);
+            if self.mischief == Mischief::Reordered && page {
+                self.done.fetch_add(1, Ordering::SeqCst);
+                match held.take() {
+                    None if self.more_is_coming(donor) => held = Some(frame),
+                    None => client.write_all(&frame)?,
+                    Some(first) => {
+                        client.write_all(&frame)?;
+                        client.write_all(&first)?;
+                    }
+                }
+                continue;
+            }
+            // After some that are right, and only as often as asked.
+            let due = page && pages == 20 && self.mischief != Mischief::None;
+            let take = |left: u32| left.checked_sub(1);
+            if !due || self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err() {
+                client.write_all(&frame)?;
+                continue;
+            }
+            self.done.fetch_add(1, Ordering::SeqCst);
+            match self.mischief {
+                Mischief::FlipBit => frame[HEADER_BYTES + 1234] ^= 0x10,
+                Mischief::CutShort => {
+                    client.write_all(&frame[..HEADER_BYTES + 2000])?;
+                    return Ok(());
+                }
+                Mischief::Oversized => frame[8..12].copy_from_slice(&u32::MAX.to_le_bytes()),
+                Mischief::WrongRequest => frame[16] ^= 0x3f,
+                Mischief::Twice => client.write_all(&frame)?,
+                Mischief::Garbage => frame[..HEADER_BYTES].fill(0xa5),
+                Mischief::OtherVersion => frame[2] = 99,
+                Mischief::Silence => {
+                    // Until somebody gives up.
+                    let mut rest = [0; 4096];
+                    while donor.read(&mut rest)? > 0 {}
+                    return Ok(());
+                }
+                Mischief::None | Mischief::Reordered => {}
+            }
+            client.write_all(&frame)?;
+        }
+    }
+
+    fn more_is_coming(&self, donor: &TcpStream) -> bool {
+        donor.set_nonblocking(true).expect("a socket");
+        let more = matches!(donor.peek(&mut [0]), Ok(count) if count > 0);
+        donor.set_nonblocking(false).expect("a socket");
+        more
+    }
+}

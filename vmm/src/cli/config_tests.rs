@@ -1,0 +1,206 @@
+//! Tests of what [`RunConfig::validate`] accepts and refuses.
+
+use super::*;
+
+fn mib(mib: u64) -> ByteSize {
+    ByteSize::from_mib(mib)
+}
+
+fn donors(list: &[&str]) -> Vec<Donor> {
+    list.iter()
+        .map(|text| text.parse().expect("a donor"))
+        .collect()
+}
+
+/// A configuration that is valid: 1 GiB, of which 256 MiB stay here.
+fn valid() -> RunConfig {
+    RunConfig {
+        // Any file with contents does: what is in it is not looked at here.
+        kernel: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into()),
+        memory: mib(1024),
+        local_memory: Some(mib(256)),
+        donors: donors(&["127.0.0.1:7000"]),
+        ..RunConfig::default()
+    }
+}
+
+/// The one line with which a changed configuration is refused.
+fn refused(change: impl FnOnce(&mut RunConfig)) -> String {
+    let mut config = valid();
+    change(&mut config);
+    let error = config.validate().expect_err("to be refused");
+    let message = error.to_string();
+    assert_eq!(message.lines().count(), 1, "{message}");
+    message
+}
+
+/// What is refused, and every text that the line must have: value, limit, remedy.
+fn assert_refused(change: impl FnOnce(&mut RunConfig), texts: &[&str]) {
+    let message = refused(change);
+    for text in texts {
+        assert!(message.contains(text), "no {text:?} in {message:?}");
+    }
+}
+
+#[test]
+fn a_complete_configuration_is_accepted() {
+    let run = valid().validate().expect("is valid");
+    assert_eq!(run.memory, mib(1024));
+    assert_eq!(run.local_memory, mib(256));
+    assert_eq!(run.donors[0].address.to_string(), "127.0.0.1:7000");
+    assert_eq!(run.donor_grace, Duration::from_secs(30));
+}
+
+#[test]
+fn without_donors_all_memory_stays_here() {
+    let mut config = valid();
+    config.local_memory = None;
+    config.donors.clear();
+    let run = config.validate().expect("is valid");
+    assert_eq!(run.local_memory, run.memory);
+}
+
+#[test]
+fn what_donors_are_asked_for_does_not_stay_here() {
+    let mut config = valid();
+    config.local_memory = None;
+    config.donors = donors(&["127.0.0.1:7000,memory=512M", "127.0.0.1:7001,memory=256M"]);
+    assert_eq!(config.validate().expect("is valid").local_memory, mib(256));
+    config.donors = donors(&["127.0.0.1:7000,memory=8G"]);
+    let run = config.validate().expect("is valid");
+    assert_eq!(run.local_memory, LOCAL_MEMORY_MIN);
+}
+
+#[test]
+fn the_loopback_transport_needs_no_donor() {
+    let mut config = valid();
+    config.donors.clear();
+    config.transport = Transport::Loopback;
+    assert_eq!(config.validate().expect("is valid").local_memory, mib(256));
+    assert_refused(
+        |c| c.transport = Transport::Loopback,
+        &["--donor", "remove"],
+    );
+}
+
+#[test]
+fn a_kernel_must_be_given_and_readable() {
+    assert_refused(|c| c.kernel = None, &["no kernel given", "--kernel FILE"]);
+    assert_refused(
+        |c| c.kernel = Some("/no/such".into()),
+        &["--kernel /no/such"],
+    );
+    assert_refused(
+        |c| c.kernel = Some("/".into()),
+        &["--kernel / is a directory"],
+    );
+    assert_refused(
+        |c| c.initrd = Some("/no/such".into()),
+        &["--initrd /no/such"],
+    );
+    let empty = tempfile::NamedTempFile::new().expect("a temporary file");
+    assert_refused(|c| c.initrd = Some(empty.path().into()), &["is empty"]);
+}
+
+#[test]
+fn numbers_outside_their_range_are_refused() {
+    assert_refused(|c| c.cpus = 0, &["--cpus 0", "1 to 64"]);
+    assert_refused(|c| c.cpus = 65, &["--cpus 65", "1 to 64"]);
+    assert_refused(
+        |c| c.donor_grace_seconds = 3601,
+        &["--donor-grace 3601", "0 to 3600"],
+    );
+}
+
+#[test]
+fn memory_has_a_least_a_most_and_whole_pages() {
+    assert_refused(
+        |c| c.memory = mib(32),
+        &["--memory 32 MiB", "64 MiB is the least"],
+    );
+    assert_refused(
+        |c| c.memory = mib(9 << 20),
+        &["--memory 9 TiB", "8 TiB is the most"],
+    );
+    assert_refused(
+        |c| c.memory = ByteSize::from_bytes((1 << 30) + 1),
+        &["1073741825 B", "4096 bytes", "1 GiB is the next lower"],
+    );
+}
+
+#[test]
+fn local_memory_has_a_least_and_a_most() {
+    assert_refused(
+        |c| c.local_memory = Some(mib(8)),
+        &["8 MiB", "16 MiB is the least"],
+    );
+    assert_refused(
+        |c| c.local_memory = Some(mib(2048)),
+        &["--local-memory 2 GiB", "--memory 1 GiB"],
+    );
+}
+
+#[test]
+fn memory_without_a_home_is_refused() {
+    assert_refused(
+        |c| c.donors.clear(),
+        &["--local-memory 256 MiB", "768 MiB", "add --donor"],
+    );
+    assert_refused(
+        |c| c.donors = donors(&["127.0.0.1:7000,memory=512M"]),
+        &["1 GiB", "256 MiB", "512 MiB"],
+    );
+    assert_refused(|c| c.local_memory = None, &["add --local-memory SIZE"]);
+}
+
+#[test]
+fn a_donor_named_twice_is_refused_by_its_address() {
+    assert_refused(
+        |c| c.donors = donors(&["127.0.0.1:7000", "localhost:7000"]),
+        &["localhost:7000", "same as 127.0.0.1:7000"],
+    );
+}
+
+#[test]
+fn a_donor_must_be_reachable_in_principle() {
+    assert_refused(|c| c.donors = donors(&["127.0.0.1:0"]), &["port 0"]);
+    assert_refused(
+        |c| c.donors = donors(&["127.0.0.1:7000,memory=1"]),
+        &["memory= 1 B", "4 KiB is the least"],
+    );
+    assert_refused(
+        |c| c.donors = donors(&["no-such-host.invalid:7000"]),
+        &["cannot resolve donor no-such-host.invalid:7000"],
+    );
+    let many: Vec<_> = (1..=65).map(|port| format!("127.0.0.1:{port}")).collect();
+    assert_refused(
+        |c| c.donors = many.iter().map(|t| t.parse().expect("a donor")).collect(),
+        &["65 given", "64 is the limit"],
+    );
+}
+
+#[test]
+fn a_donor_beyond_this_host_needs_insecure() {
+    let remote = |c: &mut RunConfig| c.donors = donors(&["192.0.2.1:7000"]);
+    assert_refused(
+        remote,
+        &["192.0.2.1:7000", "without authentication", "add --insecure"],
+    );
+    let mut config = valid();
+    remote(&mut config);
+    config.insecure = true;
+    assert!(config.validate().is_ok());
+}
+
+#[test]
+fn planned_values_are_refused_with_what_is_there() {
+    assert_refused(
+        |c| c.transport = Transport::Rdma,
+        &["--transport rdma is not there yet", "use --transport tcp"],
+    );
+    assert_refused(|c| c.transport = Transport::Udp, &["--transport udp"]);
+    assert_refused(
+        |c| c.numa = Numa::Expose,
+        &["--numa expose", "use --numa flat"],
+    );
+}

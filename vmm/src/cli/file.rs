@@ -1,0 +1,171 @@
+//! `vm.toml`: reading it, laying the flags over it, and printing it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command};
+use serde::Deserialize;
+use toml::Table;
+
+use super::planned;
+use crate::config::RunConfig;
+
+/// The largest file that is read: a configuration is a few lines, and a wrong path may name
+/// a disk image.
+pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a configuration file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigFileError {
+    /// It cannot be read.
+    #[error("cannot read --config {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// It is too large to be a configuration.
+    #[error("--config {} has {bytes} bytes, {CONFIG_FILE_BYTES_MAX} is the limit; name a vm.toml", path.display())]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// It is not TOML, or a value has a wrong form.
+    #[error("{}:{line}: {message}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        message: String,
+    },
+    /// It has a key that no flag has.
+    #[error("{}: unknown key `{key}`; {remedy}", path.display())]
+    UnknownKey {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// The nearest one, or where to look.
+        remedy: String,
+    },
+    /// The flags cannot be written as TOML.
+    #[error("the flags cannot be written as TOML: {message}")]
+    Unprintable {
+        /// Why not.
+        message: String,
+    },
+}
+
+/// Reads a file and lays over it the flags that were given.
+///
+/// `matches` are those of the `run` command. A flag that is repeatable replaces the whole list
+/// of the file.
+///
+/// # Errors
+///
+/// If the file cannot be read, is malformed, or has a key that no flag has.
+pub fn merged(
+    path: &Path,
+    flags: &RunConfig,
+    matches: &ArgMatches,
+) -> Result<RunConfig, ConfigFileError> {
+    let text = read(path)?;
+    let mut table = checked_table(path, &text)?;
+    let given = to_table(flags)?;
+    for arg in RunConfig::augment_args(Command::new("run")).get_arguments() {
+        let from_flag = matches.value_source(arg.get_id().as_str());
+        let key = arg.get_long().unwrap_or_default();
+        if let (Some(ValueSource::CommandLine), Some(value)) = (from_flag, given.get(key)) {
+            table.insert(key.to_owned(), value.clone());
+        }
+    }
+    RunConfig::deserialize(table).map_err(|error| malformed(path, "", &error))
+}
+
+/// The configuration as the text of a `vm.toml`.
+///
+/// # Errors
+///
+/// If a path in it is not UTF-8.
+pub fn printed(config: &RunConfig) -> Result<String, ConfigFileError> {
+    toml::to_string(config).map_err(|error| ConfigFileError::Unprintable {
+        message: error.to_string(),
+    })
+}
+
+fn to_table(config: &RunConfig) -> Result<Table, ConfigFileError> {
+    Table::try_from(config).map_err(|error| ConfigFileError::Unprintable {
+        message: error.to_string(),
+    })
+}
+
+fn read(path: &Path) -> Result<String, ConfigFileError> {
+    let unreadable = |source| ConfigFileError::Read {
+        path: path.into(),
+        source,
+    };
+    let bytes = fs::metadata(path).map_err(unreadable)?.len();
+    if bytes > CONFIG_FILE_BYTES_MAX {
+        return Err(ConfigFileError::TooLarge {
+            path: path.into(),
+            bytes,
+        });
+    }
+    fs::read_to_string(path).map_err(unreadable)
+}
+
+/// Parses the text; every key is known and every value has the right form.
+fn checked_table(path: &Path, text: &str) -> Result<Table, ConfigFileError> {
+    let table: Table = toml::from_str(text).map_err(|error| malformed(path, text, &error))?;
+    let known: BTreeSet<String> = RunConfig::augment_args(Command::new("run"))
+        .get_arguments()
+        .filter_map(|arg| arg.get_long().map(str::to_owned))
+        .collect();
+    if let Some(key) = table.keys().find(|key| !known.contains(*key)) {
+        let remedy = match planned::flag("run", &format!("--{key}")) {
+            Some(planned) => format!("it is not there yet in this build; {}", planned.instead),
+            None => nearest_key(key, &known),
+        };
+        return Err(ConfigFileError::UnknownKey {
+            path: path.into(),
+            key: key.clone(),
+            remedy,
+        });
+    }
+    toml::from_str::<RunConfig>(text).map_err(|error| malformed(path, text, &error))?;
+    Ok(table)
+}
+
+/// The known key that is most like `key`, or where the keys are listed.
+fn nearest_key(key: &str, known: &BTreeSet<String>) -> String {
+    let dashed = key.replace('_', "-");
+    known
+        .iter()
+        .map(|candidate| (strsim::jaro_winkler(&dashed, candidate), candidate))
+        .filter(|(likeness, _)| *likeness > 0.8)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map_or_else(
+            || "the keys are the flags of `ssi-hv run --help`".to_owned(),
+            |(_, candidate)| format!("did you mean `{candidate}`?"),
+        )
+}
+
+fn malformed(path: &Path, text: &str, error: &toml::de::Error) -> ConfigFileError {
+    let line = error
+        .span()
+        .and_then(|span| text.get(..span.start))
+        .map_or(1, |before| before.matches('\n').count() + 1);
+    ConfigFileError::Malformed {
+        path: path.into(),
+        line,
+        message: error.message().replace('\n', ", "),
+    }
+}

@@ -1,0 +1,102 @@
+//! `ssi-hv node`: what a donor is asked to do.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::address::HostPort;
+use super::validation::{ValidationError, check_range, check_size, resolve_permitted};
+use crate::size::ByteSize;
+
+/// The least memory that a node lends.
+pub const NODE_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
+/// The longest lease: memory of a VM that vanished is not held for longer than an hour.
+pub const LEASE_SECONDS_MAX: u32 = 3600;
+/// What `--lease-seconds` is when it is not given.
+pub const DEFAULT_LEASE_SECONDS: u32 = 30;
+
+/// The configuration of a node that lends memory.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct NodeConfig {
+    /// Address to listen on; port 0 takes a free one and prints it
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: HostPort,
+
+    /// How much memory to lend
+    #[arg(long, value_name = "SIZE")]
+    pub memory: ByteSize,
+
+    /// Longest lease that is granted without being renewed
+    #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_SECONDS)]
+    pub lease_seconds: u32,
+
+    /// Allow addresses beyond this host, without authentication or encryption
+    #[arg(long)]
+    pub insecure: bool,
+
+    /// Write counters in JSON at the end and whenever a lease begins or ends
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+}
+
+impl NodeConfig {
+    /// Checks what the values mean and resolves the address to listen on.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong, with its limit and remedy.
+    pub fn validate(&self) -> Result<SocketAddr, ValidationError> {
+        check_size("--memory", self.memory, NODE_MEMORY_MIN)?;
+        check_range("--lease-seconds", self.lease_seconds, 1, LEASE_SECONDS_MAX)?;
+        resolve_permitted("--listen", &self.listen, self.insecure)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(listen: &str) -> NodeConfig {
+        NodeConfig {
+            listen: listen.parse().expect("an address"),
+            memory: ByteSize::from_mib(64),
+            lease_seconds: DEFAULT_LEASE_SECONDS,
+            insecure: false,
+            report: None,
+        }
+    }
+
+    fn refused(config: &NodeConfig) -> String {
+        config.validate().expect_err("to be refused").to_string()
+    }
+
+    #[test]
+    fn a_loopback_address_is_listened_on() {
+        let address = config("localhost:7000").validate().expect("is valid");
+        assert_eq!(address, "127.0.0.1:7000".parse().expect("an address"));
+    }
+
+    #[test]
+    fn an_address_that_others_reach_needs_insecure() {
+        let mut open = config("0.0.0.0:7000");
+        let message = refused(&open);
+        assert!(message.contains("--listen 0.0.0.0:7000"), "{message}");
+        assert!(message.contains("--insecure"), "{message}");
+        open.insecure = true;
+        assert!(open.validate().is_ok());
+    }
+
+    #[test]
+    fn memory_and_lease_have_limits() {
+        let mut small = config("[::1]:7000");
+        small.memory = ByteSize::from_bytes(4096);
+        assert!(refused(&small).contains("1 MiB is the least"));
+        let mut ragged = config("[::1]:7000");
+        ragged.memory = ByteSize::from_bytes((1 << 20) + 1);
+        assert!(refused(&ragged).contains("multiple of the page size"));
+        let mut long = config("[::1]:7000");
+        long.lease_seconds = 3601;
+        assert!(refused(&long).contains("3601 is outside 1 to 3600"));
+    }
+}

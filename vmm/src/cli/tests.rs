@@ -1,0 +1,82 @@
+//! Tests of reading the command line, without running anything.
+
+use super::*;
+
+fn usage_error(arguments: &str) -> String {
+    let words = std::iter::once("ssi-hv").chain(arguments.split_whitespace());
+    match parse(words) {
+        Err(CliError::Usage(message)) => message,
+        other => panic!("{arguments}: {other:?}"),
+    }
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn every_wrong_command_line_gets_one_line() {
+    for (arguments, expected) in [
+        (
+            "run --memry 1G",
+            "unexpected argument '--memry' found; a similar argument exists: '--memory'; see `ssi-hv run --help`",
+        ),
+        (
+            "run --memory 1X",
+            "invalid value '1X' for '--memory <SIZE>': `1X` is not a size; write a size as 4096, 512M, 768MiB, 1.5G or 1T (powers of 1024); see `ssi-hv run --help`",
+        ),
+        (
+            "node --memory 1G",
+            "the following required arguments were not provided: --listen <ADDR:PORT>; see `ssi-hv node --help`",
+        ),
+        (
+            "doctr",
+            "unrecognized subcommand 'doctr'; a similar subcommand exists: 'doctor'; see `ssi-hv --help`",
+        ),
+        (
+            "run --memory",
+            "a value is required for '--memory <SIZE>' but none was supplied; see `ssi-hv run --help`",
+        ),
+    ] {
+        assert_eq!(usage_error(arguments), expected);
+    }
+}
+
+#[test]
+fn what_is_planned_says_so_and_what_is_there_instead() {
+    for (arguments, start) in [
+        ("up cluster.toml", "up is not there yet"),
+        ("status", "status is not there yet"),
+        ("top", "top is not there yet"),
+        ("report out.json -o out.html", "report is not there yet"),
+        ("pki init", "pki is not there yet"),
+        ("bench transport --json", "bench transport is not there yet"),
+        ("run --disk path=a.img", "run --disk is not there yet"),
+        ("run --disk=path=a.img", "run --disk is not there yet"),
+        ("run --net tap=tap0", "run --net is not there yet"),
+        ("run --vsock cid=3", "run --vsock is not there yet"),
+        ("run --replicas 2", "run --replicas is not there yet"),
+        ("run --cluster c.toml", "run --cluster is not there yet"),
+        (
+            "node --metrics 127.0.0.1:1",
+            "node --metrics is not there yet",
+        ),
+    ] {
+        let message = usage_error(arguments);
+        assert!(message.starts_with(start), "{arguments}: {message}");
+        assert!(message.contains("; "), "{arguments}: {message}");
+    }
+}
+
+#[test]
+fn flags_and_the_file_have_the_same_defaults() {
+    let Ok(Invocation {
+        action: Action::Run(config),
+        ..
+    }) = parse(["ssi-hv", "run"])
+    else {
+        panic!("`run` without flags can be read");
+    };
+    assert_eq!(*config, RunConfig::default());
+}

@@ -1,0 +1,278 @@
+//! What is wrong with values that were read well: the error, and the checks that several
+//! commands share.
+
+use std::fs::File;
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use super::address::HostPort;
+use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
+use crate::size::ByteSize;
+
+/// Why a configuration cannot be run: value, limit and remedy in one line.
+#[derive(Debug, thiserror::Error)]
+pub enum ValidationError {
+    /// No kernel was named.
+    #[error("no kernel given; add --kernel FILE, an ELF vmlinux or a bzImage")]
+    KernelNotGiven,
+    /// A file cannot be opened.
+    #[error("cannot open {flag} {}; name a file that exists and that you may read", path.display())]
+    FileNotReadable {
+        /// The flag that named it.
+        flag: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A file is empty, or not a file.
+    #[error("{flag} {} is {found}; name a file with contents", path.display())]
+    FileNotUsable {
+        /// The flag that named it.
+        flag: &'static str,
+        /// The path.
+        path: PathBuf,
+        /// What it is instead.
+        found: &'static str,
+    },
+    /// A number is outside its range.
+    #[error("{flag} {value} is outside {min} to {max}; choose a number in that range")]
+    OutOfRange {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        value: u64,
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// A size is not whole pages.
+    #[error(
+        "{flag} {size} is not a multiple of the page size, {PAGE_SIZE_BYTES} bytes; {below} is the next lower one"
+    )]
+    NotWholePages {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        size: ByteSize,
+        /// The next lower size that would do.
+        below: ByteSize,
+    },
+    /// A size is less than the least.
+    #[error("{flag} {size} is too small; {limit} is the least")]
+    TooSmall {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        size: ByteSize,
+        /// The least.
+        limit: ByteSize,
+    },
+    /// A size is more than the most.
+    #[error("{flag} {size} is too large; {limit} is the most")]
+    TooLarge {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        size: ByteSize,
+        /// The most.
+        limit: ByteSize,
+    },
+    /// More stays here than there is.
+    #[error(
+        "--local-memory {local} is more than --memory {memory}; lower the one or raise the other"
+    )]
+    LocalAboveMemory {
+        /// What was to stay here.
+        local: ByteSize,
+        /// The guest's memory.
+        memory: ByteSize,
+    },
+    /// Nothing would be remote, so there is nothing to measure.
+    #[error(
+        "--local-memory {local} is not less than --memory {memory}, so no page would be remote; lower the one or raise the other"
+    )]
+    NothingRemote {
+        /// What may be resident.
+        local: ByteSize,
+        /// What is touched.
+        memory: ByteSize,
+    },
+    /// A part of the memory has no place to be.
+    #[error(
+        "--local-memory {local} leaves {missing} of the guest's {memory} without a home; add --donor HOST:PORT, or raise --local-memory to {memory}"
+    )]
+    NoDonor {
+        /// What stays here.
+        local: ByteSize,
+        /// The guest's memory.
+        memory: ByteSize,
+        /// What has no home.
+        missing: ByteSize,
+    },
+    /// It is not said how the memory is to be divided.
+    #[error(
+        "with --donor it must be said how much of the guest's {memory} stays here; add --local-memory SIZE, or memory=SIZE to every donor"
+    )]
+    LocalMemoryNotGiven {
+        /// The guest's memory.
+        memory: ByteSize,
+    },
+    /// Local memory and what donors are asked for do not make up the guest.
+    #[error(
+        "the guest's {memory} is more than --local-memory {local} and the {lent} asked of donors; raise one of these or lower --memory"
+    )]
+    DonorsTooSmall {
+        /// The guest's memory.
+        memory: ByteSize,
+        /// What stays here.
+        local: ByteSize,
+        /// What the donors are asked for.
+        lent: ByteSize,
+    },
+    /// The same donor twice.
+    #[error("donor {second} is the same as {first}, at {address}; name each donor once")]
+    DuplicateDonor {
+        /// The first of them.
+        first: HostPort,
+        /// The second.
+        second: HostPort,
+        /// The address of both.
+        address: SocketAddr,
+    },
+    /// More donors than are allowed.
+    #[error(
+        "too many donors: {count} given, {DONORS_MAX} is the limit; ask fewer for more memory each"
+    )]
+    TooManyDonors {
+        /// How many were given.
+        count: usize,
+    },
+    /// Donors were named for a transport that has none.
+    #[error(
+        "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"
+    )]
+    LoopbackWithDonor,
+    /// A port that nobody can listen on.
+    #[error("donor {address} has port 0; give the port that the donor printed when it started")]
+    PortZero {
+        /// The address.
+        address: HostPort,
+    },
+    /// A host name that has no address.
+    #[error("cannot resolve {what} {address}; give an address, or a name that this host knows")]
+    Unresolvable {
+        /// What the address is for.
+        what: &'static str,
+        /// The address.
+        address: HostPort,
+        /// Why not.
+        source: io::Error,
+    },
+    /// An address that others can reach, without leave.
+    #[error(
+        "{what} {address} is not a loopback address, and pages travel without authentication or encryption: whoever reaches that network can read and change the guest's memory; add --insecure to accept that"
+    )]
+    NotLoopback {
+        /// What the address is for.
+        what: &'static str,
+        /// The address.
+        address: HostPort,
+    },
+    /// A value that is planned and not there yet.
+    #[error("{setting} is not there yet in this build; {instead}")]
+    NotThereYet {
+        /// The flag and its value.
+        setting: &'static str,
+        /// What to use meanwhile.
+        instead: &'static str,
+    },
+}
+
+/// Resolves an address, and refuses one beyond this host unless that was allowed.
+///
+/// # Errors
+///
+/// If the name has no address, or one of its addresses is not loopback and `insecure` is false.
+pub(crate) fn resolve_permitted(
+    what: &'static str,
+    address: &HostPort,
+    insecure: bool,
+) -> Result<SocketAddr, ValidationError> {
+    let resolved = address
+        .resolve()
+        .map_err(|source| ValidationError::Unresolvable {
+            what,
+            address: address.clone(),
+            source,
+        })?;
+    let permitted = insecure || resolved.iter().all(|found| found.ip().is_loopback());
+    match resolved.first() {
+        Some(first) if permitted => Ok(*first),
+        _ => Err(ValidationError::NotLoopback {
+            what,
+            address: address.clone(),
+        }),
+    }
+}
+
+/// Checks a size: whole pages, and at least `least`.
+pub(crate) fn check_size(
+    flag: &'static str,
+    size: ByteSize,
+    least: ByteSize,
+) -> Result<(), ValidationError> {
+    if size < least {
+        return Err(ValidationError::TooSmall {
+            flag,
+            size,
+            limit: least,
+        });
+    }
+    if !size.is_multiple_of(PAGE_SIZE_BYTES) {
+        let below = ByteSize::from_bytes(size.bytes() / PAGE_SIZE_BYTES * PAGE_SIZE_BYTES);
+        return Err(ValidationError::NotWholePages { flag, size, below });
+    }
+    Ok(())
+}
+
+/// Checks a number against its range, both ends included.
+pub(crate) fn check_range(
+    flag: &'static str,
+    value: u32,
+    min: u32,
+    max: u32,
+) -> Result<(), ValidationError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(ValidationError::OutOfRange {
+        flag,
+        value: value.into(),
+        min: min.into(),
+        max: max.into(),
+    })
+}
+
+/// Checks that a file can be read and is not empty.
+pub(crate) fn check_file(flag: &'static str, path: &Path) -> Result<(), ValidationError> {
+    let metadata = File::open(path)
+        .and_then(|file| file.metadata())
+        .map_err(|source| ValidationError::FileNotReadable {
+            flag,
+            path: path.into(),
+            source,
+        })?;
+    let found = match (metadata.is_dir(), metadata.is_file(), metadata.len()) {
+        (true, ..) => "a directory",
+        (_, true, 0) => "empty",
+        _ => return Ok(()),
+    };
+    Err(ValidationError::FileNotUsable {
+        flag,
+        path: path.into(),
+        found,
+    })
+}

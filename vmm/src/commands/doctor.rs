@@ -1,0 +1,36 @@
+//! `ssi-hv doctor`.
+
+use std::io::{self, IsTerminal};
+
+use ssi_hv::cli::DoctorConfig;
+use ssi_hv::doctor::output::{self, Style};
+use ssi_hv::doctor::{Host, examine, is_ready};
+use ssi_hv::exit::ExitCode;
+use ssi_hv::logging::may_colour;
+
+use super::{Failure, print};
+
+/// Looks at this host and says what it is ready for.
+pub fn doctor(config: DoctorConfig) -> Result<ExitCode, Failure> {
+    let findings = examine(&Host::this());
+    let text = if config.json {
+        output::json(&findings)?
+    } else {
+        output::table(&findings, style())
+    };
+    print(&text)?;
+    Ok(if is_ready(&findings) {
+        ExitCode::Success
+    } else {
+        ExitCode::HostError
+    })
+}
+
+fn style() -> Style {
+    let stdout = io::stdout();
+    let width = terminal_size::terminal_size_of(&stdout).map(|(width, _)| width.0.into());
+    Style {
+        colour: may_colour(&stdout),
+        width: width.filter(|_| stdout.is_terminal()),
+    }
+}

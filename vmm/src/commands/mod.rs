@@ -1,0 +1,65 @@
+//! The commands, a file each, and what they share.
+
+pub mod bench;
+pub mod doctor;
+pub mod node;
+pub mod run;
+
+use std::io::{self, Write};
+
+use ssi_hv::config::ValidationError;
+use ssi_hv::exit::ExitCode;
+
+/// A command that did not do what it was asked: why, and the exit code that tells scripts.
+#[derive(Debug)]
+pub struct Failure {
+    code: ExitCode,
+    error: anyhow::Error,
+}
+
+impl Failure {
+    /// A failure with an exit code of its own.
+    pub fn new(code: ExitCode, error: impl Into<anyhow::Error>) -> Self {
+        Self {
+            code,
+            error: error.into(),
+        }
+    }
+
+    /// The exit code.
+    pub const fn code(&self) -> ExitCode {
+        self.code
+    }
+
+    /// The error and what caused it, in one line.
+    pub fn one_line(&self) -> String {
+        format!("{:#}", self.error).replace('\n', "; ")
+    }
+}
+
+/// `?` gives a wrong configuration its exit code, and everything else that of a host error.
+impl<E: Into<anyhow::Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let error = error.into();
+        let code = if error.is::<ValidationError>() {
+            ExitCode::Usage
+        } else {
+            ExitCode::HostError
+        };
+        Self { code, error }
+    }
+}
+
+/// Prints to stdout. A reader that went away has seen enough, so that is no error.
+pub fn print(text: &str) -> Result<(), Failure> {
+    let mut stdout = io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(anyhow::Error::new(error)
+            .context("cannot write to stdout")
+            .into()),
+        _ => Ok(()),
+    }
+}

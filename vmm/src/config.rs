@@ -1,0 +1,380 @@
+//! What `ssi-hv run` is asked to do: one structure for the flags and for `vm.toml`.
+//!
+//! Reading a flag or a file checks its form ([`crate::size`], [`crate::cli`]);
+//! [`RunConfig::validate`] checks what the values mean together. The two give different errors.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+
+use crate::cli::address::{Donor, HostPort};
+pub use crate::cli::validation::ValidationError;
+use crate::cli::validation::{check_file, check_range, check_size, resolve_permitted};
+use crate::size::ByteSize;
+
+/// Bytes in a page.
+pub const PAGE_SIZE_BYTES: u64 = 4096;
+/// The least memory of a guest: a stock kernel with an initramfs does not boot in less.
+pub const GUEST_MEMORY_MIN: ByteSize = ByteSize::from_mib(64);
+/// The most memory of a guest: the page map links pages by 32-bit numbers, so 16 TiB is out of
+/// reach, and half of that leaves room for the hole below 4 GiB and for markers.
+pub const GUEST_MEMORY_MAX: ByteSize = ByteSize::from_mib(8 << 20);
+/// The least memory of a guest that stays here: less holds neither the working set of a
+/// booting kernel nor the reserve that the evictor keeps free.
+pub const LOCAL_MEMORY_MIN: ByteSize = ByteSize::from_mib(16);
+/// The most virtual CPUs: more have not been tried.
+pub const CPUS_MAX: u32 = 64;
+/// The most donors of one guest: each costs connections and threads at both ends.
+pub const DONORS_MAX: usize = 64;
+/// The longest time that a guest stays paused for a donor, in seconds: a guest that stood still
+/// for longer than an hour is better restarted.
+pub const DONOR_GRACE_SECONDS_MAX: u32 = 3600;
+/// What `--memory` is when it is not given.
+pub const DEFAULT_MEMORY: ByteSize = ByteSize::from_mib(1024);
+/// What `--donor-grace` is when it is not given, in seconds.
+pub const DEFAULT_DONOR_GRACE_SECONDS: u32 = 30;
+
+/// How pages travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// The best one that both ends have
+    #[default]
+    Auto,
+    /// TCP
+    Tcp,
+    /// A donor inside this process, for tests
+    Loopback,
+    /// RDMA verbs
+    #[value(hide = true)]
+    Rdma,
+    /// QUIC over UDP
+    #[value(hide = true)]
+    Udp,
+}
+
+impl Transport {
+    /// Refuses a transport that is planned.
+    ///
+    /// # Errors
+    ///
+    /// If this build does not have it, with the one to use instead.
+    pub fn require_available(self) -> Result<(), ValidationError> {
+        let setting = match self {
+            Self::Auto | Self::Tcp | Self::Loopback => return Ok(()),
+            Self::Rdma => "--transport rdma",
+            Self::Udp => "--transport udp",
+        };
+        Err(ValidationError::NotThereYet {
+            setting,
+            instead: "use --transport tcp",
+        })
+    }
+}
+
+/// What the guest is told about where its memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Numa {
+    /// One NUMA node: the host caches
+    #[default]
+    Flat,
+    /// Each node of the cluster is a NUMA node of the guest
+    #[value(hide = true)]
+    Expose,
+}
+
+impl Numa {
+    /// Refuses a face that is planned.
+    ///
+    /// # Errors
+    ///
+    /// If this build does not have it, with the one to use instead.
+    pub fn require_available(self) -> Result<(), ValidationError> {
+        match self {
+            Self::Flat => Ok(()),
+            Self::Expose => Err(ValidationError::NotThereYet {
+                setting: "--numa expose",
+                instead: "use --numa flat",
+            }),
+        }
+    }
+}
+
+/// The configuration of one virtual machine, from flags and from `vm.toml`.
+///
+/// A key of the file has the name of the flag without its dashes: `local-memory = "256M"`.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct RunConfig {
+    /// Kernel to boot: an ELF vmlinux or a bzImage
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<PathBuf>,
+
+    /// Initial RAM disk
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub initrd: Option<PathBuf>,
+
+    /// Kernel parameters, appended to the default ones
+    #[arg(
+        long,
+        value_name = "STRING",
+        help_heading = "Guest",
+        default_value = "",
+        hide_default_value = true,
+        allow_hyphen_values = true
+    )]
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub cmdline: String,
+
+    /// Virtual CPUs, 1 to 64
+    #[arg(long, value_name = "N", help_heading = "Guest", default_value_t = 1)]
+    pub cpus: u32,
+
+    /// Memory of the guest
+    #[arg(
+        long,
+        value_name = "SIZE",
+        help_heading = "Guest",
+        default_value = "1G"
+    )]
+    pub memory: ByteSize,
+
+    /// What stays on this host [default: the rest]
+    #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_memory: Option<ByteSize>,
+
+    /// A donor, HOST:PORT[,memory=SIZE]; repeatable
+    #[arg(
+        long = "donor",
+        value_name = "DONOR",
+        help_heading = "Where the memory is"
+    )]
+    #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
+    pub donors: Vec<Donor>,
+
+    /// How pages travel
+    #[arg(
+        long,
+        value_name = "KIND",
+        help_heading = "Where the memory is",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "auto, tcp or loopback"
+    )]
+    pub transport: Transport,
+
+    /// What the guest is told about where its memory is
+    #[arg(
+        long,
+        value_name = "KIND",
+        help_heading = "Where the memory is",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "What the guest sees: flat"
+    )]
+    pub numa: Numa,
+
+    /// Guard each page on its way with a CRC-32C
+    #[arg(long, help_heading = "Where the memory is")]
+    pub checksum: bool,
+
+    /// Pause this long for a lost donor
+    #[arg(
+        long = "donor-grace",
+        value_name = "SECONDS",
+        help_heading = "Where the memory is",
+        default_value_t = DEFAULT_DONOR_GRACE_SECONDS
+    )]
+    #[serde(rename = "donor-grace")]
+    pub donor_grace_seconds: u32,
+
+    /// Allow other hosts, unauthenticated, in the clear
+    #[arg(long, help_heading = "Where the memory is")]
+    pub insecure: bool,
+
+    /// Write a report in JSON at the end
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<PathBuf>,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            kernel: None,
+            initrd: None,
+            cmdline: String::new(),
+            cpus: 1,
+            memory: DEFAULT_MEMORY,
+            local_memory: None,
+            donors: Vec::new(),
+            transport: Transport::Auto,
+            numa: Numa::Flat,
+            checksum: false,
+            donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
+            insecure: false,
+            report: None,
+        }
+    }
+}
+
+/// A donor whose name is resolved and that may be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedDonor {
+    /// The donor as it was named, for messages.
+    pub name: HostPort,
+    /// Where to connect: an IPv4 address when the name has one.
+    pub address: SocketAddr,
+    /// How much it is asked to lend; `None` for what the guest still needs.
+    pub memory: Option<ByteSize>,
+}
+
+/// A configuration that was checked, with what follows from it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValidatedRun {
+    /// The kernel; it could be opened.
+    pub kernel: PathBuf,
+    /// The initial RAM disk; it could be opened.
+    pub initrd: Option<PathBuf>,
+    /// Memory of the guest, a multiple of the page size.
+    pub memory: ByteSize,
+    /// How much of it stays here, at most `memory`, a multiple of the page size.
+    pub local_memory: ByteSize,
+    /// The donors, no two with the same address.
+    pub donors: Vec<ResolvedDonor>,
+    /// How long the guest stays paused for a lost donor.
+    pub donor_grace: Duration,
+}
+
+impl RunConfig {
+    /// Checks what the values mean together, opens the files and resolves the donors' names.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong, with its limit and remedy.
+    pub fn validate(&self) -> Result<ValidatedRun, ValidationError> {
+        self.transport.require_available()?;
+        self.numa.require_available()?;
+        let kernel = self.kernel.clone().ok_or(ValidationError::KernelNotGiven)?;
+        check_file("--kernel", &kernel)?;
+        if let Some(initrd) = &self.initrd {
+            check_file("--initrd", initrd)?;
+        }
+        check_range("--cpus", self.cpus, 1, CPUS_MAX)?;
+        check_range(
+            "--donor-grace",
+            self.donor_grace_seconds,
+            0,
+            DONOR_GRACE_SECONDS_MAX,
+        )?;
+        check_size("--memory", self.memory, GUEST_MEMORY_MIN)?;
+        if self.memory > GUEST_MEMORY_MAX {
+            return Err(ValidationError::TooLarge {
+                flag: "--memory",
+                size: self.memory,
+                limit: GUEST_MEMORY_MAX,
+            });
+        }
+        let donors = self.resolved_donors()?;
+        let local_memory = self.checked_local_memory()?;
+        Ok(ValidatedRun {
+            kernel,
+            initrd: self.initrd.clone(),
+            memory: self.memory,
+            local_memory,
+            donors,
+            donor_grace: Duration::from_secs(self.donor_grace_seconds.into()),
+        })
+    }
+
+    fn resolved_donors(&self) -> Result<Vec<ResolvedDonor>, ValidationError> {
+        if self.donors.len() > DONORS_MAX {
+            return Err(ValidationError::TooManyDonors {
+                count: self.donors.len(),
+            });
+        }
+        if self.transport == Transport::Loopback && !self.donors.is_empty() {
+            return Err(ValidationError::LoopbackWithDonor);
+        }
+        let mut resolved: Vec<ResolvedDonor> = Vec::with_capacity(self.donors.len());
+        for donor in &self.donors {
+            if donor.address.port() == 0 {
+                return Err(ValidationError::PortZero {
+                    address: donor.address.clone(),
+                });
+            }
+            if let Some(memory) = donor.memory {
+                let least = ByteSize::from_bytes(PAGE_SIZE_BYTES);
+                check_size("--donor memory=", memory, least)?;
+            }
+            let address = resolve_permitted("donor", &donor.address, self.insecure)?;
+            if let Some(first) = resolved.iter().find(|other| other.address == address) {
+                return Err(ValidationError::DuplicateDonor {
+                    first: first.name.clone(),
+                    second: donor.address.clone(),
+                    address,
+                });
+            }
+            resolved.push(ResolvedDonor {
+                name: donor.address.clone(),
+                address,
+                memory: donor.memory,
+            });
+        }
+        Ok(resolved)
+    }
+
+    /// How much stays here: what was said, or all, or what the donors leave.
+    fn checked_local_memory(&self) -> Result<ByteSize, ValidationError> {
+        let memory = self.memory;
+        let asked = self.memory_asked_of_donors();
+        let local = match (self.local_memory, asked) {
+            (Some(local), _) => local,
+            (None, _) if self.donors.is_empty() => memory,
+            (None, Some(lent)) => memory.saturating_sub(lent).max(LOCAL_MEMORY_MIN),
+            (None, None) => return Err(ValidationError::LocalMemoryNotGiven { memory }),
+        };
+        check_size("--local-memory", local, LOCAL_MEMORY_MIN)?;
+        if local > memory {
+            return Err(ValidationError::LocalAboveMemory { local, memory });
+        }
+        if local < memory && self.donors.is_empty() && self.transport != Transport::Loopback {
+            let missing = memory.saturating_sub(local);
+            return Err(ValidationError::NoDonor {
+                local,
+                memory,
+                missing,
+            });
+        }
+        match asked {
+            Some(lent) if !self.donors.is_empty() && local.saturating_add(lent) < memory => {
+                Err(ValidationError::DonorsTooSmall {
+                    memory,
+                    local,
+                    lent,
+                })
+            }
+            _ => Ok(local),
+        }
+    }
+
+    /// The sum of what the donors are asked for; `None` when one of them leaves it open.
+    fn memory_asked_of_donors(&self) -> Option<ByteSize> {
+        self.donors.iter().try_fold(ByteSize::ZERO, |sum, donor| {
+            Some(sum.saturating_add(donor.memory?))
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "cli/config_tests.rs"]
+mod tests;

@@ -1,0 +1,102 @@
+//! Devices that make more possible: RDMA and taps. None of them is needed.
+
+use std::io;
+
+use super::{Finding, Host};
+
+/// Is there an RDMA device, or can one be made of a network card?
+pub(super) fn rdma(host: &Host) -> Finding {
+    const CHECK: &str = "rdma";
+    let devices = host.names_in("/sys/class/infiniband");
+    if !devices.is_empty() {
+        let names = devices.join(", ");
+        return Finding::ok(CHECK, format!("{names}; this build uses TCP all the same"));
+    }
+    let finding = Finding::warning(CHECK, "no device; TCP is used");
+    if !host.has_module("rdma_rxe") {
+        return Finding {
+            detail: "no device, and no rdma_rxe in this kernel; TCP is used".into(),
+            ..finding.remedy("sudo apt install linux-image-amd64 && sudo reboot")
+        };
+    }
+    let card = host
+        .names_in("/sys/class/net")
+        .into_iter()
+        .find(|name| host.exists(&format!("/sys/class/net/{name}/device")))
+        .unwrap_or_else(|| "eth0".into());
+    finding.remedy(format!(
+        "sudo modprobe rdma_rxe && sudo rdma link add rxe0 type rxe netdev {card}"
+    ))
+}
+
+/// Can a tap be made for a guest's network card?
+pub(super) fn tap(host: &Host) -> Finding {
+    const CHECK: &str = "tap";
+    match host.opens("/dev/net/tun") {
+        Ok(()) => Finding::ok(CHECK, "/dev/net/tun opens"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Finding::warning(CHECK, "no /dev/net/tun: no network card for a guest")
+                .remedy("sudo modprobe tun")
+        }
+        Err(error) => Finding::warning(CHECK, format!("/dev/net/tun does not open: {error}"))
+            .remedy("sudo chmod 666 /dev/net/tun"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::super::tests::FakeHost;
+    use super::*;
+
+    #[test]
+    fn an_rdma_device_is_named() {
+        let host = FakeHost::new().file("/sys/class/infiniband/rxe0/node_type", "1: CA\n");
+        let finding = rdma(&host.host());
+        assert_eq!(finding.status, Status::Ok);
+        assert!(finding.detail.contains("rxe0"));
+    }
+
+    #[test]
+    fn a_soft_device_is_made_of_the_network_card_that_is_there() {
+        let host = FakeHost::new()
+            .file("/proc/sys/kernel/osrelease", "6.1.0\n")
+            .file(
+                "/lib/modules/6.1.0/modules.dep",
+                "kernel/drivers/infiniband/sw/rxe/rdma_rxe.ko.xz: kernel/a.ko\n",
+            )
+            .file("/sys/class/net/lo/mtu", "65536\n")
+            .file("/sys/class/net/enp1s0/device/vendor", "0x1af4\n");
+        let finding = rdma(&host.host());
+        assert_eq!(finding.status, Status::Warning);
+        let remedy = finding.remedy.expect("a remedy");
+        assert!(remedy.ends_with("type rxe netdev enp1s0"), "{remedy}");
+    }
+
+    #[test]
+    fn a_kernel_without_the_module_needs_another_kernel() {
+        let host = FakeHost::new()
+            .file("/proc/sys/kernel/osrelease", "6.1.0-cloud\n")
+            .file(
+                "/lib/modules/6.1.0-cloud/modules.dep",
+                "kernel/kvm.ko: kernel/rdma_rxe.ko\n",
+            );
+        let finding = rdma(&host.host());
+        assert_eq!(finding.status, Status::Warning);
+        assert!(finding.remedy.is_some_and(|r| r.contains("apt install")));
+    }
+
+    #[test]
+    fn a_tap_is_not_needed() {
+        assert_eq!(
+            tap(&FakeHost::new().file("/dev/net/tun", "").host()).status,
+            Status::Ok
+        );
+        let finding = tap(&FakeHost::new().host());
+        assert_eq!(finding.status, Status::Warning);
+        assert_eq!(finding.remedy.as_deref(), Some("sudo modprobe tun"));
+        let strange = tap(&FakeHost::new().file("/dev/net/tun/not-a-device", "").host());
+        assert_eq!(strange.status, Status::Warning);
+        assert!(strange.remedy.is_some_and(|r| r.contains("chmod")));
+    }
+}

@@ -1,0 +1,137 @@
+//! The kernel's version, and its clock.
+
+use super::{Finding, Host};
+
+/// UFFDIO_CONTINUE can write-protect from here on.
+const WANTED: (u32, u32) = (6, 4);
+/// Minor faults of shared memory with write protection work from here on.
+const FLOOR: (u32, u32) = (5, 19);
+
+pub(super) const NEWER_KERNEL: &str =
+    "sudo apt install -t bookworm-backports linux-image-amd64 && sudo reboot";
+
+/// Is the kernel new enough for what is asked of userfaultfd?
+pub(super) fn version(host: &Host) -> Finding {
+    const CHECK: &str = "kernel";
+    let release = host.read("/proc/sys/kernel/osrelease");
+    let Some(version) = parse(&release) else {
+        return Finding::warning(CHECK, format!("`{release}` is not a version that is known"));
+    };
+    if version >= WANTED {
+        Finding::ok(CHECK, format!("Linux {release}"))
+    } else if version >= FLOOR {
+        let lost = "UFFDIO_CONTINUE cannot write-protect before 6.4, so a page that was only read \
+                    and comes back from probation counts as dirty";
+        Finding::warning(CHECK, format!("Linux {release}: {lost}")).remedy(NEWER_KERNEL)
+    } else {
+        let floor = "userfaultfd does what is needed from 5.19 on, best from 6.4 on";
+        Finding::missing(CHECK, format!("Linux {release}: {floor}")).remedy(NEWER_KERNEL)
+    }
+}
+
+/// The first two numbers of a release such as `6.1.0-18-amd64`.
+fn parse(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// Is time cheap to read?
+pub(super) fn clock(host: &Host) -> Finding {
+    const CHECK: &str = "clock";
+    const DIRECTORY: &str = "/sys/devices/system/clocksource/clocksource0";
+    let current = host.read(&format!("{DIRECTORY}/current_clocksource"));
+    let available = host.read(&format!("{DIRECTORY}/available_clocksource"));
+    if current == "tsc" {
+        return Finding::ok(CHECK, "tsc");
+    }
+    if current.is_empty() {
+        return Finding::warning(
+            CHECK,
+            "the clock source cannot be read; times may be inexact",
+        );
+    }
+    let finding = Finding::warning(
+        CHECK,
+        format!("{current}: slower to read than tsc, so times come out too long"),
+    );
+    if available.split_whitespace().any(|source| source == "tsc") {
+        finding.remedy(format!(
+            "echo tsc | sudo tee {DIRECTORY}/current_clocksource"
+        ))
+    } else {
+        finding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::super::tests::FakeHost;
+    use super::*;
+
+    fn of_release(release: &str) -> Finding {
+        version(
+            &FakeHost::new()
+                .file("/proc/sys/kernel/osrelease", release)
+                .host(),
+        )
+    }
+
+    #[test]
+    fn a_new_kernel_is_ok() {
+        for release in ["6.4.0", "6.18.44-fc", "10.0-rc1"] {
+            assert_eq!(of_release(release).status, Status::Ok, "{release}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_lacks_something_says_what_is_lost() {
+        for release in ["5.19.0", "6.1.0-18-amd64", "6.3.13"] {
+            let finding = of_release(release);
+            assert_eq!(finding.status, Status::Warning, "{release}");
+            assert!(finding.detail.contains("counts as dirty"), "{finding:?}");
+            assert!(finding.remedy.is_some());
+        }
+    }
+
+    #[test]
+    fn an_old_kernel_is_missing() {
+        for release in ["5.18.9", "4.19.0-20-amd64"] {
+            let finding = of_release(release);
+            assert_eq!(finding.status, Status::Missing, "{release}");
+            assert!(finding.remedy.is_some());
+        }
+    }
+
+    #[test]
+    fn an_unreadable_version_is_not_taken_for_a_good_one() {
+        assert_eq!(of_release("").status, Status::Warning);
+        assert_eq!(of_release("linux").status, Status::Warning);
+    }
+
+    fn of_clock(current: &str, available: &str) -> Finding {
+        let directory = "/sys/devices/system/clocksource/clocksource0";
+        clock(
+            &FakeHost::new()
+                .file(&format!("{directory}/current_clocksource"), current)
+                .file(&format!("{directory}/available_clocksource"), available)
+                .host(),
+        )
+    }
+
+    #[test]
+    fn tsc_is_the_clock_that_is_wanted() {
+        assert_eq!(of_clock("tsc\n", "tsc hpet\n").status, Status::Ok);
+    }
+
+    #[test]
+    fn another_clock_can_be_changed_only_where_tsc_is_offered() {
+        let finding = of_clock("hpet\n", "tsc hpet\n");
+        assert_eq!(finding.status, Status::Warning);
+        assert!(finding.remedy.is_some_and(|r| r.starts_with("echo tsc")));
+        let finding = of_clock("acpi_pm\n", "acpi_pm\n");
+        assert_eq!(finding.status, Status::Warning);
+        assert_eq!(finding.remedy, None);
+        assert_eq!(of_clock("", "").status, Status::Warning);
+    }
+}

@@ -1,0 +1,248 @@
+//! userfaultfd: may we use it for faults of the kernel, and has it the features?
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::{Finding, Host};
+
+/// The features of userfaultfd that the kernel has: the bits of `UFFD_FEATURE_*` in
+/// `linux/userfaultfd.h`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UffdFeatures(u64);
+
+impl UffdFeatures {
+    /// Write-protect faults of anonymous memory.
+    pub const PAGEFAULT_FLAG_WP: Self = Self(1 << 0);
+    /// Missing faults of shared memory.
+    pub const MISSING_SHMEM: Self = Self(1 << 5);
+    /// Minor faults of shared memory.
+    pub const MINOR_SHMEM: Self = Self(1 << 10);
+    /// Write-protect faults of shared memory.
+    pub const WP_HUGETLBFS_SHMEM: Self = Self(1 << 12);
+
+    /// What the fabric uses, with the names of the kernel's header.
+    const NEEDED: [(Self, &'static str); 4] = [
+        (Self::MISSING_SHMEM, "MISSING_SHMEM"),
+        (Self::MINOR_SHMEM, "MINOR_SHMEM"),
+        (Self::PAGEFAULT_FLAG_WP, "PAGEFAULT_FLAG_WP"),
+        (Self::WP_HUGETLBFS_SHMEM, "WP_HUGETLBFS_SHMEM"),
+    ];
+
+    /// Features from the kernel's bits.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Whether every feature of `other` is there.
+    #[must_use]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    fn missing(self) -> Vec<&'static str> {
+        Self::NEEDED
+            .into_iter()
+            .filter(|(feature, _)| !self.contains(*feature))
+            .map(|(_, name)| name)
+            .collect()
+    }
+}
+
+/// `struct uffdio_api` of `linux/userfaultfd.h`.
+#[repr(C)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+const _: () = assert!(size_of::<UffdioApi>() == 24);
+
+/// `UFFD_API`.
+const UFFD_API: u64 = 0xaa;
+/// `UFFDIO_API`: `_IOWR(0xaa, 0x3f, struct uffdio_api)`.
+const UFFDIO_API: libc::Ioctl = 0xc018_aa3f;
+/// `USERFAULTFD_IOC_NEW`: `_IO(0xaa, 0x00)`.
+const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
+
+/// Opens a userfaultfd that accepts faults of the kernel, as KVM's are, and asks for its
+/// features: by `/dev/userfaultfd` where there is one, else by the system call.
+///
+/// # Errors
+///
+/// If this process may not have one, or the kernel has none.
+pub fn userfaultfd_probe() -> io::Result<UffdFeatures> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/userfaultfd");
+    let raw = match device {
+        // SAFETY: the descriptor is open for the whole call, and this request takes its
+        // argument by value.
+        Ok(device) => unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) },
+        Err(error) => {
+            // SAFETY: the system call takes one argument by value and touches no memory.
+            let raw = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+            if raw < 0 && error.kind() != io::ErrorKind::NotFound {
+                return Err(error);
+            }
+            i32::try_from(raw).unwrap_or(-1)
+        }
+    };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, and nothing else has it.
+    let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
+    // No feature is asked for, so the kernel answers with all that it has.
+    let mut api = UffdioApi {
+        api: UFFD_API,
+        features: 0,
+        ioctls: 0,
+    };
+    // SAFETY: the descriptor is open, and the request reads and writes one `UffdioApi`, which
+    // `api` is (its size is asserted above) and which nothing else refers to.
+    let answer = unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_API, &raw mut api) };
+    if answer < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(UffdFeatures(api.features))
+}
+
+/// What is seen of userfaultfd.
+#[derive(Debug)]
+pub(super) struct Facts {
+    features: io::Result<UffdFeatures>,
+    /// Whether `/dev/userfaultfd` is there.
+    device: bool,
+}
+
+/// Asks the kernel.
+pub(super) fn gather(host: &Host) -> Facts {
+    Facts {
+        features: userfaultfd_probe(),
+        device: host.exists("/dev/userfaultfd"),
+    }
+}
+
+/// Says what the facts mean.
+pub(super) fn judge(facts: &Facts) -> Finding {
+    const CHECK: &str = "userfaultfd";
+    let error = match &facts.features {
+        Ok(features) => {
+            let missing = features.missing();
+            let way = if facts.device {
+                "/dev/userfaultfd"
+            } else {
+                "system call"
+            };
+            return if missing.is_empty() {
+                Finding::ok(CHECK, format!("{way}: minor faults, write protection"))
+            } else {
+                Finding::missing(
+                    CHECK,
+                    format!(
+                        "the kernel lacks {}; 5.19 and newer have it",
+                        missing.join(", ")
+                    ),
+                )
+                .remedy(super::kernel::NEWER_KERNEL)
+            };
+        }
+        Err(error) => error,
+    };
+    match (error.raw_os_error(), facts.device) {
+        (Some(libc::EPERM | libc::EACCES), true) => {
+            Finding::missing(CHECK, "/dev/userfaultfd: permission denied")
+                .remedy("sudo chgrp kvm /dev/userfaultfd && sudo chmod 660 /dev/userfaultfd")
+        }
+        (Some(libc::EPERM | libc::EACCES), false) => Finding::missing(
+            CHECK,
+            "KVM's faults need CAP_SYS_PTRACE, or leave for everyone",
+        )
+        .remedy("sudo sysctl -w vm.unprivileged_userfaultfd=1"),
+        (Some(libc::ENOSYS), _) => Finding::missing(
+            CHECK,
+            "the kernel was built without CONFIG_USERFAULTFD, or a sandbox hides it",
+        )
+        .remedy("sudo apt install linux-image-amd64 && sudo reboot"),
+        _ => Finding::missing(CHECK, format!("cannot be opened: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Status;
+    use super::*;
+
+    const ALL: u64 = 1 | 1 << 5 | 1 << 10 | 1 << 12;
+
+    fn with(features: u64) -> Finding {
+        judge(&Facts {
+            features: Ok(UffdFeatures::from_bits(features)),
+            device: true,
+        })
+    }
+
+    fn refused(errno: i32, device: bool) -> Finding {
+        judge(&Facts {
+            features: Err(io::Error::from_raw_os_error(errno)),
+            device,
+        })
+    }
+
+    #[test]
+    fn a_kernel_with_every_feature_is_ok() {
+        assert_eq!(with(ALL).status, Status::Ok);
+        assert_eq!(with(u64::MAX).status, Status::Ok);
+    }
+
+    #[test]
+    fn each_missing_feature_is_named() {
+        for (feature, name) in UffdFeatures::NEEDED {
+            let finding = with(ALL & !feature.0);
+            assert_eq!(finding.status, Status::Missing);
+            assert!(finding.detail.contains(name), "{finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_gets_the_remedy_for_the_way_that_is_there() {
+        let by_device = refused(libc::EACCES, true);
+        assert_eq!(by_device.status, Status::Missing);
+        assert!(
+            by_device
+                .remedy
+                .is_some_and(|r| r.contains("/dev/userfaultfd"))
+        );
+        let by_call = refused(libc::EPERM, false);
+        assert_eq!(by_call.status, Status::Missing);
+        assert!(
+            by_call
+                .remedy
+                .is_some_and(|r| r.contains("unprivileged_userfaultfd=1"))
+        );
+    }
+
+    #[test]
+    fn a_kernel_without_it_and_other_errors_are_missing() {
+        assert!(
+            refused(libc::ENOSYS, false)
+                .detail
+                .contains("CONFIG_USERFAULTFD")
+        );
+        let other = refused(libc::EMFILE, true);
+        assert_eq!(other.status, Status::Missing);
+        assert!(other.detail.contains("cannot be opened"));
+    }
+
+    #[test]
+    fn the_probe_answers_without_a_panic() {
+        if let Ok(features) = userfaultfd_probe() {
+            assert!(features.contains(UffdFeatures::MISSING_SHMEM));
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! What is said on stderr.
+//!
+//! | level | meaning |
+//! |---|---|
+//! | error | the command fails, or data is lost |
+//! | warning | it goes on, but not as was asked: slower, or with less |
+//! | info | what a user wants to know once: the transport, an address, a phase that is done |
+//! | debug | decisions, for finding out why; nothing for each fault |
+//! | trace | messages of the control connections; nothing for each fault |
+
+use std::io::{self, IsTerminal};
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::fmt::time;
+
+use crate::cli::Verbosity;
+
+/// Whether text on a stream may be coloured: a terminal, and the user has not set `NO_COLOR`.
+#[must_use]
+pub fn may_colour(stream: &impl IsTerminal) -> bool {
+    // https://no-color.org: set and not empty, whatever the value.
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let capable = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+    stream.is_terminal() && capable && !refused
+}
+
+/// Starts logging to stderr. Only the first call has an effect.
+pub fn init(verbosity: Verbosity) {
+    let started = tracing_subscriber::fmt()
+        .with_max_level(level(verbosity))
+        .with_writer(io::stderr)
+        .with_ansi(may_colour(&io::stderr()))
+        .with_target(verbosity.verbose > 0)
+        .with_timer(time::uptime())
+        .compact()
+        .try_init();
+    if started.is_err() {
+        tracing::debug!("logging was started before");
+    }
+}
+
+fn level(verbosity: Verbosity) -> LevelFilter {
+    match (verbosity.quiet, verbosity.verbose) {
+        (true, _) => LevelFilter::WARN,
+        (false, 0) => LevelFilter::INFO,
+        (false, 1) => LevelFilter::DEBUG,
+        (false, _) => LevelFilter::TRACE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_choose_the_level() {
+        let with = |verbose, quiet| level(Verbosity { verbose, quiet });
+        assert_eq!(with(0, true), LevelFilter::WARN);
+        assert_eq!(with(0, false), LevelFilter::INFO);
+        assert_eq!(with(1, false), LevelFilter::DEBUG);
+        assert_eq!(with(5, false), LevelFilter::TRACE);
+    }
+}

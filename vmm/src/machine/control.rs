@@ -1,0 +1,378 @@
+//! Pausing, resuming and ending: what the vCPU threads, the device loop and the handles share.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, OnceLock};
+use std::time::{Duration, Instant};
+
+use libc::{c_int, c_void, pthread_t, siginfo_t};
+use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
+
+use super::{MachineError, Outcome};
+
+/// How a run ends.
+pub(super) type End = Result<Outcome, MachineError>;
+
+/// What a vCPU thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Enter the guest.
+    Run,
+    /// Enter the guest; it was paused meanwhile.
+    Resume,
+    /// End the thread.
+    Exit,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    paused: bool,
+    end: Option<End>,
+    /// Set with `end`, and kept when `end` was taken.
+    ended: bool,
+    /// vCPU threads that have not ended.
+    live: usize,
+    /// vCPU threads that wait for the machine to be resumed.
+    parked: usize,
+}
+
+/// State shared by all parts of a running machine.
+#[derive(Debug)]
+pub(super) struct Control {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// vCPU threads must look at `state` before they enter the guest. Sequentially consistent,
+    /// and so is the `immediate_exit` of each vCPU: a kick stores this, then `immediate_exit`;
+    /// a vCPU thread clears `immediate_exit`, then loads this. One of the two sees the other.
+    attention: AtomicBool,
+    kicks: Vec<Kick>,
+    /// Readable from the moment the run has ended.
+    wake: EventFd,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The state is changed in single assignments, so a panic cannot leave it half changed.
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Control {
+    /// The state of a machine with `cpus` vCPUs, none of them started.
+    pub fn new(cpus: usize) -> io::Result<Self> {
+        install_kick_handler()?;
+        Ok(Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            attention: AtomicBool::new(false),
+            kicks: (0..cpus).map(|_| Kick::default()).collect(),
+            wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
+        })
+    }
+
+    /// Becomes readable when the run has ended.
+    pub fn wake_fd(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// The slot by which vCPU `index` is kicked.
+    pub fn kick_slot(&self, index: usize) -> &Kick {
+        &self.kicks[index]
+    }
+
+    /// Ends the run, unless it has ended, and makes all vCPUs leave the guest.
+    pub fn end(&self, end: End) {
+        {
+            let mut state = lock(&self.state);
+            if state.ended {
+                return;
+            }
+            state.ended = true;
+            state.end = Some(end);
+            self.attention.store(true, Ordering::SeqCst);
+        }
+        // Cannot fail: the counter is zero, since the run ends once.
+        let _ = self.wake.write(1);
+        self.changed.notify_all();
+        self.kick_all();
+    }
+
+    /// Whether the run has ended.
+    pub fn has_ended(&self) -> bool {
+        lock(&self.state).ended
+    }
+
+    /// How the run ended. Gives it once.
+    pub fn take_end(&self) -> Option<End> {
+        lock(&self.state).end.take()
+    }
+
+    /// Asks all vCPUs to leave the guest and wait.
+    pub fn pause(&self) {
+        {
+            let mut state = lock(&self.state);
+            state.paused = true;
+            self.attention.store(true, Ordering::SeqCst);
+        }
+        self.kick_all();
+    }
+
+    /// Lets the vCPUs enter the guest again.
+    pub fn resume(&self) {
+        {
+            let mut state = lock(&self.state);
+            state.paused = false;
+            if !state.ended {
+                self.attention.store(false, Ordering::SeqCst);
+            }
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until every vCPU thread waits or has ended; false when that took longer than
+    /// `limit`, or when nobody has asked for a pause.
+    pub fn wait_paused(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut state = lock(&self.state);
+        while state.paused && state.parked < state.live {
+            let now = Instant::now();
+            if now >= deadline {
+                return false;
+            }
+            state = self.wait_changed(state, deadline - now);
+        }
+        state.paused
+    }
+
+    /// Waits until every vCPU thread has ended; false when that took longer than `limit`.
+    pub fn wait_all_ended(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        let mut state = lock(&self.state);
+        while state.live > 0 {
+            let now = Instant::now();
+            if now >= deadline {
+                return false;
+            }
+            state = self.wait_changed(state, deadline - now);
+        }
+        true
+    }
+
+    fn wait_changed<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        limit: Duration,
+    ) -> MutexGuard<'a, State> {
+        match self.changed.wait_timeout(state, limit) {
+            Ok((state, _)) => state,
+            Err(poisoned) => poisoned.into_inner().0,
+        }
+    }
+
+    /// A vCPU thread is about to be started.
+    pub fn vcpu_starts(&self) {
+        lock(&self.state).live += 1;
+    }
+
+    /// A vCPU thread has ended.
+    pub fn vcpu_ended(&self) {
+        lock(&self.state).live -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A vCPU thread is about to enter the guest: waits while the machine is paused. The
+    /// caller has cleared the `immediate_exit` of its vCPU.
+    pub fn checkpoint(&self) -> Next {
+        if !self.attention.load(Ordering::SeqCst) {
+            return Next::Run;
+        }
+        let mut state = lock(&self.state);
+        let mut next = Next::Run;
+        while state.paused && !state.ended {
+            next = Next::Resume;
+            state.parked += 1;
+            self.changed.notify_all();
+            state = self
+                .changed
+                .wait_while(state, |s| s.paused && !s.ended)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            state.parked -= 1;
+        }
+        if state.ended { Next::Exit } else { next }
+    }
+
+    fn kick_all(&self) {
+        for kick in &self.kicks {
+            kick.kick();
+        }
+    }
+}
+
+/// Makes one vCPU leave the guest.
+#[derive(Debug, Default)]
+pub(super) struct Kick {
+    target: Mutex<Option<Target>>,
+}
+
+#[derive(Debug)]
+struct Target {
+    thread: pthread_t,
+    /// `immediate_exit` of the vCPU's `kvm_run`.
+    immediate_exit: *const AtomicU8,
+}
+
+// SAFETY: the pointer is used only under the lock of `Kick`, while `KickRegistration` vouches
+// for it, and what it points to is an atomic.
+unsafe impl Send for Target {}
+
+impl Kick {
+    /// Registers the calling thread as the one that runs the vCPU, until the registration is
+    /// dropped.
+    ///
+    /// # Safety
+    ///
+    /// `immediate_exit` points to that field of the mapped `kvm_run` of the vCPU, and the
+    /// mapping outlives the registration. The registration is dropped on the calling thread.
+    pub unsafe fn register(&self, immediate_exit: *mut u8) -> KickRegistration<'_> {
+        // SAFETY: `pthread_self` has no preconditions.
+        let thread = unsafe { libc::pthread_self() };
+        *lock(&self.target) = Some(Target {
+            thread,
+            immediate_exit: immediate_exit.cast::<AtomicU8>().cast_const(),
+        });
+        KickRegistration {
+            kick: self,
+            immediate_exit: immediate_exit.cast::<AtomicU8>().cast_const(),
+        }
+    }
+
+    fn kick(&self) {
+        let target = lock(&self.target);
+        if let Some(target) = target.as_ref() {
+            // SAFETY: the target is registered, so by the contract of `register` the pointer
+            // is to a live byte; bytes have no alignment to violate, and KVM and the monitor
+            // access it as a single byte.
+            unsafe { &*target.immediate_exit }.store(1, Ordering::SeqCst);
+            // SAFETY: the target is registered, so the thread has not ended: it drops its
+            // registration first, for which it needs the lock that is held here. The signal
+            // has a handler that does nothing.
+            unsafe { libc::pthread_kill(target.thread, kick_signal()) };
+        }
+    }
+}
+
+/// The registration of a vCPU thread with its [`Kick`].
+#[derive(Debug)]
+pub(super) struct KickRegistration<'a> {
+    kick: &'a Kick,
+    immediate_exit: *const AtomicU8,
+}
+
+impl KickRegistration<'_> {
+    /// Forgets kicks that came so far. The caller looks at the state of the machine next.
+    pub fn rearm(&self) {
+        // SAFETY: by the contract of `register` the pointer is to a live byte while `self` is.
+        unsafe { &*self.immediate_exit }.store(0, Ordering::SeqCst);
+    }
+}
+
+impl Drop for KickRegistration<'_> {
+    fn drop(&mut self) {
+        *lock(&self.kick.target) = None;
+    }
+}
+
+/// The signal that interrupts KVM_RUN: the first real-time signal that libc leaves free.
+fn kick_signal() -> c_int {
+    SIGRTMIN()
+}
+
+extern "C" fn ignore_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {}
+
+/// Gives the kick signal a handler that does nothing, once a process.
+fn install_kick_handler() -> io::Result<()> {
+    static INSTALL: Once = Once::new();
+    static FAILED: OnceLock<i32> = OnceLock::new();
+    INSTALL.call_once(|| {
+        if let Err(error) = register_signal_handler(kick_signal(), ignore_kick) {
+            FAILED.get_or_init(|| error.errno());
+        }
+    });
+    match FAILED.get() {
+        Some(errno) => Err(io::Error::from_raw_os_error(*errno)),
+        None => Ok(()),
+    }
+}
+
+/// Lets the kick signal through to the calling thread, whatever mask it inherited.
+pub(super) fn unblock_kick_signal() {
+    if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
+        tracing::warn!(%error, "the kick signal stays blocked");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+
+    use super::*;
+
+    /// A thread that goes through checkpoints as fast as it can, and tells of each time that
+    /// it was resumed.
+    fn spin(control: &Arc<Control>, resumed: mpsc::Sender<()>) -> thread::JoinHandle<()> {
+        let control = Arc::clone(control);
+        control.vcpu_starts();
+        thread::spawn(move || {
+            loop {
+                match control.checkpoint() {
+                    Next::Exit => break,
+                    Next::Resume => resumed.send(()).unwrap(),
+                    Next::Run => {}
+                }
+            }
+            control.vcpu_ended();
+        })
+    }
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn pausing_parks_every_thread_and_ending_lets_them_go() {
+        let control = Arc::new(Control::new(2).unwrap());
+        let (sender, resumed) = mpsc::channel();
+        let threads = [spin(&control, sender.clone()), spin(&control, sender)];
+        assert!(!control.wait_paused(LIMIT), "nobody asked");
+        for _ in 0..100 {
+            control.pause();
+            assert!(control.wait_paused(LIMIT));
+            assert!(resumed.try_recv().is_err());
+            control.resume();
+            for _ in &threads {
+                resumed.recv_timeout(LIMIT).unwrap();
+            }
+        }
+        control.pause();
+        assert!(control.wait_paused(LIMIT));
+        control.end(Ok(Outcome::Stopped));
+        assert!(control.wait_all_ended(LIMIT));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn the_first_end_wins_and_is_given_once() {
+        let control = Control::new(0).unwrap();
+        control.end(Ok(Outcome::Reboot));
+        control.end(Ok(Outcome::Stopped));
+        assert!(matches!(control.take_end(), Some(Ok(Outcome::Reboot))));
+        assert!(control.take_end().is_none());
+        assert!(control.has_ended());
+        assert_eq!(control.checkpoint(), Next::Exit);
+        control.pause();
+        control.resume();
+        assert_eq!(control.checkpoint(), Next::Exit);
+    }
+}

@@ -1,0 +1,198 @@
+//! What the guest's CPUs say of themselves: what KVM can give, with the topology of this
+//! machine, which is one package with as many cores as vCPUs and one thread a core.
+//!
+//! Leaves: Intel SDM volume 2A, CPUID; AMD APM volume 3, appendix E; for the hypervisor's
+//! leaves Linux, Documentation/virt/kvm/x86/cpuid.rst, which KVM fills itself.
+
+use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+
+/// Leaf 1, ECX: the local APIC timer has a TSC deadline mode.
+const ECX_TSC_DEADLINE: u32 = 1 << 24;
+/// Leaf 1, ECX: runs under a hypervisor.
+const ECX_HYPERVISOR: u32 = 1 << 31;
+/// Leaf 1, EDX: the package has more than one logical processor.
+const EDX_HTT: u32 = 1 << 28;
+/// Leaf 1, EBX: size of the cache line flushed; the one field of it that stays.
+const EBX_CLFLUSH: u32 = 0x0000_ff00;
+/// Leaf 6, EAX: the local APIC timer runs in every sleep state.
+const EAX_ARAT: u32 = 1 << 2;
+/// Leaf 0x8000_0001, ECX: several processors of a package are cores, not threads (AMD).
+const ECX_CMP_LEGACY: u32 = 1 << 1;
+
+/// Fields of the cache leaves (4 and 0x8000_001d), EAX.
+const CACHE_LEVEL_SHIFT: u32 = 5;
+const CACHE_SHARING_SHIFT: u32 = 14;
+const CACHE_SHARING_MASK: u32 = 0xfff << CACHE_SHARING_SHIFT;
+const CACHE_CORES_SHIFT: u32 = 26;
+const CACHE_CORES_MASK: u32 = 0x3f << CACHE_CORES_SHIFT;
+
+/// Leaf 0xb, ECX bits 15:8: what a level is.
+const LEVEL_THREAD: u32 = 1;
+const LEVEL_CORE: u32 = 2;
+
+/// The CPUID entries of CPU `id` (also the number of its local APIC) of `cpus`, made from what
+/// KVM supports.
+pub(super) fn for_cpu(
+    supported: &[kvm_cpuid_entry2],
+    id: u8,
+    cpus: u8,
+    tsc_deadline: bool,
+) -> Vec<kvm_cpuid_entry2> {
+    let id = u32::from(id);
+    let cores = u32::from(cpus.max(1));
+    // How many bits of an APIC id tell the cores of a package apart.
+    let id_bits = cores.next_power_of_two().trailing_zeros();
+    let basic_max = supported
+        .iter()
+        .find(|entry| entry.function == 0)
+        .map_or(0, |entry| entry.eax);
+
+    let mut entries: Vec<_> = supported
+        .iter()
+        .copied()
+        // Topology: made below. 0x1f is the same in other words, and may be absent.
+        .filter(|entry| !matches!(entry.function, 0xb | 0x1f))
+        .collect();
+    for entry in &mut entries {
+        match entry.function {
+            0x1 => {
+                entry.ebx = (entry.ebx & EBX_CLFLUSH) | ((1 << id_bits) << 16) | (id << 24);
+                entry.ecx |= ECX_HYPERVISOR;
+                set(&mut entry.ecx, ECX_TSC_DEADLINE, tsc_deadline);
+                set(&mut entry.edx, EDX_HTT, cores > 1);
+            }
+            0x4 if entry.eax & 0x1f != 0 => {
+                share_cache(entry, cores);
+                entry.eax &= !CACHE_CORES_MASK;
+                entry.eax |= (cores - 1).min(0x3f) << CACHE_CORES_SHIFT;
+            }
+            0x6 => {
+                entry.eax &= EAX_ARAT;
+                (entry.ebx, entry.ecx, entry.edx) = (0, 0, 0);
+            }
+            // No performance counters: they would measure the host as well as the guest.
+            0xa => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+            0x8000_0001 if is_amd(supported) => {
+                set(&mut entry.ecx, ECX_CMP_LEGACY, cores > 1);
+            }
+            0x8000_0008 if is_amd(supported) => {
+                entry.ecx = (entry.ecx & !0xf0ff) | (cores - 1) | (id_bits << 12);
+            }
+            0x8000_001d if entry.eax & 0x1f != 0 => share_cache(entry, cores),
+            // One thread a core, one node.
+            0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (id, id, 0),
+            _ => {}
+        }
+    }
+    if basic_max >= 0xb {
+        let level = |index, kind, shift, processors| kvm_cpuid_entry2 {
+            function: 0xb,
+            index,
+            flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+            eax: shift,
+            ebx: processors,
+            ecx: index | (kind << 8),
+            edx: id,
+            ..Default::default()
+        };
+        entries.push(level(0, LEVEL_THREAD, 0, 1));
+        entries.push(level(1, LEVEL_CORE, id_bits, cores));
+        entries.push(level(2, 0, 0, 0));
+    }
+    entries
+}
+
+/// Sets or clears bits.
+fn set(register: &mut u32, bits: u32, on: bool) {
+    if on {
+        *register |= bits;
+    } else {
+        *register &= !bits;
+    }
+}
+
+/// The last level of cache is shared by all cores, the others by none.
+fn share_cache(entry: &mut kvm_cpuid_entry2, cores: u32) {
+    let level = (entry.eax >> CACHE_LEVEL_SHIFT) & 0x7;
+    let sharing = if level >= 3 { cores - 1 } else { 0 };
+    entry.eax = (entry.eax & !CACHE_SHARING_MASK) | (sharing << CACHE_SHARING_SHIFT);
+}
+
+/// "AuthenticAMD" or "HygonGenuine", by the first register of the name.
+fn is_amd(supported: &[kvm_cpuid_entry2]) -> bool {
+    supported.iter().any(|entry| {
+        let vendor = entry.ebx.to_le_bytes();
+        entry.function == 0 && (&vendor == b"Auth" || &vendor == b"Hygo")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(function: u32, eax: u32, ebx: u32) -> kvm_cpuid_entry2 {
+        kvm_cpuid_entry2 {
+            function,
+            eax,
+            ebx,
+            ..Default::default()
+        }
+    }
+
+    fn supported(vendor: &[u8; 4]) -> Vec<kvm_cpuid_entry2> {
+        vec![
+            entry(0, 0xd, u32::from_le_bytes(*vendor)),
+            entry(1, 0, 0xffff_ffff),
+            entry(4, 0x0000_0061, 0),
+            entry(0xb, 0xdead, 0xbeef),
+            entry(0x1f, 0xdead, 0xbeef),
+            entry(0x8000_0001, 0, 0),
+            entry(0x8000_0008, 0, 0),
+            entry(0x8000_001d, 0x0000_0161, 0),
+            entry(0x8000_001e, 99, 99),
+        ]
+    }
+
+    fn leaf(entries: &[kvm_cpuid_entry2], function: u32, index: u32) -> kvm_cpuid_entry2 {
+        *entries
+            .iter()
+            .find(|e| e.function == function && e.index == index)
+            .unwrap()
+    }
+
+    #[test]
+    fn every_cpu_has_its_own_apic_id_in_each_topology_leaf() {
+        for id in 0..5 {
+            let entries = for_cpu(&supported(b"Auth"), id, 5, true);
+            let id = u32::from(id);
+            assert_eq!(leaf(&entries, 1, 0).ebx >> 24, id);
+            assert_eq!((leaf(&entries, 1, 0).ebx >> 16) & 0xff, 8);
+            assert_eq!(leaf(&entries, 0xb, 0).edx, id);
+            assert_eq!(leaf(&entries, 0xb, 1).edx, id);
+            assert_eq!(leaf(&entries, 0xb, 1).eax, 3, "bits for 5 cores");
+            assert_eq!(leaf(&entries, 0xb, 1).ebx, 5);
+            assert_eq!(leaf(&entries, 0x8000_001e, 0).eax, id);
+            assert_eq!(leaf(&entries, 0x8000_0008, 0).ecx, 4 | (3 << 12));
+            assert!(!entries.iter().any(|e| e.function == 0x1f));
+        }
+    }
+
+    #[test]
+    fn the_hypervisor_bit_is_set_and_the_timer_mode_is_as_asked() {
+        for deadline in [false, true] {
+            let one = leaf(&for_cpu(&supported(b"Genu"), 0, 1, deadline), 1, 0);
+            assert_ne!(one.ecx & ECX_HYPERVISOR, 0);
+            assert_eq!(one.ecx & ECX_TSC_DEADLINE != 0, deadline);
+            assert_eq!(one.edx & EDX_HTT, 0);
+        }
+    }
+
+    #[test]
+    fn caches_are_shared_by_their_level() {
+        let entries = for_cpu(&supported(b"Genu"), 0, 64, true);
+        let sharing = |eax: u32| (eax & CACHE_SHARING_MASK) >> CACHE_SHARING_SHIFT;
+        assert_eq!(sharing(leaf(&entries, 4, 0).eax), 63, "level 3");
+        assert_eq!(leaf(&entries, 4, 0).eax >> CACHE_CORES_SHIFT, 63);
+        assert_eq!(leaf(&entries, 0x8000_0008, 0).ecx, 0, "not of Intel");
+    }
+}

@@ -1,0 +1,259 @@
+//! What can keep a machine from being built or from going on.
+
+use std::io;
+use std::path::PathBuf;
+
+use devices::BusError;
+use thiserror::Error;
+
+use super::kernel::KernelError;
+use super::layout::{DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
+use super::{KVM_PATH, VCPUS_MAX};
+
+/// Why a machine cannot be built, or had to stop by a fault of the host. A crash of the guest is
+/// no error but an [`Outcome`](super::Outcome).
+#[derive(Debug, Error)]
+pub enum MachineError {
+    /// There is no KVM device.
+    #[error(
+        "{KVM_PATH} is not there: load the kvm_intel or kvm_amd module, and switch on \
+         virtualisation in the firmware"
+    )]
+    KvmMissing,
+    /// The user may not open the KVM device.
+    #[error(
+        "permission denied on {KVM_PATH}: add the user to the group kvm (`sudo usermod -aG kvm \
+         $USER`, then log in again), or run as root"
+    )]
+    KvmPermission,
+    /// The KVM device cannot be opened for another reason.
+    #[error("cannot open {KVM_PATH}")]
+    KvmOpen(#[source] io::Error),
+    /// KVM speaks another version of its interface than the only one there has ever been.
+    #[error("kvm has API version {found}, 12 is needed: use a Linux kernel of 2.6.22 or newer")]
+    KvmVersion {
+        /// What KVM says.
+        found: i32,
+    },
+    /// KVM lacks something that the machine needs.
+    #[error("kvm on this host lacks {name}: use a newer Linux kernel")]
+    KvmCapability {
+        /// Name of the capability in linux/kvm.h.
+        name: &'static str,
+    },
+    /// A call to KVM failed.
+    #[error("kvm cannot {action}")]
+    Kvm {
+        /// What was asked of KVM.
+        action: &'static str,
+        /// Its answer.
+        #[source]
+        source: io::Error,
+    },
+    /// KVM refused a range of guest memory.
+    #[error("kvm cannot map the {bytes} bytes of guest memory at {address:#x}")]
+    MapMemory {
+        /// Guest-physical address of the range.
+        address: u64,
+        /// Length of the range.
+        bytes: u64,
+        /// The answer of KVM.
+        #[source]
+        source: io::Error,
+    },
+    /// A machine without CPUs was asked for.
+    #[error("no vCPUs: 0 asked, at least 1 is needed; raise --cpus")]
+    NoCpus,
+    /// More CPUs were asked for than a machine or the host can have.
+    #[error("too many vCPUs: {asked} asked, {limit} is the limit; lower --cpus")]
+    TooManyCpus {
+        /// How many were asked for.
+        asked: u32,
+        /// The lesser of our limit and the host's.
+        limit: u32,
+    },
+    /// The memory is no whole number of pages.
+    #[error("guest memory of {bytes} bytes is not a multiple of the page size, {PAGE_BYTES} bytes")]
+    MemoryNotPages {
+        /// Bytes of all regions.
+        bytes: u64,
+    },
+    /// The memory cannot hold even the boot structures.
+    #[error(
+        "guest memory of {bytes} bytes is too small: {MEMORY_BYTES_MIN} bytes is the least; raise \
+         --memory"
+    )]
+    MemoryTooSmall {
+        /// Bytes of all regions.
+        bytes: u64,
+    },
+    /// The regions of the memory are not those of `guest_memory_ranges`.
+    #[error(
+        "the regions of the {bytes} bytes of guest memory are wrong: one from 0 up to at most \
+         {DEVICE_HOLE_START:#x} and one from 4 GiB with the rest are needed"
+    )]
+    MemoryRegions {
+        /// Bytes of all regions.
+        bytes: u64,
+    },
+    /// The kernel image cannot be loaded.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The initrd cannot be read.
+    #[error("cannot read the initrd {}", path.display())]
+    InitrdRead {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The initrd has no bytes.
+    #[error("initrd {} is empty: give a cpio archive, or leave --initrd away", path.display())]
+    InitrdEmpty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The initrd does not fit between the kernel and the end of memory below the hole.
+    #[error(
+        "initrd {} is {bytes} bytes, larger than the {room} bytes of guest memory left below \
+         3 GiB after the kernel; raise --memory",
+        path.display()
+    )]
+    InitrdTooLarge {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+        /// The room there is.
+        room: u64,
+    },
+    /// The command line is longer than the kernel takes.
+    #[error(
+        "the kernel command line has {bytes} bytes, {limit} is the limit of this kernel; shorten \
+         --cmdline"
+    )]
+    CmdlineTooLong {
+        /// Its length, without the terminating zero.
+        bytes: u64,
+        /// What the kernel takes.
+        limit: u64,
+    },
+    /// The command line has a byte that no command line can have.
+    #[error(
+        "the kernel command line has the byte {byte:#04x} at position {position}: only printable \
+         ASCII can be given"
+    )]
+    CmdlineByte {
+        /// The first such byte.
+        byte: u8,
+        /// Where it is, from 0.
+        position: usize,
+    },
+    /// The ACPI tables do not fit in their area.
+    #[error("the ACPI tables have {bytes} bytes, there is room for {limit}; lower --cpus")]
+    AcpiTooLarge {
+        /// Bytes of all tables.
+        bytes: u64,
+        /// The room there is.
+        limit: u64,
+    },
+    /// A boot structure cannot be written into guest memory.
+    #[error("cannot write the {what} into guest memory")]
+    WriteMemory {
+        /// Name of the structure.
+        what: &'static str,
+        /// Why not.
+        #[source]
+        source: vm_memory::GuestMemoryError,
+    },
+    /// Two devices claim the same address.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// A descriptor, a thread or a signal handler cannot be had.
+    #[error("cannot {action}")]
+    Host {
+        /// What was asked of the host.
+        action: &'static str,
+        /// Its answer.
+        #[source]
+        source: io::Error,
+    },
+    /// The loop that serves the devices failed.
+    #[error("the device loop failed")]
+    EventLoop(#[source] event_manager::Error),
+    /// The host could not run a vCPU: bad guest memory, or a bug in KVM.
+    #[error("kvm cannot go on with vCPU {vcpu} at rip {rip:#x}")]
+    VcpuRun {
+        /// Index of the vCPU.
+        vcpu: usize,
+        /// Its instruction pointer, or 0 when it cannot be read.
+        rip: u64,
+        /// The answer of KVM.
+        #[source]
+        source: io::Error,
+    },
+    /// The thread of a vCPU panicked: a bug in the monitor.
+    #[error("the thread of vCPU {vcpu} panicked; this is a bug in ssi-hv")]
+    VcpuPanicked {
+        /// Index of the vCPU.
+        vcpu: usize,
+    },
+}
+
+impl MachineError {
+    /// The error of a failed KVM call.
+    pub(super) fn kvm(action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+        move |error| Self::Kvm {
+            action,
+            source: error.into(),
+        }
+    }
+
+    /// The error of a failed call to the host.
+    pub(super) fn host(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Host { action, source }
+    }
+
+    /// The error of opening the KVM device.
+    pub(super) fn open_kvm(error: kvm_ioctls::Error) -> Self {
+        match error.errno() {
+            libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::KvmMissing,
+            libc::EACCES | libc::EPERM => Self::KvmPermission,
+            _ => Self::KvmOpen(error.into()),
+        }
+    }
+
+    /// Checks a number of CPUs against our limit and that of the host.
+    pub(super) fn check_cpus(asked: u32, host_limit: u32) -> Result<(), Self> {
+        let limit = u32::from(VCPUS_MAX).min(host_limit);
+        match asked {
+            0 => Err(Self::NoCpus),
+            _ if asked > limit => Err(Self::TooManyCpus { asked, limit }),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_of_cpus_is_in_the_error() {
+        let text = MachineError::check_cpus(300, 1024).unwrap_err().to_string();
+        assert!(text.contains("300 asked, 64 is the limit"), "{text}");
+        let text = MachineError::check_cpus(9, 8).unwrap_err().to_string();
+        assert!(text.contains("9 asked, 8 is the limit"), "{text}");
+        assert!(MachineError::check_cpus(0, 8).is_err());
+        assert!(MachineError::check_cpus(64, 1024).is_ok());
+    }
+
+    #[test]
+    fn a_missing_device_and_a_missing_permission_are_told_apart() {
+        let of = |errno| MachineError::open_kvm(kvm_ioctls::Error::new(errno));
+        assert!(matches!(of(libc::ENOENT), MachineError::KvmMissing));
+        assert!(matches!(of(libc::EACCES), MachineError::KvmPermission));
+        assert!(matches!(of(libc::EMFILE), MachineError::KvmOpen(_)));
+    }
+}

@@ -1,0 +1,164 @@
+//! Where everything is in the guest's physical address space.
+//!
+//! ```text
+//! 0x0000_0500  GDT, IDT                       (boot only)
+//! 0x0000_7000  boot parameters ("zero page")  (boot only)
+//! 0x0000_8000  boot stack, growing down from 0x8ff0
+//! 0x0000_9000  page tables                    (boot only)
+//! 0x0002_0000  kernel command line            (boot only)
+//! 0x0009_fc00  end of low RAM in the memory map
+//! 0x000e_0000  ACPI tables, RSDP first        (reserved)
+//! 0x0010_0000  RAM: kernel, ... initrd at the end
+//! 0xc000_0000  hole of 1 GiB for devices: IOAPIC, local APIC, KVM's own pages
+//! 0x1_0000_0000 the rest of RAM
+//! ```
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use super::error::MachineError;
+
+/// Guest memory is given out in pages of this size.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// The first address of the hole for devices below 4 GiB.
+pub const DEVICE_HOLE_START: u64 = 0xc000_0000;
+/// The first address after the hole.
+pub const DEVICE_HOLE_END: u64 = 0x1_0000_0000;
+
+/// The least memory that a machine can have: the boot structures, the ACPI tables and 1 MiB for
+/// a kernel.
+pub const MEMORY_BYTES_MIN: u64 = 2 << 20;
+
+/// Global descriptor table for the entry into the kernel.
+pub(super) const GDT_START: u64 = 0x500;
+/// Interrupt descriptor table for the entry into the kernel, with nothing in it.
+pub(super) const IDT_START: u64 = 0x5a0;
+/// `struct boot_params` (Linux, Documentation/arch/x86/zero-page.rst).
+pub(super) const ZERO_PAGE_START: u64 = 0x7000;
+/// Initial stack pointer of the boot processor.
+pub(super) const BOOT_STACK_POINTER: u64 = 0x8ff0;
+/// Page-map level 4; the tables below it follow.
+pub(super) const PML4_START: u64 = 0x9000;
+pub(super) const PDPT_START: u64 = 0xa000;
+/// Four page directories, one a GiB.
+pub(super) const PAGE_DIRECTORIES_START: u64 = 0xb000;
+/// The kernel's command line.
+pub(super) const CMDLINE_START: u64 = 0x2_0000;
+/// Bytes of the command line, with its terminating zero, when the kernel does not say: the
+/// COMMAND_LINE_SIZE of Linux on x86 (arch/x86/include/asm/setup.h).
+pub(super) const CMDLINE_BYTES_MAX: u64 = 2048;
+
+/// The end of usable low RAM, where a PC has its extended BIOS data area.
+pub(super) const LOW_RAM_END: u64 = 0x9_fc00;
+/// ACPI tables; in the range that guests search for the RSDP (ACPI 6.5, 5.2.5.1).
+pub(super) const ACPI_START: u64 = 0xe_0000;
+/// The end of the room for ACPI tables.
+pub(super) const ACPI_END: u64 = 0x10_0000;
+/// Where RAM goes on above the legacy area.
+pub(super) const HIGH_RAM_START: u64 = 0x10_0000;
+
+/// Registers of the I/O interrupt controller (kvm: IOAPIC_DEFAULT_BASE_ADDRESS).
+pub(super) const IOAPIC_START: u32 = 0xfec0_0000;
+/// Registers of the local interrupt controllers (kvm: APIC_DEFAULT_PHYS_BASE).
+pub(super) const LOCAL_APIC_START: u32 = 0xfee0_0000;
+/// A page that KVM on Intel CPUs takes for its identity map; outside RAM.
+pub(super) const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
+/// Three pages that KVM on Intel CPUs takes for its task state; outside RAM.
+pub(super) const KVM_TSS_START: usize = 0xfffb_d000;
+
+/// First port of the ACPI PM1 blocks.
+pub(super) const PM_PORT: u16 = 0x600;
+/// Port of the ACPI reset register, the one of common chipsets.
+pub(super) const RESET_PORT: u16 = 0xcf9;
+/// Interrupt of ACPI events.
+pub(super) const SCI_IRQ: u8 = 9;
+
+/// The ranges of guest-physical memory of a machine with `bytes` of memory, as pairs of start
+/// and length in bytes: below the device hole, and, for what does not fit there, from 4 GiB.
+/// Ranges are never empty.
+///
+/// The memory given to [`Machine::new`](super::Machine::new) has exactly these regions.
+pub fn guest_memory_ranges(bytes: u64) -> Vec<(GuestAddress, u64)> {
+    let low = bytes.min(DEVICE_HOLE_START);
+    let high = bytes - low;
+    [
+        (GuestAddress(0), low),
+        (GuestAddress(DEVICE_HOLE_END), high),
+    ]
+    .into_iter()
+    .filter(|(_, len)| *len > 0)
+    .collect()
+}
+
+/// Sizes of a guest memory whose regions were checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MemorySize {
+    /// All bytes.
+    pub total: u64,
+    /// One more than the last address of RAM below the hole.
+    pub low_end: u64,
+}
+
+/// Checks that `memory` has exactly the regions that [`guest_memory_ranges`] gives for its size.
+pub(super) fn check_memory(memory: &GuestMemoryMmap) -> Result<MemorySize, MachineError> {
+    let regions: Vec<_> = memory.iter().map(|r| (r.start_addr(), r.len())).collect();
+    let total = regions
+        .iter()
+        .fold(0u64, |total, (_, len)| total.saturating_add(*len));
+    if total % PAGE_BYTES != 0 {
+        return Err(MachineError::MemoryNotPages { bytes: total });
+    }
+    if total < MEMORY_BYTES_MIN {
+        return Err(MachineError::MemoryTooSmall { bytes: total });
+    }
+    if regions != guest_memory_ranges(total) {
+        return Err(MachineError::MemoryRegions { bytes: total });
+    }
+    Ok(MemorySize {
+        total,
+        low_end: total.min(DEVICE_HOLE_START),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn memory_up_to_the_hole_is_one_range() {
+        for bytes in [PAGE_BYTES, GIB, 3 * GIB - PAGE_BYTES, 3 * GIB] {
+            assert_eq!(guest_memory_ranges(bytes), vec![(GuestAddress(0), bytes)]);
+        }
+    }
+
+    #[test]
+    fn memory_above_the_hole_starts_at_4_gib() {
+        for above in [PAGE_BYTES, GIB, 1 << 40] {
+            assert_eq!(
+                guest_memory_ranges(3 * GIB + above),
+                vec![(GuestAddress(0), 3 * GIB), (GuestAddress(4 * GIB), above)]
+            );
+        }
+    }
+
+    #[test]
+    fn no_memory_has_no_range() {
+        assert!(guest_memory_ranges(0).is_empty());
+    }
+
+    #[test]
+    fn other_regions_are_refused() {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4 << 20)]).unwrap();
+        assert!(matches!(
+            check_memory(&memory),
+            Err(MachineError::MemoryRegions { .. })
+        ));
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        assert!(matches!(
+            check_memory(&memory),
+            Err(MachineError::MemoryTooSmall { .. })
+        ));
+    }
+}

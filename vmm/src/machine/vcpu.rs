@@ -1,0 +1,194 @@
+//! The thread of a vCPU.
+
+use std::io;
+use std::sync::Arc;
+use std::thread;
+
+use devices::{Bus, MachineEvents};
+use kvm_bindings::kvm_run;
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
+use vm_memory::GuestMemoryMmap;
+
+use super::control::{Control, Next, unblock_kick_signal};
+use super::{MachineError, Outcome};
+
+/// What the vCPU threads share. Each holds a reference, so that the guest's memory and devices
+/// stay while any vCPU may still touch them.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub ports: Bus,
+    pub mmio: Bus,
+    pub events: MachineEvents,
+    pub control: Control,
+    pub _vm: VmFd,
+    /// Mapped into the VM, so it comes after the VM: fields drop in order.
+    pub _memory: GuestMemoryMmap,
+}
+
+/// A vCPU that is ready to run.
+#[derive(Debug)]
+pub(super) struct Vcpu {
+    pub index: usize,
+    pub fd: VcpuFd,
+}
+
+/// What follows from an exit of the guest.
+enum Step {
+    Continue,
+    End(Result<Outcome, MachineError>),
+}
+
+/// Counts a vCPU thread out when it ends, also by a panic.
+struct Departure<'a> {
+    shared: &'a Shared,
+    vcpu: usize,
+}
+
+impl Drop for Departure<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let vcpu = self.vcpu;
+            self.shared
+                .control
+                .end(Err(MachineError::VcpuPanicked { vcpu }));
+        }
+        self.shared.control.vcpu_ended();
+    }
+}
+
+impl Vcpu {
+    /// Starts the thread that runs the vCPU.
+    pub fn spawn(self, shared: Arc<Shared>) -> io::Result<thread::JoinHandle<()>> {
+        shared.control.vcpu_starts();
+        let of_thread = Arc::clone(&shared);
+        thread::Builder::new()
+            .name(format!("vcpu{}", self.index))
+            .spawn(move || self.run(&of_thread))
+            .inspect_err(|_| shared.control.vcpu_ended())
+    }
+
+    fn run(mut self, shared: &Shared) {
+        let _departure = Departure {
+            shared,
+            vcpu: self.index,
+        };
+        unblock_kick_signal();
+        let run: *mut kvm_run = self.fd.get_kvm_run();
+        // SAFETY: `run` points to the mapped `kvm_run` of the vCPU, so the field is in bounds.
+        let immediate_exit = unsafe { &raw mut (*run).immediate_exit };
+        // SAFETY: the mapping lives as long as `self.fd`, which outlives the registration: it
+        // was bound before and locals drop in reverse order. Both stay on this thread.
+        let kicks = unsafe {
+            shared
+                .control
+                .kick_slot(self.index)
+                .register(immediate_exit)
+        };
+        loop {
+            kicks.rearm();
+            match shared.control.checkpoint() {
+                Next::Run => {}
+                Next::Resume => {
+                    // Tells the guest that it stood still, so that its watchdogs do not bark.
+                    // EINVAL when the guest does not use the clock of KVM.
+                    let _ = self.fd.kvmclock_ctrl();
+                }
+                Next::Exit => break,
+            }
+            if let Step::End(end) = self.enter(run, shared) {
+                shared.control.end(end);
+                break;
+            }
+        }
+    }
+
+    /// Enters the guest, and handles the exit.
+    fn enter(&mut self, run: *const kvm_run, shared: &Shared) -> Step {
+        match self.fd.run() {
+            Ok(VcpuExit::IoOut(port, data)) => {
+                for item in data.chunks(io_width(run)) {
+                    shared.ports.write(u64::from(port), item);
+                }
+                // A guest that has switched itself off does not run on.
+                match shared.events.get() {
+                    Some(event) => Step::End(Ok(event.into())),
+                    None => Step::Continue,
+                }
+            }
+            Ok(VcpuExit::IoIn(port, data)) => {
+                for item in data.chunks_mut(io_width(run)) {
+                    shared.ports.read(u64::from(port), item);
+                }
+                Step::Continue
+            }
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                shared.mmio.read(address, data);
+                Step::Continue
+            }
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                shared.mmio.write(address, data);
+                Step::Continue
+            }
+            Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Step::Continue,
+            // On AMD CPUs KVM has reset the vCPU by now, and gives the reset vector 0xfff0.
+            Ok(VcpuExit::Shutdown) => self.crash("triple fault"),
+            Ok(VcpuExit::InternalError) => {
+                let what = internal_error(run);
+                self.crash(&what)
+            }
+            Ok(VcpuExit::FailEntry(reason, cpu)) => self.crash(&format!(
+                "failed entry with hardware reason {reason:#x} on host CPU {cpu}"
+            )),
+            Ok(VcpuExit::SystemEvent(kind, _)) => self.crash(&format!("system event {kind}")),
+            Ok(exit) => {
+                let what = format!("exit that this machine does not handle ({exit:?})");
+                self.crash(&what)
+            }
+            // EAGAIN: a processor that waited for its start-up interrupt has got it.
+            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Step::Continue,
+            Err(error) => Step::End(Err(MachineError::VcpuRun {
+                vcpu: self.index,
+                rip: self.rip(),
+                source: error.into(),
+            })),
+        }
+    }
+
+    fn crash(&self, what: &str) -> Step {
+        Step::End(Ok(Outcome::Crash(format!(
+            "{what} on vCPU {} at rip {:#x}",
+            self.index,
+            self.rip()
+        ))))
+    }
+
+    /// The instruction pointer, or 0 when KVM does not tell it.
+    fn rip(&self) -> u64 {
+        self.fd.get_regs().map_or(0, |regs| regs.rip)
+    }
+}
+
+/// Bytes of one item of the port access by which the vCPU exited. A string instruction exits
+/// once with several items for the same port.
+fn io_width(run: *const kvm_run) -> usize {
+    // SAFETY: `run` points to the mapped `kvm_run` of the vCPU of this thread, which is not in
+    // the guest, so nobody writes it. The exit was by KVM_EXIT_IO, which fills this field of
+    // the union, and any value of its bytes is a valid `u8`.
+    let size = unsafe { (&raw const (*run).__bindgen_anon_1.io.size).read() };
+    usize::from(size.max(1))
+}
+
+/// Names an internal error of KVM (linux/kvm.h, KVM_INTERNAL_ERROR_*).
+fn internal_error(run: *const kvm_run) -> String {
+    // SAFETY: as in `io_width`; KVM_EXIT_INTERNAL_ERROR fills this member of the union, and any
+    // value of its bytes is a valid `u32`.
+    let code = unsafe { (&raw const (*run).__bindgen_anon_1.internal.suberror).read() };
+    let name = match code {
+        1 => "an instruction that it cannot emulate",
+        2 => "several exceptions at once",
+        3 => "a fault while delivering an event",
+        4 => "an exit for a reason unknown to it",
+        _ => "no reason that is known",
+    };
+    format!("internal error of kvm, suberror {code} ({name})")
+}

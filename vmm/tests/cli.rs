@@ -1,0 +1,363 @@
+//! The command as a user or a script meets it: the real binary, its output and its exit code.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use ssi_hv::exit::ExitCode;
+
+fn ssi_hv<I>(arguments: I) -> Command
+where
+    I: IntoIterator,
+    I::Item: AsRef<std::ffi::OsStr>,
+{
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    command
+        .args(arguments)
+        .env("COLUMNS", "80")
+        .stdin(Stdio::null());
+    command
+}
+
+fn output(arguments: &[&str]) -> Output {
+    ssi_hv(arguments).output().expect("the command starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+
+/// Runs a command that must fail, and gives back the one line that says why.
+#[track_caller]
+fn refused(arguments: &[&str], code: ExitCode) -> String {
+    let output = output(arguments);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code.code().into()), "{stderr}");
+    assert_eq!(text(&output.stdout), "");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    stderr
+        .trim_end()
+        .strip_prefix("ssi-hv: error: ")
+        .unwrap_or_else(|| panic!("{stderr}"))
+        .to_owned()
+}
+
+/// A file that passes for a kernel as far as flags are concerned.
+const KERNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+#[test]
+fn a_wrong_flag_value_or_command_is_one_line_and_exit_code_2() {
+    for (arguments, part) in [
+        (&["run", "--memry", "1G"][..], "'--memory'"),
+        (&["run", "--memory", "1X"], "`1X` is not a size"),
+        (&["run", "--cpus", "many"], "not a whole number"),
+        (&["run", "--donor", "10.0.0.1"], "no valid port"),
+        (
+            &["run", "--transport", "rmda"],
+            "possible values: auto, tcp, loopback",
+        ),
+        (&["run", "--numa", "maybe"], "possible values: flat"),
+        (&["run", "-q", "-v"], "cannot be used with"),
+        (&["run", "surplus"], "'surplus'"),
+        (&["node", "--memory", "1G"], "--listen <ADDR:PORT>"),
+        (&["bench", "fualt"], "'fault'"),
+        (
+            &["bench", "fault", "--faults", "1", "--seconds", "1"],
+            "cannot be used with",
+        ),
+        (&["doctr"], "'doctor'"),
+    ] {
+        let line = refused(arguments, ExitCode::Usage);
+        assert!(line.contains(part), "{arguments:?}: {line}");
+        assert!(line.contains("--help`"), "{arguments:?}: {line}");
+    }
+}
+
+#[test]
+fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
+    let run = |more: &[&'static str]| [&["run", "--kernel", KERNEL], more].concat();
+    for (arguments, part) in [
+        (vec!["run"], "add --kernel FILE"),
+        (
+            vec!["run", "--kernel", "/no/such"],
+            "cannot open --kernel /no/such",
+        ),
+        (run(&["--cpus", "65"]), "--cpus 65 is outside 1 to 64"),
+        (run(&["--memory", "1M"]), "64 MiB is the least"),
+        (
+            run(&["--memory", "65M", "--local-memory", "66M"]),
+            "is more than --memory",
+        ),
+        (run(&["--local-memory", "256M"]), "add --donor HOST:PORT"),
+        (run(&["--transport", "rdma"]), "not there yet"),
+        (run(&["--transport", "udp"]), "not there yet"),
+        (run(&["--numa", "expose"]), "not there yet"),
+        (
+            run(&["--local-memory", "16M", "--donor", "192.0.2.1:7000"]),
+            "add --insecure to accept that",
+        ),
+        (
+            vec!["node", "--listen", "0.0.0.0:7000", "--memory", "1G"],
+            "add --insecure to accept that",
+        ),
+        (
+            vec!["node", "--listen", "127.0.0.1:7000", "--memory", "4095"],
+            "1 MiB is the least",
+        ),
+        (
+            vec!["bench", "fault", "--memory", "64M", "--local-memory", "64M"],
+            "no page would be remote",
+        ),
+    ] {
+        let line = refused(&arguments, ExitCode::Usage);
+        assert!(line.contains(part), "{arguments:?}: {line}");
+    }
+}
+
+#[test]
+fn the_cause_of_an_error_is_on_the_same_line() {
+    let line = refused(&["run", "--kernel", "/no/such"], ExitCode::Usage);
+    assert!(
+        line.ends_with(": No such file or directory (os error 2)"),
+        "{line}"
+    );
+}
+
+#[test]
+fn what_is_planned_says_so() {
+    for arguments in [
+        &["up", "cluster.toml"][..],
+        &["status"],
+        &["top"],
+        &["report", "out.json", "-o", "out.html"],
+        &["pki", "init"],
+        &["bench", "transport"],
+        &["run", "--disk", "path=disk.img"],
+        &["run", "--replicas", "2"],
+        &["node", "--metrics", "127.0.0.1:9000"],
+    ] {
+        let line = refused(arguments, ExitCode::Usage);
+        assert!(line.contains("is not there yet in this build; "), "{line}");
+    }
+}
+
+#[test]
+fn help_fits_80_columns_and_names_what_is_there() {
+    for arguments in [
+        &["--help"][..],
+        &["run", "--help"],
+        &["node", "--help"],
+        &["doctor", "--help"],
+        &["bench", "--help"],
+        &["bench", "fault", "--help"],
+    ] {
+        let output = output(arguments);
+        assert!(output.status.success());
+        let help = text(&output.stdout);
+        assert!(
+            help.lines().all(|line| line.chars().count() <= 80),
+            "{help}"
+        );
+        assert!(help.lines().count() <= 40, "{help}");
+        for planned in ["rdma", "expose", "--disk", "--replicas", "pki"] {
+            assert!(!help.contains(planned), "{planned} in {help}");
+        }
+    }
+}
+
+#[test]
+fn no_command_shows_the_help_on_stderr_with_exit_code_2() {
+    let output = output(&[]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("Commands:"));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    for arguments in [&["--help"][..], &["doctor"], &["doctor", "--json"]] {
+        let mut child = ssi_hv(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the command starts");
+        drop(child.stdout.take());
+        let mut stderr = String::new();
+        let mut pipe = child.stderr.take().expect("a pipe");
+        pipe.read_to_string(&mut stderr).expect("UTF-8");
+        let status = child.wait().expect("it ends");
+        assert_eq!(stderr, "");
+        assert!(status.code().is_some_and(|code| code <= 1), "{status}");
+    }
+}
+
+#[test]
+fn a_full_disk_behind_stdout_is_an_error() {
+    let full = fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .expect("/dev/full");
+    let output = ssi_hv(["--help"]).stdout(full).output().expect("it starts");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("cannot write to stdout: No space left"));
+}
+
+fn printed_config(directory: &Path, file: &str, flags: &[&str]) -> String {
+    let path = directory.join("vm.toml");
+    fs::write(&path, file).expect("the file is written");
+    let output = ssi_hv(["run", "--print-config", "--config"])
+        .arg(&path)
+        .args(flags)
+        .output()
+        .expect("the command starts");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    text(&output.stdout).to_owned()
+}
+
+const FILE: &str = r#"
+kernel = "vmlinux"
+cpus = 2
+memory = "2G"
+local-memory = 536870912
+donor = ["127.0.0.1:7000", "127.0.0.1:7001,memory=1G"]
+checksum = true
+"#;
+
+#[test]
+fn flags_override_the_file_and_nothing_else() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let flags = ["--cpus", "4", "--donor", "127.0.0.1:7002"];
+    let printed = printed_config(directory.path(), FILE, &flags);
+    assert_eq!(
+        printed,
+        r#"kernel = "vmlinux"
+cpus = 4
+memory = "2 GiB"
+local-memory = "512 MiB"
+donor = ["127.0.0.1:7002"]
+transport = "auto"
+numa = "flat"
+checksum = true
+donor-grace = 30
+insecure = false
+"#
+    );
+}
+
+#[test]
+fn the_printed_configuration_is_a_file_that_gives_the_same() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let first = printed_config(directory.path(), FILE, &["--memory", "1.5G"]);
+    assert!(first.contains("memory = \"1.5 GiB\""), "{first}");
+    let second = printed_config(directory.path(), &first, &[]);
+    assert_eq!(first, second);
+}
+
+#[test]
+fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("vm.toml");
+    let name = path.to_str().expect("UTF-8");
+    for (contents, part) in [
+        (
+            "memroy = '1G'",
+            "unknown key `memroy`; did you mean `memory`?",
+        ),
+        ("local_memory = '1G'", "did you mean `local-memory`?"),
+        ("zzz = 1", "the keys are the flags"),
+        (
+            "replicas = 2",
+            "unknown key `replicas`; it is not there yet in this build",
+        ),
+        ("\n\nmemory = '1X'", "vm.toml:3: `1X` is not a size"),
+        ("cpus = 'two'", "vm.toml:1: invalid type"),
+        ("cpus = -1", "vm.toml:1: invalid value"),
+        ("transport = 'rmda'", "vm.toml:1: unknown variant `rmda`"),
+        (
+            "donor = ['nowhere']",
+            "vm.toml:1: `nowhere` has no valid port",
+        ),
+        ("cpus = 1\nmemory = ", "vm.toml:2: "),
+        ("cpus = 1\ncpus = 2\n", "vm.toml:2: duplicate key"),
+        (
+            "transport = 'rdma'\nkernel = 'k'",
+            "--transport rdma is not there yet",
+        ),
+    ] {
+        fs::write(&path, contents).expect("the file is written");
+        let line = refused(&["run", "--config", name], ExitCode::Usage);
+        assert!(line.contains(part), "{contents:?}: {line}");
+    }
+    fs::write(&path, vec![b'#'; (1 << 20) + 1]).expect("the file is written");
+    let line = refused(&["run", "--config", name], ExitCode::Usage);
+    assert!(
+        line.contains("1048577 bytes, 1048576 is the limit"),
+        "{line}"
+    );
+    let line = refused(&["run", "--config", "/no/such.toml"], ExitCode::Usage);
+    assert!(
+        line.contains("cannot read --config /no/such.toml: No such file"),
+        "{line}"
+    );
+}
+
+#[test]
+fn doctor_shows_a_line_for_each_check_and_no_colour_in_a_pipe() {
+    let output = output(&["doctor"]);
+    let shown = text(&output.stdout);
+    assert!(!shown.contains('\x1b'), "{shown}");
+    for check in [
+        "kernel",
+        "kvm",
+        "userfaultfd",
+        "memory",
+        "memfd",
+        "rdma",
+        "tap",
+        "clock",
+    ] {
+        let lines = shown.lines().filter(|line| {
+            let mut words = line.split_whitespace();
+            let status = words.next().unwrap_or_default();
+            ["ok", "warning", "missing"].contains(&status) && words.next() == Some(check)
+        });
+        assert_eq!(lines.count(), 1, "{check} in {shown}");
+    }
+}
+
+#[test]
+fn doctor_gives_scripts_json_and_an_exit_code_that_agree() {
+    let output = output(&["doctor", "--json"]);
+    let findings: serde_json::Value = serde_json::from_slice(&output.stdout).expect("is JSON");
+    let findings = findings.as_array().expect("an array");
+    let missing = findings.iter().any(|f| f["status"] == "missing");
+    assert_eq!(output.status.code(), Some(i32::from(missing)));
+    for finding in findings {
+        assert!(
+            finding["check"].is_string() && finding["detail"].is_string(),
+            "{finding}"
+        );
+        assert!(finding.get("remedy").is_some(), "{finding}");
+    }
+}
+
+/// The flags that a text names at the beginning of a line, behind `prefix`.
+fn flags_at_line_starts(text: &str, prefix: &str) -> BTreeSet<String> {
+    text.lines()
+        .filter_map(|line| {
+            let line = line.strip_prefix(prefix)?.trim_start();
+            let flag = line.split([' ', '`']).next()?;
+            flag.starts_with("--").then(|| flag.to_owned())
+        })
+        .collect()
+}
+
+#[test]
+fn the_readme_has_the_flags_of_run_and_node_and_no_others() {
+    let help = |verb| flags_at_line_starts(text(&output(&[verb, "--help"]).stdout), "  ");
+    let mut in_help = help("run");
+    in_help.extend(help("node"));
+    let readme = include_str!("../../README.md");
+    assert_eq!(flags_at_line_starts(readme, "| `"), in_help);
+}

@@ -1,0 +1,680 @@
+//! Guests of a few instructions on the real KVM of the host.
+//!
+//! Each guest is assembled here, put into an ELF file, and booted as a kernel is: in 64-bit
+//! mode, with the first 4 GiB mapped to themselves and interrupts off. A test whose host has no
+//! KVM says `SKIPPED` and does nothing.
+
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ssi_hv::machine::{
+    ConsoleConfig, Machine, MachineConfig, MachineError, MachineHandle, Outcome, STOP_TIME_MAX,
+    guest_memory_ranges,
+};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
+const MEMORY_BYTES: u64 = 4 << 20;
+/// Where the guests' code is loaded.
+const ENTRY: u64 = 0x10_0000;
+/// Where guests keep a counter.
+const COUNTER: GuestAddress = GuestAddress(0x20_0000);
+/// No step of a test takes longer on a host that works, however loaded.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Assembles a guest into a function that gives its bytes. `{s5}` and the like are macros of
+/// the assembler, defined with the first guest.
+macro_rules! guest {
+    ($name:ident, $($line:literal),+ $(,)?) => {
+        mod $name {
+            std::arch::global_asm!(
+                ".pushsection .rodata",
+                concat!(stringify!($name), "_start:"),
+                // Writes the byte to the serial port.
+                ".macro say byte",
+                "mov dx, 0x3f8",
+                "mov al, \\byte",
+                "out dx, al",
+                ".endm",
+                // Sleeps in S5: SLP_TYP 5 and SLP_EN to the PM1 control register.
+                ".macro power_off",
+                "mov dx, 0x604",
+                "mov ax, 0x3400",
+                "out dx, ax",
+                ".endm",
+                $($line,)+
+                ".purgem say",
+                ".purgem power_off",
+                concat!(stringify!($name), "_end:"),
+                ".popsection",
+            );
+            unsafe extern "C" {
+                #[link_name = concat!(stringify!($name), "_start")]
+                static START: u8;
+                #[link_name = concat!(stringify!($name), "_end")]
+                static END: u8;
+            }
+            pub fn code() -> &'static [u8] {
+                let (start, end) = (&raw const START, &raw const END);
+                // SAFETY: the two labels enclose the guest's bytes in one section of read-only
+                // data, which lives as long as the program.
+                unsafe { std::slice::from_raw_parts(start, end.byte_offset_from_unsigned(start)) }
+            }
+        }
+    };
+}
+
+guest!(
+    hello,
+    "lea rsi, [rip + 3f]",
+    "mov ecx, 6",
+    "mov dx, 0x3f8",
+    "rep outsb",
+    "power_off",
+    "2: hlt",
+    "jmp 2b",
+    "3: .ascii \"hello\\n\"",
+);
+guest!(
+    reset_register,
+    "mov dx, 0xcf9",
+    "mov al, 6",
+    "out dx, al",
+    "2: jmp 2b"
+);
+guest!(keyboard_reset, "mov al, 0xfe", "out 0x64, al", "2: jmp 2b");
+guest!(triple_fault, "nop", "ud2");
+guest!(
+    init_reached,
+    "mov dx, 0x5f4",
+    "mov al, 0x7b",
+    "out dx, al",
+    "power_off",
+    "2: jmp 2b"
+);
+guest!(
+    unknown_port,
+    "mov dx, 0x1234",
+    "in eax, dx",
+    "mov dx, 0x3f8",
+    "out dx, eax",
+    "power_off",
+    "2: jmp 2b",
+);
+guest!(
+    count_for_ever,
+    "say 'r'",
+    "mov rbx, 0x200000",
+    "2: inc qword ptr [rbx]",
+    "jmp 2b",
+);
+guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
+guest!(talk_for_ever, "2: say 'x'", "jmp 2b");
+guest!(
+    echo_until_q,
+    "say '>'",
+    "2: mov dx, 0x3fd",
+    "in al, dx",
+    "test al, 1",
+    "jz 2b",
+    "mov dx, 0x3f8",
+    "in al, dx",
+    "out dx, al",
+    "cmp al, 'q'",
+    "jne 2b",
+    "power_off",
+    "3: jmp 3b",
+);
+guest!(
+    second_cpu,
+    // The second CPU starts in real mode at 0x8000: put its code there.
+    "lea rsi, [rip + 4f]",
+    "mov rdi, 0x8000",
+    "mov ecx, 32",
+    "rep movsb",
+    // Enable the local APIC; INIT, then start-up with page 8, to APIC 1.
+    "mov rbx, 0xfee00000",
+    "mov dword ptr [rbx + 0xf0], 0x1ff",
+    "mov dword ptr [rbx + 0x310], 0x01000000",
+    "mov dword ptr [rbx + 0x300], 0x4500",
+    "mov dword ptr [rbx + 0x310], 0x01000000",
+    "mov dword ptr [rbx + 0x300], 0x4608",
+    "mov rbx, 0x8f00",
+    "2: cmp byte ptr [rbx], 1",
+    "jne 2b",
+    "say 'B'",
+    "power_off",
+    "3: jmp 3b",
+    "4:",
+    ".code16",
+    "mov dx, 0x3f8",
+    "mov al, 'A'",
+    "out dx, al",
+    "xor ax, ax",
+    "mov ds, ax",
+    "mov byte ptr [0x8f00], 1",
+    "5: hlt",
+    "jmp 5b",
+    ".code64",
+    ".skip 16",
+);
+guest!(
+    touch_absent_page,
+    "mov rbx, 0x300000",
+    "mov al, [rbx]",
+    "power_off",
+    "2: jmp 2b",
+);
+
+/// An ELF kernel with `code` at [`ENTRY`].
+fn elf(code: &[u8]) -> Vec<u8> {
+    let len = u64::try_from(code.len()).unwrap();
+    let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    // ET_EXEC, EM_X86_64, EV_CURRENT; entry, program headers, no sections; flags.
+    bytes.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    for word in [ENTRY, 64, 0] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    // PT_LOAD, readable, writable, executable.
+    bytes.extend([1, 0, 0, 0, 7, 0, 0, 0]);
+    for word in [120, ENTRY, ENTRY, len, len, 4096] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend(code);
+    bytes
+}
+
+fn memory() -> GuestMemoryMmap {
+    let ranges: Vec<_> = guest_memory_ranges(MEMORY_BYTES)
+        .into_iter()
+        .map(|(start, bytes)| (start, usize::try_from(bytes).unwrap()))
+        .collect();
+    GuestMemoryMmap::from_ranges(&ranges).unwrap()
+}
+
+/// A writer that passes on what it gets.
+struct Sender(mpsc::Sender<u8>);
+
+impl Write for Sender {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        for byte in buf {
+            // Nobody may be listening any more.
+            let _ = self.0.send(*byte);
+        }
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A guest that runs on a thread of its own.
+struct Running {
+    handle: MachineHandle,
+    output: mpsc::Receiver<u8>,
+    end: mpsc::Receiver<Result<Outcome, MachineError>>,
+}
+
+impl Running {
+    /// Waits for the guest to say `byte`.
+    fn wait_for(&self, byte: u8) {
+        while self
+            .output
+            .recv_timeout(LIMIT)
+            .expect("the guest is silent")
+            != byte
+        {}
+    }
+
+    /// Waits for the end.
+    fn outcome(&self) -> Outcome {
+        self.end
+            .recv_timeout(LIMIT)
+            .expect("the machine does not end")
+            .expect("the host cannot run the machine")
+    }
+
+    /// Waits for the end, and gives all that the guest said.
+    fn finish(self) -> (Outcome, String) {
+        let outcome = self.outcome();
+        let said: Vec<u8> = self.output.iter().collect();
+        (outcome, String::from_utf8_lossy(&said).into_owned())
+    }
+}
+
+/// Whether the host has KVM; says so when not.
+fn kvm_is_there() -> bool {
+    match std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+    {
+        Ok(_) => true,
+        Err(error) => {
+            println!("SKIPPED: /dev/kvm cannot be opened: {error}");
+            false
+        }
+    }
+}
+
+fn machine(code: &[u8], cpus: u8, memory: GuestMemoryMmap, console: ConsoleConfig) -> Machine {
+    let mut kernel = tempfile::NamedTempFile::new().unwrap();
+    kernel.write_all(&elf(code)).unwrap();
+    let config = MachineConfig {
+        kernel: kernel.path().to_owned(),
+        initrd: None,
+        cmdline: String::new(),
+        cpus,
+    };
+    Machine::new(&config, memory, console).unwrap()
+}
+
+fn run(machine: Machine, output: mpsc::Receiver<u8>) -> Running {
+    let handle = machine.handle();
+    let (sender, end) = mpsc::channel();
+    thread::spawn(move || sender.send(machine.run()));
+    Running {
+        handle,
+        output,
+        end,
+    }
+}
+
+fn start_with(code: &[u8], cpus: u8, memory: GuestMemoryMmap, input: Option<OwnedFd>) -> Running {
+    let (sender, output) = mpsc::channel();
+    let writer = Box::new(Sender(sender));
+    let console = match input {
+        Some(input) => ConsoleConfig::new(input, writer),
+        None => ConsoleConfig::output_only(writer),
+    };
+    run(machine(code, cpus, memory, console), output)
+}
+
+fn start(code: &[u8]) -> Running {
+    start_with(code, 1, memory(), None)
+}
+
+#[test]
+fn serial_output_is_captured_and_s5_ends_with_shutdown() {
+    if !kvm_is_there() {
+        return;
+    }
+    let (outcome, said) = start(hello::code()).finish();
+    assert_eq!(outcome, Outcome::Shutdown);
+    assert_eq!(said, "hello\n");
+}
+
+#[test]
+fn reset_register_and_keyboard_controller_end_with_reboot() {
+    if !kvm_is_there() {
+        return;
+    }
+    for code in [reset_register::code(), keyboard_reset::code()] {
+        assert_eq!(start(code).finish().0, Outcome::Reboot);
+    }
+}
+
+#[test]
+fn a_triple_fault_ends_with_a_crash_that_names_it() {
+    if !kvm_is_there() {
+        return;
+    }
+    match start(triple_fault::code()).finish().0 {
+        Outcome::Crash(text) => {
+            assert!(text.contains("triple fault on vCPU 0"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_time_to_init_is_measured() {
+    if !kvm_is_there() {
+        return;
+    }
+    let running = start(init_reached::code());
+    assert_eq!(running.outcome(), Outcome::Shutdown);
+    let to_init = running.handle.time_to_init().unwrap();
+    assert!(to_init > Duration::ZERO && to_init < LIMIT);
+
+    let running = start(hello::code());
+    assert_eq!(running.outcome(), Outcome::Shutdown);
+    assert_eq!(running.handle.time_to_init(), None);
+}
+
+#[test]
+fn ports_without_a_device_read_as_ones() {
+    if !kvm_is_there() {
+        return;
+    }
+    let running = start(unknown_port::code());
+    assert_eq!(running.outcome(), Outcome::Shutdown);
+    let said: Vec<u8> = running.output.iter().collect();
+    // The first byte goes to the transmit register; the others go to the registers after it.
+    assert_eq!(said, [0xff]);
+}
+
+#[test]
+fn a_second_cpu_starts_by_init_and_start_up_interrupts() {
+    if !kvm_is_there() {
+        return;
+    }
+    let (outcome, said) = start_with(second_cpu::code(), 2, memory(), None).finish();
+    assert_eq!(outcome, Outcome::Shutdown);
+    assert_eq!(said, "AB");
+}
+
+/// Waits until the counter of [`count_for_ever`] moves.
+fn wait_for_progress(memory: &GuestMemoryMmap) {
+    let deadline = Instant::now() + LIMIT;
+    let first: u64 = memory.read_obj(COUNTER).unwrap();
+    while memory.read_obj::<u64>(COUNTER).unwrap() == first {
+        assert!(Instant::now() < deadline, "the guest stands still");
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_paused_guest_stands_still_and_goes_on_when_resumed() {
+    if !kvm_is_there() {
+        return;
+    }
+    let memory = memory();
+    let running = start_with(count_for_ever::code(), 2, memory.clone(), None);
+    running.wait_for(b'r');
+    for _ in 0..10 {
+        wait_for_progress(&memory);
+        running.handle.pause();
+        assert!(running.handle.wait_until_paused(LIMIT));
+        let paused: u64 = memory.read_obj(COUNTER).unwrap();
+        for _ in 0..10_000 {
+            assert_eq!(memory.read_obj::<u64>(COUNTER).unwrap(), paused);
+        }
+        running.handle.resume();
+    }
+    wait_for_progress(&memory);
+    running.handle.stop();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+}
+
+#[test]
+fn stop_ends_a_guest_that_spins_halts_or_is_paused() {
+    if !kvm_is_there() {
+        return;
+    }
+    let running = start(count_for_ever::code());
+    running.wait_for(b'r');
+    running.handle.stop();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+
+    let running = start_with(halt_for_ever::code(), 4, memory(), None);
+    running.wait_for(b'h');
+    running.handle.stop();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+
+    let running = start(count_for_ever::code());
+    running.wait_for(b'r');
+    running.handle.pause();
+    assert!(running.handle.wait_until_paused(LIMIT));
+    running.handle.stop();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+    // A handle outlives its machine.
+    running.handle.resume();
+    running.handle.stop();
+}
+
+#[test]
+fn a_machine_stopped_before_it_runs_does_not_run() {
+    if !kvm_is_there() {
+        return;
+    }
+    let console = ConsoleConfig::output_only(Box::new(io::sink()));
+    let machine = machine(count_for_ever::code(), 1, memory(), console);
+    machine.handle().stop();
+    assert_eq!(machine.run().unwrap(), Outcome::Stopped);
+}
+
+#[test]
+fn input_from_pipes_and_files_reaches_the_guest_whole() {
+    if !kvm_is_there() {
+        return;
+    }
+    // More than the port holds at once.
+    let text = "0123456789abcdefghijklmnop".repeat(20) + "q";
+
+    let (reader, mut writer) = io::pipe().unwrap();
+    let running = start_with(echo_until_q::code(), 1, memory(), Some(reader.into()));
+    running.wait_for(b'>');
+    writer.write_all(text.as_bytes()).unwrap();
+    drop(writer);
+    let (outcome, said) = running.finish();
+    assert_eq!((outcome, said), (Outcome::Shutdown, text.clone()));
+
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    let input = file.reopen().unwrap().into();
+    let running = start_with(echo_until_q::code(), 1, memory(), Some(input));
+    let (outcome, said) = running.finish();
+    assert_eq!((outcome, said), (Outcome::Shutdown, format!(">{text}")));
+}
+
+#[test]
+fn input_that_is_empty_or_closed_does_no_harm() {
+    if !kvm_is_there() {
+        return;
+    }
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let (closed, writer) = io::pipe().unwrap();
+    drop(writer);
+    for input in [OwnedFd::from(null), closed.into()] {
+        let (outcome, said) = start_with(hello::code(), 1, memory(), Some(input)).finish();
+        assert_eq!((outcome, said.as_str()), (Outcome::Shutdown, "hello\n"));
+    }
+}
+
+/// Set for the process in which [`machine_on_a_terminal`] does something.
+const ON_A_TERMINAL: &str = "SSI_HV_TEST_ON_A_TERMINAL";
+
+/// Not a test by itself: runs a machine on the terminal that is its standard input, for
+/// `a_terminal_is_raw_while_the_machine_runs`.
+#[test]
+fn machine_on_a_terminal() {
+    if std::env::var_os(ON_A_TERMINAL).is_some() {
+        let machine = machine(halt_for_ever::code(), 1, memory(), ConsoleConfig::stdio());
+        assert_eq!(machine.run().unwrap(), Outcome::Stopped);
+    }
+}
+
+/// The local modes of a terminal that raw mode switches off.
+fn cooked_modes(terminal: &OwnedFd) -> libc::tcflag_t {
+    let mut settings = std::mem::MaybeUninit::<libc::termios>::uninit();
+    // SAFETY: `settings` has room for what `tcgetattr` writes.
+    let result = unsafe { libc::tcgetattr(terminal.as_raw_fd(), settings.as_mut_ptr()) };
+    assert_eq!(result, 0);
+    // SAFETY: `tcgetattr` has succeeded, so it has filled the struct.
+    let settings = unsafe { settings.assume_init() };
+    settings.c_lflag & (libc::ICANON | libc::ECHO | libc::ISIG)
+}
+
+/// A terminal: the side of the user and the side of the program.
+fn open_terminal() -> (OwnedFd, OwnedFd) {
+    let (mut user, mut program) = (-1, -1);
+    let none = std::ptr::null_mut();
+    // SAFETY: the first two point to integers to write to; the others may be null.
+    let result = unsafe {
+        libc::openpty(
+            &raw mut user,
+            &raw mut program,
+            none,
+            none.cast(),
+            none.cast(),
+        )
+    };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+    // SAFETY: `openpty` has succeeded, so both are open, and nobody else owns them.
+    unsafe { (OwnedFd::from_raw_fd(user), OwnedFd::from_raw_fd(program)) }
+}
+
+#[test]
+fn a_terminal_is_raw_while_the_machine_runs() {
+    if !kvm_is_there() {
+        return;
+    }
+    let (user, program) = open_terminal();
+    let cooked = cooked_modes(&program);
+    assert_ne!(cooked, 0);
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", "machine_on_a_terminal", "--nocapture"])
+        .env(ON_A_TERMINAL, "1")
+        .stdin(program.try_clone().unwrap())
+        .stdout(program.try_clone().unwrap())
+        .stderr(program.try_clone().unwrap());
+    // SAFETY: the closure makes only system calls that are safe between fork and exec, and
+    // makes standard input the controlling terminal of a new session.
+    unsafe {
+        command.pre_exec(|| {
+            if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let mut child = command.spawn().unwrap();
+    let mut user = std::fs::File::from(user);
+    let mut seen = Vec::new();
+    // The hint, then what the guest says.
+    while !seen.ends_with(b"guest\r\nh") {
+        let mut byte = [0];
+        let limit = i32::try_from(LIMIT.as_millis()).unwrap();
+        let mut poll = libc::pollfd {
+            fd: user.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: `poll` is one valid `pollfd`, which lives through the call.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, limit) };
+        assert_eq!(ready, 1, "{}", String::from_utf8_lossy(&seen));
+        user.read_exact(&mut byte).unwrap();
+        seen.push(byte[0]);
+    }
+    assert_eq!(cooked_modes(&program), 0);
+    user.write_all(b"\x01x").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(cooked_modes(&program), cooked);
+}
+
+/// The processor time that the calling thread has taken.
+fn thread_time() -> Duration {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: `time` is a valid `timespec` to write to.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    assert_eq!(result, 0);
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap(),
+        u32::try_from(time.tv_nsec).unwrap(),
+    )
+}
+
+#[test]
+fn input_that_has_ended_costs_no_processor_time() {
+    if !kvm_is_there() {
+        return;
+    }
+    // The file stays open elsewhere, as the standard input of a process does.
+    let (reader, writer) = io::pipe().unwrap();
+    let elsewhere = reader.try_clone().unwrap();
+    drop(writer);
+    let console = ConsoleConfig::new(reader.into(), Box::new(io::sink()));
+    let machine = machine(halt_for_ever::code(), 1, memory(), console);
+    let handle = machine.handle();
+    let stopper = thread::spawn(move || {
+        // Not to wait for anything: the time over which the cost is measured.
+        thread::sleep(Duration::from_millis(500));
+        handle.stop();
+    });
+    let before = thread_time();
+    assert_eq!(machine.run().unwrap(), Outcome::Stopped);
+    let taken = thread_time() - before;
+    stopper.join().unwrap();
+    drop(elsewhere);
+    assert!(taken < Duration::from_millis(100), "{taken:?}");
+}
+
+/// Blocks in its first write until it is dropped from outside.
+struct Blocked(Arc<Mutex<()>>, mpsc::Sender<()>);
+
+impl Write for Blocked {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let _ = self.1.send(());
+        drop(self.0.lock());
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_blocked_console_does_not_keep_the_machine_from_stopping() {
+    if !kvm_is_there() {
+        return;
+    }
+    let gate = Arc::new(Mutex::new(()));
+    let closed_gate = gate.lock().unwrap();
+    let (sender, blocked) = mpsc::channel();
+    let console = ConsoleConfig::output_only(Box::new(Blocked(Arc::clone(&gate), sender)));
+    let machine = machine(talk_for_ever::code(), 1, memory(), console);
+    let running = run(machine, mpsc::channel().1);
+    blocked.recv_timeout(LIMIT).unwrap();
+    running.handle.stop();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+    drop(closed_gate);
+}
+
+#[test]
+fn a_vcpu_that_waits_for_a_page_holds_up_neither_pause_nor_stop() {
+    if !kvm_is_there() {
+        return;
+    }
+    let memory = memory();
+    let page = memory.get_host_address(GuestAddress(0x30_0000)).unwrap();
+    let uffd = match userfaultfd::UffdBuilder::new()
+        .close_on_exec(true)
+        .user_mode_only(false)
+        .create()
+    {
+        Ok(uffd) => uffd,
+        Err(error) => {
+            println!("SKIPPED: no userfaultfd for faults of the kernel: {error}");
+            return;
+        }
+    };
+    uffd.register(page.cast(), 4096).unwrap();
+    let running = start_with(touch_absent_page::code(), 1, memory.clone(), None);
+    let event = uffd.read_event().unwrap().unwrap();
+    assert!(matches!(event, userfaultfd::Event::Pagefault { .. }));
+
+    running.handle.pause();
+    assert!(!running.handle.wait_until_paused(Duration::from_millis(50)));
+    let stopped_at = Instant::now();
+    running.handle.stop();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+    assert!(
+        stopped_at.elapsed() >= STOP_TIME_MAX,
+        "the vCPU left the guest"
+    );
+
+    // SAFETY: the page is part of `memory`, which is alive, and registered.
+    unsafe { uffd.zeropage(page.cast(), 4096, true) }.unwrap();
+}
