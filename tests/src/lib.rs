@@ -4,11 +4,13 @@
 //!   that can be cut and slowed down.
 //! - [`cargo`]: cargo's own checks, counted together with the scenarios.
 //! - [`share`]: what hosts and guests boot, in one directory.
+//! - [`demo`]: one guest on two hosts, for people to look at.
 //! - [`e2e`]: the scenarios, and [`summary`], what they came to.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
 
 pub mod cargo;
 pub mod cleanup;
+pub mod demo;
 pub mod e2e;
 pub mod share;
 pub mod summary;

@@ -76,7 +76,15 @@ const STEPS: &[Step<'static>] = &[
 /// What the end-to-end scenarios run.
 const BUILD: Step<'static> = Step {
     name: "release build",
-    args: &["build", "--release", "-p", "ssi-hv"],
+    args: &[
+        "build",
+        "--release",
+        "-p",
+        "ssi-hv",
+        "-p",
+        "ssi-hv-tests",
+        "--bins",
+    ],
     env: &[],
     runs_tests: false,
 };

@@ -190,7 +190,7 @@ impl Finished {
 }
 
 /// Finds faultprobe's line in a guest's console.
-pub(super) fn parse_faultprobe(console: &str) -> anyhow::Result<Value> {
+pub(crate) fn parse_faultprobe(console: &str) -> anyhow::Result<Value> {
     let line = console
         .lines()
         .find_map(|l| l.split_once("FAULTPROBE "))
@@ -232,7 +232,9 @@ impl Donor {
         let port = DONOR.rsplit(':').next().unwrap_or_default();
         // The socket tells that it listens, whatever it prints.
         let script = format!(
-            "i=0; until ss -Hltn | grep -q :{port}; do i=$((i+1)); [ $i -lt 200 ] || exit 1; sleep 0.1; done"
+            "i=0; until ss -Hltn | grep -q :{port}; do \
+             i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
+            process.pid()
         );
         if let Err(error) = host.check(&["sh", "-c", &script], SHORT) {
             bail!(

@@ -9,6 +9,8 @@ mod boot;
 mod faults;
 mod guest;
 
+pub(crate) use guest::parse_faultprobe;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,397 @@
+//! The demo: one guest whose memory is on two hosts.
+
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::cleanup::{self, Process};
+use crate::e2e::parse_faultprobe;
+use crate::share::Share;
+use crate::testbed::{HostImage, Testbed, TestbedConfig};
+
+/// How long the guest may take from its start to its end.
+const GUEST_DEADLINE: Duration = Duration::from_secs(240);
+/// How long a donor may take to listen or to end.
+const DONOR_DEADLINE: Duration = Duration::from_secs(30);
+/// What the guest runs: twice its local memory, so that pages must move.
+const CMDLINE: &str = "ssi_exec=\"faultprobe --bytes 512M\"";
+const PORT: u16 = 7700;
+
+/// Where the demo runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Two processes of this machine, linked by its loopback.
+    Here,
+    /// Two emulated hosts.
+    Testbed,
+}
+
+/// What came of the guest.
+#[derive(Debug)]
+struct Outcome {
+    exit_code: Option<i32>,
+    console: String,
+    report: Option<String>,
+}
+
+/// Runs the demo and writes `target/demo/report.json`.
+///
+/// # Errors
+/// Fails when the guest does not run to its end, or found a corrupt byte.
+pub fn run(workspace: &Path) -> anyhow::Result<()> {
+    let dir = workspace.join("target/demo");
+    std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    let file = dir.join("report.json");
+    // An older report must not be taken for this run's.
+    let _ = std::fs::remove_file(&file);
+    let share = Share::prepare(workspace)?;
+    ensure!(
+        share.has_product(),
+        "no ssi-hv in target/release: run scripts/demo"
+    );
+    let place = choose_place();
+    match place {
+        Place::Here => println!(
+            "This machine has hardware virtualisation: donor and guest run on it, over loopback."
+        ),
+        Place::Testbed => println!(
+            "This machine has no hardware virtualisation for Linux guests: two emulated hosts are used (their times are not representative)."
+        ),
+    }
+    let begin = Instant::now();
+    let outcome = match place {
+        Place::Here => run_here(&share, &dir)?,
+        Place::Testbed => run_on_testbed(workspace, &share, &dir)?,
+    };
+    if outcome.exit_code != Some(0) {
+        bail!(
+            "the guest ended with exit code {:?} instead of 0: see its console above",
+            outcome.exit_code
+        );
+    }
+    let probe = parse_faultprobe(&outcome.console)?;
+    let mut report: Value =
+        serde_json::from_str(&outcome.report.context("ssi-hv wrote no report")?)
+            .context("report of ssi-hv")?;
+    report["faultprobe"] = probe.clone();
+    report["demo"] = json!({
+        "hosts": if place == Place::Here { "this machine" } else { "testbed" },
+        "guest_kernel": share.guest_kernel,
+        "seconds": begin.elapsed().as_secs(),
+    });
+    println!("\n{}", table(&probe, &report));
+    std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")
+        .with_context(|| file.display().to_string())?;
+    println!(
+        "The whole report: {}",
+        file.strip_prefix(workspace).unwrap_or(&file).display()
+    );
+    ensure!(
+        probe["corrupt_bytes"] == 0,
+        "{} corrupt bytes",
+        probe["corrupt_bytes"]
+    );
+    Ok(())
+}
+
+/// Linux guests need a CPU with SVM or VMX; a `/dev/kvm` alone may be a software KVM.
+fn choose_place() -> Place {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let opens = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok();
+    if opens && has_virtualization(&cpuinfo) {
+        Place::Here
+    } else {
+        Place::Testbed
+    }
+}
+
+fn has_virtualization(cpuinfo: &str) -> bool {
+    let flags = cpuinfo
+        .lines()
+        .filter_map(|l| l.strip_prefix("flags")?.split_once(':'));
+    flags
+        .flat_map(|(_, f)| f.split_whitespace())
+        .any(|flag| flag == "svm" || flag == "vmx")
+}
+
+/// The arguments of `ssi-hv run`.
+fn run_args(dir: &str, donor: &str, report: &str) -> Vec<String> {
+    let (kernel, initrd) = (format!("{dir}/cloud-vmlinuz"), format!("{dir}/guest.cpio"));
+    let args = [
+        "run",
+        "--insecure",
+        "--kernel",
+        &kernel,
+        "--initrd",
+        &initrd,
+        "--cmdline",
+        CMDLINE,
+        "--cpus",
+        "2",
+        "--memory",
+        "1G",
+        "--local-memory",
+        "256M",
+        "--donor",
+        donor,
+        "--report",
+        report,
+    ];
+    args.map(str::to_owned).into()
+}
+
+fn run_on_testbed(workspace: &Path, share: &Share, dir: &Path) -> anyhow::Result<Outcome> {
+    let image = HostImage::prepare(workspace)?;
+    let config = TestbedConfig::two_hosts(&share.dir, workspace.join("target/testbed/demo"));
+    let testbed = Testbed::start(&config, &image)?;
+    let (compute, lender) = (testbed.host(1), testbed.host(2));
+    let address = format!("{}:{PORT}", lender.address());
+    println!("Host 2 lends memory: ssi-hv node --listen {address} --memory 1G --insecure");
+    let donor = lender.spawn(&[
+        "/share/ssi-hv",
+        "node",
+        "--listen",
+        &address,
+        "--memory",
+        "1G",
+        "--insecure",
+    ])?;
+    let listening = format!(
+        "i=0; until ss -Hltn | grep -q :{PORT}; do i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
+        donor.pid()
+    );
+    if let Err(error) = lender.check(&["sh", "-c", &listening], DONOR_DEADLINE) {
+        bail!(
+            "the donor does not listen: {error}; it wrote: {}{}",
+            donor.stdout(),
+            donor.stderr()
+        );
+    }
+    let report = "/tmp/demo.json";
+    let mut argv = vec!["/share/ssi-hv".to_owned()];
+    argv.extend(run_args("/share", &address, report));
+    println!("Host 1 runs the guest:  ssi-hv {}\n", argv[1..].join(" "));
+    let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+    let guest = compute.spawn_with(&argv, &[], Box::new(show))?;
+    let output = guest.wait(GUEST_DEADLINE)?;
+    let local = dir.join("run.json");
+    let report = compute
+        .get(report, &local)
+        .ok()
+        .and_then(|()| std::fs::read_to_string(&local).ok());
+    let _ = std::fs::remove_file(local);
+    Ok(Outcome {
+        exit_code: Some(output.status.code),
+        console: output.stdout,
+        report,
+    })
+}
+
+fn run_here(share: &Share, dir: &Path) -> anyhow::Result<Outcome> {
+    let program = share.dir.join("ssi-hv");
+    let address = format!("127.0.0.1:{PORT}");
+    println!("Lends memory:   ssi-hv node --listen {address} --memory 1G");
+    let donor = Process::spawn(
+        Command::new(&program)
+            .args(["node", "--listen", &address, "--memory", "1G"])
+            .stdin(Stdio::null()),
+    )
+    .context("ssi-hv node")?;
+    wait_listening(&donor, &address)?;
+    let report = dir.join("run.json");
+    let args = run_args(
+        &share.dir.display().to_string(),
+        &address,
+        &report.display().to_string(),
+    );
+    println!("Runs the guest: ssi-hv {}\n", args.join(" "));
+    let guest = Process::spawn(
+        Command::new(&program)
+            .args(&args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped()),
+    )
+    .context("ssi-hv run")?;
+    let mut stdout = BufReader::new(
+        guest
+            .take_stdout()
+            .context("standard output of ssi-hv run")?,
+    );
+    let reader = std::thread::spawn(move || {
+        let mut console = Vec::new();
+        while stdout
+            .by_ref()
+            .take(4096)
+            .read_until(b'\n', &mut console)
+            .is_ok_and(|n| n > 0)
+        {
+            let shown = console
+                .iter()
+                .rev()
+                .skip(1)
+                .position(|b| *b == b'\n')
+                .map_or(0, |n| console.len() - 1 - n);
+            show(&console[shown..]);
+        }
+        String::from_utf8_lossy(&console).into_owned()
+    });
+    let status = guest.wait_until(cleanup::after(GUEST_DEADLINE))?;
+    // The pipe closes with the process, and with it the reader ends.
+    drop(guest);
+    let console = reader
+        .join()
+        .map_err(|_| anyhow::anyhow!("the console's reader panicked"))?;
+    donor.signal(libc::SIGTERM)?;
+    donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
+    let text = std::fs::read_to_string(&report).ok();
+    let _ = std::fs::remove_file(report);
+    Ok(Outcome {
+        exit_code: status.context("the guest took too long")?.code(),
+        console,
+        report: text,
+    })
+}
+
+fn wait_listening(donor: &Process, address: &str) -> anyhow::Result<()> {
+    let deadline = cleanup::after(DONOR_DEADLINE);
+    // A refused connection is the only sign that it does not listen yet; pauses are bounded.
+    while std::net::TcpStream::connect(address).is_err() {
+        let pause = cleanup::after(Duration::from_millis(50));
+        if let Some(status) = donor.wait_until(pause)? {
+            bail!("the donor ended with {status}");
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "the donor does not listen on {address}"
+        );
+    }
+    Ok(())
+}
+
+/// Shows a piece of the guest's console.
+fn show(bytes: &[u8]) {
+    let mut out = std::io::stdout();
+    // Whoever closed our output does not want it.
+    let _ = out.write_all(bytes).and_then(|()| out.flush());
+}
+
+/// The numbers, as the guest saw them and as the pager did.
+fn table(probe: &Value, report: &Value) -> String {
+    let mut text = format!("{:<16}{:>16}{:>16}\n", "", "in the guest", "in the pager");
+    let pager = &report["faults"]["remote"];
+    let mut row = |name: &str, guest: &Value, pager: &Value, unit: &str| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{name:<16}{:>16}{:>16}",
+            number(guest, unit),
+            number(pager, unit)
+        );
+    };
+    row(
+        "remote faults",
+        &probe["remote_faults"],
+        &pager["count"],
+        "",
+    );
+    for key in ["p50", "p90", "p99"] {
+        row(
+            key,
+            &probe["latency_us"][key],
+            &pager["latency_us"][key],
+            " us",
+        );
+    }
+    for node in report["nodes"].as_array().into_iter().flatten() {
+        let pages = node["memory_bytes"].as_u64().unwrap_or(0) / 4096;
+        let _ = writeln!(
+            text,
+            "node {} ({}): home of {pages} pages, {} fetched, {} written back",
+            node["id"],
+            node["role"].as_str().unwrap_or("?"),
+            number(&node["pages_fetched"], ""),
+            number(&node["pages_written_back"], ""),
+        );
+    }
+    let _ = writeln!(
+        text,
+        "time to init    {}",
+        number(&report["boot"]["to_init_ms"], " ms")
+    );
+    let verified = probe["verified_bytes"].as_u64().unwrap_or(0) >> 20;
+    let _ = writeln!(
+        text,
+        "verified        {verified} MiB, {} corrupt bytes",
+        probe["corrupt_bytes"]
+    );
+    let kind = report["host"]["virtualization"]
+        .as_str()
+        .unwrap_or("unknown");
+    let _ = write!(
+        text,
+        "virtualisation  {kind}, transport {}",
+        report["transport"]["kind"].as_str().unwrap_or("?")
+    );
+    text
+}
+
+fn number(value: &Value, unit: &str) -> String {
+    match value.as_f64() {
+        Some(number) => format!("{number:.0}{unit}"),
+        None => "-".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn virtualisation_is_a_flag_of_its_own_and_not_part_of_another() {
+        assert!(has_virtualization("model : x\nflags\t\t: fpu vmx sse\n"));
+        assert!(has_virtualization("flags\t\t: svm\n"));
+        assert!(!has_virtualization(
+            "flags\t\t: fpu svm_lock\nvmx flags\t: vnmi\n"
+        ));
+    }
+
+    #[test]
+    fn the_table_puts_guest_and_pager_side_by_side() {
+        let probe = json!({"remote_faults": 10, "latency_us": {"p50": 1.6}, "verified_bytes": 1 << 30, "corrupt_bytes": 0});
+        let report = json!({
+            "faults": {"remote": {"count": 12, "latency_us": {"p50": 1.1}}},
+            "nodes": [{"id": 1, "role": "donor", "memory_bytes": 8192, "pages_fetched": 5, "pages_written_back": 4}],
+            "boot": {"to_init_ms": 1500.2}, "host": {"virtualization": "emulated"}, "transport": {"kind": "tcp"},
+        });
+        let text = table(&probe, &report);
+        assert!(
+            text.contains("remote faults                 10              12"),
+            "{text}"
+        );
+        assert!(
+            text.contains("p50                         2 us            1 us"),
+            "{text}"
+        );
+        assert!(
+            text.contains("p99                            -               -"),
+            "{text}"
+        );
+        assert!(
+            text.contains("node 1 (donor): home of 2 pages, 5 fetched, 4 written back"),
+            "{text}"
+        );
+        assert!(
+            text.contains("1500 ms") && text.contains("1024 MiB, 0 corrupt"),
+            "{text}"
+        );
+    }
+}
