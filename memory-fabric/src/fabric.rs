@@ -97,7 +97,7 @@ pub struct FabricConfig {
     pub checksum: bool,
     /// How long a donor that cannot be reached is waited for.
     pub grace: Duration,
-    /// How long the pager's threads look for work before they sleep.
+    /// How long the pager's threads look for work before they sleep, at the most.
     pub spin: Duration,
     /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
     pub without_continue_write_protected: bool,
@@ -106,8 +106,8 @@ pub struct FabricConfig {
 /// The slab of the loopback transport has nobody to renew its lease; nobody ends it either.
 const LOOPBACK_LEASE: Duration = Duration::from_secs(3600);
 
-/// Default of [`FabricConfig::spin`]: about a round trip on a fast network.
-pub const SPIN_DEFAULT: Duration = Duration::from_micros(50);
+/// Default of [`FabricConfig::spin`]: above a round trip and a wake-up on a fast network.
+pub const SPIN_DEFAULT: Duration = Duration::from_micros(200);
 
 /// Why a VM has no memory.
 #[derive(Debug, thiserror::Error)]

@@ -145,6 +145,8 @@ pub struct PagerStats {
     pub remote: Histogram,
     /// First touches, filled with zeros.
     pub zero: Histogram,
+    /// Untouched pages filled along with a neighbour that was touched.
+    pub zero_around: Counter,
     /// Faults on pages whose bytes were here.
     pub minor: Histogram,
     /// First writes to pages that were mapped read-only.

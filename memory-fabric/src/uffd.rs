@@ -289,16 +289,30 @@ impl Uffd {
         })
     }
 
-    /// Makes a page of zeros as [`Self::copy`] does. It is writable.
+    /// Makes `count` pages of zeros from `first` on, as [`Self::copy`] does. They are writable.
     ///
     /// # Errors
     ///
-    /// As for [`Self::copy`].
-    pub fn zero(&self, page: *mut u8) -> io::Result<()> {
+    /// As for [`Self::copy`]; pages before the one that failed are made.
+    pub fn zero(&self, first: *mut u8, count: usize) -> io::Result<()> {
+        let start = first.addr() as u64;
+        let end = start + (count * PAGE_SIZE) as u64;
+        let next = std::cell::Cell::new(start);
         self.while_busy(|uffd| {
-            let mut call = range_mode(page, 0);
+            let range = Range {
+                start: next.get(),
+                len: end - next.get(),
+            };
+            let mut call = RangeMode {
+                range,
+                mode: 0,
+                done: 0,
+            };
             // SAFETY: layout asserted above; the kernel refuses what is not registered.
-            unsafe { uffd.ioctl(UFFDIO_ZEROPAGE, &raw mut call) }
+            let result = unsafe { uffd.ioctl(UFFDIO_ZEROPAGE, &raw mut call) };
+            // Interrupted half way it says how far it came, and is called for the rest.
+            next.set(next.get() + u64::try_from(call.done).unwrap_or(0));
+            if next.get() == end { Ok(()) } else { result }
         })
     }
 

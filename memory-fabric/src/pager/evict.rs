@@ -89,9 +89,11 @@ impl Evictor {
             if shared.is_stopping() && self.drained() {
                 return Ok(());
             }
-            let idle = self.waiter.idle(&fds, &self.transports);
-            idle.map_err(|error| PagerError::System("poll", error))?;
-            let _ = shared.evict_wake.read();
+            let slept = self.waiter.idle(&fds, &self.transports);
+            if slept.map_err(|error| PagerError::System("poll", error))? {
+                // That nobody rang is no error.
+                let _ = shared.evict_wake.read();
+            }
         }
     }
 

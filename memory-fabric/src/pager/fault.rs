@@ -6,7 +6,7 @@
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::layout::NodeId;
-use crate::page::{PageBytes, PageIndex};
+use crate::page::{PageBytes, PageIndex, PageRange};
 use crate::page_map::{Kind, State};
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::uffd::{Fault, Mapped, Protection};
@@ -19,6 +19,10 @@ use userfaultfd::EventBuffer;
 
 /// Faults read at once.
 const FAULT_BATCH: usize = 32;
+
+/// Pages in the aligned window that a first touch may fill at once: 64 KiB, which the kernel's
+/// own fault-around uses for files. A power of two.
+const ZERO_AROUND: u32 = 16;
 
 /// Faults put off, for want of memory or of a place on a transport, after which no more are
 /// read: the rest wait in the kernel.
@@ -126,10 +130,11 @@ impl FaultThread {
             } else {
                 &fds[1..]
             };
-            let idle = self.waiter.idle(watched, &self.transports);
-            idle.map_err(|error| PagerError::System("poll", error))?;
-            // Not ready is an error here, and no matter.
-            let _ = shared.fault_wake.read();
+            let slept = self.waiter.idle(watched, &self.transports);
+            if slept.map_err(|error| PagerError::System("poll", error))? {
+                // That nobody rang is no error.
+                let _ = shared.fault_wake.read();
+            }
         }
     }
 
@@ -254,19 +259,69 @@ impl FaultThread {
         let _ = self.shared.budget.release(1);
     }
 
+    /// Fills a page that this thread holds, and untouched neighbours with it while memory is
+    /// plentiful: a guest that uses memory for the first time mostly goes on beside. What it
+    /// does not use after all holds only zeros, and its eviction costs no traffic.
     fn fill_with_zeros(&self, pending: Pending) -> Result<(), PagerError> {
         let shared = &self.shared;
-        let page = pending.page;
-        // It is mapped writable: writes from now on are not seen.
-        shared.map.entry(page).mark_dirty();
-        shared
-            .uffd
-            .zero(shared.memory.guest_page(page))
-            .map_err(failed("ZEROPAGE", page))?;
-        self.installed(page)?;
-        shared.arrivals.push(&shared.map, page);
+        let run = self.take_untouched_around(pending.page);
+        for page in run.iter() {
+            // It is mapped writable: writes from now on are not seen.
+            shared.map.entry(page).mark_dirty();
+        }
+        let target = shared.memory.guest_page(run.first);
+        let filled = shared.uffd.zero(target, run.count as usize);
+        filled.map_err(failed("ZEROPAGE", run.first))?;
+        for page in run.iter() {
+            self.installed(page)?;
+            shared.arrivals.push(&shared.map, page);
+        }
+        shared.stats.zero_around.add(u64::from(run.count) - 1);
         shared.stats.zero.record(pending.read_at.elapsed());
         Ok(())
+    }
+
+    /// Takes the untouched pages around `page` in its [`ZERO_AROUND`] window; gives the whole
+    /// run, `page` included.
+    fn take_untouched_around(&self, page: PageIndex) -> PageRange {
+        let extent = self
+            .shared
+            .layout
+            .extent_of(page)
+            .expect("remote pages have an extent");
+        let window = page.number() & !(ZERO_AROUND - 1);
+        let mut first = page.number();
+        let mut end = u64::from(first) + 1;
+        while end < extent.pages.end().min(u64::from(window + ZERO_AROUND))
+            && u32::try_from(end).is_ok_and(|next| self.take_untouched(PageIndex::new(next)))
+        {
+            end += 1;
+        }
+        while first > extent.pages.first.number().max(window)
+            && self.take_untouched(PageIndex::new(first - 1))
+        {
+            first -= 1;
+        }
+        let count = u32::try_from(end - u64::from(first)).expect("at most a window");
+        PageRange::new(PageIndex::new(first), count)
+    }
+
+    /// Takes a page if it is untouched and memory is plentiful.
+    fn take_untouched(&self, page: PageIndex) -> bool {
+        let shared = &self.shared;
+        let entry = shared.map.entry(page);
+        let seen = entry.state();
+        if seen.kind() != Kind::Untouched
+            || !shared.budget.is_plentiful()
+            || shared.budget.charge().is_none()
+        {
+            return false;
+        }
+        let taken = entry.begin_install(seen);
+        if !taken {
+            self.uncharge();
+        }
+        taken
     }
 
     /// Asks the page's home for it. False when its transport takes no more.

@@ -162,6 +162,11 @@ impl Budget {
         self.free() < self.low
     }
 
+    /// Whether so much is free that pages may be made which nobody asked for.
+    pub fn is_plentiful(&self) -> bool {
+        self.free() > self.high * 2
+    }
+
     pub fn limit(&self) -> u64 {
         self.limit
     }

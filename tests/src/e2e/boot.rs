@@ -6,8 +6,8 @@ use serde_json::Value;
 use super::guest::{BOOT_DEADLINE, Donor, Finished, Guest, INIT_REACHED, exit};
 use super::{Context, Result, Scenario, Verdict};
 
-/// What runs in guests whose memory is to be checked: twice the local part of it.
-const PROBE: &str = "faultprobe --bytes 512M";
+/// What runs in guests whose memory is to be checked: more than the local part of it.
+const PROBE: &str = "faultprobe --bytes 272M";
 /// The fewest remote faults that 512 MiB in a budget of 256 MiB can take.
 const REMOTE_FAULTS_MIN: f64 = 2000.0;
 
