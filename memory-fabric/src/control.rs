@@ -2,7 +2,8 @@
 //! all there is on a control connection.
 
 use crate::wire::{
-    ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, decode_message, encode_message,
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, decode_message,
+    encode_message,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
@@ -78,7 +79,10 @@ impl ControlStream {
         self.send(kind, request)?;
         let (frame, payload) = self.receive(CONTROL_TIMEOUT)?;
         if frame.kind != answer {
-            return Err(ControlError::Protocol(self.peer, WireError::Unexpected(frame.kind)));
+            return Err(ControlError::Protocol(
+                self.peer,
+                WireError::Unexpected(frame.kind),
+            ));
         }
         self.decode(frame.kind, &payload)
     }
@@ -110,13 +114,19 @@ impl ControlStream {
         let frame = Frame::decode(&header).map_err(|error| self.wrong(error))?;
         let mut payload = vec![0; frame.length];
         self.read_exact_by(&mut payload, deadline)?;
-        frame.verify(&header, &payload).map_err(|error| self.wrong(error))?;
+        frame
+            .verify(&header, &payload)
+            .map_err(|error| self.wrong(error))?;
         if frame.kind == FrameKind::Error {
             let message: ErrorMessage = self.decode(frame.kind, &payload)?;
             let ErrorMessage { refusal, text } = message;
             // A peer's text goes to people's terminals.
             let text = text.chars().filter(|c| !c.is_control()).collect();
-            return Err(ControlError::Refused { address: self.peer, refusal, text });
+            return Err(ControlError::Refused {
+                address: self.peer,
+                refusal,
+                text,
+            });
         }
         Ok((frame, payload))
     }

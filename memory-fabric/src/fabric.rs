@@ -36,6 +36,40 @@ pub enum TransportKind {
     Loopback,
 }
 
+/// The class of a link by its measured latency.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Tier {
+    /// A round trip takes at most [`FAST_ROUND_TRIP_MAX`].
+    FastTcp,
+    /// It takes longer.
+    Slow,
+}
+
+/// Longest round trip of a `fast-tcp` link: about what 10 Gbit/s Ethernet with one switch and
+/// kernel TCP needs when the receiver has to be woken.
+pub const FAST_ROUND_TRIP_MAX: Duration = Duration::from_micros(200);
+
+impl Tier {
+    /// The tier of a link with this round trip.
+    #[must_use]
+    pub fn of(round_trip: Duration) -> Self {
+        if round_trip <= FAST_ROUND_TRIP_MAX {
+            Self::FastTcp
+        } else {
+            Self::Slow
+        }
+    }
+
+    /// Its name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FastTcp => "fast-tcp",
+            Self::Slow => "slow",
+        }
+    }
+}
+
 /// A donor to lease from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DonorAddress {
@@ -151,11 +185,14 @@ pub struct Fabric {
     links: Vec<Link>,
     /// One for each donor, in order.
     lent: Vec<(Option<SocketAddr>, u64)>,
+    round_trip: Option<Duration>,
 }
 
 impl std::fmt::Debug for Fabric {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fabric").field("plan", &self.plan).finish_non_exhaustive()
+        f.debug_struct("Fabric")
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
     }
 }
 
@@ -166,7 +203,12 @@ impl Fabric {
     ///
     /// See [`FabricError`]; leases obtained until then are released.
     pub fn start(config: &FabricConfig, observer: &FabricObserver) -> Result<Self, FabricError> {
-        let span_pages = config.ram.iter().map(|range| range.end()).max().unwrap_or(0);
+        let span_pages = config
+            .ram
+            .iter()
+            .map(|range| range.end())
+            .max()
+            .unwrap_or(0);
         if span_pages > PAGES_MAX {
             return Err(FabricError::TooLarge { pages: span_pages });
         }
@@ -188,7 +230,10 @@ impl Fabric {
         };
         let loans: Vec<Loan> = (1..)
             .zip(sources.lent())
-            .map(|(node, (_, bytes))| Loan { node: NodeId(node), pages: bytes >> PAGE_SHIFT })
+            .map(|(node, (_, bytes))| Loan {
+                node: NodeId(node),
+                pages: bytes >> PAGE_SHIFT,
+            })
             .collect();
         let plan = Plan::new(&config.ram, config.local_bytes >> PAGE_SHIFT, &loans)?;
         if plan.cache_beyond_budget_pages > 0 {
@@ -209,6 +254,7 @@ impl Fabric {
             threads: Vec::new(),
             links: Vec::new(),
             lent: sources.lent(),
+            round_trip: sources.round_trip(),
         };
         if !matches!(sources, Sources::None) {
             fabric.start_pager(config, sources, observer)?;
@@ -249,7 +295,8 @@ impl Fabric {
                         connect(leased, [&fault_wake, &evict_wake], Arc::clone(observer))?;
                     self.links.push(link);
                     let [urgent_port, bulk_port] = ports;
-                    let tcp = |port, class| Box::new(TcpTransport::new(port, class, config.checksum));
+                    let tcp =
+                        |port, class| Box::new(TcpTransport::new(port, class, config.checksum));
                     urgent.push(tcp(urgent_port, TrafficClass::Urgent));
                     bulk.push(tcp(bulk_port, TrafficClass::Bulk));
                 }
@@ -274,7 +321,9 @@ impl Fabric {
             fault_wake,
             evict_wake,
             stopping: AtomicBool::new(false),
-            failed: Arc::new(move |error: PagerError| failed(FabricEvent::Failed(describe(&error)))),
+            failed: Arc::new(move |error: PagerError| {
+                failed(FabricEvent::Failed(describe(&error)))
+            }),
             continue_write_protected,
             spin: config.spin,
         });
@@ -285,8 +334,10 @@ impl Fabric {
             let thread = std::thread::Builder::new().name(name.into()).spawn(run);
             thread.map_err(system("start a thread"))
         };
-        self.threads.push(spawn("pager-fault", Box::new(|| faults.run()))?);
-        self.threads.push(spawn("pager-evict", Box::new(|| evictor.run()))?);
+        self.threads
+            .push(spawn("pager-fault", Box::new(|| faults.run()))?);
+        self.threads
+            .push(spawn("pager-evict", Box::new(|| evictor.run()))?);
         Ok(())
     }
 
@@ -314,10 +365,18 @@ impl Fabric {
         self.transport
     }
 
+    /// The round trip to the farthest donor as it was at the start; `None` without donors.
+    #[must_use]
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.round_trip
+    }
+
     /// Pages at home elsewhere that are resident here, or on their way.
     #[must_use]
     pub fn cached_pages(&self) -> u64 {
-        self.shared.as_ref().map_or(0, |shared| shared.budget.used())
+        self.shared
+            .as_ref()
+            .map_or(0, |shared| shared.budget.used())
     }
 
     /// Every node's part.
@@ -402,12 +461,22 @@ impl Sources {
                 or_less: donor.bytes.is_none(),
                 grace: config.grace,
             });
-            let source = |source| FabricError::Donor { address: donor.address, source };
+            let source = |source| FabricError::Donor {
+                address: donor.address,
+                source,
+            };
             let leased = leased.map_err(source)?;
             missing = missing.saturating_sub(leased.grant().bytes);
             leases.push(leased);
         }
         Ok(Self::Donors(leases))
+    }
+
+    fn round_trip(&self) -> Option<Duration> {
+        match self {
+            Self::None | Self::Loopback(..) => None,
+            Self::Donors(leases) => leases.iter().map(Leased::round_trip).max(),
+        }
     }
 
     /// Address and bytes of each loan.
@@ -433,5 +502,7 @@ fn connect(
     let system = |error| FabricError::System("duplicate an eventfd", error);
     let wakes = [urgent.map_err(system)?, bulk.map_err(system)?];
     let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
-    leased.start(wakes, observer).map_err(|source| FabricError::Donor { address, source })
+    leased
+        .start(wakes, observer)
+        .map_err(|source| FabricError::Donor { address, source })
 }

@@ -42,7 +42,11 @@ impl GuestMemory {
             view.advise(0, bytes, libc::MADV_DONTFORK)?;
             view.advise(0, bytes, libc::MADV_DONTDUMP)?;
         }
-        Ok(Self { file, guest, fabric })
+        Ok(Self {
+            file,
+            guest,
+            fabric,
+        })
     }
 
     /// Bytes of guest-physical address space.
@@ -75,12 +79,19 @@ impl GuestMemory {
     /// A page in the fabric view. The page must have bytes here: reading one that has none
     /// would create it.
     pub(crate) fn fabric_page(&self, page: PageIndex) -> *const PageBytes {
-        self.fabric.at(page.index() * PAGE_SIZE, PAGE_SIZE).cast_const().cast()
+        self.fabric
+            .at(page.index() * PAGE_SIZE, PAGE_SIZE)
+            .cast_const()
+            .cast()
     }
 
     /// Drops the mappings of `count` pages in the guest view; their bytes stay in the file.
     pub(crate) fn zap(&self, first: PageIndex, count: usize) -> io::Result<()> {
-        self.guest.advise(first.index() * PAGE_SIZE, count * PAGE_SIZE, libc::MADV_DONTNEED)
+        self.guest.advise(
+            first.index() * PAGE_SIZE,
+            count * PAGE_SIZE,
+            libc::MADV_DONTNEED,
+        )
     }
 
     /// Frees the bytes of `count` pages.

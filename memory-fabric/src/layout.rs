@@ -118,12 +118,19 @@ impl Plan {
                 missing_mib: (guest - local_pages - lent).div_ceil(1 << (20 - PAGE_SHIFT)),
             });
         }
-        let remote = if local_pages >= guest { 0 } else { lent.min(guest) };
+        let remote = if local_pages >= guest {
+            0
+        } else {
+            lent.min(guest)
+        };
         let home_here = guest - remote;
         let within_budget = local_pages.saturating_sub(home_here).min(remote);
         let cache = within_budget.max(CACHE_PAGES_MIN.min(remote));
 
-        let mut shares = vec![Loan { node: NodeId::COMPUTE, pages: home_here }];
+        let mut shares = vec![Loan {
+            node: NodeId::COMPUTE,
+            pages: home_here,
+        }];
         let mut left = remote;
         let mut lent_left = lent;
         for loan in loans {
@@ -135,7 +142,10 @@ impl Plan {
                 u64::try_from(share.div_ceil(u128::from(lent_left))).unwrap_or(left)
             };
             let pages = pages.min(left).min(loan.pages);
-            shares.push(Loan { node: loan.node, pages });
+            shares.push(Loan {
+                node: loan.node,
+                pages,
+            });
             left -= pages;
             lent_left -= loan.pages;
         }
@@ -159,16 +169,29 @@ impl Layout {
             let mut rest = range;
             while rest.count > 0 {
                 let Some(current) = share else { break };
-                let take = u32::try_from(current.pages).unwrap_or(u32::MAX).min(rest.count);
+                let take = u32::try_from(current.pages)
+                    .unwrap_or(u32::MAX)
+                    .min(rest.count);
                 if take == 0 {
                     share = shares.next();
                     base = 0;
                     continue;
                 }
                 let (pages, after) = rest.split_at(take);
-                extents.push(Extent { pages, home: current.node, base });
-                base += if current.node == NodeId::COMPUTE { 0 } else { pages.bytes() };
-                share = Some(Loan { pages: current.pages - u64::from(take), ..current });
+                extents.push(Extent {
+                    pages,
+                    home: current.node,
+                    base,
+                });
+                base += if current.node == NodeId::COMPUTE {
+                    0
+                } else {
+                    pages.bytes()
+                };
+                share = Some(Loan {
+                    pages: current.pages - u64::from(take),
+                    ..current
+                });
                 rest = after;
             }
         }
@@ -190,8 +213,12 @@ impl Layout {
     /// The extent that holds `page`; `None` for a page outside the guest's memory.
     #[must_use]
     pub fn extent_of(&self, page: PageIndex) -> Option<&Extent> {
-        let after = self.extents.partition_point(|extent| extent.pages.first <= page);
-        self.extents[..after].last().filter(|extent| extent.pages.contains(page))
+        let after = self
+            .extents
+            .partition_point(|extent| extent.pages.first <= page);
+        self.extents[..after]
+            .last()
+            .filter(|extent| extent.pages.contains(page))
     }
 
     /// Pages at home on `node`.
@@ -218,7 +245,13 @@ mod tests {
     }
 
     fn loans(pages: &[u64]) -> Vec<Loan> {
-        (1..).zip(pages).map(|(node, &pages)| Loan { node: NodeId(node), pages }).collect()
+        (1..)
+            .zip(pages)
+            .map(|(node, &pages)| Loan {
+                node: NodeId(node),
+                pages,
+            })
+            .collect()
     }
 
     #[test]
@@ -248,7 +281,10 @@ mod tests {
     fn too_little_memory_is_an_error_that_says_how_much_is_missing() {
         let error = Plan::new(&[range(0, 262_144)], 65_536, &loans(&[131_072])).unwrap_err();
         let text = error.to_string();
-        assert!(text.contains("1024 MiB") && text.contains("256 MiB"), "{text}");
+        assert!(
+            text.contains("1024 MiB") && text.contains("256 MiB"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -257,7 +293,10 @@ mod tests {
         let plan = Plan::new(&ranges, 0, &loans(&[200])).expect("fits");
         let extents = plan.layout.extents();
         assert_eq!(extents.len(), 2);
-        assert_eq!(extents[1].offset_of(PageIndex::new(1001)), 101 << PAGE_SHIFT);
+        assert_eq!(
+            extents[1].offset_of(PageIndex::new(1001)),
+            101 << PAGE_SHIFT
+        );
         assert!(plan.layout.extent_of(PageIndex::new(500)).is_none());
     }
 

@@ -22,6 +22,8 @@ use vmm_sys_util::eventfd::EventFd;
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// Longest pause between attempts to connect.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Round trips measured when a lease begins.
+const ROUND_TRIPS_MEASURED: usize = 8;
 /// Renewals in the time after which a lease ends.
 const RENEWALS_PER_LEASE: u32 = 4;
 
@@ -142,6 +144,7 @@ pub struct Leased {
     /// `None` when the link's thread has taken over.
     control: Option<ControlStream>,
     grant: LeaseGrant,
+    round_trip: Duration,
 }
 
 impl Leased {
@@ -162,7 +165,32 @@ impl Leased {
             duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
         };
         let grant: LeaseGrant = control.call(FrameKind::Lease, &request, FrameKind::Granted)?;
-        Ok(Self { config, control: Some(control), grant })
+        let mut leased = Self {
+            config,
+            control: Some(control),
+            grant,
+            round_trip: Duration::MAX,
+        };
+        leased.measure()?;
+        Ok(leased)
+    }
+
+    /// Finds the shortest of some round trips: what the network takes when nothing is in its way.
+    fn measure(&mut self) -> Result<(), ControlError> {
+        for _ in 0..ROUND_TRIPS_MEASURED {
+            let control = self.control.as_mut().expect("there until the link starts");
+            let started = Instant::now();
+            let _: LeaseStatus =
+                control.call(FrameKind::Renew, &self.grant.token, FrameKind::Status)?;
+            self.round_trip = self.round_trip.min(started.elapsed());
+        }
+        Ok(())
+    }
+
+    /// The shortest round trip of a small request that was seen.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.round_trip
     }
 
     /// What was granted.
@@ -195,12 +223,22 @@ impl Leased {
         let [urgent_wake, bulk_wake] = wakes;
         let mut ports = Vec::new();
         let mut ends = Vec::new();
-        for (class, wake) in
-            [(TrafficClass::Urgent, urgent_wake), (TrafficClass::Bulk, bulk_wake)]
-        {
+        for (class, wake) in [
+            (TrafficClass::Urgent, urgent_wake),
+            (TrafficClass::Bulk, bulk_wake),
+        ] {
             let (connections, receiver) = bounded(1);
-            ports.push(Port { class, connections, wake, wanted: true });
-            ends.push(LinkPort { class, ask: ask.clone(), connections: receiver });
+            ports.push(Port {
+                class,
+                connections,
+                wake,
+                wanted: true,
+            });
+            ends.push(LinkPort {
+                class,
+                ask: ask.clone(),
+                connections: receiver,
+            });
         }
         let grant = self.grant.clone();
         let mut keeper = Keeper {
@@ -221,7 +259,15 @@ impl Leased {
             .spawn(move || keeper.run(&asked))
             .map_err(system)?;
         let ends: [LinkPort; 2] = ends.try_into().expect("made two");
-        Ok((Link { grant, address, ask, thread: Some(thread) }, ends))
+        Ok((
+            Link {
+                grant,
+                address,
+                ask,
+                thread: Some(thread),
+            },
+            ends,
+        ))
     }
 }
 
@@ -256,9 +302,13 @@ impl Link {
     }
 
     fn stop(&mut self) -> LeaseStatus {
-        let _ = self.ask.send_timeout(Ask::Stop, crate::control::CONTROL_TIMEOUT);
+        let _ = self
+            .ask
+            .send_timeout(Ask::Stop, crate::control::CONTROL_TIMEOUT);
         let thread = self.thread.take();
-        thread.and_then(|thread| thread.join().ok()).unwrap_or_default()
+        thread
+            .and_then(|thread| thread.join().ok())
+            .unwrap_or_default()
     }
 }
 
@@ -291,7 +341,8 @@ enum Setback {
 
 impl Keeper {
     fn run(mut self, asked: &Receiver<Ask>) -> LeaseStatus {
-        let interval = Duration::from_millis(u64::from(self.grant.duration_ms)) / RENEWALS_PER_LEASE;
+        let interval =
+            Duration::from_millis(u64::from(self.grant.duration_ms)) / RENEWALS_PER_LEASE;
         let mut renew_at = Instant::now() + interval;
         let mut lost = false;
         loop {
@@ -357,7 +408,10 @@ impl Keeper {
             };
             if !told {
                 told = true;
-                (self.observer)(LinkEvent::Down { node, reason: why.clone() });
+                (self.observer)(LinkEvent::Down {
+                    node,
+                    reason: why.clone(),
+                });
             }
             let now = Instant::now();
             if now >= deadline {
@@ -382,12 +436,14 @@ impl Keeper {
         });
         match attempt.and_then(|()| self.connect_ports()) {
             Ok(()) => Ok(()),
-            Err(ControlError::Refused { refusal: Refusal::UnknownLease, text, .. }) => {
-                Err(Setback::Final(format!(
-                    "donor {} no longer has this VM's memory: {text}",
-                    self.config.address
-                )))
-            }
+            Err(ControlError::Refused {
+                refusal: Refusal::UnknownLease,
+                text,
+                ..
+            }) => Err(Setback::Final(format!(
+                "donor {} no longer has this VM's memory: {text}",
+                self.config.address
+            ))),
             Err(error) => Err(Setback::Passing(error)),
         }
     }
@@ -401,7 +457,8 @@ impl Keeper {
 
     /// Renews or releases the lease.
     fn renew(&mut self, kind: FrameKind) -> Result<(), ControlError> {
-        let broken = || ControlError::Stream(self.config.address, io::ErrorKind::NotConnected.into());
+        let broken =
+            || ControlError::Stream(self.config.address, io::ErrorKind::NotConnected.into());
         let control = self.control.as_mut().ok_or_else(broken)?;
         let token: Token = self.grant.token;
         match control.call(kind, &token, FrameKind::Status) {
@@ -420,7 +477,10 @@ impl Keeper {
     fn connect_ports(&mut self) -> Result<(), ControlError> {
         for port in self.ports.iter_mut().filter(|port| port.wanted) {
             let mut stream = ControlStream::connect(self.config.address)?;
-            let request = AttachRequest { token: self.grant.token, class: port.class };
+            let request = AttachRequest {
+                token: self.grant.token,
+                class: port.class,
+            };
             stream.send(FrameKind::Attach, &request)?;
             let (frame, _) = stream.receive(crate::control::CONTROL_TIMEOUT)?;
             if frame.kind != FrameKind::Attached {

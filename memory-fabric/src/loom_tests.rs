@@ -9,9 +9,8 @@ use loom::thread;
 /// A page with its surroundings: what the kernel, the donor and the guest hold.
 struct World {
     entry: PageEntry,
-    /// The guest view's mapping.
-    mapped: AtomicBool,
-    writable: AtomicBool,
+    /// The guest view's mapping: one of the three below.
+    mapping: AtomicU32,
     /// The page's bytes in the memfd; `GONE` when punched.
     here: AtomicU32,
     /// The page's bytes at home.
@@ -21,6 +20,10 @@ struct World {
 }
 
 const GONE: u32 = u32::MAX;
+
+const UNMAPPED: u32 = 0;
+const READ_ONLY: u32 = 1;
+const WRITABLE: u32 = 2;
 
 impl World {
     /// A resident page with bytes 7, dirty or not.
@@ -33,8 +36,7 @@ impl World {
         assert!(!entry.finish_install());
         Arc::new(Self {
             entry,
-            mapped: AtomicBool::new(true),
-            writable: AtomicBool::new(dirty),
+            mapping: AtomicU32::new(if dirty { WRITABLE } else { READ_ONLY }),
             here: AtomicU32::new(7),
             home: AtomicU32::new(if dirty { 3 } else { 7 }),
             handed_back: AtomicBool::new(false),
@@ -51,8 +53,7 @@ impl World {
                     if self.entry.begin_install(seen) {
                         self.entry.mark_dirty();
                         assert_ne!(self.here.load(SeqCst), GONE, "mapped a page without bytes");
-                        self.mapped.store(true, SeqCst);
-                        self.writable.store(true, SeqCst);
+                        self.mapping.store(WRITABLE, SeqCst);
                         let _ = self.entry.finish_install();
                         return true;
                     }
@@ -62,8 +63,7 @@ impl World {
                         assert_eq!(self.here.load(SeqCst), GONE, "fetched over bytes");
                         self.here.store(self.home.load(SeqCst), SeqCst);
                         self.entry.mark_dirty();
-                        self.mapped.store(true, SeqCst);
-                        self.writable.store(true, SeqCst);
+                        self.mapping.store(WRITABLE, SeqCst);
                         let _ = self.entry.finish_install();
                         return true;
                     }
@@ -83,8 +83,7 @@ impl World {
         if !self.entry.begin_probation() {
             return;
         }
-        self.mapped.store(false, SeqCst);
-        self.writable.store(false, SeqCst);
+        self.mapping.store(UNMAPPED, SeqCst);
         let dirty = self.entry.state().is_dirty();
         let dropped = if dirty {
             if !self.entry.begin_write_back() {
@@ -96,7 +95,11 @@ impl World {
             self.entry.begin_drop(Kind::Probation)
         };
         if dropped {
-            assert!(!self.mapped.load(SeqCst), "dropped a page that is mapped");
+            assert_eq!(
+                self.mapping.load(SeqCst),
+                UNMAPPED,
+                "dropped a page that is mapped"
+            );
             self.here.store(GONE, SeqCst);
             if self.entry.finish_drop(Kind::Remote) {
                 self.handed_back.store(true, SeqCst);
@@ -111,8 +114,11 @@ impl World {
             _ => self.here.load(SeqCst),
         };
         assert_eq!(bytes, wanted, "in state {:?}", self.entry.state());
-        if self.writable.load(SeqCst) && self.mapped.load(SeqCst) {
-            assert!(self.entry.state().is_dirty(), "a clean page is mapped writable");
+        if self.mapping.load(SeqCst) == WRITABLE {
+            assert!(
+                self.entry.state().is_dirty(),
+                "a clean page is mapped writable"
+            );
         }
     }
 }
@@ -131,8 +137,8 @@ fn fault_against_eviction(dirty: bool) {
             assert!(world.serve_write_fault());
         }
         // The write that faulted goes on, unless the page was unmapped again meanwhile.
-        if world.mapped.load(SeqCst) {
-            assert!(world.writable.load(SeqCst));
+        if world.mapping.load(SeqCst) != UNMAPPED {
+            assert_eq!(world.mapping.load(SeqCst), WRITABLE);
             world.here.store(8, SeqCst);
             world.check(8);
         } else {
@@ -156,7 +162,7 @@ fn loom_two_faults_on_one_page_leave_one_owner_and_wake_both() {
     loom::model(|| {
         let world = World::resident(true);
         assert!(world.entry.begin_probation());
-        world.mapped.store(false, SeqCst);
+        world.mapping.store(UNMAPPED, SeqCst);
         let other = {
             let world = Arc::clone(&world);
             thread::spawn(move || world.serve_write_fault())
@@ -164,7 +170,7 @@ fn loom_two_faults_on_one_page_leave_one_owner_and_wake_both() {
         let first = world.serve_write_fault();
         let second = other.join().unwrap();
         assert!(first || second, "nobody mapped the page");
-        assert!(world.mapped.load(SeqCst));
+        assert_eq!(world.mapping.load(SeqCst), WRITABLE);
         world.check(7);
     });
 }

@@ -33,7 +33,14 @@ impl Mapping {
         // SAFETY: no address is asked for, so no mapping is replaced; the kernel checks the
         // length and the descriptor.
         let address = unsafe {
-            libc::mmap(std::ptr::null_mut(), bytes, protection, flags | libc::MAP_NORESERVE, fd, 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                flags | libc::MAP_NORESERVE,
+                fd,
+                0,
+            )
         };
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -54,14 +61,25 @@ impl Mapping {
     ///
     /// Panics when they do not lie inside: callers check what others may choose.
     pub(crate) fn at(&self, offset: usize, length: usize) -> *mut u8 {
-        let inside = offset.checked_add(length).is_some_and(|end| end <= self.bytes);
-        assert!(inside, "{length} bytes at {offset} of a mapping of {}", self.bytes);
+        let inside = offset
+            .checked_add(length)
+            .is_some_and(|end| end <= self.bytes);
+        assert!(
+            inside,
+            "{length} bytes at {offset} of a mapping of {}",
+            self.bytes
+        );
         // SAFETY: the result is inside the mapping, as checked above.
         unsafe { self.as_ptr().add(offset) }
     }
 
     /// `madvise` on a part.
-    pub(crate) fn advise(&self, offset: usize, length: usize, advice: libc::c_int) -> io::Result<()> {
+    pub(crate) fn advise(
+        &self,
+        offset: usize,
+        length: usize,
+        advice: libc::c_int,
+    ) -> io::Result<()> {
         let start = self.at(offset, length);
         // SAFETY: the range is inside this mapping; the advices used here drop mappings or
         // set attributes and never hand memory to someone else.

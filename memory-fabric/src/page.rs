@@ -98,7 +98,10 @@ impl PageRange {
     pub fn split_at(self, count: u32) -> (Self, Self) {
         let count = count.min(self.count);
         let rest = PageIndex::new(self.first.number().saturating_add(count));
-        (Self::new(self.first, count), Self::new(rest, self.count - count))
+        (
+            Self::new(self.first, count),
+            Self::new(rest, self.count - count),
+        )
     }
 
     /// Every page of the range in order.
@@ -139,7 +142,10 @@ mod tests {
         let (head, tail) = range.split_at(2);
         let pages: Vec<_> = head.iter().chain(tail.iter()).collect();
         assert_eq!(pages, range.iter().collect::<Vec<_>>());
-        assert_eq!(range.split_at(9), (range, PageRange::new(PageIndex::new(15), 0)));
+        assert_eq!(
+            range.split_at(9),
+            (range, PageRange::new(PageIndex::new(15), 0))
+        );
     }
 
     #[test]

@@ -108,7 +108,11 @@ impl State {
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dirty = if self.is_dirty() { "+dirty" } else { "" };
-        let contended = if self.is_contended() { "+contended" } else { "" };
+        let contended = if self.is_contended() {
+            "+contended"
+        } else {
+            ""
+        };
         write!(f, "{:?}{dirty}{contended}", self.kind())
     }
 }
@@ -128,7 +132,10 @@ impl PageEntry {
     /// The entry of an untouched page.
     #[must_use]
     pub fn new() -> Self {
-        Self { state: AtomicU32::new(Kind::Untouched as u32), link: AtomicU32::new(0) }
+        Self {
+            state: AtomicU32::new(Kind::Untouched as u32),
+            link: AtomicU32::new(0),
+        }
     }
 
     /// The state now. Acquire: pairs with the Release of every change, so that whoever sees
@@ -140,7 +147,9 @@ impl PageEntry {
 
     fn swap_if(&self, from: State, to: State) -> bool {
         // AcqRel: takes over what the previous holder did, hands on what we did.
-        self.state.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire).is_ok()
+        self.state
+            .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
     }
 
     /// Fault thread: takes an `Untouched` page to fill it, or one whose bytes are here
@@ -176,7 +185,10 @@ impl PageEntry {
     /// Holder of `Installing`: the page is dirty from now on. To be called before it is
     /// mapped writable.
     pub fn mark_dirty(&self) {
-        debug_assert!(matches!(self.state().kind(), Kind::Installing | Kind::Fetching));
+        debug_assert!(matches!(
+            self.state().kind(),
+            Kind::Installing | Kind::Fetching
+        ));
         self.state.fetch_or(DIRTY, Ordering::AcqRel);
     }
 
@@ -239,7 +251,10 @@ impl PageEntry {
     pub(crate) fn link(&self) -> Option<PageIndex> {
         // Relaxed: a link is only read by the queue's owner, which got it through the
         // Acquire of the queue's head.
-        self.link.load(Ordering::Relaxed).checked_sub(1).map(PageIndex::new)
+        self.link
+            .load(Ordering::Relaxed)
+            .checked_sub(1)
+            .map(PageIndex::new)
     }
 
     pub(crate) fn set_link(&self, next: Option<PageIndex>) {
@@ -275,10 +290,16 @@ impl PageMap {
     ///
     /// When `pages` is more than [`PAGES_MAX`]: the guest's size is checked before.
     pub fn new(pages: u64) -> std::io::Result<Self> {
-        assert!(pages <= PAGES_MAX, "{pages} pages, {PAGES_MAX} is the limit");
+        assert!(
+            pages <= PAGES_MAX,
+            "{pages} pages, {PAGES_MAX} is the limit"
+        );
         let pages = usize::try_from(pages).expect("a page number fits usize");
         let bytes = (pages * size_of::<PageEntry>()).max(1);
-        Ok(Self { entries: crate::mapping::Mapping::anonymous(bytes)?, pages })
+        Ok(Self {
+            entries: crate::mapping::Mapping::anonymous(bytes)?,
+            pages,
+        })
     }
 
     /// The entry of a page.
@@ -302,7 +323,10 @@ impl PageMap {
     /// atomic over pages.
     #[must_use]
     pub fn count(&self, range: PageRange, wanted: impl Fn(State) -> bool) -> u64 {
-        range.iter().filter(|&page| wanted(self.entry(page).state())).count() as u64
+        range
+            .iter()
+            .filter(|&page| wanted(self.entry(page).state()))
+            .count() as u64
     }
 
     /// Bytes of metadata for each page.
@@ -331,7 +355,10 @@ mod tests {
         assert!(entry.begin_install(entry.state()));
         assert!(!entry.finish_install());
         assert!(!entry.begin_drop(Kind::WritingBack));
-        assert!(entry.state().is_dirty(), "a cancelled write-back leaves the page dirty");
+        assert!(
+            entry.state().is_dirty(),
+            "a cancelled write-back leaves the page dirty"
+        );
     }
 
     #[test]
@@ -358,7 +385,10 @@ mod tests {
     fn a_map_costs_eight_bytes_a_page() {
         assert_eq!(PageMap::BYTES_PER_PAGE, 8);
         let map = PageMap::new(PAGES_MAX).expect("a map of 16 TiB is only address space");
-        assert_eq!(map.entry(PageIndex::new(u32::MAX - 1)).state(), State::new(Kind::Untouched));
+        assert_eq!(
+            map.entry(PageIndex::new(u32::MAX - 1)).state(),
+            State::new(Kind::Untouched)
+        );
     }
 
     fn resident(dirty: bool) -> PageEntry {

@@ -40,13 +40,20 @@ impl Histogram {
     /// Percentiles of what was recorded until now.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let counts: Vec<u64> =
-            self.buckets.iter().map(|bucket| bucket.load(Ordering::Relaxed)).collect();
+        let counts: Vec<u64> = self
+            .buckets
+            .iter()
+            .map(|bucket| bucket.load(Ordering::Relaxed))
+            .collect();
         let count: u64 = counts.iter().sum();
         let max = self.max.load(Ordering::Relaxed);
         let at = |quantile: f64| {
             // Counts stay far below 2^52.
-            #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+            #[allow(
+                clippy::cast_precision_loss,
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss
+            )]
             let rank = ((count as f64 * quantile).ceil() as u64).max(1);
             let mut seen = 0;
             let bucket = counts.iter().position(|&in_bucket| {
@@ -166,7 +173,10 @@ impl PagerStats {
     /// Nothing counted yet, for so many donors.
     #[must_use]
     pub fn new(donors: usize) -> Self {
-        Self { donors: (0..donors).map(|_| DonorStats::default()).collect(), ..Self::default() }
+        Self {
+            donors: (0..donors).map(|_| DonorStats::default()).collect(),
+            ..Self::default()
+        }
     }
 }
 
@@ -192,11 +202,17 @@ mod tests {
         }
         let summary = histogram.summary();
         assert_eq!(summary.count, 1000);
-        for (found, wanted) in
-            [(summary.p50, 500), (summary.p90, 900), (summary.p99, 990), (summary.p999, 999)]
-        {
+        for (found, wanted) in [
+            (summary.p50, 500),
+            (summary.p90, 900),
+            (summary.p99, 990),
+            (summary.p999, 999),
+        ] {
             let wanted = Duration::from_micros(wanted);
-            assert!(found >= wanted && found <= wanted + wanted / 30, "{found:?} for {wanted:?}");
+            assert!(
+                found >= wanted && found <= wanted + wanted / 30,
+                "{found:?} for {wanted:?}"
+            );
         }
         assert_eq!(summary.max, Duration::from_millis(1));
     }

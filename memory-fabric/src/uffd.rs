@@ -8,7 +8,9 @@
 use crate::page::{PAGE_SIZE, PageBytes};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use userfaultfd::{Event, EventBuffer, FaultKind, FeatureFlags, ReadWrite, RegisterMode, UffdBuilder};
+use userfaultfd::{
+    Event, EventBuffer, FaultKind, FeatureFlags, ReadWrite, RegisterMode, UffdBuilder,
+};
 
 /// `UFFDIO_API` features, `include/uapi/linux/userfaultfd.h`.
 mod feature {
@@ -21,9 +23,15 @@ mod feature {
 /// The features that guest memory cannot do without, with the kernel that brought each.
 pub const REQUIRED_FEATURES: [(u64, &str); 4] = [
     (feature::PAGEFAULT_FLAG_WP, "write protection (5.7)"),
-    (feature::MISSING_SHMEM, "missing faults on shared memory (4.11)"),
+    (
+        feature::MISSING_SHMEM,
+        "missing faults on shared memory (4.11)",
+    ),
     (feature::MINOR_SHMEM, "minor faults on shared memory (5.14)"),
-    (feature::WP_HUGETLBFS_SHMEM, "write protection of shared memory (5.19)"),
+    (
+        feature::WP_HUGETLBFS_SHMEM,
+        "write protection of shared memory (5.19)",
+    ),
 ];
 
 /// Why there is no userfaultfd here.
@@ -80,7 +88,10 @@ fn into_io(error: userfaultfd::Error) -> io::Error {
 fn builder() -> UffdBuilder {
     let mut builder = UffdBuilder::new();
     // KVM's faults are kernel faults; a blocking descriptor would make poll return POLLERR.
-    builder.close_on_exec(true).non_blocking(true).user_mode_only(false);
+    builder
+        .close_on_exec(true)
+        .non_blocking(true)
+        .user_mode_only(false);
     builder
 }
 
@@ -201,7 +212,9 @@ impl Uffd {
         let mode = RegisterMode::MISSING | RegisterMode::WRITE_PROTECT;
         let mode = RegisterMode::from_bits_retain(mode.bits() | MINOR);
         let registered = self.inner.register_with_mode(start.cast(), bytes, mode);
-        registered.map(drop).map_err(|source| UffdError::Register { bytes, source })
+        registered
+            .map(drop)
+            .map_err(|source| UffdError::Register { bytes, source })
     }
 
     /// Whether CONTINUE can map a page write-protected (6.4 or newer), found by trying it on
@@ -209,9 +222,14 @@ impl Uffd {
     /// answers ENOENT, an older one refuses the mode with EINVAL.
     #[must_use]
     pub fn can_continue_write_protected(&self) -> bool {
-        let Ok(probe) = crate::mapping::Mapping::anonymous(PAGE_SIZE) else { return false };
+        let Ok(probe) = crate::mapping::Mapping::anonymous(PAGE_SIZE) else {
+            return false;
+        };
         let mut call = RangeMode {
-            range: Range { start: probe.as_ptr().addr() as u64, len: PAGE_SIZE as u64 },
+            range: Range {
+                start: probe.as_ptr().addr() as u64,
+                len: PAGE_SIZE as u64,
+            },
             mode: CONTINUE_MODE_WP,
             done: 0,
         };
@@ -258,7 +276,11 @@ impl Uffd {
                 dst: page.addr() as u64,
                 src: bytes.as_ptr().addr() as u64,
                 len: PAGE_SIZE as u64,
-                mode: if protection == Protection::WriteProtected { COPY_MODE_WP } else { 0 },
+                mode: if protection == Protection::WriteProtected {
+                    COPY_MODE_WP
+                } else {
+                    0
+                },
                 copied: 0,
             };
             // SAFETY: layout asserted above; the source is a borrowed page; the kernel
@@ -286,7 +308,11 @@ impl Uffd {
     ///
     /// EFAULT when the page has no bytes, and what the kernel says otherwise.
     pub fn map_existing(&self, page: *mut u8, protection: Protection) -> io::Result<Mapped> {
-        let mode = if protection == Protection::WriteProtected { CONTINUE_MODE_WP } else { 0 };
+        let mode = if protection == Protection::WriteProtected {
+            CONTINUE_MODE_WP
+        } else {
+            0
+        };
         let result = self.while_busy(|uffd| {
             let mut call = range_mode(page, mode);
             // SAFETY: layout asserted above; the kernel refuses what is not registered.
@@ -306,7 +332,10 @@ impl Uffd {
     /// What the kernel says.
     pub fn allow_writes(&self, page: *mut u8) -> io::Result<()> {
         self.while_busy(|uffd| {
-            let mut call = WriteProtect { range: range_of(page), mode: 0 };
+            let mut call = WriteProtect {
+                range: range_of(page),
+                mode: 0,
+            };
             // SAFETY: layout asserted above; the kernel refuses what is not registered.
             unsafe { uffd.ioctl(UFFDIO_WRITEPROTECT, &raw mut call) }
         })
@@ -340,9 +369,17 @@ impl Uffd {
     unsafe fn ioctl<T>(&self, request: u32, argument: *mut T) -> io::Result<()> {
         // SAFETY: the descriptor is open; the caller vouches for the argument.
         let result = unsafe {
-            libc::ioctl(self.inner.as_raw_fd(), libc::c_ulong::from(request), argument)
+            libc::ioctl(
+                self.inner.as_raw_fd(),
+                libc::c_ulong::from(request),
+                argument,
+            )
         };
-        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 }
 
@@ -353,11 +390,18 @@ impl AsRawFd for Uffd {
 }
 
 fn range_of(page: *mut u8) -> Range {
-    Range { start: page.addr() as u64, len: PAGE_SIZE as u64 }
+    Range {
+        start: page.addr() as u64,
+        len: PAGE_SIZE as u64,
+    }
 }
 
 fn range_mode(page: *mut u8, mode: u64) -> RangeMode {
-    RangeMode { range: range_of(page), mode, done: 0 }
+    RangeMode {
+        range: range_of(page),
+        mode,
+        done: 0,
+    }
 }
 
 fn missing_features() -> String {

@@ -117,7 +117,9 @@ pub enum WireError {
     #[error("frame starts with {0:02x?}, not with \"SV\": the peer is not an ssi-hv node")]
     Magic([u8; 2]),
     /// Another version of it.
-    #[error("peer speaks version {theirs} of the protocol, this one {VERSION}; use the same release of ssi-hv on both hosts")]
+    #[error(
+        "peer speaks version {theirs} of the protocol, this one {VERSION}; use the same release of ssi-hv on both hosts"
+    )]
     Version {
         /// What the peer speaks.
         theirs: u8,
@@ -138,7 +140,9 @@ pub enum WireError {
         most: usize,
     },
     /// Damaged on the way.
-    #[error("{kind:?} frame {request:#x} has checksum {found:#010x}, its bytes give {computed:#010x}")]
+    #[error(
+        "{kind:?} frame {request:#x} has checksum {found:#010x}, its bytes give {computed:#010x}"
+    )]
     Checksum {
         /// The frame's kind.
         kind: FrameKind,
@@ -188,7 +192,14 @@ impl Frame {
     /// A frame to be sent.
     #[must_use]
     pub const fn new(kind: FrameKind, request: u64, offset: u64, checksummed: bool) -> Self {
-        Self { kind, checksummed, request, offset, length: 0, checksum: 0 }
+        Self {
+            kind,
+            checksummed,
+            request,
+            offset,
+            length: 0,
+            checksum: 0,
+        }
     }
 
     /// The header that precedes `payload`.
@@ -223,7 +234,9 @@ impl Frame {
             return Err(WireError::Magic(header.magic));
         }
         if header.version != VERSION {
-            return Err(WireError::Version { theirs: header.version });
+            return Err(WireError::Version {
+                theirs: header.version,
+            });
         }
         let kind = FrameKind::from_byte(header.kind).ok_or(WireError::Kind(header.kind))?;
         let (least, most) = kind.payload_bytes();
@@ -237,7 +250,12 @@ impl Frame {
                 length: bytes,
                 checksum: header.checksum.get(),
             }),
-            _ => Err(WireError::Length { kind, length, least, most }),
+            _ => Err(WireError::Length {
+                kind,
+                length,
+                least,
+                most,
+            }),
         }
     }
 
@@ -257,7 +275,12 @@ impl Frame {
             return Ok(());
         }
         let (kind, request, found) = (self.kind, self.request, self.checksum);
-        Err(WireError::Checksum { kind, request, found, computed })
+        Err(WireError::Checksum {
+            kind,
+            request,
+            found,
+            computed,
+        })
     }
 }
 
@@ -363,7 +386,10 @@ pub fn encode_message<T: Serialize>(message: &T) -> Vec<u8> {
 /// # Errors
 ///
 /// When the bytes are not such a message and nothing else.
-pub fn decode_message<T: DeserializeOwned>(kind: FrameKind, payload: &[u8]) -> Result<T, WireError> {
+pub fn decode_message<T: DeserializeOwned>(
+    kind: FrameKind,
+    payload: &[u8],
+) -> Result<T, WireError> {
     match postcard::take_from_bytes(payload) {
         Ok((message, [])) => Ok(message),
         _ => Err(WireError::Payload { kind }),
@@ -385,7 +411,10 @@ mod tests {
         for bit in [0, 9, 4095 * 8 + 7] {
             let mut damaged = payload;
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert!(decoded.verify(&header, &damaged).is_err(), "payload bit {bit}");
+            assert!(
+                decoded.verify(&header, &damaged).is_err(),
+                "payload bit {bit}"
+            );
         }
         let mut damaged = header;
         damaged[16] ^= 1;
@@ -397,7 +426,10 @@ mod tests {
     fn another_version_is_named() {
         let mut header = Frame::new(FrameKind::ReadPage, 0, 0, false).encode(&[]);
         header[2] = 9;
-        assert_eq!(Frame::decode(&header), Err(WireError::Version { theirs: 9 }));
+        assert_eq!(
+            Frame::decode(&header),
+            Err(WireError::Version { theirs: 9 })
+        );
     }
 
     #[test]

@@ -94,11 +94,20 @@ fn a_donor_that_comes_back_with_its_memory_is_used_again() {
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| verify(words, 2));
         let event = next_event(&running);
-        assert!(matches!(event, FabricEvent::Link(LinkEvent::Down { .. })), "{event:?}");
-        assert!(!reader.is_finished(), "read pages that nobody could have sent");
+        assert!(
+            matches!(event, FabricEvent::Link(LinkEvent::Down { .. })),
+            "{event:?}"
+        );
+        assert!(
+            !reader.is_finished(),
+            "read pages that nobody could have sent"
+        );
         proxy.cut(false);
         let event = next_event(&running);
-        assert!(matches!(event, FabricEvent::Link(LinkEvent::Up { .. })), "{event:?}");
+        assert!(
+            matches!(event, FabricEvent::Link(LinkEvent::Up { .. })),
+            "{event:?}"
+        );
         reader.join().expect("every byte right");
     });
     running.fabric.shutdown();
@@ -145,7 +154,10 @@ fn a_donor_that_comes_back_without_its_memory_is_lost_at_once() {
         proxy.redirect(second.address());
         drop(first);
     });
-    assert!(reason.contains("no longer has this VM's memory"), "{reason}");
+    assert!(
+        reason.contains("no longer has this VM's memory"),
+        "{reason}"
+    );
 }
 
 fn refusal(config: &memory_fabric::fabric::FabricConfig) -> String {
@@ -166,7 +178,10 @@ fn an_absent_donor_is_named() {
     let address = listener.local_addr().expect("bound");
     drop(listener);
     let text = refusal(&config(GUEST, LOCAL, &[address]));
-    assert!(text.contains(&address.to_string()) && text.contains("ssi-hv node"), "{text}");
+    assert!(
+        text.contains(&address.to_string()) && text.contains("ssi-hv node"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -196,7 +211,11 @@ fn a_donor_that_never_answers_is_an_error_within_the_deadline() {
     let address = listener.local_addr().expect("bound");
     let started = Instant::now();
     let text = refusal(&config(GUEST, LOCAL, &[address]));
-    assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        started.elapsed()
+    );
     assert!(text.contains("timed out"), "{text}");
 }
 

@@ -16,14 +16,24 @@ use support::*;
 
 fn lease(donor: SocketAddr, bytes: u64) -> (ControlStream, LeaseGrant) {
     let mut control = ControlStream::connect(donor).expect("a donor");
-    let request = LeaseRequest { vm: "vm".into(), bytes, or_less: false, duration_ms: 5000 };
-    let grant = control.call(FrameKind::Lease, &request, FrameKind::Granted).expect("granted");
+    let request = LeaseRequest {
+        vm: "vm".into(),
+        bytes,
+        or_less: false,
+        duration_ms: 5000,
+    };
+    let grant = control
+        .call(FrameKind::Lease, &request, FrameKind::Granted)
+        .expect("granted");
     (control, grant)
 }
 
 fn attach(donor: SocketAddr, token: Token) -> Result<ControlStream, ControlError> {
     let mut stream = ControlStream::connect(donor).expect("a donor");
-    let request = AttachRequest { token, class: TrafficClass::Urgent };
+    let request = AttachRequest {
+        token,
+        class: TrafficClass::Urgent,
+    };
     stream.send(FrameKind::Attach, &request)?;
     stream.receive(PATIENCE).map(|_| stream)
 }
@@ -48,11 +58,19 @@ fn pages_outside_the_lease_are_refused() {
     let donor = donor(4 * MIB);
     let (_control, grant) = lease(donor.address(), MIB);
     for offset in [MIB, u64::MAX - 4095, 12] {
-        let mut stream = attach(donor.address(), grant.token).expect("attached").into_stream();
-        stream.write_all(&Frame::new(FrameKind::ReadPage, 7, offset, false).encode(&[])).expect("sent");
+        let mut stream = attach(donor.address(), grant.token)
+            .expect("attached")
+            .into_stream();
+        stream
+            .write_all(&Frame::new(FrameKind::ReadPage, 7, offset, false).encode(&[]))
+            .expect("sent");
         let mut stream = stream_frames(stream);
         match stream.receive(PATIENCE) {
-            Err(ControlError::Refused { refusal: Refusal::OutOfRange, text, .. }) => {
+            Err(ControlError::Refused {
+                refusal: Refusal::OutOfRange,
+                text,
+                ..
+            }) => {
                 assert!(text.contains("0x100000"), "{text}");
             }
             other => panic!("{other:?}"),
@@ -64,14 +82,20 @@ fn pages_outside_the_lease_are_refused() {
 fn a_lease_that_ended_is_of_no_more_use() {
     let donor = donor(MIB);
     let (mut control, grant) = lease(donor.address(), MIB);
-    let mut stream = attach(donor.address(), grant.token).expect("attached").into_stream();
-    let _: LeaseStatus =
-        control.call(FrameKind::Release, &grant.token, FrameKind::Status).expect("released");
+    let mut stream = attach(donor.address(), grant.token)
+        .expect("attached")
+        .into_stream();
+    let _: LeaseStatus = control
+        .call(FrameKind::Release, &grant.token, FrameKind::Status)
+        .expect("released");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let _ = stream.write_all(&Frame::new(FrameKind::ReadPage, 7, 0, false).encode(&[]));
     let got = stream.read(&mut [0; PAGE_SIZE]);
     assert!(matches!(got, Ok(0) | Err(_)), "{got:?}");
-    assert_eq!(refused(attach(donor.address(), grant.token)), Refusal::UnknownLease);
+    assert_eq!(
+        refused(attach(donor.address(), grant.token)),
+        Refusal::UnknownLease
+    );
     assert_eq!(donor.pool().lent_bytes(), 0);
 }
 
@@ -79,25 +103,41 @@ fn a_lease_that_ended_is_of_no_more_use() {
 fn a_vm_that_stops_renewing_loses_its_lease() {
     let donor = donor(MIB);
     let mut control = ControlStream::connect(donor.address()).expect("a donor");
-    let request = LeaseRequest { vm: "vm".into(), bytes: MIB, or_less: false, duration_ms: 1 };
-    let grant: LeaseGrant =
-        control.call(FrameKind::Lease, &request, FrameKind::Granted).expect("granted");
+    let request = LeaseRequest {
+        vm: "vm".into(),
+        bytes: MIB,
+        or_less: false,
+        duration_ms: 1,
+    };
+    let grant: LeaseGrant = control
+        .call(FrameKind::Lease, &request, FrameKind::Granted)
+        .expect("granted");
     assert_eq!(grant.duration_ms, 1000, "the shortest there is");
-    let mut stream = attach(donor.address(), grant.token).expect("attached").into_stream();
+    let mut stream = attach(donor.address(), grant.token)
+        .expect("attached")
+        .into_stream();
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     // The donor ends the connection when the lease ends.
     assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)));
-    assert_eq!(refused(attach(donor.address(), grant.token)), Refusal::UnknownLease);
+    assert_eq!(
+        refused(attach(donor.address(), grant.token)),
+        Refusal::UnknownLease
+    );
 }
 
 #[test]
 fn a_new_connection_takes_the_place_of_the_old() {
     let donor = donor(MIB);
     let (_control, grant) = lease(donor.address(), MIB);
-    let mut old = attach(donor.address(), grant.token).expect("attached").into_stream();
+    let mut old = attach(donor.address(), grant.token)
+        .expect("attached")
+        .into_stream();
     let _new = attach(donor.address(), grant.token).expect("attached again");
     old.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    assert!(matches!(old.read(&mut [0; 16]), Ok(0) | Err(_)), "the old one was not closed");
+    assert!(
+        matches!(old.read(&mut [0; 16]), Ok(0) | Err(_)),
+        "the old one was not closed"
+    );
 }
 
 fn stream_frames(stream: TcpStream) -> impl ReceiveFrame {
@@ -116,7 +156,11 @@ fn stream_frames(stream: TcpStream) -> impl ReceiveFrame {
                 let message: memory_fabric::wire::ErrorMessage =
                     memory_fabric::wire::decode_message(frame.kind, &payload).expect("a message");
                 let (refusal, text) = (message.refusal, message.text);
-                return Err(ControlError::Refused { address: peer, refusal, text });
+                return Err(ControlError::Refused {
+                    address: peer,
+                    refusal,
+                    text,
+                });
             }
             Ok(())
         }

@@ -76,12 +76,21 @@ fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send)
         stats.evictions_clean.get(),
         stats.evictions_cancelled.get(),
     );
-    assert!(stats.evictions.get() > 10_000, "too few evictions to tell anything");
-    assert!(stats.evictions_cancelled.get() > 100, "too few cancelled evictions");
+    assert!(
+        stats.evictions.get() > 10_000,
+        "too few evictions to tell anything"
+    );
+    assert!(
+        stats.evictions_cancelled.get() > 100,
+        "too few cancelled evictions"
+    );
     assert!(stats.remote.summary().count > 10_000, "too few fetches");
     // The pager kept to its budget: the file has no more bytes than it was given.
     let resident = running.fabric.memory().resident_bytes().expect("fstat");
-    assert!(resident <= LOCAL, "{resident} bytes resident, {LOCAL} is the budget");
+    assert!(
+        resident <= LOCAL,
+        "{resident} bytes resident, {LOCAL} is the budget"
+    );
 }
 
 #[test]

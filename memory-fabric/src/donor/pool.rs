@@ -14,6 +14,10 @@ use std::time::{Duration, Instant};
 /// Shortest time between renewals: with less, one lost packet ends a lease.
 pub const LEASE_DURATION_MIN: Duration = Duration::from_secs(1);
 
+/// How long a lease goes on when its VM has closed the control connection without releasing it,
+/// as a killed process does. A VM that lives connects again within a second.
+pub const ORPHAN_TIME: Duration = Duration::from_secs(5);
+
 /// Most leases at once.
 pub const LEASES_MAX: usize = 1024;
 
@@ -21,7 +25,9 @@ pub const LEASES_MAX: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// Not enough memory is free.
-    #[error("{asked} bytes asked, {free} of {total} are free; lower --memory of the VM, wait for another VM to end, or raise --memory of the node")]
+    #[error(
+        "{asked} bytes asked, {free} of {total} are free; lower --memory of the VM, wait for another VM to end, or raise --memory of the node"
+    )]
     NoMemory {
         /// Bytes asked for.
         asked: u64,
@@ -112,9 +118,14 @@ impl Lease {
     }
 
     fn page(&self, offset: u64) -> Result<*mut PageBytes, OutOfRange> {
-        let outside = OutOfRange { offset, bytes: self.bytes() };
+        let outside = OutOfRange {
+            offset,
+            bytes: self.bytes(),
+        };
         let start = usize::try_from(offset).map_err(|_| outside)?;
-        let inside = start.checked_add(PAGE_SIZE).is_some_and(|end| end <= self.memory.bytes());
+        let inside = start
+            .checked_add(PAGE_SIZE)
+            .is_some_and(|end| end <= self.memory.bytes());
         if !inside || !start.is_multiple_of(PAGE_SIZE) {
             return Err(outside);
         }
@@ -124,12 +135,23 @@ impl Lease {
     /// The counts for the VM.
     #[must_use]
     pub fn status(&self) -> LeaseStatus {
-        LeaseStatus { pages_read: self.pages_read.get(), pages_written: self.pages_written.get() }
+        LeaseStatus {
+            pages_read: self.pages_read.get(),
+            pages_written: self.pages_written.get(),
+        }
     }
 
     /// Keeps the lease for another duration.
     pub fn renew(&self) {
         *lock(&self.ends_at) = Instant::now() + self.duration;
+    }
+
+    /// The control connection was closed from the other side: the VM has ended, or connects
+    /// again soon.
+    pub fn orphan(&self) {
+        let soon = Instant::now() + ORPHAN_TIME.min(self.duration);
+        let mut ends_at = lock(&self.ends_at);
+        *ends_at = soon.min(*ends_at);
     }
 
     fn ends_at(&self) -> Instant {
@@ -263,7 +285,11 @@ impl Pool {
         let free = self.bytes.saturating_sub(*lent);
         let granted = if or_less { bytes.min(free) } else { bytes };
         if granted > free || granted == 0 {
-            return Err(LeaseError::NoMemory { asked: bytes, free, total: self.bytes });
+            return Err(LeaseError::NoMemory {
+                asked: bytes,
+                free,
+                total: self.bytes,
+            });
         }
         let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
         let memory = Mapping::anonymous(size)?;
@@ -369,11 +395,15 @@ mod tests {
     #[test]
     fn memory_is_zero_again_when_it_is_lent_again() {
         let pool = pool(4);
-        let lease = pool.lend("a".into(), 4 * PAGE, false, SECOND).expect("free");
+        let lease = pool
+            .lend("a".into(), 4 * PAGE, false, SECOND)
+            .expect("free");
         lease.write(0, &[0xff; PAGE_SIZE]).expect("inside");
         pool.end(&lease.token).expect("is there");
         drop(lease);
-        let lease = pool.lend("b".into(), 4 * PAGE, false, SECOND).expect("free again");
+        let lease = pool
+            .lend("b".into(), 4 * PAGE, false, SECOND)
+            .expect("free again");
         let mut page = [1; PAGE_SIZE];
         lease.read(0, &mut page).expect("inside");
         assert_eq!(page, [0; PAGE_SIZE]);
@@ -383,10 +413,21 @@ mod tests {
     fn more_than_is_free_is_refused_or_cut_as_asked() {
         let pool = pool(4);
         let error = pool.lend("a".into(), 5 * PAGE, false, SECOND).unwrap_err();
-        assert!(matches!(error, LeaseError::NoMemory { free: 16384, .. }), "{error}");
-        assert_eq!(pool.lend("a".into(), 5 * PAGE, true, SECOND).expect("cut").bytes(), 4 * PAGE);
+        assert!(
+            matches!(error, LeaseError::NoMemory { free: 16384, .. }),
+            "{error}"
+        );
+        assert_eq!(
+            pool.lend("a".into(), 5 * PAGE, true, SECOND)
+                .expect("cut")
+                .bytes(),
+            4 * PAGE
+        );
         assert!(pool.lend("b".into(), PAGE, true, SECOND).is_err());
-        assert!(matches!(pool.lend("b".into(), 100, true, SECOND), Err(LeaseError::Size(100))));
+        assert!(matches!(
+            pool.lend("b".into(), 100, true, SECOND),
+            Err(LeaseError::Size(100))
+        ));
     }
 
     #[test]
@@ -402,7 +443,9 @@ mod tests {
     #[test]
     fn offsets_outside_or_across_pages_are_refused() {
         let pool = pool(2);
-        let lease = pool.lend("a".into(), 2 * PAGE, false, SECOND).expect("free");
+        let lease = pool
+            .lend("a".into(), 2 * PAGE, false, SECOND)
+            .expect("free");
         let mut page = [0; PAGE_SIZE];
         for offset in [1, PAGE + 8, 2 * PAGE, u64::MAX, u64::MAX - 4095] {
             assert!(lease.read(offset, &mut page).is_err(), "{offset:#x}");

@@ -84,10 +84,16 @@ impl Donor {
         });
         let mut threads = Vec::new();
         let accepting = Arc::clone(&shared);
-        threads.push(thread("donor-accept", move || accept(&accepting, &listener))?);
+        threads.push(thread("donor-accept", move || {
+            accept(&accepting, &listener)
+        })?);
         let expiring = Arc::clone(&shared);
         threads.push(thread("donor-leases", move || expire(&expiring))?);
-        Ok(Self { shared, address, threads })
+        Ok(Self {
+            shared,
+            address,
+            threads,
+        })
     }
 
     /// The address it listens on; the port is the real one where 0 was asked for.
@@ -126,7 +132,10 @@ impl Drop for Donor {
 }
 
 fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, DonorError> {
-    std::thread::Builder::new().name(name.into()).spawn(run).map_err(DonorError::Thread)
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(run)
+        .map_err(DonorError::Thread)
 }
 
 fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
@@ -144,7 +153,9 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
                 continue;
             }
         };
-        let Ok(registered) = stream.try_clone() else { continue };
+        let Ok(registered) = stream.try_clone() else {
+            continue;
+        };
         let open = {
             let mut connections = lock(&shared.connections);
             connections.insert(number, registered);
@@ -152,7 +163,10 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         };
         let serving = Arc::clone(shared);
         let started = thread("donor-conn", move || {
-            let mut connection = Connection { shared: &serving, peer };
+            let mut connection = Connection {
+                shared: &serving,
+                peer,
+            };
             if let Err(error) = connection.serve(stream, open) {
                 tracing::debug!(%peer, error = describe(&error), "connection ended");
             }
@@ -168,7 +182,10 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
 fn expire(shared: &Shared) {
     while !shared.stopping.load(Ordering::SeqCst) {
         for vm in shared.pool.end_expired(Instant::now()) {
-            tracing::warn!(vm, "lease ended: it was not renewed in time; its memory is free");
+            tracing::warn!(
+                vm,
+                "lease ended: it was not renewed in time; its memory is free"
+            );
         }
         std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
     }
@@ -225,7 +242,10 @@ impl Connection<'_> {
         // It goes to the log.
         let vm: String = request.vm.chars().filter(|c| !c.is_control()).collect();
         let duration = Duration::from_millis(request.duration_ms.into());
-        let lent = self.shared.pool.lend(vm, request.bytes, request.or_less, duration);
+        let lent = self
+            .shared
+            .pool
+            .lend(vm, request.bytes, request.or_less, duration);
         let lease = match lent {
             Ok(lease) => lease,
             Err(error) => {
@@ -258,8 +278,25 @@ impl Connection<'_> {
         loop {
             // A control connection is silent between renewals; one that is silent for longer
             // than any lease lasts has lost its peer.
-            let longest = self.shared.pool.find(&token).map(|lease| lease.duration * 2);
-            let (frame, payload) = control.receive(longest.unwrap_or(CONTROL_TIMEOUT))?;
+            let longest = self
+                .shared
+                .pool
+                .find(&token)
+                .map(|lease| lease.duration * 2);
+            let received = control.receive(longest.unwrap_or(CONTROL_TIMEOUT));
+            let (frame, payload) = match received {
+                Ok(received) => received,
+                Err(error) => {
+                    // Told by the VM's kernel, and not by silence.
+                    if let (ControlError::Stream(_, cause), Some(lease)) =
+                        (&error, self.shared.pool.find(&token))
+                        && cause.kind() != io::ErrorKind::TimedOut
+                    {
+                        lease.orphan();
+                    }
+                    return Err(error);
+                }
+            };
             if !matches!(frame.kind, FrameKind::Renew | FrameKind::Release) {
                 let error = ControlError::Protocol(self.peer, WireError::Unexpected(frame.kind));
                 return refuse_malformed(&mut control, error);
@@ -306,7 +343,11 @@ impl Connection<'_> {
         }
     }
 
-    fn attach(&self, mut control: ControlStream, request: AttachRequest) -> Result<(), ControlError> {
+    fn attach(
+        &self,
+        mut control: ControlStream,
+        request: AttachRequest,
+    ) -> Result<(), ControlError> {
         let broken = |error| ControlError::Stream(self.peer, error);
         let AttachRequest { token, class } = request;
         let Some(lease) = self.shared.pool.find(&token) else {

@@ -48,9 +48,13 @@ pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result
         Err(SessionError::Protocol(_)) => Refusal::Malformed,
         Err(SessionError::OutOfRange(_)) => Refusal::OutOfRange,
     };
-    let text = result.as_ref().map_or_else(ToString::to_string, |()| String::new());
+    let text = result
+        .as_ref()
+        .map_or_else(ToString::to_string, |()| String::new());
     let message = encode_message(&ErrorMessage { refusal, text });
-    session.output.extend(Frame::new(FrameKind::Error, 0, 0, true).encode(&message));
+    session
+        .output
+        .extend(Frame::new(FrameKind::Error, 0, 0, true).encode(&message));
     session.output.extend(message);
     // The VM learns why if it still listens.
     let _ = session.send();
@@ -114,7 +118,9 @@ impl Session<'_> {
                 return Ok(());
             };
             let frame = Frame::decode(header)?;
-            let Some(payload) = rest.get(..frame.length) else { return Ok(()) };
+            let Some(payload) = rest.get(..frame.length) else {
+                return Ok(());
+            };
             frame.verify(header, payload)?;
             let reply = |kind| Frame::new(kind, frame.request, frame.offset, frame.checksummed);
             match frame.kind {
@@ -159,7 +165,11 @@ impl Session<'_> {
 
 /// Sleeps until the stream is ready.
 fn wait(stream: &TcpStream, events: libc::c_short, deadline: Option<Instant>) -> io::Result<()> {
-    let mut fd = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
+    let mut fd = libc::pollfd {
+        fd: stream.as_raw_fd(),
+        events,
+        revents: 0,
+    };
     let timeout_ms = match deadline {
         None => -1,
         Some(deadline) => {

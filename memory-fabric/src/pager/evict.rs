@@ -14,10 +14,15 @@ use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Share of the resident pages that are on probation while memory is short: 1 / so many.
 /// More finds used pages more surely and costs more minor faults.
 const PROBATION_SHARE: u64 = 8;
+
+/// How long the end of the pager waits for write-backs that are under way, so that both sides
+/// have counted the same.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Pages put on probation or judged before the thread looks for completions again.
 const BATCH: usize = 64;
@@ -35,6 +40,8 @@ pub(crate) struct Evictor {
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
+    /// Set when the pager stops.
+    drain_until: Option<Instant>,
     waiter: Waiter,
 }
 
@@ -50,6 +57,7 @@ impl Evictor {
             probation: PageQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
+            drain_until: None,
             waiter,
         }
     }
@@ -78,13 +86,20 @@ impl Evictor {
                 self.waiter.worked();
                 continue;
             }
-            if shared.is_stopping() {
+            if shared.is_stopping() && self.drained() {
                 return Ok(());
             }
             let idle = self.waiter.idle(&fds, &self.transports);
             idle.map_err(|error| PagerError::System("poll", error))?;
             let _ = shared.evict_wake.read();
         }
+    }
+
+    /// Whether no write-back is outstanding, or none is waited for any more.
+    fn drained(&mut self) -> bool {
+        let now = Instant::now();
+        let deadline = *self.drain_until.get_or_insert(now + DRAIN_TIME_MAX);
+        now >= deadline || self.writing.iter().all(Option::is_none)
     }
 
     /// Puts the oldest mapped pages on probation, as far as too few are.
@@ -97,7 +112,9 @@ impl Evictor {
             if self.probation.len() as u64 >= wanted {
                 break;
             }
-            let Some(page) = self.active.pop(&shared.map) else { break };
+            let Some(page) = self.active.pop(&shared.map) else {
+                break;
+            };
             if !shared.map.entry(page).begin_probation() {
                 // A fault thread holds it this moment: it is in use.
                 self.active.push(&shared.map, page);
@@ -131,7 +148,11 @@ impl Evictor {
 
     fn zap(&self, first: PageIndex, count: usize) -> Result<(), PagerError> {
         let zapped = self.shared.memory.zap(first, count);
-        zapped.map_err(|source| PagerError::Userfaultfd { call: "MADV_DONTNEED", page: first, source })
+        zapped.map_err(|source| PagerError::Userfaultfd {
+            call: "MADV_DONTNEED",
+            page: first,
+            source,
+        })
     }
 
     /// Judges the pages that were longest on probation, as far as memory is wanted.
@@ -145,7 +166,9 @@ impl Evictor {
         }
         let mut worked = false;
         for _ in 0..usize::try_from(shortfall).unwrap_or(BATCH).min(BATCH) {
-            let Some(page) = self.probation.pop(&shared.map) else { break };
+            let Some(page) = self.probation.pop(&shared.map) else {
+                break;
+            };
             let entry = shared.map.entry(page);
             let seen = entry.state();
             if seen.kind() != Kind::Probation {
@@ -200,8 +223,14 @@ impl Evictor {
             }
             return Ok(());
         }
-        let extent = shared.layout.extent_of(page).expect("remote pages have an extent");
-        let ticket = self.free_tickets.pop().expect("one for each place on a transport");
+        let extent = shared
+            .layout
+            .extent_of(page)
+            .expect("remote pages have an extent");
+        let ticket = self
+            .free_tickets
+            .pop()
+            .expect("one for each place on a transport");
         // SAFETY: as above.
         let source = unsafe { PageSource::new(bytes) };
         self.transports[donor]
@@ -228,9 +257,13 @@ impl Evictor {
                 let Completion::Written(Ticket(ticket)) = completion else {
                     unreachable!("only writes are posted here");
                 };
-                let (page, donor) = self.writing[ticket as usize].take().expect("a ticket in use");
+                let (page, donor) = self.writing[ticket as usize]
+                    .take()
+                    .expect("a ticket in use");
                 self.free_tickets.push(ticket);
-                self.shared.stats.donors[donor].pages_written_back.increment();
+                self.shared.stats.donors[donor]
+                    .pages_written_back
+                    .increment();
                 if result.is_ok() {
                     result = self.written(page);
                 }
@@ -253,7 +286,11 @@ impl Evictor {
     fn discard(&self, page: PageIndex, to: Kind) -> Result<(), PagerError> {
         let shared = &self.shared;
         let punched = shared.memory.punch(page, 1);
-        punched.map_err(|error| PagerError::Userfaultfd { call: "PUNCH_HOLE", page, source: error })?;
+        punched.map_err(|error| PagerError::Userfaultfd {
+            call: "PUNCH_HOLE",
+            page,
+            source: error,
+        })?;
         let contended = shared.map.entry(page).finish_drop(to);
         shared.stats.evictions.increment();
         let waiting = shared.budget.release(1);
@@ -268,7 +305,11 @@ impl Evictor {
     }
 
     fn donor_of(&self, page: PageIndex) -> usize {
-        let extent = self.shared.layout.extent_of(page).expect("remote pages have an extent");
+        let extent = self
+            .shared
+            .layout
+            .extent_of(page)
+            .expect("remote pages have an extent");
         debug_assert_ne!(extent.home, NodeId::COMPUTE);
         usize::from(extent.home.0) - 1
     }

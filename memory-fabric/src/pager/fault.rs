@@ -101,7 +101,9 @@ impl FaultThread {
         loop {
             let mut worked = self.retry()?;
             if self.deferred.len() < DEFERRED_MAX {
-                let read = shared.uffd.read_faults(&mut events, |fault| faults.push(fault));
+                let read = shared
+                    .uffd
+                    .read_faults(&mut events, |fault| faults.push(fault));
                 read.map_err(|error| PagerError::System("reading userfaultfd", error))?;
                 worked |= !faults.is_empty();
                 let read_at = Instant::now();
@@ -119,7 +121,11 @@ impl FaultThread {
             }
             // While faults are put off the descriptor may be ready all the time; then only
             // the bell and the transports matter.
-            let watched = if self.deferred.len() < DEFERRED_MAX { &fds[..] } else { &fds[1..] };
+            let watched = if self.deferred.len() < DEFERRED_MAX {
+                &fds[..]
+            } else {
+                &fds[1..]
+            };
             let idle = self.waiter.idle(watched, &self.transports);
             idle.map_err(|error| PagerError::System("poll", error))?;
             // Not ready is an error here, and no matter.
@@ -128,9 +134,22 @@ impl FaultThread {
     }
 
     fn begin(&mut self, fault: Fault, read_at: Instant) -> Result<(), PagerError> {
-        let Fault { address, write, write_protected } = fault;
-        let page = self.shared.memory.page_at(address).ok_or(PagerError::Stray(address))?;
-        self.serve_or_defer(Pending { page, write, write_protected, read_at })?;
+        let Fault {
+            address,
+            write,
+            write_protected,
+        } = fault;
+        let page = self
+            .shared
+            .memory
+            .page_at(address)
+            .ok_or(PagerError::Stray(address))?;
+        self.serve_or_defer(Pending {
+            page,
+            write,
+            write_protected,
+            read_at,
+        })?;
         for transport in &mut self.transports {
             transport.flush();
         }
@@ -144,12 +163,19 @@ impl FaultThread {
             // Whether it was a write is not known any more; if it was, the page is mapped
             // read-only first and the write faults once again.
             let read_at = Instant::now();
-            let pending = Pending { page, write: false, write_protected: false, read_at };
+            let pending = Pending {
+                page,
+                write: false,
+                write_protected: false,
+                read_at,
+            };
             self.serve_or_defer(pending)?;
             worked = true;
         }
         for _ in 0..self.deferred.len() {
-            let Some(pending) = self.deferred.pop_front() else { break };
+            let Some(pending) = self.deferred.pop_front() else {
+                break;
+            };
             match self.serve_one(pending)? {
                 Served::Yes => worked = true,
                 Served::Later => {
@@ -233,7 +259,10 @@ impl FaultThread {
         let page = pending.page;
         // It is mapped writable: writes from now on are not seen.
         shared.map.entry(page).mark_dirty();
-        shared.uffd.zero(shared.memory.guest_page(page)).map_err(failed("ZEROPAGE", page))?;
+        shared
+            .uffd
+            .zero(shared.memory.guest_page(page))
+            .map_err(failed("ZEROPAGE", page))?;
         self.installed(page)?;
         shared.arrivals.push(&shared.map, page);
         shared.stats.zero.record(pending.read_at.elapsed());
@@ -243,11 +272,21 @@ impl FaultThread {
     /// Asks the page's home for it. False when its transport takes no more.
     fn post_fetch(&mut self, pending: Pending) -> bool {
         let page = pending.page;
-        let extent = self.shared.layout.extent_of(page).expect("remote pages have an extent");
+        let extent = self
+            .shared
+            .layout
+            .extent_of(page)
+            .expect("remote pages have an extent");
         debug_assert_ne!(extent.home, NodeId::COMPUTE);
         let donor = usize::from(extent.home.0) - 1;
-        let ticket = self.free_tickets.pop().expect("one for each place on a transport");
-        if self.transports[donor].post_read(Ticket(ticket), extent.offset_of(page)).is_err() {
+        let ticket = self
+            .free_tickets
+            .pop()
+            .expect("one for each place on a transport");
+        if self.transports[donor]
+            .post_read(Ticket(ticket), extent.offset_of(page))
+            .is_err()
+        {
             self.free_tickets.push(ticket);
             return false;
         }
@@ -272,7 +311,9 @@ impl FaultThread {
                 let Completion::Read(Ticket(ticket), bytes) = completion else {
                     unreachable!("only reads are posted here");
                 };
-                let fetch = self.fetches[ticket as usize].take().expect("a ticket in use");
+                let fetch = self.fetches[ticket as usize]
+                    .take()
+                    .expect("a ticket in use");
                 self.free_tickets.push(ticket);
                 if result.is_ok() {
                     result = self.install(fetch, bytes);
@@ -295,7 +336,10 @@ impl FaultThread {
             Protection::WriteProtected
         };
         let target = shared.memory.guest_page(page);
-        shared.uffd.copy(target, bytes, protection).map_err(failed("COPY", page))?;
+        shared
+            .uffd
+            .copy(target, bytes, protection)
+            .map_err(failed("COPY", page))?;
         self.installed(page)?;
         shared.arrivals.push(&shared.map, page);
         let done_at = Instant::now();
@@ -320,18 +364,28 @@ impl FaultThread {
         }
         if pending.write_protected {
             // If the page is not mapped any more this wakes who waits, and it faults again.
-            shared.uffd.allow_writes(target).map_err(failed("WRITEPROTECT", page))?;
+            shared
+                .uffd
+                .allow_writes(target)
+                .map_err(failed("WRITEPROTECT", page))?;
             self.installed(page)?;
             shared.stats.write_protect.record(pending.read_at.elapsed());
             return Ok(());
         }
-        let protection = if writable { Protection::Writable } else { Protection::WriteProtected };
+        let protection = if writable {
+            Protection::Writable
+        } else {
+            Protection::WriteProtected
+        };
         let mapped = shared.uffd.map_existing(target, protection);
         match mapped.map_err(failed("CONTINUE", page))? {
             Mapped::Now => {}
             // Mapped meanwhile; the mapping may be protected still. Both calls wake.
             Mapped::Already if writable => {
-                shared.uffd.allow_writes(target).map_err(failed("WRITEPROTECT", page))?;
+                shared
+                    .uffd
+                    .allow_writes(target)
+                    .map_err(failed("WRITEPROTECT", page))?;
                 shared.uffd.wake(target).map_err(failed("WAKE", page))?;
             }
             Mapped::Already => shared.uffd.wake(target).map_err(failed("WAKE", page))?,
@@ -345,7 +399,10 @@ impl FaultThread {
     fn installed(&self, page: PageIndex) -> Result<(), PagerError> {
         if self.shared.map.entry(page).finish_install() {
             let target = self.shared.memory.guest_page(page);
-            self.shared.uffd.wake(target).map_err(failed("WAKE", page))?;
+            self.shared
+                .uffd
+                .wake(target)
+                .map_err(failed("WAKE", page))?;
         }
         Ok(())
     }

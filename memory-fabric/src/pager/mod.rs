@@ -68,7 +68,9 @@ pub(crate) struct Shared {
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").field("budget", &self.budget).finish_non_exhaustive()
+        f.debug_struct("Shared")
+            .field("budget", &self.budget)
+            .finish_non_exhaustive()
     }
 }
 
@@ -120,7 +122,9 @@ impl Budget {
         // it looks again, and the evictor frees before it looks for waiters. One of them
         // sees the other.
         let charge = |used| (used < self.limit).then_some(used + 1);
-        let result = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
+        let result = self
+            .used
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
         result.ok().map(|before| self.limit - before - 1 < self.low)
     }
 

@@ -38,7 +38,11 @@ impl Arrivals {
     /// Moves all arrivals to the end of `queue`, oldest first.
     pub(super) fn drain_into(&self, map: &PageMap, queue: &mut PageQueue) {
         // Acquire: pairs with the Release of each push.
-        let mut next = self.head.swap(0, Ordering::Acquire).checked_sub(1).map(PageIndex::new);
+        let mut next = self
+            .head
+            .swap(0, Ordering::Acquire)
+            .checked_sub(1)
+            .map(PageIndex::new);
         let newest = next;
         let mut oldest = None;
         let mut count = 0;
@@ -111,7 +115,9 @@ mod tests {
         arrivals.drain_into(&map, &mut queue);
         queue.push(&map, PageIndex::new(91));
         assert_eq!(queue.len(), 6);
-        let left: Vec<_> = std::iter::from_fn(|| queue.pop(&map)).map(PageIndex::number).collect();
+        let left: Vec<_> = std::iter::from_fn(|| queue.pop(&map))
+            .map(PageIndex::number)
+            .collect();
         assert_eq!(left, [90, 5, 3, 0, 8, 91]);
         assert_eq!(queue.len(), 0);
     }

@@ -23,7 +23,12 @@ impl Waiter {
     /// A waiter with room for `donors` connections.
     pub(super) fn new(spin: Duration, donors: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { spin, idle_since: None, fds: Vec::with_capacity(donors + 2), crowded: cores < 4 }
+        Self {
+            spin,
+            idle_since: None,
+            fds: Vec::with_capacity(donors + 2),
+            crowded: cores < 4,
+        }
     }
 
     /// There was work.
@@ -48,9 +53,16 @@ impl Waiter {
             return Ok(());
         }
         self.fds.clear();
-        let pollfd = |fd, events| libc::pollfd { fd, events, revents: 0 };
-        self.fds.extend(fds.iter().map(|&fd| pollfd(fd, libc::POLLIN)));
-        let busy = transports.iter().filter(|transport| transport.in_flight() > 0);
+        let pollfd = |fd, events| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        self.fds
+            .extend(fds.iter().map(|&fd| pollfd(fd, libc::POLLIN)));
+        let busy = transports
+            .iter()
+            .filter(|transport| transport.in_flight() > 0);
         let mut timeout_ms = -1;
         for transport in busy {
             timeout_ms = libc::c_int::try_from(STALL_CHECK_INTERVAL.as_millis()).unwrap_or(500);

@@ -25,7 +25,11 @@ impl LoopbackTransport {
     #[must_use]
     pub fn new(lease: Arc<Lease>) -> Self {
         let posted = VecDeque::with_capacity(IN_FLIGHT_MAX);
-        Self { lease, posted, page: Box::new([0; PAGE_SIZE]) }
+        Self {
+            lease,
+            posted,
+            page: Box::new([0; PAGE_SIZE]),
+        }
     }
 
     fn push(&mut self, posted: Posted) -> Result<(), Full> {
@@ -45,7 +49,9 @@ impl PageTransport for LoopbackTransport {
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
         self.push(Posted::Written(ticket))?;
         page.copy_to(&mut self.page);
-        self.lease.write(offset, &self.page).expect("the layout stays inside the lease");
+        self.lease
+            .write(offset, &self.page)
+            .expect("the layout stays inside the lease");
         Ok(())
     }
 

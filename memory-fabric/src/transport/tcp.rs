@@ -59,7 +59,12 @@ struct Slot {
 
 impl Slot {
     fn frame_bytes(&self) -> usize {
-        HEADER_BYTES + if self.kind == FrameKind::WritePage { PAGE_SIZE } else { 0 }
+        HEADER_BYTES
+            + if self.kind == FrameKind::WritePage {
+                PAGE_SIZE
+            } else {
+                0
+            }
     }
 }
 
@@ -146,7 +151,9 @@ impl TcpTransport {
     }
 
     fn send(&mut self) -> Result<(), Outage> {
-        let Some(stream) = &mut self.stream else { return Ok(()) };
+        let Some(stream) = &mut self.stream else {
+            return Ok(());
+        };
         while self.sent < self.posted.len() {
             let mut parts = [IoSlice::new(&[]); SEND_BATCH * 2];
             let mut used = 0;
@@ -192,7 +199,9 @@ impl TcpTransport {
     fn receive(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), Outage> {
         // As long as the peer fills the buffer there may be more.
         loop {
-            let Some(stream) = &mut self.stream else { return Ok(()) };
+            let Some(stream) = &mut self.stream else {
+                return Ok(());
+            };
             if self.posted.is_empty() {
                 return Ok(());
             }
@@ -233,7 +242,9 @@ impl TcpTransport {
                 return Ok(());
             };
             let frame = Frame::decode(header).map_err(Outage::Protocol)?;
-            let Some(payload) = rest.get(..frame.length) else { return Ok(()) };
+            let Some(payload) = rest.get(..frame.length) else {
+                return Ok(());
+            };
             frame.verify(header, payload).map_err(Outage::Protocol)?;
             if frame.kind == FrameKind::Error {
                 let message = decode_message(frame.kind, payload).map_err(Outage::Protocol)?;
@@ -243,7 +254,9 @@ impl TcpTransport {
             let unasked = Outage::Protocol(WireError::Unasked { kind, request });
             // The low 16 bits; see `post`.
             let index = u16::try_from(request & 0xffff).unwrap_or(u16::MAX);
-            let Some(slot) = self.slots.get_mut(usize::from(index)) else { return Err(unasked) };
+            let Some(slot) = self.slots.get_mut(usize::from(index)) else {
+                return Err(unasked);
+            };
             if !slot.in_use || slot.generation != request >> 16 {
                 return Err(unasked);
             }
@@ -309,6 +322,9 @@ impl PageTransport for TcpTransport {
 
     fn interest(&self) -> Option<Interest> {
         let stream = self.stream.as_ref()?;
-        Some(Interest { fd: stream.as_raw_fd(), writable: self.sent < self.posted.len() })
+        Some(Interest {
+            fd: stream.as_raw_fd(),
+            writable: self.sent < self.posted.len(),
+        })
     }
 }

@@ -39,7 +39,13 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         vm: "test".into(),
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes,
-        donors: donors.iter().map(|&address| DonorAddress { address, bytes: None }).collect(),
+        donors: donors
+            .iter()
+            .map(|&address| DonorAddress {
+                address,
+                bytes: None,
+            })
+            .collect(),
         transport: TransportKind::Tcp,
         checksum: false,
         grace: Duration::from_secs(10),
@@ -68,7 +74,10 @@ pub fn start(config: &FabricConfig) -> Running {
             let _ = sender.lock().unwrap().send(event);
         }) as Arc<dyn Fn(FabricEvent) + Send + Sync>),
     );
-    Running { fabric: fabric.expect("the fabric starts"), events }
+    Running {
+        fabric: fabric.expect("the fabric starts"),
+        events,
+    }
 }
 
 /// The guest view as words that threads share.
@@ -84,7 +93,10 @@ impl Words {
     /// The words of a fabric that outlives every use of what is returned.
     pub fn of(fabric: &Fabric) -> Self {
         let memory = fabric.memory();
-        Self { base: memory.guest_view().expose_provenance(), count: memory.bytes() / 8 }
+        Self {
+            base: memory.guest_view().expose_provenance(),
+            count: memory.bytes() / 8,
+        }
     }
 
     pub fn at(&self, page: usize, word: usize) -> &AtomicU64 {
@@ -105,7 +117,9 @@ impl Words {
 pub fn fill(words: Words, seed: u64) {
     for page in 0..words.pages() {
         for word in 0..WORDS_PER_PAGE {
-            words.at(page, word).store(pattern(seed, page, word), Ordering::Relaxed);
+            words
+                .at(page, word)
+                .store(pattern(seed, page, word), Ordering::Relaxed);
         }
     }
 }

@@ -99,7 +99,9 @@ impl Proxy {
 impl Shared {
     fn pass(&self, client: TcpStream) {
         let donor = *self.donor.lock().unwrap();
-        let Ok(donor) = TcpStream::connect(donor) else { return };
+        let Ok(donor) = TcpStream::connect(donor) else {
+            return;
+        };
         {
             let mut streams = self.streams.lock().unwrap();
             streams.push(client.try_clone().expect("descriptors"));
@@ -145,7 +147,12 @@ impl Shared {
             // After some that are right, and only as often as asked.
             let due = page && pages == 20 && self.mischief != Mischief::None;
             let take = |left: u32| left.checked_sub(1);
-            if !due || self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err() {
+            if !due
+                || self
+                    .left
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, take)
+                    .is_err()
+            {
                 client.write_all(&frame)?;
                 continue;
             }

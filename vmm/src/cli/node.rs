@@ -14,7 +14,7 @@ pub const NODE_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 /// The longest lease: memory of a VM that vanished is not held for longer than an hour.
 pub const LEASE_SECONDS_MAX: u32 = 3600;
 /// What `--lease-seconds` is when it is not given.
-pub const DEFAULT_LEASE_SECONDS: u32 = 30;
+pub const DEFAULT_LEASE_SECONDS: u32 = 120;
 
 /// The configuration of a node that lends memory.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -35,7 +35,7 @@ pub struct NodeConfig {
     #[arg(long)]
     pub insecure: bool,
 
-    /// Write counters in JSON at the end and whenever a lease begins or ends
+    /// Write counters in JSON at the end, and on SIGUSR1
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod doctor;
 pub mod node;
 pub mod run;
+mod supervisor;
 
 use std::io::{self, Write};
 

@@ -55,6 +55,7 @@ mod elf_check;
 mod error;
 mod irqchip;
 mod kernel;
+mod kvm;
 mod layout;
 mod payload;
 mod regs;
@@ -72,9 +73,8 @@ use devices::{
     PM_REGISTERS_LEN, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
 };
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
-use kvm_bindings::{CpuId, KVM_API_VERSION, KVM_MAX_CPUID_ENTRIES, kvm_userspace_memory_region};
-use kvm_ioctls::{Cap, Kvm, VmFd};
-use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::EventSet;
 
 pub use console::ConsoleConfig;
@@ -198,6 +198,12 @@ impl MachineHandle {
         self.shared.control.resume();
     }
 
+    /// Whether every vCPU thread has left the guest for good. False after a run whose end had to
+    /// leave one behind: that thread still waits for a page.
+    pub fn all_vcpus_ended(&self) -> bool {
+        self.shared.control.wait_all_ended(Duration::ZERO)
+    }
+
     /// The time from the start of the run to the guest's init, once the guest has told that by
     /// writing [`devices::BOOT_TIMER_INIT_REACHED`] to port [`devices::BOOT_TIMER_PORT`].
     pub fn time_to_init(&self) -> Option<Duration> {
@@ -219,7 +225,7 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         MachineError::check_cpus(u32::from(config.cpus), u32::from(VCPUS_MAX))?;
         let size = layout::check_memory(&memory)?;
-        let kvm = open_kvm()?;
+        let kvm = kvm::open_kvm()?;
         let host_limit = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX);
         MachineError::check_cpus(u32::from(config.cpus), host_limit)?;
 
@@ -233,8 +239,8 @@ impl Machine {
         boot_params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
         regs::write_boot_tables(&memory)?;
 
-        let vm = create_vm(&kvm)?;
-        map_memory(&vm, &memory)?;
+        let vm = kvm::create_vm(&kvm)?;
+        kvm::map_memory(&vm, &memory)?;
         let interrupts = InterruptController::in_kernel(&vm)?;
 
         let com1_interrupt =
@@ -257,7 +263,7 @@ impl Machine {
         let vcpus = (0..config.cpus)
             .map(|id| {
                 let cpuid = cpuid::for_cpu(supported.as_slice(), id, config.cpus, tsc_deadline);
-                create_vcpu(&vm, &interrupts, id, &cpuid)
+                kvm::create_vcpu(&vm, &interrupts, id, &cpuid)
             })
             .collect::<Result<Vec<_>, _>>()?;
         if let Some(boot_processor) = vcpus.first() {
@@ -394,64 +400,6 @@ impl MutEventSubscriber for EndWatcher {
     }
 }
 
-fn open_kvm() -> Result<Kvm, MachineError> {
-    let kvm = Kvm::new().map_err(MachineError::open_kvm)?;
-    let found = kvm.get_api_version();
-    if u32::try_from(found) != Ok(KVM_API_VERSION) {
-        return Err(MachineError::KvmVersion { found });
-    }
-    for (capability, name) in [
-        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
-        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
-        (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
-        (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
-    ] {
-        if !kvm.check_extension(capability) {
-            return Err(MachineError::KvmCapability { name });
-        }
-    }
-    Ok(kvm)
-}
-
-fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
-    let vm = loop {
-        match kvm.create_vm() {
-            // A signal came while KVM waited for its locks.
-            Err(error) if error.errno() == libc::EINTR => {}
-            result => break result.map_err(MachineError::kvm("create a virtual machine"))?,
-        }
-    };
-    vm.set_identity_map_address(layout::KVM_IDENTITY_MAP_START)
-        .map_err(MachineError::kvm("place its identity map"))?;
-    vm.set_tss_address(layout::KVM_TSS_START)
-        .map_err(MachineError::kvm("place its task state"))?;
-    Ok(vm)
-}
-
-/// Maps each region of `memory` into the VM, one slot a region.
-fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MachineError> {
-    for (slot, region) in (0..).zip(memory.iter()) {
-        let host_address = region.as_ptr();
-        let mapping = kvm_userspace_memory_region {
-            slot,
-            flags: 0,
-            guest_phys_addr: region.start_addr().0,
-            memory_size: region.len(),
-            userspace_addr: host_address.expose_provenance() as u64,
-        };
-        // SAFETY: the range is that of a live mapping, of which `memory` owns `memory_size`
-        // bytes. It stays mapped while the VM can run: `Shared` holds both the memory and the
-        // VM, closes the VM first, and is held by every vCPU thread. Slots are distinct, and
-        // the guest addresses were checked not to overlap.
-        unsafe { vm.set_user_memory_region(mapping) }.map_err(|error| MachineError::MapMemory {
-            address: region.start_addr().0,
-            bytes: region.len(),
-            source: error.into(),
-        })?;
-    }
-    Ok(())
-}
-
 /// The port devices, each at its place.
 fn port_bus(
     serial: &Arc<SerialPort>,
@@ -474,27 +422,4 @@ fn port_bus(
         Arc::new(ResetRegister::new(events.clone())),
     )?;
     Ok(ports)
-}
-
-fn create_vcpu(
-    vm: &VmFd,
-    interrupts: &InterruptController,
-    id: u8,
-    cpuid: &[kvm_bindings::kvm_cpuid_entry2],
-) -> Result<Vcpu, MachineError> {
-    let fd = vm
-        .create_vcpu(u64::from(id))
-        .map_err(MachineError::kvm("create a vCPU"))?;
-    let cpuid = CpuId::from_entries(cpuid).map_err(|error| MachineError::Kvm {
-        action: "take so many CPU features",
-        source: std::io::Error::other(format!("{error:?}")),
-    })?;
-    fd.set_cpuid2(&cpuid)
-        .map_err(MachineError::kvm("set the CPU features"))?;
-    regs::set_firmware_state(&fd)?;
-    interrupts.set_up_cpu(&fd)?;
-    Ok(Vcpu {
-        index: usize::from(id),
-        fd,
-    })
 }

@@ -4,6 +4,9 @@
 //! mode, with the first 4 GiB mapped to themselves and interrupts off. A test whose host has no
 //! KVM says `SKIPPED` and does nothing.
 
+mod guests;
+mod support;
+
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -12,293 +15,15 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ssi_hv::machine::{
-    ConsoleConfig, Machine, MachineConfig, MachineError, MachineHandle, Outcome, STOP_TIME_MAX,
-    guest_memory_ranges,
-};
+use ssi_hv::machine::{ConsoleConfig, Outcome, STOP_TIME_MAX};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-const MEMORY_BYTES: u64 = 4 << 20;
-/// Where the guests' code is loaded.
-const ENTRY: u64 = 0x10_0000;
-/// Where guests keep a counter.
-const COUNTER: GuestAddress = GuestAddress(0x20_0000);
-/// No step of a test takes longer on a host that works, however loaded.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// Assembles a guest into a function that gives its bytes. `{s5}` and the like are macros of
-/// the assembler, defined with the first guest.
-macro_rules! guest {
-    ($name:ident, $($line:literal),+ $(,)?) => {
-        mod $name {
-            std::arch::global_asm!(
-                ".pushsection .rodata",
-                concat!(stringify!($name), "_start:"),
-                // Writes the byte to the serial port.
-                ".macro say byte",
-                "mov dx, 0x3f8",
-                "mov al, \\byte",
-                "out dx, al",
-                ".endm",
-                // Sleeps in S5: SLP_TYP 5 and SLP_EN to the PM1 control register.
-                ".macro power_off",
-                "mov dx, 0x604",
-                "mov ax, 0x3400",
-                "out dx, ax",
-                ".endm",
-                $($line,)+
-                ".purgem say",
-                ".purgem power_off",
-                concat!(stringify!($name), "_end:"),
-                ".popsection",
-            );
-            unsafe extern "C" {
-                #[link_name = concat!(stringify!($name), "_start")]
-                static START: u8;
-                #[link_name = concat!(stringify!($name), "_end")]
-                static END: u8;
-            }
-            pub fn code() -> &'static [u8] {
-                let (start, end) = (&raw const START, &raw const END);
-                // SAFETY: the two labels enclose the guest's bytes in one section of read-only
-                // data, which lives as long as the program.
-                unsafe { std::slice::from_raw_parts(start, end.byte_offset_from_unsigned(start)) }
-            }
-        }
-    };
-}
-
-guest!(
-    hello,
-    "lea rsi, [rip + 3f]",
-    "mov ecx, 6",
-    "mov dx, 0x3f8",
-    "rep outsb",
-    "power_off",
-    "2: hlt",
-    "jmp 2b",
-    "3: .ascii \"hello\\n\"",
-);
-guest!(
-    reset_register,
-    "mov dx, 0xcf9",
-    "mov al, 6",
-    "out dx, al",
-    "2: jmp 2b"
-);
-guest!(keyboard_reset, "mov al, 0xfe", "out 0x64, al", "2: jmp 2b");
-guest!(triple_fault, "nop", "ud2");
-guest!(
-    init_reached,
-    "mov dx, 0x5f4",
-    "mov al, 0x7b",
-    "out dx, al",
-    "power_off",
-    "2: jmp 2b"
-);
-guest!(
-    unknown_port,
-    "mov dx, 0x1234",
-    "in eax, dx",
-    "mov dx, 0x3f8",
-    "out dx, eax",
-    "power_off",
-    "2: jmp 2b",
-);
-guest!(
-    count_for_ever,
-    "say 'r'",
-    "mov rbx, 0x200000",
-    "2: inc qword ptr [rbx]",
-    "jmp 2b",
-);
-guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
-guest!(talk_for_ever, "2: say 'x'", "jmp 2b");
-guest!(
-    echo_until_q,
-    "say '>'",
-    "2: mov dx, 0x3fd",
-    "in al, dx",
-    "test al, 1",
-    "jz 2b",
-    "mov dx, 0x3f8",
-    "in al, dx",
-    "out dx, al",
-    "cmp al, 'q'",
-    "jne 2b",
-    "power_off",
-    "3: jmp 3b",
-);
-guest!(
-    second_cpu,
-    // The second CPU starts in real mode at 0x8000: put its code there.
-    "lea rsi, [rip + 4f]",
-    "mov rdi, 0x8000",
-    "mov ecx, 32",
-    "rep movsb",
-    // Enable the local APIC; INIT, then start-up with page 8, to APIC 1.
-    "mov rbx, 0xfee00000",
-    "mov dword ptr [rbx + 0xf0], 0x1ff",
-    "mov dword ptr [rbx + 0x310], 0x01000000",
-    "mov dword ptr [rbx + 0x300], 0x4500",
-    "mov dword ptr [rbx + 0x310], 0x01000000",
-    "mov dword ptr [rbx + 0x300], 0x4608",
-    "mov rbx, 0x8f00",
-    "2: cmp byte ptr [rbx], 1",
-    "jne 2b",
-    "say 'B'",
-    "power_off",
-    "3: jmp 3b",
-    "4:",
-    ".code16",
-    "mov dx, 0x3f8",
-    "mov al, 'A'",
-    "out dx, al",
-    "xor ax, ax",
-    "mov ds, ax",
-    "mov byte ptr [0x8f00], 1",
-    "5: hlt",
-    "jmp 5b",
-    ".code64",
-    ".skip 16",
-);
-guest!(
-    touch_absent_page,
-    "mov rbx, 0x300000",
-    "mov al, [rbx]",
-    "power_off",
-    "2: jmp 2b",
-);
-
-/// An ELF kernel with `code` at [`ENTRY`].
-fn elf(code: &[u8]) -> Vec<u8> {
-    let len = u64::try_from(code.len()).unwrap();
-    let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    // ET_EXEC, EM_X86_64, EV_CURRENT; entry, program headers, no sections; flags.
-    bytes.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-    for word in [ENTRY, 64, 0] {
-        bytes.extend(word.to_le_bytes());
-    }
-    bytes.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-    // PT_LOAD, readable, writable, executable.
-    bytes.extend([1, 0, 0, 0, 7, 0, 0, 0]);
-    for word in [120, ENTRY, ENTRY, len, len, 4096] {
-        bytes.extend(word.to_le_bytes());
-    }
-    bytes.extend(code);
-    bytes
-}
-
-fn memory() -> GuestMemoryMmap {
-    let ranges: Vec<_> = guest_memory_ranges(MEMORY_BYTES)
-        .into_iter()
-        .map(|(start, bytes)| (start, usize::try_from(bytes).unwrap()))
-        .collect();
-    GuestMemoryMmap::from_ranges(&ranges).unwrap()
-}
-
-/// A writer that passes on what it gets.
-struct Sender(mpsc::Sender<u8>);
-
-impl Write for Sender {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        for byte in buf {
-            // Nobody may be listening any more.
-            let _ = self.0.send(*byte);
-        }
-        Ok(buf.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// A guest that runs on a thread of its own.
-struct Running {
-    handle: MachineHandle,
-    output: mpsc::Receiver<u8>,
-    end: mpsc::Receiver<Result<Outcome, MachineError>>,
-}
-
-impl Running {
-    /// Waits for the guest to say `byte`.
-    fn wait_for(&self, byte: u8) {
-        while self
-            .output
-            .recv_timeout(LIMIT)
-            .expect("the guest is silent")
-            != byte
-        {}
-    }
-
-    /// Waits for the end.
-    fn outcome(&self) -> Outcome {
-        self.end
-            .recv_timeout(LIMIT)
-            .expect("the machine does not end")
-            .expect("the host cannot run the machine")
-    }
-
-    /// Waits for the end, and gives all that the guest said.
-    fn finish(self) -> (Outcome, String) {
-        let outcome = self.outcome();
-        let said: Vec<u8> = self.output.iter().collect();
-        (outcome, String::from_utf8_lossy(&said).into_owned())
-    }
-}
-
-/// Whether the host has KVM; says so when not.
-fn kvm_is_there() -> bool {
-    match std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-    {
-        Ok(_) => true,
-        Err(error) => {
-            println!("SKIPPED: /dev/kvm cannot be opened: {error}");
-            false
-        }
-    }
-}
-
-fn machine(code: &[u8], cpus: u8, memory: GuestMemoryMmap, console: ConsoleConfig) -> Machine {
-    let mut kernel = tempfile::NamedTempFile::new().unwrap();
-    kernel.write_all(&elf(code)).unwrap();
-    let config = MachineConfig {
-        kernel: kernel.path().to_owned(),
-        initrd: None,
-        cmdline: String::new(),
-        cpus,
-    };
-    Machine::new(&config, memory, console).unwrap()
-}
-
-fn run(machine: Machine, output: mpsc::Receiver<u8>) -> Running {
-    let handle = machine.handle();
-    let (sender, end) = mpsc::channel();
-    thread::spawn(move || sender.send(machine.run()));
-    Running {
-        handle,
-        output,
-        end,
-    }
-}
-
-fn start_with(code: &[u8], cpus: u8, memory: GuestMemoryMmap, input: Option<OwnedFd>) -> Running {
-    let (sender, output) = mpsc::channel();
-    let writer = Box::new(Sender(sender));
-    let console = match input {
-        Some(input) => ConsoleConfig::new(input, writer),
-        None => ConsoleConfig::output_only(writer),
-    };
-    run(machine(code, cpus, memory, console), output)
-}
-
-fn start(code: &[u8]) -> Running {
-    start_with(code, 1, memory(), None)
-}
+use guests::{
+    count_for_ever, echo_until_q, halt_for_ever, hello, init_reached, keyboard_reset,
+    reset_register, run_where_no_memory_is, second_cpu, talk_for_ever, touch_absent_page,
+    triple_fault, unknown_port,
+};
+use support::{COUNTER, LIMIT, kvm_is_there, machine, memory, run, start, start_with};
 
 #[test]
 fn serial_output_is_captured_and_s5_ends_with_shutdown() {
@@ -328,6 +53,21 @@ fn a_triple_fault_ends_with_a_crash_that_names_it() {
     match start(triple_fault::code()).finish().0 {
         Outcome::Crash(text) => {
             assert!(text.contains("triple fault on vCPU 0"), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn running_where_no_memory_is_ends_with_a_crash() {
+    if !kvm_is_there() {
+        return;
+    }
+    match start(run_where_no_memory_is::code()).finish().0 {
+        // Which words depends on how the KVM of the host gives up.
+        Outcome::Crash(text) => {
+            println!("{text}");
+            assert!(text.contains("on vCPU 0"), "{text}");
         }
         other => panic!("{other:?}"),
     }

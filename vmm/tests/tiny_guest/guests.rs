@@ -1,0 +1,147 @@
+//! The guests. Each is loaded at [`ENTRY`](crate::support::ENTRY) and does not return.
+
+/// Assembles a guest into a module whose function `code` gives its bytes. Two macros of the
+/// assembler are there for all guests: `say` and `power_off`.
+macro_rules! guest {
+    ($name:ident, $($line:literal),+ $(,)?) => {
+        pub mod $name {
+            std::arch::global_asm!(
+                ".pushsection .rodata",
+                concat!(stringify!($name), "_start:"),
+                // Writes the byte to the serial port.
+                ".macro say byte",
+                "mov dx, 0x3f8",
+                "mov al, \\byte",
+                "out dx, al",
+                ".endm",
+                // Sleeps in S5: SLP_TYP 5 and SLP_EN to the PM1 control register.
+                ".macro power_off",
+                "mov dx, 0x604",
+                "mov ax, 0x3400",
+                "out dx, ax",
+                ".endm",
+                $($line,)+
+                ".purgem say",
+                ".purgem power_off",
+                concat!(stringify!($name), "_end:"),
+                ".popsection",
+            );
+            unsafe extern "C" {
+                #[link_name = concat!(stringify!($name), "_start")]
+                static START: u8;
+                #[link_name = concat!(stringify!($name), "_end")]
+                static END: u8;
+            }
+            pub fn code() -> &'static [u8] {
+                let (start, end) = (&raw const START, &raw const END);
+                // SAFETY: the two labels enclose the guest's bytes in one section of read-only
+                // data, which lives as long as the program.
+                unsafe { std::slice::from_raw_parts(start, end.byte_offset_from_unsigned(start)) }
+            }
+        }
+    };
+}
+
+guest!(
+    hello,
+    "lea rsi, [rip + 3f]",
+    "mov ecx, 6",
+    "mov dx, 0x3f8",
+    "rep outsb",
+    "power_off",
+    "2: hlt",
+    "jmp 2b",
+    "3: .ascii \"hello\\n\"",
+);
+guest!(
+    reset_register,
+    "mov dx, 0xcf9",
+    "mov al, 6",
+    "out dx, al",
+    "2: jmp 2b"
+);
+guest!(keyboard_reset, "mov al, 0xfe", "out 0x64, al", "2: jmp 2b");
+guest!(triple_fault, "nop", "ud2");
+guest!(
+    init_reached,
+    "mov dx, 0x5f4",
+    "mov al, 0x7b",
+    "out dx, al",
+    "power_off",
+    "2: jmp 2b"
+);
+guest!(
+    unknown_port,
+    "mov dx, 0x1234",
+    "in eax, dx",
+    "mov dx, 0x3f8",
+    "out dx, eax",
+    "power_off",
+    "2: jmp 2b",
+);
+guest!(
+    count_for_ever,
+    "say 'r'",
+    "mov rbx, 0x200000",
+    "2: inc qword ptr [rbx]",
+    "jmp 2b",
+);
+guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
+guest!(talk_for_ever, "2: say 'x'", "jmp 2b");
+guest!(
+    echo_until_q,
+    "say '>'",
+    "2: mov dx, 0x3fd",
+    "in al, dx",
+    "test al, 1",
+    "jz 2b",
+    "mov dx, 0x3f8",
+    "in al, dx",
+    "out dx, al",
+    "cmp al, 'q'",
+    "jne 2b",
+    "power_off",
+    "3: jmp 3b",
+);
+guest!(
+    second_cpu,
+    // The second CPU starts in real mode at 0x8000: put its code there.
+    "lea rsi, [rip + 4f]",
+    "mov rdi, 0x8000",
+    "mov ecx, 32",
+    "rep movsb",
+    // Enable the local APIC; INIT, then start-up with page 8, to APIC 1.
+    "mov rbx, 0xfee00000",
+    "mov dword ptr [rbx + 0xf0], 0x1ff",
+    "mov dword ptr [rbx + 0x310], 0x01000000",
+    "mov dword ptr [rbx + 0x300], 0x4500",
+    "mov dword ptr [rbx + 0x310], 0x01000000",
+    "mov dword ptr [rbx + 0x300], 0x4608",
+    "mov rbx, 0x8f00",
+    "2: cmp byte ptr [rbx], 1",
+    "jne 2b",
+    "say 'B'",
+    "power_off",
+    "3: jmp 3b",
+    "4:",
+    ".code16",
+    "mov dx, 0x3f8",
+    "mov al, 'A'",
+    "out dx, al",
+    "xor ax, ax",
+    "mov ds, ax",
+    "mov byte ptr [0x8f00], 1",
+    "5: hlt",
+    "jmp 5b",
+    ".code64",
+    ".skip 16",
+);
+guest!(
+    touch_absent_page,
+    "mov rbx, 0x300000",
+    "mov al, [rbx]",
+    "power_off",
+    "2: jmp 2b",
+);
+
+guest!(run_where_no_memory_is, "mov rax, 0xd0000000", "jmp rax");

@@ -1,0 +1,156 @@
+//! How a test runs a guest.
+
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use ssi_hv::machine::{
+    ConsoleConfig, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
+    guest_memory_ranges,
+};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+pub const MEMORY_BYTES: u64 = 4 << 20;
+/// Where the guests' code is loaded.
+pub const ENTRY: u64 = 0x10_0000;
+/// Where guests keep a counter.
+pub const COUNTER: GuestAddress = GuestAddress(0x20_0000);
+/// No step of a test takes longer on a host that works, however loaded.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// An ELF kernel with `code` at [`ENTRY`].
+pub fn elf(code: &[u8]) -> Vec<u8> {
+    let len = u64::try_from(code.len()).unwrap();
+    let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
+    // ET_EXEC, EM_X86_64, EV_CURRENT; entry, program headers, no sections; flags.
+    bytes.extend([2, 0, 62, 0, 1, 0, 0, 0]);
+    for word in [ENTRY, 64, 0] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    // PT_LOAD, readable, writable, executable.
+    bytes.extend([1, 0, 0, 0, 7, 0, 0, 0]);
+    for word in [120, ENTRY, ENTRY, len, len, 4096] {
+        bytes.extend(word.to_le_bytes());
+    }
+    bytes.extend(code);
+    bytes
+}
+
+pub fn memory() -> GuestMemoryMmap {
+    let ranges: Vec<_> = guest_memory_ranges(MEMORY_BYTES)
+        .into_iter()
+        .map(|(start, bytes)| (start, usize::try_from(bytes).unwrap()))
+        .collect();
+    GuestMemoryMmap::from_ranges(&ranges).unwrap()
+}
+
+/// A writer that passes on what it gets.
+pub struct Sender(mpsc::Sender<u8>);
+
+impl Write for Sender {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        for byte in buf {
+            // Nobody may be listening any more.
+            let _ = self.0.send(*byte);
+        }
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A guest that runs on a thread of its own.
+pub struct Running {
+    pub handle: MachineHandle,
+    pub output: mpsc::Receiver<u8>,
+    end: mpsc::Receiver<Result<Outcome, MachineError>>,
+}
+
+impl Running {
+    /// Waits for the guest to say `byte`.
+    pub fn wait_for(&self, byte: u8) {
+        while self
+            .output
+            .recv_timeout(LIMIT)
+            .expect("the guest is silent")
+            != byte
+        {}
+    }
+
+    /// Waits for the end.
+    pub fn outcome(&self) -> Outcome {
+        self.end
+            .recv_timeout(LIMIT)
+            .expect("the machine does not end")
+            .expect("the host cannot run the machine")
+    }
+
+    /// Waits for the end, and gives all that the guest said.
+    pub fn finish(self) -> (Outcome, String) {
+        let outcome = self.outcome();
+        let said: Vec<u8> = self.output.iter().collect();
+        (outcome, String::from_utf8_lossy(&said).into_owned())
+    }
+}
+
+/// Whether the host has KVM; says so when not.
+pub fn kvm_is_there() -> bool {
+    match std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+    {
+        Ok(_) => true,
+        Err(error) => {
+            println!("SKIPPED: /dev/kvm cannot be opened: {error}");
+            false
+        }
+    }
+}
+
+pub fn machine(code: &[u8], cpus: u8, memory: GuestMemoryMmap, console: ConsoleConfig) -> Machine {
+    let mut kernel = tempfile::NamedTempFile::new().unwrap();
+    kernel.write_all(&elf(code)).unwrap();
+    let config = MachineConfig {
+        kernel: kernel.path().to_owned(),
+        initrd: None,
+        cmdline: String::new(),
+        cpus,
+    };
+    Machine::new(&config, memory, console).unwrap()
+}
+
+pub fn run(machine: Machine, output: mpsc::Receiver<u8>) -> Running {
+    let handle = machine.handle();
+    let (sender, end) = mpsc::channel();
+    thread::spawn(move || sender.send(machine.run()));
+    Running {
+        handle,
+        output,
+        end,
+    }
+}
+
+pub fn start_with(
+    code: &[u8],
+    cpus: u8,
+    memory: GuestMemoryMmap,
+    input: Option<OwnedFd>,
+) -> Running {
+    let (sender, output) = mpsc::channel();
+    let writer = Box::new(Sender(sender));
+    let console = match input {
+        Some(input) => ConsoleConfig::new(input, writer),
+        None => ConsoleConfig::output_only(writer),
+    };
+    run(machine(code, cpus, memory, console), output)
+}
+
+pub fn start(code: &[u8]) -> Running {
+    start_with(code, 1, memory(), None)
+}
