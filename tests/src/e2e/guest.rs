@@ -26,8 +26,10 @@ const RUN_REPORT: &str = "/tmp/run.json";
 /// Exit codes of `ssi-hv run`, as `docs/exit-codes.md` lists them.
 pub(super) mod exit {
     pub const SHUTDOWN: i32 = 0;
+    pub const USAGE: i32 = 2;
     pub const REBOOT: i32 = 3;
     pub const DONOR_LOST: i32 = 5;
+    pub const DONOR_UNAVAILABLE: i32 = 6;
     pub const INTERRUPTED: i32 = 130;
 }
 

@@ -6,6 +6,7 @@
 
 mod bed;
 mod boot;
+mod cli;
 mod faults;
 mod guest;
 
@@ -78,7 +79,13 @@ impl std::fmt::Debug for Scenario {
 /// All scenarios, in the order in which they run.
 #[must_use]
 pub fn scenarios() -> Vec<Scenario> {
-    [bed::SCENARIOS, boot::SCENARIOS, faults::SCENARIOS].concat()
+    [
+        bed::SCENARIOS,
+        cli::SCENARIOS,
+        boot::SCENARIOS,
+        faults::SCENARIOS,
+    ]
+    .concat()
 }
 
 /// Runs scenarios on testbeds.

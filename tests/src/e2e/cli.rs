@@ -1,0 +1,120 @@
+//! Scenarios of the command line: one clear line for each thing that is wrong.
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::guest::{SHORT, exit};
+use super::{Context, Result, Scenario, Verdict};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "doctor",
+        about: "doctor finds a testbed host ready, and says so in JSON too",
+        needs_product: true,
+        run: doctor,
+    },
+    Scenario {
+        name: "bad_input",
+        about: "what cannot be started ends with one line, the right exit code and no panic",
+        needs_product: true,
+        run: bad_input,
+    },
+];
+
+fn doctor(context: &Context<'_>) -> Result {
+    let text = context
+        .testbed
+        .host(1)
+        .check(&["ssi-hv", "doctor", "--json"], SHORT)?;
+    let findings: Value = serde_json::from_str(&text).context("doctor --json")?;
+    let findings = findings.as_array().context("a list of findings")?;
+    for check in ["kvm", "userfaultfd", "locked memory"] {
+        let status = findings
+            .iter()
+            .find(|f| f["check"] == check)
+            .map(|f| &f["status"]);
+        ensure!(status.is_some_and(|s| s == "ok"), "{check}: {status:?}");
+    }
+    Ok(Verdict::Pass)
+}
+
+/// Arguments that cannot work, the exit code, and what the error names.
+const BAD: &[(&[&str], i32, &str)] = &[
+    (&["run"], exit::USAGE, "--kernel"),
+    (&["run", "--kernel", "/absent"], exit::USAGE, "/absent"),
+    (
+        &[
+            "run",
+            "--kernel",
+            "/share/cloud-vmlinuz",
+            "--memory",
+            "1000000001",
+        ],
+        exit::USAGE,
+        "1000000001",
+    ),
+    (
+        &["run", "--kernel", "/share/cloud-vmlinuz", "--cpus", "65"],
+        exit::USAGE,
+        "64",
+    ),
+    (
+        // Beyond loopback, in the clear, only when asked for.
+        &[
+            "run",
+            "--kernel",
+            "/share/cloud-vmlinuz",
+            "--donor",
+            "10.77.0.2:7700",
+            "--local-memory",
+            "256M",
+        ],
+        exit::USAGE,
+        "--insecure",
+    ),
+    (
+        &["node", "--listen", "10.77.0.1:7700", "--memory", "64M"],
+        exit::USAGE,
+        "--insecure",
+    ),
+    (
+        &[
+            "run",
+            "--insecure",
+            "--kernel",
+            "/share/cloud-vmlinuz",
+            "--donor",
+            "10.77.0.2:7799",
+            "--local-memory",
+            "256M",
+        ],
+        exit::DONOR_UNAVAILABLE,
+        "10.77.0.2:7799",
+    ),
+];
+
+fn bad_input(context: &Context<'_>) -> Result {
+    let host = context.testbed.host(1);
+    for (args, code, named) in BAD {
+        let argv: Vec<&str> = ["ssi-hv"].iter().chain(*args).copied().collect();
+        let what = argv.join(" ");
+        let output = host.run(&argv, SHORT)?;
+        let errors = output.stderr;
+        ensure!(
+            output.status.code == *code,
+            "{what}: exit code {code} expected, got {}: {errors}",
+            output.status
+        );
+        ensure!(
+            errors.contains(named),
+            "{what}: the error does not name {named}: {errors}"
+        );
+        ensure!(!errors.contains("panicked"), "{what}: {errors}");
+        let lines = errors
+            .lines()
+            .filter(|l| l.starts_with("ssi-hv: error:"))
+            .count();
+        ensure!(lines == 1, "{what}: {lines} error lines: {errors}");
+    }
+    Ok(Verdict::Pass)
+}
