@@ -37,6 +37,15 @@ impl Histogram {
         self.max.fetch_max(ns, Ordering::Relaxed);
     }
 
+    /// Adds everything that another histogram has recorded.
+    pub fn merge(&self, other: &Self) {
+        for (mine, others) in self.buckets.iter().zip(&other.buckets) {
+            mine.fetch_add(others.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        self.max
+            .fetch_max(other.max.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// Percentiles of what was recorded until now.
     #[must_use]
     pub fn summary(&self) -> Summary {

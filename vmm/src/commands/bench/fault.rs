@@ -1,0 +1,262 @@
+//! Remote faults, made by threads that touch the guest view as vCPUs do.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use memory_fabric::donor::server::{Donor, DonorConfig};
+use memory_fabric::fabric::{
+    DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT, TransportKind,
+};
+use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
+use memory_fabric::stats::Histogram;
+use ssi_hv::cli::bench::BenchFaultConfig;
+use ssi_hv::config::Transport;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::report::{Host, Stages};
+
+use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles};
+
+/// An access that took less waited for nothing: no fault is served in so short a time.
+const FAULT_MIN: Duration = Duration::from_micros(2);
+
+const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();
+
+pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
+    let loopback = config.transport == Transport::Loopback;
+    let donors = if loopback {
+        Vec::new()
+    } else {
+        start_donors(config)?
+    };
+    let fabric = start_fabric(config, &donors)?;
+    let view = View {
+        base: fabric.memory().guest_view(),
+        pages: fabric.memory().bytes() / PAGE_SIZE,
+    };
+    view.fill();
+
+    let tally = Tally::default();
+    let (mut ours, mut bare_fault, mut bare_exchange) =
+        (Series::default(), Series::default(), Series::default());
+    let mut busy = Duration::ZERO;
+    for round in 0..ROUNDS {
+        bare_fault.add(&floor::userfaultfd()?);
+        match donors.first() {
+            Some(donor) => bare_exchange.add(&floor::exchange(donor.address(), config.checksum)?),
+            // No exchange: pages are copied within the process.
+            None => bare_exchange.add(&Histogram::new()),
+        }
+        let started = Instant::now();
+        ours.add(&touch(config, &view, round, &tally));
+        busy += started.elapsed();
+    }
+
+    let stats = Arc::clone(fabric.stats());
+    fabric.shutdown();
+    let all = ours.all.summary();
+    let ratio = |of: fn(&memory_fabric::stats::Summary) -> Duration| {
+        let floors = bare_fault.rounds.iter().zip(&bare_exchange.rounds);
+        let ratios = ours.rounds.iter().zip(floors);
+        median(
+            ratios
+                .map(|(ours, (fault, exchange))| {
+                    micros(of(ours)) / micros(of(fault) + of(exchange))
+                })
+                .collect(),
+        )
+    };
+    // Counts of faults stay far below 2^52.
+    #[allow(clippy::cast_precision_loss)]
+    let per_second = all.count as f64 / busy.as_secs_f64();
+    Ok(FaultBench {
+        schema: ssi_hv::report::SCHEMA,
+        host: Host::detect(),
+        memory_bytes: config.memory.bytes(),
+        local_memory_bytes: config.local_memory.bytes(),
+        threads: config.threads,
+        donors: u32::try_from(donors.len())?,
+        transport: if loopback { "loopback" } else { "tcp" },
+        rounds: ROUNDS,
+        faults: all.count,
+        faults_per_second: per_second,
+        latency_us: percentiles(&all),
+        pager_latency_us: percentiles(&stats.remote.summary()),
+        stages: Stages {
+            queue: percentiles(&stats.queue.summary()),
+            fetch: percentiles(&stats.fetch.summary()),
+            install: percentiles(&stats.install.summary()),
+        },
+        floor: Floor {
+            sum_p50_us: bare_fault.median(|s| s.p50) + bare_exchange.median(|s| s.p50),
+            sum_p99_us: bare_fault.median(|s| s.p99) + bare_exchange.median(|s| s.p99),
+            userfaultfd_us: percentiles(&bare_fault.all.summary()),
+            exchange_us: percentiles(&bare_exchange.all.summary()),
+        },
+        ratio_p50: ratio(|summary| summary.p50),
+        ratio_p99: ratio(|summary| summary.p99),
+        verified_bytes: tally.verified.load(Ordering::Relaxed),
+        corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
+    })
+}
+
+fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
+    let share = config.memory.bytes().div_ceil(config.donors.into());
+    // A page of each is for the floor.
+    let memory_bytes = share.next_multiple_of(PAGE_SIZE as u64) + PAGE_SIZE as u64;
+    let donor = DonorConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes,
+        lease_duration_max: Duration::from_secs(120),
+        spin: SPIN_DEFAULT,
+    };
+    (0..config.donors)
+        .map(|_| Ok(Donor::start(&donor)?))
+        .collect()
+}
+
+fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Result<Fabric> {
+    let pages = u32::try_from(config.memory.bytes() / PAGE_SIZE as u64).context("--memory")?;
+    let observer: FabricObserver = Arc::new(|event| {
+        if let FabricEvent::Failed(reason) = event {
+            // Threads wait for pages that never come.
+            eprintln!("ssi-hv: error: the pager failed: {reason}");
+            std::process::exit(ExitCode::HostError.code().into());
+        }
+    });
+    let fabric = Fabric::start(
+        &FabricConfig {
+            vm: "bench".to_owned(),
+            ram: vec![PageRange::new(PageIndex::new(0), pages)],
+            local_bytes: config.local_memory.bytes(),
+            donors: donors
+                .iter()
+                .map(|donor| DonorAddress {
+                    address: donor.address(),
+                    bytes: None,
+                })
+                .collect(),
+            transport: match config.transport {
+                Transport::Loopback => TransportKind::Loopback,
+                _ => TransportKind::Tcp,
+            },
+            checksum: config.checksum,
+            grace: Duration::from_secs(5),
+            spin: SPIN_DEFAULT,
+            without_continue_write_protected: false,
+        },
+        &observer,
+    )?;
+    Ok(fabric)
+}
+
+/// What all threads found.
+#[derive(Debug, Default)]
+struct Tally {
+    faults: AtomicU64,
+    verified: AtomicU64,
+    corrupt: AtomicU64,
+}
+
+/// The guest view.
+#[derive(Clone, Copy)]
+struct View {
+    base: *mut u8,
+    pages: usize,
+}
+
+// SAFETY: threads access the view through atomics only, and it outlives them.
+unsafe impl Sync for View {}
+
+impl View {
+    fn word(&self, page: usize, word: usize) -> &AtomicU64 {
+        assert!(page < self.pages && word < WORDS_PER_PAGE);
+        // SAFETY: inside the guest view, as just checked, aligned, and only ever accessed
+        // as atomics.
+        unsafe {
+            &*self
+                .base
+                .cast::<AtomicU64>()
+                .add(page * WORDS_PER_PAGE + word)
+        }
+    }
+
+    fn fill(&self) {
+        for page in 0..self.pages {
+            for word in 0..WORDS_PER_PAGE {
+                self.word(page, word)
+                    .store(content(page, word), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Bytes of a page that are not what was written.
+    fn corrupt_bytes(&self, page: usize) -> u64 {
+        (0..WORDS_PER_PAGE)
+            .map(|word| {
+                let found = self.word(page, word).load(Ordering::Relaxed).to_ne_bytes();
+                let wanted = content(page, word).to_ne_bytes();
+                found
+                    .iter()
+                    .zip(wanted)
+                    .filter(|(found, wanted)| **found != *wanted)
+                    .count() as u64
+            })
+            .sum()
+    }
+}
+
+fn content(page: usize, word: usize) -> u64 {
+    ((page as u64) << 16 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
+/// Touches random pages from all threads for one round.
+fn touch(config: &BenchFaultConfig, view: &View, round: u32, tally: &Tally) -> Histogram {
+    let times = Histogram::new();
+    let started = Instant::now();
+    let limit = Duration::from_secs(config.seconds.into()) / ROUNDS;
+    let faults_limit = config
+        .faults
+        .map(|all| all * u64::from(round + 1) / u64::from(ROUNDS));
+    std::thread::scope(|scope| {
+        for thread in 0..config.threads {
+            let times = &times;
+            scope.spawn(move || {
+                let mut random = u64::from(round * 1000 + thread + 1);
+                loop {
+                    let enough = match faults_limit {
+                        Some(faults) => tally.faults.load(Ordering::Relaxed) >= faults,
+                        None => started.elapsed() >= limit,
+                    };
+                    if enough {
+                        break;
+                    }
+                    let page = next(&mut random) % view.pages;
+                    let before = Instant::now();
+                    view.word(page, 0).load(Ordering::Relaxed);
+                    let took = before.elapsed();
+                    if took >= FAULT_MIN {
+                        times.record(took);
+                        tally.faults.fetch_add(1, Ordering::Relaxed);
+                        tally
+                            .verified
+                            .fetch_add(PAGE_SIZE as u64, Ordering::Relaxed);
+                        tally
+                            .corrupt
+                            .fetch_add(view.corrupt_bytes(page), Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    times
+}
+
+/// xorshift64* (Vigna, 2016).
+fn next(state: &mut u64) -> usize {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    usize::try_from(state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33).unwrap_or(0)
+}

@@ -1,0 +1,109 @@
+//! The floor of a remote fault: a bare userfaultfd resolution, and a bare exchange of a page.
+
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use memory_fabric::control::{CONTROL_TIMEOUT, ControlStream};
+use memory_fabric::guest_memory::GuestMemory;
+use memory_fabric::page::{PAGE_SIZE, PageBytes};
+use memory_fabric::stats::Histogram;
+use memory_fabric::uffd::{Protection, Uffd};
+use memory_fabric::wire::{
+    AttachRequest, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass,
+};
+use userfaultfd::EventBuffer;
+
+/// Measured in each round.
+const SAMPLES: usize = 2000;
+
+/// Time of a fault that is resolved with a page at hand, by a thread that does nothing else and
+/// never sleeps.
+pub(super) fn userfaultfd() -> Result<Histogram> {
+    let memory = GuestMemory::new(SAMPLES * PAGE_SIZE).context("cannot create memory")?;
+    let uffd = Uffd::new()?;
+    uffd.register(memory.guest_view(), memory.bytes())?;
+    let page: PageBytes = [7; PAGE_SIZE];
+    let stop = AtomicBool::new(false);
+    let times = Histogram::new();
+    std::thread::scope(|scope| {
+        let handler = scope.spawn(|| -> Result<()> {
+            let mut events = EventBuffer::new(1);
+            while !stop.load(Ordering::Relaxed) {
+                let mut served = Ok(());
+                let read = uffd.read_faults(&mut events, |fault| {
+                    let start = fault.address & !(PAGE_SIZE - 1);
+                    let target = std::ptr::with_exposed_provenance_mut(start);
+                    served = uffd.copy(target, &page, Protection::WriteProtected);
+                });
+                if read? == 0 {
+                    std::thread::yield_now();
+                }
+                served?;
+            }
+            Ok(())
+        });
+        let base = memory.guest_view();
+        let _ = base.expose_provenance();
+        for index in 0..SAMPLES {
+            let started = Instant::now();
+            // SAFETY: inside the guest view, which is mapped and readable.
+            let byte = unsafe { base.add(index * PAGE_SIZE).read_volatile() };
+            times.record(started.elapsed());
+            assert_eq!(byte, 7, "the page that was installed");
+        }
+        stop.store(true, Ordering::Relaxed);
+        handler.join().expect("the handler does not panic")
+    })?;
+    Ok(times)
+}
+
+/// Time of a request and a page in answer over TCP, by a client that does nothing else and
+/// never sleeps.
+pub(super) fn exchange(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
+    let mut control = ControlStream::connect(donor)?;
+    let request = LeaseRequest {
+        vm: "floor".to_owned(),
+        bytes: PAGE_SIZE as u64,
+        or_less: false,
+        duration_ms: 60_000,
+    };
+    let grant: LeaseGrant = control.call(FrameKind::Lease, &request, FrameKind::Granted)?;
+    let mut attached = ControlStream::connect(donor)?;
+    let request = AttachRequest {
+        token: grant.token,
+        class: TrafficClass::Urgent,
+    };
+    attached.send(FrameKind::Attach, &request)?;
+    attached.receive(CONTROL_TIMEOUT)?;
+    let mut stream = attached.into_stream();
+    stream.set_nonblocking(true)?;
+    let times = Histogram::new();
+    let mut answer = [0; HEADER_BYTES + PAGE_SIZE];
+    let header = Frame::new(FrameKind::ReadPage, 1, 0, checksum).encode(&[]);
+    for _ in 0..SAMPLES {
+        let started = Instant::now();
+        stream.write_all(&header)?;
+        let mut filled = 0;
+        while filled < answer.len() {
+            match stream.read(&mut answer[filled..]) {
+                Ok(0) => anyhow::bail!("the donor closed the connection"),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    ensure!(
+                        started.elapsed() < Duration::from_secs(10),
+                        "no answer for 10 s"
+                    );
+                    std::thread::yield_now();
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        times.record(started.elapsed());
+    }
+    let _: memory_fabric::wire::LeaseStatus =
+        control.call(FrameKind::Release, &grant.token, FrameKind::Status)?;
+    Ok(times)
+}

@@ -1,0 +1,155 @@
+//! `ssi-hv bench`.
+
+mod fault;
+mod floor;
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use memory_fabric::stats::{Histogram, Summary};
+use serde::Serialize;
+use ssi_hv::cli::bench::BenchFaultConfig;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::report::{Host, Percentiles, Stages, Virtualization};
+
+use super::run::percentiles;
+use super::{Failure, print};
+
+/// Rounds, in each of which everything is measured once: what disturbs the machine disturbs
+/// all of them alike.
+const ROUNDS: u32 = 5;
+
+/// Measures the latency of remote faults, and the floor beside it.
+pub fn fault(config: &BenchFaultConfig) -> Result<ExitCode, Failure> {
+    config.validate()?;
+    let result = fault::measure(config)?;
+    let text = if config.json {
+        serde_json::to_string_pretty(&result)? + "\n"
+    } else {
+        table(&result)
+    };
+    print(&text)?;
+    if result.corrupt_bytes > 0 {
+        let error = anyhow::anyhow!("{} bytes were wrong", result.corrupt_bytes);
+        return Err(Failure::new(ExitCode::HostError, error));
+    }
+    Ok(ExitCode::Success)
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct FaultBench {
+    schema: u32,
+    host: Host,
+    memory_bytes: u64,
+    local_memory_bytes: u64,
+    threads: u32,
+    donors: u32,
+    transport: &'static str,
+    rounds: u32,
+    /// Accesses that waited for a page, as the threads that made them saw it.
+    faults: u64,
+    faults_per_second: f64,
+    latency_us: Percentiles,
+    /// The same as the pager saw it: from reading the fault to waking the thread.
+    pager_latency_us: Percentiles,
+    stages: Stages,
+    floor: Floor,
+    /// Medians over the rounds of our percentile divided by that of the floor.
+    ratio_p50: f64,
+    ratio_p99: f64,
+    verified_bytes: u64,
+    corrupt_bytes: u64,
+}
+
+/// What no pager can do without, measured bare, one thing at a time.
+#[derive(Debug, Serialize)]
+struct Floor {
+    /// A fault resolved with a page that is at hand, as the thread saw it.
+    userfaultfd_us: Percentiles,
+    /// A request and a page in answer, over the same transport.
+    exchange_us: Percentiles,
+    /// The sum of both, by percentile.
+    sum_p50_us: f64,
+    sum_p99_us: f64,
+}
+
+/// One thing measured in several rounds.
+#[derive(Debug, Default)]
+struct Series {
+    all: Histogram,
+    rounds: Vec<Summary>,
+}
+
+impl Series {
+    fn add(&mut self, round: &Histogram) {
+        self.all.merge(round);
+        self.rounds.push(round.summary());
+    }
+
+    fn median(&self, of: impl Fn(&Summary) -> Duration) -> f64 {
+        median(self.rounds.iter().map(|round| micros(of(round))).collect())
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+fn table(result: &FaultBench) -> String {
+    let mut text = String::new();
+    let host = &result.host;
+    let emulated = match host.virtualization {
+        Virtualization::Hardware => "",
+        Virtualization::Emulated => " (no hardware virtualization; times are this machine's own)",
+    };
+    let mib = |bytes: u64| bytes >> 20;
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "{}, Linux {}{emulated}", host.cpu_model, host.kernel);
+    let _ = writeln!(
+        text,
+        "{} MiB, {} MiB of it local, {} thread(s), {} donor(s) over {}, {} rounds\n",
+        mib(result.memory_bytes),
+        mib(result.local_memory_bytes),
+        result.threads,
+        result.donors,
+        result.transport,
+        result.rounds,
+    );
+    let _ = writeln!(
+        text,
+        "{:<26}{:>9}{:>9}{:>9}{:>9}{:>10}",
+        "us", "p50", "p90", "p99", "p99.9", "max"
+    );
+    for (name, row) in [
+        ("remote fault", &result.latency_us),
+        ("  in the pager", &result.pager_latency_us),
+        ("    queue", &result.stages.queue),
+        ("    fetch", &result.stages.fetch),
+        ("    install", &result.stages.install),
+        ("floor: userfaultfd alone", &result.floor.userfaultfd_us),
+        ("floor: exchange alone", &result.floor.exchange_us),
+    ] {
+        let _ = writeln!(
+            text,
+            "{name:<26}{:>9.1}{:>9.1}{:>9.1}{:>9.1}{:>10.1}",
+            row.p50, row.p90, row.p99, row.p999, row.max
+        );
+    }
+    let _ = writeln!(
+        text,
+        "\n{} faults, {:.0} a second; p50 is {:.2} and p99 {:.2} times the floor\n{} bytes verified, {} wrong",
+        result.faults,
+        result.faults_per_second,
+        result.ratio_p50,
+        result.ratio_p99,
+        result.verified_bytes,
+        result.corrupt_bytes,
+    );
+    text
+}
