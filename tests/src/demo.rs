@@ -18,8 +18,8 @@ use crate::testbed::{HostImage, Testbed, TestbedConfig};
 const GUEST_DEADLINE: Duration = Duration::from_secs(240);
 /// How long a donor may take to listen or to end.
 const DONOR_DEADLINE: Duration = Duration::from_secs(30);
-/// What the guest runs: twice its local memory, so that pages must move.
-const CMDLINE: &str = "ssi_exec=\"faultprobe --bytes 512M\"";
+/// What the guest runs: with the kernel it needs more than the local memory, so that pages must move.
+const CMDLINE: &str = "ssi_exec=\"faultprobe --bytes 256M\"";
 const PORT: u16 = 7700;
 
 /// Where the demo runs.

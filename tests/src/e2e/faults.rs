@@ -54,7 +54,7 @@ fn donor_dies(context: &Context<'_>) -> Result {
 
 fn donor_returns(context: &Context<'_>) -> Result {
     let donor = Donor::start_with(context, &["--lease-seconds", "120"])?;
-    let mut guest = Guest::remote(1, "faultprobe --bytes 512M");
+    let mut guest = Guest::remote(1, "faultprobe --bytes 256M");
     guest.more.extend(GRACE_LONG);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
@@ -77,7 +77,7 @@ fn slow_link(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
     let result = (|| {
         context.testbed.netem(1, 2, Duration::from_millis(2), 0)?;
-        Guest::remote(1, "faultprobe --bytes 320M --pattern sequential").run(context)
+        Guest::remote(1, "faultprobe --bytes 256M").run(context)
     })();
     context.testbed.clear_netem()?;
     let guest = result?;

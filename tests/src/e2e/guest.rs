@@ -9,7 +9,7 @@ use super::Context;
 use crate::testbed::{Host, Output, RemoteProcess};
 
 /// How long a guest may take from its start to its end, with faultprobe in it.
-pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(240);
+pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(360);
 /// How long a guest may take from its start to init.
 pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(120);
 /// How long a donor may take to listen, and anything to end that was told to.
