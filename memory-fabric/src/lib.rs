@@ -47,6 +47,8 @@ pub mod page_map;
 #[cfg(not(loom))]
 mod pager;
 #[cfg(not(loom))]
+mod spin;
+#[cfg(not(loom))]
 pub mod stats;
 mod sync;
 #[cfg(not(loom))]

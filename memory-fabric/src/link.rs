@@ -371,10 +371,11 @@ impl Keeper {
             }
             renew_at = Instant::now() + interval;
         }
-        if !lost && self.control.is_some() {
-            if let Err(error) = self.renew(FrameKind::Release) {
-                tracing::debug!(node = %self.config.node, %error, "lease was not released");
-            }
+        if !lost
+            && self.control.is_some()
+            && let Err(error) = self.renew(FrameKind::Release)
+        {
+            tracing::debug!(node = %self.config.node, %error, "lease was not released");
         }
         self.status
     }

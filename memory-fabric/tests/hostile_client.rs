@@ -3,6 +3,7 @@
 mod support;
 
 use memory_fabric::control::{ControlError, ControlStream};
+use memory_fabric::donor::pool::ORPHAN_TIME;
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::wire::{
     AttachRequest, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus, Refusal,
@@ -11,16 +12,20 @@ use memory_fabric::wire::{
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::*;
 
 fn lease(donor: SocketAddr, bytes: u64) -> (ControlStream, LeaseGrant) {
+    lease_for(donor, bytes, 5000)
+}
+
+fn lease_for(donor: SocketAddr, bytes: u64, duration_ms: u32) -> (ControlStream, LeaseGrant) {
     let mut control = ControlStream::connect(donor).expect("a donor");
     let request = LeaseRequest {
         vm: "vm".into(),
         bytes,
         or_less: false,
-        duration_ms: 5000,
+        duration_ms,
     };
     let grant = control
         .call(FrameKind::Lease, &request, FrameKind::Granted)
@@ -123,6 +128,54 @@ fn a_vm_that_stops_renewing_loses_its_lease() {
         refused(attach(donor.address(), grant.token)),
         Refusal::UnknownLease
     );
+}
+
+#[test]
+fn a_lease_whose_vm_is_killed_ends_soon() {
+    let donor = donor(MIB);
+    let (control, grant) = lease_for(donor.address(), MIB, 25_000);
+    let mut pages = attach(donor.address(), grant.token)
+        .expect("attached")
+        .into_stream();
+    let started = Instant::now();
+    drop(control);
+    // The end of the lease ends this connection.
+    pages.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    assert!(matches!(pages.read(&mut [0; 16]), Ok(0) | Err(_)));
+    assert!(
+        started.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(
+        refused(attach(donor.address(), grant.token)),
+        Refusal::UnknownLease
+    );
+}
+
+#[test]
+fn the_late_end_of_a_replaced_control_connection_ends_no_lease() {
+    let donor = donor(MIB);
+    let (old, grant) = lease_for(donor.address(), MIB, 25_000);
+    let mut pages = attach(donor.address(), grant.token)
+        .expect("attached")
+        .into_stream();
+    let mut new = ControlStream::connect(donor.address()).expect("a donor");
+    let _: LeaseStatus = new
+        .call(FrameKind::Resume, &grant.token, FrameKind::Status)
+        .expect("resumed");
+    drop(old);
+    // Longer than an orphaned lease lasts: the connection must stay open for that time.
+    pages
+        .set_read_timeout(Some(ORPHAN_TIME + Duration::from_secs(1)))
+        .expect("a socket");
+    let silence = pages
+        .read(&mut [0; 16])
+        .expect_err("nothing comes, and nothing ends");
+    assert_eq!(silence.kind(), std::io::ErrorKind::WouldBlock);
+    let _: LeaseStatus = new
+        .call(FrameKind::Renew, &grant.token, FrameKind::Status)
+        .expect("renewed");
 }
 
 #[test]

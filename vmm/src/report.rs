@@ -139,7 +139,8 @@ pub struct Node {
     pub role: Role,
     /// Where it was reached; `null` for the compute node.
     pub address: Option<String>,
-    /// Memory of the guest with its home there.
+    /// Guest memory that it holds: for the compute node its local budget, for a donor the
+    /// pages with their home there.
     pub memory_bytes: u64,
     /// Pages that came from there.
     pub pages_fetched: u64,

@@ -5,7 +5,8 @@
 //! visits the pages in random or sequential order. The first access to a page is timed: a
 //! read, or for a quarter of the visits a write. Then every byte of the page is compared,
 //! and for another quarter of the visits the page is written anew with the next generation.
-//! A last pass compares everything once more.
+//! A last pass compares what was written since it was last compared: so every byte is
+//! compared after it was written for the last time.
 //!
 //! An access counts as remote if it took longer than a threshold that is derived from the
 //! time of accesses to pages touched just before; see [`report::threshold_ns`].

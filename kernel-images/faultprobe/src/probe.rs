@@ -49,10 +49,12 @@ impl Visit {
     }
 }
 
-/// Fills the memory, visits it as the arguments say, and compares it once more at the end.
+/// Fills the memory, visits it as the arguments say, and at the end compares once more what was
+/// written since it was last compared.
 pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
     let mut run = Run {
         generations: vec![0; memory.pages()],
+        unverified: vec![true; memory.pages()],
         seed: args.seed,
         shown: 0,
         outcome: Outcome::default(),
@@ -70,8 +72,11 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
         if args.pattern == Order::Random {
             shuffle(&mut order, mix(args.seed ^ (u64::from(pass) << 32)));
         }
+        let last = pass == args.passes;
+        if last {
+            order.retain(|&page| run.unverified[page]);
+        }
         for (position, &page) in order.iter().enumerate() {
-            let last = pass == args.passes;
             let how = if last {
                 Visit::Read
             } else {
@@ -93,6 +98,8 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
 struct Run {
     /// How often each page was written anew.
     generations: Vec<u32>,
+    /// Which pages were written since they were last compared.
+    unverified: Vec<bool>,
     seed: u64,
     shown: usize,
     outcome: Outcome,
@@ -119,6 +126,7 @@ impl Run {
         self.outcome.touch_ticks.push(end.saturating_sub(start));
 
         self.compare(memory.page(page), page, old, skip);
+        self.unverified[page] = how != Visit::Read;
         if skip == 1 {
             let found = memory.touch_read(page);
             self.note(page, mismatches(0, first, found));
@@ -198,6 +206,7 @@ mod tests {
         let generations = vec![0; memory.pages()];
         let mut run = Run {
             generations,
+            unverified: vec![true; memory.pages()],
             seed: 1,
             shown: 0,
             outcome: Outcome::default(),

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -69,6 +70,8 @@ pub struct Lease {
     pub duration: Duration,
     memory: Mapping,
     ends_at: Mutex<Instant>,
+    /// Control connections so far.
+    controls: AtomicU64,
     sessions: Mutex<Sessions>,
     session_ended: Condvar,
     /// Pages sent.
@@ -146,12 +149,21 @@ impl Lease {
         *lock(&self.ends_at) = Instant::now() + self.duration;
     }
 
-    /// The control connection was closed from the other side: the VM has ended, or connects
-    /// again soon.
-    pub fn orphan(&self) {
+    /// A control connection begins to serve the lease, in place of any before it. Gives its
+    /// number, for [`Self::orphan`].
+    pub fn begin_control(&self) -> u64 {
+        self.controls.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Control connection `number` was closed from the other side. If it was the newest, the VM
+    /// has ended, or connects again soon.
+    pub fn orphan(&self, number: u64) {
         let soon = Instant::now() + ORPHAN_TIME.min(self.duration);
         let mut ends_at = lock(&self.ends_at);
-        *ends_at = soon.min(*ends_at);
+        // Under the lock that a renewal takes too, so that one that comes later wins.
+        if self.controls.load(Ordering::Acquire) == number {
+            *ends_at = soon.min(*ends_at);
+        }
     }
 
     fn ends_at(&self) -> Instant {
@@ -300,6 +312,7 @@ impl Pool {
             duration,
             memory,
             ends_at: Mutex::new(Instant::now() + duration),
+            controls: AtomicU64::new(0),
             sessions: Mutex::default(),
             session_ended: Condvar::new(),
             pages_read: Counter::default(),

@@ -216,10 +216,7 @@ impl Connection<'_> {
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Resume => match control.decode::<Token>(frame.kind, &payload) {
-                Ok(token) => match self.answer_status(&mut control, &token, FrameKind::Renew)? {
-                    true => self.keep(control, token),
-                    false => Ok(()),
-                },
+                Ok(token) => self.resume(control, token),
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Attach => match control.decode(frame.kind, &payload) {
@@ -264,17 +261,41 @@ impl Connection<'_> {
             bytes: lease.bytes(),
             duration_ms: u32::try_from(lease.duration.as_millis()).unwrap_or(u32::MAX),
         };
+        let number = lease.begin_control();
         drop(lease);
         if let Err(error) = control.send(FrameKind::Granted, &grant) {
             // Nobody knows the token.
             self.shared.pool.end(&token);
             return Err(error);
         }
-        self.keep(control, token)
+        self.keep(control, token, number)
     }
 
-    /// Serves a control connection. When it breaks the lease goes on until its time is over.
-    fn keep(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
+    /// Goes on with a lease on a new control connection.
+    fn resume(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
+        // Before it is renewed: the end of an earlier connection must not count from here on.
+        let number = self
+            .shared
+            .pool
+            .find(&token)
+            .map(|lease| lease.begin_control());
+        match (
+            self.answer_status(&mut control, &token, FrameKind::Renew)?,
+            number,
+        ) {
+            (true, Some(number)) => self.keep(control, token, number),
+            _ => Ok(()),
+        }
+    }
+
+    /// Serves control connection `number` of a lease. When it breaks the lease goes on until
+    /// its time is over.
+    fn keep(
+        &self,
+        mut control: ControlStream,
+        token: Token,
+        number: u64,
+    ) -> Result<(), ControlError> {
         loop {
             // A control connection is silent between renewals; one that is silent for longer
             // than any lease lasts has lost its peer.
@@ -292,7 +313,7 @@ impl Connection<'_> {
                         (&error, self.shared.pool.find(&token))
                         && cause.kind() != io::ErrorKind::TimedOut
                     {
-                        lease.orphan();
+                        lease.orphan(number);
                     }
                     return Err(error);
                 }
@@ -361,14 +382,13 @@ impl Connection<'_> {
             return refuse(&mut control, Refusal::Busy, text);
         }
         let mut control = ControlStream::accepted(stream, self.peer);
-        let served = control.send(FrameKind::Attached, &()).and_then(|()| {
+        let served = control.send(FrameKind::Attached, &());
+        if served.is_ok() {
             let stream = control.into_stream();
-            let result = session::serve(&lease, &stream, self.shared.spin);
-            if let Err(error) = result {
+            if let Err(error) = session::serve(&lease, &stream, self.shared.spin) {
                 tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
             }
-            Ok(())
-        });
+        }
         lease.end_session(class);
         served
     }

@@ -2,6 +2,7 @@
 
 use super::pool::{Lease, OutOfRange};
 use crate::page::{PAGE_SIZE, PageBytes};
+use crate::spin::Spin;
 use crate::wire::{
     ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, encode_message,
 };
@@ -30,14 +31,14 @@ pub(super) enum SessionError {
     OutOfRange(#[from] OutOfRange),
 }
 
-/// Serves pages of `lease` until the VM closes the connection. `spin` is how long it waits
-/// for the next request without sleeping.
+/// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
+/// the next request before it sleeps, at the most.
 pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result<(), SessionError> {
     stream.set_nonblocking(true)?;
     let mut session = Session {
         lease,
         stream,
-        spin,
+        spin: Spin::new(spin),
         input: vec![0; INPUT_BYTES].into_boxed_slice(),
         filled: 0..0,
         output: Vec::with_capacity(OUTPUT_BYTES),
@@ -64,7 +65,7 @@ pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result
 struct Session<'a> {
     lease: &'a Lease,
     stream: &'a TcpStream,
-    spin: Duration,
+    spin: Spin,
     input: Box<[u8]>,
     /// The part of `input` that is filled and not yet decoded.
     filled: std::ops::Range<usize>,
@@ -86,7 +87,7 @@ impl Session<'_> {
             self.input.copy_within(self.filled.clone(), 0);
             self.filled = 0..self.filled.len();
         }
-        let mut spin_until = None;
+        let mut idle_since = None;
         loop {
             match self.stream.read(&mut self.input[self.filled.end..]) {
                 Ok(0) if self.filled.is_empty() => return Ok(false),
@@ -98,11 +99,12 @@ impl Session<'_> {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let now = Instant::now();
-                    if now < *spin_until.get_or_insert(now + self.spin) {
-                        std::hint::spin_loop();
-                    } else {
+                    let since = *idle_since.get_or_insert(now);
+                    if !self.spin.goes_on(now - since) {
                         // No deadline: the end of the lease shuts the connection down.
                         wait(self.stream, libc::POLLIN, None)?;
+                        self.spin.slept(since.elapsed());
+                        idle_since = None;
                     }
                 }
                 Err(error) => return Err(error),

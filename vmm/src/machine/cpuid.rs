@@ -30,6 +30,48 @@ const CACHE_CORES_MASK: u32 = 0x3f << CACHE_CORES_SHIFT;
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
+/// Leaf 1, ECX: XSAVE, and what needs it: OSXSAVE, FMA, AVX, F16C.
+const ECX_XSAVE: u32 = 1 << 26 | 1 << 27 | 1 << 12 | 1 << 28 | 1 << 29;
+/// Leaf 7, EBX: AVX2, MPX and AVX-512.
+const EBX_7_XSAVE: u32 = 1 << 5
+    | 1 << 14
+    | 1 << 16
+    | 1 << 17
+    | 1 << 21
+    | 1 << 26
+    | 1 << 27
+    | 1 << 28
+    | 1 << 30
+    | 1 << 31;
+/// Leaf 7, ECX: protection keys, AVX-512 and wide AES.
+const ECX_7_XSAVE: u32 =
+    1 << 1 | 1 << 3 | 1 << 4 | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 14;
+/// Leaf 0x8000_0001, ECX: XOP and FMA4.
+const ECX_EXTENDED_XSAVE: u32 = 1 << 11 | 1 << 16;
+
+/// Takes XSAVE away, and every feature whose state needs it.
+///
+/// KVM tells a guest how large the state is that it has enabled (leaf 0xd), and learns what is
+/// enabled by intercepting XSETBV. An emulator that does not pass that intercept on makes the
+/// leaf wrong, and Linux complains at length at each start.
+pub(super) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
+    entries.retain(|entry| entry.function != 0xd);
+    for entry in entries {
+        match (entry.function, entry.index) {
+            (0x1, _) => set(&mut entry.ecx, ECX_XSAVE, false),
+            (0x7, 0) => {
+                set(&mut entry.ebx, EBX_7_XSAVE, false);
+                set(&mut entry.ecx, ECX_7_XSAVE, false);
+                // AVX-512 and AMX, all but the mitigations of the upper bits.
+                set(&mut entry.edx, 0x01c0_010c, false);
+            }
+            (0x7, _) => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
+            (0x8000_0001, _) => set(&mut entry.ecx, ECX_EXTENDED_XSAVE, false),
+            _ => {}
+        }
+    }
+}
+
 /// The CPUID entries of CPU `id` (also the number of its local APIC) of `cpus`, made from what
 /// KVM supports.
 pub(super) fn for_cpu(

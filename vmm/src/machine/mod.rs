@@ -87,6 +87,7 @@ pub use layout::{
 pub use payload::KERNEL_BYTES_MAX;
 pub use terminal::{RawTerminal, restore_terminal};
 
+use crate::report::{TCG_VENDOR, hypervisor_vendor};
 use acpi::AcpiTables;
 use console::ConsoleInput;
 use control::Control;
@@ -260,9 +261,13 @@ impl Machine {
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
             .map_err(MachineError::kvm("tell its CPU features"))?;
         let tsc_deadline = interrupts.has_tsc_deadline(&vm);
+        let emulated = hypervisor_vendor() == Some(TCG_VENDOR);
         let vcpus = (0..config.cpus)
             .map(|id| {
-                let cpuid = cpuid::for_cpu(supported.as_slice(), id, config.cpus, tsc_deadline);
+                let mut cpuid = cpuid::for_cpu(supported.as_slice(), id, config.cpus, tsc_deadline);
+                if emulated {
+                    cpuid::hide_xsave(&mut cpuid);
+                }
                 kvm::create_vcpu(&vm, &interrupts, id, &cpuid)
             })
             .collect::<Result<Vec<_>, _>>()?;
