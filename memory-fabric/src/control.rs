@@ -118,10 +118,8 @@ impl ControlStream {
             .verify(&header, &payload)
             .map_err(|error| self.wrong(error))?;
         if frame.kind == FrameKind::Error {
-            let message: ErrorMessage = self.decode(frame.kind, &payload)?;
+            let message = ErrorMessage::decode(&payload).map_err(|error| self.wrong(error))?;
             let ErrorMessage { refusal, text } = message;
-            // A peer's text goes to people's terminals.
-            let text = text.chars().filter(|c| !c.is_control()).collect();
             return Err(ControlError::Refused {
                 address: self.peer,
                 refusal,

@@ -321,6 +321,7 @@ impl Fabric {
             fault_wake,
             evict_wake,
             stopping: AtomicBool::new(false),
+            stopped_at: std::sync::OnceLock::new(),
             failed: Arc::new(move |error: PagerError| {
                 failed(FabricEvent::Failed(describe(&error)))
             }),

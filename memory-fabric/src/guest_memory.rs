@@ -41,6 +41,12 @@ impl GuestMemory {
             // A child must not share a registered view, and a core dump must not fault it in.
             view.advise(0, bytes, libc::MADV_DONTFORK)?;
             view.advise(0, bytes, libc::MADV_DONTDUMP)?;
+            // A huge page would reach into neighbours that are at home elsewhere. EINVAL: a
+            // kernel without huge pages.
+            match view.advise(0, bytes, libc::MADV_NOHUGEPAGE) {
+                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
+                _ => {}
+            }
         }
         Ok(Self {
             file,

@@ -7,13 +7,14 @@
 use crate::control::{ControlError, ControlStream};
 use crate::layout::NodeId;
 use crate::wire::{
-    AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, Refusal, Token,
-    TrafficClass, WireError,
+    AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus,
+    RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass, WireError,
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
@@ -22,6 +23,8 @@ use vmm_sys_util::eventfd::EventFd;
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// Longest pause between attempts to connect.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Shortest time between renewals, however short the lease that a donor grants.
+const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Round trips measured when a lease begins.
 const ROUND_TRIPS_MEASURED: usize = 8;
 /// Renewals in the time after which a lease ends.
@@ -97,9 +100,16 @@ pub struct LinkPort {
     class: TrafficClass,
     ask: Sender<Ask>,
     connections: Receiver<TcpStream>,
+    /// Requests completed on all connections of this port.
+    completed: Arc<AtomicU64>,
 }
 
 impl LinkPort {
+    /// A request was completed: the connection is of use.
+    pub(crate) fn note_progress(&self) {
+        // Relaxed: a count that the link compares with an earlier one.
+        self.completed.fetch_add(1, Ordering::Relaxed);
+    }
     /// The newest connection, if there is a new one.
     pub(crate) fn take_connection(&self) -> Option<TcpStream> {
         self.connections.try_iter().last()
@@ -126,6 +136,19 @@ struct Port {
     /// Rung when there is a new connection.
     wake: EventFd,
     wanted: bool,
+    /// Requests completed, written by the transport.
+    completed: Arc<AtomicU64>,
+    /// What `completed` was when the newest connection was made.
+    completed_before: u64,
+}
+
+/// An outage that is not known to be over.
+#[derive(Clone, Copy, Debug)]
+struct Trouble {
+    /// When the donor is given up.
+    deadline: Instant,
+    /// The next pause between attempts.
+    backoff: Duration,
 }
 
 /// A lease that is kept until [`Link::release`].
@@ -228,16 +251,20 @@ impl Leased {
             (TrafficClass::Bulk, bulk_wake),
         ] {
             let (connections, receiver) = bounded(1);
+            let completed = Arc::new(AtomicU64::new(0));
             ports.push(Port {
                 class,
                 connections,
                 wake,
                 wanted: true,
+                completed: Arc::clone(&completed),
+                completed_before: 0,
             });
             ends.push(LinkPort {
                 class,
                 ask: ask.clone(),
                 connections: receiver,
+                completed,
             });
         }
         let grant = self.grant.clone();
@@ -248,6 +275,7 @@ impl Leased {
             ports,
             observer,
             status: LeaseStatus::default(),
+            trouble: None,
         };
         if let Err(error) = keeper.connect_ports() {
             let _ = keeper.renew(FrameKind::Release);
@@ -256,7 +284,16 @@ impl Leased {
         let name = format!("link-{}", keeper.config.node.0);
         let thread = std::thread::Builder::new()
             .name(name)
-            .spawn(move || keeper.run(&asked))
+            .spawn(move || {
+                let (node, observer) = (keeper.config.node, Arc::clone(&keeper.observer));
+                // The keeper's data is not used again.
+                let run = std::panic::AssertUnwindSafe(move || keeper.run(&asked));
+                std::panic::catch_unwind(run).unwrap_or_else(|_| {
+                    let reason = "the thread of its link panicked".to_owned();
+                    observer(LinkEvent::Lost { node, reason });
+                    LeaseStatus::default()
+                })
+            })
             .map_err(system)?;
         let ends: [LinkPort; 2] = ends.try_into().expect("made two");
         Ok((
@@ -329,6 +366,8 @@ struct Keeper {
     ports: Vec<Port>,
     observer: LinkObserver,
     status: LeaseStatus,
+    /// The outage that a page connection which has completed anything since would have ended.
+    trouble: Option<Trouble>,
 }
 
 /// Why an attempt to be connected again failed.
@@ -340,9 +379,15 @@ enum Setback {
 }
 
 impl Keeper {
+    /// Time between renewals: enough in the lease's own time, and enough to notice in time that
+    /// the control connection was closed.
+    fn renewal_interval(&self) -> Duration {
+        let lease = Duration::from_millis(u64::from(self.grant.duration_ms));
+        (lease / RENEWALS_PER_LEASE).clamp(RENEWAL_INTERVAL_MIN, RENEWAL_INTERVAL_MAX)
+    }
+
     fn run(mut self, asked: &Receiver<Ask>) -> LeaseStatus {
-        let interval =
-            Duration::from_millis(u64::from(self.grant.duration_ms)) / RENEWALS_PER_LEASE;
+        let interval = self.renewal_interval();
         let mut renew_at = Instant::now() + interval;
         let mut lost = false;
         loop {
@@ -351,6 +396,10 @@ impl Keeper {
                 Ok(Ask::Connection(class, why)) => {
                     self.want(class);
                     why.to_string()
+                }
+                Err(RecvTimeoutError::Timeout) if lost => {
+                    renew_at = Instant::now() + interval;
+                    continue;
                 }
                 Err(RecvTimeoutError::Timeout) => match self.renew(FrameKind::Renew) {
                     Ok(()) => {
@@ -361,7 +410,6 @@ impl Keeper {
                 },
             };
             if lost {
-                renew_at = Instant::now() + interval;
                 continue;
             }
             match self.recover(why, asked) {
@@ -380,33 +428,49 @@ impl Keeper {
         self.status
     }
 
+    /// A connection of this class is wanted. If the one before completed anything, an outage
+    /// that was before it is over.
     fn want(&mut self, class: TrafficClass) {
         for port in self.ports.iter_mut().filter(|port| port.class == class) {
             port.wanted = true;
+            if port.completed.load(Ordering::Relaxed) != port.completed_before {
+                self.trouble = None;
+            }
         }
     }
 
-    /// Connects again, for as long as the grace time lasts.
+    /// Connects again, for as long as the grace time lasts. A donor that takes connections and
+    /// completes nothing on them is no better than one that takes none: then it is the same
+    /// outage that goes on.
     fn recover(&mut self, why: String, asked: &Receiver<Ask>) -> Recovery {
         let node = self.config.node;
-        let deadline = Instant::now() + self.config.grace;
-        let mut backoff = BACKOFF_MIN;
+        let known = self.trouble;
+        let mut trouble = known.unwrap_or(Trouble {
+            deadline: Instant::now() + self.config.grace,
+            backoff: BACKOFF_MIN,
+        });
+        let mut attempt = known.is_none();
         let mut told = false;
-        tracing::info!(%node, why, "link to donor broke; connecting again");
+        let mut reason = why.clone();
+        tracing::debug!(%node, why, "link to donor broke; connecting again");
         loop {
-            let error = match self.reconnect() {
-                Ok(()) => {
-                    if told {
-                        (self.observer)(LinkEvent::Up { node });
+            if attempt {
+                match self.reconnect() {
+                    Ok(()) => {
+                        self.trouble = Some(trouble);
+                        if told {
+                            (self.observer)(LinkEvent::Up { node });
+                        }
+                        return Recovery::Recovered;
                     }
-                    return Recovery::Recovered;
+                    Err(Setback::Final(reason)) => {
+                        (self.observer)(LinkEvent::Lost { node, reason });
+                        return Recovery::Lost;
+                    }
+                    Err(Setback::Passing(error)) => reason = describe(&error),
                 }
-                Err(Setback::Final(reason)) => {
-                    (self.observer)(LinkEvent::Lost { node, reason });
-                    return Recovery::Lost;
-                }
-                Err(Setback::Passing(error)) => error,
-            };
+            }
+            attempt = true;
             if !told {
                 told = true;
                 (self.observer)(LinkEvent::Down {
@@ -415,18 +479,18 @@ impl Keeper {
                 });
             }
             let now = Instant::now();
-            if now >= deadline {
+            if now >= trouble.deadline {
                 let grace = self.config.grace.as_secs_f64();
-                let reason = format!("not back within {grace} s: {}", describe(&error));
+                let reason = format!("not back within {grace} s: {reason}");
                 (self.observer)(LinkEvent::Lost { node, reason });
                 return Recovery::Lost;
             }
-            match asked.recv_deadline((now + backoff).min(deadline)) {
+            match asked.recv_deadline((now + trouble.backoff).min(trouble.deadline)) {
                 Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => return Recovery::Stopped,
                 Ok(Ask::Connection(class, _)) => self.want(class),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            trouble.backoff = (trouble.backoff * 2).min(BACKOFF_MAX);
         }
     }
 
@@ -489,6 +553,7 @@ impl Keeper {
                 return Err(ControlError::Protocol(self.config.address, wrong));
             }
             port.wanted = false;
+            port.completed_before = port.completed.load(Ordering::Relaxed);
             // Full: the transport has not taken the one before, and asks again when that
             // turns out to be closed.
             let _ = port.connections.try_send(stream.into_stream());

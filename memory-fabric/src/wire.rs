@@ -16,6 +16,7 @@
 use crate::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
+use std::time::Duration;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -33,6 +34,14 @@ pub const CONTROL_BYTES_MAX: usize = 1024;
 
 /// Longest payload of any frame, bytes: one page.
 pub const PAYLOAD_BYTES_MAX: usize = PAGE_SIZE;
+
+/// How long a lease goes on when its control connection was closed by the VM's side without a
+/// release, as the end of a killed process does. A living VM renews several times in it, finds
+/// the connection closed, and resumes the lease on another.
+pub const ORPHAN_TIME: Duration = Duration::from_secs(10);
+
+/// Longest time between two renewals by a VM, however long its lease.
+pub const RENEWAL_INTERVAL_MAX: Duration = Duration::from_secs(2);
 
 /// Longest name of a VM, bytes.
 pub const VM_NAME_BYTES_MAX: usize = 64;
@@ -373,6 +382,20 @@ pub struct ErrorMessage {
     pub refusal: Refusal,
     /// For people.
     pub text: String,
+}
+
+impl ErrorMessage {
+    /// Decodes what a peer sent. Its text is for people's terminals, so it has no control
+    /// characters afterwards.
+    ///
+    /// # Errors
+    ///
+    /// As for [`decode_message`].
+    pub fn decode(payload: &[u8]) -> Result<Self, WireError> {
+        let Self { refusal, text } = decode_message(FrameKind::Error, payload)?;
+        let text = text.chars().filter(|c| !c.is_control()).collect();
+        Ok(Self { refusal, text })
+    }
 }
 
 /// A control payload.

@@ -4,9 +4,12 @@ mod support;
 
 use memory_fabric::fabric::{Fabric, FabricEvent, FabricObserver};
 use memory_fabric::link::LinkEvent;
+use memory_fabric::transport::IN_FLIGHT_MAX;
+use memory_fabric::wire::ORPHAN_TIME;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::proxy::{Mischief, Proxy};
 use support::*;
@@ -158,6 +161,77 @@ fn a_donor_that_comes_back_without_its_memory_is_lost_at_once() {
         reason.contains("no longer has this VM's memory"),
         "{reason}"
     );
+}
+
+#[test]
+fn a_donor_that_takes_connections_and_sends_no_page_is_lost_too() {
+    let donor = donor(GUEST);
+    let proxy = Proxy::new(donor.address(), Mischief::NoPage, 0);
+    let mut config = config(GUEST, LOCAL, &[proxy.address]);
+    config.grace = Duration::from_secs(1);
+    let running = start(&config);
+    fill(Words::of(&running.fabric), 5);
+    let words = Words::of(&running.fabric);
+    std::thread::spawn(move || verify(words, 5));
+    let reason = loop {
+        match next_event(&running) {
+            FabricEvent::Link(LinkEvent::Lost { reason, .. }) => break reason,
+            FabricEvent::Link(_) => {}
+            other => panic!("unexpected {other:?}"),
+        }
+    };
+    assert!(reason.contains("not back within 1 s"), "{reason}");
+    let attempts = proxy.mischief_done();
+    assert!(
+        attempts < 50,
+        "{attempts} attempts in a second: no pause between them"
+    );
+    std::mem::forget(running.fabric);
+}
+
+#[test]
+fn more_faults_than_requests_fit_on_a_connection_are_all_served() {
+    let donor = donor(GUEST);
+    let proxy = Proxy::new(donor.address(), Mischief::None, 0);
+    let running = start(&config(GUEST, LOCAL, &[proxy.address]));
+    let words = Words::of(&running.fabric);
+    fill(words, 6);
+    proxy.cut(true);
+    std::thread::scope(|scope| {
+        // The first pages were evicted long ago.
+        let readers: Vec<_> = (0..IN_FLIGHT_MAX + 30)
+            .map(|page| scope.spawn(move || words.at(page, 0).load(Ordering::Relaxed)))
+            .collect();
+        let event = next_event(&running);
+        assert!(
+            matches!(event, FabricEvent::Link(LinkEvent::Down { .. })),
+            "{event:?}"
+        );
+        proxy.cut(false);
+        for reader in readers {
+            reader.join().expect("served");
+        }
+    });
+    verify(words, 6);
+    running.fabric.shutdown();
+}
+
+#[test]
+fn an_idle_vm_whose_connections_break_keeps_its_memory() {
+    let donor = donor(GUEST);
+    let mut config = config(GUEST, LOCAL, &[donor.address()]);
+    config.grace = Duration::from_secs(60);
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 7);
+    donor.break_connections();
+    // Nothing happens for longer than a lease without a control connection lasts.
+    let idle = ORPHAN_TIME + Duration::from_secs(2);
+    let event = running.events.recv_timeout(idle);
+    assert!(event.is_err(), "{event:?}");
+    assert_eq!(donor.pool().leases(), 1);
+    verify(words, 7);
+    running.fabric.shutdown();
 }
 
 fn refusal(config: &memory_fabric::fabric::FabricConfig) -> String {

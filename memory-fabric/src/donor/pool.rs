@@ -3,7 +3,7 @@
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
-use crate::wire::{LeaseStatus, Token, TrafficClass};
+use crate::wire::{LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -14,10 +14,6 @@ use std::time::{Duration, Instant};
 
 /// Shortest time between renewals: with less, one lost packet ends a lease.
 pub const LEASE_DURATION_MIN: Duration = Duration::from_secs(1);
-
-/// How long a lease goes on when its VM has closed the control connection without releasing it,
-/// as a killed process does. A VM that lives connects again within a second.
-pub const ORPHAN_TIME: Duration = Duration::from_secs(5);
 
 /// Most leases at once.
 pub const LEASES_MAX: usize = 1024;
@@ -220,7 +216,7 @@ pub struct Pool {
     bytes: u64,
     duration_max: Duration,
     leases: Mutex<HashMap<Token, Arc<Lease>>>,
-    lent: Arc<Mutex<u64>>,
+    lent: Mutex<u64>,
     /// Leases granted.
     pub granted: Counter,
     /// Leases that were not renewed in time.
@@ -237,7 +233,7 @@ impl Pool {
             bytes,
             duration_max,
             leases: Mutex::default(),
-            lent: Arc::default(),
+            lent: Mutex::default(),
             granted: Counter::default(),
             expired: Counter::default(),
             past: Mutex::default(),
@@ -333,17 +329,18 @@ impl Pool {
     /// Ends a lease: its connections close, its memory is freed as soon as the last of them
     /// has ended.
     pub fn end(&self, token: &Token) -> Option<LeaseStatus> {
-        let lease = lock(&self.leases).remove(token)?;
+        self.end_if(token, |_| true)
+    }
+
+    fn end_if(&self, token: &Token, wanted: impl Fn(&Lease) -> bool) -> Option<LeaseStatus> {
+        let lease = {
+            let mut leases = lock(&self.leases);
+            if !wanted(leases.get(token)?) {
+                return None;
+            }
+            leases.remove(token)?
+        };
         lease.disconnect();
-        let status = lease.status();
-        {
-            let mut past = lock(&self.past);
-            past.pages_read += status.pages_read;
-            past.pages_written += status.pages_written;
-        }
-        // The bytes count as free only when they are.
-        let bytes = lease.bytes();
-        let lent = Arc::clone(&self.lent);
         let mut sessions = lock(&lease.sessions);
         while !sessions.active.is_empty() {
             sessions = lease
@@ -352,22 +349,35 @@ impl Pool {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         drop(sessions);
+        // Now that nobody counts any more.
+        let status = lease.status();
+        {
+            let mut past = lock(&self.past);
+            past.pages_read += status.pages_read;
+            past.pages_written += status.pages_written;
+        }
+        // The bytes count as free only when they are.
+        let bytes = lease.bytes();
         drop(lease);
-        *lock(&lent) -= bytes;
+        *lock(&self.lent) -= bytes;
         Some(status)
     }
 
     /// Ends every lease that was not renewed in time; gives the names of their VMs.
     pub fn end_expired(&self, now: Instant) -> Vec<String> {
+        let late = |lease: &Lease| lease.ends_at() <= now;
         let expired: Vec<_> = {
             let leases = lock(&self.leases);
-            let late = leases.values().filter(|lease| lease.ends_at() <= now);
-            late.map(|lease| (lease.token, lease.vm.clone())).collect()
+            let expired = leases.values().filter(|lease| late(lease));
+            expired
+                .map(|lease| (lease.token, lease.vm.clone()))
+                .collect()
         };
         expired
             .into_iter()
             .filter_map(|(token, vm)| {
-                self.end(&token)?;
+                // It may have been renewed since.
+                self.end_if(&token, late)?;
                 self.expired.increment();
                 Some(vm)
             })

@@ -54,6 +54,7 @@ pub enum DonorError {
 pub struct Donor {
     shared: Arc<Shared>,
     address: SocketAddr,
+    listener: TcpListener,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -76,6 +77,7 @@ impl Donor {
         let listen = |error| DonorError::Listen(config.listen, error);
         let listener = TcpListener::bind(config.listen).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
+        let accepted_from = listener.try_clone().map_err(listen)?;
         let shared = Arc::new(Shared {
             pool: Pool::new(config.memory_bytes, config.lease_duration_max),
             spin: config.spin,
@@ -85,13 +87,14 @@ impl Donor {
         let mut threads = Vec::new();
         let accepting = Arc::clone(&shared);
         threads.push(thread("donor-accept", move || {
-            accept(&accepting, &listener)
+            accept(&accepting, &accepted_from)
         })?);
         let expiring = Arc::clone(&shared);
         threads.push(thread("donor-leases", move || expire(&expiring))?);
         Ok(Self {
             shared,
             address,
+            listener,
             threads,
         })
     }
@@ -118,10 +121,11 @@ impl Donor {
 
 impl Drop for Donor {
     fn drop(&mut self) {
-        // SeqCst: before the connection below is seen by the accepting thread.
+        // SeqCst: before the accepting thread is woken by the end of its listener.
         self.shared.stopping.store(true, Ordering::SeqCst);
-        // Wakes the accepting thread, which then sees that it is to stop.
-        let _ = TcpStream::connect_timeout(&self.address, Duration::from_secs(1));
+        if let Err(error) = socket2::SockRef::from(&self.listener).shutdown(Shutdown::Both) {
+            tracing::warn!(%error, "the listener does not end");
+        }
         for thread in self.threads.drain(..) {
             thread.thread().unpark();
             let _ = thread.join();

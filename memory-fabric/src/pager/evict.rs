@@ -14,15 +14,10 @@ use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 /// Share of the resident pages that are on probation while memory is short: 1 / so many.
 /// More finds used pages more surely and costs more minor faults.
 const PROBATION_SHARE: u64 = 8;
-
-/// How long the end of the pager waits for write-backs that are under way, so that both sides
-/// have counted the same.
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Pages put on probation or judged before the thread looks for completions again.
 const BATCH: usize = 64;
@@ -40,8 +35,7 @@ pub(crate) struct Evictor {
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
-    /// Set when the pager stops.
-    drain_until: Option<Instant>,
+
     waiter: Waiter,
 }
 
@@ -57,16 +51,15 @@ impl Evictor {
             probation: PageQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
-            drain_until: None,
+
             waiter,
         }
     }
 
     /// Evicts until the pager stops or fails.
     pub(crate) fn run(mut self) {
-        if let Err(error) = self.evict() {
-            (self.shared.failed)(error);
-        }
+        let shared = Arc::clone(&self.shared);
+        shared.report_failure("pager-evict", || self.evict());
     }
 
     fn evict(&mut self) -> Result<(), PagerError> {
@@ -86,7 +79,7 @@ impl Evictor {
                 self.waiter.worked();
                 continue;
             }
-            if shared.is_stopping() && self.drained() {
+            if shared.is_stopping() && shared.drained(&self.transports) {
                 return Ok(());
             }
             let slept = self.waiter.idle(&fds, &self.transports);
@@ -95,13 +88,6 @@ impl Evictor {
                 let _ = shared.evict_wake.read();
             }
         }
-    }
-
-    /// Whether no write-back is outstanding, or none is waited for any more.
-    fn drained(&mut self) -> bool {
-        let now = Instant::now();
-        let deadline = *self.drain_until.get_or_insert(now + DRAIN_TIME_MAX);
-        now >= deadline || self.writing.iter().all(Option::is_none)
     }
 
     /// Puts the oldest mapped pages on probation, as far as too few are.

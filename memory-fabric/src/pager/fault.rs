@@ -92,9 +92,8 @@ impl FaultThread {
 
     /// Serves faults until the pager stops or fails.
     pub(crate) fn run(mut self) {
-        if let Err(error) = self.serve() {
-            (self.shared.failed)(error);
-        }
+        let shared = Arc::clone(&self.shared);
+        shared.report_failure("pager-fault", || self.serve());
     }
 
     fn serve(&mut self) -> Result<(), PagerError> {
@@ -120,7 +119,7 @@ impl FaultThread {
                 self.waiter.worked();
                 continue;
             }
-            if shared.is_stopping() {
+            if shared.is_stopping() && shared.drained(&self.transports) {
                 return Ok(());
             }
             // While faults are put off the descriptor may be ready all the time; then only
@@ -292,7 +291,11 @@ impl FaultThread {
         let window = page.number() & !(ZERO_AROUND - 1);
         let mut first = page.number();
         let mut end = u64::from(first) + 1;
-        while end < extent.pages.end().min(u64::from(window + ZERO_AROUND))
+        while end
+            < extent
+                .pages
+                .end()
+                .min(u64::from(window) + u64::from(ZERO_AROUND))
             && u32::try_from(end).is_ok_and(|next| self.take_untouched(PageIndex::new(next)))
         {
             end += 1;
@@ -334,10 +337,10 @@ impl FaultThread {
             .expect("remote pages have an extent");
         debug_assert_ne!(extent.home, NodeId::COMPUTE);
         let donor = usize::from(extent.home.0) - 1;
-        let ticket = self
-            .free_tickets
-            .pop()
-            .expect("one for each place on a transport");
+        // None left: every transport is full.
+        let Some(ticket) = self.free_tickets.pop() else {
+            return false;
+        };
         if self.transports[donor]
             .post_read(Ticket(ticket), extent.offset_of(page))
             .is_err()

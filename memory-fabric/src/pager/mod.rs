@@ -10,12 +10,13 @@ use crate::layout::Layout;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
 use crate::stats::PagerStats;
+use crate::transport::PageTransport;
 use crate::uffd::Uffd;
 use crossbeam_channel::Sender;
 use queue::Arrivals;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 /// A failure after which the VM's memory can no longer be served.
@@ -35,10 +36,17 @@ pub enum PagerError {
     /// The descriptor, or waiting for it, failed.
     #[error("{0} failed")]
     System(&'static str, #[source] std::io::Error),
+    /// A thread of the pager ended by a bug of its own.
+    #[error("thread {0} panicked")]
+    Panicked(&'static str),
     /// A fault outside the guest's memory.
     #[error("fault at host address {0:#x}, which is no guest memory at home elsewhere")]
     Stray(usize),
 }
+
+/// How long the end of the pager waits for requests that are under way, so that both sides have
+/// counted the same.
+const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Takes a failure of the pager. Called once by each thread that fails.
 pub(crate) type FailureObserver = Arc<dyn Fn(PagerError) + Send + Sync>;
@@ -59,6 +67,8 @@ pub(crate) struct Shared {
     /// Rung to wake the evictor.
     pub evict_wake: EventFd,
     pub stopping: AtomicBool,
+    /// When a thread first saw that.
+    pub stopped_at: OnceLock<Instant>,
     pub failed: FailureObserver,
     /// Whether a page can be mapped by CONTINUE with write protection.
     pub continue_write_protected: bool,
@@ -85,6 +95,28 @@ impl Shared {
 
     pub fn is_stopping(&self) -> bool {
         self.stopping.load(Ordering::SeqCst)
+    }
+
+    /// Whether nothing is outstanding on a thread's transports, or is waited for any more after
+    /// the pager was told to stop.
+    pub fn drained(&self, transports: &[Box<dyn PageTransport>]) -> bool {
+        let stopped_at = self.stopped_at.get_or_init(Instant::now);
+        stopped_at.elapsed() >= DRAIN_TIME_MAX
+            || transports
+                .iter()
+                .all(|transport| transport.in_flight() == 0)
+    }
+
+    /// Runs a thread of the pager and tells of its failure, be it a panic: nobody else would,
+    /// and those who wait for pages would wait for ever.
+    pub fn report_failure(&self, name: &'static str, run: impl FnOnce() -> Result<(), PagerError>) {
+        // The thread's data is not used again.
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+        match result {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => (self.failed)(error),
+            Err(_) => (self.failed)(PagerError::Panicked(name)),
+        }
     }
 }
 

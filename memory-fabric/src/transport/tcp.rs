@@ -6,7 +6,7 @@
 use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
 use crate::link::{LinkPort, Outage};
 use crate::page::{PAGE_SIZE, PageBytes};
-use crate::wire::{Frame, FrameKind, HEADER_BYTES, TrafficClass, WireError, decode_message};
+use crate::wire::{ErrorMessage, Frame, FrameKind, HEADER_BYTES, TrafficClass, WireError};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -247,7 +247,7 @@ impl TcpTransport {
             };
             frame.verify(header, payload).map_err(Outage::Protocol)?;
             if frame.kind == FrameKind::Error {
-                let message = decode_message(frame.kind, payload).map_err(Outage::Protocol)?;
+                let message = ErrorMessage::decode(payload).map_err(Outage::Protocol)?;
                 return Err(Outage::Refused(message));
             }
             let (kind, request) = (frame.kind, frame.request);
@@ -280,6 +280,7 @@ impl TcpTransport {
                 _ => return Err(unasked),
             }
             slot.in_use = false;
+            self.port.note_progress();
             self.posted.remove(place);
             self.sent -= 1;
             self.free.push(index);

@@ -29,6 +29,8 @@ pub enum Mischief {
     Reordered,
     /// Nothing comes any more.
     Silence,
+    /// The connection ends in place of every page, for ever.
+    NoPage,
 }
 
 /// Passes bytes between a VM and a donor.
@@ -132,6 +134,10 @@ impl Shared {
             donor.read_exact(&mut frame[HEADER_BYTES..])?;
             let page = frame[3] == FrameKind::PageData as u8;
             pages += u32::from(page);
+            if self.mischief == Mischief::NoPage && page {
+                self.done.fetch_add(1, Ordering::SeqCst);
+                return Ok(());
+            }
             if self.mischief == Mischief::Reordered && page {
                 self.done.fetch_add(1, Ordering::SeqCst);
                 match held.take() {
@@ -174,7 +180,7 @@ impl Shared {
                     while donor.read(&mut rest)? > 0 {}
                     return Ok(());
                 }
-                Mischief::None | Mischief::Reordered => {}
+                Mischief::None | Mischief::Reordered | Mischief::NoPage => {}
             }
             client.write_all(&frame)?;
         }

@@ -60,18 +60,21 @@ impl Supervisor {
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
+                let mut told = false;
                 for signal in signals.forever() {
                     let code = if signal == SIGINT {
                         ExitCode::Interrupted
                     } else {
                         ExitCode::Terminated
                     };
-                    if of_signals.end(End { code, error: None }) {
-                        continue;
+                    if told {
+                        // A second time: at once.
+                        restore_terminal();
+                        std::process::exit(code.code().into());
                     }
-                    // Told a second time: at once.
-                    restore_terminal();
-                    std::process::exit(code.code().into());
+                    told = true;
+                    // When the run is ending already, why it does is what counts.
+                    of_signals.end(End { code, error: None });
                 }
             })?;
         let of_time = Arc::clone(&supervisor);
@@ -156,18 +159,17 @@ impl Supervisor {
         self.lock().errors.push(error);
     }
 
-    /// Ends the run. False when it was told to end before.
-    fn end(&self, end: End) -> bool {
+    /// Ends the run, unless it ends already.
+    fn end(&self, end: End) {
         let mut state = self.lock();
         if state.end.is_some() || state.finished {
-            return false;
+            return;
         }
         state.end = Some(end);
         if let Some(machine) = &state.machine {
             machine.stop();
         }
         self.changed.notify_all();
-        true
     }
 
     /// Ends the process when the run does not: a thread that waits for a page of a lost donor

@@ -10,6 +10,14 @@ use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 const ECX_TSC_DEADLINE: u32 = 1 << 24;
 /// Leaf 1, ECX: runs under a hypervisor.
 const ECX_HYPERVISOR: u32 = 1 << 31;
+/// Leaf 1, ECX: VMX. Not offered, and neither is SVM: for a guest's guests KVM keeps pages of
+/// the guest pinned, and writes to them after the pager has unmapped them.
+const ECX_VMX: u32 = 1 << 5;
+/// Leaf 0x8000_0001, ECX: SVM.
+const ECX_SVM: u32 = 1 << 2;
+/// Leaf 0x4000_0001, EAX: asynchronous page faults, also in user mode of nested guests, and by
+/// interrupt: KVM_FEATURE_ASYNC_PF, _ASYNC_PF_VMEXIT, _ASYNC_PF_INT.
+const EAX_ASYNC_PAGE_FAULT: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 /// Leaf 1, EDX: the package has more than one logical processor.
 const EDX_HTT: u32 = 1 << 28;
 /// Leaf 1, EBX: size of the cache line flushed; the one field of it that stays.
@@ -100,6 +108,7 @@ pub(super) fn for_cpu(
             0x1 => {
                 entry.ebx = (entry.ebx & EBX_CLFLUSH) | ((1 << id_bits) << 16) | (id << 24);
                 entry.ecx |= ECX_HYPERVISOR;
+                entry.ecx &= !ECX_VMX;
                 set(&mut entry.ecx, ECX_TSC_DEADLINE, tsc_deadline);
                 set(&mut entry.edx, EDX_HTT, cores > 1);
             }
@@ -112,11 +121,20 @@ pub(super) fn for_cpu(
                 entry.eax &= EAX_ARAT;
                 (entry.ebx, entry.ecx, entry.edx) = (0, 0, 0);
             }
+            // KVM's features for its guests, all but asynchronous page faults. Those hand a fault
+            // to a kernel thread that nothing can interrupt while it waits for a remote page,
+            // so a process whose donor is gone could not end; and they cost two interrupts a
+            // fault, which is more than a fetch over a fast network takes.
+            0x4000_0001 => entry.eax &= !EAX_ASYNC_PAGE_FAULT,
             // No performance counters: they would measure the host as well as the guest.
             0xa => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
-            0x8000_0001 if is_amd(supported) => {
-                set(&mut entry.ecx, ECX_CMP_LEGACY, cores > 1);
+            0x8000_0001 => {
+                entry.ecx &= !ECX_SVM;
+                if is_amd(supported) {
+                    set(&mut entry.ecx, ECX_CMP_LEGACY, cores > 1);
+                }
             }
+            0x8000_000a => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
             0x8000_0008 if is_amd(supported) => {
                 entry.ecx = (entry.ecx & !0xf0ff) | (cores - 1) | (id_bits << 12);
             }
