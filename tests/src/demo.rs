@@ -1,7 +1,7 @@
 //! The demo: one guest whose memory is on two hosts.
 
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -30,6 +30,9 @@ enum Place {
     /// Two emulated hosts.
     Testbed,
 }
+
+/// Takes what a guest prints as it comes.
+type Tap = Box<dyn FnMut(&[u8]) + Send>;
 
 /// What came of the guest.
 #[derive(Debug)]
@@ -64,7 +67,7 @@ pub fn run(workspace: &Path) -> anyhow::Result<()> {
         ),
     }
     let begin = Instant::now();
-    let outcome = match place {
+    let (outcome, local) = match place {
         Place::Here => run_here(&share, &dir)?,
         Place::Testbed => run_on_testbed(workspace, &share, &dir)?,
     };
@@ -75,9 +78,12 @@ pub fn run(workspace: &Path) -> anyhow::Result<()> {
         );
     }
     let probe = parse_faultprobe(&outcome.console)?;
-    let mut report: Value =
-        serde_json::from_str(&outcome.report.context("ssi-hv wrote no report")?)
-            .context("report of ssi-hv")?;
+    let parse = |text: Option<String>| -> anyhow::Result<Value> {
+        let text = text.context("ssi-hv wrote no report")?;
+        serde_json::from_str(&text).context("report of ssi-hv")
+    };
+    let mut report = parse(outcome.report)?;
+    compare_boots(&mut report, &parse(local.report)?);
     report["faultprobe"] = probe.clone();
     report["demo"] = json!({
         "hosts": if place == Place::Here { "this machine" } else { "testbed" },
@@ -97,6 +103,15 @@ pub fn run(workspace: &Path) -> anyhow::Result<()> {
         probe["corrupt_bytes"]
     );
     Ok(())
+}
+
+/// Adds to a report how long the same guest took to init with all memory local.
+fn compare_boots(report: &mut Value, local: &Value) {
+    let time = |report: &Value| report["boot"]["to_init_ms"].as_f64();
+    if let (Some(here), Some(local)) = (time(report), time(local)) {
+        report["boot"]["local_to_init_ms"] = json!(local);
+        report["boot"]["ratio_to_local"] = json!(here / local);
+    }
 }
 
 /// Linux guests need a CPU with SVM or VMX; a `/dev/kvm` alone may be a software KVM.
@@ -123,33 +138,33 @@ fn has_virtualization(cpuinfo: &str) -> bool {
         .any(|flag| flag == "svm" || flag == "vmx")
 }
 
-/// The arguments of `ssi-hv run`.
-fn run_args(dir: &str, donor: &str, report: &str) -> Vec<String> {
+/// The arguments of `ssi-hv run`: with most memory on the donor and the probe as its work, or
+/// with all memory local and nothing to do, to compare the time to init.
+fn run_args(dir: &str, donor: Option<&str>, report: &str) -> Vec<String> {
     let (kernel, initrd) = (format!("{dir}/cloud-vmlinuz"), format!("{dir}/guest.cpio"));
-    let args = [
-        "run",
-        "--insecure",
-        "--kernel",
-        &kernel,
-        "--initrd",
-        &initrd,
-        "--cmdline",
-        CMDLINE,
-        "--cpus",
-        "2",
-        "--memory",
-        "1G",
-        "--local-memory",
-        "256M",
-        "--donor",
-        donor,
-        "--report",
-        report,
+    let mut args = vec![
+        "run", "--kernel", &kernel, "--initrd", &initrd, "--cpus", "2", "--memory", "1G",
+        "--report", report,
     ];
-    args.map(str::to_owned).into()
+    if let Some(donor) = donor {
+        args.extend([
+            "--cmdline",
+            CMDLINE,
+            "--local-memory",
+            "256M",
+            "--donor",
+            donor,
+        ]);
+        args.push("--insecure");
+    }
+    args.into_iter().map(str::to_owned).collect()
 }
 
-fn run_on_testbed(workspace: &Path, share: &Share, dir: &Path) -> anyhow::Result<Outcome> {
+fn run_on_testbed(
+    workspace: &Path,
+    share: &Share,
+    dir: &Path,
+) -> anyhow::Result<(Outcome, Outcome)> {
     let image = HostImage::prepare(workspace)?;
     let config = TestbedConfig::two_hosts(&share.dir, workspace.join("target/testbed/demo"));
     let testbed = Testbed::start(&config, &image)?;
@@ -176,27 +191,33 @@ fn run_on_testbed(workspace: &Path, share: &Share, dir: &Path) -> anyhow::Result
             donor.stderr()
         );
     }
-    let report = "/tmp/demo.json";
-    let mut argv = vec!["/share/ssi-hv".to_owned()];
-    argv.extend(run_args("/share", &address, report));
-    println!("Host 1 runs the guest:  ssi-hv {}\n", argv[1..].join(" "));
-    let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-    let guest = compute.spawn_with(&argv, &[], Box::new(show))?;
-    let output = guest.wait(GUEST_DEADLINE)?;
-    let local = dir.join("run.json");
-    let report = compute
-        .get(report, &local)
-        .ok()
-        .and_then(|()| std::fs::read_to_string(&local).ok());
-    let _ = std::fs::remove_file(local);
-    Ok(Outcome {
-        exit_code: Some(output.status.code),
-        console: output.stdout,
-        report,
-    })
+    let remote_report = "/tmp/demo.json";
+    let run = |donor: Option<&str>, tap: Tap| -> anyhow::Result<Outcome> {
+        let mut argv = vec!["/share/ssi-hv".to_owned()];
+        argv.extend(run_args("/share", donor, remote_report));
+        if donor.is_some() {
+            println!("Host 1 runs the guest:  ssi-hv {}\n", argv[1..].join(" "));
+        }
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        let output = compute.spawn_with(&argv, &[], tap)?.wait(GUEST_DEADLINE)?;
+        let file = dir.join("run.json");
+        let report = compute
+            .get(remote_report, &file)
+            .ok()
+            .and_then(|()| std::fs::read_to_string(&file).ok());
+        let _ = std::fs::remove_file(file);
+        Ok(Outcome {
+            exit_code: Some(output.status.code),
+            console: output.stdout,
+            report,
+        })
+    };
+    let remote = run(Some(&address), Box::new(show))?;
+    println!("\nThe same guest with all its memory local, for comparison...");
+    Ok((remote, run(None, Box::new(|_: &[u8]| {}))?))
 }
 
-fn run_here(share: &Share, dir: &Path) -> anyhow::Result<Outcome> {
+fn run_here(share: &Share, dir: &Path) -> anyhow::Result<(Outcome, Outcome)> {
     let program = share.dir.join("ssi-hv");
     let address = format!("127.0.0.1:{PORT}");
     println!("Lends memory:   ssi-hv node --listen {address} --memory 1G");
@@ -207,40 +228,44 @@ fn run_here(share: &Share, dir: &Path) -> anyhow::Result<Outcome> {
     )
     .context("ssi-hv node")?;
     wait_listening(&donor, &address)?;
+    let remote = run_guest_here(share, dir, Some(&address), show)?;
+    donor.signal(libc::SIGTERM)?;
+    donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
+    println!("\nThe same guest with all its memory local, for comparison...");
+    Ok((remote, run_guest_here(share, dir, None, |_| {})?))
+}
+
+fn run_guest_here(
+    share: &Share,
+    dir: &Path,
+    donor: Option<&str>,
+    show: fn(&[u8]),
+) -> anyhow::Result<Outcome> {
     let report = dir.join("run.json");
     let args = run_args(
         &share.dir.display().to_string(),
-        &address,
+        donor,
         &report.display().to_string(),
     );
-    println!("Runs the guest: ssi-hv {}\n", args.join(" "));
+    if donor.is_some() {
+        println!("Runs the guest: ssi-hv {}\n", args.join(" "));
+    }
     let guest = Process::spawn(
-        Command::new(&program)
+        Command::new(share.dir.join("ssi-hv"))
             .args(&args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped()),
     )
     .context("ssi-hv run")?;
-    let mut stdout = BufReader::new(
-        guest
-            .take_stdout()
-            .context("standard output of ssi-hv run")?,
-    );
+    let mut stdout = guest
+        .take_stdout()
+        .context("standard output of ssi-hv run")?;
     let reader = std::thread::spawn(move || {
         let mut console = Vec::new();
-        while stdout
-            .by_ref()
-            .take(4096)
-            .read_until(b'\n', &mut console)
-            .is_ok_and(|n| n > 0)
-        {
-            let shown = console
-                .iter()
-                .rev()
-                .skip(1)
-                .position(|b| *b == b'\n')
-                .map_or(0, |n| console.len() - 1 - n);
-            show(&console[shown..]);
+        let mut piece = [0; 4096];
+        while let Ok(count @ 1..) = stdout.read(&mut piece) {
+            console.extend_from_slice(&piece[..count]);
+            show(&piece[..count]);
         }
         String::from_utf8_lossy(&console).into_owned()
     });
@@ -250,8 +275,6 @@ fn run_here(share: &Share, dir: &Path) -> anyhow::Result<Outcome> {
     let console = reader
         .join()
         .map_err(|_| anyhow::anyhow!("the console's reader panicked"))?;
-    donor.signal(libc::SIGTERM)?;
-    donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
     let text = std::fs::read_to_string(&report).ok();
     let _ = std::fs::remove_file(report);
     Ok(Outcome {
@@ -312,21 +335,30 @@ fn table(probe: &Value, report: &Value) -> String {
         );
     }
     for node in report["nodes"].as_array().into_iter().flatten() {
-        let pages = node["memory_bytes"].as_u64().unwrap_or(0) / 4096;
-        let _ = writeln!(
-            text,
-            "node {} ({}): home of {pages} pages, {} fetched, {} written back",
-            node["id"],
-            node["role"].as_str().unwrap_or("?"),
-            number(&node["pages_fetched"], ""),
-            number(&node["pages_written_back"], ""),
-        );
+        let mib = node["memory_bytes"].as_u64().unwrap_or(0) >> 20;
+        let role = node["role"].as_str().unwrap_or("?");
+        let name = format!("node {} {role}", node["id"]);
+        let _ = match role {
+            "compute" => writeln!(text, "{name:<16}{mib} MiB of local memory"),
+            _ => writeln!(
+                text,
+                "{name:<16}{mib} MiB lent, {} pages fetched, {} written back",
+                number(&node["pages_fetched"], ""),
+                number(&node["pages_written_back"], ""),
+            ),
+        };
     }
-    let _ = writeln!(
+    let boot = &report["boot"];
+    let _ = write!(
         text,
         "time to init    {}",
-        number(&report["boot"]["to_init_ms"], " ms")
+        number(&boot["to_init_ms"], " ms")
     );
+    if let Some(ratio) = boot["ratio_to_local"].as_f64() {
+        let local = number(&boot["local_to_init_ms"], " ms");
+        let _ = write!(text, ", {ratio:.2} times the {local} with all memory local");
+    }
+    text.push('\n');
     let verified = probe["verified_bytes"].as_u64().unwrap_or(0) >> 20;
     let _ = writeln!(
         text,
@@ -369,8 +401,8 @@ mod tests {
         let probe = json!({"remote_faults": 10, "latency_us": {"p50": 1.6}, "verified_bytes": 1 << 30, "corrupt_bytes": 0});
         let report = json!({
             "faults": {"remote": {"count": 12, "latency_us": {"p50": 1.1}}},
-            "nodes": [{"id": 1, "role": "donor", "memory_bytes": 8192, "pages_fetched": 5, "pages_written_back": 4}],
-            "boot": {"to_init_ms": 1500.2}, "host": {"virtualization": "emulated"}, "transport": {"kind": "tcp"},
+            "nodes": [{"id": 1, "role": "donor", "memory_bytes": 2 << 20, "pages_fetched": 5, "pages_written_back": 4}],
+            "boot": {"to_init_ms": 1500.2, "local_to_init_ms": 1000.0, "ratio_to_local": 1.5}, "host": {"virtualization": "emulated"}, "transport": {"kind": "tcp"},
         });
         let text = table(&probe, &report);
         assert!(
@@ -386,11 +418,12 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("node 1 (donor): home of 2 pages, 5 fetched, 4 written back"),
+            text.contains("node 1 donor    2 MiB lent, 5 pages fetched, 4 written back"),
             "{text}"
         );
         assert!(
-            text.contains("1500 ms") && text.contains("1024 MiB, 0 corrupt"),
+            text.contains("1500 ms, 1.50 times the 1000 ms")
+                && text.contains("1024 MiB, 0 corrupt"),
             "{text}"
         );
     }

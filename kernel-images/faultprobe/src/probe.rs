@@ -15,6 +15,8 @@ const LOCAL_TOUCHES: usize = 8192;
 /// What a run found; times are in ticks of the clock.
 #[derive(Debug, Default)]
 pub struct Outcome {
+    /// Pages in use.
+    pub pages: usize,
     /// The time of the first access of each visit.
     pub touch_ticks: Vec<u64>,
     /// The time of accesses to pages that were touched just before.
@@ -57,7 +59,10 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
         unverified: vec![true; memory.pages()],
         seed: args.seed,
         shown: 0,
-        outcome: Outcome::default(),
+        outcome: Outcome {
+            pages: memory.pages(),
+            ..Outcome::default()
+        },
     };
     for page in 0..memory.pages() {
         run.contents(page).fill(memory.page_mut(page));

@@ -64,7 +64,7 @@ impl Report {
         let touches = outcome.touch_ticks.iter().map(|&t| to_ns(t, rate));
         let remote = histogram(touches.filter(|&ns| ns > threshold));
         Self {
-            pages: outcome.touch_ticks.len() / (usize::from(args.passes) + 1),
+            pages: outcome.pages,
             touches: outcome.touch_ticks.len(),
             remote_faults: remote.len(),
             verified_bytes: outcome.verified_bytes,
