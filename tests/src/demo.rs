@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cleanup::{self, Process};
 use crate::e2e::parse_faultprobe;
 use crate::share::Share;
-use crate::testbed::{HostImage, Testbed, TestbedConfig};
+use crate::testbed::{HostImage, Tap, Testbed, TestbedConfig};
 
 /// How long the guest may take from its start to its end.
 const GUEST_DEADLINE: Duration = Duration::from_secs(240);
@@ -30,9 +30,6 @@ enum Place {
     /// Two emulated hosts.
     Testbed,
 }
-
-/// Takes what a guest prints as it comes.
-type Tap = Box<dyn FnMut(&[u8]) + Send>;
 
 /// What came of the guest.
 #[derive(Debug)]

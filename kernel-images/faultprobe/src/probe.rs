@@ -231,8 +231,11 @@ mod tests {
             let mut memory = Memory::new(args.bytes).unwrap();
             let outcome = run(&mut memory, &args);
             assert_eq!(outcome.corrupt_bytes, 0);
-            assert_eq!(outcome.verified_bytes, 4 << 20);
-            assert_eq!(outcome.touch_ticks.len(), 4 * 256);
+            assert_eq!(outcome.pages, 256);
+            // Three passes over all pages, and a last one over those written in the third.
+            let visits = outcome.touch_ticks.len();
+            assert!((3 * 256 + 64..4 * 256).contains(&visits), "{visits} visits");
+            assert_eq!(outcome.verified_bytes, visits as u64 * 4096);
             assert!(outcome.rewritten_pages > 200 && !outcome.local_ticks.is_empty());
         }
     }

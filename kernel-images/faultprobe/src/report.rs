@@ -137,6 +137,7 @@ mod tests {
     fn slow_accesses_are_remote_and_others_are_not() {
         let args = Args::try_parse_from(["faultprobe", "--passes", "1"]).unwrap();
         let mut outcome = Outcome {
+            pages: 500,
             local_ticks: vec![100; 1000],
             ..Outcome::default()
         };
