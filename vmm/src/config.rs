@@ -22,7 +22,7 @@ pub const GUEST_MEMORY_MIN: ByteSize = ByteSize::from_mib(64);
 /// The most memory of a guest: the page map links pages by 32-bit numbers, so 16 TiB is out of
 /// reach, and half of that leaves room for the hole below 4 GiB and for markers.
 pub const GUEST_MEMORY_MAX: ByteSize = ByteSize::from_mib(8 << 20);
-/// The least memory of a guest that stays here: less holds neither the working set of a
+/// The least memory of a guest that is here at once: less holds neither the working set of a
 /// booting kernel nor the reserve that the evictor keeps free.
 pub const LOCAL_MEMORY_MIN: ByteSize = ByteSize::from_mib(16);
 /// The most virtual CPUs: more have not been tried.
@@ -145,7 +145,7 @@ pub struct RunConfig {
     )]
     pub memory: ByteSize,
 
-    /// What stays on this host [default: the rest]
+    /// How much is here at once [default: all, or what donors with memory= leave]
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
@@ -234,7 +234,8 @@ pub struct ResolvedDonor {
     pub name: HostPort,
     /// Where to connect: an IPv4 address when the name has one.
     pub address: SocketAddr,
-    /// How much it is asked to lend; `None` for what the guest still needs.
+    /// How much it is asked to lend; `None` for its share of the whole guest, or less if it
+    /// has less.
     pub memory: Option<ByteSize>,
 }
 
@@ -247,7 +248,7 @@ pub struct ValidatedRun {
     pub initrd: Option<PathBuf>,
     /// Memory of the guest, a multiple of the page size.
     pub memory: ByteSize,
-    /// How much of it stays here, at most `memory`, a multiple of the page size.
+    /// How much of it is here at once, at most `memory`, a multiple of the page size.
     pub local_memory: ByteSize,
     /// The donors, no two with the same address.
     pub donors: Vec<ResolvedDonor>,
@@ -333,7 +334,7 @@ impl RunConfig {
         Ok(resolved)
     }
 
-    /// How much stays here: what was said, or all, or what the donors leave.
+    /// How much is here at once: what was said, or all, or what the donors leave.
     fn checked_local_memory(&self) -> Result<ByteSize, ValidationError> {
         let memory = self.memory;
         let asked = self.memory_asked_of_donors();

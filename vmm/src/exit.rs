@@ -26,7 +26,7 @@ pub enum ExitCode {
     DonorUnavailable,
     /// Ended by SIGINT, or by the console's escape sequence.
     Interrupted,
-    /// Ended by SIGTERM.
+    /// Ended by SIGTERM or SIGHUP.
     Terminated,
 }
 

@@ -138,7 +138,8 @@ impl FromStr for HostPort {
 pub struct Donor {
     /// Where the donor listens.
     pub address: HostPort,
-    /// How much it is asked to lend; by default as much as the guest still needs.
+    /// How much it is asked to lend; by default its share of the whole guest, or less if it
+    /// has less.
     pub memory: Option<ByteSize>,
 }
 

@@ -1,4 +1,4 @@
-//! `ssi-hv bench`: what is to be measured.
+//! `ssi-hv bench`: what is measured.
 
 use clap::{Args, Subcommand};
 
@@ -20,7 +20,7 @@ pub const BENCH_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 pub enum BenchCommand {
     /// Latency of a remote fault, beside the floor that no pager can beat
     #[command(
-        after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same run."
+        after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same rounds of the same run. Ratios are medians over the rounds."
     )]
     Fault(BenchFaultConfig),
 }
