@@ -6,6 +6,7 @@
 
 use crate::control::{ControlError, ControlStream};
 use crate::layout::NodeId;
+use crate::transport::tcp::STALL_TIMEOUT;
 use crate::wire::{
     AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus,
     RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass, WireError,
@@ -23,6 +24,9 @@ use vmm_sys_util::eventfd::EventFd;
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// Longest pause between attempts to connect.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// An outage is over when nothing was wrong for so long: a connection on which requests are
+/// outstanding and not answered is found out sooner.
+const QUIET_TIME: Duration = STALL_TIMEOUT.saturating_mul(2);
 /// Shortest time between renewals, however short the lease that a donor grants.
 const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
 /// Round trips measured when a lease begins.
@@ -40,7 +44,7 @@ pub enum Outage {
     #[error("connection broke: {0}")]
     Stream(#[source] io::Error),
     /// Nothing was answered for the time that is allowed.
-    #[error("no answer for {} s", crate::transport::tcp::STALL_TIMEOUT.as_secs())]
+    #[error("no answer for {} s", STALL_TIMEOUT.as_secs())]
     Stalled,
     /// The donor broke the protocol.
     #[error("donor does not keep to the protocol: {0}")]
@@ -138,17 +142,18 @@ struct Port {
     wanted: bool,
     /// Requests completed, written by the transport.
     completed: Arc<AtomicU64>,
-    /// What `completed` was when the newest connection was made.
-    completed_before: u64,
 }
 
-/// An outage that is not known to be over.
+/// An outage.
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
     /// When the donor is given up.
     deadline: Instant,
     /// The next pause between attempts.
     backoff: Duration,
+    /// When the last attempt succeeded, and how many requests had been completed then.
+    recovered_at: Instant,
+    completed: u64,
 }
 
 /// A lease that is kept until [`Link::release`].
@@ -258,7 +263,6 @@ impl Leased {
                 wake,
                 wanted: true,
                 completed: Arc::clone(&completed),
-                completed_before: 0,
             });
             ends.push(LinkPort {
                 class,
@@ -366,7 +370,8 @@ struct Keeper {
     ports: Vec<Port>,
     observer: LinkObserver,
     status: LeaseStatus,
-    /// The outage that a page connection which has completed anything since would have ended.
+    /// The last outage. It is over when a request was completed since, or after
+    /// [`QUIET_TIME`].
     trouble: Option<Trouble>,
 }
 
@@ -428,15 +433,18 @@ impl Keeper {
         self.status
     }
 
-    /// A connection of this class is wanted. If the one before completed anything, an outage
-    /// that was before it is over.
     fn want(&mut self, class: TrafficClass) {
         for port in self.ports.iter_mut().filter(|port| port.class == class) {
             port.wanted = true;
-            if port.completed.load(Ordering::Relaxed) != port.completed_before {
-                self.trouble = None;
-            }
         }
+    }
+
+    /// Requests completed on all connections so far.
+    fn completed(&self) -> u64 {
+        self.ports
+            .iter()
+            .map(|port| port.completed.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Connects again, for as long as the grace time lasts. A donor that takes connections and
@@ -444,10 +452,14 @@ impl Keeper {
     /// outage that goes on.
     fn recover(&mut self, why: String, asked: &Receiver<Ask>) -> Recovery {
         let node = self.config.node;
-        let known = self.trouble;
+        let known = self.trouble.take().filter(|trouble| {
+            trouble.completed == self.completed() && trouble.recovered_at.elapsed() < QUIET_TIME
+        });
         let mut trouble = known.unwrap_or(Trouble {
             deadline: Instant::now() + self.config.grace,
             backoff: BACKOFF_MIN,
+            recovered_at: Instant::now(),
+            completed: 0,
         });
         let mut attempt = known.is_none();
         let mut told = false;
@@ -457,6 +469,8 @@ impl Keeper {
             if attempt {
                 match self.reconnect() {
                     Ok(()) => {
+                        trouble.recovered_at = Instant::now();
+                        trouble.completed = self.completed();
                         self.trouble = Some(trouble);
                         if told {
                             (self.observer)(LinkEvent::Up { node });
@@ -553,7 +567,7 @@ impl Keeper {
                 return Err(ControlError::Protocol(self.config.address, wrong));
             }
             port.wanted = false;
-            port.completed_before = port.completed.load(Ordering::Relaxed);
+
             // Full: the transport has not taken the one before, and asks again when that
             // turns out to be closed.
             let _ = port.connections.try_send(stream.into_stream());

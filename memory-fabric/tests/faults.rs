@@ -164,6 +164,39 @@ fn a_donor_that_comes_back_without_its_memory_is_lost_at_once() {
 }
 
 #[test]
+fn an_outage_that_is_over_does_not_count_for_the_next() {
+    let donor = donor(GUEST);
+    let proxy = Proxy::new(donor.address(), Mischief::None, 0);
+    let mut config = config(GUEST, LOCAL, &[proxy.address]);
+    config.grace = Duration::from_secs(2);
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 8);
+    // Together longer than the grace time, each one shorter.
+    for _ in 0..4 {
+        proxy.cut(true);
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| verify(words, 8));
+            let event = next_event(&running);
+            assert!(
+                matches!(event, FabricEvent::Link(LinkEvent::Down { .. })),
+                "{event:?}"
+            );
+            let early = running.events.recv_timeout(Duration::from_secs(1));
+            assert!(early.is_err(), "{early:?}");
+            proxy.cut(false);
+            let event = next_event(&running);
+            assert!(
+                matches!(event, FabricEvent::Link(LinkEvent::Up { .. })),
+                "{event:?}"
+            );
+            reader.join().expect("every byte right");
+        });
+    }
+    running.fabric.shutdown();
+}
+
+#[test]
 fn a_donor_that_takes_connections_and_sends_no_page_is_lost_too() {
     let donor = donor(GUEST);
     let proxy = Proxy::new(donor.address(), Mischief::NoPage, 0);

@@ -31,7 +31,12 @@ fn main() -> process::ExitCode {
 }
 
 fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
-    logging::init(invocation.verbosity);
+    let mut verbosity = invocation.verbosity;
+    if matches!(invocation.action, Action::BenchFault(_)) && verbosity.verbose == 0 {
+        // Its own donors would tell of every lease between the results.
+        verbosity.quiet = true;
+    }
+    logging::init(verbosity);
     match invocation.action {
         Action::Run(config) => run::run(&config),
         Action::Node(config) => node::node(&config),

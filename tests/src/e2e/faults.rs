@@ -77,12 +77,18 @@ fn slow_link(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
     let result = (|| {
         context.testbed.netem(1, 2, Duration::from_millis(2), 0)?;
-        Guest::remote(1, "faultprobe --bytes 256M").run(context)
+        // A smaller guest: with this delay each fault takes several times longer.
+        let guest = Guest {
+            memory: "512M",
+            local_memory: Some("128M"),
+            ..Guest::remote(1, "faultprobe --bytes 128M")
+        };
+        guest.run(context)
     })();
     context.testbed.clear_netem()?;
     let guest = result?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe()?;
+    guest.faultprobe_over(128 << 20)?;
     donor.stop(context)?;
     Ok(Verdict::Pass)
 }

@@ -174,12 +174,15 @@ impl Finished {
 
     /// What faultprobe printed, after checking that it found nothing corrupt.
     pub fn faultprobe(&self) -> anyhow::Result<Value> {
+        self.faultprobe_over(256 << 20)
+    }
+
+    /// The same, of a probe that was to verify so many bytes at least.
+    pub fn faultprobe_over(&self, bytes: u64) -> anyhow::Result<Value> {
         let probe = parse_faultprobe(&self.output.stdout).with_context(|| tail(&self.output))?;
         ensure!(probe["corrupt_bytes"] == 0, "corrupt bytes: {probe}");
         ensure!(
-            probe["verified_bytes"]
-                .as_u64()
-                .is_some_and(|n| n >= 256 << 20),
+            probe["verified_bytes"].as_u64().is_some_and(|n| n >= bytes),
             "too little verified: {probe}"
         );
         ensure!(

@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 
 use super::validation::{ValidationError, check_range, check_size};
-use crate::config::{GUEST_MEMORY_MAX, Transport};
+use crate::config::{GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
 use crate::size::ByteSize;
 
 /// The most threads that touch memory: as many as a guest has virtual CPUs.
@@ -80,7 +80,7 @@ impl BenchFaultConfig {
     /// The first thing that is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<(), ValidationError> {
         check_size("--memory", self.memory, BENCH_MEMORY_MIN)?;
-        check_size("--local-memory", self.local_memory, BENCH_MEMORY_MIN)?;
+        check_size("--local-memory", self.local_memory, LOCAL_MEMORY_MIN)?;
         check_range("--threads", self.threads, 1, BENCH_THREADS_MAX)?;
         check_range("--donors", self.donors, 1, BENCH_DONORS_MAX)?;
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
