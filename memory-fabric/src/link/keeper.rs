@@ -1,0 +1,332 @@
+//! The link's thread: keeps the lease and makes connections.
+
+use super::{Ask, LinkConfig, LinkEvent, LinkObserver, describe};
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::transport::tcp::STALL_TIMEOUT;
+use crate::wire::{
+    AttachRequest, FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token,
+    TrafficClass, WireError,
+};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
+
+/// First pause between attempts to connect; doubled after each, up to [`BACKOFF_MAX`].
+const BACKOFF_MIN: Duration = Duration::from_millis(20);
+/// Longest pause between attempts to connect.
+const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// An outage is over when nothing was wrong for so long: a connection on which requests are
+/// outstanding and not answered is found out sooner.
+const QUIET_TIME: Duration = STALL_TIMEOUT.saturating_mul(2);
+/// Shortest time between renewals, however short the lease that a donor grants.
+const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
+/// Renewals in the time after which a lease ends.
+const RENEWALS_PER_LEASE: u32 = 4;
+
+/// Where the connections of one class go.
+#[derive(Debug)]
+pub(super) struct Port {
+    class: TrafficClass,
+    connections: Sender<TcpStream>,
+    /// Rung when there is a new connection.
+    wake: EventFd,
+    wanted: bool,
+    /// Requests completed, written by the transport.
+    completed: Arc<AtomicU64>,
+}
+
+impl Port {
+    pub(super) fn new(
+        class: TrafficClass,
+        connections: Sender<TcpStream>,
+        wake: EventFd,
+        completed: Arc<AtomicU64>,
+    ) -> Self {
+        Self {
+            class,
+            connections,
+            wake,
+            wanted: true,
+            completed,
+        }
+    }
+}
+
+/// An outage.
+#[derive(Clone, Copy, Debug)]
+struct Trouble {
+    /// When the donor is given up.
+    deadline: Instant,
+    /// The next pause between attempts.
+    backoff: Duration,
+    /// When the last attempt succeeded, and how many requests had been completed then.
+    recovered_at: Instant,
+    completed: u64,
+}
+
+/// The link's thread.
+pub(super) struct Keeper {
+    config: LinkConfig,
+    grant: LeaseGrant,
+    /// `None` while the control connection is broken.
+    control: Option<ControlStream>,
+    ports: Vec<Port>,
+    observer: LinkObserver,
+    status: LeaseStatus,
+    /// The last outage. It is over when a request was completed since, or after
+    /// [`QUIET_TIME`].
+    trouble: Option<Trouble>,
+}
+
+/// Why an attempt to be connected again failed.
+enum Setback {
+    /// It may work later.
+    Passing(ControlError),
+    /// The memory is gone.
+    Final(String),
+}
+
+impl Keeper {
+    /// A keeper of a new lease, with every connection made.
+    pub(super) fn connect(
+        config: LinkConfig,
+        grant: LeaseGrant,
+        control: Option<ControlStream>,
+        ports: Vec<Port>,
+        observer: LinkObserver,
+    ) -> Result<Self, ControlError> {
+        let status = LeaseStatus::default();
+        let mut keeper = Self {
+            config,
+            grant,
+            control,
+            ports,
+            observer,
+            status,
+            trouble: None,
+        };
+        if let Err(error) = keeper.connect_ports() {
+            let _ = keeper.renew(FrameKind::Release);
+            return Err(error);
+        }
+        Ok(keeper)
+    }
+
+    /// Starts the thread. It gives what the donor counted for the lease, as it last told.
+    pub(super) fn spawn(self, asked: Receiver<Ask>) -> io::Result<JoinHandle<LeaseStatus>> {
+        let (node, observer) = (self.config.node, Arc::clone(&self.observer));
+        std::thread::Builder::new()
+            .name(format!("link-{}", node.0))
+            .spawn(move || {
+                // The keeper's data is not used again.
+                let run = std::panic::AssertUnwindSafe(move || self.run(&asked));
+                std::panic::catch_unwind(run).unwrap_or_else(|_| {
+                    let reason = "the thread of its link panicked".to_owned();
+                    observer(LinkEvent::Lost { node, reason });
+                    LeaseStatus::default()
+                })
+            })
+    }
+    /// Time between renewals: enough in the lease's own time, and enough to notice in time that
+    /// the control connection was closed.
+    fn renewal_interval(&self) -> Duration {
+        let lease = Duration::from_millis(u64::from(self.grant.duration_ms));
+        (lease / RENEWALS_PER_LEASE).clamp(RENEWAL_INTERVAL_MIN, RENEWAL_INTERVAL_MAX)
+    }
+
+    fn run(mut self, asked: &Receiver<Ask>) -> LeaseStatus {
+        let interval = self.renewal_interval();
+        let mut renew_at = Instant::now() + interval;
+        let mut lost = false;
+        loop {
+            let why = match asked.recv_deadline(renew_at) {
+                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Ask::Connection(class, why)) => {
+                    self.want(class);
+                    why.to_string()
+                }
+                Err(RecvTimeoutError::Timeout) if lost => {
+                    renew_at = Instant::now() + interval;
+                    continue;
+                }
+                Err(RecvTimeoutError::Timeout) => match self.renew(FrameKind::Renew) {
+                    Ok(()) => {
+                        renew_at = Instant::now() + interval;
+                        continue;
+                    }
+                    Err(error) => describe(&error),
+                },
+            };
+            if lost {
+                continue;
+            }
+            match self.recover(why, asked) {
+                Recovery::Recovered => {}
+                Recovery::Stopped => break,
+                Recovery::Lost => lost = true,
+            }
+            renew_at = Instant::now() + interval;
+        }
+        if !lost
+            && self.control.is_some()
+            && let Err(error) = self.renew(FrameKind::Release)
+        {
+            tracing::debug!(node = %self.config.node, %error, "lease was not released");
+        }
+        self.status
+    }
+
+    fn want(&mut self, class: TrafficClass) {
+        for port in self.ports.iter_mut().filter(|port| port.class == class) {
+            port.wanted = true;
+        }
+    }
+
+    /// Requests completed on all connections so far.
+    fn completed(&self) -> u64 {
+        self.ports
+            .iter()
+            .map(|port| port.completed.load(Ordering::Relaxed))
+            .sum()
+    }
+
+    /// Connects again, for as long as the grace time lasts. A donor that takes connections and
+    /// completes nothing on them is no better than one that takes none: then it is the same
+    /// outage that goes on.
+    fn recover(&mut self, why: String, asked: &Receiver<Ask>) -> Recovery {
+        let node = self.config.node;
+        let known = self.trouble.take().filter(|trouble| {
+            trouble.completed == self.completed() && trouble.recovered_at.elapsed() < QUIET_TIME
+        });
+        let mut trouble = known.unwrap_or(Trouble {
+            deadline: Instant::now() + self.config.grace,
+            backoff: BACKOFF_MIN,
+            recovered_at: Instant::now(),
+            completed: 0,
+        });
+        let mut attempt = known.is_none();
+        let mut told = false;
+        let mut reason = why.clone();
+        tracing::debug!(%node, why, "link to donor broke; connecting again");
+        loop {
+            if attempt {
+                match self.reconnect() {
+                    Ok(()) => {
+                        trouble.recovered_at = Instant::now();
+                        trouble.completed = self.completed();
+                        self.trouble = Some(trouble);
+                        if told {
+                            (self.observer)(LinkEvent::Up { node });
+                        }
+                        return Recovery::Recovered;
+                    }
+                    Err(Setback::Final(reason)) => {
+                        (self.observer)(LinkEvent::Lost { node, reason });
+                        return Recovery::Lost;
+                    }
+                    Err(Setback::Passing(error)) => reason = describe(&error),
+                }
+            }
+            attempt = true;
+            if !told {
+                told = true;
+                (self.observer)(LinkEvent::Down {
+                    node,
+                    reason: why.clone(),
+                });
+            }
+            let now = Instant::now();
+            if now >= trouble.deadline {
+                let grace = self.config.grace.as_secs_f64();
+                let reason = format!("not back within {grace} s: {reason}");
+                (self.observer)(LinkEvent::Lost { node, reason });
+                return Recovery::Lost;
+            }
+            match asked.recv_deadline((now + trouble.backoff).min(trouble.deadline)) {
+                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => return Recovery::Stopped,
+                Ok(Ask::Connection(class, _)) => self.want(class),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            trouble.backoff = (trouble.backoff * 2).min(BACKOFF_MAX);
+        }
+    }
+
+    fn reconnect(&mut self) -> Result<(), Setback> {
+        let attempt = self.renew(FrameKind::Renew).or_else(|error| match error {
+            ControlError::Refused { .. } => Err(error),
+            _ => self.resume(),
+        });
+        match attempt.and_then(|()| self.connect_ports()) {
+            Ok(()) => Ok(()),
+            Err(ControlError::Refused {
+                refusal: Refusal::UnknownLease,
+                text,
+                ..
+            }) => Err(Setback::Final(format!(
+                "donor {} no longer has this VM's memory: {text}",
+                self.config.address
+            ))),
+            Err(error) => Err(Setback::Passing(error)),
+        }
+    }
+
+    fn resume(&mut self) -> Result<(), ControlError> {
+        let mut control = ControlStream::connect(self.config.address)?;
+        self.status = control.call(FrameKind::Resume, &self.grant.token, FrameKind::Status)?;
+        self.control = Some(control);
+        Ok(())
+    }
+
+    /// Renews or releases the lease.
+    fn renew(&mut self, kind: FrameKind) -> Result<(), ControlError> {
+        let broken =
+            || ControlError::Stream(self.config.address, io::ErrorKind::NotConnected.into());
+        let control = self.control.as_mut().ok_or_else(broken)?;
+        let token: Token = self.grant.token;
+        match control.call(kind, &token, FrameKind::Status) {
+            Ok(status) => {
+                self.status = status;
+                Ok(())
+            }
+            Err(error) => {
+                self.control = None;
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes every connection that is wanted.
+    fn connect_ports(&mut self) -> Result<(), ControlError> {
+        for port in self.ports.iter_mut().filter(|port| port.wanted) {
+            let mut stream = ControlStream::connect(self.config.address)?;
+            let request = AttachRequest {
+                token: self.grant.token,
+                class: port.class,
+            };
+            stream.send(FrameKind::Attach, &request)?;
+            let (frame, _) = stream.receive(CONTROL_TIMEOUT)?;
+            if frame.kind != FrameKind::Attached {
+                let wrong = WireError::Unexpected(frame.kind);
+                return Err(ControlError::Protocol(self.config.address, wrong));
+            }
+            port.wanted = false;
+
+            // Full: the transport has not taken the one before, and asks again when that
+            // turns out to be closed.
+            let _ = port.connections.try_send(stream.into_stream());
+            let _ = port.wake.write(1);
+        }
+        Ok(())
+    }
+}
+
+enum Recovery {
+    Recovered,
+    Stopped,
+    Lost,
+}

@@ -1,0 +1,305 @@
+//! The link to one donor: its lease, kept alive by renewals, and its connections, made again
+//! when they break.
+//!
+//! One thread a donor does all that may take time: connecting, handshakes, renewals. The
+//! pager's threads only ask for a connection and find it in their [`LinkPort`] later.
+
+mod keeper;
+
+use crate::control::{ControlError, ControlStream};
+use crate::layout::NodeId;
+use crate::transport::tcp::STALL_TIMEOUT;
+use crate::wire::{
+    ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass, WireError,
+};
+use crossbeam_channel::{Receiver, Sender, bounded};
+use keeper::{Keeper, Port};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
+
+/// Round trips measured when a lease begins.
+const ROUND_TRIPS_MEASURED: usize = 8;
+
+/// Why a page connection is of no more use.
+#[derive(Debug, thiserror::Error)]
+pub enum Outage {
+    /// There was none yet.
+    #[error("not connected yet")]
+    Initial,
+    /// It broke.
+    #[error("connection broke: {0}")]
+    Stream(#[source] io::Error),
+    /// Nothing was answered for the time that is allowed.
+    #[error("no answer for {} s", STALL_TIMEOUT.as_secs())]
+    Stalled,
+    /// The donor broke the protocol.
+    #[error("donor does not keep to the protocol: {0}")]
+    Protocol(#[source] WireError),
+    /// The donor refused a request.
+    #[error("donor refuses: {}", .0.text)]
+    Refused(ErrorMessage),
+}
+
+/// What a link tells its VM.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum LinkEvent {
+    /// The donor cannot be reached; attempts go on.
+    Down {
+        /// The donor.
+        node: NodeId,
+        /// Why.
+        reason: String,
+    },
+    /// The donor is back with its memory.
+    Up {
+        /// The donor.
+        node: NodeId,
+    },
+    /// The donor's memory is lost for good.
+    Lost {
+        /// The donor.
+        node: NodeId,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// Takes events of a link, on the link's thread. Must return soon.
+pub type LinkObserver = Arc<dyn Fn(LinkEvent) + Send + Sync>;
+
+/// What a link is to be.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// The donor's number.
+    pub node: NodeId,
+    /// The donor's address.
+    pub address: SocketAddr,
+    /// The VM's name.
+    pub vm: String,
+    /// Bytes wanted.
+    pub bytes: u64,
+    /// Whether less will do.
+    pub or_less: bool,
+    /// How long an unreachable donor is waited for.
+    pub grace: Duration,
+}
+
+/// The end of a link in the hands of a transport.
+#[derive(Debug)]
+pub struct LinkPort {
+    class: TrafficClass,
+    ask: Sender<Ask>,
+    connections: Receiver<TcpStream>,
+    /// Requests completed on all connections of this port.
+    completed: Arc<AtomicU64>,
+}
+
+impl LinkPort {
+    /// A request was completed: the connection is of use.
+    pub(crate) fn note_progress(&self) {
+        // Relaxed: a count that the link compares with an earlier one.
+        self.completed.fetch_add(1, Ordering::Relaxed);
+    }
+    /// The newest connection, if there is a new one.
+    pub(crate) fn take_connection(&self) -> Option<TcpStream> {
+        self.connections.try_iter().last()
+    }
+
+    /// Asks for a new connection, since the one there was failed.
+    pub(crate) fn ask_for_connection(&self, why: Outage) {
+        // Full or closed: the link knows already, or ends.
+        let _ = self.ask.try_send(Ask::Connection(self.class, why));
+    }
+}
+
+#[derive(Debug)]
+enum Ask {
+    Connection(TrafficClass, Outage),
+    Stop,
+}
+
+/// A lease that is kept until [`Link::release`].
+#[derive(Debug)]
+pub struct Link {
+    grant: LeaseGrant,
+    address: SocketAddr,
+    ask: Sender<Ask>,
+    thread: Option<JoinHandle<LeaseStatus>>,
+}
+
+/// A lease without its thread yet. Released when dropped.
+#[derive(Debug)]
+pub struct Leased {
+    config: LinkConfig,
+    /// `None` when the link's thread has taken over.
+    control: Option<ControlStream>,
+    grant: LeaseGrant,
+    round_trip: Duration,
+}
+
+impl Leased {
+    /// Obtains a lease.
+    ///
+    /// # Errors
+    ///
+    /// When the donor is absent, refuses or breaks the protocol.
+    pub fn obtain(config: LinkConfig) -> Result<Self, ControlError> {
+        let mut control = ControlStream::connect(config.address)?;
+        // Long enough that a donor which is only cut off still has the memory when the VM
+        // has waited the whole grace time.
+        let duration = config.grace * 2 + Duration::from_secs(10);
+        let request = LeaseRequest {
+            vm: config.vm.clone(),
+            bytes: config.bytes,
+            or_less: config.or_less,
+            duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
+        };
+        let grant: LeaseGrant = control.call(FrameKind::Lease, &request, FrameKind::Granted)?;
+        let mut leased = Self {
+            config,
+            control: Some(control),
+            grant,
+            round_trip: Duration::MAX,
+        };
+        leased.measure()?;
+        Ok(leased)
+    }
+
+    /// Finds the shortest of some round trips: what the network takes when nothing is in its way.
+    fn measure(&mut self) -> Result<(), ControlError> {
+        for _ in 0..ROUND_TRIPS_MEASURED {
+            let control = self.control.as_mut().expect("there until the link starts");
+            let started = Instant::now();
+            let _: LeaseStatus =
+                control.call(FrameKind::Renew, &self.grant.token, FrameKind::Status)?;
+            self.round_trip = self.round_trip.min(started.elapsed());
+        }
+        Ok(())
+    }
+
+    /// The shortest round trip of a small request that was seen.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        self.round_trip
+    }
+
+    /// What was granted.
+    #[must_use]
+    pub fn grant(&self) -> &LeaseGrant {
+        &self.grant
+    }
+
+    /// The donor's address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.config.address
+    }
+
+    /// Starts the link's thread. `wakes` are rung when there is a new connection of the
+    /// urgent and of the bulk class; the ports that come back are for these two.
+    ///
+    /// # Errors
+    ///
+    /// When the first connections cannot be made, or a thread not started.
+    pub fn start(
+        mut self,
+        wakes: [EventFd; 2],
+        observer: LinkObserver,
+    ) -> Result<(Link, [LinkPort; 2]), ControlError> {
+        let address = self.config.address;
+        let system = |error| ControlError::Stream(address, error);
+        // Both classes may ask while the thread is busy, and once for stopping.
+        let (ask, asked) = bounded(4);
+        let [urgent_wake, bulk_wake] = wakes;
+        let mut ports = Vec::new();
+        let mut ends = Vec::new();
+        for (class, wake) in [
+            (TrafficClass::Urgent, urgent_wake),
+            (TrafficClass::Bulk, bulk_wake),
+        ] {
+            let (connections, receiver) = bounded(1);
+            let completed = Arc::new(AtomicU64::new(0));
+            ports.push(Port::new(class, connections, wake, Arc::clone(&completed)));
+            ends.push(LinkPort {
+                class,
+                ask: ask.clone(),
+                connections: receiver,
+                completed,
+            });
+        }
+        let grant = self.grant.clone();
+        let control = self.control.take();
+        let keeper = Keeper::connect(self.config.clone(), grant.clone(), control, ports, observer)?;
+        let thread = keeper.spawn(asked).map_err(system)?;
+        let ends: [LinkPort; 2] = ends.try_into().expect("made two");
+        Ok((
+            Link {
+                grant,
+                address,
+                ask,
+                thread: Some(thread),
+            },
+            ends,
+        ))
+    }
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        if let Some(control) = &mut self.control {
+            let status: Result<LeaseStatus, _> =
+                control.call(FrameKind::Release, &self.grant.token, FrameKind::Status);
+            if let Err(error) = status {
+                tracing::debug!(node = %self.config.node, %error, "lease was not released");
+            }
+        }
+    }
+}
+
+impl Link {
+    /// Bytes lent.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.grant.bytes
+    }
+
+    /// The donor's address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends the lease. What comes back are the donor's own counts for it, as it last told.
+    pub fn release(mut self) -> LeaseStatus {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> LeaseStatus {
+        let _ = self
+            .ask
+            .send_timeout(Ask::Stop, crate::control::CONTROL_TIMEOUT);
+        let thread = self.thread.take();
+        thread
+            .and_then(|thread| thread.join().ok())
+            .unwrap_or_default()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            self.stop();
+        }
+    }
+}
+
+/// An error and its causes, on one line.
+pub(crate) fn describe(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |error| error.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
