@@ -99,8 +99,9 @@ pub enum PlanError {
 impl Plan {
     /// Divides the RAM in `ranges` over a local budget of `local_pages` and the loans.
     ///
-    /// What the loans do not cover is at home here, from the lowest address up, where a
-    /// kernel puts itself. The rest is divided over the donors in proportion to their loans,
+    /// What the loans do not cover is at home here: one half at the lowest addresses, where a
+    /// kernel is loaded, the other at the highest, from which it takes the memory for its own
+    /// tables while it starts. The rest, in between, is divided over the donors in proportion to their loans,
     /// one contiguous extent for each (two where the hole below 4 GiB cuts it).
     ///
     /// # Errors
@@ -127,9 +128,10 @@ impl Plan {
         let within_budget = local_pages.saturating_sub(home_here).min(remote);
         let cache = within_budget.max(CACHE_PAGES_MIN.min(remote));
 
+        let home_high = if remote == 0 { 0 } else { home_here / 2 };
         let mut shares = vec![Loan {
             node: NodeId::COMPUTE,
-            pages: home_here,
+            pages: home_here - home_high,
         }];
         let mut left = remote;
         let mut lent_left = lent;
@@ -149,6 +151,10 @@ impl Plan {
             left -= pages;
             lent_left -= loan.pages;
         }
+        shares.push(Loan {
+            node: NodeId::COMPUTE,
+            pages: home_high,
+        });
         Ok(Self {
             layout: Layout::from_shares(ranges, &shares),
             home_here_pages: home_here,
@@ -275,6 +281,13 @@ mod tests {
         assert_eq!(plan.home_here_pages, 65_536);
         assert_eq!(plan.cache_pages, CACHE_PAGES_MIN);
         assert_eq!(plan.cache_beyond_budget_pages, CACHE_PAGES_MIN);
+        let homes: Vec<_> = plan
+            .layout
+            .extents()
+            .iter()
+            .map(|e| (e.home.0, e.pages.count))
+            .collect();
+        assert_eq!(homes, [(0, 32_768), (1, 196_608), (0, 32_768)]);
     }
 
     #[test]

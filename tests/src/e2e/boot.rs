@@ -32,6 +32,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: |context| boot_remote(context, 2),
     },
     Scenario {
+        name: "boot_exact_loan",
+        about: "a donor that lends only what local memory leaves is enough",
+        needs_product: true,
+        run: boot_exact_loan,
+    },
+    Scenario {
         name: "boot_4cpu",
         about: "four vCPUs come up",
         needs_product: true,
@@ -103,6 +109,31 @@ fn boot_remote(context: &Context<'_>, cpus: u32) -> Result {
         "{cpus} vCPU: {remote} remote faults; p50 {:.0} us in the guest, {:.0} us in the pager; init after {:.0} ms (emulated)",
         us(inside, "p50"),
         us(outside, "p50"),
+        guest.number("/boot/to_init_ms")?,
+    ));
+    Ok(Verdict::Pass)
+}
+
+fn boot_exact_loan(context: &Context<'_>) -> Result {
+    let donor = Donor::lending(context, "768M", &[])?;
+    let guest = Guest::remote(1, "faultprobe --bytes 64M").run(context)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    guest.faultprobe_over(64 << 20)?;
+    donor.stop(context)?;
+    let nodes = guest.report["nodes"]
+        .as_array()
+        .context("nodes in the report")?;
+    let memory: Vec<_> = nodes
+        .iter()
+        .map(|node| node["memory_bytes"].as_u64())
+        .collect();
+    ensure!(
+        memory == [Some(256 << 20), Some(768 << 20)],
+        "memory by node: {memory:?}"
+    );
+    context.note(format!(
+        "{} remote faults, init after {:.0} ms (emulated)",
+        guest.number("/faults/remote/count")?,
         guest.number("/boot/to_init_ms")?,
     ));
     Ok(Verdict::Pass)

@@ -53,7 +53,7 @@ fn donor_dies(context: &Context<'_>) -> Result {
 }
 
 fn donor_returns(context: &Context<'_>) -> Result {
-    let donor = Donor::start_with(context, &["--lease-seconds", "120"])?;
+    let donor = Donor::lending(context, "1G", &["--lease-seconds", "300"])?;
     let mut guest = Guest::remote(1, "faultprobe --bytes 256M");
     guest.more.extend(GRACE_LONG);
     let process = guest.start(context)?;

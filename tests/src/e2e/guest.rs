@@ -214,11 +214,11 @@ pub(super) struct Donor {
 impl Donor {
     /// Starts it and waits until it listens.
     pub fn start(context: &Context<'_>) -> anyhow::Result<Self> {
-        Self::start_with(context, &[])
+        Self::lending(context, "1G", &[])
     }
 
-    /// Starts it with further flags.
-    pub fn start_with(context: &Context<'_>, more: &[&str]) -> anyhow::Result<Self> {
+    /// Starts it with so much memory and further flags.
+    pub fn lending(context: &Context<'_>, memory: &str, more: &[&str]) -> anyhow::Result<Self> {
         let host = context.testbed.host(2);
         host.check(&["rm", "-f", NODE_REPORT], SHORT)?;
         let mut argv = vec![
@@ -227,7 +227,7 @@ impl Donor {
             "--listen",
             DONOR,
             "--memory",
-            "1G",
+            memory,
             "--insecure",
             "--report",
             NODE_REPORT,
