@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{SHORT, exit};
+use super::guest::{GUEST_DEADLINE, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -18,6 +18,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "what cannot be started ends with one line, the right exit code and no panic",
         needs_product: true,
         run: bad_input,
+    },
+    Scenario {
+        name: "report_on_full_disk",
+        about: "a report that finds no room ends the run with an error that names it",
+        needs_product: true,
+        run: report_on_full_disk,
     },
 ];
 
@@ -91,7 +97,60 @@ const BAD: &[(&[&str], i32, &str)] = &[
         exit::DONOR_UNAVAILABLE,
         "10.77.0.2:7799",
     ),
+    (
+        // Not a kernel, and an initial RAM disk that does not fit.
+        &["run", "--kernel", "/share/guest.cpio"],
+        exit::HOST_ERROR,
+        "/share/guest.cpio",
+    ),
+    (
+        &[
+            "run",
+            "--kernel",
+            "/share/cloud-vmlinuz",
+            "--initrd",
+            "/share/full-vmlinux",
+            "--memory",
+            "96M",
+        ],
+        exit::HOST_ERROR,
+        "--memory",
+    ),
 ];
+
+/// A guest runs, and there is no room for its report.
+fn report_on_full_disk(context: &Context<'_>) -> Result {
+    let host = context.testbed.host(1);
+    let full = "mkdir -p /tmp/full && mount -t tmpfs -o size=4k full /tmp/full && dd if=/dev/zero of=/tmp/full/fill bs=4k count=1";
+    host.check(&["sh", "-c", full], SHORT)?;
+    let argv = [
+        "ssi-hv",
+        "run",
+        "--kernel",
+        "/share/cloud-vmlinuz",
+        "--initrd",
+        "/share/guest.cpio",
+        "--memory",
+        "256M",
+        "--cmdline",
+        "quiet",
+        "--report",
+        "/tmp/full/report.json",
+    ];
+    let output = host.run(&argv, GUEST_DEADLINE)?;
+    host.check(&["umount", "/tmp/full"], SHORT)?;
+    let errors = output.stderr;
+    ensure!(
+        output.status.code == exit::HOST_ERROR,
+        "exit code {}: {errors}",
+        output.status
+    );
+    ensure!(
+        errors.contains("ssi-hv: error:") && errors.contains("/tmp/full/report.json"),
+        "{errors}"
+    );
+    Ok(Verdict::Pass)
+}
 
 fn bad_input(context: &Context<'_>) -> Result {
     let host = context.testbed.host(1);

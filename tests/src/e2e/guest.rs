@@ -11,7 +11,7 @@ use crate::testbed::{Host, Output, RemoteProcess};
 /// How long a guest may take from its start to its end, with faultprobe in it.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(360);
 /// How long a guest may take from its start to init.
-pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(120);
+pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(90);
 /// How long a donor may take to listen, and anything to end that was told to.
 pub(super) const SHORT: Duration = Duration::from_secs(30);
 
@@ -26,6 +26,7 @@ const RUN_REPORT: &str = "/tmp/run.json";
 /// Exit codes of `ssi-hv run`, as `docs/exit-codes.md` lists them.
 pub(super) mod exit {
     pub const SHUTDOWN: i32 = 0;
+    pub const HOST_ERROR: i32 = 1;
     pub const USAGE: i32 = 2;
     pub const REBOOT: i32 = 3;
     pub const DONOR_LOST: i32 = 5;
@@ -122,8 +123,43 @@ impl Guest {
 
     /// Runs the guest to its end and reads its report.
     pub fn run(&self, context: &Context<'_>) -> anyhow::Result<Finished> {
-        let output = self.start(context)?.wait(GUEST_DEADLINE)?;
+        let process = self.start(context)?;
+        if let Err(error) = process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)
+            && process.wait(Duration::ZERO).is_err()
+        {
+            return Err(stalled(context, &process, &error.to_string()).into());
+        }
+        let output = process.wait(GUEST_DEADLINE)?;
         Finished::read(context, output)
+    }
+}
+
+/// A guest that neither reached init nor ended. In emulated hosts that happens now and then
+/// without any fault of ours (an interrupt that the emulation of nested virtualization lost),
+/// so the scenario may be run again; what its threads did is kept for looking at.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest stalled before its init: {reason}")]
+pub(super) struct GuestStalled {
+    reason: String,
+}
+
+/// Notes what the threads of `ssi-hv` are doing in `stalled.txt`.
+fn stalled(context: &Context<'_>, process: &RemoteProcess, error: &str) -> GuestStalled {
+    let script = format!(
+        "for round in 1 2 3; do for t in /proc/{}/task/*; do echo \"$(cat $t/comm) $(cut -d' ' -f3,14,15 $t/stat)\"; cat $t/syscall $t/stack; done; sleep 1; done",
+        process.pid()
+    );
+    let threads = match context.testbed.host(1).run(&["sh", "-c", &script], SHORT) {
+        Ok(output) => output.stdout,
+        Err(error) => error.to_string(),
+    };
+    let console = process.stdout();
+    let last = console.lines().last().unwrap_or_default().to_owned();
+    let text = format!("{error}\n\n{threads}\n\n{console}");
+    // The error below says what matters most.
+    let _ = std::fs::write(context.artifacts.join("stalled.txt"), text);
+    GuestStalled {
+        reason: format!("its console ends with {last:?}; see stalled.txt"),
     }
 }
 

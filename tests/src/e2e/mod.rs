@@ -203,7 +203,11 @@ impl Runner {
     }
 }
 
+/// Whether the emulation is to blame, and the scenario may be run again.
 fn is_hung_host(error: &anyhow::Error) -> bool {
+    if error.chain().any(|e| e.is::<guest::GuestStalled>()) {
+        return true;
+    }
     error
         .chain()
         .filter_map(|e| e.downcast_ref::<TestbedError>())
