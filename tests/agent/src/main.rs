@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 mod check;
-mod kvm;
 
 use testbed_agent::{FRAME_BYTES_MAX, Kind, Request};
 
@@ -41,10 +40,6 @@ fn main() -> ExitCode {
 }
 
 fn serve(address: &str) -> io::Result<()> {
-    let machine = kvm::Machine::new();
-    if let Err(error) = &machine {
-        println!("testbed-agent: no KVM here: {error}");
-    }
     let listener = TcpListener::bind(address)?;
     println!("testbed-agent: ready on {address}");
     let open = Arc::new(AtomicUsize::new(0));

@@ -47,6 +47,9 @@ struct Bed {
     /// Memory of each, in MiB.
     #[arg(long, default_value_t = 3000)]
     memory_mib: u32,
+    /// CPUs of each. With more than one guests crash now and then: the emulation is not perfect.
+    #[arg(long, default_value_t = 1)]
+    cpus: u32,
     /// The largest packet of the links.
     #[arg(long, default_value_t = 9000)]
     mtu: u32,
@@ -142,6 +145,7 @@ fn start(bed: &Bed, workspace: &Path, logs: &Path) -> anyhow::Result<Testbed> {
     let config = TestbedConfig {
         hosts: bed.hosts,
         memory_mib: bed.memory_mib,
+        cpus: bed.cpus,
         share,
         mtu: bed.mtu,
         logs: logs.to_path_buf(),

@@ -40,6 +40,8 @@ pub struct TestbedConfig {
     pub hosts: usize,
     /// Memory of each.
     pub memory_mib: u32,
+    /// CPUs of each. With more than one the emulation is not reliable.
+    pub cpus: u32,
     /// A directory that hosts see, read-only, as `/share`; it is also in their PATH.
     pub share: PathBuf,
     /// The largest packet of the links.
@@ -55,6 +57,7 @@ impl TestbedConfig {
         // The largest packet over which an RDMA path carries a page in one piece.
         Self {
             hosts: 2,
+            cpus: 1,
             memory_mib: 3000,
             share: share.to_path_buf(),
             mtu: 9000,
