@@ -154,8 +154,8 @@ fn kvm_and_userfaultfd(context: &Context<'_>) -> Result {
             text.contains("kvm api=12") && text.contains("userfaultfd features="),
             "{text}"
         );
-        let flags = host.check(&["sh", "-c", "grep -c -w svm /proc/cpuinfo"], SHORT)?;
-        ensure!(flags.trim() == "2", "svm on {} CPUs", flags.trim());
+        let flags = host.check(&["grep", "-w", "-m1", "svm", "/proc/cpuinfo"], SHORT)?;
+        ensure!(flags.starts_with("flags"), "no svm: {flags:?}");
         let limit = host.check(&["sh", "-c", "ulimit -l"], SHORT)?;
         ensure!(limit.trim() == "unlimited", "locked-memory limit {limit}");
     }
