@@ -317,6 +317,8 @@ impl Fabric {
             stats: Arc::clone(&self.stats),
             budget: Budget::new(self.plan.cache_pages),
             arrivals: crate::pager::queue::Arrivals::default(),
+            returns: crate::pager::queue::Arrivals::default(),
+            evicted: crate::pager::EvictionClock::default(),
             retries,
             fault_wake,
             evict_wake,

@@ -1,4 +1,5 @@
-//! One 8-byte entry for each page: a state word that decides everything, and a queue link.
+//! One 8-byte entry for each page: a state word that decides everything, and a queue link, which
+//! tells of a remote page when it was evicted.
 //!
 //! # States
 //!
@@ -260,6 +261,18 @@ impl PageEntry {
     pub(crate) fn set_link(&self, next: Option<PageIndex>) {
         let raw = next.map_or(0, |page| page.number() + 1);
         self.link.store(raw, Ordering::Relaxed);
+    }
+
+    /// Holder of `Fetching`: what the eviction of the page left, which only a page that is in
+    /// no queue has.
+    pub(crate) fn stamp(&self) -> u32 {
+        // Relaxed: the state, which the holder got by Acquire, came after it.
+        self.link.load(Ordering::Relaxed)
+    }
+
+    /// Holder of `Dropping`: leaves a number with the page, for whoever fetches it again.
+    pub(crate) fn set_stamp(&self, stamp: u32) {
+        self.link.store(stamp, Ordering::Relaxed);
     }
 }
 

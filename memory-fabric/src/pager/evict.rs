@@ -3,9 +3,10 @@
 //! User space cannot see which pages a guest uses. So the oldest pages are unmapped and put
 //! on probation: one that is touched again comes back by a minor fault, which costs no
 //! traffic, and counts as used; one that is not goes home. A clean page is dropped, a page
-//! of zeros becomes untouched again, any other is written back first.
+//! of zeros becomes untouched again, any other is written back first. Which pages count as
+//! the oldest, `ranking` decides.
 
-use super::queue::PageQueue;
+use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::layout::NodeId;
@@ -28,15 +29,21 @@ pub(crate) struct Evictor {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
-    /// Mapped pages, oldest first.
-    active: PageQueue,
-    /// Unmapped pages, oldest first.
-    probation: PageQueue,
+    ranking: Ranking,
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
-
+    filling: Option<Filling>,
     waiter: Waiter,
+}
+
+/// How it goes to fill the reserve, since it was low.
+#[derive(Clone, Copy, Debug)]
+struct Filling {
+    /// Faults that had waited for memory before.
+    waited_before: u64,
+    /// The fewest free pages seen.
+    least_free: u64,
 }
 
 impl Evictor {
@@ -44,14 +51,14 @@ impl Evictor {
         let most = transports.len() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
         let waiter = Waiter::new(shared.spin, transports.len());
+        let ranking = Ranking::new(shared.budget.limit());
         Self {
             shared,
             transports,
-            active: PageQueue::default(),
-            probation: PageQueue::default(),
+            ranking,
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
-
+            filling: None,
             waiter,
         }
     }
@@ -65,13 +72,12 @@ impl Evictor {
     fn evict(&mut self) -> Result<(), PagerError> {
         let shared = Arc::clone(&self.shared);
         let fds = [shared.evict_wake.as_raw_fd()];
-        // Between the two watermarks: once the reserve is low it is filled.
-        let mut filling = false;
         loop {
             let mut worked = self.complete()?;
-            filling = shared.budget.shortfall() > 0 && (filling || shared.budget.is_low());
-            if filling && !shared.is_stopping() {
-                shared.arrivals.drain_into(&shared.map, &mut self.active);
+            if self.is_filling() && !shared.is_stopping() {
+                self.ranking
+                    .take_in(&shared.map, &shared.arrivals, &shared.returns);
+                shared.evicted.set_recent(self.ranking.settled());
                 worked |= self.probe()?;
                 worked |= self.judge()?;
             }
@@ -90,26 +96,50 @@ impl Evictor {
         }
     }
 
+    /// Whether the reserve is being filled: from when half of it is gone until it is full.
+    fn is_filling(&mut self) -> bool {
+        let shared = &self.shared;
+        let budget = &shared.budget;
+        let waited = shared.stats.stalled_for_memory.get();
+        match &mut self.filling {
+            None if budget.is_low() => {
+                self.filling = Some(Filling {
+                    waited_before: waited,
+                    least_free: budget.free(),
+                });
+            }
+            None => {}
+            Some(filling) if budget.shortfall() > 0 => {
+                filling.least_free = filling.least_free.min(budget.free());
+            }
+            Some(filling) => {
+                budget.adapt_reserve(waited != filling.waited_before, filling.least_free);
+                self.filling = None;
+            }
+        }
+        self.filling.is_some()
+    }
+
     /// Puts the oldest mapped pages on probation, as far as too few are.
     fn probe(&mut self) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
         let wanted = self.probation_wanted();
         let mut worked = false;
         let mut run: Option<(PageIndex, usize)> = None;
-        for _ in 0..BATCH.min(self.active.len()) {
-            if self.probation.len() as u64 >= wanted {
+        for _ in 0..BATCH.min(self.ranking.mapped()) {
+            if self.ranking.probed() as u64 >= wanted {
                 break;
             }
-            let Some(page) = self.active.pop(&shared.map) else {
+            let Some(page) = self.ranking.next_mapped(&shared.map) else {
                 break;
             };
             if !shared.map.entry(page).begin_probation() {
                 // A fault thread holds it this moment: it is in use.
-                self.active.push(&shared.map, page);
+                self.ranking.used(&shared.map, page);
                 continue;
             }
             worked = true;
-            self.probation.push(&shared.map, page);
+            self.ranking.on_probation(&shared.map, page);
             // Neighbours are unmapped in one call.
             run = match run {
                 Some((first, count)) if first.index() + count == page.index() => {
@@ -149,19 +179,20 @@ impl Evictor {
         let under_way = self.writing.len() - self.free_tickets.len();
         let shortfall = shared.budget.shortfall().saturating_sub(under_way as u64);
         // Pages get the time that the whole queue takes to prove themselves.
-        if (self.probation.len() as u64) < self.probation_wanted() && self.active.len() > 0 {
+        let probed = self.ranking.probed();
+        if (probed as u64) < self.probation_wanted() && self.ranking.mapped() > 0 {
             return Ok(false);
         }
         let mut worked = false;
-        for _ in 0..usize::try_from(shortfall).unwrap_or(BATCH).min(BATCH) {
-            let Some(page) = self.probation.pop(&shared.map) else {
+        let count = usize::try_from(shortfall).unwrap_or(BATCH);
+        for _ in 0..count.min(BATCH).min(probed) {
+            let Some(page) = self.ranking.next_judged(&shared.map) else {
                 break;
             };
             let entry = shared.map.entry(page);
             let seen = entry.state();
             if seen.kind() != Kind::Probation {
-                shared.stats.evictions_cancelled.increment();
-                self.active.push(&shared.map, page);
+                self.rescued(page);
                 worked = true;
                 continue;
             }
@@ -177,9 +208,9 @@ impl Evictor {
             }
             let donor = self.donor_of(page);
             if self.transports[donor].in_flight() == IN_FLIGHT_MAX {
-                // Its home is busy: wait for that, in order.
-                self.probation.push(&shared.map, page);
-                break;
+                // Its home is busy: that must not keep pages of other donors here.
+                self.ranking.on_probation(&shared.map, page);
+                continue;
             }
             worked = true;
             self.send_home(page, donor)?;
@@ -231,7 +262,7 @@ impl Evictor {
     /// A page that was touched while it was to be evicted stays.
     fn rescued(&mut self, page: PageIndex) {
         self.shared.stats.evictions_cancelled.increment();
-        self.active.push(&self.shared.map, page);
+        self.ranking.used(&self.shared.map, page);
     }
 
     /// Drops the pages whose write-backs the donors have confirmed.
@@ -279,7 +310,9 @@ impl Evictor {
             page,
             source: error,
         })?;
-        let contended = shared.map.entry(page).finish_drop(to);
+        let entry = shared.map.entry(page);
+        entry.set_stamp(shared.evicted.tick());
+        let contended = entry.finish_drop(to);
         shared.stats.evictions.increment();
         let waiting = shared.budget.release(1);
         if contended {

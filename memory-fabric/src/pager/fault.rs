@@ -3,6 +3,7 @@
 //! It never waits for one thing alone: faults, completions and free memory are all looked
 //! for in one loop, so faults of many vCPUs are under way at once.
 
+use super::forecast::WriteForecast;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::layout::NodeId;
@@ -43,6 +44,8 @@ struct Fetch {
     page: PageIndex,
     donor: usize,
     write: bool,
+    /// It was here not long ago.
+    returns: bool,
     read_at: Instant,
     posted_at: Instant,
 }
@@ -52,8 +55,10 @@ struct Fetch {
 enum Served {
     /// It is done, or under way.
     Yes,
-    /// There is no memory for the page, or no place on its transport, just now.
-    Later,
+    /// There is no memory for the page just now.
+    NoMemory,
+    /// There is no place on the transport to its donor just now.
+    DonorBusy,
 }
 
 /// The fault thread's own data.
@@ -67,6 +72,7 @@ pub(crate) struct FaultThread {
     /// Indexed by ticket.
     fetches: Vec<Option<Fetch>>,
     free_tickets: Vec<u32>,
+    forecast: WriteForecast,
     waiter: Waiter,
 }
 
@@ -86,6 +92,7 @@ impl FaultThread {
             deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
             fetches: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
+            forecast: WriteForecast::default(),
             waiter,
         }
     }
@@ -182,20 +189,24 @@ impl FaultThread {
             };
             match self.serve_one(pending)? {
                 Served::Yes => worked = true,
-                Served::Later => {
+                Served::NoMemory => {
                     self.deferred.push_front(pending);
                     break;
                 }
+                // A slow donor must not keep faults on other donors' pages waiting.
+                Served::DonorBusy => self.deferred.push_back(pending),
             }
         }
         Ok(worked)
     }
 
     fn serve_or_defer(&mut self, pending: Pending) -> Result<(), PagerError> {
-        if self.serve_one(pending)? == Served::Later {
-            self.shared.stats.stalled_for_memory.increment();
-            self.deferred.push_back(pending);
+        match self.serve_one(pending)? {
+            Served::Yes => return Ok(()),
+            Served::NoMemory => self.shared.stats.stalled_for_memory.increment(),
+            Served::DonorBusy => {}
         }
+        self.deferred.push_back(pending);
         Ok(())
     }
 
@@ -207,7 +218,7 @@ impl FaultThread {
             match seen.kind() {
                 Kind::Untouched => {
                     if !self.charge() {
-                        return Ok(Served::Later);
+                        return Ok(Served::NoMemory);
                     }
                     if entry.begin_install(seen) {
                         self.fill_with_zeros(pending)?;
@@ -217,7 +228,7 @@ impl FaultThread {
                 }
                 Kind::Remote => {
                     if !self.charge() {
-                        return Ok(Served::Later);
+                        return Ok(Served::NoMemory);
                     }
                     if !entry.begin_fetch(seen) {
                         self.uncharge();
@@ -226,7 +237,7 @@ impl FaultThread {
                     } else {
                         entry.abandon_fetch();
                         self.uncharge();
-                        return Ok(Served::Later);
+                        return Ok(Served::DonorBusy);
                     }
                 }
                 Kind::Fetching | Kind::Installing | Kind::Dropping => {
@@ -352,6 +363,10 @@ impl FaultThread {
             page,
             donor,
             write: pending.write,
+            returns: self
+                .shared
+                .evicted
+                .is_recent(self.shared.map.entry(page).stamp()),
             read_at: pending.read_at,
             posted_at: Instant::now(),
         });
@@ -382,12 +397,13 @@ impl FaultThread {
         result.map(|()| any)
     }
 
-    fn install(&self, fetch: Fetch, bytes: &PageBytes) -> Result<(), PagerError> {
+    fn install(&mut self, fetch: Fetch, bytes: &PageBytes) -> Result<(), PagerError> {
+        let writable = fetch.write || self.forecast.map_writable();
         let shared = &self.shared;
         let stats = &shared.stats;
         let page = fetch.page;
         let arrived_at = Instant::now();
-        let protection = if fetch.write {
+        let protection = if writable {
             shared.map.entry(page).mark_dirty();
             Protection::Writable
         } else {
@@ -399,7 +415,12 @@ impl FaultThread {
             .copy(target, bytes, protection)
             .map_err(failed("COPY", page))?;
         self.installed(page)?;
-        shared.arrivals.push(&shared.map, page);
+        let queue = if fetch.returns {
+            &shared.returns
+        } else {
+            &shared.arrivals
+        };
+        queue.push(&shared.map, page);
         let done_at = Instant::now();
         stats.donors[fetch.donor].pages_fetched.increment();
         stats.queue.record(fetch.posted_at - fetch.read_at);
@@ -411,7 +432,10 @@ impl FaultThread {
 
     /// Serves a fault on a page whose bytes are here. This thread holds it; `seen` is what
     /// it was before.
-    fn map_again(&self, pending: Pending, seen: State) -> Result<(), PagerError> {
+    fn map_again(&mut self, pending: Pending, seen: State) -> Result<(), PagerError> {
+        if pending.write_protected && !seen.is_dirty() {
+            self.forecast.was_written();
+        }
         let shared = &self.shared;
         let page = pending.page;
         let entry = shared.map.entry(page);

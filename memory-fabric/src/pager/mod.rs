@@ -2,7 +2,9 @@
 
 pub(crate) mod evict;
 pub(crate) mod fault;
+mod forecast;
 pub(crate) mod queue;
+mod ranking;
 pub(crate) mod wait;
 
 use crate::guest_memory::GuestMemory;
@@ -14,7 +16,7 @@ use crate::transport::PageTransport;
 use crate::uffd::Uffd;
 use crossbeam_channel::Sender;
 use queue::Arrivals;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
@@ -59,7 +61,12 @@ pub(crate) struct Shared {
     pub uffd: Uffd,
     pub stats: Arc<PagerStats>,
     pub budget: Budget,
+    /// Pages that became resident.
     pub arrivals: Arrivals,
+    /// Those among them that were here not long ago.
+    pub returns: Arrivals,
+    /// What tells such pages.
+    pub evicted: EvictionClock,
     /// Faults that met a page being dropped, back to the fault thread.
     pub retries: Sender<PageIndex>,
     /// Rung to wake the fault thread.
@@ -120,14 +127,45 @@ impl Shared {
     }
 }
 
+/// Counts evictions, so that a page that is fetched again tells how long it was away.
+#[derive(Debug, Default)]
+pub(crate) struct EvictionClock {
+    now: AtomicU32,
+    /// Evictions ago up to which a page counts as one that should have stayed.
+    recent: AtomicU32,
+}
+
+impl EvictionClock {
+    /// The evictor: a number for a page that is evicted now.
+    pub fn tick(&self) -> u32 {
+        // Relaxed here and below: a guess that is a little off does no harm.
+        self.now.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The evictor: how many pages are known to be used. What was away for fewer evictions
+    /// would have been found here, had it been one of them.
+    pub fn set_recent(&self, settled: usize) {
+        let recent = u32::try_from(settled).unwrap_or(u32::MAX);
+        self.recent.store(recent, Ordering::Relaxed);
+    }
+
+    /// Whether a page was evicted not long ago.
+    pub fn is_recent(&self, stamp: u32) -> bool {
+        let away = self.now.load(Ordering::Relaxed).wrapping_sub(stamp);
+        away < self.recent.load(Ordering::Relaxed)
+    }
+}
+
+/// The largest part of a budget that is held free ahead of demand: 1 / so many.
+const RESERVE_SHARE_MAX: u64 = 8;
+
 /// How many pages at home elsewhere may be resident here, and how many are.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
-    /// The evictor is woken when fewer are free...
-    low: u64,
-    /// ...and works until so many are.
-    high: u64,
+    /// Pages that the evictor sees to being free, woken when fewer than half of them are.
+    reserve: AtomicU64,
+    reserve_min: u64,
     used: AtomicU64,
     /// Whether a fault waits for a page to become free.
     waiting: AtomicBool,
@@ -135,13 +173,13 @@ pub(crate) struct Budget {
 
 impl Budget {
     /// A budget of `limit` pages. The evictor keeps between 1/32 and 1/16 of them free, but
-    /// at most 16 and 32 MiB.
+    /// at most 16 and 32 MiB, to begin with.
     pub fn new(limit: u64) -> Self {
-        let low = (limit / 32).clamp(1, 4096);
+        let reserve = ((limit / 32).clamp(1, 4096) * 2).min(limit);
         Self {
             limit,
-            low,
-            high: (low * 2).min(limit),
+            reserve: AtomicU64::new(reserve),
+            reserve_min: reserve,
             used: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
         }
@@ -157,7 +195,9 @@ impl Budget {
         let result = self
             .used
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
-        result.ok().map(|before| self.limit - before - 1 < self.low)
+        result
+            .ok()
+            .map(|before| self.limit - before - 1 < self.reserve() / 2)
     }
 
     /// As [`Self::charge`], leaving word that somebody waits when nothing is free.
@@ -186,21 +226,43 @@ impl Budget {
 
     /// Pages to free now, so that the reserve is full.
     pub fn shortfall(&self) -> u64 {
-        self.high.saturating_sub(self.free())
+        self.reserve().saturating_sub(self.free())
     }
 
     /// Whether the reserve has fallen so low that the evictor should start.
     pub fn is_low(&self) -> bool {
-        self.free() < self.low
+        self.free() < (self.reserve() / 2).max(1)
     }
 
     /// Whether so much is free that pages may be made which nobody asked for.
     pub fn is_plentiful(&self) -> bool {
-        self.free() > self.high * 2
+        self.free() > self.reserve() * 2
     }
 
     pub fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// Pages held free ahead of demand.
+    pub fn reserve(&self) -> u64 {
+        // Relaxed: a goal, not a promise.
+        self.reserve.load(Ordering::Relaxed)
+    }
+
+    /// Fits the reserve to how the last filling of it went: twice as much when faults had to
+    /// wait, a little less when even half was never touched.
+    pub fn adapt_reserve(&self, faults_waited: bool, least_free: u64) {
+        let now = self.reserve();
+        let most = (self.limit / RESERVE_SHARE_MAX).max(self.reserve_min);
+        let next = if faults_waited {
+            now * 2
+        } else if least_free > now / 4 {
+            now - now / 16
+        } else {
+            now
+        };
+        let next = next.clamp(self.reserve_min, most);
+        self.reserve.store(next, Ordering::Relaxed);
     }
 }
 
@@ -217,5 +279,37 @@ mod tests {
         assert!(budget.release(1), "somebody waits");
         assert!(!budget.release(1), "told once");
         assert_eq!(budget.free(), 2);
+    }
+
+    #[test]
+    fn the_reserve_grows_while_faults_wait_and_shrinks_slowly() {
+        let budget = Budget::new(64_000);
+        let first = budget.reserve();
+        budget.adapt_reserve(true, 0);
+        assert_eq!(budget.reserve(), first * 2);
+        for _ in 0..10 {
+            budget.adapt_reserve(true, 0);
+        }
+        assert_eq!(budget.reserve(), 64_000 / RESERVE_SHARE_MAX);
+        let most = budget.reserve();
+        budget.adapt_reserve(false, most / 4);
+        assert_eq!(budget.reserve(), most, "it was needed");
+        for _ in 0..100 {
+            budget.adapt_reserve(false, most);
+        }
+        assert_eq!(budget.reserve(), first);
+    }
+
+    #[test]
+    fn a_page_away_for_less_than_the_settled_ones_is_recent() {
+        let clock = EvictionClock::default();
+        let stamp = clock.tick();
+        assert!(!clock.is_recent(stamp), "nothing is known yet");
+        clock.set_recent(10);
+        assert!(clock.is_recent(stamp));
+        for _ in 0..10 {
+            clock.tick();
+        }
+        assert!(!clock.is_recent(stamp));
     }
 }

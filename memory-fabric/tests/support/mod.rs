@@ -133,7 +133,7 @@ pub fn verify(words: Words, seed: u64) {
     }
 }
 
-fn pattern(seed: u64, page: usize, word: usize) -> u64 {
+pub fn pattern(seed: u64, page: usize, word: usize) -> u64 {
     let mixed = seed ^ ((page as u64) << 20) ^ word as u64;
     mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) | 1
 }

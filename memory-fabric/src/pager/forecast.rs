@@ -1,0 +1,86 @@
+//! Whether a page that is read first will be written soon.
+//!
+//! A page that is mapped read-only costs one more fault when it is written after all; one that
+//! is mapped writable must be written back when it is evicted, changed or not. Neither is
+//! always better: so the pager tries, and does what the guest's recent pages say.
+
+/// Pages mapped read-only in one trial.
+const TRIAL: u32 = 512;
+/// Pages mapped writable at once after a trial that was mostly for nothing.
+const TRUST: u32 = 8 * TRIAL;
+/// A trial fails when one of so many of its pages, or more, were written after all. A fault for
+/// writing keeps a vCPU waiting; a needless write-back takes bandwidth, but nobody waits.
+const WRITTEN_SHARE: u32 = 3;
+
+/// Decides how pages that were faulted in by a read are mapped.
+#[derive(Debug, Default)]
+pub(super) struct WriteForecast {
+    /// Pages mapped read-only in this trial.
+    tried: u32,
+    /// Faults for writing on read-only pages in this trial.
+    written: u32,
+    /// Pages still to be mapped writable at once.
+    trusted: u32,
+}
+
+impl WriteForecast {
+    /// Whether to map the next page that was only read writable at once.
+    pub fn map_writable(&mut self) -> bool {
+        if let Some(left) = self.trusted.checked_sub(1) {
+            self.trusted = left;
+            return true;
+        }
+        if self.tried == TRIAL {
+            if self.written >= TRIAL / WRITTEN_SHARE {
+                self.trusted = TRUST;
+            }
+            (self.tried, self.written) = (0, 0);
+        }
+        self.tried += 1;
+        false
+    }
+
+    /// A page that was mapped read-only is written now.
+    pub fn was_written(&mut self) {
+        self.written += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Serves so many read faults of a guest that writes every `nth` page that it has read;
+    /// gives how many were mapped writable at once.
+    fn writable_of(faults: u32, nth: u32, forecast: &mut WriteForecast) -> u32 {
+        let mut writable = 0;
+        for fault in 0..faults {
+            if forecast.map_writable() {
+                writable += 1;
+            } else if fault % nth == 0 {
+                forecast.was_written();
+            }
+        }
+        writable
+    }
+
+    #[test]
+    fn a_guest_that_writes_everything_seldom_pays_twice() {
+        let writable = writable_of(100_000, 1, &mut WriteForecast::default());
+        assert!(writable > 85_000, "{writable}");
+    }
+
+    #[test]
+    fn a_guest_that_mostly_reads_keeps_its_pages_clean() {
+        assert_eq!(writable_of(100_000, 4, &mut WriteForecast::default()), 0);
+    }
+
+    #[test]
+    fn a_change_of_habit_is_noticed() {
+        let mut forecast = WriteForecast::default();
+        writable_of(50_000, 1, &mut forecast);
+        let before_noticed = writable_of(2 * TRUST, 1000, &mut forecast);
+        assert!(before_noticed <= TRUST, "{before_noticed}");
+        assert_eq!(writable_of(50_000, 1000, &mut forecast), 0);
+    }
+}

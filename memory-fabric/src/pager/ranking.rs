@@ -1,0 +1,226 @@
+//! Which resident page goes next: the evictor's queues, without any system call.
+//!
+//! Pages that arrive are *fresh*. The oldest are put on probation; what is touched there is
+//! *settled* from then on, and so is what comes back soon after it was evicted. As long as
+//! fresh pages take more than their share, only they are probed. So a pass over a large file
+//! pushes out what it brought itself, and the settled pages are not even unmapped.
+//!
+//! The idea of a small queue for what has not proved itself, and of remembering what was
+//! evicted, is that of 2Q (Johnson and Shasha, 1994) and S3-FIFO (Yang et al., 2023).
+
+use super::queue::{Arrivals, PageQueue};
+use crate::page::PageIndex;
+use crate::page_map::PageMap;
+
+/// Share of the budget that fresh pages keep when settled ones fill the rest: 1 / so many.
+const FRESH_SHARE: u64 = 8;
+
+/// All resident pages but those being written back.
+#[derive(Debug)]
+pub(super) struct Ranking {
+    /// Mapped pages that nobody has seen used twice, oldest first.
+    fresh: PageQueue,
+    /// Mapped pages that were, oldest first.
+    settled: PageQueue,
+    /// Unmapped pages, oldest first.
+    probation: PageQueue,
+    /// Fresh pages beyond these are probed before any settled one.
+    fresh_kept: usize,
+}
+
+impl Ranking {
+    /// Empty queues for a budget of `limit` pages.
+    pub fn new(limit: u64) -> Self {
+        Self {
+            fresh: PageQueue::default(),
+            settled: PageQueue::default(),
+            probation: PageQueue::default(),
+            fresh_kept: usize::try_from(limit / FRESH_SHARE).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Takes in what has become resident.
+    pub fn take_in(&mut self, map: &PageMap, arrived: &Arrivals, returned: &Arrivals) {
+        arrived.drain_into(map, &mut self.fresh);
+        returned.drain_into(map, &mut self.settled);
+    }
+
+    /// The mapped page to probe next.
+    pub fn next_mapped(&mut self, map: &PageMap) -> Option<PageIndex> {
+        if self.fresh.len() > self.fresh_kept {
+            return self.fresh.pop(map);
+        }
+        self.settled.pop(map).or_else(|| self.fresh.pop(map))
+    }
+
+    /// A page that is in use.
+    pub fn used(&mut self, map: &PageMap, page: PageIndex) {
+        self.settled.push(map, page);
+    }
+
+    /// A page that was unmapped, to see whether it is used, or one whose judgement is put off.
+    pub fn on_probation(&mut self, map: &PageMap, page: PageIndex) {
+        self.probation.push(map, page);
+    }
+
+    /// The page that was longest on probation.
+    pub fn next_judged(&mut self, map: &PageMap) -> Option<PageIndex> {
+        self.probation.pop(map)
+    }
+
+    /// Mapped pages.
+    pub fn mapped(&self) -> usize {
+        self.fresh.len() + self.settled.len()
+    }
+
+    /// Mapped pages known to be used.
+    pub fn settled(&self) -> usize {
+        self.settled.len()
+    }
+
+    /// Pages on probation.
+    pub fn probed(&self) -> usize {
+        self.probation.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::EvictionClock;
+    use super::*;
+    use std::collections::{HashMap, HashSet};
+
+    /// A cache ruled by a [`Ranking`] whose user touches pages one by one.
+    struct Cache {
+        map: PageMap,
+        ranking: Ranking,
+        arrived: Arrivals,
+        returned: Arrivals,
+        clock: EvictionClock,
+        /// When pages were evicted.
+        away: HashMap<u32, u32>,
+        limit: usize,
+        resident: HashSet<u32>,
+        touched: HashSet<u32>,
+        fetches: u64,
+    }
+
+    impl Cache {
+        fn new(limit: usize) -> Self {
+            Self {
+                map: PageMap::new(1 << 20).expect("small"),
+                ranking: Ranking::new(limit as u64),
+                arrived: Arrivals::default(),
+                returned: Arrivals::default(),
+                clock: EvictionClock::default(),
+                away: HashMap::new(),
+                limit,
+                resident: HashSet::new(),
+                touched: HashSet::new(),
+                fetches: 0,
+            }
+        }
+
+        fn touch(&mut self, page: u32) {
+            self.touched.insert(page);
+            if !self.resident.insert(page) {
+                return;
+            }
+            self.fetches += 1;
+            let stamp = self.away.remove(&page);
+            let queue = if stamp.is_some_and(|stamp| self.clock.is_recent(stamp)) {
+                &self.returned
+            } else {
+                &self.arrived
+            };
+            queue.push(&self.map, PageIndex::new(page));
+            while self.resident.len() > self.limit {
+                self.evict_one();
+            }
+        }
+
+        fn evict_one(&mut self) {
+            let (map, ranking) = (&self.map, &mut self.ranking);
+            ranking.take_in(map, &self.arrived, &self.returned);
+            self.clock.set_recent(ranking.settled());
+            while ranking.probed() < self.limit / 8 {
+                let Some(page) = ranking.next_mapped(map) else {
+                    break;
+                };
+                // Unmapped: only a touch from now on counts.
+                self.touched.remove(&page.number());
+                ranking.on_probation(map, page);
+            }
+            let page = ranking.next_judged(map).expect("the cache is full");
+            if self.touched.contains(&page.number()) {
+                ranking.used(map, page);
+            } else {
+                self.resident.remove(&page.number());
+                self.away.insert(page.number(), self.clock.tick());
+            }
+        }
+
+        fn fetches_of(&mut self, pages: impl Iterator<Item = u32>) -> u64 {
+            let before = self.fetches;
+            pages.for_each(|page| self.touch(page));
+            self.fetches - before
+        }
+    }
+
+    #[test]
+    fn one_pass_over_a_large_file_does_not_push_out_the_hot_set() {
+        let hot = 0..600;
+        let mut cache = Cache::new(1000);
+        // The hot set proves itself beside a stream of pages used once.
+        let mut cold = 10_000..;
+        for _ in 0..20 {
+            hot.clone().for_each(|page| cache.touch(page));
+            cold.by_ref().take(200).for_each(|page| cache.touch(page));
+        }
+        // Ten times the cache goes by while the hot set rests.
+        cold.by_ref()
+            .take(10_000)
+            .for_each(|page| cache.touch(page));
+        let fetched = cache.fetches_of(hot);
+        assert!(
+            fetched <= 6,
+            "{fetched} of 600 hot pages were lost to a scan"
+        );
+    }
+
+    #[test]
+    fn a_new_hot_set_replaces_an_old_one() {
+        let mut cache = Cache::new(1000);
+        let mut cold = 100_000..;
+        let mut live_on = |cache: &mut Cache, hot: std::ops::Range<u32>| {
+            for _ in 0..60 {
+                hot.clone().for_each(|page| cache.touch(page));
+                cold.by_ref().take(100).for_each(|page| cache.touch(page));
+            }
+            cache.fetches_of(hot)
+        };
+        live_on(&mut cache, 0..700);
+        let fetched = live_on(&mut cache, 5000..5700);
+        assert!(fetched <= 35, "{fetched} of 700 pages of the new hot set");
+    }
+
+    #[test]
+    fn nothing_is_lost_between_the_queues() {
+        let mut cache = Cache::new(64);
+        let mut random = 1_u32;
+        for _ in 0..20_000 {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            cache.touch((random >> 20) % 200);
+        }
+        let (map, ranking) = (&cache.map, &mut cache.ranking);
+        ranking.take_in(map, &cache.arrived, &cache.returned);
+        let mut left = HashSet::new();
+        while let Some(page) = ranking
+            .next_mapped(map)
+            .or_else(|| ranking.next_judged(map))
+        {
+            assert!(left.insert(page.number()), "{page} twice");
+        }
+        assert_eq!(left, cache.resident);
+    }
+}
