@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use support::*;
 
 const GUEST: u64 = 128 * MIB;
-const LOCAL: u64 = 16 * MIB;
-const CACHE: usize = LOCAL as usize / PAGE_SIZE;
+const CACHE: usize = 4096;
+const LOCAL: u64 = (CACHE * PAGE_SIZE) as u64;
 
 /// Reads a word of each page, and checks it.
 fn read(words: Words, pages: Range<usize>) {
