@@ -322,6 +322,7 @@ impl Fabric {
             retries,
             fault_wake,
             evict_wake,
+            evict_told: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             stopped_at: std::sync::OnceLock::new(),
             failed: Arc::new(move |error: PagerError| {

@@ -90,8 +90,7 @@ impl Evictor {
             }
             let slept = self.waiter.idle(&fds, &self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
-                // That nobody rang is no error.
-                let _ = shared.evict_wake.read();
+                shared.answer_evict_bell();
             }
         }
     }

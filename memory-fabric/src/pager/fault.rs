@@ -259,7 +259,7 @@ impl FaultThread {
         let shared = &self.shared;
         let charged = shared.budget.charge_or_wait();
         if charged != Some(false) {
-            let _ = shared.evict_wake.write(1);
+            shared.tell_evictor();
         }
         charged.is_some()
     }

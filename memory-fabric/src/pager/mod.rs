@@ -73,6 +73,8 @@ pub(crate) struct Shared {
     pub fault_wake: EventFd,
     /// Rung to wake the evictor.
     pub evict_wake: EventFd,
+    /// Whether it was rung for want of memory, and has not been answered yet.
+    pub evict_told: AtomicBool,
     pub stopping: AtomicBool,
     /// When a thread first saw that.
     pub stopped_at: OnceLock<Instant>,
@@ -98,6 +100,22 @@ impl Shared {
         self.stopping.store(true, Ordering::SeqCst);
         let _ = self.fault_wake.write(1);
         let _ = self.evict_wake.write(1);
+    }
+
+    /// Tells the evictor that memory is short; a system call only when it was not told already.
+    pub fn tell_evictor(&self) {
+        // SeqCst here and below: whoever finds the evictor told took its memory before the
+        // evictor looks at the budget again.
+        if !self.evict_told.swap(true, Ordering::SeqCst) {
+            let _ = self.evict_wake.write(1);
+        }
+    }
+
+    /// The evictor, before it looks at the budget again: takes note of having been told.
+    pub fn answer_evict_bell(&self) {
+        // In this order: told meanwhile, it is awake to see why, and the bell is silent.
+        let _ = self.evict_wake.read();
+        self.evict_told.store(false, Ordering::SeqCst);
     }
 
     pub fn is_stopping(&self) -> bool {
