@@ -6,6 +6,7 @@ pub(crate) mod queue;
 pub(crate) mod wait;
 
 use crate::guest_memory::GuestMemory;
+use crate::heat::Touches;
 use crate::layout::Layout;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
@@ -58,6 +59,7 @@ pub(crate) struct Shared {
     pub map: PageMap,
     pub uffd: Uffd,
     pub stats: Arc<PagerStats>,
+    pub touches: Touches,
     pub budget: Budget,
     pub arrivals: Arrivals,
     /// Faults that met a page being dropped, back to the fault thread.

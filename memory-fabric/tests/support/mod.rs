@@ -50,6 +50,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         checksum: false,
         grace: Duration::from_secs(10),
         spin: Duration::from_micros(20),
+        huge_pages: true,
         without_continue_write_protected: false,
     }
 }
@@ -133,7 +134,7 @@ pub fn verify(words: Words, seed: u64) {
     }
 }
 
-fn pattern(seed: u64, page: usize, word: usize) -> u64 {
+pub fn pattern(seed: u64, page: usize, word: usize) -> u64 {
     let mixed = seed ^ ((page as u64) << 20) ^ word as u64;
     mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) | 1
 }
