@@ -26,6 +26,9 @@ pub const BLOCKS_MAX: u64 = 1024;
 /// milliseconds. In larger guests each block is sampled.
 pub const PAGES_LOOKED_AT_MAX: u64 = 1 << 20;
 
+/// Pages looked at before the processor is offered to others: well below a millisecond.
+const PAGES_BEFORE_YIELD: u32 = 1 << 16;
+
 /// Places in which a block is sampled.
 const SAMPLES: u64 = 4;
 
@@ -196,6 +199,7 @@ pub(crate) fn look(
     let now = Instant::now();
     let mut seen = vec![0; usize::try_from(in_each).expect("64-bit host")];
     let mut extents = Vec::with_capacity(ranges.len());
+    let mut since_yield = 0;
     for extent in layout.extents() {
         let mut heats = Vec::new();
         let mut rest = extent.pages;
@@ -227,8 +231,13 @@ pub(crate) fn look(
                 }
             }
             heats.push(heat);
-            // Vcpus and the pager come first.
-            std::thread::yield_now();
+            // Vcpus and the pager come first, now and then: on a busy host each time costs a
+            // slice of the scheduler.
+            since_yield += heat.looked_at;
+            if since_yield >= PAGES_BEFORE_YIELD {
+                since_yield = 0;
+                std::thread::yield_now();
+            }
         }
         extents.push(ExtentHeat {
             pages: extent.pages,

@@ -97,7 +97,7 @@ impl From<Heat> for HeatStatus {
 const LEGEND: &str = "\
 .  never written, or all zero        -  touched, and nothing of it is here
 1 to 9  tenths of what was touched that are here     #  all of it is here
-*  so hot that faults in the last 20 s were a quarter of its pages or more
+*  some of it is here, and faults in the last 20 s were a quarter of its pages or more
 ";
 
 impl HeatStatus {
@@ -163,12 +163,12 @@ impl BlockStatus {
     pub fn character(&self) -> char {
         let here = self.resident + self.leaving + self.arriving;
         let touched = here + self.remote;
-        if self.recent_faults > 0 && self.recent_faults >= self.pages / 4 {
-            '*'
-        } else if touched == 0 {
+        if touched == 0 {
             '.'
         } else if here == 0 {
             '-'
+        } else if self.recent_faults > 0 && self.recent_faults >= self.pages / 4 {
+            '*'
         } else if self.remote == 0 {
             '#'
         } else {

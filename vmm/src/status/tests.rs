@@ -184,6 +184,7 @@ fn a_character_tells_what_part_of_a_block_is_here() {
         (block(1, 0, 63, 0), '#'),
         (block(64, 0, 0, 15), '#'),
         (block(10, 54, 0, 16), '*'),
+        (block(0, 64, 0, 99), '-'),
     ] {
         assert_eq!(block.character(), character, "{block:?}");
     }
