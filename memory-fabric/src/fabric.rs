@@ -3,6 +3,7 @@
 use crate::control::ControlError;
 use crate::donor::pool::{LeaseError, Pool};
 use crate::guest_memory::GuestMemory;
+use crate::heat::Touches;
 use crate::layout::{Loan, NodeId, Plan, PlanError};
 use crate::link::{Leased, Link, LinkConfig, LinkEvent, LinkPort, describe};
 use crate::page::{PAGE_SHIFT, PAGE_SIZE, PAGES_MAX, PageRange};
@@ -15,7 +16,9 @@ use crate::transport::loopback::LoopbackTransport;
 use crate::transport::tcp::TcpTransport;
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::uffd::{Uffd, UffdError};
-use crate::wire::{LeaseStatus, TrafficClass};
+pub use crate::view::NodeSummary;
+use crate::view::{FabricView, LentBy};
+use crate::wire::TrafficClass;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -99,6 +102,8 @@ pub struct FabricConfig {
     pub grace: Duration,
     /// How long the pager's threads look for work before they sleep, at the most.
     pub spin: Duration,
+    /// Whether memory at home here may be backed by huge pages.
+    pub huge_pages: bool,
     /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
     pub without_continue_write_protected: bool,
 }
@@ -156,42 +161,19 @@ pub enum FabricEvent {
 /// Takes events. Must return soon, and must not touch guest memory.
 pub type FabricObserver = Arc<dyn Fn(FabricEvent) + Send + Sync>;
 
-/// A node's part in a VM.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct NodeSummary {
-    /// Its number.
-    pub id: NodeId,
-    /// The donor's address; `None` for the compute node and the loopback slab.
-    pub address: Option<SocketAddr>,
-    /// Bytes of guest memory it gives.
-    pub memory_bytes: u64,
-    /// Pages fetched from it.
-    pub pages_fetched: u64,
-    /// Pages written back to it.
-    pub pages_written_back: u64,
-    /// What it counted itself, once the fabric has shut down.
-    pub own_count: Option<LeaseStatus>,
-}
-
 /// The memory of a running VM.
 pub struct Fabric {
-    shared: Option<Arc<Shared>>,
-    memory: Arc<GuestMemory>,
-    stats: Arc<PagerStats>,
-    plan: Plan,
-    local_bytes: u64,
+    view: FabricView,
     transport: TransportKind,
     threads: Vec<JoinHandle<()>>,
     links: Vec<Link>,
-    /// One for each donor, in order.
-    lent: Vec<(Option<SocketAddr>, u64)>,
     round_trip: Option<Duration>,
 }
 
 impl std::fmt::Debug for Fabric {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Fabric")
-            .field("plan", &self.plan)
+            .field("plan", &self.view.plan)
             .finish_non_exhaustive()
     }
 }
@@ -243,17 +225,31 @@ impl Fabric {
                  --local-memory; let donors lend more, so that local memory can be the cache"
             );
         }
-        let stats = Arc::new(PagerStats::new(loans.len()));
+        if config.huge_pages {
+            for extent in plan.layout.extents_at(NodeId::COMPUTE) {
+                memory
+                    .allow_huge_pages(extent.pages)
+                    .map_err(system("allow huge pages"))?;
+            }
+        }
+        let donors = sources.lent().into_iter();
         let mut fabric = Self {
-            shared: None,
-            memory,
-            stats,
-            plan,
-            local_bytes: config.local_bytes.min(guest_bytes),
+            view: FabricView {
+                shared: None,
+                memory,
+                stats: Arc::new(PagerStats::new(loans.len())),
+                plan: Arc::new(plan),
+                local_bytes: config.local_bytes.min(guest_bytes),
+                lent_by: donors
+                    .map(|(address, _)| LentBy {
+                        address,
+                        link: None,
+                    })
+                    .collect(),
+            },
             transport: config.transport,
             threads: Vec::new(),
             links: Vec::new(),
-            lent: sources.lent(),
             round_trip: sources.round_trip(),
         };
         if !matches!(sources, Sources::None) {
@@ -271,10 +267,11 @@ impl Fabric {
         let system = |what| move |error| FabricError::System(what, error);
         let bell = || EventFd::new(EFD_NONBLOCK).map_err(system("create an eventfd"));
         let uffd = Uffd::new()?;
-        for extent in self.plan.layout.extents() {
+        let view = &mut self.view;
+        for extent in view.plan.layout.extents() {
             if extent.home != NodeId::COMPUTE {
                 let bytes = usize::try_from(extent.pages.bytes()).expect("64-bit host");
-                uffd.register(self.memory.guest_page(extent.pages.first), bytes)?;
+                uffd.register(view.memory.guest_page(extent.pages.first), bytes)?;
             }
         }
         let (fault_wake, evict_wake) = (bell()?, bell()?);
@@ -290,9 +287,10 @@ impl Fabric {
                 bulk.push(Box::new(LoopbackTransport::new(lease)));
             }
             Sources::Donors(leases) => {
-                for leased in leases {
+                for (leased, lent_by) in leases.into_iter().zip(&mut view.lent_by) {
                     let (link, ports) =
                         connect(leased, [&fault_wake, &evict_wake], Arc::clone(observer))?;
+                    lent_by.link = Some(Arc::clone(link.stats()));
                     self.links.push(link);
                     let [urgent_port, bulk_port] = ports;
                     let tcp =
@@ -308,14 +306,15 @@ impl Fabric {
         let failed = Arc::clone(observer);
         let continue_write_protected =
             uffd.can_continue_write_protected() && !config.without_continue_write_protected;
+        let span_pages = view.plan.layout.span_pages();
         let shared = Arc::new(Shared {
-            memory: Arc::clone(&self.memory),
-            layout: Arc::new(self.plan.layout.clone()),
-            map: PageMap::new(self.plan.layout.span_pages())
-                .map_err(system("create the page map"))?,
+            memory: Arc::clone(&view.memory),
+            layout: Arc::new(view.plan.layout.clone()),
+            map: PageMap::new(span_pages).map_err(system("create the page map"))?,
             uffd,
-            stats: Arc::clone(&self.stats),
-            budget: Budget::new(self.plan.cache_pages),
+            stats: Arc::clone(&view.stats),
+            touches: Touches::new(span_pages).map_err(system("create the heat map"))?,
+            budget: Budget::new(view.plan.cache_pages),
             arrivals: crate::pager::queue::Arrivals::default(),
             returns: crate::pager::queue::Arrivals::default(),
             evicted: crate::pager::EvictionClock::default(),
@@ -333,7 +332,7 @@ impl Fabric {
         });
         let faults = FaultThread::new(Arc::clone(&shared), urgent, retried);
         let evictor = Evictor::new(Arc::clone(&shared), bulk);
-        self.shared = Some(shared);
+        view.shared = Some(shared);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.into()).spawn(run);
             thread.map_err(system("start a thread"))
@@ -345,22 +344,28 @@ impl Fabric {
         Ok(())
     }
 
+    /// What can be looked at from any thread, while the VM runs and after.
+    #[must_use]
+    pub fn view(&self) -> &FabricView {
+        &self.view
+    }
+
     /// The VM's memory on this node.
     #[must_use]
     pub fn memory(&self) -> &Arc<GuestMemory> {
-        &self.memory
+        &self.view.memory
     }
 
     /// How it is divided.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.view.plan
     }
 
     /// What the pager counts.
     #[must_use]
     pub fn stats(&self) -> &Arc<PagerStats> {
-        &self.stats
+        &self.view.stats
     }
 
     /// How pages travel.
@@ -378,32 +383,13 @@ impl Fabric {
     /// Pages at home elsewhere that are resident here, or on their way.
     #[must_use]
     pub fn cached_pages(&self) -> u64 {
-        self.shared
-            .as_ref()
-            .map_or(0, |shared| shared.budget.used())
+        self.view.cached_pages()
     }
 
     /// Every node's part.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeSummary> {
-        let here = NodeSummary {
-            id: NodeId::COMPUTE,
-            address: None,
-            memory_bytes: self.local_bytes,
-            pages_fetched: 0,
-            pages_written_back: 0,
-            own_count: None,
-        };
-        let donors = (1..).zip(&self.lent).zip(self.stats.donors.iter());
-        let donors = donors.map(|((number, &(address, _)), stats)| NodeSummary {
-            id: NodeId(number),
-            address,
-            memory_bytes: self.plan.layout.pages_at(NodeId(number)) << PAGE_SHIFT,
-            pages_fetched: stats.pages_fetched.get(),
-            pages_written_back: stats.pages_written_back.get(),
-            own_count: None,
-        });
-        std::iter::once(here).chain(donors).collect()
+        self.view.nodes()
     }
 
     /// Stops the pager and returns the leases. What comes back are the nodes' parts with the
@@ -422,7 +408,7 @@ impl Fabric {
     }
 
     fn stop(&mut self) {
-        if let Some(shared) = &self.shared {
+        if let Some(shared) = &self.view.shared {
             shared.stop();
         }
         for thread in self.threads.drain(..) {

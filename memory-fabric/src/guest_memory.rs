@@ -5,10 +5,13 @@
 //! reads through it. The pager must never touch the guest view: it would wait for itself.
 
 use crate::mapping::Mapping;
-use crate::page::{PAGE_SIZE, PageBytes, PageIndex};
+use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+
+/// Bytes of a huge page: what one entry of a page directory maps on x86-64.
+pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// The memfd and its views. A page's offset in the file is its guest-physical address; what
 /// is never touched, the hole below 4 GiB included, takes no memory.
@@ -35,24 +38,46 @@ impl GuestMemory {
             File::from_raw_fd(fd)
         };
         file.set_len(bytes as u64)?;
-        let guest = Mapping::shared(file.as_fd(), bytes)?;
-        let fabric = Mapping::shared(file.as_fd(), bytes)?;
+        let guest = Mapping::shared(file.as_fd(), bytes, HUGE_PAGE_BYTES)?;
+        let fabric = Mapping::shared(file.as_fd(), bytes, HUGE_PAGE_BYTES)?;
         for view in [&guest, &fabric] {
             // A child must not share a registered view, and a core dump must not fault it in.
             view.advise(0, bytes, libc::MADV_DONTFORK)?;
             view.advise(0, bytes, libc::MADV_DONTDUMP)?;
-            // A huge page would reach into neighbours that are at home elsewhere. EINVAL: a
-            // kernel without huge pages.
-            match view.advise(0, bytes, libc::MADV_NOHUGEPAGE) {
-                Err(error) if error.raw_os_error() != Some(libc::EINVAL) => return Err(error),
-                _ => {}
-            }
+            // A huge page would reach into neighbours that are at home elsewhere.
+            advise_if_known(view, 0, bytes, libc::MADV_NOHUGEPAGE)?;
         }
         Ok(Self {
             file,
             guest,
             fabric,
         })
+    }
+
+    /// Lets the kernel back the pages of `range` by huge pages, as far as whole ones fit in it;
+    /// gives how many bytes that is. Only for pages that are at home here: freeing one page of a
+    /// huge one would split it, or free nothing.
+    ///
+    /// A page of the file becomes huge by the advice on the view through which it is first
+    /// touched. Pages at home here are never touched through the fabric view, whose advice stays.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses the advice.
+    pub(crate) fn allow_huge_pages(&self, range: PageRange) -> io::Result<usize> {
+        let start = (range.first.index() * PAGE_SIZE).next_multiple_of(HUGE_PAGE_BYTES);
+        let end = usize::try_from(range.end()).expect("64-bit host") * PAGE_SIZE;
+        let bytes = (end & !(HUGE_PAGE_BYTES - 1)).saturating_sub(start);
+        if bytes > 0 {
+            advise_if_known(&self.guest, start, bytes, libc::MADV_HUGEPAGE)?;
+        }
+        Ok(bytes)
+    }
+
+    /// Which pages from `first` on, one for each place in `found`, are in memory: the lowest bit
+    /// of each. Touches none of them.
+    pub(crate) fn in_memory(&self, first: PageIndex, found: &mut [u8]) -> io::Result<()> {
+        self.fabric.in_memory(first.index() * PAGE_SIZE, found)
     }
 
     /// Bytes of guest-physical address space.
@@ -121,5 +146,75 @@ impl GuestMemory {
     pub fn resident_bytes(&self) -> io::Result<u64> {
         use std::os::unix::fs::MetadataExt;
         Ok(self.file.metadata()?.blocks() * 512)
+    }
+}
+
+/// `madvise`; that the kernel does not know the advice is no error.
+fn advise_if_known(
+    view: &Mapping,
+    offset: usize,
+    bytes: usize,
+    advice: libc::c_int,
+) -> io::Result<()> {
+    match view.advise(offset, bytes, advice) {
+        // A kernel without huge pages.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
+        result => result,
+    }
+}
+
+/// Bytes of guest memory that are mapped by huge pages in this process now. Walks the page tables
+/// of the whole process, which takes about a millisecond for each GiB of small pages; `None`
+/// when the kernel does not tell.
+#[must_use]
+pub fn huge_bytes() -> Option<u64> {
+    mapped_huge(&std::fs::read_to_string("/proc/self/smaps_rollup").ok()?)
+}
+
+/// The views are the only shared memory of the process that can be huge.
+fn mapped_huge(rollup: &str) -> Option<u64> {
+    let line = rollup
+        .lines()
+        .find_map(|line| line.strip_prefix("ShmemPmdMapped:"))?;
+    let kib: u64 = line.trim().strip_suffix(" kB")?.trim().parse().ok()?;
+    Some(kib << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn views_are_aligned_to_huge_pages() {
+        for bytes in [PAGE_SIZE, HUGE_PAGE_BYTES - PAGE_SIZE, 5 * HUGE_PAGE_BYTES] {
+            let memory = GuestMemory::new(bytes).expect("a small memory");
+            assert!(memory.guest_view().addr().is_multiple_of(HUGE_PAGE_BYTES));
+            // SAFETY: the last byte of the view, which nobody else has.
+            unsafe { memory.guest_view().add(bytes - 1).write_volatile(7) };
+            assert_eq!(memory.resident_bytes().expect("fstat"), PAGE_SIZE as u64);
+        }
+    }
+
+    #[test]
+    fn only_whole_huge_pages_inside_the_range_may_be_huge() {
+        let memory = GuestMemory::new(8 * HUGE_PAGE_BYTES).expect("a small memory");
+        let allowed = |first, count| {
+            let range = PageRange::new(PageIndex::new(first), count);
+            memory.allow_huge_pages(range).expect("allowed") / HUGE_PAGE_BYTES
+        };
+        assert_eq!(allowed(0, 512), 1);
+        assert_eq!(allowed(0, 511), 0);
+        assert_eq!(allowed(1, 1023), 1);
+        assert_eq!(allowed(1, 1022), 0);
+        assert_eq!(allowed(512, 0), 0);
+        assert_eq!(allowed(100, 3000), 5);
+    }
+
+    #[test]
+    fn what_the_kernel_tells_of_huge_pages_is_read() {
+        let rollup = "Rss:  8 kB\nShmemPmdMapped:     4096 kB\nFilePmdMapped: 0 kB\n";
+        assert_eq!(mapped_huge(rollup), Some(4 << 20));
+        assert_eq!(mapped_huge("Rss: 8 kB\n"), None);
+        assert!(huge_bytes().is_some());
     }
 }

@@ -1,7 +1,8 @@
 //! Where each page is at home: extents, the layout made of them, and the plan that a guest's
 //! size, a local budget and the donors' loans lead to.
 
-use crate::page::{PAGE_SHIFT, PageIndex, PageRange};
+use crate::guest_memory::HUGE_PAGE_BYTES;
+use crate::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};
 use std::fmt;
 
 /// The number of a node in a VM's layout. The compute node is 0, donors follow in the order
@@ -47,6 +48,9 @@ pub struct Layout {
     /// Sorted by first page, not overlapping, none empty.
     extents: Vec<Extent>,
 }
+
+/// Pages of a huge page.
+const HUGE_PAGE_PAGES: u64 = (HUGE_PAGE_BYTES / PAGE_SIZE) as u64;
 
 /// Smallest cache for pages at home elsewhere: 16 MiB. With less, the pages of a few
 /// instructions and their operands push each other out.
@@ -128,10 +132,18 @@ impl Plan {
         let within_budget = local_pages.saturating_sub(home_here).min(remote);
         let cache = within_budget.max(CACHE_PAGES_MIN.min(remote));
 
-        let home_high = if remote == 0 { 0 } else { home_here / 2 };
+        // The lower part is rounded up to whole huge pages, so that none of what could be huge
+        // is cut by the border.
+        let home_low = if remote == 0 {
+            home_here
+        } else {
+            let half = home_here.div_ceil(2);
+            half.next_multiple_of(HUGE_PAGE_PAGES).min(home_here)
+        };
+        let home_high = home_here - home_low;
         let mut shares = vec![Loan {
             node: NodeId::COMPUTE,
-            pages: home_here - home_high,
+            pages: home_low,
         }];
         let mut left = remote;
         let mut lent_left = lent;
@@ -227,11 +239,18 @@ impl Layout {
             .filter(|extent| extent.pages.contains(page))
     }
 
+    /// The extents at home on `node`, by rising address.
+    pub fn extents_at(&self, node: NodeId) -> impl Iterator<Item = &Extent> {
+        self.extents
+            .iter()
+            .filter(move |extent| extent.home == node)
+    }
+
     /// Pages at home on `node`.
     #[must_use]
     pub fn pages_at(&self, node: NodeId) -> u64 {
-        let here = self.extents.iter().filter(|extent| extent.home == node);
-        here.map(|extent| u64::from(extent.pages.count)).sum()
+        let extents = self.extents_at(node);
+        extents.map(|extent| u64::from(extent.pages.count)).sum()
     }
 
     /// The number after the last page's.
@@ -288,6 +307,22 @@ mod tests {
             .map(|e| (e.home.0, e.pages.count))
             .collect();
         assert_eq!(homes, [(0, 32_768), (1, 196_608), (0, 32_768)]);
+    }
+
+    #[test]
+    fn what_is_at_home_here_is_cut_between_huge_pages() {
+        let plan = Plan::new(&[range(0, 262_144)], 65_000, &loans(&[197_144])).expect("fits");
+        let homes: Vec<_> = plan
+            .layout
+            .extents()
+            .iter()
+            .map(|e| (e.home.0, e.pages.count))
+            .collect();
+        assert_eq!(homes, [(0, 32_768), (1, 197_144), (0, 32_232)]);
+        // Too little for a huge page is all at the bottom.
+        let plan = Plan::new(&[range(0, 1000)], 100, &loans(&[900])).expect("fits");
+        assert_eq!(plan.layout.extents().len(), 2);
+        assert_eq!(plan.layout.extents()[0].pages.count, 100);
     }
 
     #[test]

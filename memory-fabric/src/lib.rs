@@ -26,7 +26,8 @@
 //! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
 //! connections it makes again when they break. What they say to each other is in [`wire`].
 //!
-//! [`fabric::Fabric`] puts the parts together.
+//! [`fabric::Fabric`] puts the parts together. A [`view::FabricView`] of it can be looked at from
+//! any thread while it runs.
 
 #[cfg(not(loom))]
 pub mod control;
@@ -36,6 +37,8 @@ pub mod donor;
 pub mod fabric;
 #[cfg(not(loom))]
 pub mod guest_memory;
+#[cfg(not(loom))]
+pub mod heat;
 #[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
@@ -55,6 +58,8 @@ mod sync;
 pub mod transport;
 #[cfg(not(loom))]
 pub mod uffd;
+#[cfg(not(loom))]
+pub mod view;
 #[cfg(not(loom))]
 pub mod wire;
 

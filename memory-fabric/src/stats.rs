@@ -2,7 +2,7 @@
 //! by anyone at any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Sub-buckets to each power of two: values are known to within 1/32, about 3 %.
 const SUB_BITS: u32 = 5;
@@ -34,7 +34,10 @@ impl Histogram {
         let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         // Relaxed: counts are independent; a reader's snapshot need not be consistent.
         self.buckets[bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
-        self.max.fetch_max(ns, Ordering::Relaxed);
+        // Most durations are no new maximum: a load is cheaper than a locked instruction.
+        if ns > self.max.load(Ordering::Relaxed) {
+            self.max.fetch_max(ns, Ordering::Relaxed);
+        }
     }
 
     /// Adds everything that another histogram has recorded.
@@ -154,10 +157,14 @@ pub struct PagerStats {
     pub remote: Histogram,
     /// First touches, filled with zeros.
     pub zero: Histogram,
+    /// Where the time of these went.
+    pub zero_stages: LocalStages,
     /// Untouched pages filled along with a neighbour that was touched.
     pub zero_around: Counter,
     /// Faults on pages whose bytes were here.
     pub minor: Histogram,
+    /// Where the time of these went.
+    pub minor_stages: LocalStages,
     /// First writes to pages that were mapped read-only.
     pub write_protect: Histogram,
     /// Stage of a remote fault: from reading it to sending the request.
@@ -189,6 +196,57 @@ impl PagerStats {
             ..Self::default()
         }
     }
+
+    /// A page came from a donor, and who waited for it was woken.
+    pub(crate) fn record_remote(&self, donor: usize, times: &RemoteTimes) {
+        let queue = times.posted_at - times.read_at;
+        let fetch = times.arrived_at - times.posted_at;
+        let install = times.done_at - times.arrived_at;
+        let total = times.done_at - times.read_at;
+        let donor = &self.donors[donor];
+        donor.pages_fetched.increment();
+        for (all, of_donor, time) in [
+            (&self.queue, &donor.queue, queue),
+            (&self.fetch, &donor.fetch, fetch),
+            (&self.install, &donor.install, install),
+            (&self.remote, &donor.remote, total),
+        ] {
+            all.record(time);
+            of_donor.record(time);
+        }
+    }
+}
+
+/// When a remote fault got how far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RemoteTimes {
+    /// The fault was read.
+    pub read_at: Instant,
+    /// Its request was posted.
+    pub posted_at: Instant,
+    /// Its bytes were here.
+    pub arrived_at: Instant,
+    /// The page was mapped.
+    pub done_at: Instant,
+}
+
+/// Where the time of faults went that need no other node.
+#[derive(Debug, Default)]
+pub struct LocalStages {
+    /// From reading the fault to serving it: other faults came first, or memory was short.
+    pub queue: Histogram,
+    /// From there to waking.
+    pub install: Histogram,
+}
+
+impl LocalStages {
+    /// A fault was read, taken up, and served now; `total` has all of it.
+    pub(crate) fn record(&self, total: &Histogram, read_at: Instant, taken_up_at: Instant) {
+        let done_at = Instant::now();
+        self.queue.record(taken_up_at - read_at);
+        self.install.record(done_at - taken_up_at);
+        total.record(done_at - read_at);
+    }
 }
 
 /// What the pager counts for one donor.
@@ -198,6 +256,14 @@ pub struct DonorStats {
     pub pages_fetched: Counter,
     /// Pages written back to it.
     pub pages_written_back: Counter,
+    /// Faults on pages whose bytes came from it; see [`PagerStats::remote`].
+    pub remote: Histogram,
+    /// Their stage until the request was sent.
+    pub queue: Histogram,
+    /// Their stage until the bytes were here.
+    pub fetch: Histogram,
+    /// Their stage until waking.
+    pub install: Histogram,
 }
 
 #[cfg(test)]
@@ -226,6 +292,35 @@ mod tests {
             );
         }
         assert_eq!(summary.max, Duration::from_millis(1));
+    }
+
+    #[test]
+    fn a_remote_fault_counts_for_its_donor_and_for_all() {
+        let stats = PagerStats::new(2);
+        let read_at = Instant::now();
+        let after = |us| read_at + Duration::from_micros(us);
+        for (donor, slower) in [(0, 1), (1, 2), (1, 2)] {
+            stats.record_remote(
+                donor,
+                &RemoteTimes {
+                    read_at,
+                    posted_at: after(10 * slower),
+                    arrived_at: after(110 * slower),
+                    done_at: after(115 * slower),
+                },
+            );
+        }
+        let of = |histogram: &Histogram| {
+            let summary = histogram.summary();
+            (summary.count, summary.max.as_micros())
+        };
+        let (first, second) = (&stats.donors[0], &stats.donors[1]);
+        assert_eq!(of(&first.remote), (1, 115));
+        assert_eq!(of(&second.queue), (2, 20));
+        assert_eq!(of(&second.fetch), (2, 200));
+        assert_eq!(of(&second.install), (2, 10));
+        assert_eq!(of(&stats.remote), (3, 230));
+        assert_eq!(first.pages_fetched.get() + second.pages_fetched.get(), 3);
     }
 
     #[test]

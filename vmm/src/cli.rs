@@ -3,8 +3,10 @@
 pub mod address;
 pub mod bench;
 pub mod file;
+pub mod name;
 pub mod node;
 pub mod planned;
+pub mod status;
 pub mod validation;
 
 use std::ffi::OsString;
@@ -16,6 +18,7 @@ use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, 
 use self::bench::{BenchCommand, BenchFaultConfig};
 use self::file::ConfigFileError;
 use self::node::NodeConfig;
+use self::status::StatusConfig;
 use crate::config::RunConfig;
 
 /// One virtual machine whose memory is spread over several hosts.
@@ -61,6 +64,8 @@ enum Command {
     Run(Box<RunArgs>),
     /// Lend memory of this host to guests on others
     Node(NodeConfig),
+    /// Show what runs here and how it does
+    Status(StatusConfig),
     /// Tell whether this host is ready, and how to mend what is not
     Doctor(DoctorConfig),
     /// Measure what a remote fault costs
@@ -102,6 +107,8 @@ pub enum Action {
     Run(Box<RunConfig>),
     /// Lend memory. The configuration is not validated yet.
     Node(NodeConfig),
+    /// Ask what runs here.
+    Status(StatusConfig),
     /// Look at this host.
     Doctor(DoctorConfig),
     /// Measure faults. The configuration is not validated yet.
@@ -171,6 +178,7 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
     let action = match cli.command {
         Command::Run(args) => run_action(*args, matches)?,
         Command::Node(config) => Action::Node(config),
+        Command::Status(config) => Action::Status(config),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
     };

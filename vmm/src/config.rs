@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use crate::cli::address::{Donor, HostPort};
+use crate::cli::name::VmName;
 pub use crate::cli::validation::ValidationError;
 use crate::cli::validation::{check_file, check_range, check_size, resolve_permitted};
 use crate::size::ByteSize;
@@ -104,12 +105,28 @@ impl Numa {
     }
 }
 
+/// Which pages back memory that is at home here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    /// Huge ones, where the kernel gives them
+    #[default]
+    Auto,
+    /// Pages of 4 KiB only
+    Off,
+}
+
 /// The configuration of one virtual machine, from flags and from `vm.toml`.
 ///
 /// A key of the file has the name of the flag without its dashes: `local-memory = "256M"`.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct RunConfig {
+    /// Name of the VM [default: ssi-hv-PID]
+    #[arg(long, value_name = "NAME", help_heading = "Guest")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<VmName>,
+
     /// Kernel to boot: an ELF vmlinux or a bzImage
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -183,6 +200,18 @@ pub struct RunConfig {
     )]
     pub numa: Numa,
 
+    /// Huge pages for memory at home here: auto or off
+    #[arg(
+        long,
+        value_name = "WHEN",
+        help_heading = "Where the memory is",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "Huge pages for what is at home here: auto or off"
+    )]
+    pub huge_pages: HugePages,
+
     /// Guard each page on its way with a CRC-32C
     #[arg(long, help_heading = "Where the memory is")]
     pub checksum: bool,
@@ -210,6 +239,7 @@ pub struct RunConfig {
 impl Default for RunConfig {
     fn default() -> Self {
         Self {
+            name: None,
             kernel: None,
             initrd: None,
             cmdline: String::new(),
@@ -219,6 +249,7 @@ impl Default for RunConfig {
             donors: Vec::new(),
             transport: Transport::Auto,
             numa: Numa::Flat,
+            huge_pages: HugePages::Auto,
             checksum: false,
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
             insecure: false,

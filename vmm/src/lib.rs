@@ -2,9 +2,11 @@
 
 pub mod cli;
 pub mod config;
+pub mod control_socket;
 pub mod doctor;
 pub mod exit;
 pub mod logging;
 pub mod machine;
 pub mod report;
 pub mod size;
+pub mod status;

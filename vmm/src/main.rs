@@ -9,7 +9,7 @@ use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
 
-use crate::commands::{Failure, bench, doctor, node, print, run};
+use crate::commands::{Failure, bench, doctor, node, print, run, status};
 
 fn main() -> process::ExitCode {
     let outcome = match cli::parse(std::env::args_os()) {
@@ -41,6 +41,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Run(config) => run::run(&config),
         Action::Node(config) => node::node(&config),
         Action::BenchFault(config) => bench::fault(&config),
+        Action::Status(config) => status::status(&config),
         Action::Doctor(config) => doctor::doctor(config),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),
     }

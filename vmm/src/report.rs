@@ -21,6 +21,8 @@ pub struct Report {
     pub host: Host,
     /// The guest.
     pub guest: Guest,
+    /// Memory of the compute node that it took, at the end.
+    pub memory: MemoryUsed,
     /// How long its start took.
     pub boot: Boot,
     /// How pages travelled.
@@ -103,6 +105,21 @@ pub struct Guest {
     pub kernel: Option<String>,
 }
 
+/// Memory of the compute node that the guest takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryUsed {
+    /// Memory of the guest with its home here.
+    pub home_here_bytes: u64,
+    /// How much of the rest may be here at once.
+    pub cache_bytes: u64,
+    /// How much of the rest is here, or on its way.
+    pub cached_bytes: u64,
+    /// What the guest's memory takes of this host's.
+    pub resident_bytes: u64,
+    /// How much of that is mapped by huge pages; `null` when that is not known.
+    pub huge_bytes: Option<u64>,
+}
+
 /// How long the guest's start took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Boot {
@@ -146,6 +163,8 @@ pub struct Node {
     pub pages_fetched: u64,
     /// Pages that went back there.
     pub pages_written_back: u64,
+    /// The remote faults that it served; `null` for the compute node.
+    pub faults: Option<FaultKind>,
 }
 
 /// The faults that were served, by kind.
@@ -157,7 +176,9 @@ pub struct Faults {
     pub zero: FaultKind,
     /// The page's bytes were still here.
     pub minor: FaultKind,
-    /// Where the time of remote faults went.
+    /// First writes to pages that were mapped write-protected.
+    pub write_protect: FaultKind,
+    /// Where the time of remote faults went: the same as in `remote`.
     pub stages: Stages,
 }
 
@@ -168,16 +189,18 @@ pub struct FaultKind {
     pub count: u64,
     /// How long each took, in microseconds.
     pub latency_us: Percentiles,
+    /// Where that time went.
+    pub stages: Stages,
 }
 
-/// The stages of a remote fault, each in microseconds.
+/// The stages of a fault, each in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stages {
-    /// From reading the fault until its request was sent.
+    /// From reading the fault until its request was sent, or until it was taken up.
     pub queue: Percentiles,
-    /// From the request until its answer.
+    /// From the request until its answer; zero for faults that need no other node.
     pub fetch: Percentiles,
-    /// From the answer until the page was mapped.
+    /// From the answer, or from taking it up, until the page was mapped.
     pub install: Percentiles,
 }
 

@@ -1,6 +1,6 @@
 //! The link's thread: keeps the lease and makes connections.
 
-use super::{Ask, LinkConfig, LinkEvent, LinkObserver, describe};
+use super::{Ask, LinkConfig, LinkEvent, LinkObserver, LinkStats, describe};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::transport::tcp::STALL_TIMEOUT;
 use crate::wire::{
@@ -77,6 +77,7 @@ pub(super) struct Keeper {
     control: Option<ControlStream>,
     ports: Vec<Port>,
     observer: LinkObserver,
+    stats: Arc<LinkStats>,
     status: LeaseStatus,
     /// The last outage. It is over when a request was completed since, or after
     /// [`QUIET_TIME`].
@@ -99,6 +100,7 @@ impl Keeper {
         control: Option<ControlStream>,
         ports: Vec<Port>,
         observer: LinkObserver,
+        stats: Arc<LinkStats>,
     ) -> Result<Self, ControlError> {
         let status = LeaseStatus::default();
         let mut keeper = Self {
@@ -107,6 +109,7 @@ impl Keeper {
             control,
             ports,
             observer,
+            stats,
             status,
             trouble: None,
         };
@@ -221,6 +224,7 @@ impl Keeper {
                         trouble.completed = self.completed();
                         self.trouble = Some(trouble);
                         if told {
+                            self.stats.came_back();
                             (self.observer)(LinkEvent::Up { node });
                         }
                         return Recovery::Recovered;
@@ -235,6 +239,7 @@ impl Keeper {
             attempt = true;
             if !told {
                 told = true;
+                self.stats.went_away();
                 (self.observer)(LinkEvent::Down {
                     node,
                     reason: why.clone(),
@@ -288,8 +293,10 @@ impl Keeper {
             || ControlError::Stream(self.config.address, io::ErrorKind::NotConnected.into());
         let control = self.control.as_mut().ok_or_else(broken)?;
         let token: Token = self.grant.token;
+        let asked_at = Instant::now();
         match control.call(kind, &token, FrameKind::Status) {
             Ok(status) => {
+                self.stats.record_round_trip(asked_at.elapsed());
                 self.status = status;
                 Ok(())
             }

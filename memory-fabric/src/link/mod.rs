@@ -5,6 +5,7 @@
 //! pager's threads only ask for a connection and find it in their [`LinkPort`] later.
 
 mod keeper;
+mod stats;
 
 use crate::control::{ControlError, ControlStream};
 use crate::layout::NodeId;
@@ -14,6 +15,7 @@ use crate::wire::{
 };
 use crossbeam_channel::{Receiver, Sender, bounded};
 use keeper::{Keeper, Port};
+pub use stats::LinkStats;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -128,6 +130,7 @@ enum Ask {
 pub struct Link {
     grant: LeaseGrant,
     address: SocketAddr,
+    stats: Arc<LinkStats>,
     ask: Sender<Ask>,
     thread: Option<JoinHandle<LeaseStatus>>,
 }
@@ -234,13 +237,22 @@ impl Leased {
         }
         let grant = self.grant.clone();
         let control = self.control.take();
-        let keeper = Keeper::connect(self.config.clone(), grant.clone(), control, ports, observer)?;
+        let stats = Arc::new(LinkStats::new(self.round_trip));
+        let keeper = Keeper::connect(
+            self.config.clone(),
+            grant.clone(),
+            control,
+            ports,
+            observer,
+            Arc::clone(&stats),
+        )?;
         let thread = keeper.spawn(asked).map_err(system)?;
         let ends: [LinkPort; 2] = ends.try_into().expect("made two");
         Ok((
             Link {
                 grant,
                 address,
+                stats,
                 ask,
                 thread: Some(thread),
             },
@@ -272,6 +284,12 @@ impl Link {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// How the link is doing, also while it runs.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<LinkStats> {
+        &self.stats
     }
 
     /// Ends the lease. What comes back are the donor's own counts for it, as it last told.

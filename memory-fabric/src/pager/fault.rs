@@ -9,6 +9,7 @@ use super::{PagerError, Shared};
 use crate::layout::NodeId;
 use crate::page::{PageBytes, PageIndex, PageRange};
 use crate::page_map::{Kind, State};
+use crate::stats::RemoteTimes;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::uffd::{Fault, Mapped, Protection};
 use crossbeam_channel::Receiver;
@@ -274,6 +275,7 @@ impl FaultThread {
     /// does not use after all holds only zeros, and its eviction costs no traffic.
     fn fill_with_zeros(&self, pending: Pending) -> Result<(), PagerError> {
         let shared = &self.shared;
+        let taken_up_at = Instant::now();
         let run = self.take_untouched_around(pending.page);
         for page in run.iter() {
             // It is mapped writable: writes from now on are not seen.
@@ -287,7 +289,11 @@ impl FaultThread {
             shared.arrivals.push(&shared.map, page);
         }
         shared.stats.zero_around.add(u64::from(run.count) - 1);
-        shared.stats.zero.record(pending.read_at.elapsed());
+        let stats = &shared.stats;
+        stats
+            .zero_stages
+            .record(&stats.zero, pending.read_at, taken_up_at);
+        shared.touches.record(pending.page, taken_up_at);
         Ok(())
     }
 
@@ -400,7 +406,6 @@ impl FaultThread {
     fn install(&mut self, fetch: Fetch, bytes: &PageBytes) -> Result<(), PagerError> {
         let writable = fetch.write || self.forecast.map_writable();
         let shared = &self.shared;
-        let stats = &shared.stats;
         let page = fetch.page;
         let arrived_at = Instant::now();
         let protection = if writable {
@@ -421,12 +426,14 @@ impl FaultThread {
             &shared.arrivals
         };
         queue.push(&shared.map, page);
-        let done_at = Instant::now();
-        stats.donors[fetch.donor].pages_fetched.increment();
-        stats.queue.record(fetch.posted_at - fetch.read_at);
-        stats.fetch.record(arrived_at - fetch.posted_at);
-        stats.install.record(done_at - arrived_at);
-        stats.remote.record(done_at - fetch.read_at);
+        let times = RemoteTimes {
+            read_at: fetch.read_at,
+            posted_at: fetch.posted_at,
+            arrived_at,
+            done_at: Instant::now(),
+        };
+        shared.stats.record_remote(fetch.donor, &times);
+        shared.touches.record(page, arrived_at);
         Ok(())
     }
 
@@ -437,6 +444,7 @@ impl FaultThread {
             self.forecast.was_written();
         }
         let shared = &self.shared;
+        let taken_up_at = Instant::now();
         let page = pending.page;
         let entry = shared.map.entry(page);
         let target = shared.memory.guest_page(page);
@@ -473,7 +481,11 @@ impl FaultThread {
             Mapped::Already => shared.uffd.wake(target).map_err(failed("WAKE", page))?,
         }
         self.installed(page)?;
-        shared.stats.minor.record(pending.read_at.elapsed());
+        let stats = &shared.stats;
+        stats
+            .minor_stages
+            .record(&stats.minor, pending.read_at, taken_up_at);
+        shared.touches.record(page, taken_up_at);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ mod ranking;
 pub(crate) mod wait;
 
 use crate::guest_memory::GuestMemory;
+use crate::heat::Touches;
 use crate::layout::Layout;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
@@ -60,6 +61,7 @@ pub(crate) struct Shared {
     pub map: PageMap,
     pub uffd: Uffd,
     pub stats: Arc<PagerStats>,
+    pub touches: Touches,
     pub budget: Budget,
     /// Pages that became resident.
     pub arrivals: Arrivals,

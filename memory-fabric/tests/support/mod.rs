@@ -50,6 +50,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         checksum: false,
         grace: Duration::from_secs(10),
         spin: Duration::from_micros(20),
+        huge_pages: true,
         without_continue_write_protected: false,
     }
 }

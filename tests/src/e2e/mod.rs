@@ -9,6 +9,7 @@ mod boot;
 mod cli;
 mod faults;
 mod guest;
+mod status;
 
 pub(crate) use guest::parse_faultprobe;
 
@@ -84,6 +85,7 @@ pub fn scenarios() -> Vec<Scenario> {
         cli::SCENARIOS,
         boot::SCENARIOS,
         faults::SCENARIOS,
+        status::SCENARIOS,
     ]
     .concat()
 }

@@ -20,22 +20,13 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 }
 
 /// Commands that are planned.
-const COMMANDS: [Planned; 6] = [
+const COMMANDS: [Planned; 5] = [
     planned(
         "",
         "up",
         "start `ssi-hv node` on each donor and `ssi-hv run --donor` here",
     ),
-    planned(
-        "",
-        "status",
-        "`ssi-hv run --report FILE` writes the numbers at the end",
-    ),
-    planned(
-        "",
-        "top",
-        "`ssi-hv run --report FILE` writes the numbers at the end",
-    ),
+    planned("", "top", "`ssi-hv status` shows the numbers once"),
     planned(
         "",
         "report",
@@ -65,7 +56,11 @@ const FLAGS: [Planned; 7] = [
     ),
     planned("run", "--cluster", "name each donor with --donor HOST:PORT"),
     planned("node", "--rdma-device", "pages travel by TCP"),
-    planned("node", "--metrics", "--report FILE writes the counters"),
+    planned(
+        "node",
+        "--metrics",
+        "`ssi-hv status` and --report FILE have the counters",
+    ),
 ];
 
 /// The planned command of this name, under `parent` (empty at the top).

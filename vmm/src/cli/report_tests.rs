@@ -39,14 +39,23 @@ fn the_fields_have_the_promised_names() {
         memory_bytes: 4096,
         pages_fetched: 1,
         pages_written_back: 0,
+        faults: Some(FaultKind::default()),
     });
     let value = serde_json::to_value(&report).expect("is JSON");
     let percentiles = json!({ "p50": 0.0, "p90": 0.0, "p99": 0.0, "p999": 0.0, "max": 0.0 });
-    let kind = json!({ "count": 0, "latency_us": percentiles });
+    let stages = json!({ "queue": percentiles, "fetch": percentiles, "install": percentiles });
+    let kind = json!({ "count": 0, "latency_us": percentiles, "stages": stages });
     let expected: Value = json!({
         "schema": 1,
         "host": { "virtualization": "emulated", "cpu_model": "", "kernel": "" },
         "guest": { "memory_bytes": 0, "cpus": 0, "kernel": "vmlinux" },
+        "memory": {
+            "home_here_bytes": 0,
+            "cache_bytes": 0,
+            "cached_bytes": 0,
+            "resident_bytes": 0,
+            "huge_bytes": null,
+        },
         "boot": { "to_init_ms": null },
         "transport": { "kind": "", "tier": "" },
         "nodes": [{
@@ -56,12 +65,14 @@ fn the_fields_have_the_promised_names() {
             "memory_bytes": 4096,
             "pages_fetched": 1,
             "pages_written_back": 0,
+            "faults": kind,
         }],
         "faults": {
             "remote": kind,
             "zero": kind,
             "minor": kind,
-            "stages": { "queue": percentiles, "fetch": percentiles, "install": percentiles },
+            "write_protect": kind,
+            "stages": stages,
         },
         "evictions": 0,
         "prefetch": { "issued": 0, "used": 0 },

@@ -47,7 +47,6 @@ fn every_wrong_command_line_gets_one_line() {
 fn what_is_planned_says_so_and_what_is_there_instead() {
     for (arguments, start) in [
         ("up cluster.toml", "up is not there yet"),
-        ("status", "status is not there yet"),
         ("top", "top is not there yet"),
         ("report out.json -o out.html", "report is not there yet"),
         ("pki init", "pki is not there yet"),

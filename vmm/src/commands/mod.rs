@@ -3,7 +3,9 @@
 pub mod bench;
 pub mod doctor;
 pub mod node;
+mod observe;
 pub mod run;
+pub mod status;
 mod supervisor;
 
 use std::io::{self, Write};

@@ -1,50 +1,74 @@
 //! `ssi-hv node`.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
-use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use ssi_hv::cli::node::NodeConfig;
+use ssi_hv::control_socket::directory::{Directory, Kind};
+use ssi_hv::control_socket::server::{Request, Server, ServerError, Service};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
+use ssi_hv::status::{NodeCounters, NodeStatus};
 
+use super::observe::json;
 use super::{Failure, print};
 
-/// What a node counted since its start.
-#[derive(Debug, Serialize)]
-struct NodeReport {
-    schema: u32,
-    listen: String,
-    memory_bytes: u64,
-    lent_bytes: u64,
-    leases: usize,
-    leases_granted: u64,
-    leases_expired: u64,
-    pages_read: u64,
-    pages_written: u64,
+/// A node as it can be asked about.
+#[derive(Debug)]
+struct Watched {
+    started: Instant,
+    donor: Arc<Donor>,
 }
 
-impl NodeReport {
-    fn of(donor: &Donor) -> Self {
-        let pool = donor.pool();
-        let pages = pool.status();
-        Self {
-            schema: ssi_hv::report::SCHEMA,
-            listen: donor.address().to_string(),
-            memory_bytes: pool.bytes(),
-            lent_bytes: pool.lent_bytes(),
-            leases: pool.leases(),
-            leases_granted: pool.granted.get(),
-            leases_expired: pool.expired.get(),
-            pages_read: pages.pages_read,
-            pages_written: pages.pages_written,
-        }
+/// What can be asked of a node.
+const REQUESTS: &[Request<Watched>] = &[Request {
+    name: "status",
+    answer: |watched| {
+        json(&NodeStatus {
+            pid: std::process::id(),
+            uptime_s: watched.started.elapsed().as_secs_f64(),
+            counters: counters(&watched.donor),
+        })
+    },
+}];
+
+fn counters(donor: &Donor) -> NodeCounters {
+    let pool = donor.pool();
+    let pages = pool.status();
+    NodeCounters {
+        schema: ssi_hv::report::SCHEMA,
+        listen: donor.address().to_string(),
+        memory_bytes: pool.bytes(),
+        lent_bytes: pool.lent_bytes(),
+        leases: pool.leases(),
+        leases_granted: pool.granted.get(),
+        leases_expired: pool.expired.get(),
+        pages_read: pages.pages_read,
+        pages_written: pages.pages_written,
     }
+}
+
+/// From now on the node can be asked about, if there is a place for that.
+fn watch(donor: &Arc<Donor>) -> Option<Server> {
+    let service = Service {
+        subject: Watched {
+            started: Instant::now(),
+            donor: Arc::clone(donor),
+        },
+        requests: REQUESTS,
+    };
+    let server = Directory::for_listening()
+        .map_err(ServerError::from)
+        .and_then(|directory| Server::start(&directory, Kind::Node, None, service));
+    server
+        .inspect_err(|error| tracing::warn!("`ssi-hv status` will not find this node: {error}"))
+        .ok()
 }
 
 /// Lends memory until it is told to stop.
@@ -59,12 +83,13 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     // Before anything is lent, so that no signal ends the process in between.
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1]).context("cannot watch for signals")?;
-    let donor = Donor::start(&DonorConfig {
+    let donor = Arc::new(Donor::start(&DonorConfig {
         listen,
         memory_bytes: config.memory.bytes(),
         lease_duration_max: Duration::from_secs(config.lease_seconds.into()),
         spin: SPIN_DEFAULT,
-    })?;
+    })?);
+    let server = watch(&donor);
     if !listen.ip().is_loopback() {
         tracing::warn!(
             "--insecure: whoever reaches {} can lease memory, and read and change what VMs keep \
@@ -86,19 +111,20 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
             _ => break,
         }
     }
+    drop(server);
     let leases = donor.pool().leases();
     if leases > 0 {
         tracing::warn!(leases, "VMs still had memory here; they lose it");
     }
     if let Some(report) = &report {
-        report.write(&NodeReport::of(&donor))?;
+        report.write(&counters(&donor))?;
     }
     Ok(ExitCode::Success)
 }
 
 fn write(report: Option<&ReportFile>, donor: &Donor) {
     if let Some(report) = report
-        && let Err(error) = report.write(&NodeReport::of(donor))
+        && let Err(error) = report.write(&counters(donor))
     {
         tracing::error!("{:#}", anyhow::anyhow!(error));
     }

@@ -1,30 +1,31 @@
 //! `ssi-hv run`.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricError, NodeSummary, SPIN_DEFAULT, Tier, TransportKind,
+    DonorAddress, Fabric, FabricConfig, FabricError, SPIN_DEFAULT, Tier, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
-use memory_fabric::stats::{PagerStats, Summary};
-use ssi_hv::config::{RunConfig, Transport, ValidatedRun};
+use ssi_hv::cli::name::VmName;
+use ssi_hv::config::{HugePages, RunConfig, Transport, ValidatedRun};
+use ssi_hv::control_socket::directory::{Directory, Kind};
+use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
     guest_memory_ranges,
 };
-use ssi_hv::report::{
-    FaultKind, Faults, Guest, Host, Node, Percentiles, Report, ReportFile, Role, Stages,
-    TransportUsed,
-};
+use ssi_hv::report::{Guest, Host, Report, ReportFile, TransportUsed};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
+pub use super::observe::percentiles;
+use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, time_to_init};
 use super::supervisor::Supervisor;
 
 /// Boots a guest and stays until it ends.
@@ -36,6 +37,7 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         .as_deref()
         .map(ReportFile::prepare)
         .transpose()?;
+    let directory = socket_directory(config.name.as_ref())?;
     let supervisor = Supervisor::start(report_file.clone()).context("cannot watch for signals")?;
 
     let mut report = Report::new(Host::detect());
@@ -44,7 +46,14 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         cpus: config.cpus,
         kernel: Some(wanted.kernel.display().to_string()),
     };
-    let mut result = boot(config, &wanted, &supervisor, &mut report, started);
+    let run = Run {
+        config,
+        wanted: &wanted,
+        supervisor: &supervisor,
+        directory: directory.as_ref(),
+        started,
+    };
+    let mut result = run.boot(&mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -75,45 +84,124 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
     result
 }
 
-/// Boots the guest and runs it to its end; fills the report with what was seen.
-fn boot(
-    config: &RunConfig,
-    wanted: &ValidatedRun,
-    supervisor: &Arc<Supervisor>,
-    report: &mut Report,
-    started: Instant,
-) -> Result<ExitCode, Failure> {
-    let fabric = Fabric::start(&fabric_config(config, wanted)?, &supervisor.observer())
-        .map_err(donors_failed)?;
-    tracing::info!("{}", describe(&fabric, wanted));
-    let machine_config = MachineConfig {
-        kernel: wanted.kernel.clone(),
-        initrd: wanted.initrd.clone(),
-        cmdline: command_line(&config.cmdline),
-        cpus: u8::try_from(config.cpus).context("--cpus")?,
-    };
-    let memory = guest_memory(fabric.memory(), wanted.memory)?;
-    let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
-    let handle = machine.handle();
-    let prepared = started.elapsed();
-    let outcome = if supervisor.attend(handle.clone()) {
-        machine.run()
-    } else {
-        Ok(Outcome::Stopped)
-    };
-    finish(fabric, &handle, prepared, report);
-    Ok(match outcome? {
-        Outcome::Shutdown => ExitCode::Success,
-        Outcome::Reboot => ExitCode::GuestReboot,
-        // The console's escape sequence; why else is for the supervisor to say.
-        Outcome::Stopped => ExitCode::Interrupted,
-        Outcome::Crash(detail) => {
-            return Err(Failure::new(
-                ExitCode::GuestCrash,
-                anyhow!("the guest crashed: {detail}"),
-            ));
+/// Where this run can be asked about, if there is such a place. A name that another VM has is
+/// refused before anything is started.
+fn socket_directory(name: Option<&VmName>) -> Result<Option<Directory>, Failure> {
+    let directory = Directory::for_listening().and_then(|directory| {
+        let sockets = directory.sockets()?;
+        Ok((directory, sockets))
+    });
+    let (directory, sockets) = match directory {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::warn!(
+                "`ssi-hv status` will not find this VM: {:#}",
+                anyhow!(error)
+            );
+            return Ok(None);
         }
-    })
+    };
+    let namesake = sockets
+        .iter()
+        .find(|entry| name.is_some() && entry.name.as_ref() == name);
+    match (name, namesake) {
+        (Some(name), Some(other)) => Err(Failure::new(
+            ExitCode::Usage,
+            anyhow!(
+                "--name {name} is taken by the VM of process {}; choose another name, or end that VM",
+                other.pid
+            ),
+        )),
+        _ => Ok(Some(directory)),
+    }
+}
+
+/// A run whose configuration was found valid.
+struct Run<'a> {
+    config: &'a RunConfig,
+    wanted: &'a ValidatedRun,
+    supervisor: &'a Arc<Supervisor>,
+    directory: Option<&'a Directory>,
+    started: Instant,
+}
+
+impl Run<'_> {
+    /// From now on the run can be asked about, if there is a place for that.
+    fn listen(&self, watched: &Arc<Watched>) -> Option<Server> {
+        let service = Service {
+            subject: Arc::clone(watched),
+            requests: VM_REQUESTS,
+        };
+        let name = self.config.name.as_ref();
+        match Server::start(self.directory?, Kind::Vm, name, service) {
+            Ok(server) => Some(server),
+            Err(error) => {
+                tracing::warn!(
+                    "`ssi-hv status` will not find this VM: {:#}",
+                    anyhow!(error)
+                );
+                None
+            }
+        }
+    }
+
+    /// Boots the guest and runs it to its end; fills the report with what was seen.
+    fn boot(&self, report: &mut Report) -> Result<ExitCode, Failure> {
+        let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
+        let fabric = Fabric::start(&fabric_config(config, wanted)?, &supervisor.observer())
+            .map_err(donors_failed)?;
+        tracing::info!("{}", describe(&fabric, wanted));
+        let watched = Arc::new(Watched {
+            name: vm_name(config),
+            started: self.started,
+            guest: report.guest.clone(),
+            transport: transport_used(&fabric),
+            view: fabric.view().clone(),
+            supervisor: Arc::clone(supervisor),
+            machine: OnceLock::new(),
+        });
+        let server = self.listen(&watched);
+        let machine_config = MachineConfig {
+            kernel: wanted.kernel.clone(),
+            initrd: wanted.initrd.clone(),
+            cmdline: command_line(&config.cmdline),
+            cpus: u8::try_from(config.cpus).context("--cpus")?,
+        };
+        let memory = guest_memory(fabric.memory(), wanted.memory)?;
+        let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
+        let handle = machine.handle();
+        let prepared = self.started.elapsed();
+        // Set once, here.
+        let _ = watched.machine.set((handle.clone(), prepared));
+        let outcome = if supervisor.attend(handle.clone()) {
+            machine.run()
+        } else {
+            Ok(Outcome::Stopped)
+        };
+        // Who asks from now on is told by the report.
+        drop(server);
+        finish(fabric, &handle, prepared, report);
+        Ok(match outcome? {
+            Outcome::Shutdown => ExitCode::Success,
+            Outcome::Reboot => ExitCode::GuestReboot,
+            // The console's escape sequence; why else is for the supervisor to say.
+            Outcome::Stopped => ExitCode::Interrupted,
+            Outcome::Crash(detail) => {
+                return Err(Failure::new(
+                    ExitCode::GuestCrash,
+                    anyhow!("the guest crashed: {detail}"),
+                ));
+            }
+        })
+    }
+}
+
+/// The name of the VM at donors and for who asks.
+fn vm_name(config: &RunConfig) -> String {
+    config.name.as_ref().map_or_else(
+        || format!("ssi-hv-{}", std::process::id()),
+        ToString::to_string,
+    )
 }
 
 fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConfig, Failure> {
@@ -127,7 +215,7 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
             ))
         });
     Ok(FabricConfig {
-        vm: format!("ssi-hv-{}", std::process::id()),
+        vm: vm_name(config),
         ram: ram
             .collect::<Option<_>>()
             .context("guest memory is above the limit of 16 TiB")?,
@@ -147,6 +235,7 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         checksum: config.checksum,
         grace: wanted.donor_grace,
         spin: SPIN_DEFAULT,
+        huge_pages: config.huge_pages == HugePages::Auto,
         without_continue_write_protected: false,
     })
 }
@@ -236,19 +325,20 @@ fn guest_memory(memory: &GuestMemory, size: ByteSize) -> Result<GuestMemoryMmap,
 
 /// Ends the fabric and reports what it did.
 fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &mut Report) {
-    report.boot.to_init_ms = machine.time_to_init().map(|time| millis(prepared + time));
+    report.boot.to_init_ms = time_to_init(machine, prepared);
+    report.memory = memory(fabric.view(), true);
     report.transport = transport_used(&fabric);
     let stats = Arc::clone(fabric.stats());
-    let nodes = if machine.all_vcpus_ended() {
+    let summaries = if machine.all_vcpus_ended() {
         fabric.shutdown()
     } else {
         // A vCPU waits for a page. Were its userfaultfd closed it would go on with zeros;
         // so it stays as it is until the process ends, which is now.
-        let nodes = fabric.nodes();
+        let summaries = fabric.nodes();
         std::mem::forget(fabric);
-        nodes
+        summaries
     };
-    report.nodes = nodes.iter().map(node).collect();
+    report.nodes = nodes(&summaries, &stats);
     report.evictions = stats.evictions.get();
     report.faults = faults(&stats);
     tracing::debug!(
@@ -259,52 +349,4 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
         write_protect = stats.write_protect.summary().count,
         "pager"
     );
-}
-
-fn node(summary: &NodeSummary) -> Node {
-    Node {
-        id: summary.id.0.into(),
-        role: if summary.id.0 == 0 {
-            Role::Compute
-        } else {
-            Role::Donor
-        },
-        address: summary.address.map(|address| address.to_string()),
-        memory_bytes: summary.memory_bytes,
-        pages_fetched: summary.pages_fetched,
-        pages_written_back: summary.pages_written_back,
-    }
-}
-
-fn faults(stats: &PagerStats) -> Faults {
-    let kind = |summary: Summary| FaultKind {
-        count: summary.count,
-        latency_us: percentiles(&summary),
-    };
-    Faults {
-        remote: kind(stats.remote.summary()),
-        zero: kind(stats.zero.summary()),
-        minor: kind(stats.minor.summary()),
-        stages: Stages {
-            queue: percentiles(&stats.queue.summary()),
-            fetch: percentiles(&stats.fetch.summary()),
-            install: percentiles(&stats.install.summary()),
-        },
-    }
-}
-
-/// Percentiles in microseconds.
-pub fn percentiles(summary: &Summary) -> Percentiles {
-    let us = |time: Duration| time.as_secs_f64() * 1e6;
-    Percentiles {
-        p50: us(summary.p50),
-        p90: us(summary.p90),
-        p99: us(summary.p99),
-        p999: us(summary.p999),
-        max: us(summary.max),
-    }
-}
-
-fn millis(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }

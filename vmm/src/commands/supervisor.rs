@@ -13,6 +13,7 @@ use signal_hook::iterator::Signals;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal};
 use ssi_hv::report::{Host, Report, ReportFile};
+use ssi_hv::status::VmState;
 
 /// How long the process may take to end after it was told to: the machine's own limits, and as
 /// much again for reports and leases.
@@ -102,6 +103,21 @@ impl Supervisor {
         }
         state.machine = Some(machine);
         true
+    }
+
+    /// What the run is doing, and the errors so far.
+    pub fn now(&self) -> (VmState, Vec<String>) {
+        let state = self.lock();
+        let doing = if state.end.is_some() || state.finished {
+            VmState::Ending
+        } else if state.machine.is_none() {
+            VmState::Starting
+        } else if state.away > 0 {
+            VmState::Paused
+        } else {
+            VmState::Running
+        };
+        (doing, state.errors.clone())
     }
 
     /// The run has ended by itself or as it was told. Gives why it was told, and the errors

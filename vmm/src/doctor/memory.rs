@@ -73,7 +73,7 @@ pub(super) fn memfd(host: &Host, created: io::Result<()>) -> Finding {
     Finding::ok(CHECK, "memory files can be made, overcommit is allowed")
 }
 
-/// Do pages of a memory file stay 4 KiB pages?
+/// May memory that is at home here be in huge pages, and only that?
 pub(super) fn huge_pages(host: &Host) -> Finding {
     const CHECK: &str = "huge pages";
     const FILE: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
@@ -84,15 +84,20 @@ pub(super) fn huge_pages(host: &Host) -> Finding {
         .map_or("", |(chosen, _)| chosen);
     match chosen {
         "" => Finding::ok(CHECK, "not for shared memory in this kernel, and not used"),
-        "always" | "force" | "within_size" => Finding::warning(
+        "advise" | "within_size" | "always" => Finding::ok(
             CHECK,
-            format!("`{chosen}` for shared memory: evicting 4 KiB splits a huge page each time"),
-        )
-        .remedy(format!("echo never | sudo tee {FILE}")),
-        _ => Finding::ok(
-            CHECK,
-            format!("`{chosen}` for shared memory: pages stay 4 KiB"),
+            format!("`{chosen}` for shared memory: used for what is at home here"),
         ),
+        "force" => Finding::warning(
+            CHECK,
+            "`force` for shared memory: evicting 4 KiB splits a huge page each time",
+        )
+        .remedy(format!("echo advise | sudo tee {FILE}")),
+        _ => Finding::warning(
+            CHECK,
+            format!("`{chosen}` for shared memory: memory at home here is in pages of 4 KiB"),
+        )
+        .remedy(format!("echo advise | sudo tee {FILE}")),
     }
 }
 
@@ -187,18 +192,22 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_of_shared_memory_are_a_warning() {
+    fn huge_pages_that_are_never_or_always_made_are_a_warning() {
         let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
         let with = |setting: &str| huge_pages(&FakeHost::new().file(file, setting).host());
-        assert_eq!(
-            with("always within_size advise [never] deny force\n").status,
-            Status::Ok
-        );
-        assert_eq!(with("always [advise] never\n").status, Status::Ok);
+        for good in ["always within_size [advise] never deny force\n", "[always]"] {
+            assert_eq!(with(good).status, Status::Ok);
+        }
         assert_eq!(huge_pages(&FakeHost::new().host()).status, Status::Ok);
-        let finding = with("[always] within_size advise never deny force\n");
-        assert_eq!(finding.status, Status::Warning);
-        assert!(finding.remedy.is_some_and(|r| r.contains(file)));
+        for bad in [
+            "always within_size advise [never] deny force\n",
+            "always within_size advise never deny [force]\n",
+        ] {
+            let finding = with(bad);
+            assert_eq!(finding.status, Status::Warning);
+            let remedy = finding.remedy.expect("a command");
+            assert!(remedy.contains("advise") && remedy.contains(file));
+        }
     }
 
     fn with_limit(limit: &str, capabilities: &str, rdma: bool) -> Finding {

@@ -86,6 +86,17 @@ guest!(
     "2: inc qword ptr [rbx]",
     "jmp 2b",
 );
+// Counts in a word of each page between 2 and 48 MiB, round after round.
+guest!(
+    walk_for_ever,
+    "say 'r'",
+    "2: mov rbx, 0x200000",
+    "3: inc qword ptr [rbx]",
+    "add rbx, 0x1000",
+    "cmp rbx, 0x3000000",
+    "jb 3b",
+    "jmp 2b",
+);
 guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
 guest!(talk_for_ever, "2: say 'x'", "jmp 2b");
 guest!(

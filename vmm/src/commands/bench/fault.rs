@@ -144,6 +144,7 @@ fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Result<Fabric> {
             checksum: config.checksum,
             grace: Duration::from_secs(5),
             spin: SPIN_DEFAULT,
+            huge_pages: false,
             without_continue_write_protected: false,
         },
         &observer,

@@ -1,0 +1,428 @@
+//! The heat map: which part of memory is here, and which was touched lately.
+//!
+//! Accesses to mapped pages are invisible to user space. What is seen are faults: pages that
+//! arrive, and pages on probation that are touched again. The pager counts them for groups of
+//! pages ([`Touches`]); where pages are is read from the page map.
+
+use crate::guest_memory::GuestMemory;
+use crate::layout::{Layout, NodeId};
+use crate::mapping::Mapping;
+use crate::page::{PageIndex, PageRange};
+use crate::page_map::{Kind, PageMap};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Pages whose touches are counted together: 256 KiB of guest memory, 8 bytes of metadata.
+pub const GROUP_PAGES: u32 = 64;
+
+/// Touches are forgotten after one to two of these.
+const TICK: Duration = Duration::from_secs(10);
+
+/// Most blocks of a heat map, but for those that extents cut: 16 rows of 64.
+pub const BLOCKS_MAX: u64 = 1024;
+
+/// Most pages looked at for one heat map: the entries of 4 GiB, which takes a few
+/// milliseconds. In larger guests each block is sampled.
+pub const PAGES_LOOKED_AT_MAX: u64 = 1 << 20;
+
+/// Pages looked at before the processor is offered to others: well below a millisecond.
+const PAGES_BEFORE_YIELD: u32 = 1 << 16;
+
+/// Places in which a block is sampled.
+const SAMPLES: u64 = 4;
+
+/// Counts touches by group of pages. One relaxed read-modify-write a fault.
+#[derive(Debug)]
+pub(crate) struct Touches {
+    /// An `AtomicU64` for each group, taken from the host when first written.
+    words: Mapping,
+    groups: usize,
+    started: Instant,
+}
+
+impl Touches {
+    /// Nothing touched yet in `pages` pages.
+    pub fn new(pages: u64) -> io::Result<Self> {
+        let groups = usize::try_from(pages.div_ceil(GROUP_PAGES.into()))
+            .expect("64-bit host")
+            .max(1);
+        Ok(Self {
+            words: Mapping::anonymous(groups * size_of::<AtomicU64>())?,
+            groups,
+            started: Instant::now(),
+        })
+    }
+
+    /// A page was touched, which took a fault.
+    pub fn record(&self, page: PageIndex, at: Instant) {
+        let tick = self.tick(at);
+        let word = &self.words()[(page.number() / GROUP_PAGES) as usize];
+        // Relaxed: a count that nothing else depends on.
+        let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
+            Some(counted(word, tick))
+        });
+    }
+
+    /// Touches of a group in the last one to two ticks.
+    fn recent(&self, group: u32, tick: u32) -> u32 {
+        let word = self.words().get(group as usize);
+        word.map_or(0, |word| recent(word.load(Ordering::Relaxed), tick))
+    }
+
+    /// Which tick it is; from 2, so that a word of zero is long ago.
+    fn tick(&self, at: Instant) -> u32 {
+        let ticks = at.saturating_duration_since(self.started).as_secs() / TICK.as_secs();
+        u32::try_from(ticks + 2).unwrap_or(u32::MAX)
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        let first = self.words.as_ptr().cast::<AtomicU64>();
+        // SAFETY: the mapping holds `groups` words, is page-aligned, lives as long as self and
+        // starts zeroed, which is a valid value; all access is by atomics.
+        unsafe { std::slice::from_raw_parts(first, self.groups) }
+    }
+}
+
+/// A word is the tick of the last touch, the touches of the tick before and those of that tick.
+const fn word(tick: u32, before: u16, now: u16) -> u64 {
+    ((tick as u64) << 32) | ((before as u64) << 16) | now as u64
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "the parts of a word are cut out of it"
+)]
+const fn parts(word: u64) -> (u32, u16, u16) {
+    ((word >> 32) as u32, (word >> 16) as u16, word as u16)
+}
+
+/// The word after one more touch.
+const fn counted(seen: u64, tick: u32) -> u64 {
+    let (last, before, now) = parts(seen);
+    if last == tick {
+        word(tick, before, now.saturating_add(1))
+    } else if last + 1 == tick {
+        word(tick, now, 1)
+    } else {
+        word(tick, 0, 1)
+    }
+}
+
+/// Touches in this tick and the one before.
+const fn recent(seen: u64, tick: u32) -> u32 {
+    let (last, before, now) = parts(seen);
+    if last == tick {
+        before as u32 + now as u32
+    } else if last + 1 == tick {
+        now as u32
+    } else {
+        0
+    }
+}
+
+/// What is true of a block of pages. Counts are of the pages that were looked at, and not a
+/// snapshot of one moment.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct BlockHeat {
+    /// Pages in it.
+    pub pages: u32,
+    /// Of these, pages that were looked at.
+    pub looked_at: u32,
+    /// Pages that are here, and mapped or to be mapped at the next touch.
+    pub resident: u32,
+    /// Pages that are here, not mapped: on probation, being written back or dropped.
+    pub leaving: u32,
+    /// Pages on their way here, or being mapped.
+    pub arriving: u32,
+    /// Pages whose bytes are only at home.
+    pub remote: u32,
+    /// Pages that were never written, or are all zero.
+    pub untouched: u32,
+    /// Pages that differ from what is at home.
+    pub dirty: u32,
+    /// Faults in the block that brought a page, or found it on probation, in the last 10 to 20
+    /// seconds. None are seen where the home is here.
+    pub recent_faults: u32,
+}
+
+impl BlockHeat {
+    fn add(&mut self, kind: Kind, dirty: bool) {
+        self.looked_at += 1;
+        self.dirty += u32::from(dirty);
+        *match kind {
+            Kind::Untouched => &mut self.untouched,
+            Kind::Remote => &mut self.remote,
+            Kind::Fetching | Kind::Installing => &mut self.arriving,
+            Kind::Resident => &mut self.resident,
+            Kind::Probation | Kind::WritingBack | Kind::Dropping => &mut self.leaving,
+        } += 1;
+    }
+}
+
+/// The blocks of one extent.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ExtentHeat {
+    /// Its pages.
+    pub pages: PageRange,
+    /// Its home.
+    pub home: NodeId,
+    /// Its blocks by rising address. They begin at multiples of [`Heat::block_pages`]; the first
+    /// and the last are cut by the extent.
+    pub blocks: Vec<BlockHeat>,
+}
+
+/// The heat map of a guest.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Heat {
+    /// Pages of a block, a power of two of at least [`GROUP_PAGES`].
+    pub block_pages: u32,
+    /// Pages of the guest.
+    pub pages: u64,
+    /// Pages that were looked at, at most [`PAGES_LOOKED_AT_MAX`]. When they are fewer than
+    /// `pages`, each block was looked at in 4 places.
+    pub pages_looked_at: u64,
+    /// Every extent by rising address.
+    pub extents: Vec<ExtentHeat>,
+}
+
+/// Looks at the pages of a layout. Without a pager all of them are at home here.
+pub(crate) fn look(
+    layout: &Layout,
+    memory: &GuestMemory,
+    pager: Option<(&PageMap, &Touches)>,
+) -> Heat {
+    let ranges: Vec<PageRange> = layout.extents().iter().map(|e| e.pages).collect();
+    let block_pages = block_pages(&ranges);
+    let blocks: u64 = ranges.iter().map(|&r| blocks_of(r, block_pages)).sum();
+    let in_each = PAGES_LOOKED_AT_MAX / blocks.max(1);
+    let now = Instant::now();
+    let mut seen = vec![0; usize::try_from(in_each).expect("64-bit host")];
+    let mut extents = Vec::with_capacity(ranges.len());
+    let mut since_yield = 0;
+    for extent in layout.extents() {
+        let mut heats = Vec::new();
+        let mut rest = extent.pages;
+        while rest.count > 0 {
+            let first = rest.first.number();
+            let to_border = block_pages - first % block_pages;
+            let (block, after) = rest.split_at(to_border);
+            rest = after;
+            let mut heat = BlockHeat {
+                pages: block.count,
+                ..BlockHeat::default()
+            };
+            for sample in samples(block, in_each) {
+                match pager {
+                    Some((map, _)) if extent.home != NodeId::COMPUTE => {
+                        for page in sample.iter() {
+                            let state = map.entry(page).state();
+                            heat.add(state.kind(), state.is_dirty());
+                        }
+                    }
+                    _ => look_here(memory, sample, &mut seen, &mut heat),
+                }
+            }
+            if let Some((_, touches)) = pager {
+                let tick = touches.tick(now);
+                let last = u32::try_from(block.end() - 1).expect("a page number");
+                for group in first / GROUP_PAGES..=last / GROUP_PAGES {
+                    heat.recent_faults += touches.recent(group, tick);
+                }
+            }
+            heats.push(heat);
+            // Vcpus and the pager come first, now and then: on a busy host each time costs a
+            // slice of the scheduler.
+            since_yield += heat.looked_at;
+            if since_yield >= PAGES_BEFORE_YIELD {
+                since_yield = 0;
+                std::thread::yield_now();
+            }
+        }
+        extents.push(ExtentHeat {
+            pages: extent.pages,
+            home: extent.home,
+            blocks: heats,
+        });
+    }
+    let all = extents.iter().flat_map(|extent| &extent.blocks);
+    Heat {
+        block_pages,
+        pages: ranges.iter().map(|range| u64::from(range.count)).sum(),
+        pages_looked_at: all.map(|block| u64::from(block.looked_at)).sum(),
+        extents,
+    }
+}
+
+/// Pages at home here have no state: they are in memory, or were never written.
+fn look_here(memory: &GuestMemory, range: PageRange, seen: &mut [u8], heat: &mut BlockHeat) {
+    let seen = &mut seen[..range.count as usize];
+    if memory.in_memory(range.first, seen).is_err() {
+        return;
+    }
+    for found in seen {
+        let kind = if *found & 1 == 1 {
+            Kind::Resident
+        } else {
+            Kind::Untouched
+        };
+        heat.add(kind, false);
+    }
+}
+
+/// The smallest block size with which there are not too many.
+fn block_pages(ranges: &[PageRange]) -> u32 {
+    let mut pages = GROUP_PAGES;
+    // One cut block for each extent does not count: making all of them larger helps nobody.
+    let most = BLOCKS_MAX + ranges.len() as u64;
+    while pages < 1 << 31 && ranges.iter().map(|&r| blocks_of(r, pages)).sum::<u64>() > most {
+        pages *= 2;
+    }
+    pages
+}
+
+fn blocks_of(range: PageRange, block_pages: u32) -> u64 {
+    let first = u64::from(range.first.number() / block_pages);
+    range.end().div_ceil(block_pages.into()) - first
+}
+
+/// The parts of a block to look at: all of it, or as many pages as are allowed in some places.
+fn samples(block: PageRange, allowed: u64) -> impl Iterator<Item = PageRange> {
+    let pages = u64::from(block.count);
+    let (places, length) = if pages <= allowed {
+        (1, pages)
+    } else {
+        (SAMPLES, allowed / SAMPLES)
+    };
+    (0..places).map(move |place| {
+        let number = |pages: u64| u32::try_from(pages).expect("inside the block");
+        let (_, from_there) = block.split_at(number(pages * place / places));
+        from_there.split_at(number(length)).0
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::{Loan, Plan};
+    use proptest::prelude::*;
+
+    fn range(first: u32, count: u32) -> PageRange {
+        PageRange::new(PageIndex::new(first), count)
+    }
+
+    #[test]
+    fn touches_are_counted_and_forgotten() {
+        let mut seen = 0;
+        for _ in 0..3 {
+            seen = counted(seen, 7);
+        }
+        assert_eq!(recent(seen, 7), 3);
+        assert_eq!(recent(seen, 8), 3);
+        assert_eq!(recent(seen, 9), 0);
+        seen = counted(seen, 8);
+        assert_eq!((recent(seen, 8), recent(seen, 9)), (4, 1));
+        assert_eq!(recent(counted(seen, 20), 20), 1);
+        let full = word(8, 0, u16::MAX);
+        assert_eq!(counted(full, 8), full);
+    }
+
+    #[test]
+    fn a_map_of_a_small_guest_looks_at_every_page() {
+        let ram = [range(0, 1000), range(2000, 600)];
+        let loans = [Loan {
+            node: NodeId(1),
+            pages: 900,
+        }];
+        let plan = Plan::new(&ram, 700, &loans).expect("fits");
+        let memory = GuestMemory::new(2600 << 12).expect("a small memory");
+        // SAFETY: inside the guest view, which nobody else has.
+        unsafe { memory.guest_view().add(5 << 12).write_volatile(1) };
+        let map = PageMap::new(2600).expect("small");
+        let touches = Touches::new(2600).expect("small");
+        for number in 690..700 {
+            let entry = map.entry(PageIndex::new(number));
+            assert!(entry.begin_install(entry.state()));
+            entry.mark_dirty();
+            assert!(!entry.finish_install());
+            touches.record(PageIndex::new(number), Instant::now());
+        }
+        let probation = map.entry(PageIndex::new(690));
+        assert!(probation.begin_probation());
+        let heat = look(&plan.layout, &memory, Some((&map, &touches)));
+        assert_eq!((heat.pages, heat.pages_looked_at), (1600, 1600));
+        assert_eq!(heat.block_pages, GROUP_PAGES);
+        let sum = |of: fn(&BlockHeat) -> u32| -> u32 {
+            heat.extents.iter().flat_map(|e| &e.blocks).map(of).sum()
+        };
+        assert_eq!(sum(|b| b.pages), 1600);
+        assert_eq!(sum(|b| b.resident), 1 + 9);
+        assert_eq!((sum(|b| b.leaving), sum(|b| b.dirty)), (1, 10));
+        assert_eq!(sum(|b| b.untouched), 1600 - 11);
+        assert_eq!(sum(|b| b.recent_faults), 10);
+        assert_eq!(heat.extents[0].blocks[0].resident, 1, "page 5");
+        let there = &heat.extents[1];
+        assert_eq!(there.home, NodeId(1));
+        let block = &there.blocks[(690 / 64 - there.pages.first.number() / 64) as usize];
+        assert_eq!((block.resident, block.leaving), (9, 1));
+        assert_eq!(
+            memory.resident_bytes().expect("fstat"),
+            4096,
+            "looking makes no page"
+        );
+    }
+
+    #[test]
+    fn a_map_of_4_tib_looks_at_a_bounded_number_of_pages() {
+        let ram = [range(0, 1 << 30)];
+        let loans = [Loan {
+            node: NodeId(1),
+            pages: 1 << 30,
+        }];
+        let plan = Plan::new(&ram, 1 << 18, &loans).expect("fits");
+        let map = PageMap::new(1 << 30).expect("address space");
+        let touches = Touches::new(1 << 30).expect("address space");
+        let memory = GuestMemory::new(1 << 42).expect("address space");
+        let heat = look(&plan.layout, &memory, Some((&map, &touches)));
+        assert_eq!(heat.pages, 1 << 30);
+        assert!(heat.pages_looked_at <= PAGES_LOOKED_AT_MAX);
+        assert!(heat.pages_looked_at >= PAGES_LOOKED_AT_MAX / 2);
+        assert_eq!(heat.extents[0].blocks.len(), 1024);
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_few_and_cover_each_extent_once(
+            extents in prop::collection::vec((0_u32..5000, 1_u32..50_000_000), 1..70),
+        ) {
+            let mut at = 0;
+            let ranges: Vec<_> = extents.iter().map(|&(gap, count)| {
+                at += gap;
+                let found = range(at, count);
+                at += count;
+                found
+            }).collect();
+            let pages = block_pages(&ranges);
+            let blocks: u64 = ranges.iter().map(|&r| blocks_of(r, pages)).sum();
+            prop_assert!(blocks <= BLOCKS_MAX + 70);
+            prop_assert!(pages.is_power_of_two() && pages >= GROUP_PAGES);
+        }
+
+        #[test]
+        fn samples_lie_inside_their_block_and_do_not_overlap(
+            first in 0_u32..1000, count in 1_u32..3_000_000, allowed in 4_u64..5000,
+        ) {
+            let block = range(first, count);
+            let mut end = u64::from(first);
+            let mut looked_at = 0;
+            for sample in samples(block, allowed) {
+                prop_assert!(u64::from(sample.first.number()) >= end);
+                end = sample.end();
+                looked_at += u64::from(sample.count);
+            }
+            prop_assert!(end <= block.end());
+            prop_assert!(looked_at <= allowed.max(1));
+            prop_assert_eq!(looked_at == u64::from(count), u64::from(count) <= allowed);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! How a link is doing.
+
+use crate::stats::Counter;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Numbers of a link that its thread writes and anyone may read.
+#[derive(Debug)]
+pub struct LinkStats {
+    // Relaxed, all of them: each is a number of its own.
+    round_trip_ns: AtomicU64,
+    round_trip_ns_min: AtomicU64,
+    away: AtomicBool,
+    /// How often the donor could not be reached.
+    pub outages: Counter,
+}
+
+impl LinkStats {
+    pub(super) fn new(round_trip: Duration) -> Self {
+        Self {
+            round_trip_ns: AtomicU64::new(nanos(round_trip)),
+            round_trip_ns_min: AtomicU64::new(nanos(round_trip)),
+            away: AtomicBool::new(false),
+            outages: Counter::default(),
+        }
+    }
+
+    pub(super) fn record_round_trip(&self, time: Duration) {
+        self.round_trip_ns.store(nanos(time), Ordering::Relaxed);
+        self.round_trip_ns_min
+            .fetch_min(nanos(time), Ordering::Relaxed);
+    }
+
+    pub(super) fn went_away(&self) {
+        self.away.store(true, Ordering::Relaxed);
+        self.outages.increment();
+    }
+
+    pub(super) fn came_back(&self) {
+        self.away.store(false, Ordering::Relaxed);
+    }
+
+    /// The last round trip of a small request, of those that renew the lease.
+    #[must_use]
+    pub fn round_trip(&self) -> Duration {
+        Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
+    }
+
+    /// The shortest of all.
+    #[must_use]
+    pub fn round_trip_min(&self) -> Duration {
+        Duration::from_nanos(self.round_trip_ns_min.load(Ordering::Relaxed))
+    }
+
+    /// Whether the donor can be reached, as far as is known.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        !self.away.load(Ordering::Relaxed)
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_and_the_shortest_round_trip_are_kept() {
+        let stats = LinkStats::new(Duration::from_micros(50));
+        stats.record_round_trip(Duration::from_micros(40));
+        stats.record_round_trip(Duration::from_micros(70));
+        assert_eq!(stats.round_trip(), Duration::from_micros(70));
+        assert_eq!(stats.round_trip_min(), Duration::from_micros(40));
+    }
+
+    #[test]
+    fn outages_are_counted() {
+        let stats = LinkStats::new(Duration::ZERO);
+        stats.went_away();
+        assert!(!stats.is_reachable());
+        stats.came_back();
+        assert!(stats.is_reachable());
+        assert_eq!(stats.outages.get(), 1);
+    }
+}

@@ -1,0 +1,135 @@
+//! What of a running VM's memory can be looked at, from any thread and at any time.
+//!
+//! Everything here is a load: no lock of the pager is taken, and guest memory is never touched.
+
+use crate::guest_memory::GuestMemory;
+use crate::heat::{Heat, look};
+use crate::layout::{NodeId, Plan};
+use crate::link::LinkStats;
+use crate::page::PAGE_SHIFT;
+use crate::pager::Shared;
+use crate::stats::PagerStats;
+use crate::wire::LeaseStatus;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// A node's part in a VM.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeSummary {
+    /// Its number.
+    pub id: NodeId,
+    /// The donor's address; `None` for the compute node and the loopback slab.
+    pub address: Option<SocketAddr>,
+    /// Bytes of guest memory it gives.
+    pub memory_bytes: u64,
+    /// Pages fetched from it.
+    pub pages_fetched: u64,
+    /// Pages written back to it.
+    pub pages_written_back: u64,
+    /// What it counted itself, once the fabric has shut down.
+    pub own_count: Option<LeaseStatus>,
+}
+
+/// Who lends.
+#[derive(Clone, Debug)]
+pub(crate) struct LentBy {
+    /// `None` for the loopback slab.
+    pub address: Option<SocketAddr>,
+    /// `None` for the loopback slab.
+    pub link: Option<Arc<LinkStats>>,
+}
+
+/// A VM's memory as it can be looked at. Cheap to clone; may outlive the fabric.
+#[derive(Clone)]
+pub struct FabricView {
+    /// `None` when all memory is local.
+    pub(crate) shared: Option<Arc<Shared>>,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) stats: Arc<PagerStats>,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) local_bytes: u64,
+    /// One for each donor, in order.
+    pub(crate) lent_by: Vec<LentBy>,
+}
+
+impl std::fmt::Debug for FabricView {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FabricView")
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
+impl FabricView {
+    /// How memory is divided.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// What the pager counts.
+    #[must_use]
+    pub fn stats(&self) -> &PagerStats {
+        &self.stats
+    }
+
+    /// Bytes of the guest's memory file that take memory here now.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be asked.
+    pub fn resident_bytes(&self) -> std::io::Result<u64> {
+        self.memory.resident_bytes()
+    }
+
+    /// Pages at home elsewhere that are resident here, or on their way.
+    #[must_use]
+    pub fn cached_pages(&self) -> u64 {
+        self.shared
+            .as_ref()
+            .map_or(0, |shared| shared.budget.used())
+    }
+
+    /// Every node's part.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<NodeSummary> {
+        let here = NodeSummary {
+            id: NodeId::COMPUTE,
+            address: None,
+            memory_bytes: self.local_bytes,
+            pages_fetched: 0,
+            pages_written_back: 0,
+            own_count: None,
+        };
+        let donors = (1..).zip(&self.lent_by).zip(self.stats.donors.iter());
+        let donors = donors.map(|((number, lent_by), stats)| NodeSummary {
+            id: NodeId(number),
+            address: lent_by.address,
+            memory_bytes: self.plan.layout.pages_at(NodeId(number)) << PAGE_SHIFT,
+            pages_fetched: stats.pages_fetched.get(),
+            pages_written_back: stats.pages_written_back.get(),
+            own_count: None,
+        });
+        std::iter::once(here).chain(donors).collect()
+    }
+
+    /// The link to each donor, in order; `None` for the loopback slab.
+    #[must_use]
+    pub fn links(&self) -> Vec<Option<&LinkStats>> {
+        self.lent_by
+            .iter()
+            .map(|lent_by| lent_by.link.as_deref())
+            .collect()
+    }
+
+    /// Where pages are now and which were touched lately, extent by extent. Looks at a bounded
+    /// number of pages however large the guest is: see [`Heat`].
+    #[must_use]
+    pub fn heat(&self) -> Heat {
+        let pager = self
+            .shared
+            .as_ref()
+            .map(|shared| (&shared.map, &shared.touches));
+        look(&self.plan.layout, &self.memory, pager)
+    }
+}

@@ -1,0 +1,172 @@
+//! Huge pages for what is at home here, beside pages of 4 KiB for what is not.
+//!
+//! Where the host does not give huge pages to shared memory, contents are checked all the same.
+
+mod support;
+
+use memory_fabric::fabric::{Fabric, FabricEvent};
+use memory_fabric::guest_memory::{HUGE_PAGE_BYTES, huge_bytes};
+use memory_fabric::layout::NodeId;
+use memory_fabric::page::PAGE_SIZE;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+use support::*;
+
+const HUGE: u64 = HUGE_PAGE_BYTES as u64;
+
+/// Whether this host makes huge pages of shared memory where that is asked for.
+fn host_gives_them() -> bool {
+    let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+    let setting = std::fs::read_to_string(file).unwrap_or_default();
+    ["[advise]", "[within_size]", "[always]"]
+        .iter()
+        .any(|chosen| setting.contains(chosen))
+}
+
+/// For how much memory of a view, by guest-physical offset, huge pages are asked for and
+/// forbidden: what the kernel says of each mapping, in order.
+fn advice(fabric: &Fabric) -> Vec<(u64, u64, bool)> {
+    let view = fabric.memory().guest_view().addr() as u64;
+    let end = view + fabric.memory().bytes() as u64;
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("readable");
+    let mut found = Vec::new();
+    let mut range = None;
+    for line in smaps.lines() {
+        if let Some((from, rest)) = line.split_once('-')
+            && let Ok(from) = u64::from_str_radix(from, 16)
+        {
+            let to = rest.split(' ').next().expect("an address");
+            let to = u64::from_str_radix(to, 16).expect("an address");
+            range = (view <= from && to <= end).then(|| (from - view, to - view));
+        }
+        if let (Some(flags), Some((from, to))) = (line.strip_prefix("VmFlags:"), range) {
+            let has = |flag| flags.split_whitespace().any(|found| found == flag);
+            assert!(has("hg") != has("nh"), "{line}");
+            found.push((from, to, has("hg")));
+        }
+    }
+    found
+}
+
+#[test]
+fn huge_pages_are_asked_for_where_memory_is_at_home_here_and_nowhere_else() {
+    let donor = donor(31 * MIB);
+    // Not a multiple of 2 MiB on any side.
+    let running = start(&config(64 * MIB, 33 * MIB, &[donor.address()]));
+    let fabric = &running.fabric;
+    let mut asked_for = 0;
+    for (from, to, huge) in advice(fabric) {
+        if !huge {
+            continue;
+        }
+        assert!(from % HUGE == 0 && to % HUGE == 0, "{from:#x} to {to:#x}");
+        asked_for += to - from;
+        let mut here = fabric.plan().layout.extents_at(NodeId::COMPUTE);
+        let inside = here.any(|extent| {
+            extent.pages.first.address() <= from && to <= extent.pages.end() * PAGE_SIZE as u64
+        });
+        assert!(inside, "{from:#x} to {to:#x} is not all at home here");
+    }
+    assert!(asked_for >= 28 * MIB, "{asked_for}");
+
+    let words = Words::of(fabric);
+    fill(words, 1);
+    verify(words, 1);
+    let huge = huge_bytes().expect("the kernel tells");
+    if host_gives_them() {
+        assert!((1..=asked_for).contains(&huge), "{huge} of {asked_for}");
+    } else {
+        assert_eq!(huge, 0);
+        println!("SKIPPED in part: shmem_enabled gives no huge pages here");
+    }
+    // What is not at home here is kept to its budget, page by page.
+    let most = (fabric.plan().home_here_pages + fabric.plan().cache_pages) * PAGE_SIZE as u64;
+    let resident = fabric.memory().resident_bytes().expect("fstat");
+    assert!(resident <= most, "{resident} resident, {most} allowed");
+
+    // Writers on both sides of each border, while pages come and go.
+    let borders: Vec<_> = fabric.plan().layout.extents()[1..]
+        .iter()
+        .map(|extent| extent.pages.first.index())
+        .collect();
+    std::thread::scope(|scope| {
+        for thread in 0..4_usize {
+            let borders = &borders;
+            scope.spawn(move || {
+                let mut random = Random(thread as u64);
+                for _ in 0..20_000 {
+                    let border = borders[random.below(borders.len())];
+                    let page = border - 8 + random.below(16);
+                    words.at(page, thread).fetch_add(1, Ordering::Relaxed);
+                    let far = random.below(words.pages());
+                    words.at(far, 100 + thread).fetch_add(2, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    let mut before = 0;
+    let mut after = 0;
+    for page in 0..words.pages() {
+        for thread in 0..4 {
+            for (word, step) in [(thread, 1_u64), (100 + thread, 2)] {
+                let grown = words
+                    .at(page, word)
+                    .load(Ordering::Relaxed)
+                    .wrapping_sub(pattern(1, page, word));
+                assert!(grown.is_multiple_of(step), "page {page} word {word}");
+                *if step == 1 { &mut before } else { &mut after } += grown / step;
+            }
+        }
+    }
+    assert_eq!((before, after), (80_000, 80_000), "increments were lost");
+    running.fabric.shutdown();
+}
+
+#[test]
+fn huge_pages_that_are_switched_off_are_not_asked_for() {
+    let mut config = config(16 * MIB, 16 * MIB, &[]);
+    config.huge_pages = false;
+    let running = start(&config);
+    assert!(advice(&running.fabric).iter().all(|&(.., huge)| !huge));
+    running.fabric.shutdown();
+}
+
+/// Not a check but a measurement, for the design document: random touches of memory that is all
+/// local, through the guest view, in turns without and with huge pages.
+#[test]
+#[ignore = "a measurement: run it alone, in release, where shmem_enabled is `advise`"]
+fn measure_random_touches_of_local_memory() {
+    const BYTES: u64 = 1 << 30;
+    const TOUCHES: usize = 20_000_000;
+    for round in 0..5 {
+        for huge_pages in [false, true] {
+            let mut config = config(BYTES, BYTES, &[]);
+            config.huge_pages = huge_pages;
+            let observer = Arc::new(|_: FabricEvent| {});
+            let fabric = Fabric::start(&config, &(observer as _)).expect("starts");
+            let words = Words::of(&fabric);
+            let filling = Instant::now();
+            for page in 0..words.pages() {
+                words.at(page, 0).store(1, Ordering::Relaxed);
+            }
+            let filling = filling.elapsed();
+            let mut random = Random(round);
+            let started = Instant::now();
+            let mut sum = 0;
+            for _ in 0..TOUCHES {
+                // The next place depends on what was read: one touch at a time.
+                let place = random.below(words.pages() * WORDS_PER_PAGE - 1) + (sum & 1);
+                let word = words.at(place / WORDS_PER_PAGE, place % WORDS_PER_PAGE);
+                sum ^= usize::try_from(word.load(Ordering::Relaxed)).expect("small");
+            }
+            let each = started.elapsed().as_secs_f64() * 1e9 / TOUCHES as f64;
+            println!(
+                "round {round} huge {huge_pages}: {each:.1} ns a touch, first touch of 1 GiB {:.0} ms, {} MiB huge, sum {sum}",
+                filling.as_secs_f64() * 1e3,
+                huge_bytes().unwrap_or(0) >> 20
+            );
+            fabric.shutdown();
+        }
+    }
+}

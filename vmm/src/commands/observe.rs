@@ -1,0 +1,203 @@
+//! What is known of a run, for its report at the end and for who asks meanwhile.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use memory_fabric::fabric::NodeSummary;
+use memory_fabric::guest_memory::huge_bytes;
+use memory_fabric::page::PAGE_SHIFT;
+use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
+use memory_fabric::view::FabricView;
+use serde_json::Value;
+use ssi_hv::control_socket::server::Request;
+use ssi_hv::machine::MachineHandle;
+use ssi_hv::report::{
+    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Role, Stages, TransportUsed,
+};
+use ssi_hv::status::heat::HeatStatus;
+use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
+
+use super::supervisor::Supervisor;
+
+/// A run as it can be asked about. Nothing in it leads to guest memory.
+#[derive(Debug)]
+pub struct Watched {
+    pub name: String,
+    pub started: Instant,
+    pub guest: Guest,
+    pub transport: TransportUsed,
+    pub view: FabricView,
+    pub supervisor: Arc<Supervisor>,
+    /// The machine, once there is one, and how long it took until it ran.
+    pub machine: OnceLock<(MachineHandle, Duration)>,
+}
+
+/// What can be asked of a VM.
+pub const VM_REQUESTS: &[Request<Arc<Watched>>] = &[
+    Request {
+        name: "status",
+        answer: |watched| json(&watched.status(false)),
+    },
+    Request {
+        name: "heat",
+        answer: |watched| json(&watched.status(true)),
+    },
+];
+
+/// The answer to a request.
+pub fn json(answer: &impl serde::Serialize) -> Result<Value, String> {
+    serde_json::to_value(answer).map_err(|error| error.to_string())
+}
+
+/// Most memory in small pages whose huge neighbours are counted while the guest runs: the kernel
+/// walks the page tables, and whoever changes mappings meanwhile waits for that.
+const HUGE_WALK_BYTES_MAX: u64 = 16 << 30;
+
+impl Watched {
+    fn status(&self, with_heat: bool) -> VmStatus {
+        let (state, mut errors) = self.supervisor.now();
+        let stats = self.view.stats();
+        let walk = self
+            .view
+            .resident_bytes()
+            .is_ok_and(|bytes| bytes <= HUGE_WALK_BYTES_MAX);
+        let newest = errors.len().saturating_sub(ERRORS_MAX);
+        let links = std::iter::once(None).chain(self.view.links());
+        VmStatus {
+            name: self.name.clone(),
+            pid: std::process::id(),
+            state,
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            guest: self.guest.clone(),
+            boot: Boot {
+                to_init_ms: self
+                    .machine
+                    .get()
+                    .and_then(|(machine, prepared)| time_to_init(machine, *prepared)),
+            },
+            transport: self.transport.clone(),
+            memory: memory(&self.view, walk),
+            nodes: nodes(&self.view.nodes(), stats)
+                .into_iter()
+                .zip(links)
+                .map(|(node, link)| NodeNow {
+                    node,
+                    link: link.map(|link| LinkNow {
+                        reachable: link.is_reachable(),
+                        round_trip_us: micros(link.round_trip()),
+                        round_trip_us_min: micros(link.round_trip_min()),
+                        outages: link.outages.get(),
+                    }),
+                })
+                .collect(),
+            faults: faults(stats),
+            evictions: Evictions {
+                total: stats.evictions.get(),
+                clean: stats.evictions_clean.get(),
+                zero: stats.evictions_zero.get(),
+                cancelled: stats.evictions_cancelled.get(),
+            },
+            stalled_for_memory: stats.stalled_for_memory.get(),
+            errors: errors.split_off(newest),
+            heat: with_heat.then(|| HeatStatus::from(self.view.heat())),
+        }
+    }
+}
+
+/// From the start of the process until the guest's init ran, in milliseconds.
+pub fn time_to_init(machine: &MachineHandle, prepared: Duration) -> Option<f64> {
+    let time = machine.time_to_init()?;
+    Some((prepared + time).as_secs_f64() * 1e3)
+}
+
+/// How much memory there is here, and of which kind.
+pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
+    let plan = view.plan();
+    MemoryUsed {
+        home_here_bytes: plan.home_here_pages << PAGE_SHIFT,
+        cache_bytes: plan.cache_pages << PAGE_SHIFT,
+        cached_bytes: view.cached_pages() << PAGE_SHIFT,
+        resident_bytes: view.resident_bytes().unwrap_or(0),
+        huge_bytes: if count_huge { huge_bytes() } else { None },
+    }
+}
+
+/// Every node's part, for donors with the faults that they served.
+pub fn nodes(summaries: &[NodeSummary], stats: &PagerStats) -> Vec<Node> {
+    let faults = std::iter::once(None).chain(stats.donors.iter().map(Some));
+    let nodes = summaries.iter().zip(faults);
+    nodes
+        .map(|(summary, donor)| Node {
+            id: summary.id.0.into(),
+            role: if summary.id.0 == 0 {
+                Role::Compute
+            } else {
+                Role::Donor
+            },
+            address: summary.address.map(|address| address.to_string()),
+            memory_bytes: summary.memory_bytes,
+            pages_fetched: summary.pages_fetched,
+            pages_written_back: summary.pages_written_back,
+            faults: donor.map(of_donor),
+        })
+        .collect()
+}
+
+fn of_donor(donor: &DonorStats) -> FaultKind {
+    kind(
+        &donor.remote,
+        Stages {
+            queue: percentiles(&donor.queue.summary()),
+            fetch: percentiles(&donor.fetch.summary()),
+            install: percentiles(&donor.install.summary()),
+        },
+    )
+}
+
+/// The faults so far, by kind.
+pub fn faults(stats: &PagerStats) -> Faults {
+    let stages = Stages {
+        queue: percentiles(&stats.queue.summary()),
+        fetch: percentiles(&stats.fetch.summary()),
+        install: percentiles(&stats.install.summary()),
+    };
+    Faults {
+        remote: kind(&stats.remote, stages),
+        zero: kind(&stats.zero, local(&stats.zero_stages)),
+        minor: kind(&stats.minor, local(&stats.minor_stages)),
+        write_protect: kind(&stats.write_protect, Stages::default()),
+        stages,
+    }
+}
+
+fn local(stages: &LocalStages) -> Stages {
+    Stages {
+        queue: percentiles(&stages.queue.summary()),
+        fetch: Percentiles::default(),
+        install: percentiles(&stages.install.summary()),
+    }
+}
+
+fn kind(total: &Histogram, stages: Stages) -> FaultKind {
+    let summary = total.summary();
+    FaultKind {
+        count: summary.count,
+        latency_us: percentiles(&summary),
+        stages,
+    }
+}
+
+/// Percentiles in microseconds.
+pub fn percentiles(summary: &Summary) -> Percentiles {
+    Percentiles {
+        p50: micros(summary.p50),
+        p90: micros(summary.p90),
+        p99: micros(summary.p99),
+        p999: micros(summary.p999),
+        max: micros(summary.max),
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}

@@ -1,0 +1,114 @@
+//! `ssi-hv status`.
+
+use std::io;
+
+use anyhow::anyhow;
+use ssi_hv::cli::status::StatusConfig;
+use ssi_hv::control_socket::client::{ClientError, ask};
+use ssi_hv::control_socket::directory::{Directory, Entry, Kind};
+use ssi_hv::exit::ExitCode;
+use ssi_hv::logging::may_colour;
+use ssi_hv::status::{Everything, SCHEMA, screen};
+
+use super::{Failure, print};
+
+/// Asks what runs here and shows what it tells.
+pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {
+    let mut running = Vec::new();
+    for directory in Directory::for_looking()? {
+        running.extend(directory.sockets()?);
+    }
+    let asked: Vec<&Entry> = match &config.vm {
+        None => running.iter().collect(),
+        Some(wanted) => vec![named(&running, wanted)?],
+    };
+    let everything = everything(&asked, config)?;
+    if config.json {
+        print(&format!("{}\n", serde_json::to_string_pretty(&everything)?))?;
+    } else {
+        print(&text(&everything, config.heat))?;
+    }
+    Ok(ExitCode::Success)
+}
+
+/// The one that is meant.
+fn named<'a>(running: &'a [Entry], wanted: &str) -> Result<&'a Entry, Failure> {
+    let found: Vec<_> = running.iter().filter(|e| e.is_called(wanted)).collect();
+    let listed = |entries: &[&Entry]| {
+        let names = entries.iter().map(|entry| match &entry.name {
+            Some(name) => format!("{name} ({})", entry.pid),
+            None => entry.pid.to_string(),
+        });
+        names.collect::<Vec<_>>().join(", ")
+    };
+    match found[..] {
+        [one] => Ok(one),
+        [] if running.is_empty() => {
+            Err(anyhow!("`{wanted}` does not run here; no VM and no node of this user does").into())
+        }
+        [] => {
+            let all: Vec<_> = running.iter().collect();
+            Err(anyhow!(
+                "`{wanted}` does not run here; what runs is {}",
+                listed(&all)
+            )
+            .into())
+        }
+        _ => Err(anyhow!(
+            "{} are called `{wanted}`; name a process: {}",
+            found.len(),
+            listed(&found)
+        )
+        .into()),
+    }
+}
+
+/// Asks each. One that ends just now is left out; one that does not answer is an error if it
+/// was named, and else a warning.
+fn everything(asked: &[&Entry], config: &StatusConfig) -> Result<Everything, Failure> {
+    let mut everything = Everything {
+        schema: SCHEMA,
+        vms: Vec::new(),
+        nodes: Vec::new(),
+    };
+    let request = if config.heat { "heat" } else { "status" };
+    for entry in asked {
+        let result = match entry.kind {
+            Kind::Vm => ask(&entry.path, request).map(|vm| everything.vms.push(vm)),
+            Kind::Node => ask(&entry.path, "status").map(|node| everything.nodes.push(node)),
+        };
+        match result {
+            Ok(()) => {}
+            Err(error) if config.vm.is_some() => {
+                return Err(anyhow!(error)
+                    .context(format!("process {}", entry.pid))
+                    .into());
+            }
+            Err(ClientError::Stream(error)) if is_end(&error) => {}
+            Err(error) => tracing::warn!("process {} {:#}", entry.pid, anyhow!(error)),
+        }
+    }
+    Ok(everything)
+}
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused
+    )
+}
+
+fn text(everything: &Everything, heat: bool) -> String {
+    let colour = may_colour(&io::stdout());
+    let vms = everything.vms.iter().map(|vm| match &vm.heat {
+        Some(map) => format!("VM {} (process {}): {}", vm.name, vm.pid, map.text(colour)),
+        None => screen::vm(vm),
+    });
+    let nodes = everything.nodes.iter().filter(|_| !heat).map(screen::node);
+    let parts: Vec<String> = vms.chain(nodes).collect();
+    if parts.is_empty() {
+        let what = if heat { "no VM" } else { "no VM and no node" };
+        return format!("{what} of this user runs here\n");
+    }
+    parts.join("\n")
+}

@@ -1,0 +1,191 @@
+//! The status for people: one screen a VM.
+
+use std::fmt::Write;
+
+use super::{NodeNow, NodeStatus, VmState, VmStatus};
+use crate::report::{FaultKind, Percentiles, Role};
+use crate::size::ByteSize;
+
+/// A VM on one screen.
+#[must_use]
+pub fn vm(status: &VmStatus) -> String {
+    let mut text = String::new();
+    let state = match status.state {
+        VmState::Starting => "starting",
+        VmState::Running => "running",
+        VmState::Paused => "paused, a donor cannot be reached",
+        VmState::Ending => "ending",
+    };
+    let mut line = |content: String| {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}", content.trim_end());
+    };
+    line(format!(
+        "VM {} (process {}): {state}, up {}",
+        status.name,
+        status.pid,
+        duration(status.uptime_s)
+    ));
+    let init = status.boot.to_init_ms.map_or_else(
+        || "init not seen".to_owned(),
+        |ms| format!("init after {}", duration(ms / 1e3)),
+    );
+    line(format!(
+        "{} vCPU(s), {}; transport {}, tier {}",
+        status.guest.cpus, init, status.transport.kind, status.transport.tier
+    ));
+    let memory = &status.memory;
+    line(String::new());
+    line(format!(
+        "memory     {} of the guest: {} at home here, cache {} of {}",
+        size(status.guest.memory_bytes),
+        size(memory.home_here_bytes),
+        size(memory.cached_bytes),
+        size(memory.cache_bytes),
+    ));
+    let huge = match memory.huge_bytes {
+        Some(bytes) => format!(", {} of it in huge pages", size(bytes)),
+        None => String::new(),
+    };
+    line(format!(
+        "           {} in memory here{huge}",
+        size(memory.resident_bytes)
+    ));
+    line(format!(
+        "evictions  {}: {} clean, {} zero; {} cancelled; {} faults waited for memory",
+        status.evictions.total,
+        status.evictions.clean,
+        status.evictions.zero,
+        status.evictions.cancelled,
+        status.stalled_for_memory
+    ));
+    line(String::new());
+    nodes(&mut line, &status.nodes);
+    line(String::new());
+    line(row("fault, us", "count", ["p50", "p90", "p99", "max"]));
+    let faults = &status.faults;
+    for (name, kind) in [
+        ("remote", &faults.remote),
+        ("zero", &faults.zero),
+        ("minor", &faults.minor),
+        ("write protect", &faults.write_protect),
+    ] {
+        fault_rows(&mut line, name, kind);
+    }
+    for node in &status.nodes {
+        if let Some(kind) = node.node.faults.as_ref().filter(|_| status.nodes.len() > 2) {
+            fault_rows(&mut line, &format!("from node {}", node.node.id), kind);
+        }
+    }
+    if !status.errors.is_empty() {
+        line(String::new());
+        for error in &status.errors {
+            line(format!("error: {error}"));
+        }
+    }
+    text
+}
+
+fn nodes(line: &mut impl FnMut(String), nodes: &[NodeNow]) {
+    line(format!(
+        "{:<4} {:<8} {:>10} {:>11} {:>11} {:>11} {:>8}  address",
+        "node", "role", "memory", "fetched", "written", "trip, us", "outages"
+    ));
+    for NodeNow { node, link } in nodes {
+        let role = match node.role {
+            Role::Compute => "compute",
+            Role::Donor => "donor",
+        };
+        let (trip, outages) = match link {
+            Some(link) if link.reachable => (micros(link.round_trip_us), link.outages.to_string()),
+            Some(link) => ("away".to_owned(), link.outages.to_string()),
+            None => ("-".to_owned(), "-".to_owned()),
+        };
+        line(format!(
+            "{:<4} {role:<8} {:>10} {:>11} {:>11} {trip:>11} {outages:>8}  {}",
+            node.id,
+            size(node.memory_bytes),
+            node.pages_fetched,
+            node.pages_written_back,
+            node.address.as_deref().unwrap_or("-"),
+        ));
+    }
+}
+
+/// A line for a kind of fault, and one for each of its stages that took time.
+fn fault_rows(line: &mut impl FnMut(String), name: &str, kind: &FaultKind) {
+    line(row(
+        name,
+        &kind.count.to_string(),
+        columns(&kind.latency_us),
+    ));
+    let stages = &kind.stages;
+    for (stage, times) in [
+        ("  queue", &stages.queue),
+        ("  fetch", &stages.fetch),
+        ("  install", &stages.install),
+    ] {
+        if times.max > 0.0 {
+            line(row(stage, "", columns(times)));
+        }
+    }
+}
+
+fn columns(times: &Percentiles) -> [String; 4] {
+    [times.p50, times.p90, times.p99, times.max].map(micros)
+}
+
+fn row<T: AsRef<str>>(name: &str, count: &str, times: [T; 4]) -> String {
+    let mut line = format!("{name:<14} {count:>10}");
+    for time in times {
+        // Writing to a string does not fail.
+        let _ = write!(line, " {:>11}", time.as_ref());
+    }
+    line
+}
+
+/// A node in some lines.
+#[must_use]
+pub fn node(status: &NodeStatus) -> String {
+    let counters = &status.counters;
+    format!(
+        "node (process {}): up {}, listens on {}\n\
+         lends {} of {} to {} VM(s); {} leases granted, {} expired\n\
+         {} pages read, {} written\n",
+        status.pid,
+        duration(status.uptime_s),
+        counters.listen,
+        size(counters.lent_bytes),
+        size(counters.memory_bytes),
+        counters.leases,
+        counters.leases_granted,
+        counters.leases_expired,
+        counters.pages_read,
+        counters.pages_written,
+    )
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize::from_bytes(bytes).rounded()
+}
+
+fn micros(us: f64) -> String {
+    format!("{us:.1}")
+}
+
+fn duration(seconds: f64) -> String {
+    if seconds < 120.0 {
+        return format!("{seconds:.1} s");
+    }
+    #[allow(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "not negative, and no process runs for 2^64 minutes"
+    )]
+    let minutes = (seconds / 60.0) as u64;
+    if minutes < 120 {
+        format!("{minutes} min")
+    } else {
+        format!("{} h {} min", minutes / 60, minutes % 60)
+    }
+}

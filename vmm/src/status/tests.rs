@@ -1,0 +1,220 @@
+//! Tests of what is shown.
+
+use super::heat::{BlockStatus, ExtentStatus};
+use super::*;
+use crate::report::{FaultKind, Percentiles, Role, Stages};
+
+fn kind(count: u64, p50: f64) -> FaultKind {
+    let times = Percentiles {
+        p50,
+        p90: p50 * 2.0,
+        p99: p50 * 3.0,
+        p999: p50 * 4.0,
+        max: p50 * 5.0,
+    };
+    FaultKind {
+        count,
+        latency_us: times,
+        stages: Stages {
+            queue: times,
+            ..Stages::default()
+        },
+    }
+}
+
+fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
+    NodeNow {
+        node: Node {
+            id,
+            role: if id == 0 { Role::Compute } else { Role::Donor },
+            address: (id > 0).then(|| format!("10.0.0.{id}:7000")),
+            memory_bytes: 1 << 30,
+            pages_fetched: 5,
+            pages_written_back: 6,
+            faults,
+        },
+        link: (id > 0).then_some(LinkNow {
+            reachable: id == 1,
+            round_trip_us: 80.0,
+            round_trip_us_min: 52.0,
+            outages: 3,
+        }),
+    }
+}
+
+fn status() -> VmStatus {
+    VmStatus {
+        name: "web".into(),
+        pid: 17,
+        state: VmState::Running,
+        uptime_s: 7300.0,
+        guest: Guest {
+            memory_bytes: 1 << 30,
+            cpus: 2,
+            kernel: None,
+        },
+        boot: Boot {
+            to_init_ms: Some(8200.0),
+        },
+        transport: TransportUsed {
+            kind: "tcp".into(),
+            tier: "slow".into(),
+        },
+        memory: MemoryUsed {
+            home_here_bytes: 0,
+            cache_bytes: 256 << 20,
+            cached_bytes: 128 << 20,
+            resident_bytes: 130 << 20,
+            huge_bytes: Some(2 << 20),
+        },
+        nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],
+        faults: Faults {
+            remote: kind(1234, 31.7),
+            ..Faults::default()
+        },
+        evictions: Evictions {
+            total: 99,
+            ..Evictions::default()
+        },
+        stalled_for_memory: 4,
+        errors: vec!["donor node 2 cannot be reached".into()],
+        heat: None,
+    }
+}
+
+#[test]
+fn a_screen_has_what_matters_and_fits_80_columns() {
+    let text = screen::vm(&status());
+    assert!(text.lines().all(|line| line.len() <= 84), "{text}");
+    assert!(text.lines().count() <= 30, "{text}");
+    for part in [
+        "VM web (process 17): running, up 2 h 1 min",
+        "init after 8.2 s; transport tcp, tier slow",
+        "cache 128 MiB of 256 MiB",
+        "130 MiB in memory here, 2 MiB of it in huge pages",
+        "evictions  99:",
+        "4 faults waited",
+        "10.0.0.1:7000",
+        "away",
+        "from node 1",
+        "error: donor node 2 cannot be reached",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let remote = text.lines().find(|line| line.starts_with("remote"));
+    let words: Vec<_> = remote.expect("a line").split_whitespace().collect();
+    assert_eq!(words, ["remote", "1234", "31.7", "63.4", "95.1", "158.5"]);
+}
+
+#[test]
+fn what_is_shown_travels_as_json() {
+    let before = status();
+    let text = serde_json::to_string(&before).expect("is JSON");
+    let after: VmStatus = serde_json::from_str(&text).expect("is a status");
+    assert_eq!(after, before);
+}
+
+/// The names of all fields in a value, at any depth.
+fn field_names(value: &serde_json::Value, names: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                names.push(name.clone());
+                field_names(value, names);
+            }
+        }
+        serde_json::Value::Array(values) => {
+            values.iter().for_each(|value| field_names(value, names));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn the_document_has_every_field() {
+    let heat = heat::HeatStatus {
+        block_pages: 64,
+        pages: 64,
+        pages_looked_at: 64,
+        extents: vec![ExtentStatus {
+            first_page: 0,
+            pages: 64,
+            home: 1,
+            blocks: vec![block(1, 2, 3, 4)],
+        }],
+    };
+    let all = Everything {
+        schema: SCHEMA,
+        vms: vec![VmStatus {
+            heat: Some(heat),
+            ..status()
+        }],
+        nodes: Vec::new(),
+    };
+    let value = serde_json::to_value(all).expect("is JSON");
+    let mut names = Vec::new();
+    field_names(&value, &mut names);
+    assert!(names.iter().any(|name| name == "recent_faults"));
+    let document = include_str!("../../../docs/report.md");
+    for name in names {
+        assert!(document.contains(&name), "{name} is not in docs/report.md");
+    }
+}
+
+fn block(here: u32, remote: u32, untouched: u32, recent_faults: u32) -> BlockStatus {
+    BlockStatus {
+        pages: 64,
+        looked_at: here + remote + untouched,
+        resident: here,
+        remote,
+        untouched,
+        recent_faults,
+        ..BlockStatus::default()
+    }
+}
+
+#[test]
+fn a_character_tells_what_part_of_a_block_is_here() {
+    for (block, character) in [
+        (block(0, 0, 64, 0), '.'),
+        (block(0, 1, 63, 0), '-'),
+        (block(1, 63, 0, 0), '1'),
+        (block(32, 32, 0, 0), '5'),
+        (block(63, 1, 0, 0), '9'),
+        (block(1, 0, 63, 0), '#'),
+        (block(64, 0, 0, 15), '#'),
+        (block(10, 54, 0, 16), '*'),
+        (block(0, 64, 0, 99), '-'),
+    ] {
+        assert_eq!(block.character(), character, "{block:?}");
+    }
+}
+
+#[test]
+fn a_heat_map_has_rows_by_address_and_says_what_was_looked_at() {
+    let blocks = vec![block(64, 0, 0, 3); 70];
+    let mut heat = heat::HeatStatus {
+        block_pages: 64,
+        pages: 70 * 64,
+        pages_looked_at: 70 * 64,
+        extents: vec![ExtentStatus {
+            first_page: 0x100,
+            pages: 70 * 64,
+            home: 1,
+            blocks,
+        }],
+    };
+    let text = heat.text(false);
+    assert!(
+        text.contains("a character is 256 KiB; every page was looked at"),
+        "{text}"
+    );
+    assert!(text.contains("17.5 MiB at home on node 1"), "{text}");
+    let rows: Vec<_> = text.lines().filter(|line| line.starts_with("0x")).collect();
+    assert_eq!(rows[0], format!("0x0000000100000  {}", "#".repeat(64)));
+    assert_eq!(rows[1], format!("0x0000001100000  {}", "#".repeat(6)));
+    assert!(text.lines().all(|line| line.len() <= 81), "{text}");
+    assert!(heat.text(true).contains("\x1b[33m#\x1b[0m"));
+    heat.pages_looked_at = 64;
+    assert!(heat.text(false).contains("64 of 4480 pages were looked at"));
+}
