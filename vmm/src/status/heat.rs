@@ -97,7 +97,7 @@ impl From<Heat> for HeatStatus {
 const LEGEND: &str = "\
 .  never written, or all zero        -  touched, and nothing of it is here
 1 to 9  tenths of what was touched that are here     #  all of it is here
-*  some of it is here, and faults in the last 20 s were a quarter of its pages or more
+*  here in part, with faults in the last 20 s on a quarter of its pages or more
 ";
 
 impl HeatStatus {
