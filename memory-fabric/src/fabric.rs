@@ -1,6 +1,7 @@
 //! A VM's distributed memory as its monitor sees it: start, look at, stop.
 
 use crate::control::ControlError;
+use crate::discard::{self, Discarder};
 use crate::donor::pool::{LeaseError, Pool};
 use crate::guest_memory::GuestMemory;
 use crate::layout::{Loan, NodeId, Plan, PlanError};
@@ -186,6 +187,7 @@ pub struct Fabric {
     /// One for each donor, in order.
     lent: Vec<(Option<SocketAddr>, u64)>,
     round_trip: Option<Duration>,
+    discarder: Discarder,
 }
 
 impl std::fmt::Debug for Fabric {
@@ -244,8 +246,10 @@ impl Fabric {
             );
         }
         let stats = Arc::new(PagerStats::new(loans.len()));
+        let layout = Arc::new(plan.layout.clone());
         let mut fabric = Self {
             shared: None,
+            discarder: Discarder::new(Arc::clone(&memory), layout, Arc::clone(&stats), None),
             memory,
             stats,
             plan,
@@ -329,7 +333,18 @@ impl Fabric {
             spin: config.spin,
         });
         let faults = FaultThread::new(Arc::clone(&shared), urgent, retried);
-        let evictor = Evictor::new(Arc::clone(&shared), bulk);
+        let (discard, discards) = discard::channel();
+        let evict_bell = shared.evict_wake.try_clone();
+        self.discarder = Discarder::new(
+            Arc::clone(&self.memory),
+            Arc::clone(&shared.layout),
+            Arc::clone(&self.stats),
+            Some((
+                discard,
+                Arc::new(evict_bell.map_err(system("duplicate an eventfd"))?),
+            )),
+        );
+        let evictor = Evictor::new(Arc::clone(&shared), bulk, discards);
         self.shared = Some(shared);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.into()).spawn(run);
@@ -358,6 +373,12 @@ impl Fabric {
     #[must_use]
     pub fn stats(&self) -> &Arc<PagerStats> {
         &self.stats
+    }
+
+    /// Takes pages that the guest has freed; may outlive the fabric.
+    #[must_use]
+    pub fn discarder(&self) -> Discarder {
+        self.discarder.clone()
     }
 
     /// How pages travel.

@@ -5,13 +5,18 @@
 //! traffic, and counts as used; one that is not goes home. A clean page is dropped, a page
 //! of zeros becomes untouched again, any other is written back first.
 
+mod discard;
+
 use super::queue::PageQueue;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
+use crate::discard::Posted;
 use crate::layout::NodeId;
 use crate::page::{PageIndex, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
+use crossbeam_channel::Receiver;
+use discard::Discards;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -35,12 +40,17 @@ pub(crate) struct Evictor {
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
-
+    /// Pages that the guest has freed.
+    discards: Discards,
     waiter: Waiter,
 }
 
 impl Evictor {
-    pub(crate) fn new(shared: Arc<Shared>, transports: Vec<Box<dyn PageTransport>>) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        transports: Vec<Box<dyn PageTransport>>,
+        discards: Receiver<Posted>,
+    ) -> Self {
         let most = transports.len() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
         let waiter = Waiter::new(shared.spin, transports.len());
@@ -51,7 +61,7 @@ impl Evictor {
             probation: PageQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
-
+            discards: Discards::new(discards),
             waiter,
         }
     }
@@ -69,6 +79,7 @@ impl Evictor {
         let mut filling = false;
         loop {
             let mut worked = self.complete()?;
+            worked |= self.discard_freed()?;
             filling = shared.budget.shortfall() > 0 && (filling || shared.budget.is_low());
             if filling && !shared.is_stopping() {
                 shared.arrivals.drain_into(&shared.map, &mut self.active);
@@ -103,6 +114,11 @@ impl Evictor {
             let Some(page) = self.active.pop(&shared.map) else {
                 break;
             };
+            if shared.map.entry(page).unlist() {
+                // Discarded since it came into the queue.
+                worked = true;
+                continue;
+            }
             if !shared.map.entry(page).begin_probation() {
                 // A fault thread holds it this moment: it is in use.
                 self.active.push(&shared.map, page);
@@ -160,8 +176,7 @@ impl Evictor {
             let entry = shared.map.entry(page);
             let seen = entry.state();
             if seen.kind() != Kind::Probation {
-                shared.stats.evictions_cancelled.increment();
-                self.active.push(&shared.map, page);
+                self.rescued(page);
                 worked = true;
                 continue;
             }
@@ -228,8 +243,11 @@ impl Evictor {
         Ok(())
     }
 
-    /// A page that was touched while it was to be evicted stays.
+    /// A page that was touched while it was to be evicted stays. One that was discarded goes.
     fn rescued(&mut self, page: PageIndex) {
+        if self.shared.map.entry(page).unlist() {
+            return;
+        }
         self.shared.stats.evictions_cancelled.increment();
         self.active.push(&self.shared.map, page);
     }
@@ -242,8 +260,14 @@ impl Evictor {
         for transport in &mut transports {
             transport.poll(&mut |completion| {
                 any = true;
-                let Completion::Written(Ticket(ticket)) = completion else {
-                    unreachable!("only writes are posted here");
+                let Ticket(ticket) = match completion {
+                    Completion::Written(ticket) => ticket,
+                    Completion::Dropped(pages) => {
+                        let dropped = &self.shared.stats.free_pages.dropped_at_home;
+                        dropped.add(u64::from(pages));
+                        return;
+                    }
+                    Completion::Read(..) => unreachable!("no read is posted here"),
                 };
                 let (page, donor) = self.writing[ticket as usize]
                     .take()
