@@ -312,7 +312,10 @@ fn loom_a_write_fault_against_a_discard_during_a_write_back() {
 
 #[test]
 fn loom_a_page_that_arrives_while_it_is_discarded_is_in_one_queue() {
-    loom::model(|| {
+    // Three threads: all interleavings would take hours.
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
         // Mapped by a fault thread, which has not put it into a queue yet.
         let world = World::resident(false);
         let evictor = {
