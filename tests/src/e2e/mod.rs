@@ -8,6 +8,7 @@ mod bed;
 mod boot;
 mod cli;
 mod faults;
+mod free_pages;
 mod guest;
 
 pub(crate) use guest::parse_faultprobe;
@@ -84,6 +85,7 @@ pub fn scenarios() -> Vec<Scenario> {
         cli::SCENARIOS,
         boot::SCENARIOS,
         faults::SCENARIOS,
+        free_pages::SCENARIOS,
     ]
     .concat()
 }

@@ -27,6 +27,7 @@ struct NodeReport {
     leases_expired: u64,
     pages_read: u64,
     pages_written: u64,
+    pages_dropped: u64,
 }
 
 impl NodeReport {
@@ -43,6 +44,7 @@ impl NodeReport {
             leases_expired: pool.expired.get(),
             pages_read: pages.pages_read,
             pages_written: pages.pages_written,
+            pages_dropped: pages.pages_dropped,
         }
     }
 }

@@ -10,14 +10,14 @@ use memory_fabric::fabric::{
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use memory_fabric::stats::{PagerStats, Summary};
-use ssi_hv::config::{RunConfig, Transport, ValidatedRun};
+use ssi_hv::config::{RunConfig, Switch, Transport, ValidatedRun};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
     guest_memory_ranges,
 };
 use ssi_hv::report::{
-    FaultKind, Faults, Guest, Host, Node, Percentiles, Report, ReportFile, Role, Stages,
+    FaultKind, Faults, FreePages, Guest, Host, Node, Percentiles, Report, ReportFile, Role, Stages,
     TransportUsed,
 };
 use ssi_hv::size::ByteSize;
@@ -25,6 +25,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
+use super::free_memory::FreeMemory;
 use super::supervisor::Supervisor;
 
 /// Boots a guest and stays until it ends.
@@ -91,6 +92,10 @@ fn boot(
         initrd: wanted.initrd.clone(),
         cmdline: command_line(&config.cmdline),
         cpus: u8::try_from(config.cpus).context("--cpus")?,
+        free_pages: match config.balloon {
+            Switch::On => Some(Arc::new(FreeMemory(fabric.discarder()))),
+            Switch::Off => None,
+        },
     };
     let memory = guest_memory(fabric.memory(), wanted.memory)?;
     let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
@@ -250,6 +255,11 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
     };
     report.nodes = nodes.iter().map(node).collect();
     report.evictions = stats.evictions.get();
+    report.free_pages = FreePages {
+        reported: stats.free_pages.reported.get(),
+        dropped_here: stats.free_pages.dropped_here.get(),
+        dropped_at_home: stats.free_pages.dropped_at_home.get(),
+    };
     report.faults = faults(&stats);
     tracing::debug!(
         stalled_for_memory = stats.stalled_for_memory.get(),
