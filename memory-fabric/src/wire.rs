@@ -101,7 +101,8 @@ pub enum FrameKind {
     WritePage = 18,
     /// No payload: the answer to `WritePage`.
     Written = 19,
-    /// A number of pages, 4 bytes: forget those from `offset` on; they read as zero afterwards.
+    /// A number of pages, 4 bytes: forget those from `offset` on. The VM does not read them
+    /// before it has written them again.
     DropPages = 20,
     /// No payload: the answer to `DropPages`.
     Dropped = 21,

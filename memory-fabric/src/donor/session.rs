@@ -1,6 +1,6 @@
 //! One page connection of a VM: reads requests in batches, answers in order.
 
-use super::pool::{DropError, Lease, OutOfRange};
+use super::pool::{DropRefused, Lease, OutOfRange};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
 use crate::wire::{
@@ -30,7 +30,7 @@ pub(super) enum SessionError {
     #[error(transparent)]
     OutOfRange(#[from] OutOfRange),
     #[error(transparent)]
-    Drop(#[from] DropError),
+    Drop(#[from] DropRefused),
 }
 
 /// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
