@@ -15,6 +15,7 @@
 //! | [`ResetRegister`] | 1 port | ACPI reset register |
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
 //! | [`BootTimer`] | port 0x5f4 | the guest says that its init runs |
+//! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest tells what memory is free |
 //!
 //! Principles:
 //! - Every value that a guest can choose (offset, width, data) is legal: a device answers it
@@ -31,6 +32,7 @@ mod i8042;
 mod rtc;
 mod serial;
 mod trigger;
+pub mod virtio;
 
 pub use acpi_pm::{
     PM_REGISTERS_LEN, PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, PmRegisters, RESET_VALUE,

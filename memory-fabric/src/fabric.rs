@@ -1,6 +1,7 @@
 //! A VM's distributed memory as its monitor sees it: start, look at, stop.
 
 use crate::control::ControlError;
+use crate::discard::{self, Discarder};
 use crate::donor::pool::{LeaseError, Pool};
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
@@ -168,6 +169,7 @@ pub struct Fabric {
     threads: Vec<JoinHandle<()>>,
     links: Vec<Link>,
     round_trip: Option<Duration>,
+    discarder: Discarder,
 }
 
 impl std::fmt::Debug for Fabric {
@@ -233,11 +235,14 @@ impl Fabric {
             }
         }
         let donors = sources.lent().into_iter();
+        let stats = Arc::new(PagerStats::new(loans.len()));
+        let layout = Arc::new(plan.layout.clone());
         let mut fabric = Self {
+            discarder: Discarder::new(Arc::clone(&memory), layout, Arc::clone(&stats), None),
             view: FabricView {
                 shared: None,
                 memory,
-                stats: Arc::new(PagerStats::new(loans.len())),
+                stats,
                 plan: Arc::new(plan),
                 local_bytes: config.local_bytes.min(guest_bytes),
                 lent_by: donors
@@ -331,7 +336,18 @@ impl Fabric {
             spin: config.spin,
         });
         let faults = FaultThread::new(Arc::clone(&shared), urgent, retried);
-        let evictor = Evictor::new(Arc::clone(&shared), bulk);
+        let (discard, discards) = discard::channel();
+        let evict_bell = shared.evict_wake.try_clone();
+        self.discarder = Discarder::new(
+            Arc::clone(&view.memory),
+            Arc::clone(&shared.layout),
+            Arc::clone(&view.stats),
+            Some((
+                discard,
+                Arc::new(evict_bell.map_err(system("duplicate an eventfd"))?),
+            )),
+        );
+        let evictor = Evictor::new(Arc::clone(&shared), bulk, discards);
         view.shared = Some(shared);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.into()).spawn(run);
@@ -366,6 +382,12 @@ impl Fabric {
     #[must_use]
     pub fn stats(&self) -> &Arc<PagerStats> {
         &self.view.stats
+    }
+
+    /// Takes pages that the guest has freed; may outlive the fabric.
+    #[must_use]
+    pub fn discarder(&self) -> Discarder {
+        self.discarder.clone()
     }
 
     /// How pages travel.

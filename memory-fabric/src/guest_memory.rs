@@ -138,6 +138,17 @@ impl GuestMemory {
         }
     }
 
+    /// How many of `count` pages have bytes in the file.
+    pub(crate) fn pages_with_bytes(&self, first: PageIndex, count: usize) -> io::Result<u64> {
+        let start = self.fabric.at(first.index() * PAGE_SIZE, count * PAGE_SIZE);
+        let mut present = vec![0_u8; count];
+        // SAFETY: the range is inside the fabric view, and there is a byte for each page of it.
+        if unsafe { libc::mincore(start.cast(), count * PAGE_SIZE, present.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(present.iter().map(|flags| u64::from(flags & 1)).sum())
+    }
+
     /// Bytes of the file that take memory now.
     ///
     /// # Errors

@@ -23,6 +23,9 @@
 //! unmapping the oldest, watching which are touched again, and sending the others home on the
 //! donor's bulk connection.
 //!
+//! Pages that the guest has freed ([`discard`]) lose their bytes here and at home, and are
+//! untouched again.
+//!
 //! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
 //! connections it makes again when they break. What they say to each other is in [`wire`].
 //!
@@ -31,6 +34,8 @@
 
 #[cfg(not(loom))]
 pub mod control;
+#[cfg(not(loom))]
+pub mod discard;
 #[cfg(not(loom))]
 pub mod donor;
 #[cfg(not(loom))]

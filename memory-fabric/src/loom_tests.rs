@@ -17,6 +17,8 @@ struct World {
     home: AtomicU32,
     /// A fault was handed back by the evictor.
     handed_back: AtomicBool,
+    /// How many queues the page is in.
+    queues: AtomicU32,
 }
 
 const GONE: u32 = u32::MAX;
@@ -28,18 +30,27 @@ const WRITABLE: u32 = 2;
 impl World {
     /// A resident page with bytes 7, dirty or not.
     fn resident(dirty: bool) -> Arc<Self> {
+        Self::in_queue(dirty, false)
+    }
+
+    /// The same, in a queue of the evictor or not.
+    fn in_queue(dirty: bool, listed: bool) -> Arc<Self> {
         let entry = PageEntry::new();
         assert!(entry.begin_install(entry.state()));
         if dirty {
             entry.mark_dirty();
         }
         assert!(!entry.finish_install());
+        if listed {
+            assert!(entry.list());
+        }
         Arc::new(Self {
             entry,
             mapping: AtomicU32::new(if dirty { WRITABLE } else { READ_ONLY }),
             here: AtomicU32::new(7),
             home: AtomicU32::new(if dirty { 3 } else { 7 }),
             handed_back: AtomicBool::new(false),
+            queues: AtomicU32::new(u32::from(listed)),
         })
     }
 
@@ -65,6 +76,7 @@ impl World {
                         self.entry.mark_dirty();
                         self.mapping.store(WRITABLE, SeqCst);
                         let _ = self.entry.finish_install();
+                        self.arrive();
                         return true;
                     }
                 }
@@ -73,7 +85,64 @@ impl World {
                         return false;
                     }
                 }
-                Kind::Untouched => unreachable!("the page has bytes"),
+                // The page was discarded: it is made of zeros, and is dirty.
+                Kind::Untouched => {
+                    if self.entry.begin_install(seen) {
+                        assert_eq!(self.here.load(SeqCst), GONE, "zeros over bytes");
+                        self.entry.mark_dirty();
+                        self.here.store(0, SeqCst);
+                        self.mapping.store(WRITABLE, SeqCst);
+                        let _ = self.entry.finish_install();
+                        self.arrive();
+                        return true;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts the page into a queue, unless it is in one.
+    fn arrive(&self) {
+        if self.entry.list() {
+            assert_eq!(self.queues.fetch_add(1, SeqCst), 0, "in two queues at once");
+        }
+    }
+
+    /// Takes the page out of its queue, as the evictor does when it comes across it; puts it
+    /// back when it has bytes.
+    fn pop(&self) {
+        if self.queues.load(SeqCst) == 0 {
+            return;
+        }
+        self.queues.fetch_sub(1, SeqCst);
+        if !self.entry.unlist() {
+            assert_eq!(self.queues.fetch_add(1, SeqCst), 0, "in two queues at once");
+        }
+    }
+
+    /// One discard, as `pager::evict::discard` makes it. False when somebody else holds the
+    /// page, and it must be tried again.
+    fn discard(&self) -> bool {
+        loop {
+            let seen = self.entry.state();
+            match seen.kind() {
+                Kind::Untouched => return true,
+                Kind::Remote => {
+                    if self.entry.forget(seen) {
+                        return true;
+                    }
+                }
+                Kind::Resident | Kind::Probation | Kind::WritingBack => {
+                    if self.entry.begin_discard(seen) {
+                        self.mapping.store(UNMAPPED, SeqCst);
+                        self.here.store(GONE, SeqCst);
+                        if self.entry.finish_drop(Kind::Untouched) {
+                            self.handed_back.store(true, SeqCst);
+                        }
+                        return true;
+                    }
+                }
+                Kind::Fetching | Kind::Installing | Kind::Dropping => return false,
             }
         }
     }
@@ -110,6 +179,7 @@ impl World {
     fn check(&self, wanted: u32) {
         let kind = self.entry.state().kind();
         let bytes = match kind {
+            Kind::Untouched => 0,
             Kind::Remote => self.home.load(SeqCst),
             _ => self.here.load(SeqCst),
         };
@@ -172,5 +242,105 @@ fn loom_two_faults_on_one_page_leave_one_owner_and_wake_both() {
         assert!(first || second, "nobody mapped the page");
         assert_eq!(world.mapping.load(SeqCst), WRITABLE);
         world.check(7);
+    });
+}
+
+/// A discard while a write fault comes in, in the middle of whatever `before` and `after` do to
+/// the page: the fault gets the bytes or zeros, and the page is zero once it was discarded.
+fn discard_against_fault(dirty: bool, before: fn(&World), after: fn(&World)) {
+    loom::model(move || {
+        let world = World::in_queue(dirty, true);
+        let evictor = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                before(&world);
+                let discarded = world.discard();
+                after(&world);
+                world.pop();
+                discarded
+            })
+        };
+        let served = world.serve_write_fault();
+        let mut discarded = evictor.join().unwrap();
+        if !served {
+            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
+            assert!(world.serve_write_fault());
+        }
+        // The holder has let go by now.
+        if !discarded {
+            discarded = world.discard();
+        }
+        assert!(discarded, "somebody holds the page still");
+        world.check(0);
+        assert!(world.serve_write_fault());
+        world.check(0);
+        let state = world.entry.state();
+        assert_eq!(state.is_listed(), world.queues.load(SeqCst) == 1);
+        assert!(state.is_listed(), "a page with bytes that no queue has");
+    });
+}
+
+#[test]
+fn loom_a_write_fault_against_the_discard_of_a_page() {
+    for dirty in [false, true] {
+        discard_against_fault(dirty, |_| {}, |_| {});
+    }
+}
+
+#[test]
+fn loom_a_write_fault_against_a_discard_during_a_write_back() {
+    let begin = |world: &World| {
+        if world.entry.begin_probation() {
+            world.mapping.store(UNMAPPED, SeqCst);
+            if world.entry.begin_write_back() {
+                world.home.store(world.here.load(SeqCst), SeqCst);
+            }
+        }
+    };
+    // The donor confirms the write: that must not bring the bytes back.
+    let complete = |world: &World| {
+        if world.entry.begin_drop(Kind::WritingBack) {
+            world.queues.fetch_sub(1, SeqCst);
+            world.here.store(GONE, SeqCst);
+            if world.entry.finish_drop(Kind::Remote) {
+                world.handed_back.store(true, SeqCst);
+            }
+        }
+    };
+    discard_against_fault(true, begin, complete);
+}
+
+#[test]
+fn loom_a_page_that_arrives_while_it_is_discarded_is_in_one_queue() {
+    // Three threads: all interleavings would take hours.
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        // Mapped by a fault thread, which has not put it into a queue yet.
+        let world = World::resident(false);
+        let evictor = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let discarded = world.discard();
+                world.pop();
+                discarded
+            })
+        };
+        let second = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.serve_write_fault())
+        };
+        world.arrive();
+        let discarded = evictor.join().unwrap();
+        if !second.join().unwrap() {
+            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
+        }
+        // Unless the second fault held it just then.
+        assert!(discarded || world.discard());
+        world.pop();
+        let listed = world.entry.state().is_listed();
+        assert_eq!(listed, world.queues.load(SeqCst) == 1);
+        let has_bytes = !matches!(world.entry.state().kind(), Kind::Untouched);
+        assert_eq!(listed, has_bytes);
     });
 }

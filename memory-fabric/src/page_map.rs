@@ -22,11 +22,18 @@
 //! finds `Probation` or `WritingBack` takes the page back by one compare-and-swap, and the
 //! evictor notices when its own fails.
 //!
+//! A page that the guest has freed is discarded: the evictor takes it from `Remote` straight to
+//! `Untouched`, and from any of the states with bytes here by way of `Dropping`. It stays where
+//! it is in the evictor's queues, which cannot be left in the middle; *listed* remembers that.
+//!
 //! # Flags
 //!
 //! - *dirty*: the bytes here differ from those at home. A page that is not dirty is never
 //!   mapped writable.
 //! - *contended*: somebody faulted on the page while it was held; the holder must see to it.
+//! - *listed*: the page is in the arrivals, in a queue of the evictor or in its table of
+//!   write-backs, and must not be put into another. A page without bytes here is listed only
+//!   when it was discarded; the evictor takes it out when it comes across it.
 
 use crate::page::PageIndex;
 #[cfg(not(loom))]
@@ -37,6 +44,7 @@ use std::fmt;
 const KIND_MASK: u32 = 0xf;
 const DIRTY: u32 = 1 << 4;
 const CONTENDED: u32 = 1 << 5;
+const LISTED: u32 = 1 << 6;
 
 /// What is true of a page, apart from its flags.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -100,9 +108,20 @@ impl State {
         self.0 & CONTENDED != 0
     }
 
+    /// Whether the page is in one of the evictor's places.
+    #[must_use]
+    pub const fn is_listed(self) -> bool {
+        self.0 & LISTED != 0
+    }
+
     /// The same flags with another kind.
     const fn with_kind(self, kind: Kind) -> Self {
         Self((self.0 & !KIND_MASK) | kind as u32)
+    }
+
+    /// Another kind, with no flag but that of the evictor's places.
+    const fn only_listed(self, kind: Kind) -> Self {
+        Self((self.0 & LISTED) | kind as u32)
     }
 }
 
@@ -114,7 +133,8 @@ impl fmt::Debug for State {
         } else {
             ""
         };
-        write!(f, "{:?}{dirty}{contended}", self.kind())
+        let listed = if self.is_listed() { "+listed" } else { "" };
+        write!(f, "{:?}{dirty}{contended}{listed}", self.kind())
     }
 }
 
@@ -169,7 +189,7 @@ impl PageEntry {
     #[must_use]
     pub fn begin_fetch(&self, seen: State) -> bool {
         debug_assert_eq!(seen.kind(), Kind::Remote);
-        self.swap_if(seen, State::new(Kind::Fetching))
+        self.swap_if(seen, seen.only_listed(Kind::Fetching))
     }
 
     /// Fault thread: remembers that somebody waits for the holder of the page, who sees
@@ -200,7 +220,7 @@ impl PageEntry {
         let mut seen = self.state();
         loop {
             debug_assert!(matches!(seen.kind(), Kind::Installing | Kind::Fetching));
-            let resident = State(seen.0 & DIRTY).with_kind(Kind::Resident);
+            let resident = State(seen.0 & (DIRTY | LISTED)).with_kind(Kind::Resident);
             if self.swap_if(seen, resident) {
                 return seen.is_contended();
             }
@@ -211,7 +231,7 @@ impl PageEntry {
     /// Holder of `Fetching`: the bytes did not come; the page is remote again.
     pub fn abandon_fetch(&self) {
         debug_assert_eq!(self.state().kind(), Kind::Fetching);
-        self.state.store(Kind::Remote as u32, Ordering::Release);
+        self.change(|seen| seen.only_listed(Kind::Remote));
     }
 
     /// Evictor: puts a `Resident` page on probation. False when it is not resident. The
@@ -223,12 +243,55 @@ impl PageEntry {
     }
 
     /// Evictor: takes an unmapped page that was not touched (`Probation`), or one that is
-    /// home (`WritingBack`), to drop it. False when it was touched.
+    /// home (`WritingBack`), to drop it; the caller has taken it out of its queue. False when
+    /// it was touched.
     #[must_use]
     pub fn begin_drop(&self, from: Kind) -> bool {
         debug_assert!(matches!(from, Kind::Probation | Kind::WritingBack));
         let seen = self.state();
         seen.kind() == from && self.swap_if(seen, State::new(Kind::Dropping))
+    }
+
+    /// Evictor: takes a page whose bytes are here (`Resident`, `Probation`, `WritingBack`) to
+    /// free them, because the guest does not want them any more. It stays in its queue. False
+    /// when it is no longer in the state `seen`.
+    #[must_use]
+    pub fn begin_discard(&self, seen: State) -> bool {
+        debug_assert!(matches!(
+            seen.kind(),
+            Kind::Resident | Kind::Probation | Kind::WritingBack
+        ));
+        self.swap_if(seen, seen.only_listed(Kind::Dropping))
+    }
+
+    /// Evictor: a `Remote` page whose bytes the guest does not want any more. False when it is
+    /// no longer in the state `seen`.
+    #[must_use]
+    pub fn forget(&self, seen: State) -> bool {
+        debug_assert_eq!(seen.kind(), Kind::Remote);
+        self.swap_if(seen, seen.only_listed(Kind::Untouched))
+    }
+
+    /// Whoever puts the page into one of the evictor's places: false when it is in one already,
+    /// and must be left there.
+    #[must_use]
+    pub fn list(&self) -> bool {
+        // AcqRel: pairs with that of `unlist`, so that the link is written after it was read.
+        self.state.fetch_or(LISTED, Ordering::AcqRel) & LISTED == 0
+    }
+
+    /// Evictor, which has taken the page out of a queue: true when there are no bytes here, so
+    /// that it stays out; false when it belongs into a queue.
+    #[must_use]
+    pub fn unlist(&self) -> bool {
+        let mut seen = self.state();
+        while matches!(seen.kind(), Kind::Untouched | Kind::Remote) && seen.is_listed() {
+            if self.swap_if(seen, State(seen.0 & !LISTED)) {
+                return true;
+            }
+            seen = self.state();
+        }
+        false
     }
 
     /// Evictor: starts to send home a page on probation. False when it was touched.
@@ -243,9 +306,20 @@ impl PageEntry {
     #[must_use]
     pub fn finish_drop(&self, to: Kind) -> bool {
         debug_assert!(matches!(to, Kind::Untouched | Kind::Remote));
-        let before = State(self.state.swap(to as u32, Ordering::AcqRel));
+        let before = self.change(|seen| seen.only_listed(to));
         debug_assert_eq!(before.kind(), Kind::Dropping);
         before.is_contended()
+    }
+
+    /// Changes the state whatever it is, for the page's holder; others may set flags at the
+    /// same time. Gives the state before.
+    fn change(&self, to: impl Fn(State) -> State) -> State {
+        loop {
+            let seen = self.state();
+            if self.swap_if(seen, to(seen)) {
+                return seen;
+            }
+        }
     }
 
     /// The page that follows this one in its queue.
@@ -392,6 +466,37 @@ mod tests {
         assert!(entry.contend(entry.state()));
         assert!(entry.finish_install());
         assert!(!entry.state().is_contended() && !entry.state().is_dirty());
+    }
+
+    #[test]
+    fn a_discarded_page_stays_listed_until_the_evictor_comes_across_it() {
+        let entry = resident(true);
+        assert!(entry.list() && !entry.list());
+        assert!(entry.begin_discard(entry.state()));
+        assert!(!entry.finish_drop(Kind::Untouched));
+        assert!(entry.state().is_listed() && !entry.state().is_dirty());
+        // Touched again before that: it has its place already.
+        assert!(entry.begin_install(entry.state()));
+        assert!(!entry.unlist(), "it is being filled");
+        assert!(!entry.finish_install());
+        assert!(!entry.list());
+        // Discarded once more, and found.
+        assert!(entry.begin_discard(entry.state()));
+        assert!(!entry.finish_drop(Kind::Untouched));
+        assert!(entry.unlist() && !entry.unlist());
+        assert_eq!(entry.state(), State::new(Kind::Untouched));
+    }
+
+    #[test]
+    fn an_eviction_takes_a_page_off_the_list_and_a_forgotten_page_is_zero() {
+        let entry = resident(false);
+        assert!(entry.list());
+        assert!(entry.begin_probation());
+        assert!(entry.begin_drop(Kind::Probation));
+        assert!(!entry.finish_drop(Kind::Remote));
+        assert_eq!(entry.state(), State::new(Kind::Remote));
+        assert!(entry.forget(entry.state()));
+        assert_eq!(entry.state(), State::new(Kind::Untouched));
     }
 
     #[test]

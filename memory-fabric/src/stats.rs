@@ -183,6 +183,8 @@ pub struct PagerStats {
     pub evictions_cancelled: Counter,
     /// Faults that had to wait because no local memory was free.
     pub stalled_for_memory: Counter,
+    /// Pages that the guest does not use.
+    pub free_pages: FreePagesStats,
     /// For each donor in order: what went to and fro.
     pub donors: Box<[DonorStats]>,
 }
@@ -247,6 +249,17 @@ impl LocalStages {
         self.install.record(done_at - taken_up_at);
         total.record(done_at - read_at);
     }
+}
+
+/// What is counted of pages that the guest has told to be free.
+#[derive(Debug, Default)]
+pub struct FreePagesStats {
+    /// Pages that were told to be free, each time.
+    pub reported: Counter,
+    /// Of these, pages that had bytes here, which are gone.
+    pub dropped_here: Counter,
+    /// Of these, pages that their donor has confirmed to have dropped.
+    pub dropped_at_home: Counter,
 }
 
 /// What the pager counts for one donor.

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
-//! | `Attach` | pages, urgent or bulk | `ReadPage`, `WritePage`, pipelined |
+//! | `Attach` | pages, urgent or bulk | `ReadPage`, `WritePage`, `DropPages`, pipelined |
 //!
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
 //! of the requests from our donor, but a client must not rely on it. A peer that breaks a rule
@@ -24,13 +24,20 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
 
 /// Longest payload of a control frame, bytes: room for every message with its longest strings.
 pub const CONTROL_BYTES_MAX: usize = 1024;
+
+/// Payload of a [`FrameKind::DropPages`] frame, bytes: a little-endian number of pages.
+pub const DROP_BYTES: usize = 4;
+
+/// Most pages of one [`FrameKind::DropPages`] frame: what comes behind it on its connection
+/// does not wait long. 32 MiB.
+pub const DROP_PAGES_MAX: u32 = 8192;
 
 /// Longest payload of any frame, bytes: one page.
 pub const PAYLOAD_BYTES_MAX: usize = PAGE_SIZE;
@@ -94,6 +101,11 @@ pub enum FrameKind {
     WritePage = 18,
     /// No payload: the answer to `WritePage`.
     Written = 19,
+    /// A number of pages, 4 bytes: forget those from `offset` on. The VM does not read them
+    /// before it has written them again.
+    DropPages = 20,
+    /// No payload: the answer to `DropPages`.
+    Dropped = 21,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
 }
@@ -103,7 +115,7 @@ impl FrameKind {
         use FrameKind::*;
         let all = [
             Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, ReadPage, PageData,
-            WritePage, Written, Error,
+            WritePage, Written, DropPages, Dropped, Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -113,7 +125,8 @@ impl FrameKind {
     pub const fn payload_bytes(self) -> (usize, usize) {
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
-            Self::Attached | Self::ReadPage | Self::Written => (0, 0),
+            Self::Attached | Self::ReadPage | Self::Written | Self::Dropped => (0, 0),
+            Self::DropPages => (DROP_BYTES, DROP_BYTES),
             _ => (0, CONTROL_BYTES_MAX),
         }
     }
@@ -340,6 +353,8 @@ pub struct LeaseStatus {
     pub pages_read: u64,
     /// Pages stored for it.
     pub pages_written: u64,
+    /// Pages that it told to forget.
+    pub pages_dropped: u64,
 }
 
 /// What a page connection carries.

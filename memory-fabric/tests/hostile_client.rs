@@ -6,8 +6,8 @@ use memory_fabric::control::{ControlError, ControlStream};
 
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::wire::{
-    AttachRequest, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, LeaseStatus,
-    ORPHAN_TIME, Refusal, Token, TrafficClass,
+    AttachRequest, DROP_PAGES_MAX, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest,
+    LeaseStatus, ORPHAN_TIME, Refusal, Token, TrafficClass,
 };
 use proptest::prelude::*;
 use std::io::{Read, Write};
@@ -81,6 +81,57 @@ fn pages_outside_the_lease_are_refused() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[test]
+fn pages_to_be_dropped_are_those_of_the_lease_and_not_too_many() {
+    let donor = donor(4 * MIB);
+    let (_control, grant) = lease(donor.address(), MIB);
+    let page = PAGE_SIZE as u64;
+    for (offset, pages) in [
+        (0, 0),
+        (0, 257),
+        (MIB, 1),
+        (MIB - page, 2),
+        (12, 1),
+        (u64::MAX - 4095, 1),
+        (0, u32::MAX),
+        (page, DROP_PAGES_MAX + 1),
+    ] {
+        let mut stream = attach(donor.address(), grant.token)
+            .expect("attached")
+            .into_stream();
+        let payload = pages.to_le_bytes();
+        let mut frame =
+            Vec::from(Frame::new(FrameKind::DropPages, 7, offset, false).encode(&payload));
+        frame.extend(payload);
+        stream.write_all(&frame).expect("sent");
+        let mut stream = stream_frames(stream);
+        match stream.receive(PATIENCE) {
+            Err(ControlError::Refused {
+                refusal: Refusal::OutOfRange,
+                text,
+                ..
+            }) => assert!(text.contains("0x100000"), "{text}"),
+            other => panic!("{offset:#x} {pages}: {other:?}"),
+        }
+    }
+    assert_eq!(donor.pool().status().pages_dropped, 0);
+    // A frame without its number of pages is no frame.
+    let stream = attach(donor.address(), grant.token).expect("attached");
+    let mut stream = stream.into_stream();
+    stream
+        .write_all(&Frame::new(FrameKind::DropPages, 7, 0, false).encode(&[]))
+        .expect("sent");
+    let result = stream_frames(stream).receive(PATIENCE);
+    let malformed = matches!(
+        result,
+        Err(ControlError::Refused {
+            refusal: Refusal::Malformed,
+            ..
+        })
+    );
+    assert!(malformed, "{result:?}");
 }
 
 #[test]

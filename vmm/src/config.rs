@@ -116,6 +116,16 @@ pub enum HugePages {
     Off,
 }
 
+/// Whether something is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// It is
+    On,
+    /// It is not
+    Off,
+}
+
 /// The configuration of one virtual machine, from flags and from `vm.toml`.
 ///
 /// A key of the file has the name of the flag without its dashes: `local-memory = "256M"`.
@@ -161,6 +171,17 @@ pub struct RunConfig {
         default_value = "1G"
     )]
     pub memory: ByteSize,
+
+    /// A balloon, by which the guest tells what memory is free
+    #[arg(
+        long,
+        value_name = "on|off",
+        help_heading = "Guest",
+        value_enum,
+        default_value = "on",
+        hide_possible_values = true
+    )]
+    pub balloon: Switch,
 
     /// How much is here at once [default: all, or what donors with memory= leave]
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
@@ -245,6 +266,7 @@ impl Default for RunConfig {
             cmdline: String::new(),
             cpus: 1,
             memory: DEFAULT_MEMORY,
+            balloon: Switch::On,
             local_memory: None,
             donors: Vec::new(),
             transport: Transport::Auto,

@@ -33,6 +33,8 @@ pub struct Report {
     pub faults: Faults,
     /// Pages dropped here to make room.
     pub evictions: u64,
+    /// Pages that the guest did not use.
+    pub free_pages: FreePages,
     /// Pages fetched before they were asked for.
     pub prefetch: Prefetch,
     /// Errors in the order of their time, one line each.
@@ -217,6 +219,17 @@ pub struct Percentiles {
     pub p999: f64,
     /// The largest.
     pub max: f64,
+}
+
+/// Pages that the guest did not use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FreePages {
+    /// How many it reported to be free, each time.
+    pub reported: u64,
+    /// How many of them had bytes here, which were dropped.
+    pub dropped_here: u64,
+    /// How many of them a donor has dropped.
+    pub dropped_at_home: u64,
 }
 
 /// Pages fetched before they were asked for.

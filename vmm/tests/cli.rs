@@ -234,6 +234,7 @@ fn flags_override_the_file_and_nothing_else() {
         r#"kernel = "vmlinux"
 cpus = 4
 memory = "2 GiB"
+balloon = "on"
 local-memory = "512 MiB"
 donor = ["127.0.0.1:7002"]
 transport = "auto"

@@ -3,7 +3,7 @@
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
-use crate::wire::{LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
+use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -54,6 +54,20 @@ pub struct OutOfRange {
     pub bytes: u64,
 }
 
+/// Pages to be dropped that are not in the lease, or too many at once.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "{pages} pages at offset {offset:#x} to be dropped; 1 to {DROP_PAGES_MAX} whole pages of the lease's {bytes:#x} bytes are allowed"
+)]
+pub struct DropRefused {
+    /// Offset of the first, bytes.
+    pub offset: u64,
+    /// How many.
+    pub pages: u32,
+    /// Size of the lease, bytes.
+    pub bytes: u64,
+}
+
 /// Memory promised to one VM. Each lease has a mapping of its own, so that its pages are
 /// zeroed by the kernel before anyone else has them.
 #[derive(Debug)]
@@ -74,6 +88,8 @@ pub struct Lease {
     pub pages_read: Counter,
     /// Pages stored.
     pub pages_written: Counter,
+    /// Pages that the VM told to forget.
+    pub pages_dropped: Counter,
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +132,35 @@ impl Lease {
         Ok(())
     }
 
+    /// Forgets `pages` pages from `offset` on: they read as zero, and take no memory. Where the
+    /// system does not let go of memory, as of what is locked, they stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// When they are not pages of the lease, none, or more than [`DROP_PAGES_MAX`].
+    pub fn drop_pages(&self, offset: u64, pages: u32) -> Result<(), DropRefused> {
+        let outside = || DropRefused {
+            offset,
+            pages,
+            bytes: self.bytes(),
+        };
+        if !(1..=DROP_PAGES_MAX).contains(&pages) || !offset.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(outside());
+        }
+        let length = pages as usize * PAGE_SIZE;
+        let start = usize::try_from(offset).map_err(|_| outside())?;
+        start
+            .checked_add(length)
+            .filter(|&end| end <= self.memory.bytes())
+            .ok_or_else(outside)?;
+        // The mapping is private and anonymous, so what is touched next is zero.
+        match self.memory.advise(start, length, libc::MADV_DONTNEED) {
+            Ok(()) => self.pages_dropped.add(u64::from(pages)),
+            Err(error) => tracing::debug!(%error, pages, "pages are kept"),
+        }
+        Ok(())
+    }
+
     fn page(&self, offset: u64) -> Result<*mut PageBytes, OutOfRange> {
         let outside = OutOfRange {
             offset,
@@ -137,6 +182,7 @@ impl Lease {
         LeaseStatus {
             pages_read: self.pages_read.get(),
             pages_written: self.pages_written.get(),
+            pages_dropped: self.pages_dropped.get(),
         }
     }
 
@@ -266,6 +312,7 @@ impl Pool {
             let status = lease.status();
             total.pages_read += status.pages_read;
             total.pages_written += status.pages_written;
+            total.pages_dropped += status.pages_dropped;
         }
         total
     }
@@ -313,6 +360,7 @@ impl Pool {
             session_ended: Condvar::new(),
             pages_read: Counter::default(),
             pages_written: Counter::default(),
+            pages_dropped: Counter::default(),
         });
         *lent += granted;
         leases.insert(lease.token, Arc::clone(&lease));
@@ -355,6 +403,7 @@ impl Pool {
             let mut past = lock(&self.past);
             past.pages_read += status.pages_read;
             past.pages_written += status.pages_written;
+            past.pages_dropped += status.pages_dropped;
         }
         // The bytes count as free only when they are.
         let bytes = lease.bytes();
@@ -451,6 +500,35 @@ mod tests {
             pool.lend("b".into(), 100, true, SECOND),
             Err(LeaseError::Size(100))
         ));
+    }
+
+    #[test]
+    fn dropped_pages_are_zero_and_their_neighbours_are_not() {
+        let pool = pool(4);
+        let lease = pool
+            .lend("a".into(), 4 * PAGE, false, SECOND)
+            .expect("free");
+        for number in 0..4 {
+            lease.write(number * PAGE, &[7; PAGE_SIZE]).expect("inside");
+        }
+        lease.drop_pages(PAGE, 2).expect("inside");
+        for (number, wanted) in [7, 0, 0, 7].into_iter().enumerate() {
+            let mut page = [1; PAGE_SIZE];
+            lease.read(number as u64 * PAGE, &mut page).expect("inside");
+            assert_eq!(page, [wanted; PAGE_SIZE], "page {number}");
+        }
+        assert_eq!(lease.status().pages_dropped, 2);
+        for (offset, pages) in [
+            (0, 0),
+            (1, 1),
+            (0, 5),
+            (4 * PAGE, 1),
+            (!4095, 1),
+            (0, u32::MAX),
+        ] {
+            let result = lease.drop_pages(offset, pages);
+            assert!(result.is_err(), "{offset:#x} {pages}");
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! One page connection of a VM: reads requests in batches, answers in order.
 
-use super::pool::{Lease, OutOfRange};
+use super::pool::{DropRefused, Lease, OutOfRange};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
 use crate::wire::{
@@ -29,6 +29,8 @@ pub(super) enum SessionError {
     Protocol(#[from] WireError),
     #[error(transparent)]
     OutOfRange(#[from] OutOfRange),
+    #[error(transparent)]
+    Drop(#[from] DropRefused),
 }
 
 /// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
@@ -47,7 +49,7 @@ pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result
     let refusal = match &result {
         Ok(()) | Err(SessionError::Stream(_)) => return result,
         Err(SessionError::Protocol(_)) => Refusal::Malformed,
-        Err(SessionError::OutOfRange(_)) => Refusal::OutOfRange,
+        Err(SessionError::OutOfRange(_) | SessionError::Drop(_)) => Refusal::OutOfRange,
     };
     let text = result
         .as_ref()
@@ -136,6 +138,12 @@ impl Session<'_> {
                     let page: &PageBytes = payload.try_into().expect("length was checked");
                     self.lease.write(frame.offset, page)?;
                     self.output.extend(reply(FrameKind::Written).encode(&[]));
+                }
+                FrameKind::DropPages => {
+                    let count = payload.try_into().expect("length was checked");
+                    let pages = u32::from_le_bytes(count);
+                    self.lease.drop_pages(frame.offset, pages)?;
+                    self.output.extend(reply(FrameKind::Dropped).encode(&[]));
                 }
                 other => return Err(WireError::Unexpected(other).into()),
             }

@@ -6,13 +6,18 @@
 //! of zeros becomes untouched again, any other is written back first. Which pages count as
 //! the oldest, `ranking` decides.
 
+mod discard;
+
 use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
+use crate::discard::Posted;
 use crate::layout::NodeId;
 use crate::page::{PageIndex, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
+use crossbeam_channel::Receiver;
+use discard::Discards;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
@@ -34,6 +39,8 @@ pub(crate) struct Evictor {
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
     filling: Option<Filling>,
+    /// Pages that the guest has freed.
+    discards: Discards,
     waiter: Waiter,
 }
 
@@ -47,7 +54,11 @@ struct Filling {
 }
 
 impl Evictor {
-    pub(crate) fn new(shared: Arc<Shared>, transports: Vec<Box<dyn PageTransport>>) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        transports: Vec<Box<dyn PageTransport>>,
+        discards: Receiver<Posted>,
+    ) -> Self {
         let most = transports.len() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
         let waiter = Waiter::new(shared.spin, transports.len());
@@ -59,6 +70,7 @@ impl Evictor {
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
             filling: None,
+            discards: Discards::new(discards),
             waiter,
         }
     }
@@ -74,6 +86,7 @@ impl Evictor {
         let fds = [shared.evict_wake.as_raw_fd()];
         loop {
             let mut worked = self.complete()?;
+            worked |= self.discard_freed()?;
             if self.is_filling() && !shared.is_stopping() {
                 self.ranking
                     .take_in(&shared.map, &shared.arrivals, &shared.returns);
@@ -132,6 +145,11 @@ impl Evictor {
             let Some(page) = self.ranking.next_mapped(&shared.map) else {
                 break;
             };
+            if shared.map.entry(page).unlist() {
+                // Discarded since it came into the queue.
+                worked = true;
+                continue;
+            }
             if !shared.map.entry(page).begin_probation() {
                 // A fault thread holds it this moment: it is in use.
                 self.ranking.used(&shared.map, page);
@@ -258,8 +276,11 @@ impl Evictor {
         Ok(())
     }
 
-    /// A page that was touched while it was to be evicted stays.
+    /// A page that was touched while it was to be evicted stays. One that was discarded goes.
     fn rescued(&mut self, page: PageIndex) {
+        if self.shared.map.entry(page).unlist() {
+            return;
+        }
         self.shared.stats.evictions_cancelled.increment();
         self.ranking.used(&self.shared.map, page);
     }
@@ -272,8 +293,14 @@ impl Evictor {
         for transport in &mut transports {
             transport.poll(&mut |completion| {
                 any = true;
-                let Completion::Written(Ticket(ticket)) = completion else {
-                    unreachable!("only writes are posted here");
+                let Ticket(ticket) = match completion {
+                    Completion::Written(ticket) => ticket,
+                    Completion::Dropped(pages) => {
+                        let dropped = &self.shared.stats.free_pages.dropped_at_home;
+                        dropped.add(u64::from(pages));
+                        return;
+                    }
+                    Completion::Read(..) => unreachable!("no read is posted here"),
                 };
                 let (page, donor) = self.writing[ticket as usize]
                     .take()

@@ -2,7 +2,7 @@
 //!
 //! A page whose bytes are here is in exactly one place: the arrivals, one of the evictor's
 //! queues, or the evictor's table of write-backs. A fault that rescues a page leaves it where
-//! it is.
+//! it is, and so does a discard; a flag in the page's state word says that it is somewhere.
 
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
@@ -17,8 +17,12 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
+    /// Adds a page, unless it is in a queue still, where a discard has left it.
     pub(super) fn push(&self, map: &PageMap, page: PageIndex) {
         let entry = map.entry(page);
+        if !entry.list() {
+            return;
+        }
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             entry.set_link(head.checked_sub(1).map(PageIndex::new));

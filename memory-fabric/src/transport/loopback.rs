@@ -18,6 +18,7 @@ pub struct LoopbackTransport {
 enum Posted {
     Read(Ticket, u64),
     Written(Ticket),
+    Dropped(u32),
 }
 
 impl LoopbackTransport {
@@ -55,6 +56,14 @@ impl PageTransport for LoopbackTransport {
         Ok(())
     }
 
+    fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
+        self.push(Posted::Dropped(pages))?;
+        self.lease
+            .drop_pages(offset, pages)
+            .expect("the layout stays inside the lease");
+        Ok(())
+    }
+
     fn flush(&mut self) {}
 
     fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
@@ -66,6 +75,7 @@ impl PageTransport for LoopbackTransport {
                     complete(Completion::Read(ticket, &self.page));
                 }
                 Posted::Written(ticket) => complete(Completion::Written(ticket)),
+                Posted::Dropped(pages) => complete(Completion::Dropped(pages)),
             }
         }
     }

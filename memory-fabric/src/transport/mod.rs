@@ -56,6 +56,8 @@ pub enum Completion<'a> {
     Read(Ticket, &'a PageBytes),
     /// The home has the page.
     Written(Ticket),
+    /// The home has forgotten so many pages.
+    Dropped(u32),
 }
 
 /// A transport that already has [`IN_FLIGHT_MAX`] requests: post again after a completion.
@@ -90,6 +92,14 @@ pub trait PageTransport: Send + fmt::Debug {
     ///
     /// [`Full`].
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full>;
+
+    /// Tells the home to forget `pages` pages from `offset` on, in the order of posting with
+    /// the writes. At most [`DROP_PAGES_MAX`](crate::wire::DROP_PAGES_MAX).
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full>;
 
     /// Sends what was posted, as far as possible without waiting.
     fn flush(&mut self);

@@ -6,7 +6,9 @@
 use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
 use crate::link::{LinkPort, Outage};
 use crate::page::{PAGE_SIZE, PageBytes};
-use crate::wire::{ErrorMessage, Frame, FrameKind, HEADER_BYTES, TrafficClass, WireError};
+use crate::wire::{
+    DROP_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, TrafficClass, WireError,
+};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -55,16 +57,30 @@ struct Slot {
     header: [u8; HEADER_BYTES],
     /// The page of a write; reads have none. Made at the first write and kept.
     page: Option<Box<PageBytes>>,
+    /// How many pages to drop.
+    drop: [u8; DROP_BYTES],
+}
+
+/// What goes with a request.
+#[derive(Clone, Copy)]
+enum Payload {
+    None,
+    Page(PageSource),
+    Pages(u32),
 }
 
 impl Slot {
+    /// What follows the header.
+    fn payload(&self) -> &[u8] {
+        match (self.kind, &self.page) {
+            (FrameKind::WritePage, Some(page)) => page.as_slice(),
+            (FrameKind::DropPages, _) => &self.drop,
+            _ => &[],
+        }
+    }
+
     fn frame_bytes(&self) -> usize {
-        HEADER_BYTES
-            + if self.kind == FrameKind::WritePage {
-                PAGE_SIZE
-            } else {
-                0
-            }
+        HEADER_BYTES + self.payload().len()
     }
 }
 
@@ -80,6 +96,7 @@ impl TcpTransport {
             in_use: false,
             header: [0; HEADER_BYTES],
             page: None,
+            drop: [0; DROP_BYTES],
         };
         let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
@@ -103,7 +120,7 @@ impl TcpTransport {
         ticket: Ticket,
         kind: FrameKind,
         offset: u64,
-        page: Option<PageSource>,
+        payload: Payload,
     ) -> Result<(), Full> {
         let index = self.free.pop().ok_or(Full)?;
         if self.posted.is_empty() {
@@ -117,14 +134,15 @@ impl TcpTransport {
         slot.in_use = true;
         let request = (slot.generation << 16) | u64::from(index);
         let frame = Frame::new(kind, request, offset, self.checksum);
-        slot.header = match page {
-            None => frame.encode(&[]),
-            Some(source) => {
+        match payload {
+            Payload::None => {}
+            Payload::Page(source) => {
                 let page = slot.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
                 source.copy_to(page);
-                frame.encode(page.as_slice())
             }
-        };
+            Payload::Pages(count) => slot.drop = count.to_le_bytes(),
+        }
+        slot.header = frame.encode(slot.payload());
         self.posted.push_back(index);
         Ok(())
     }
@@ -160,11 +178,7 @@ impl TcpTransport {
             let mut skip = self.sent_bytes;
             for &index in self.posted.iter().skip(self.sent).take(SEND_BATCH) {
                 let slot = &self.slots[usize::from(index)];
-                let page = match (&slot.page, slot.kind) {
-                    (Some(page), FrameKind::WritePage) => page.as_slice(),
-                    _ => &[],
-                };
-                for part in [slot.header.as_slice(), page] {
+                for part in [slot.header.as_slice(), slot.payload()] {
                     let from = skip.min(part.len());
                     skip -= from;
                     if from < part.len() {
@@ -277,6 +291,9 @@ impl TcpTransport {
                 (FrameKind::WritePage, FrameKind::Written) if frame.offset == slot.offset => {
                     complete(Completion::Written(slot.ticket));
                 }
+                (FrameKind::DropPages, FrameKind::Dropped) if frame.offset == slot.offset => {
+                    complete(Completion::Dropped(u32::from_le_bytes(slot.drop)));
+                }
                 _ => return Err(unasked),
             }
             slot.in_use = false;
@@ -291,11 +308,17 @@ impl TcpTransport {
 
 impl PageTransport for TcpTransport {
     fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
-        self.post(ticket, FrameKind::ReadPage, offset, None)
+        self.post(ticket, FrameKind::ReadPage, offset, Payload::None)
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
-        self.post(ticket, FrameKind::WritePage, offset, Some(page))
+        self.post(ticket, FrameKind::WritePage, offset, Payload::Page(page))
+    }
+
+    fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
+        // The completion says how many pages, not for which ticket.
+        let payload = Payload::Pages(pages);
+        self.post(Ticket(0), FrameKind::DropPages, offset, payload)
     }
 
     fn flush(&mut self) {

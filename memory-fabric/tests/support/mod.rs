@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Nothing here takes so long unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -127,11 +127,38 @@ pub fn fill(words: Words, seed: u64) {
 
 pub fn verify(words: Words, seed: u64) {
     for page in 0..words.pages() {
+        verify_page(words, seed, page);
+    }
+}
+
+pub fn verify_page(words: Words, seed: u64, page: usize) {
+    for word in 0..WORDS_PER_PAGE {
+        let found = words.at(page, word).load(Ordering::Relaxed);
+        assert_eq!(found, pattern(seed, page, word), "page {page} word {word}");
+    }
+}
+
+/// Every word of the pages is `wanted`.
+pub fn assert_all(words: Words, pages: std::ops::Range<usize>, wanted: u64) {
+    for page in pages {
         for word in 0..WORDS_PER_PAGE {
             let found = words.at(page, word).load(Ordering::Relaxed);
-            assert_eq!(found, pattern(seed, page, word), "page {page} word {word}");
+            assert_eq!(found, wanted, "page {page} word {word}");
         }
     }
+}
+
+pub fn wait_until(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+pub fn range(first: usize, count: usize) -> PageRange {
+    let number = |n: usize| u32::try_from(n).expect("a small guest");
+    PageRange::new(PageIndex::new(number(first)), number(count))
 }
 
 pub fn pattern(seed: u64, page: usize, word: usize) -> u64 {

@@ -296,14 +296,19 @@ impl Donor {
 
     /// Ends it in order and returns its counters: pages read from it, pages written to it.
     pub fn stop(self, context: &Context<'_>) -> anyhow::Result<(u64, u64)> {
+        let report = self.end(context)?;
+        counters(&report).with_context(|| format!("no counters in the donor's report: {report}"))
+    }
+
+    /// Ends it in order and returns its report.
+    pub fn end(self, context: &Context<'_>) -> anyhow::Result<Value> {
         self.process.kill(libc::SIGTERM)?;
         let output = self
             .process
             .wait(SHORT)
             .context("the donor does not end on SIGTERM")?;
-        let report = read_json(context, context.testbed.host(2), NODE_REPORT)
-            .with_context(|| format!("report of the donor; {}", tail(&output)))?;
-        counters(&report).with_context(|| format!("no counters in the donor's report: {report}"))
+        read_json(context, context.testbed.host(2), NODE_REPORT)
+            .with_context(|| format!("report of the donor; {}", tail(&output)))
     }
 }
 

@@ -8,6 +8,7 @@ mod bed;
 mod boot;
 mod cli;
 mod faults;
+mod free_pages;
 mod guest;
 mod status;
 
@@ -86,6 +87,7 @@ pub fn scenarios() -> Vec<Scenario> {
         boot::SCENARIOS,
         faults::SCENARIOS,
         status::SCENARIOS,
+        free_pages::SCENARIOS,
     ]
     .concat()
 }

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod doctor;
+mod free_memory;
 pub mod node;
 mod observe;
 pub mod run;

@@ -51,6 +51,7 @@ fn counters(donor: &Donor) -> NodeCounters {
         leases_expired: pool.expired.get(),
         pages_read: pages.pages_read,
         pages_written: pages.pages_written,
+        pages_dropped: pages.pages_dropped,
     }
 }
 

@@ -10,7 +10,7 @@ use memory_fabric::fabric::{
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
-use ssi_hv::config::{HugePages, RunConfig, Transport, ValidatedRun};
+use ssi_hv::config::{HugePages, RunConfig, Switch, Transport, ValidatedRun};
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
@@ -18,12 +18,13 @@ use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
     guest_memory_ranges,
 };
-use ssi_hv::report::{Guest, Host, Report, ReportFile, TransportUsed};
+use ssi_hv::report::{FreePages, Guest, Host, Report, ReportFile, TransportUsed};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
+use super::free_memory::FreeMemory;
 pub use super::observe::percentiles;
 use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, time_to_init};
 use super::supervisor::Supervisor;
@@ -166,6 +167,10 @@ impl Run<'_> {
             initrd: wanted.initrd.clone(),
             cmdline: command_line(&config.cmdline),
             cpus: u8::try_from(config.cpus).context("--cpus")?,
+            free_pages: match config.balloon {
+                Switch::On => Some(Arc::new(FreeMemory(fabric.discarder()))),
+                Switch::Off => None,
+            },
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
@@ -340,6 +345,11 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
     };
     report.nodes = nodes(&summaries, &stats);
     report.evictions = stats.evictions.get();
+    report.free_pages = FreePages {
+        reported: stats.free_pages.reported.get(),
+        dropped_here: stats.free_pages.dropped_here.get(),
+        dropped_at_home: stats.free_pages.dropped_at_home.get(),
+    };
     report.faults = faults(&stats);
     tracing::debug!(
         stalled_for_memory = stats.stalled_for_memory.get(),

@@ -12,6 +12,7 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, aml};
+use devices::virtio::VIRTIO_MMIO_LEN;
 use devices::{
     COM1_IRQ, COM1_PORT, PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, RESET_VALUE, RTC_CENTURY_REGISTER,
     S5_SLEEP_TYPE, SERIAL_LEN,
@@ -22,6 +23,7 @@ use super::error::MachineError;
 use super::layout::{
     ACPI_END, ACPI_START, IOAPIC_START, LOCAL_APIC_START, PM_PORT, RESET_PORT, SCI_IRQ,
 };
+use super::virtio::Slot;
 
 const OEM_ID: [u8; 6] = *b"SSIHV ";
 const OEM_TABLE_ID: [u8; 8] = *b"SSIHVTBL";
@@ -59,14 +61,14 @@ pub(super) struct AcpiTables {
 }
 
 impl AcpiTables {
-    /// The tables of a machine with `cpus` CPUs.
-    pub fn new(cpus: u8) -> Self {
+    /// The tables of a machine with `cpus` CPUs and virtio devices at `virtio`.
+    pub fn new(cpus: u8, virtio: &[Slot]) -> Self {
         let mut tables = Self {
             placed: Vec::new(),
             // The RSDP comes first, and is written when the XSDT has its place.
             next: ACPI_START + TABLE_ALIGNMENT,
         };
-        let dsdt = tables.add(dsdt());
+        let dsdt = tables.add(dsdt(virtio));
         let facs = tables.add(bytes_of(&FACS::new()));
         let listed = [tables.add(fadt(dsdt, facs)), tables.add(madt(cpus))];
         let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
@@ -132,8 +134,9 @@ fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     table.as_slice().to_vec()
 }
 
-/// What is there beside CPUs and interrupt controllers: the serial port, and the way to S5.
-fn dsdt() -> Vec<u8> {
+/// What is there beside CPUs and interrupt controllers: the serial port, virtio devices, and
+/// the way to S5.
+fn dsdt(virtio: &[Slot]) -> Vec<u8> {
     let com1_port = u16::try_from(COM1_PORT).unwrap_or(0);
     let com1_len = u8::try_from(SERIAL_LEN).unwrap_or(0);
     let com1 = bytes_of(&aml::Device::new(
@@ -156,7 +159,29 @@ fn dsdt() -> Vec<u8> {
         "_S5_".into(),
         &aml::Package::new(vec![&S5_SLEEP_TYPE, &S5_SLEEP_TYPE, &aml::ZERO, &aml::ZERO]),
     );
-    table(*b"DSDT", 2, &[com1, bytes_of(&s5)].concat())
+    let virtio: Vec<u8> = virtio.iter().flat_map(virtio_device).collect();
+    table(*b"DSDT", 2, &[com1, virtio, bytes_of(&s5)].concat())
+}
+
+/// A virtio device, by the id that Linux knows for registers in memory.
+fn virtio_device(slot: &Slot) -> Vec<u8> {
+    let start = u32::try_from(slot.start).unwrap_or(0);
+    let len = u32::try_from(VIRTIO_MMIO_LEN).unwrap_or(0);
+    bytes_of(&aml::Device::new(
+        format!("_SB_.VIO{:X}", slot.number).as_str().into(),
+        vec![
+            &aml::Name::new("_HID".into(), &"LNRO0005"),
+            &aml::Name::new("_UID".into(), &slot.number),
+            &aml::Name::new("_CCA".into(), &aml::ONE),
+            &aml::Name::new(
+                "_CRS".into(),
+                &aml::ResourceTemplate::new(vec![
+                    &aml::Memory32Fixed::new(true, start, len),
+                    &aml::Interrupt::new(true, true, false, false, slot.interrupt),
+                ]),
+            ),
+        ],
+    ))
 }
 
 /// A register block of `bytes` in port space, accessed in words.
@@ -237,6 +262,7 @@ fn madt(cpus: u8) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::layout::VIRTIO_DEVICES_MAX;
 
     fn sum(bytes: &[u8]) -> u8 {
         bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))
@@ -253,7 +279,7 @@ mod tests {
     #[test]
     fn every_table_has_its_length_and_checksum() {
         for cpus in [1, 2, 64] {
-            let tables = AcpiTables::new(cpus);
+            let tables = AcpiTables::new(cpus, &[]);
             for (address, table) in &tables.placed[1..] {
                 assert_eq!(address % TABLE_ALIGNMENT, 0);
                 let length = u32::from_le_bytes(table[4..8].try_into().unwrap());
@@ -271,7 +297,7 @@ mod tests {
 
     #[test]
     fn the_tables_point_to_each_other() {
-        let tables = AcpiTables::new(2);
+        let tables = AcpiTables::new(2, &[]);
         let u64_at =
             |table: &[u8], at: usize| u64::from_le_bytes(table[at..at + 8].try_into().unwrap());
         let (xsdt_address, xsdt) = find(&tables, b"XSDT");
@@ -283,8 +309,27 @@ mod tests {
     }
 
     #[test]
+    fn virtio_devices_are_declared_with_their_registers_and_interrupt() {
+        let tables = AcpiTables::new(1, &[Slot::new(0), Slot::new(3)]);
+        let dsdt = &find(&tables, b"DSDT").1;
+        let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
+        assert!(has(b"LNRO0005") && has(b"VIO0") && has(b"VIO3") && !has(b"VIO1"));
+        for slot in [Slot::new(0), Slot::new(3)] {
+            // Memory32Fixed, writable (ACPI 6.5, 6.4.3.4).
+            let mut memory = vec![0x86, 9, 0, 1];
+            memory.extend(u32::try_from(slot.start).unwrap().to_le_bytes());
+            memory.extend([0, 0x10, 0, 0]);
+            assert!(has(&memory));
+            // Extended interrupt: consumer, edge, active high, exclusive (6.4.3.6).
+            let mut interrupt = vec![0x89, 6, 0, 0b0011, 1];
+            interrupt.extend(slot.interrupt.to_le_bytes());
+            assert!(has(&interrupt));
+        }
+    }
+
+    #[test]
     fn the_madt_has_an_entry_for_each_cpu() {
-        let tables = AcpiTables::new(64);
+        let tables = AcpiTables::new(64, &[]);
         let mut entries = &find(&tables, b"APIC").1[44..];
         let mut cpus = Vec::new();
         while let [kind, len, ..] = entries {
@@ -299,10 +344,14 @@ mod tests {
     #[test]
     fn the_tables_of_the_largest_machine_fit() {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
-        assert_eq!(AcpiTables::new(64).write(&memory).unwrap(), ACPI_START);
+        let slots: Vec<_> = (0..VIRTIO_DEVICES_MAX).map(Slot::new).collect();
+        assert_eq!(
+            AcpiTables::new(64, &slots).write(&memory).unwrap(),
+            ACPI_START
+        );
         let rsdp: [u8; 8] = memory.read_obj(GuestAddress(ACPI_START)).unwrap();
         assert_eq!(&rsdp, b"RSD PTR ");
-        let mut tables = AcpiTables::new(1);
+        let mut tables = AcpiTables::new(1, &[]);
         tables.add(vec![0; 0x2_0000]);
         assert!(matches!(
             tables.write(&memory),

@@ -33,6 +33,8 @@ struct State {
     ended: bool,
     /// vCPU threads that have not ended.
     live: usize,
+    /// Threads of devices that touch guest memory and have not ended.
+    device_threads: usize,
     /// vCPU threads that wait for the machine to be resumed.
     parked: usize,
 }
@@ -145,11 +147,12 @@ impl Control {
         state.paused
     }
 
-    /// Waits until every vCPU thread has ended; false when that took longer than `limit`.
+    /// Waits until every thread that touches guest memory has ended, of vCPUs and of devices;
+    /// false when that took longer than `limit`.
     pub fn wait_all_ended(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = lock(&self.state);
-        while state.live > 0 {
+        while state.live > 0 || state.device_threads > 0 {
             let now = Instant::now();
             if now >= deadline {
                 return false;
@@ -178,6 +181,17 @@ impl Control {
     /// A vCPU thread has ended.
     pub fn vcpu_ended(&self) {
         lock(&self.state).live -= 1;
+        self.changed.notify_all();
+    }
+
+    /// A thread of devices, which touches guest memory, is about to be started.
+    pub fn device_thread_starts(&self) {
+        lock(&self.state).device_threads += 1;
+    }
+
+    /// A thread of devices has ended.
+    pub fn device_thread_ended(&self) {
+        lock(&self.state).device_threads -= 1;
         self.changed.notify_all();
     }
 
@@ -360,6 +374,18 @@ mod tests {
         for thread in threads {
             thread.join().unwrap();
         }
+    }
+
+    #[test]
+    fn a_thread_of_devices_is_waited_for_at_the_end_and_not_when_pausing() {
+        let control = Control::new(0).unwrap();
+        control.device_thread_starts();
+        control.pause();
+        assert!(control.wait_paused(LIMIT));
+        control.end(Ok(Outcome::Stopped));
+        assert!(!control.wait_all_ended(Duration::ZERO));
+        control.device_thread_ended();
+        assert!(control.wait_all_ended(LIMIT));
     }
 
     #[test]

@@ -193,6 +193,9 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
+    /// The thread of the virtio devices panicked: a bug in the monitor.
+    #[error("the thread of the virtio devices panicked; this is a bug in ssi-hv")]
+    DevicesPanicked,
     /// The thread of a vCPU panicked: a bug in the monitor.
     #[error("the thread of vCPU {vcpu} panicked; this is a bug in ssi-hv")]
     VcpuPanicked {

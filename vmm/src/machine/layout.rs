@@ -9,7 +9,9 @@
 //! 0x0009_fc00  end of low RAM in the memory map
 //! 0x000e_0000  ACPI tables, RSDP first        (reserved)
 //! 0x0010_0000  RAM: kernel, ... initrd at the end
-//! 0xc000_0000  hole of 1 GiB for devices: IOAPIC, local APIC, KVM's own pages
+//! 0xc000_0000  hole of 1 GiB for devices
+//! 0xd000_0000    virtio devices, a page of registers each
+//! 0xfec0_0000    IOAPIC, local APIC, KVM's own pages
 //! 0x1_0000_0000 the rest of RAM
 //! ```
 
@@ -56,6 +58,14 @@ pub(super) const ACPI_START: u64 = 0xe_0000;
 pub(super) const ACPI_END: u64 = 0x10_0000;
 /// Where RAM goes on above the legacy area.
 pub(super) const HIGH_RAM_START: u64 = 0x10_0000;
+
+/// Registers of the first virtio device; those of the others follow.
+pub(super) const VIRTIO_START: u64 = 0xd000_0000;
+/// Interrupt of the first virtio device; those of the others follow. The I/O interrupt
+/// controller has 24 inputs, of which the first 16 are those of the ISA bus.
+pub(super) const VIRTIO_INTERRUPT_FIRST: u32 = 16;
+/// The most virtio devices: each has an interrupt of its own.
+pub(super) const VIRTIO_DEVICES_MAX: u8 = 8;
 
 /// Registers of the I/O interrupt controller (kvm: IOAPIC_DEFAULT_BASE_ADDRESS).
 pub(super) const IOAPIC_START: u32 = 0xfec0_0000;

@@ -21,6 +21,7 @@
 //!     initrd: None,
 //!     cmdline: command_line("quiet"),
 //!     cpus: 2,
+//!     free_pages: None,
 //! };
 //! let machine = Machine::new(&config, memory, ConsoleConfig::stdio())?;
 //! let handle = machine.handle();
@@ -61,12 +62,14 @@ mod payload;
 mod regs;
 mod terminal;
 mod vcpu;
+mod virtio;
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use devices::virtio::FreePages;
 use devices::{
     BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_IRQ, COM1_PORT, CmosRtc,
     ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvent, MachineEvents,
@@ -93,6 +96,7 @@ use console::ConsoleInput;
 use control::Control;
 use irqchip::InterruptController;
 use vcpu::{Shared, Vcpu};
+use virtio::VirtioDevices;
 
 /// The device through which KVM is reached.
 pub const KVM_PATH: &str = "/dev/kvm";
@@ -133,6 +137,9 @@ pub struct MachineConfig {
     pub cmdline: String,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
     pub cpus: u8,
+    /// Who takes the memory that the guest does not use. With it the machine has a balloon, by
+    /// which the guest tells.
+    pub free_pages: Option<Arc<dyn FreePages>>,
 }
 
 /// How a run ended, from the guest's point of view.
@@ -163,6 +170,7 @@ impl From<MachineEvent> for Outcome {
 pub struct Machine {
     shared: Arc<Shared>,
     vcpus: Vec<Vcpu>,
+    virtio: VirtioDevices,
     serial: Arc<SerialPort>,
     console_input: Option<std::os::fd::OwnedFd>,
     console_output: ConsoleOutput,
@@ -199,8 +207,8 @@ impl MachineHandle {
         self.shared.control.resume();
     }
 
-    /// Whether every vCPU thread has left the guest for good. False after a run whose end had to
-    /// leave one behind: that thread still waits for a page.
+    /// Whether no thread, of a vCPU or of devices, touches the guest's memory any more. False
+    /// after a run whose end had to leave one behind: that thread still waits for a page.
     pub fn all_vcpus_ended(&self) -> bool {
         self.shared.control.wait_all_ended(Duration::ZERO)
     }
@@ -236,7 +244,8 @@ impl Machine {
             Some(path) => Some(boot_params::load_initrd(path, &memory, size, kernel.end)?),
             None => None,
         };
-        let rsdp = AcpiTables::new(config.cpus).write(&memory)?;
+        let virtio = VirtioDevices::new(&memory, config.free_pages.clone())?;
+        let rsdp = AcpiTables::new(config.cpus, &virtio.slots()).write(&memory)?;
         boot_params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
         regs::write_boot_tables(&memory)?;
 
@@ -256,6 +265,8 @@ impl Machine {
         let events =
             MachineEvents::new().map_err(MachineError::host("create an event descriptor"))?;
         let ports = port_bus(&serial, &boot_timer, &events)?;
+        let mut mmio = Bus::mmio();
+        virtio.connect(&vm, &interrupts, &mut mmio)?;
 
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -280,13 +291,14 @@ impl Machine {
         Ok(Self {
             shared: Arc::new(Shared {
                 ports,
-                mmio: Bus::mmio(),
+                mmio,
                 events,
                 control,
                 _vm: vm,
                 _memory: memory,
             }),
             vcpus,
+            virtio,
             serial,
             console_input: console.input,
             console_output,
@@ -316,7 +328,7 @@ impl Machine {
         }
         if !self.shared.control.wait_all_ended(STOP_TIME_MAX) {
             tracing::warn!(
-                "a vCPU did not leave the guest within {STOP_TIME_MAX:?}; its thread is left behind"
+                "a vCPU or a device waits for a page for more than {STOP_TIME_MAX:?}; its thread is left behind"
             );
         }
         let lost_bytes = self.console_output.close(CONSOLE_DRAIN_TIME_MAX);
@@ -363,6 +375,7 @@ impl Machine {
         }
         if !self.shared.control.has_ended() {
             self.boot_timer.start();
+            std::mem::take(&mut self.virtio).spawn(&self.shared)?;
             for vcpu in self.vcpus.drain(..) {
                 // Ends are counted, not joined: a thread may have to be left behind.
                 vcpu.spawn(Arc::clone(&self.shared))

@@ -122,6 +122,8 @@ pub struct NodeCounters {
     pub pages_read: u64,
     /// Pages stored for VMs.
     pub pages_written: u64,
+    /// Pages whose bytes it dropped because guests had freed them.
+    pub pages_dropped: u64,
 }
 
 /// One running node.

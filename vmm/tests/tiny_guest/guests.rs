@@ -54,6 +54,52 @@ guest!(
     "3: .ascii \"hello\\n\"",
 );
 guest!(
+    report_free_pages,
+    // The first virtio device, if it is one.
+    "mov edi, 0xd0000000",
+    "mov eax, [rdi]",
+    "cmp eax, 0x74726976",
+    "jne 4f",
+    // Status and features: version 1, free page reporting.
+    "mov dword ptr [rdi + 0x70], 0",
+    "mov dword ptr [rdi + 0x70], 1",
+    "mov dword ptr [rdi + 0x70], 3",
+    "mov dword ptr [rdi + 0x24], 1",
+    "mov dword ptr [rdi + 0x20], 1",
+    "mov dword ptr [rdi + 0x24], 0",
+    "mov dword ptr [rdi + 0x20], 0x20",
+    "mov dword ptr [rdi + 0x70], 11",
+    // Queue 2, 32 places.
+    "mov dword ptr [rdi + 0x30], 2",
+    "mov dword ptr [rdi + 0x38], 32",
+    "mov dword ptr [rdi + 0x80], 0x210000",
+    "mov dword ptr [rdi + 0x90], 0x211000",
+    "mov dword ptr [rdi + 0xa0], 0x212000",
+    "mov dword ptr [rdi + 0x44], 1",
+    "mov dword ptr [rdi + 0x70], 15",
+    // One descriptor: two pages at 3 MiB, for the device to write.
+    "mov esi, 0x210000",
+    "mov dword ptr [rsi], 0x300000",
+    "mov dword ptr [rsi + 8], 0x2000",
+    "mov word ptr [rsi + 12], 2",
+    "mov esi, 0x211000",
+    "mov word ptr [rsi + 2], 1",
+    "mov dword ptr [rdi + 0x50], 2",
+    // Until it is used and the device interrupts.
+    "mov esi, 0x212000",
+    "2: pause",
+    "cmp word ptr [rsi + 2], 1",
+    "jne 2b",
+    "3: mov eax, [rdi + 0x60]",
+    "test eax, eax",
+    "jz 3b",
+    "say 'f'",
+    "power_off",
+    "4: say '?'",
+    "power_off",
+    "5: jmp 5b",
+);
+guest!(
     reset_register,
     "mov dx, 0xcf9",
     "mov al, 6",

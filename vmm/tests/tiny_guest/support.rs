@@ -2,10 +2,11 @@
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use devices::virtio::FreePages;
 use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
     guest_memory_ranges,
@@ -49,6 +50,12 @@ pub fn memory() -> GuestMemoryMmap {
 
 /// A writer that passes on what it gets.
 pub struct Sender(mpsc::Sender<u8>);
+
+impl Sender {
+    pub fn new(to: mpsc::Sender<u8>) -> Self {
+        Self(to)
+    }
+}
 
 impl Write for Sender {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
@@ -114,6 +121,17 @@ pub fn kvm_is_there() -> bool {
 }
 
 pub fn machine(code: &[u8], cpus: u8, memory: GuestMemoryMmap, console: ConsoleConfig) -> Machine {
+    machine_with(code, cpus, memory, console, None)
+}
+
+/// The same, with a balloon if somebody takes what it frees.
+pub fn machine_with(
+    code: &[u8],
+    cpus: u8,
+    memory: GuestMemoryMmap,
+    console: ConsoleConfig,
+    free_pages: Option<Arc<dyn FreePages>>,
+) -> Machine {
     let mut kernel = tempfile::NamedTempFile::new().unwrap();
     kernel.write_all(&elf(code)).unwrap();
     let config = MachineConfig {
@@ -121,6 +139,7 @@ pub fn machine(code: &[u8], cpus: u8, memory: GuestMemoryMmap, console: ConsoleC
         initrd: None,
         cmdline: String::new(),
         cpus,
+        free_pages,
     };
     Machine::new(&config, memory, console).unwrap()
 }

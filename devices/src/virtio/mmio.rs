@@ -1,0 +1,456 @@
+//! The registers of a virtio device (virtio 1.2, section 4.2: MMIO, version 2), its rings and
+//! its interrupt.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+
+use virtio_bindings::virtio_config::{
+    VIRTIO_CONFIG_S_ACKNOWLEDGE, VIRTIO_CONFIG_S_DRIVER, VIRTIO_CONFIG_S_DRIVER_OK,
+    VIRTIO_CONFIG_S_FAILED, VIRTIO_CONFIG_S_FEATURES_OK, VIRTIO_CONFIG_S_NEEDS_RESET,
+    VIRTIO_F_VERSION_1,
+};
+use virtio_bindings::virtio_mmio::{
+    VIRTIO_MMIO_CONFIG, VIRTIO_MMIO_CONFIG_GENERATION, VIRTIO_MMIO_DEVICE_FEATURES,
+    VIRTIO_MMIO_DEVICE_FEATURES_SEL, VIRTIO_MMIO_DEVICE_ID, VIRTIO_MMIO_DRIVER_FEATURES,
+    VIRTIO_MMIO_DRIVER_FEATURES_SEL, VIRTIO_MMIO_INT_CONFIG, VIRTIO_MMIO_INT_VRING,
+    VIRTIO_MMIO_INTERRUPT_ACK, VIRTIO_MMIO_INTERRUPT_STATUS, VIRTIO_MMIO_MAGIC_VALUE,
+    VIRTIO_MMIO_QUEUE_AVAIL_HIGH, VIRTIO_MMIO_QUEUE_AVAIL_LOW, VIRTIO_MMIO_QUEUE_DESC_HIGH,
+    VIRTIO_MMIO_QUEUE_DESC_LOW, VIRTIO_MMIO_QUEUE_NOTIFY, VIRTIO_MMIO_QUEUE_NUM,
+    VIRTIO_MMIO_QUEUE_NUM_MAX, VIRTIO_MMIO_QUEUE_READY, VIRTIO_MMIO_QUEUE_SEL,
+    VIRTIO_MMIO_QUEUE_USED_HIGH, VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_SHM_BASE_HIGH,
+    VIRTIO_MMIO_SHM_LEN_LOW, VIRTIO_MMIO_STATUS, VIRTIO_MMIO_VENDOR_ID, VIRTIO_MMIO_VERSION,
+};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddress, GuestMemoryMmap};
+use vm_superio::Trigger;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::VirtioDevice;
+use crate::bus::BusDevice;
+use crate::lock;
+use crate::trigger::EventFdTrigger;
+
+/// Addresses that the registers of a device take: one page, of which most is configuration.
+pub const VIRTIO_MMIO_LEN: u64 = 0x1000;
+
+/// Where the driver writes a queue's number, 4 bytes, to have it served.
+pub const QUEUE_NOTIFY_OFFSET: u64 = VIRTIO_MMIO_QUEUE_NOTIFY as u64;
+
+/// "virt", little-endian (section 4.2.2).
+const MAGIC: u32 = u32::from_le_bytes(*b"virt");
+/// The version of the registers that is not "legacy".
+const VERSION: u32 = 2;
+/// The maker of the device: "SSHV", for want of a registry.
+const VENDOR: u32 = u32::from_le_bytes(*b"SSHV");
+
+const CONFIG: u64 = VIRTIO_MMIO_CONFIG as u64;
+
+/// Chains served at one ringing of a bell, before other devices of the loop have their turn.
+const CHAINS_AT_ONCE: usize = 64;
+
+/// A queue as the driver describes it.
+#[derive(Clone, Copy, Debug, Default)]
+struct QueueRegisters {
+    size: u16,
+    descriptors: u64,
+    available: u64,
+    used: u64,
+    ready: bool,
+}
+
+#[derive(Debug)]
+struct Registers {
+    status: u32,
+    device_features_select: u32,
+    driver_features_select: u32,
+    driver_features: u64,
+    queue_select: u32,
+    queues: Vec<QueueRegisters>,
+    /// Counts resets.
+    session: u64,
+}
+
+/// The rings while the device is in use.
+#[derive(Debug)]
+struct Rings {
+    session: u64,
+    queues: Vec<Option<Queue>>,
+}
+
+/// A ring that makes no sense, found in a session.
+#[derive(Debug)]
+struct Broken(u64);
+
+/// The registers of a [`VirtioDevice`], for the bus of memory-mapped registers.
+#[derive(Debug)]
+pub struct MmioTransport {
+    device: Arc<dyn VirtioDevice>,
+    memory: GuestMemoryMmap,
+    /// Taken before `rings` by those who take both.
+    registers: Mutex<Registers>,
+    /// Held while a chain is served.
+    rings: Mutex<Option<Rings>>,
+    interrupt: EventFdTrigger,
+    /// Relaxed would do for the guest, which is told by the interrupt; its descriptor is
+    /// written after this.
+    interrupt_status: AtomicU32,
+    config_generation: AtomicU32,
+    /// One for each queue: rung to have it served.
+    bells: Vec<EventFd>,
+}
+
+impl MmioTransport {
+    /// Registers of `device`, whose rings are in `memory`, and which raises `interrupt`.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the process is out of descriptors.
+    pub fn new(
+        device: Arc<dyn VirtioDevice>,
+        memory: GuestMemoryMmap,
+        interrupt: EventFdTrigger,
+    ) -> io::Result<Self> {
+        let queues = device.queue_sizes().len();
+        let bells = (0..queues)
+            .map(|_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))
+            .collect::<io::Result<_>>()?;
+        Ok(Self {
+            device,
+            memory,
+            registers: Mutex::new(Registers {
+                status: 0,
+                device_features_select: 0,
+                driver_features_select: 0,
+                driver_features: 0,
+                queue_select: 0,
+                queues: vec![QueueRegisters::default(); queues],
+                session: 0,
+            }),
+            rings: Mutex::new(None),
+            interrupt,
+            interrupt_status: AtomicU32::new(0),
+            config_generation: AtomicU32::new(0),
+            bells,
+        })
+    }
+
+    /// The bells of the queues, in order. Writing to one has the queue served, as writing its
+    /// number to [`QUEUE_NOTIFY_OFFSET`] has.
+    pub fn bells(&self) -> &[EventFd] {
+        &self.bells
+    }
+
+    /// Tells the driver that the device's configuration has changed.
+    pub fn config_changed(&self) {
+        self.config_generation.fetch_add(1, Ordering::AcqRel);
+        self.raise(VIRTIO_MMIO_INT_CONFIG);
+    }
+
+    /// Serves chains of a queue until there are none. Rings its bell again after some, so that
+    /// it does not keep others waiting.
+    pub fn serve(&self, queue: usize) {
+        for _ in 0..CHAINS_AT_ONCE {
+            match self.serve_one(queue) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(Broken(session)) => return self.needs_reset(session),
+            }
+        }
+        self.ring(queue);
+    }
+
+    /// Serves the next chain, if there is one.
+    fn serve_one(&self, index: usize) -> Result<bool, Broken> {
+        let mut rings = lock(&self.rings);
+        let Some(Rings { session, queues }) = rings.as_mut() else {
+            return Ok(false);
+        };
+        let Some(queue) = queues.get_mut(index).and_then(Option::as_mut) else {
+            return Ok(false);
+        };
+        let broken = |_| Broken(*session);
+        let next = queue.iter(&self.memory).map_err(broken)?.next();
+        let Some(chain) = next else {
+            return Ok(false);
+        };
+        let head = chain.head_index();
+        let written = self.device.serve(index, chain);
+        queue
+            .add_used(&self.memory, head, written)
+            .map_err(broken)?;
+        if queue.needs_notification(&self.memory).map_err(broken)? {
+            self.raise(VIRTIO_MMIO_INT_VRING);
+        }
+        Ok(true)
+    }
+
+    /// Stops the device until the driver resets it, unless it has done so.
+    fn needs_reset(&self, session: u64) {
+        let mut registers = lock(&self.registers);
+        if registers.session == session {
+            tracing::warn!(
+                device = self.device.device_id(),
+                "the guest's driver has made a ring that makes no sense; the device stops"
+            );
+            registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
+            *lock(&self.rings) = None;
+            self.raise(VIRTIO_MMIO_INT_CONFIG);
+        }
+    }
+
+    fn raise(&self, why: u32) {
+        self.interrupt_status.fetch_or(why, Ordering::AcqRel);
+        if let Err(error) = self.interrupt.trigger() {
+            tracing::warn!(%error, "an interrupt of a virtio device is lost");
+        }
+    }
+
+    fn ring(&self, queue: usize) {
+        if let Some(bell) = self.bells.get(queue) {
+            // A full counter rings as well.
+            let _ = bell.write(1);
+        }
+    }
+
+    fn features(&self) -> u64 {
+        self.device.features() | (1 << VIRTIO_F_VERSION_1)
+    }
+
+    fn read_register(&self, offset: u32) -> u32 {
+        let registers = lock(&self.registers);
+        let queue = usize::try_from(registers.queue_select).unwrap_or(usize::MAX);
+        match offset {
+            VIRTIO_MMIO_MAGIC_VALUE => MAGIC,
+            VIRTIO_MMIO_VERSION => VERSION,
+            VIRTIO_MMIO_DEVICE_ID => self.device.device_id(),
+            VIRTIO_MMIO_VENDOR_ID => VENDOR,
+            VIRTIO_MMIO_DEVICE_FEATURES => half(self.features(), registers.device_features_select),
+            VIRTIO_MMIO_QUEUE_NUM_MAX => {
+                let sizes = self.device.queue_sizes();
+                sizes.get(queue).map_or(0, |size| u32::from(*size))
+            }
+            VIRTIO_MMIO_QUEUE_READY => {
+                let queue = registers.queues.get(queue);
+                queue.map_or(0, |queue| u32::from(queue.ready))
+            }
+            VIRTIO_MMIO_INTERRUPT_STATUS => self.interrupt_status.load(Ordering::Acquire),
+            VIRTIO_MMIO_STATUS => registers.status,
+            // Of shared memory regions that do not exist, length and base are all ones.
+            VIRTIO_MMIO_SHM_LEN_LOW..=VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
+            VIRTIO_MMIO_CONFIG_GENERATION => self.config_generation.load(Ordering::Acquire),
+            _ => 0,
+        }
+    }
+
+    fn write_register(&self, offset: u32, value: u32) {
+        let mut registers = lock(&self.registers);
+        match offset {
+            VIRTIO_MMIO_DEVICE_FEATURES_SEL => registers.device_features_select = value,
+            VIRTIO_MMIO_DRIVER_FEATURES_SEL => registers.driver_features_select = value,
+            VIRTIO_MMIO_DRIVER_FEATURES => registers.write_features(value),
+            VIRTIO_MMIO_QUEUE_SEL => registers.queue_select = value,
+            VIRTIO_MMIO_QUEUE_NOTIFY => {
+                // Not under the lock: whoever is woken may want it.
+                drop(registers);
+                self.ring(usize::try_from(value).unwrap_or(usize::MAX));
+            }
+            VIRTIO_MMIO_INTERRUPT_ACK => {
+                self.interrupt_status.fetch_and(!value, Ordering::AcqRel);
+            }
+            VIRTIO_MMIO_STATUS => self.write_status(&mut registers, value),
+            VIRTIO_MMIO_QUEUE_READY => self.write_ready(&mut registers, value),
+            _ => {
+                let max = self.device.queue_sizes();
+                registers.write_queue(max, offset, value);
+            }
+        }
+    }
+
+    /// The driver proceeds by setting bits, one after the other (section 3.1.1), and starts
+    /// anew by writing zero. Bits that it may not set yet, and the clearing of others, are not
+    /// taken.
+    fn write_status(&self, registers: &mut Registers, value: u32) {
+        if value == 0 {
+            return self.reset(registers);
+        }
+        let asks = |bit| value & bit != 0;
+        registers.status |= value & (VIRTIO_CONFIG_S_ACKNOWLEDGE | VIRTIO_CONFIG_S_FAILED);
+        if asks(VIRTIO_CONFIG_S_DRIVER) && registers.has(VIRTIO_CONFIG_S_ACKNOWLEDGE) {
+            registers.status |= VIRTIO_CONFIG_S_DRIVER;
+        }
+        let understood = registers.driver_features & !self.features() == 0
+            && registers.driver_features & (1 << VIRTIO_F_VERSION_1) != 0;
+        if asks(VIRTIO_CONFIG_S_FEATURES_OK) && registers.has(VIRTIO_CONFIG_S_DRIVER) && understood
+        {
+            registers.status |= VIRTIO_CONFIG_S_FEATURES_OK;
+        }
+        if asks(VIRTIO_CONFIG_S_DRIVER_OK)
+            && registers.has(VIRTIO_CONFIG_S_FEATURES_OK)
+            && !registers.has(VIRTIO_CONFIG_S_DRIVER_OK)
+        {
+            registers.status |= VIRTIO_CONFIG_S_DRIVER_OK;
+            let sizes = self.device.queue_sizes().iter();
+            let queues = registers.queues.iter().zip(sizes);
+            let queues = queues.map(|(queue, max)| self.queue(queue, *max));
+            *lock(&self.rings) = Some(Rings {
+                session: registers.session,
+                queues: queues.collect(),
+            });
+            // What was made available before counts as well.
+            for queue in 0..self.bells.len() {
+                self.ring(queue);
+            }
+        }
+    }
+
+    fn reset(&self, registers: &mut Registers) {
+        // Waits for the chain that is being served.
+        *lock(&self.rings) = None;
+        registers.status = 0;
+        registers.driver_features = 0;
+        registers.queues.fill(QueueRegisters::default());
+        registers.session += 1;
+        self.interrupt_status.store(0, Ordering::Release);
+        self.device.reset();
+    }
+
+    /// Starts a queue, if it can be, or stops it.
+    fn write_ready(&self, registers: &mut Registers, value: u32) {
+        let index = usize::try_from(registers.queue_select).unwrap_or(usize::MAX);
+        let Some(max) = self.device.queue_sizes().get(index) else {
+            return;
+        };
+        let may_start = registers.may_configure();
+        let Some(queue) = registers.queues.get_mut(index) else {
+            return;
+        };
+        if value == 0 {
+            queue.ready = false;
+            if let Some(Rings { queues, .. }) = lock(&self.rings).as_mut() {
+                queues[index] = None;
+            }
+        } else if value == 1 && may_start {
+            queue.ready = true;
+            queue.ready = self.queue(queue, *max).is_some();
+        }
+    }
+
+    /// The queue that these registers describe, if it is ready and can be one.
+    fn queue(&self, registers: &QueueRegisters, max: u16) -> Option<Queue> {
+        let mut queue = Queue::new(max).ok().filter(|_| registers.ready)?;
+        queue.try_set_size(registers.size).ok()?;
+        let address = GuestAddress;
+        queue
+            .try_set_desc_table_address(address(registers.descriptors))
+            .ok()?;
+        queue
+            .try_set_avail_ring_address(address(registers.available))
+            .ok()?;
+        queue
+            .try_set_used_ring_address(address(registers.used))
+            .ok()?;
+        queue.set_ready(true);
+        queue.is_valid(&self.memory).then_some(queue)
+    }
+}
+
+impl Registers {
+    fn has(&self, bit: u32) -> bool {
+        self.status & bit != 0
+    }
+
+    /// Queues are described between the agreement on features and the start.
+    fn may_configure(&self) -> bool {
+        self.has(VIRTIO_CONFIG_S_FEATURES_OK) && !self.has(VIRTIO_CONFIG_S_DRIVER_OK)
+    }
+
+    fn write_features(&mut self, value: u32) {
+        let may = self.has(VIRTIO_CONFIG_S_DRIVER) && !self.has(VIRTIO_CONFIG_S_FEATURES_OK);
+        match self.driver_features_select {
+            0 if may => set_low(&mut self.driver_features, value),
+            1 if may => set_high(&mut self.driver_features, value),
+            _ => {}
+        }
+    }
+
+    fn write_queue(&mut self, max: &[u16], offset: u32, value: u32) {
+        let index = usize::try_from(self.queue_select).unwrap_or(usize::MAX);
+        let may = self.may_configure();
+        let (Some(queue), Some(&max)) = (self.queues.get_mut(index), max.get(index)) else {
+            return;
+        };
+        if !may || queue.ready {
+            return;
+        }
+        match offset {
+            VIRTIO_MMIO_QUEUE_NUM => {
+                // A size that may not be is not taken: the queue will not become ready.
+                let size = u16::try_from(value).unwrap_or(0);
+                let fits = size.is_power_of_two() && size <= max;
+                queue.size = if fits { size } else { 0 };
+            }
+            VIRTIO_MMIO_QUEUE_DESC_LOW => set_low(&mut queue.descriptors, value),
+            VIRTIO_MMIO_QUEUE_DESC_HIGH => set_high(&mut queue.descriptors, value),
+            VIRTIO_MMIO_QUEUE_AVAIL_LOW => set_low(&mut queue.available, value),
+            VIRTIO_MMIO_QUEUE_AVAIL_HIGH => set_high(&mut queue.available, value),
+            VIRTIO_MMIO_QUEUE_USED_LOW => set_low(&mut queue.used, value),
+            VIRTIO_MMIO_QUEUE_USED_HIGH => set_high(&mut queue.used, value),
+            _ => {}
+        }
+    }
+}
+
+/// One of the two 32-bit halves of a value; there are no more.
+fn half(value: u64, select: u32) -> u32 {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    match select {
+        0 => u32::from_le_bytes([a, b, c, d]),
+        1 => u32::from_le_bytes([e, f, g, h]),
+        _ => 0,
+    }
+}
+
+fn set_low(value: &mut u64, half: u32) {
+    *value = (*value & !0xffff_ffff) | u64::from(half);
+}
+
+fn set_high(value: &mut u64, half: u32) {
+    *value = (*value & 0xffff_ffff) | (u64::from(half) << 32);
+}
+
+/// The register at an offset: they are 4 bytes wide, and accessed as a whole.
+fn register_at(offset: u64, width: usize) -> Option<u32> {
+    let offset = u32::try_from(offset).ok()?;
+    (width == 4 && offset.is_multiple_of(4)).then_some(offset)
+}
+
+impl BusDevice for MmioTransport {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        if let Some(at) = offset.checked_sub(CONFIG) {
+            data.fill(0);
+            self.device.read_config(at, data);
+        } else if let Some(register) = register_at(offset, data.len()) {
+            data.copy_from_slice(&self.read_register(register).to_le_bytes());
+        } else {
+            data.fill(0xff);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let Some(at) = offset.checked_sub(CONFIG) {
+            // Before the features are agreed on nothing of it may be written (section 3.1.1).
+            if lock(&self.registers).has(VIRTIO_CONFIG_S_FEATURES_OK) {
+                self.device.write_config(at, data);
+            }
+        } else if let (Some(register), Ok(value)) =
+            (register_at(offset, data.len()), data.try_into())
+        {
+            self.write_register(register, u32::from_le_bytes(value));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "mmio_tests.rs"]
+mod tests;

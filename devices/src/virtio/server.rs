@@ -1,0 +1,78 @@
+//! Serves the queues of a device on the thread of an event loop.
+
+use std::sync::Arc;
+
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use vmm_sys_util::epoll::EventSet;
+
+use super::MmioTransport;
+
+/// Listens to the bells of a device's queues.
+#[derive(Debug)]
+pub struct QueueServer {
+    transport: Arc<MmioTransport>,
+}
+
+impl QueueServer {
+    /// A server of all queues of a device.
+    pub fn new(transport: Arc<MmioTransport>) -> Self {
+        Self { transport }
+    }
+}
+
+impl MutEventSubscriber for QueueServer {
+    fn init(&mut self, ops: &mut EventOps) {
+        for (queue, bell) in (0..).zip(self.transport.bells()) {
+            if let Err(error) = ops.add(Events::with_data(bell, queue, EventSet::IN)) {
+                tracing::error!(%error, queue, "a queue of a virtio device is not served");
+            }
+        }
+    }
+
+    fn process(&mut self, events: Events, _ops: &mut EventOps) {
+        let Ok(queue) = usize::try_from(events.data()) else {
+            return;
+        };
+        if let Some(bell) = self.transport.bells().get(queue) {
+            // That nobody rang is no error.
+            let _ = bell.read();
+            self.transport.serve(queue);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use event_manager::{EventManager, SubscriberOps};
+
+    use super::*;
+    use crate::virtio::test_driver::{Driver, RING_SIZE};
+
+    #[test]
+    fn a_queue_is_served_after_its_bell_has_rung() {
+        let driver = Driver::started();
+        let mut manager = EventManager::<QueueServer>::new().unwrap();
+        manager.add_subscriber(QueueServer::new(Arc::clone(&driver.transport)));
+        // The start has rung it.
+        while manager.run_with_timeout(0).unwrap() > 0 {}
+        driver.report(&[(0x40_0000, 0x1000)]);
+        driver.notify(2);
+        assert!(manager.run_with_timeout(1000).unwrap() > 0);
+        assert_eq!(driver.discarded(), [(0x40_0000, 0x1000)]);
+        assert_eq!(manager.run_with_timeout(0).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_full_ring_is_served_in_parts() {
+        let driver = Driver::started();
+        for _ in 0..RING_SIZE {
+            driver.report(&[(0x40_0000, 0x1000)]);
+        }
+        let bell = &driver.transport.bells()[2];
+        let _ = bell.read();
+        driver.transport.serve(2);
+        assert!(bell.read().is_ok(), "it rings for the rest");
+        driver.transport.serve(2);
+        assert_eq!(driver.discarded().len(), usize::from(RING_SIZE));
+    }
+}

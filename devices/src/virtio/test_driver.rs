@@ -1,0 +1,165 @@
+//! What a guest's driver does with a balloon, for tests: right, or wrong in every way.
+
+use std::sync::{Arc, Mutex};
+
+use virtio_bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+use super::{Balloon, FreePages, FreeRange, MmioTransport};
+use crate::bus::BusDevice;
+use crate::trigger::EventFdTrigger;
+
+/// Memory of the guest: 16 MiB, a hole of 16 MiB, and 16 MiB more.
+pub(super) const PART_BYTES: u64 = 16 << 20;
+pub(super) const SECOND_PART: u64 = 2 * PART_BYTES;
+
+pub(super) const RING_SIZE: u16 = 128;
+
+/// Status bits up to DRIVER_OK.
+pub(super) const STARTED: u32 = 1 | 2 | 8 | 4;
+
+/// What was given to [`FreePages::discard`].
+#[derive(Debug, Default)]
+pub(super) struct Recorder(Mutex<Vec<FreeRange>>);
+
+impl FreePages for Recorder {
+    fn discard(&self, ranges: &[FreeRange]) {
+        self.0.lock().unwrap().extend(ranges);
+    }
+}
+
+pub(super) struct Driver {
+    pub memory: GuestMemoryMmap,
+    pub interrupt: EventFdTrigger,
+    pub balloon: Arc<Balloon>,
+    pub transport: Arc<MmioTransport>,
+    recorder: Arc<Recorder>,
+    available: Mutex<[u16; 5]>,
+}
+
+impl Driver {
+    /// A device that nobody has touched.
+    pub fn new() -> Self {
+        let part = usize::try_from(PART_BYTES).unwrap();
+        let memory = GuestMemoryMmap::from_ranges(&[
+            (GuestAddress(0), part),
+            (GuestAddress(SECOND_PART), part),
+        ])
+        .unwrap();
+        let interrupt = EventFdTrigger::new().unwrap();
+        let recorder = Arc::new(Recorder::default());
+        let balloon = Arc::new(Balloon::new(Arc::clone(&recorder) as _));
+        let transport =
+            MmioTransport::new(Arc::clone(&balloon) as _, memory.clone(), interrupt.clone());
+        Self {
+            memory,
+            interrupt,
+            balloon,
+            transport: Arc::new(transport.unwrap()),
+            recorder,
+            available: Mutex::default(),
+        }
+    }
+
+    /// A device that was started as Linux does it, with all queues.
+    pub fn started() -> Self {
+        let driver = Self::new();
+        driver.start(0x1_0000_0000 | (1 << 2) | (1 << 5));
+        assert_eq!(driver.get(0x70), STARTED);
+        driver
+    }
+
+    pub fn start(&self, features: u64) {
+        self.set(0x70, 0);
+        self.set(0x70, 1);
+        self.set(0x70, 1 | 2);
+        self.set(0x24, 1);
+        self.set(0x20, u32::try_from(features >> 32).unwrap());
+        self.set(0x24, 0);
+        self.set(0x20, u32::try_from(features & 0xffff_ffff).unwrap());
+        self.set(0x70, 1 | 2 | 8);
+        for queue in 0..5 {
+            self.describe(queue, u32::from(RING_SIZE), Self::ring(queue));
+        }
+        self.set(0x70, STARTED);
+    }
+
+    /// Where the rings of a queue are: descriptors, available, used.
+    pub fn ring(queue: u32) -> [u64; 3] {
+        let base = 0x1_0000 + u64::from(queue) * 0x4000;
+        [base, base + 0x1000, base + 0x2000]
+    }
+
+    pub fn describe(&self, queue: u32, size: u32, [descriptors, available, used]: [u64; 3]) {
+        self.set(0x30, queue);
+        self.set(0x38, size);
+        for (register, address) in [(0x80, descriptors), (0x90, available), (0xa0, used)] {
+            self.set(register, u32::try_from(address & 0xffff_ffff).unwrap());
+            self.set(register + 4, u32::try_from(address >> 32).unwrap());
+        }
+        self.set(0x44, 1);
+    }
+
+    pub fn set(&self, register: u64, value: u32) {
+        self.transport.write(register, &value.to_le_bytes());
+    }
+
+    pub fn get(&self, register: u64) -> u32 {
+        let mut data = [0; 4];
+        self.transport.read(register, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    pub fn notify(&self, queue: u32) {
+        self.set(0x50, queue);
+    }
+
+    /// Writes one descriptor of a queue.
+    pub fn descriptor(&self, queue: u32, at: u16, address: u64, bytes: u32, flags: u32, next: u16) {
+        let mut raw = Vec::from(address.to_le_bytes());
+        raw.extend(bytes.to_le_bytes());
+        raw.extend(u16::try_from(flags).unwrap().to_le_bytes());
+        raw.extend(next.to_le_bytes());
+        let place = Self::ring(queue)[0] + u64::from(at) * 16;
+        self.memory.write_slice(&raw, GuestAddress(place)).unwrap();
+    }
+
+    /// Makes the chain that starts with a descriptor available.
+    pub fn make_available(&self, queue: u32, head: u16) {
+        let index = usize::try_from(queue).unwrap();
+        let mut available = self.available.lock().unwrap();
+        let ring = Self::ring(queue)[1];
+        let place = ring + 4 + u64::from(available[index] % RING_SIZE) * 2;
+        self.memory.write_obj(head, GuestAddress(place)).unwrap();
+        available[index] = available[index].wrapping_add(1);
+        self.memory
+            .write_obj(available[index], GuestAddress(ring + 2))
+            .unwrap();
+    }
+
+    /// How many chains of a queue came back.
+    pub fn used(&self, queue: u32) -> u16 {
+        let ring = Self::ring(queue)[2];
+        self.memory.read_obj(GuestAddress(ring + 2)).unwrap()
+    }
+
+    /// Reports ranges as free, in one chain from descriptor 0 on.
+    pub fn report(&self, ranges: &[(u64, u32)]) {
+        let last = u16::try_from(ranges.len()).unwrap() - 1;
+        for (at, (start, bytes)) in (0..).zip(ranges) {
+            let next = if at < last { VRING_DESC_F_NEXT } else { 0 };
+            self.descriptor(2, at, *start, *bytes, VRING_DESC_F_WRITE | next, at + 1);
+        }
+        self.make_available(2, 0);
+    }
+
+    pub fn serve(&self, queue: usize) {
+        self.transport.serve(queue);
+    }
+
+    /// What was discarded so far.
+    pub fn discarded(&self) -> Vec<(u64, u64)> {
+        let ranges = self.recorder.0.lock().unwrap();
+        ranges.iter().map(|r| (r.start.0, r.bytes)).collect()
+    }
+}

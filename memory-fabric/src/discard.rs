@@ -1,0 +1,205 @@
+//! Pages that the guest has freed: their bytes go, here and at home, and never travel again.
+//!
+//! A [`Discarder`] takes ranges of pages. Those at home here it frees by itself. Those at home
+//! elsewhere it hands to the evictor, which owns the pages whose bytes are here, and waits: when
+//! [`Discarder::discard`] returns, the pages are untouched, and read as zero until they are
+//! written again. What the donor holds of them is dropped soon after, on the connection and in
+//! the order of the write-backs.
+
+use crate::guest_memory::GuestMemory;
+use crate::layout::{Layout, NodeId};
+use crate::page::{PageIndex, PageRange};
+use crate::stats::PagerStats;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
+
+/// How long [`Discarder::discard`] waits at the most. The evictor needs microseconds, unless a
+/// page of the range is being fetched from a donor that does not answer.
+pub const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Requests that wait for the evictor, at the most: each has a thread that waits for it.
+const REQUESTS_MAX: usize = 8;
+
+/// Why pages were not discarded. Some of them may have been.
+#[derive(Debug, thiserror::Error)]
+pub enum DiscardError {
+    /// Part of the range is no guest memory.
+    #[error("{count} pages from {first} are not all in the guest's memory")]
+    OutsideMemory {
+        /// The first page of the range.
+        first: PageIndex,
+        /// How many pages it has.
+        count: u32,
+    },
+    /// The pages are in use: being fetched, most likely.
+    #[error("the evictor did not come to it within {} ms", DISCARD_TIME_MAX.as_millis())]
+    Late,
+    /// The pager has ended, or ends.
+    #[error("the pager has ended")]
+    Stopped,
+    /// The system refused.
+    #[error("cannot free the bytes of {first}")]
+    System {
+        /// The first page of a run.
+        first: PageIndex,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Pages that the evictor is to discard, and somebody who waits for that.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// Each within one extent, at home elsewhere.
+    pub ranges: Vec<PageRange>,
+    /// Whether nobody waits any more. Held while pages are discarded, so that none is after
+    /// the waiter has left: the guest may have them again.
+    given_up: Mutex<bool>,
+}
+
+impl Request {
+    pub(crate) fn new(ranges: Vec<PageRange>) -> Self {
+        Self {
+            ranges,
+            given_up: Mutex::new(false),
+        }
+    }
+
+    /// Whether nobody waits; that does not change while the guard is held.
+    pub(crate) fn given_up(&self) -> MutexGuard<'_, bool> {
+        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request, and the channel by which its end is told.
+pub(crate) type Posted = (Arc<Request>, Sender<()>);
+
+/// The channel to the evictor.
+pub(crate) fn channel() -> (Sender<Posted>, Receiver<Posted>) {
+    bounded(REQUESTS_MAX)
+}
+
+/// Takes pages that the guest does not want any more. Clones share the pager.
+#[derive(Clone, Debug)]
+pub struct Discarder {
+    memory: Arc<GuestMemory>,
+    layout: Arc<Layout>,
+    stats: Arc<PagerStats>,
+    evictor: Option<(Sender<Posted>, Arc<EventFd>)>,
+}
+
+impl Discarder {
+    /// `evictor` is its channel and its bell, where there is one.
+    pub(crate) fn new(
+        memory: Arc<GuestMemory>,
+        layout: Arc<Layout>,
+        stats: Arc<PagerStats>,
+        evictor: Option<(Sender<Posted>, Arc<EventFd>)>,
+    ) -> Self {
+        Self {
+            memory,
+            layout,
+            stats,
+            evictor,
+        }
+    }
+
+    /// Drops the bytes of pages. What is written to them before this returns may be lost; from
+    /// then on they are zero until they are written. Waits up to [`DISCARD_TIME_MAX`]; what was
+    /// not discarded by then is left as it is.
+    ///
+    /// # Errors
+    ///
+    /// See [`DiscardError`].
+    pub fn discard(&self, ranges: &[PageRange]) -> Result<(), DiscardError> {
+        let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
+        for &range in ranges {
+            let list = |home| match home {
+                NodeId::COMPUTE => 0,
+                _ => 1,
+            };
+            let lists = [&mut here, &mut elsewhere];
+            self.split(range, lists, list)?;
+        }
+        let pages = ranges.iter().map(|range| u64::from(range.count)).sum();
+        self.stats.free_pages.reported.add(pages);
+        for range in here {
+            self.free(range)?;
+        }
+        if elsewhere.is_empty() {
+            return Ok(());
+        }
+        self.hand_over(Request::new(elsewhere))
+    }
+
+    /// Divides a range by extents, each part into the list that `choose` names for its home.
+    fn split(
+        &self,
+        range: PageRange,
+        lists: [&mut Vec<PageRange>; 2],
+        choose: impl Fn(NodeId) -> usize,
+    ) -> Result<(), DiscardError> {
+        let mut rest = range;
+        while rest.count > 0 {
+            let extent = self.layout.extent_of(rest.first);
+            let extent = extent.ok_or(DiscardError::OutsideMemory {
+                first: range.first,
+                count: range.count,
+            })?;
+            let left = extent.pages.end() - u64::from(rest.first.number());
+            let count = u32::try_from(left).unwrap_or(u32::MAX).min(rest.count);
+            let (part, after) = rest.split_at(count);
+            lists[choose(extent.home)].push(part);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Frees pages that are at home here.
+    fn free(&self, range: PageRange) -> Result<(), DiscardError> {
+        let system = |source| DiscardError::System {
+            first: range.first,
+            source,
+        };
+        let count = range.count as usize;
+        let had_bytes = self
+            .memory
+            .pages_with_bytes(range.first, count)
+            .map_err(system)?;
+        self.memory.punch(range.first, count).map_err(system)?;
+        self.stats.free_pages.dropped_here.add(had_bytes);
+        Ok(())
+    }
+
+    fn hand_over(&self, request: Request) -> Result<(), DiscardError> {
+        let (evictor, bell) = self.evictor.as_ref().ok_or(DiscardError::Stopped)?;
+        let deadline = Instant::now() + DISCARD_TIME_MAX;
+        let request = Arc::new(request);
+        let (done, ended) = bounded(1);
+        evictor
+            .send_deadline((Arc::clone(&request), done), deadline)
+            .map_err(|error| match error {
+                crossbeam_channel::SendTimeoutError::Timeout(_) => DiscardError::Late,
+                crossbeam_channel::SendTimeoutError::Disconnected(_) => DiscardError::Stopped,
+            })?;
+        // A full counter rings as well.
+        let _ = bell.write(1);
+        let outcome = ended.recv_deadline(deadline);
+        if outcome.is_ok() {
+            return Ok(());
+        }
+        *request.given_up() = true;
+        match (ended.try_recv(), outcome) {
+            // It came to it in the very last moment.
+            (Ok(()), _) => Ok(()),
+            (_, Err(crossbeam_channel::RecvTimeoutError::Disconnected)) => {
+                Err(DiscardError::Stopped)
+            }
+            _ => Err(DiscardError::Late),
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Pages that the guest has freed: the evictor's part.
+//!
+//! The evictor takes the pages away, because it alone unmaps pages and frees their bytes. A page
+//! that somebody else holds (one that is being fetched, say) is waited for. A page that is
+//! in a queue stays there; the evictor takes it out when it comes across it.
+//!
+//! What the donor has of the pages is dropped by frames on the bulk connection, behind the
+//! write-backs that were posted before. Such a frame waits until there is room for it, and the
+//! guest may use its pages meanwhile; so only those are named that are untouched when it is
+//! posted. This thread alone could make their slots valid again, by a later write-back, and that
+//! is posted behind the frame.
+
+use super::{Evictor, PagerError, Shared};
+use crate::discard::{Posted, Request};
+use crate::page::{PageIndex, PageRange};
+use crate::page_map::Kind;
+use crate::transport::IN_FLIGHT_MAX;
+use crate::wire::DROP_PAGES_MAX;
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Pages looked at before the evictor sees to its other work.
+const SLICE: u32 = 512;
+
+/// Runs of pages that wait for being dropped at home, at the most. What comes beyond that stays
+/// there, unused, until it is written again or the lease ends.
+const DROPS_MAX: usize = 1024;
+
+/// Requests outstanding on a transport up to which drops are posted: the rest is for write-backs.
+const IN_FLIGHT_FOR_DROPS: usize = IN_FLIGHT_MAX / 2;
+
+/// What there is to discard.
+#[derive(Debug)]
+pub(super) struct Discards {
+    requests: Receiver<Posted>,
+    current: Option<Progress>,
+    /// Runs of pages, each within an extent, whose donor is to be told.
+    drops: VecDeque<PageRange>,
+}
+
+impl Discards {
+    pub(super) fn new(requests: Receiver<Posted>) -> Self {
+        Self {
+            requests,
+            current: None,
+            drops: VecDeque::new(),
+        }
+    }
+
+    /// Remembers that a page's bytes at home are of no use.
+    fn drop_at_home(&mut self, page: PageIndex, shared: &Shared) {
+        if let Some(last) = self.drops.back_mut()
+            && last.end() == u64::from(page.number())
+            && last.count < DROP_PAGES_MAX
+            && shared.layout.extent_of(last.first) == shared.layout.extent_of(page)
+        {
+            last.count += 1;
+        } else if self.drops.len() < DROPS_MAX {
+            self.drops.push_back(PageRange::new(page, 1));
+        }
+    }
+}
+
+/// A request that is being carried out.
+#[derive(Debug)]
+struct Progress {
+    request: Arc<Request>,
+    done: Sender<()>,
+    /// The range that is next, and the pages of it that are done.
+    range: usize,
+    offset: u32,
+    /// Pages that somebody else held.
+    held: Vec<PageIndex>,
+}
+
+/// What became of a page.
+enum Taken {
+    /// It has no bytes anywhere.
+    Nothing,
+    /// It had none here.
+    Forgotten,
+    /// It has bytes here, which the caller must free.
+    WithBytes,
+    /// Somebody else holds it.
+    Held,
+}
+
+impl Evictor {
+    /// Discards some pages, if there is a request; true when there was something to do.
+    pub(super) fn discard_freed(&mut self) -> Result<bool, PagerError> {
+        let mut worked = self.post_drops();
+        let mut current = match self.discards.current.take() {
+            Some(current) => current,
+            None => match self.discards.requests.try_recv() {
+                Ok((request, done)) => Progress {
+                    request,
+                    done,
+                    range: 0,
+                    offset: 0,
+                    held: Vec::new(),
+                },
+                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return Ok(worked),
+            },
+        };
+        worked = true;
+        let request = Arc::clone(&current.request);
+        let given_up = request.given_up();
+        if *given_up {
+            return Ok(worked);
+        }
+        if let Some(range) = request.ranges.get(current.range) {
+            let (_, rest) = range.split_at(current.offset);
+            let (slice, after) = rest.split_at(SLICE);
+            current.offset += slice.count;
+            if after.count == 0 {
+                current.range += 1;
+                current.offset = 0;
+            }
+            self.take_pages(slice.iter(), &mut current.held)?;
+        } else {
+            let held = std::mem::take(&mut current.held);
+            let before = held.len();
+            self.take_pages(held.into_iter(), &mut current.held)?;
+            if current.held.is_empty() {
+                // That nobody waits any more is no error.
+                let _ = current.done.send(());
+                self.post_drops();
+                return Ok(worked);
+            }
+            if current.held.len() == before {
+                // Whoever holds them needs the processor.
+                std::thread::yield_now();
+            }
+        }
+        self.discards.current = Some(current);
+        Ok(worked)
+    }
+
+    /// Discards pages; those that somebody else holds go to `held`.
+    fn take_pages(
+        &mut self,
+        pages: impl Iterator<Item = PageIndex>,
+        held: &mut Vec<PageIndex>,
+    ) -> Result<(), PagerError> {
+        let shared = Arc::clone(&self.shared);
+        // Neighbours are freed in one call.
+        let mut run: Option<PageRange> = None;
+        for page in pages {
+            match take(&shared, page) {
+                Taken::Nothing => {}
+                Taken::Held => held.push(page),
+                Taken::Forgotten => self.discards.drop_at_home(page, &shared),
+                Taken::WithBytes => {
+                    run = match run {
+                        Some(run) if run.end() == u64::from(page.number()) => {
+                            Some(PageRange::new(run.first, run.count + 1))
+                        }
+                        Some(run) => {
+                            self.free_run(run)?;
+                            Some(PageRange::new(page, 1))
+                        }
+                        None => Some(PageRange::new(page, 1)),
+                    };
+                }
+            }
+        }
+        run.map_or(Ok(()), |run| self.free_run(run))
+    }
+
+    /// Frees the bytes of pages that this thread holds.
+    fn free_run(&mut self, run: PageRange) -> Result<(), PagerError> {
+        let shared = Arc::clone(&self.shared);
+        let punched = shared.memory.punch(run.first, run.count as usize);
+        punched.map_err(|source| PagerError::Userfaultfd {
+            call: "PUNCH_HOLE",
+            page: run.first,
+            source,
+        })?;
+        shared
+            .stats
+            .free_pages
+            .dropped_here
+            .add(u64::from(run.count));
+        let mut contended = false;
+        for page in run.iter() {
+            if shared.map.entry(page).finish_drop(Kind::Untouched) {
+                contended = true;
+                // The fault thread always takes these, so there is room soon.
+                let _ = shared.retries.send(page);
+            }
+            self.discards.drop_at_home(page, &shared);
+        }
+        if shared.budget.release(u64::from(run.count)) || contended {
+            let _ = shared.fault_wake.write(1);
+        }
+        Ok(())
+    }
+
+    /// Tells donors what to drop, as far as there is room; true when something was posted.
+    fn post_drops(&mut self) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let mut worked = false;
+        while let Some(&run) = self.discards.drops.front() {
+            let donor = self.donor_of(run.first);
+            if self.transports[donor].in_flight() >= IN_FLIGHT_FOR_DROPS {
+                break;
+            }
+            // Only pages whose bytes at home nobody will ask for; see above.
+            let untouched = |page| shared.map.entry(page).state().kind() == Kind::Untouched;
+            let skipped = run.iter().take_while(|&page| !untouched(page)).count();
+            let (_, rest) = run.split_at(u32::try_from(skipped).unwrap_or(u32::MAX));
+            let count = rest.iter().take_while(|&page| untouched(page)).count();
+            let (part, after) = rest.split_at(u32::try_from(count).unwrap_or(u32::MAX));
+            self.discards.drops.pop_front();
+            if after.count > 0 {
+                self.discards.drops.push_front(after);
+            }
+            if part.count > 0 {
+                let extent = shared.layout.extent_of(part.first);
+                let extent = extent.expect("remote pages have an extent");
+                self.transports[donor]
+                    .post_drop(extent.offset_of(part.first), part.count)
+                    .expect("a free place was seen");
+                worked = true;
+            }
+        }
+        if worked {
+            for transport in &mut self.transports {
+                transport.flush();
+            }
+        }
+        worked
+    }
+}
+
+/// Takes a page away from the guest.
+fn take(shared: &Shared, page: PageIndex) -> Taken {
+    let entry = shared.map.entry(page);
+    loop {
+        let seen = entry.state();
+        match seen.kind() {
+            Kind::Untouched => return Taken::Nothing,
+            Kind::Remote => {
+                if entry.forget(seen) {
+                    return Taken::Forgotten;
+                }
+            }
+            Kind::Resident | Kind::Probation | Kind::WritingBack => {
+                if entry.begin_discard(seen) {
+                    return Taken::WithBytes;
+                }
+            }
+            Kind::Fetching | Kind::Installing | Kind::Dropping => return Taken::Held,
+        }
+    }
+}
