@@ -97,6 +97,8 @@ pub struct FabricConfig {
     pub checksum: bool,
     /// How long a donor that cannot be reached is waited for.
     pub grace: Duration,
+    /// Whether pages are fetched before they are asked for, where a pattern is seen.
+    pub prefetch: bool,
     /// How long the pager's threads look for work before they sleep, at the most.
     pub spin: Duration,
     /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
@@ -277,9 +279,10 @@ impl Fabric {
                 uffd.register(self.memory.guest_page(extent.pages.first), bytes)?;
             }
         }
-        let (fault_wake, evict_wake) = (bell()?, bell()?);
+        let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
         let mut urgent: Vec<Box<dyn PageTransport>> = Vec::new();
         let mut bulk: Vec<Box<dyn PageTransport>> = Vec::new();
+        let mut ahead: Vec<Box<dyn PageTransport>> = Vec::new();
         match sources {
             Sources::None => {}
             Sources::Loopback(pool, bytes) => {
@@ -287,18 +290,29 @@ impl Fabric {
                     .lend(config.vm.clone(), bytes, false, LOOPBACK_LEASE)
                     .map_err(FabricError::Loopback)?;
                 urgent.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
-                bulk.push(Box::new(LoopbackTransport::new(lease)));
+                bulk.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
+                ahead.push(Box::new(LoopbackTransport::new(lease)));
             }
             Sources::Donors(leases) => {
+                let mut classes = vec![
+                    (TrafficClass::Urgent, &fault_wake),
+                    (TrafficClass::Bulk, &evict_wake),
+                ];
+                if config.prefetch {
+                    classes.push((TrafficClass::Prefetch, &prefetch_wake));
+                }
                 for leased in leases {
-                    let (link, ports) =
-                        connect(leased, [&fault_wake, &evict_wake], Arc::clone(observer))?;
+                    let (link, ports) = connect(leased, &classes, Arc::clone(observer))?;
                     self.links.push(link);
-                    let [urgent_port, bulk_port] = ports;
-                    let tcp =
-                        |port, class| Box::new(TcpTransport::new(port, class, config.checksum));
-                    urgent.push(tcp(urgent_port, TrafficClass::Urgent));
-                    bulk.push(tcp(bulk_port, TrafficClass::Bulk));
+                    for (port, &(class, _)) in ports.into_iter().zip(&classes) {
+                        let transports = match class {
+                            TrafficClass::Urgent => &mut urgent,
+                            TrafficClass::Bulk => &mut bulk,
+                            TrafficClass::Prefetch => &mut ahead,
+                        };
+                        let tcp = TcpTransport::new(port, class, config.checksum);
+                        transports.push(Box::new(tcp));
+                    }
                 }
             }
         }
@@ -495,15 +509,18 @@ impl Sources {
 
 fn connect(
     leased: Leased,
-    wakes: [&EventFd; 2],
+    classes: &[(TrafficClass, &EventFd)],
     observer: FabricObserver,
-) -> Result<(Link, [LinkPort; 2]), FabricError> {
+) -> Result<(Link, Vec<LinkPort>), FabricError> {
     let address = leased.address();
-    let [urgent, bulk] = wakes.map(EventFd::try_clone);
-    let system = |error| FabricError::System("duplicate an eventfd", error);
-    let wakes = [urgent.map_err(system)?, bulk.map_err(system)?];
+    let classes: io::Result<Vec<_>> = classes
+        .iter()
+        .map(|&(class, wake)| Ok((class, wake.try_clone()?)))
+        .collect();
+    let classes =
+        classes.map_err(|error| FabricError::System("duplicate an eventfd", error))?;
     let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
     leased
-        .start(wakes, observer)
+        .start(classes, observer)
         .map_err(|source| FabricError::Donor { address, source })
 }

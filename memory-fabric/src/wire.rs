@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
-//! | `Attach` | pages, urgent or bulk | `ReadPage`, `WritePage`, pipelined |
+//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, pipelined |
 //!
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
 //! of the requests from our donor, but a client must not rely on it. A peer that breaks a rule
@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -32,8 +32,15 @@ pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Longest payload of a control frame, bytes: room for every message with its longest strings.
 pub const CONTROL_BYTES_MAX: usize = 1024;
 
-/// Longest payload of any frame, bytes: one page.
-pub const PAYLOAD_BYTES_MAX: usize = PAGE_SIZE;
+/// Most pages that one `ReadPages` asks for. More make no frame cheaper, and the first page of a
+/// run can only be used when the last has come.
+pub const RUN_PAGES_MAX: u32 = 64;
+
+/// Longest payload of any frame, bytes: the longest run of pages.
+pub const PAYLOAD_BYTES_MAX: usize = RUN_PAGES_MAX as usize * PAGE_SIZE;
+
+/// Bytes of the payload of `ReadPages`.
+pub const RUN_REQUEST_BYTES: usize = size_of::<U32>();
 
 /// How long a lease goes on when its control connection was closed by the VM's side without a
 /// release, as the end of a killed process does. A living VM renews several times in it, finds
@@ -94,6 +101,10 @@ pub enum FrameKind {
     WritePage = 18,
     /// No payload: the answer to `WritePage`.
     Written = 19,
+    /// The number of pages, 4 bytes, from 1 to [`RUN_PAGES_MAX`]: send so many from `offset` on.
+    ReadPages = 20,
+    /// The pages one after the other: the answer to `ReadPages`.
+    PagesData = 21,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
 }
@@ -103,7 +114,7 @@ impl FrameKind {
         use FrameKind::*;
         let all = [
             Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, ReadPage, PageData,
-            WritePage, Written, Error,
+            WritePage, Written, ReadPages, PagesData, Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -114,6 +125,8 @@ impl FrameKind {
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
             Self::Attached | Self::ReadPage | Self::Written => (0, 0),
+            Self::ReadPages => (RUN_REQUEST_BYTES, RUN_REQUEST_BYTES),
+            Self::PagesData => (PAGE_SIZE, PAYLOAD_BYTES_MAX),
             _ => (0, CONTROL_BYTES_MAX),
         }
     }
@@ -148,6 +161,9 @@ pub enum WireError {
         /// Largest length allowed.
         most: usize,
     },
+    /// A run of pages that nobody may ask for.
+    #[error("a run of {0} pages is asked, 1 to {RUN_PAGES_MAX} are allowed")]
+    Run(u32),
     /// Damaged on the way.
     #[error(
         "{kind:?} frame {request:#x} has checksum {found:#010x}, its bytes give {computed:#010x}"
@@ -214,7 +230,7 @@ impl Frame {
     /// The header that precedes `payload`.
     #[must_use]
     pub fn encode(&self, payload: &[u8]) -> [u8; HEADER_BYTES] {
-        let length = u32::try_from(payload.len()).expect("payloads are at most a page");
+        let length = u32::try_from(payload.len()).expect("payloads are at most a run of pages");
         let mut header = Header {
             magic: MAGIC,
             version: VERSION,
@@ -293,6 +309,27 @@ impl Frame {
     }
 }
 
+/// The payload of `ReadPages`.
+#[must_use]
+pub fn encode_run(pages: u32) -> [u8; RUN_REQUEST_BYTES] {
+    pages.to_le_bytes()
+}
+
+/// Decodes the payload of `ReadPages`.
+///
+/// # Errors
+///
+/// When it asks for no page, or for more than [`RUN_PAGES_MAX`].
+pub fn decode_run(payload: &[u8]) -> Result<u32, WireError> {
+    let bytes = payload.try_into().map_err(|_| WireError::Payload {
+        kind: FrameKind::ReadPages,
+    })?;
+    match u32::from_le_bytes(bytes) {
+        pages @ 1..=RUN_PAGES_MAX => Ok(pages),
+        pages => Err(WireError::Run(pages)),
+    }
+}
+
 /// CRC-32C (RFC 3720, appendix B.4) of header, its checksum field zero, and payload.
 fn checksum_of(header: &Header, payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(header.as_bytes()), payload)
@@ -347,8 +384,10 @@ pub struct LeaseStatus {
 pub enum TrafficClass {
     /// Faults that a vCPU waits for.
     Urgent,
-    /// Write-back and everything else.
+    /// Write-back.
     Bulk,
+    /// Pages that nobody has asked for yet.
+    Prefetch,
 }
 
 /// Binds a connection to a lease.
@@ -458,6 +497,16 @@ mod tests {
     #[test]
     fn a_token_is_not_printed() {
         assert_eq!(format!("{:?}", Token([0xab; 16])), "Token(..)");
+    }
+
+    #[test]
+    fn a_run_has_at_least_a_page_and_at_most_the_limit() {
+        assert_eq!(decode_run(&encode_run(1)), Ok(1));
+        assert_eq!(decode_run(&encode_run(RUN_PAGES_MAX)), Ok(RUN_PAGES_MAX));
+        for pages in [0, RUN_PAGES_MAX + 1, u32::MAX] {
+            assert_eq!(decode_run(&encode_run(pages)), Err(WireError::Run(pages)));
+        }
+        assert!(decode_run(&[1, 0, 0]).is_err());
     }
 
     proptest! {

@@ -6,7 +6,10 @@
 use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
 use crate::link::{LinkPort, Outage};
 use crate::page::{PAGE_SIZE, PageBytes};
-use crate::wire::{ErrorMessage, Frame, FrameKind, HEADER_BYTES, TrafficClass, WireError};
+use crate::wire::{
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX,
+    RUN_REQUEST_BYTES, TrafficClass, WireError, encode_run,
+};
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -18,6 +21,9 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes received at once: room for 31 pages and their headers.
 const INPUT_BYTES: usize = 128 << 10;
+
+/// As above where runs of pages come: room for the longest two.
+const RUN_INPUT_BYTES: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
 /// Frames given to the kernel in one call.
 const SEND_BATCH: usize = 16;
@@ -49,22 +55,29 @@ struct Slot {
     ticket: Ticket,
     kind: FrameKind,
     offset: u64,
+    /// Pages that are asked for or sent.
+    pages: u32,
     /// Distinguishes the uses of a slot, so that a late answer is not taken for another's.
     generation: u64,
     in_use: bool,
     header: [u8; HEADER_BYTES],
+    /// What a request for a run says.
+    run: [u8; RUN_REQUEST_BYTES],
     /// The page of a write; reads have none. Made at the first write and kept.
     page: Option<Box<PageBytes>>,
 }
 
 impl Slot {
+    fn payload(&self) -> &[u8] {
+        match (self.kind, &self.page) {
+            (FrameKind::WritePage, Some(page)) => page.as_slice(),
+            (FrameKind::ReadPages, _) => &self.run,
+            _ => &[],
+        }
+    }
+
     fn frame_bytes(&self) -> usize {
-        HEADER_BYTES
-            + if self.kind == FrameKind::WritePage {
-                PAGE_SIZE
-            } else {
-                0
-            }
+        HEADER_BYTES + self.payload().len()
     }
 }
 
@@ -76,10 +89,16 @@ impl TcpTransport {
             ticket: Ticket(0),
             kind: FrameKind::ReadPage,
             offset: 0,
+            pages: 0,
             generation: 0,
             in_use: false,
             header: [0; HEADER_BYTES],
+            run: [0; RUN_REQUEST_BYTES],
             page: None,
+        };
+        let input_bytes = match class {
+            TrafficClass::Urgent | TrafficClass::Bulk => INPUT_BYTES,
+            TrafficClass::Prefetch => RUN_INPUT_BYTES,
         };
         let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
@@ -92,7 +111,7 @@ impl TcpTransport {
             posted: VecDeque::with_capacity(IN_FLIGHT_MAX),
             sent: 0,
             sent_bytes: 0,
-            input: vec![0; INPUT_BYTES].into_boxed_slice(),
+            input: vec![0; input_bytes].into_boxed_slice(),
             filled: 0..0,
             progress: Instant::now(),
         }
@@ -103,6 +122,7 @@ impl TcpTransport {
         ticket: Ticket,
         kind: FrameKind,
         offset: u64,
+        pages: u32,
         page: Option<PageSource>,
     ) -> Result<(), Full> {
         let index = self.free.pop().ok_or(Full)?;
@@ -113,18 +133,16 @@ impl TcpTransport {
         slot.ticket = ticket;
         slot.kind = kind;
         slot.offset = offset;
+        slot.pages = pages;
+        slot.run = encode_run(pages);
         slot.generation += 1;
         slot.in_use = true;
         let request = (slot.generation << 16) | u64::from(index);
         let frame = Frame::new(kind, request, offset, self.checksum);
-        slot.header = match page {
-            None => frame.encode(&[]),
-            Some(source) => {
-                let page = slot.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
-                source.copy_to(page);
-                frame.encode(page.as_slice())
-            }
-        };
+        if let Some(source) = page {
+            source.copy_to(slot.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE])));
+        }
+        slot.header = frame.encode(slot.payload());
         self.posted.push_back(index);
         Ok(())
     }
@@ -160,11 +178,7 @@ impl TcpTransport {
             let mut skip = self.sent_bytes;
             for &index in self.posted.iter().skip(self.sent).take(SEND_BATCH) {
                 let slot = &self.slots[usize::from(index)];
-                let page = match (&slot.page, slot.kind) {
-                    (Some(page), FrameKind::WritePage) => page.as_slice(),
-                    _ => &[],
-                };
-                for part in [slot.header.as_slice(), page] {
+                for part in [slot.header.as_slice(), slot.payload()] {
                     let from = skip.min(part.len());
                     skip -= from;
                     if from < part.len() {
@@ -205,7 +219,10 @@ impl TcpTransport {
             if self.posted.is_empty() {
                 return Ok(());
             }
-            if self.filled.start > 0 {
+            // What is left is moved to the front only when the longest frame might not fit.
+            if self.filled.is_empty() {
+                self.filled = 0..0;
+            } else if self.filled.start > self.input.len() / 2 {
                 self.input.copy_within(self.filled.clone(), 0);
                 self.filled = 0..self.filled.len();
             }
@@ -242,6 +259,10 @@ impl TcpTransport {
                 return Ok(());
             };
             let frame = Frame::decode(header).map_err(Outage::Protocol)?;
+            if HEADER_BYTES + frame.length > self.input.len() / 2 {
+                // No such frame is asked for on a connection of this class.
+                return Err(Outage::Protocol(WireError::Unexpected(frame.kind)));
+            }
             let Some(payload) = rest.get(..frame.length) else {
                 return Ok(());
             };
@@ -274,6 +295,12 @@ impl TcpTransport {
                     let page: &PageBytes = payload.try_into().expect("length was checked");
                     complete(Completion::Read(slot.ticket, page));
                 }
+                (FrameKind::ReadPages, FrameKind::PagesData) if frame.offset == slot.offset => {
+                    if payload.len() != slot.pages as usize * PAGE_SIZE {
+                        return Err(unasked);
+                    }
+                    complete(Completion::ReadRun(slot.ticket, payload));
+                }
                 (FrameKind::WritePage, FrameKind::Written) if frame.offset == slot.offset => {
                     complete(Completion::Written(slot.ticket));
                 }
@@ -291,11 +318,20 @@ impl TcpTransport {
 
 impl PageTransport for TcpTransport {
     fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
-        self.post(ticket, FrameKind::ReadPage, offset, None)
+        self.post(ticket, FrameKind::ReadPage, offset, 1, None)
+    }
+
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        assert!((1..=RUN_PAGES_MAX).contains(&pages), "a run of {pages}");
+        assert!(
+            self.class == TrafficClass::Prefetch,
+            "no room for runs here"
+        );
+        self.post(ticket, FrameKind::ReadPages, offset, pages, None)
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
-        self.post(ticket, FrameKind::WritePage, offset, Some(page))
+        self.post(ticket, FrameKind::WritePage, offset, 1, Some(page))
     }
 
     fn flush(&mut self) {

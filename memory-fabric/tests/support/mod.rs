@@ -49,6 +49,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         transport: TransportKind::Tcp,
         checksum: false,
         grace: Duration::from_secs(10),
+        prefetch: true,
         spin: Duration::from_micros(20),
         without_continue_write_protected: false,
     }

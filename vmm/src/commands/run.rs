@@ -146,6 +146,7 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         },
         checksum: config.checksum,
         grace: wanted.donor_grace,
+        prefetch: true,
         spin: SPIN_DEFAULT,
         without_continue_write_protected: false,
     })
