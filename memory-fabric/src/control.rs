@@ -2,8 +2,8 @@
 //! all there is on a control connection.
 
 use crate::wire::{
-    CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, decode_message,
-    encode_message,
+    CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError,
+    decode_message, encode_message,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};

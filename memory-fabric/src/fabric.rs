@@ -9,6 +9,7 @@ use crate::page::{PAGE_SHIFT, PAGE_SIZE, PAGES_MAX, PageRange};
 use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
+use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
 use crate::pager::{Budget, PagerError, Shared};
 use crate::stats::PagerStats;
 use crate::transport::loopback::LoopbackTransport;
@@ -331,9 +332,11 @@ impl Fabric {
             stats: Arc::clone(&self.stats),
             budget: Budget::new(self.plan.cache_pages),
             arrivals: crate::pager::queue::Arrivals::default(),
+            ahead: crate::pager::queue::Arrivals::default(),
             retries,
             fault_wake,
             evict_wake,
+            prefetch_bell: Bell::new(prefetch_wake),
             stopping: AtomicBool::new(false),
             stopped_at: std::sync::OnceLock::new(),
             failed: Arc::new(move |error: PagerError| {
@@ -342,7 +345,10 @@ impl Fabric {
             continue_write_protected,
             spin: config.spin,
         });
-        let faults = FaultThread::new(Arc::clone(&shared), urgent, retried);
+        let (foresight, orders) = Foresight::new();
+        let foresight = config.prefetch.then_some(foresight);
+        let faults = FaultThread::new(Arc::clone(&shared), urgent, retried, foresight);
+        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, orders);
         let evictor = Evictor::new(Arc::clone(&shared), bulk);
         self.shared = Some(shared);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
@@ -353,6 +359,10 @@ impl Fabric {
             .push(spawn("pager-fault", Box::new(|| faults.run()))?);
         self.threads
             .push(spawn("pager-evict", Box::new(|| evictor.run()))?);
+        if config.prefetch {
+            self.threads
+                .push(spawn("pager-prefetch", Box::new(|| prefetcher.run()))?);
+        }
         Ok(())
     }
 
@@ -517,8 +527,7 @@ fn connect(
         .iter()
         .map(|&(class, wake)| Ok((class, wake.try_clone()?)))
         .collect();
-    let classes =
-        classes.map_err(|error| FabricError::System("duplicate an eventfd", error))?;
+    let classes = classes.map_err(|error| FabricError::System("duplicate an eventfd", error))?;
     let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
     leased
         .start(classes, observer)

@@ -21,11 +21,17 @@
 //! finds `Probation` or `WritingBack` takes the page back by one compare-and-swap, and the
 //! evictor notices when its own fails.
 //!
+//! Pages may also be fetched before anybody asks for them (`pager::prefetch`). Such a page goes
+//! from `Fetching` straight to `Probation`, flagged *ahead*: its bytes are here, it is not
+//! mapped, so that its first touch is seen, and the evictor may drop it as any other there.
+//!
 //! # Flags
 //!
 //! - *dirty*: the bytes here differ from those at home. A page that is not dirty is never
 //!   mapped writable.
 //! - *contended*: somebody faulted on the page while it was held; the holder must see to it.
+//! - *ahead*: fetched before anybody asked for it, and not touched since. *chained*: the same,
+//!   and mapped along when the page before it is touched.
 
 use crate::page::PageIndex;
 #[cfg(not(loom))]
@@ -36,6 +42,8 @@ use std::fmt;
 const KIND_MASK: u32 = 0xf;
 const DIRTY: u32 = 1 << 4;
 const CONTENDED: u32 = 1 << 5;
+const AHEAD: u32 = 1 << 6;
+const CHAINED: u32 = 1 << 7;
 
 /// What is true of a page, apart from its flags.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,7 +59,8 @@ pub enum Kind {
     Installing = 3,
     /// The bytes are here; the page is mapped, or a touch maps it at no cost but its fault.
     Resident = 4,
-    /// Unmapped by the evictor to see whether it is touched again.
+    /// Unmapped by the evictor to see whether it is touched again, or fetched ahead and not
+    /// mapped yet.
     Probation = 5,
     /// The evictor sends the bytes home.
     WritingBack = 6,
@@ -99,6 +108,18 @@ impl State {
         self.0 & CONTENDED != 0
     }
 
+    /// Whether the page was fetched before anybody asked for it, and not touched since.
+    #[must_use]
+    pub const fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+
+    /// Whether it is to be mapped along with the page before it.
+    #[must_use]
+    pub const fn is_chained(self) -> bool {
+        self.0 & CHAINED != 0
+    }
+
     /// The same flags with another kind.
     const fn with_kind(self, kind: Kind) -> Self {
         Self((self.0 & !KIND_MASK) | kind as u32)
@@ -113,7 +134,8 @@ impl fmt::Debug for State {
         } else {
             ""
         };
-        write!(f, "{:?}{dirty}{contended}", self.kind())
+        let ahead = if self.is_ahead() { "+ahead" } else { "" };
+        write!(f, "{:?}{dirty}{contended}{ahead}", self.kind())
     }
 }
 
@@ -205,6 +227,17 @@ impl PageEntry {
             }
             seen = self.state();
         }
+    }
+
+    /// Prefetcher, holder of `Fetching`: the bytes are here, and nobody asked for them yet. False
+    /// when somebody does: the page is still held, and must be mapped.
+    #[must_use]
+    pub fn finish_ahead(&self, chained: bool) -> bool {
+        let chained = if chained { CHAINED } else { 0 };
+        let ahead = State(Kind::Probation as u32 | AHEAD | chained);
+        let seen = self.state();
+        debug_assert_eq!(seen.kind(), Kind::Fetching);
+        !seen.is_contended() && self.swap_if(seen, ahead)
     }
 
     /// Holder of `Fetching`: the bytes did not come; the page is remote again.
@@ -389,6 +422,37 @@ mod tests {
             map.entry(PageIndex::new(u32::MAX - 1)).state(),
             State::new(Kind::Untouched)
         );
+    }
+
+    #[test]
+    fn a_page_fetched_ahead_is_known_as_such_until_it_is_touched_or_dropped() {
+        for touched in [true, false] {
+            let entry = PageEntry::new();
+            entry.state.store(Kind::Remote as u32, Ordering::Relaxed);
+            assert!(entry.begin_fetch(entry.state()));
+            assert!(entry.finish_ahead(true));
+            let seen = entry.state();
+            assert!(seen.is_ahead() && seen.is_chained() && seen.kind() == Kind::Probation);
+            if touched {
+                assert!(entry.begin_install(seen));
+                assert!(!entry.finish_install());
+                assert_eq!(entry.state(), State::new(Kind::Resident));
+            } else {
+                assert!(entry.begin_drop(Kind::Probation));
+                assert!(!entry.finish_drop(Kind::Remote));
+                assert_eq!(entry.state(), State::new(Kind::Remote));
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_wanted_when_it_comes_is_not_set_aside() {
+        let entry = PageEntry::new();
+        entry.state.store(Kind::Remote as u32, Ordering::Relaxed);
+        assert!(entry.begin_fetch(entry.state()));
+        assert!(entry.contend(entry.state()));
+        assert!(!entry.finish_ahead(false));
+        assert!(entry.finish_install(), "who waits is woken");
     }
 
     fn resident(dirty: bool) -> PageEntry {

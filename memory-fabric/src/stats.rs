@@ -176,6 +176,14 @@ pub struct PagerStats {
     pub evictions_cancelled: Counter,
     /// Faults that had to wait because no local memory was free.
     pub stalled_for_memory: Counter,
+    /// Pages asked of their home before anybody wanted them.
+    pub prefetch_issued: Counter,
+    /// Of these, pages that were touched, or mapped along with one that was.
+    pub prefetch_used: Counter,
+    /// Of these, pages that were evicted without that.
+    pub prefetch_wasted: Counter,
+    /// Faults on pages that were on their way here by a prefetch.
+    pub prefetch_late: Counter,
     /// For each donor in order: what went to and fro.
     pub donors: Box<[DonorStats]>,
 }

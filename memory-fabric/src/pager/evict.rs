@@ -5,6 +5,7 @@
 //! traffic, and counts as used; one that is not goes home. A clean page is dropped, a page
 //! of zeros becomes untouched again, any other is written back first.
 
+use super::ahead::{AheadQueue, Oldest};
 use super::queue::PageQueue;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
@@ -32,6 +33,8 @@ pub(crate) struct Evictor {
     active: PageQueue,
     /// Unmapped pages, oldest first.
     probation: PageQueue,
+    /// Pages that were fetched before anybody asked for them.
+    ahead: AheadQueue,
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
@@ -49,6 +52,7 @@ impl Evictor {
             transports,
             active: PageQueue::default(),
             probation: PageQueue::default(),
+            ahead: AheadQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
 
@@ -72,6 +76,7 @@ impl Evictor {
             filling = shared.budget.shortfall() > 0 && (filling || shared.budget.is_low());
             if filling && !shared.is_stopping() {
                 shared.arrivals.drain_into(&shared.map, &mut self.active);
+                worked |= self.settle_ahead()?;
                 worked |= self.probe()?;
                 worked |= self.judge()?;
             }
@@ -88,6 +93,27 @@ impl Evictor {
                 let _ = shared.evict_wake.read();
             }
         }
+    }
+
+    /// Makes pages that were fetched ahead and touched since pages as others are, and drops the
+    /// oldest of the others when there are too many.
+    fn settle_ahead(&mut self) -> Result<bool, PagerError> {
+        let shared = Arc::clone(&self.shared);
+        self.ahead.drain(&shared);
+        let mut worked = false;
+        for _ in 0..BATCH {
+            match self.ahead.next(&shared) {
+                None => break,
+                Some(Oldest::Touched(page)) => self.active.push(&shared.map, page),
+                Some(Oldest::Unused(page)) => {
+                    self.discard(page, Kind::Remote)?;
+                    shared.stats.evictions_clean.increment();
+                    shared.stats.prefetch_wasted.increment();
+                }
+            }
+            worked = true;
+        }
+        Ok(worked)
     }
 
     /// Puts the oldest mapped pages on probation, as far as too few are.

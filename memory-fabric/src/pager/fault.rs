@@ -3,6 +3,8 @@
 //! It never waits for one thing alone: faults, completions and free memory are all looked
 //! for in one loop, so faults of many vCPUs are under way at once.
 
+use super::ahead::{map_held, take_chain};
+use super::prefetch::Foresight;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::layout::NodeId;
@@ -34,6 +36,8 @@ struct Pending {
     page: PageIndex,
     write: bool,
     write_protected: bool,
+    /// Who waits, or 0 when that is not known any more.
+    thread: u32,
     read_at: Instant,
 }
 
@@ -67,6 +71,8 @@ pub(crate) struct FaultThread {
     /// Indexed by ticket.
     fetches: Vec<Option<Fetch>>,
     free_tickets: Vec<u32>,
+    /// `None` when nothing is to be fetched ahead.
+    foresight: Option<Foresight>,
     waiter: Waiter,
 }
 
@@ -75,6 +81,7 @@ impl FaultThread {
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
         retries: Receiver<PageIndex>,
+        foresight: Option<Foresight>,
     ) -> Self {
         let most = transports.len() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
@@ -86,6 +93,7 @@ impl FaultThread {
             deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
             fetches: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
+            foresight,
             waiter,
         }
     }
@@ -142,6 +150,7 @@ impl FaultThread {
             address,
             write,
             write_protected,
+            thread,
         } = fault;
         let page = self
             .shared
@@ -152,10 +161,15 @@ impl FaultThread {
             page,
             write,
             write_protected,
+            thread,
             read_at,
         })?;
         for transport in &mut self.transports {
             transport.flush();
+        }
+        // Only now that the request is on its way.
+        if let Some(foresight) = &mut self.foresight {
+            foresight.guess(&self.shared);
         }
         Ok(())
     }
@@ -171,6 +185,7 @@ impl FaultThread {
                 page,
                 write: false,
                 write_protected: false,
+                thread: 0,
                 read_at,
             };
             self.serve_or_defer(pending)?;
@@ -222,6 +237,7 @@ impl FaultThread {
                     if !entry.begin_fetch(seen) {
                         self.uncharge();
                     } else if self.post_fetch(pending) {
+                        self.note(pending);
                         return Ok(Served::Yes);
                     } else {
                         entry.abandon_fetch();
@@ -231,16 +247,34 @@ impl FaultThread {
                 }
                 Kind::Fetching | Kind::Installing | Kind::Dropping => {
                     if entry.contend(seen) {
+                        if seen.kind() == Kind::Fetching {
+                            self.note(pending);
+                        }
                         return Ok(Served::Yes);
                     }
                 }
                 Kind::Resident | Kind::Probation | Kind::WritingBack => {
-                    if entry.begin_install(seen) {
-                        self.map_again(pending, seen)?;
-                        return Ok(Served::Yes);
+                    if !entry.begin_install(seen) {
+                        continue;
                     }
+                    if seen.is_ahead() {
+                        let run = take_chain(&shared, pending.page);
+                        map_held(&shared, run, pending.write)?;
+                        shared.stats.minor.record(pending.read_at.elapsed());
+                        self.note(pending);
+                    } else {
+                        self.map_again(pending, seen)?;
+                    }
+                    return Ok(Served::Yes);
                 }
             }
+        }
+    }
+
+    /// Remembers a touch that may tell what is touched next.
+    fn note(&mut self, pending: Pending) {
+        if let Some(foresight) = &mut self.foresight {
+            foresight.note(pending.thread, pending.page);
         }
     }
 

@@ -1,7 +1,10 @@
 //! The pager: serves faults and makes room.
 
+pub(crate) mod ahead;
+mod detect;
 pub(crate) mod evict;
 pub(crate) mod fault;
+pub(crate) mod prefetch;
 pub(crate) mod queue;
 pub(crate) mod wait;
 
@@ -60,12 +63,16 @@ pub(crate) struct Shared {
     pub stats: Arc<PagerStats>,
     pub budget: Budget,
     pub arrivals: Arrivals,
+    /// Pages that were fetched before anybody asked for them.
+    pub ahead: Arrivals,
     /// Faults that met a page being dropped, back to the fault thread.
     pub retries: Sender<PageIndex>,
     /// Rung to wake the fault thread.
     pub fault_wake: EventFd,
     /// Rung to wake the evictor.
     pub evict_wake: EventFd,
+    /// Wakes the prefetcher.
+    pub prefetch_bell: prefetch::Bell,
     pub stopping: AtomicBool,
     /// When a thread first saw that.
     pub stopped_at: OnceLock<Instant>,
@@ -91,6 +98,7 @@ impl Shared {
         self.stopping.store(true, Ordering::SeqCst);
         let _ = self.fault_wake.write(1);
         let _ = self.evict_wake.write(1);
+        self.prefetch_bell.ring();
     }
 
     pub fn is_stopping(&self) -> bool {
@@ -168,6 +176,25 @@ impl Budget {
         })
     }
 
+    /// Takes `pages` for what nobody has asked for yet: not from the last half of the reserve,
+    /// which is for faults. `None` when that is all there is; otherwise as for
+    /// [`Self::charge`].
+    pub fn charge_ahead(&self, pages: u64) -> Option<bool> {
+        let most = self.limit - self.low / 2;
+        let charge = |used| (used + pages <= most).then_some(used + pages);
+        let result = self
+            .used
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
+        result
+            .ok()
+            .map(|before| self.limit - before - pages < self.low)
+    }
+
+    /// Most pages that nobody has asked for yet, while memory is short.
+    pub fn ahead_max(&self) -> u64 {
+        self.high
+    }
+
     /// Gives pages back; true when somebody waits for one.
     pub fn release(&self, pages: u64) -> bool {
         self.used.fetch_sub(pages, Ordering::SeqCst);
@@ -217,5 +244,15 @@ mod tests {
         assert!(budget.release(1), "somebody waits");
         assert!(!budget.release(1), "told once");
         assert_eq!(budget.free(), 2);
+    }
+
+    #[test]
+    fn guesses_leave_half_of_the_reserve_to_faults() {
+        let budget = Budget::new(4096);
+        assert_eq!(budget.charge_ahead(4000), Some(true), "128 is low");
+        assert_eq!(budget.charge_ahead(33), None);
+        assert_eq!(budget.charge_ahead(32), Some(true));
+        assert!(budget.charge().is_some());
+        assert_eq!(budget.free(), 63);
     }
 }

@@ -1,7 +1,7 @@
 //! Queues of pages, linked through the page map: no memory of their own, whatever their length.
 //!
-//! A page whose bytes are here is in exactly one place: the arrivals, one of the evictor's
-//! queues, or the evictor's table of write-backs. A fault that rescues a page leaves it where
+//! A page whose bytes are here is in exactly one place: the arrivals (of two kinds: asked for,
+//! and fetched ahead), one of the evictor's queues, or the evictor's table of write-backs. A fault that rescues a page leaves it where
 //! it is.
 
 use crate::page::PageIndex;
@@ -17,6 +17,7 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
+    /// Adds a page that is in no queue.
     pub(super) fn push(&self, map: &PageMap, page: PageIndex) {
         let entry = map.entry(page);
         let mut head = self.head.load(Ordering::Relaxed);
@@ -71,6 +72,11 @@ pub(super) struct PageQueue {
 impl PageQueue {
     pub(super) fn len(&self) -> usize {
         self.length
+    }
+
+    /// The page that [`Self::pop`] gives next.
+    pub(super) fn first(&self) -> Option<PageIndex> {
+        self.ends.map(|(first, _)| first)
     }
 
     pub(super) fn push(&mut self, map: &PageMap, page: PageIndex) {
