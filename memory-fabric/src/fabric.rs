@@ -17,6 +17,7 @@ use crate::transport::tcp::TcpTransport;
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::uffd::{Uffd, UffdError};
 use crate::wire::{LeaseStatus, TrafficClass};
+use crate::working_set::Recorder;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -100,6 +101,10 @@ pub struct FabricConfig {
     pub grace: Duration,
     /// Whether pages are fetched before they are asked for, where a pattern is seen.
     pub prefetch: bool,
+    /// Whether to record which pages are touched first; see [`Fabric::working_set`].
+    pub record: bool,
+    /// What an earlier run touched first, in that order: made ready at once.
+    pub replay: Vec<PageRange>,
     /// How long the pager's threads look for work before they sleep, at the most.
     pub spin: Duration,
     /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
@@ -281,6 +286,7 @@ impl Fabric {
             }
         }
         let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
+        let prefetches = config.prefetch || !config.replay.is_empty();
         let mut urgent: Vec<Box<dyn PageTransport>> = Vec::new();
         let mut bulk: Vec<Box<dyn PageTransport>> = Vec::new();
         let mut ahead: Vec<Box<dyn PageTransport>> = Vec::new();
@@ -299,7 +305,7 @@ impl Fabric {
                     (TrafficClass::Urgent, &fault_wake),
                     (TrafficClass::Bulk, &evict_wake),
                 ];
-                if config.prefetch {
+                if prefetches {
                     classes.push((TrafficClass::Prefetch, &prefetch_wake));
                 }
                 for leased in leases {
@@ -323,7 +329,12 @@ impl Fabric {
         let failed = Arc::clone(observer);
         let continue_write_protected =
             uffd.can_continue_write_protected() && !config.without_continue_write_protected;
+        let recorder = config.record.then(|| Recorder::new(&self.plan.layout));
+        let recorder = recorder
+            .transpose()
+            .map_err(system("reserve room for the working set"))?;
         let shared = Arc::new(Shared {
+            recorder,
             memory: Arc::clone(&self.memory),
             layout: Arc::new(self.plan.layout.clone()),
             map: PageMap::new(self.plan.layout.span_pages())
@@ -348,7 +359,7 @@ impl Fabric {
         let (foresight, orders) = Foresight::new();
         let foresight = config.prefetch.then_some(foresight);
         let faults = FaultThread::new(Arc::clone(&shared), urgent, retried, foresight);
-        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, orders);
+        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, orders, config.replay.clone());
         let evictor = Evictor::new(Arc::clone(&shared), bulk);
         self.shared = Some(shared);
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
@@ -359,7 +370,7 @@ impl Fabric {
             .push(spawn("pager-fault", Box::new(|| faults.run()))?);
         self.threads
             .push(spawn("pager-evict", Box::new(|| evictor.run()))?);
-        if config.prefetch {
+        if prefetches {
             self.threads
                 .push(spawn("pager-prefetch", Box::new(|| prefetcher.run()))?);
         }
@@ -402,6 +413,14 @@ impl Fabric {
         self.shared
             .as_ref()
             .map_or(0, |shared| shared.budget.used())
+    }
+
+    /// The runs of pages that were touched first until now, in that order, and whether there
+    /// were more; `None` when they are not recorded.
+    #[must_use]
+    pub fn working_set(&self) -> Option<(Vec<PageRange>, bool)> {
+        let recorder = self.shared.as_ref()?.recorder.as_ref()?;
+        Some((recorder.runs(), recorder.is_full()))
     }
 
     /// Every node's part.

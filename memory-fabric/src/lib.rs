@@ -23,6 +23,11 @@
 //! unmapping the oldest, watching which are touched again, and sending the others home on the
 //! donor's bulk connection.
 //!
+//! The prefetcher (`pager::prefetch`) fetches pages that a pattern in the faults promises, in
+//! runs, on connections of its own. They wait unmapped for their first touch, and are the first
+//! to go when nobody touches them. What was touched first in one run can be recorded for the
+//! next ([`working_set`]).
+//!
 //! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
 //! connections it makes again when they break. What they say to each other is in [`wire`].
 //!
@@ -57,6 +62,8 @@ pub mod transport;
 pub mod uffd;
 #[cfg(not(loom))]
 pub mod wire;
+#[cfg(not(loom))]
+pub mod working_set;
 
 #[cfg(all(test, loom))]
 mod loom_tests;

@@ -78,6 +78,48 @@ impl World {
         }
     }
 
+    /// A remote page with bytes 7 at home.
+    fn remote() -> Arc<Self> {
+        let world = Self::resident(false);
+        assert!(world.entry.begin_probation());
+        assert!(world.entry.begin_drop(Kind::Probation));
+        world.mapping.store(UNMAPPED, SeqCst);
+        world.here.store(GONE, SeqCst);
+        assert!(!world.entry.finish_drop(Kind::Remote));
+        world
+    }
+
+    /// One page fetched ahead, as `pager::prefetch` does it.
+    fn fetch_ahead(&self) {
+        let seen = self.entry.state();
+        if seen.kind() != Kind::Remote || !self.entry.begin_fetch(seen) {
+            return;
+        }
+        assert_eq!(self.here.load(SeqCst), GONE, "fetched over bytes");
+        self.here.store(self.home.load(SeqCst), SeqCst);
+        if !self.entry.finish_ahead(false) {
+            self.mapping.store(READ_ONLY, SeqCst);
+            assert!(self.entry.finish_install(), "who waits is woken");
+            self.handed_back.store(true, SeqCst);
+        }
+    }
+
+    /// One page fetched ahead and not used, as `pager::evict` drops it.
+    fn drop_unused(&self) {
+        let seen = self.entry.state();
+        if seen.is_ahead() && self.entry.begin_drop(Kind::Probation) {
+            assert_eq!(
+                self.mapping.load(SeqCst),
+                UNMAPPED,
+                "dropped a page that is mapped"
+            );
+            self.here.store(GONE, SeqCst);
+            if self.entry.finish_drop(Kind::Remote) {
+                self.handed_back.store(true, SeqCst);
+            }
+        }
+    }
+
     /// One eviction, as `pager::evict` makes it.
     fn evict(&self) {
         if !self.entry.begin_probation() {
@@ -172,5 +214,32 @@ fn loom_two_faults_on_one_page_leave_one_owner_and_wake_both() {
         assert!(first || second, "nobody mapped the page");
         assert_eq!(world.mapping.load(SeqCst), WRITABLE);
         world.check(7);
+    });
+}
+
+#[test]
+fn loom_a_write_fault_against_a_page_that_is_fetched_ahead_and_dropped() {
+    loom::model(|| {
+        let world = World::remote();
+        let prefetcher = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.fetch_ahead())
+        };
+        let evictor = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.drop_unused())
+        };
+        let served = world.serve_write_fault();
+        prefetcher.join().unwrap();
+        evictor.join().unwrap();
+        if !served {
+            // Mapped for reading by the prefetcher, or dropped: the write faults again.
+            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
+            assert!(world.serve_write_fault());
+        }
+        assert_eq!(world.mapping.load(SeqCst), WRITABLE);
+        world.check(7);
+        world.here.store(8, SeqCst);
+        world.check(8);
     });
 }

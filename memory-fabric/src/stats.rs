@@ -182,6 +182,8 @@ pub struct PagerStats {
     pub prefetch_used: Counter,
     /// Of these, pages that were evicted without that.
     pub prefetch_wasted: Counter,
+    /// Untouched pages that were filled with zeros because an earlier run had touched them.
+    pub replayed: Counter,
     /// Faults on pages that were on their way here by a prefetch.
     pub prefetch_late: Counter,
     /// For each donor in order: what went to and fro.

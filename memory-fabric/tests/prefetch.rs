@@ -3,6 +3,7 @@
 mod support;
 
 use memory_fabric::fabric::TransportKind;
+use memory_fabric::page::{PageIndex, PageRange};
 use memory_fabric::stats::PagerStats;
 use std::sync::atomic::Ordering;
 use support::*;
@@ -85,8 +86,8 @@ fn strides_up_and_down_are_fetched_ahead_too() {
         }
         let during = counts(stats).since(before);
         println!("{during:?}");
-        assert!(during.used as usize > pages / 6, "up {up}: {during:?}");
-        assert!(during.wasted as usize <= pages / 100, "up {up}: {during:?}");
+        assert!(during.used > pages as u64 / 6, "up {up}: {during:?}");
+        assert!(during.wasted <= pages as u64 / 100, "up {up}: {during:?}");
     }
     running.fabric.shutdown();
 }
@@ -240,4 +241,86 @@ fn a_hot_set_survives_a_scan_with_prefetching() {
         "{during:?}, {hot} hot pages"
     );
     running.fabric.shutdown();
+}
+
+#[test]
+fn a_working_set_is_recorded_in_order_and_replayed_before_it_is_touched() {
+    let order: Vec<usize> = (0..24).map(|step| (step * 37 % 100) * 20).collect();
+    let touch = |words: Words| {
+        for &page in &order {
+            for step in 0..20 {
+                assert_eq!(words.at(page + step, 0).load(Ordering::Relaxed), 0);
+            }
+        }
+    };
+    let donor = donor(GUEST);
+    let mut config = config(GUEST, LOCAL, &[donor.address()]);
+    config.record = true;
+    let running = start(&config);
+    touch(Words::of(&running.fabric));
+    let (runs, cut) = running.fabric.working_set().expect("recorded");
+    let zero_faults = running.fabric.stats().zero.summary().count;
+    running.fabric.shutdown();
+    assert!(!cut);
+    // Each stretch begins where it was touched first, or a little before.
+    let mut starts = runs.iter();
+    for &page in &order {
+        let near = |first: usize| first <= page && page < first + 16;
+        assert!(
+            starts.any(|run| near(run.first.index())),
+            "page {page} of {runs:?}"
+        );
+    }
+
+    config.record = false;
+    config.prefetch = false;
+    config.replay = runs.clone();
+    let running = start(&config);
+    let stats = running.fabric.stats();
+    let all: u64 = runs.iter().map(|run| u64::from(run.count)).sum();
+    wait_until(|| stats.replayed.get() == all);
+    touch(Words::of(&running.fabric));
+    let faults = stats.zero.summary().count + stats.minor.summary().count;
+    assert_eq!(faults, 0, "without replay there were {zero_faults}");
+    running.fabric.shutdown();
+}
+
+#[test]
+fn a_replay_takes_no_memory_that_is_not_plentiful_and_harms_no_bytes() {
+    let donor = donor(GUEST);
+    let mut config = config(GUEST, LOCAL, &[donor.address()]);
+    let pages = u32::try_from(GUEST / 4096).expect("small");
+    // Four times what fits, some of it twice, and pages that the guest does not have.
+    let run = |first: u32, count| PageRange::new(PageIndex::new(first), count);
+    config.replay = vec![
+        run(0, pages),
+        run(100, 5000),
+        run(pages - 1, 1),
+        run(pages, 9),
+    ];
+    let running = start(&config);
+    let stats = running.fabric.stats();
+    // It races with the first writes of all pages.
+    let words = Words::of(&running.fabric);
+    fill(words, 3);
+    verify(words, 3);
+    let replayed = stats.replayed.get();
+    assert!(replayed <= LOCAL / 4096, "{replayed} pages");
+    running.fabric.shutdown();
+
+    let running = start(&config);
+    let stats = running.fabric.stats();
+    wait_until(|| running.fabric.cached_pages() > LOCAL / 4096 / 2);
+    assert_eq!(stats.evictions.get(), 0, "made room for a guess");
+    fill(Words::of(&running.fabric), 4);
+    verify(Words::of(&running.fabric), 4);
+    running.fabric.shutdown();
+}
+
+fn wait_until(condition: impl Fn() -> bool) {
+    let started = std::time::Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < PATIENCE, "it does not come about");
+        std::thread::yield_now();
+    }
 }

@@ -31,9 +31,9 @@ const WINDOW_MIN: u32 = 4;
 /// at 400 us.
 pub(super) const WINDOW_MAX: u32 = 128;
 
-/// Most pages that are mapped along with one that is touched. With the largest window a wrong
-/// guess is no more than an eighth of it.
-pub(super) const CHAIN_MAX: u32 = 16;
+/// Most pages that are mapped along with one that is touched: a quarter of the largest window,
+/// so that a stream which ends has few of them.
+pub(super) const CHAIN_MAX: u32 = 32;
 
 /// Steps that a stream must have made before pages are ordered for it: when guesses have been
 /// good, and when many were wasted.

@@ -10,7 +10,7 @@ use super::queue::PageQueue;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::layout::NodeId;
-use crate::page::{PageIndex, is_zero};
+use crate::page::{PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
 use std::os::fd::AsRawFd;
@@ -38,7 +38,8 @@ pub(crate) struct Evictor {
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
-
+    /// Pages that this thread holds to drop them, and what they are then.
+    dropping: Option<(PageRange, Kind)>,
     waiter: Waiter,
 }
 
@@ -55,7 +56,7 @@ impl Evictor {
             ahead: AheadQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
-
+            dropping: None,
             waiter,
         }
     }
@@ -113,6 +114,7 @@ impl Evictor {
             }
             worked = true;
         }
+        self.free_discarded()?;
         Ok(worked)
     }
 
@@ -210,6 +212,7 @@ impl Evictor {
             worked = true;
             self.send_home(page, donor)?;
         }
+        self.free_discarded()?;
         for transport in &mut self.transports {
             transport.flush();
         }
@@ -284,7 +287,9 @@ impl Evictor {
             });
         }
         self.transports = transports;
-        result.map(|()| any)
+        result?;
+        self.free_discarded()?;
+        Ok(any)
     }
 
     fn written(&mut self, page: PageIndex) -> Result<(), PagerError> {
@@ -296,23 +301,44 @@ impl Evictor {
         }
     }
 
-    /// Frees the bytes of a page that this thread holds.
-    fn discard(&self, page: PageIndex, to: Kind) -> Result<(), PagerError> {
+    /// Frees the bytes of a page that this thread holds: soon, along with its neighbours.
+    fn discard(&mut self, page: PageIndex, to: Kind) -> Result<(), PagerError> {
+        if let Some((run, kind)) = &mut self.dropping
+            && *kind == to
+            && run.end() == u64::from(page.number())
+            && (run.count as usize) < BATCH
+        {
+            run.count += 1;
+            return Ok(());
+        }
+        self.free_discarded()?;
+        self.dropping = Some((PageRange::new(page, 1), to));
+        Ok(())
+    }
+
+    /// Frees what was discarded. One call frees a whole run: each takes the file's lock, which
+    /// those who make pages want too, and interrupts the other processors.
+    fn free_discarded(&mut self) -> Result<(), PagerError> {
+        let Some((run, to)) = self.dropping.take() else {
+            return Ok(());
+        };
         let shared = &self.shared;
-        let punched = shared.memory.punch(page, 1);
+        let punched = shared.memory.punch(run.first, run.count as usize);
         punched.map_err(|error| PagerError::Userfaultfd {
             call: "PUNCH_HOLE",
-            page,
+            page: run.first,
             source: error,
         })?;
-        let contended = shared.map.entry(page).finish_drop(to);
-        shared.stats.evictions.increment();
-        let waiting = shared.budget.release(1);
-        if contended {
-            // The fault thread always takes these, so there is room soon.
-            let _ = shared.retries.send(page);
+        let mut wanted = false;
+        for page in run.iter() {
+            if shared.map.entry(page).finish_drop(to) {
+                // The fault thread always takes these, so there is room soon.
+                let _ = shared.retries.send(page);
+                wanted = true;
+            }
         }
-        if contended || waiting {
+        shared.stats.evictions.add(run.count.into());
+        if shared.budget.release(run.count.into()) || wanted {
             let _ = shared.fault_wake.write(1);
         }
         Ok(())

@@ -238,6 +238,9 @@ impl FaultThread {
                         self.uncharge();
                     } else if self.post_fetch(pending) {
                         self.note(pending);
+                        if let Some(recorder) = &shared.recorder {
+                            recorder.record(PageRange::new(pending.page, 1));
+                        }
                         return Ok(Served::Yes);
                     } else {
                         entry.abandon_fetch();
@@ -303,6 +306,9 @@ impl FaultThread {
             shared.map.entry(page).mark_dirty();
         }
         let target = shared.memory.guest_page(run.first);
+        if let Some(recorder) = &shared.recorder {
+            recorder.record(run);
+        }
         let filled = shared.uffd.zero(target, run.count as usize);
         filled.map_err(failed("ZEROPAGE", run.first))?;
         for page in run.iter() {

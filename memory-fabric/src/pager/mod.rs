@@ -15,6 +15,7 @@ use crate::page_map::PageMap;
 use crate::stats::PagerStats;
 use crate::transport::PageTransport;
 use crate::uffd::Uffd;
+use crate::working_set::Recorder;
 use crossbeam_channel::Sender;
 use queue::Arrivals;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -73,6 +74,8 @@ pub(crate) struct Shared {
     pub evict_wake: EventFd,
     /// Wakes the prefetcher.
     pub prefetch_bell: prefetch::Bell,
+    /// Records first touches, when that is asked for.
+    pub recorder: Option<Recorder>,
     pub stopping: AtomicBool,
     /// When a thread first saw that.
     pub stopped_at: OnceLock<Instant>,

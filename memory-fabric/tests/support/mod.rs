@@ -50,6 +50,8 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         checksum: false,
         grace: Duration::from_secs(10),
         prefetch: true,
+        record: false,
+        replay: Vec::new(),
         spin: Duration::from_micros(20),
         without_continue_write_protected: false,
     }

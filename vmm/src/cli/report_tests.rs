@@ -64,7 +64,7 @@ fn the_fields_have_the_promised_names() {
             "stages": { "queue": percentiles, "fetch": percentiles, "install": percentiles },
         },
         "evictions": 0,
-        "prefetch": { "issued": 0, "used": 0 },
+        "prefetch": { "issued": 0, "used": 0, "wasted": 0, "late": 0 },
         "errors": [],
         "outcome": "",
         "exit_code": 0,

@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod node;
 pub mod run;
 mod supervisor;
+mod working_set;
 
 use std::io::{self, Write};
 

@@ -10,14 +10,14 @@ use memory_fabric::fabric::{
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use memory_fabric::stats::{PagerStats, Summary};
-use ssi_hv::config::{RunConfig, Transport, ValidatedRun};
+use ssi_hv::config::{Prefetching, RunConfig, Transport, ValidatedRun};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
     guest_memory_ranges,
 };
 use ssi_hv::report::{
-    FaultKind, Faults, Guest, Host, Node, Percentiles, Report, ReportFile, Role, Stages,
+    FaultKind, Faults, Guest, Host, Node, Percentiles, Prefetch, Report, ReportFile, Role, Stages,
     TransportUsed,
 };
 use ssi_hv::size::ByteSize;
@@ -26,6 +26,7 @@ use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
 use super::supervisor::Supervisor;
+use super::working_set::WorkingSet;
 
 /// Boots a guest and stays until it ends.
 pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
@@ -83,8 +84,9 @@ fn boot(
     report: &mut Report,
     started: Instant,
 ) -> Result<ExitCode, Failure> {
-    let fabric = Fabric::start(&fabric_config(config, wanted)?, &supervisor.observer())
-        .map_err(donors_failed)?;
+    let mut fabric_config = fabric_config(config, wanted)?;
+    let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
+    let fabric = Fabric::start(&fabric_config, &supervisor.observer()).map_err(donors_failed)?;
     tracing::info!("{}", describe(&fabric, wanted));
     let machine_config = MachineConfig {
         kernel: wanted.kernel.clone(),
@@ -101,6 +103,10 @@ fn boot(
     } else {
         Ok(Outcome::Stopped)
     };
+    if let Some(error) = working_set.save(&fabric) {
+        // The guest has run all the same.
+        supervisor.note(error);
+    }
     finish(fabric, &handle, prepared, report);
     Ok(match outcome? {
         Outcome::Shutdown => ExitCode::Success,
@@ -146,7 +152,9 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         },
         checksum: config.checksum,
         grace: wanted.donor_grace,
-        prefetch: true,
+        prefetch: config.prefetch == Prefetching::Auto,
+        record: config.record_working_set.is_some(),
+        replay: Vec::new(),
         spin: SPIN_DEFAULT,
         without_continue_write_protected: false,
     })
@@ -252,7 +260,14 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
     report.nodes = nodes.iter().map(node).collect();
     report.evictions = stats.evictions.get();
     report.faults = faults(&stats);
+    report.prefetch = Prefetch {
+        issued: stats.prefetch_issued.get(),
+        used: stats.prefetch_used.get(),
+        wasted: stats.prefetch_wasted.get(),
+        late: stats.prefetch_late.get(),
+    };
     tracing::debug!(
+        replayed = stats.replayed.get(),
         stalled_for_memory = stats.stalled_for_memory.get(),
         evictions_clean = stats.evictions_clean.get(),
         evictions_zero = stats.evictions_zero.get(),

@@ -144,6 +144,8 @@ fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Result<Fabric> {
             checksum: config.checksum,
             grace: Duration::from_secs(5),
             prefetch: true,
+            record: false,
+            replay: Vec::new(),
             spin: SPIN_DEFAULT,
             without_continue_write_protected: false,
         },
