@@ -211,12 +211,12 @@ pub struct RunConfig {
     pub prefetch: Prefetching,
 
     /// Write which pages the guest touched first
-    #[arg(long, value_name = "FILE", help_heading = "Where the memory is")]
+    #[arg(long, value_name = "FILE", help_heading = "Working set")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record_working_set: Option<PathBuf>,
 
     /// Make ready what a recorded run touched first
-    #[arg(long, value_name = "FILE", help_heading = "Where the memory is")]
+    #[arg(long, value_name = "FILE", help_heading = "Working set")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_working_set: Option<PathBuf>,
 
