@@ -2,8 +2,8 @@
 //! all there is on a control connection.
 
 use crate::wire::{
-    ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, decode_message,
-    encode_message,
+    CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError,
+    decode_message, encode_message,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, Read, Write};
@@ -112,6 +112,10 @@ impl ControlStream {
         let mut header = [0; HEADER_BYTES];
         self.read_exact_by(&mut header, deadline)?;
         let frame = Frame::decode(&header).map_err(|error| self.wrong(error))?;
+        if frame.length > CONTROL_BYTES_MAX {
+            // Pages have no place here, and nothing is allocated for them.
+            return Err(self.wrong(WireError::Unexpected(frame.kind)));
+        }
         let mut payload = vec![0; frame.length];
         self.read_exact_by(&mut payload, deadline)?;
         frame

@@ -11,6 +11,7 @@ use crate::page::{PAGE_SHIFT, PAGE_SIZE, PAGES_MAX, PageRange};
 use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
+use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
 use crate::pager::{Budget, PagerError, Shared};
 use crate::stats::PagerStats;
 use crate::transport::loopback::LoopbackTransport;
@@ -20,6 +21,7 @@ use crate::uffd::{Uffd, UffdError};
 pub use crate::view::NodeSummary;
 use crate::view::{FabricView, LentBy};
 use crate::wire::TrafficClass;
+use crate::working_set::Recorder;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -101,6 +103,12 @@ pub struct FabricConfig {
     pub checksum: bool,
     /// How long a donor that cannot be reached is waited for.
     pub grace: Duration,
+    /// Whether pages are fetched before they are asked for, where a pattern is seen.
+    pub prefetch: bool,
+    /// Whether to record which pages are touched first; see [`Fabric::working_set`].
+    pub record: bool,
+    /// What an earlier run touched first, in that order: made ready at once.
+    pub replay: Vec<PageRange>,
     /// How long the pager's threads look for work before they sleep, at the most.
     pub spin: Duration,
     /// Whether memory at home here may be backed by huge pages.
@@ -279,9 +287,11 @@ impl Fabric {
                 uffd.register(view.memory.guest_page(extent.pages.first), bytes)?;
             }
         }
-        let (fault_wake, evict_wake) = (bell()?, bell()?);
+        let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
+        let prefetches = config.prefetch || !config.replay.is_empty();
         let mut urgent: Vec<Box<dyn PageTransport>> = Vec::new();
         let mut bulk: Vec<Box<dyn PageTransport>> = Vec::new();
+        let mut ahead: Vec<Box<dyn PageTransport>> = Vec::new();
         match sources {
             Sources::None => {}
             Sources::Loopback(pool, bytes) => {
@@ -289,19 +299,30 @@ impl Fabric {
                     .lend(config.vm.clone(), bytes, false, LOOPBACK_LEASE)
                     .map_err(FabricError::Loopback)?;
                 urgent.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
-                bulk.push(Box::new(LoopbackTransport::new(lease)));
+                bulk.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
+                ahead.push(Box::new(LoopbackTransport::new(lease)));
             }
             Sources::Donors(leases) => {
+                let mut classes = vec![
+                    (TrafficClass::Urgent, &fault_wake),
+                    (TrafficClass::Bulk, &evict_wake),
+                ];
+                if prefetches {
+                    classes.push((TrafficClass::Prefetch, &prefetch_wake));
+                }
                 for (leased, lent_by) in leases.into_iter().zip(&mut view.lent_by) {
-                    let (link, ports) =
-                        connect(leased, [&fault_wake, &evict_wake], Arc::clone(observer))?;
+                    let (link, ports) = connect(leased, &classes, Arc::clone(observer))?;
                     lent_by.link = Some(Arc::clone(link.stats()));
                     self.links.push(link);
-                    let [urgent_port, bulk_port] = ports;
-                    let tcp =
-                        |port, class| Box::new(TcpTransport::new(port, class, config.checksum));
-                    urgent.push(tcp(urgent_port, TrafficClass::Urgent));
-                    bulk.push(tcp(bulk_port, TrafficClass::Bulk));
+                    for (port, &(class, _)) in ports.into_iter().zip(&classes) {
+                        let transports = match class {
+                            TrafficClass::Urgent => &mut urgent,
+                            TrafficClass::Bulk => &mut bulk,
+                            TrafficClass::Prefetch => &mut ahead,
+                        };
+                        let tcp = TcpTransport::new(port, class, config.checksum);
+                        transports.push(Box::new(tcp));
+                    }
                 }
             }
         }
@@ -311,8 +332,13 @@ impl Fabric {
         let failed = Arc::clone(observer);
         let continue_write_protected =
             uffd.can_continue_write_protected() && !config.without_continue_write_protected;
+        let recorder = config.record.then(|| Recorder::new(&view.plan.layout));
+        let recorder = recorder
+            .transpose()
+            .map_err(system("reserve room for the working set"))?;
         let span_pages = view.plan.layout.span_pages();
         let shared = Arc::new(Shared {
+            recorder,
             memory: Arc::clone(&view.memory),
             layout: Arc::new(view.plan.layout.clone()),
             map: PageMap::new(span_pages).map_err(system("create the page map"))?,
@@ -323,10 +349,12 @@ impl Fabric {
             arrivals: crate::pager::queue::Arrivals::default(),
             returns: crate::pager::queue::Arrivals::default(),
             evicted: crate::pager::EvictionClock::default(),
+            ahead: crate::pager::queue::Arrivals::default(),
             retries,
             fault_wake,
             evict_wake,
             evict_told: AtomicBool::new(false),
+            prefetch_bell: Bell::new(prefetch_wake),
             stopping: AtomicBool::new(false),
             stopped_at: std::sync::OnceLock::new(),
             failed: Arc::new(move |error: PagerError| {
@@ -335,7 +363,10 @@ impl Fabric {
             continue_write_protected,
             spin: config.spin,
         });
-        let faults = FaultThread::new(Arc::clone(&shared), urgent, retried);
+        let (foresight, orders) = Foresight::new();
+        let foresight = config.prefetch.then_some(foresight);
+        let faults = FaultThread::new(Arc::clone(&shared), urgent, retried, foresight);
+        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, orders, config.replay.clone());
         let (discard, discards) = discard::channel();
         let evict_bell = shared.evict_wake.try_clone();
         self.discarder = Discarder::new(
@@ -357,6 +388,10 @@ impl Fabric {
             .push(spawn("pager-fault", Box::new(|| faults.run()))?);
         self.threads
             .push(spawn("pager-evict", Box::new(|| evictor.run()))?);
+        if prefetches {
+            self.threads
+                .push(spawn("pager-prefetch", Box::new(|| prefetcher.run()))?);
+        }
         Ok(())
     }
 
@@ -406,6 +441,14 @@ impl Fabric {
     #[must_use]
     pub fn cached_pages(&self) -> u64 {
         self.view.cached_pages()
+    }
+
+    /// The runs of pages that were touched first until now, in that order, and whether there
+    /// were more; `None` when they are not recorded.
+    #[must_use]
+    pub fn working_set(&self) -> Option<(Vec<PageRange>, bool)> {
+        let recorder = self.view.shared.as_ref()?.recorder.as_ref()?;
+        Some((recorder.runs(), recorder.is_full()))
     }
 
     /// Every node's part.
@@ -506,15 +549,17 @@ impl Sources {
 
 fn connect(
     leased: Leased,
-    wakes: [&EventFd; 2],
+    classes: &[(TrafficClass, &EventFd)],
     observer: FabricObserver,
-) -> Result<(Link, [LinkPort; 2]), FabricError> {
+) -> Result<(Link, Vec<LinkPort>), FabricError> {
     let address = leased.address();
-    let [urgent, bulk] = wakes.map(EventFd::try_clone);
-    let system = |error| FabricError::System("duplicate an eventfd", error);
-    let wakes = [urgent.map_err(system)?, bulk.map_err(system)?];
+    let classes: io::Result<Vec<_>> = classes
+        .iter()
+        .map(|&(class, wake)| Ok((class, wake.try_clone()?)))
+        .collect();
+    let classes = classes.map_err(|error| FabricError::System("duplicate an eventfd", error))?;
     let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
     leased
-        .start(wakes, observer)
+        .start(classes, observer)
         .map_err(|source| FabricError::Donor { address, source })
 }

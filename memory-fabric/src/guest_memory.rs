@@ -116,6 +116,15 @@ impl GuestMemory {
             .cast()
     }
 
+    /// Writes the bytes of pages from `first` on into the file, without mapping them anywhere:
+    /// the kernel makes the pages from the bytes, and zeroes none before. Whoever calls this
+    /// must hold the pages, and they must not be mapped.
+    pub(crate) fn write(&self, first: PageIndex, bytes: &[u8]) -> io::Result<()> {
+        use std::os::unix::fs::FileExt;
+        debug_assert!(bytes.len().is_multiple_of(PAGE_SIZE));
+        self.file.write_all_at(bytes, first.address())
+    }
+
     /// Drops the mappings of `count` pages in the guest view; their bytes stay in the file.
     pub(crate) fn zap(&self, first: PageIndex, count: usize) -> io::Result<()> {
         self.guest.advise(

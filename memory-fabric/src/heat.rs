@@ -133,7 +133,7 @@ pub struct BlockHeat {
     pub resident: u32,
     /// Pages that are here, not mapped: on probation, being written back or dropped.
     pub leaving: u32,
-    /// Pages on their way here, or being mapped.
+    /// Pages on their way here, being mapped, or fetched ahead and not touched yet.
     pub arriving: u32,
     /// Pages whose bytes are only at home.
     pub remote: u32,
@@ -217,7 +217,12 @@ pub(crate) fn look(
                     Some((map, _)) if extent.home != NodeId::COMPUTE => {
                         for page in sample.iter() {
                             let state = map.entry(page).state();
-                            heat.add(state.kind(), state.is_dirty());
+                            // What was fetched ahead waits for its first touch.
+                            let kind = match state.kind() {
+                                Kind::Probation if state.is_ahead() => Kind::Fetching,
+                                kind => kind,
+                            };
+                            heat.add(kind, state.is_dirty());
                         }
                     }
                     _ => look_here(memory, sample, &mut seen, &mut heat),
@@ -344,6 +349,7 @@ mod tests {
             let entry = map.entry(PageIndex::new(number));
             assert!(entry.begin_install(entry.state()));
             entry.mark_dirty();
+            assert!(entry.list());
             assert!(!entry.finish_install());
             touches.record(PageIndex::new(number), Instant::now());
         }

@@ -26,6 +26,11 @@
 //! Pages that the guest has freed ([`discard`]) lose their bytes here and at home, and are
 //! untouched again.
 //!
+//! The prefetcher (`pager::prefetch`) fetches pages that a pattern in the faults promises, in
+//! runs, on connections of its own. They wait unmapped for their first touch, and are the first
+//! to go when nobody touches them. What was touched first in one run can be recorded for the
+//! next ([`working_set`]).
+//!
 //! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
 //! connections it makes again when they break. What they say to each other is in [`wire`].
 //!
@@ -67,6 +72,8 @@ pub mod uffd;
 pub mod view;
 #[cfg(not(loom))]
 pub mod wire;
+#[cfg(not(loom))]
+pub mod working_set;
 
 #[cfg(all(test, loom))]
 mod loom_tests;

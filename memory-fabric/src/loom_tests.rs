@@ -33,24 +33,22 @@ impl World {
         Self::in_queue(dirty, false)
     }
 
-    /// The same, in a queue of the evictor or not.
-    fn in_queue(dirty: bool, listed: bool) -> Arc<Self> {
+    /// The same, in a queue of the evictor, or about to be put into one.
+    fn in_queue(dirty: bool, queued: bool) -> Arc<Self> {
         let entry = PageEntry::new();
         assert!(entry.begin_install(entry.state()));
         if dirty {
             entry.mark_dirty();
         }
+        assert!(entry.list());
         assert!(!entry.finish_install());
-        if listed {
-            assert!(entry.list());
-        }
         Arc::new(Self {
             entry,
             mapping: AtomicU32::new(if dirty { WRITABLE } else { READ_ONLY }),
             here: AtomicU32::new(7),
             home: AtomicU32::new(if dirty { 3 } else { 7 }),
             handed_back: AtomicBool::new(false),
-            queues: AtomicU32::new(u32::from(listed)),
+            queues: AtomicU32::new(u32::from(queued)),
         })
     }
 
@@ -65,7 +63,7 @@ impl World {
                         self.entry.mark_dirty();
                         assert_ne!(self.here.load(SeqCst), GONE, "mapped a page without bytes");
                         self.mapping.store(WRITABLE, SeqCst);
-                        let _ = self.entry.finish_install();
+                        self.let_go();
                         return true;
                     }
                 }
@@ -75,8 +73,7 @@ impl World {
                         self.here.store(self.home.load(SeqCst), SeqCst);
                         self.entry.mark_dirty();
                         self.mapping.store(WRITABLE, SeqCst);
-                        let _ = self.entry.finish_install();
-                        self.arrive();
+                        self.let_go();
                         return true;
                     }
                 }
@@ -92,8 +89,7 @@ impl World {
                         self.entry.mark_dirty();
                         self.here.store(0, SeqCst);
                         self.mapping.store(WRITABLE, SeqCst);
-                        let _ = self.entry.finish_install();
-                        self.arrive();
+                        self.let_go();
                         return true;
                     }
                 }
@@ -101,11 +97,20 @@ impl World {
         }
     }
 
-    /// Puts the page into a queue, unless it is in one.
-    fn arrive(&self) {
-        if self.entry.list() {
-            assert_eq!(self.queues.fetch_add(1, SeqCst), 0, "in two queues at once");
+    /// Lets go of the page, which is mapped, as `Shared::let_go` does it. Gives whether somebody
+    /// waits for that.
+    fn let_go(&self) -> bool {
+        let is_new = self.entry.list();
+        let contended = self.entry.finish_install();
+        if is_new {
+            self.arrive();
         }
+        contended
+    }
+
+    /// Puts the page into a queue.
+    fn arrive(&self) {
+        assert_eq!(self.queues.fetch_add(1, SeqCst), 0, "in two queues at once");
     }
 
     /// Takes the page out of its queue, as the evictor does when it comes across it; puts it
@@ -116,7 +121,7 @@ impl World {
         }
         self.queues.fetch_sub(1, SeqCst);
         if !self.entry.unlist() {
-            assert_eq!(self.queues.fetch_add(1, SeqCst), 0, "in two queues at once");
+            self.arrive();
         }
     }
 
@@ -144,6 +149,58 @@ impl World {
                 }
                 Kind::Fetching | Kind::Installing | Kind::Dropping => return false,
             }
+        }
+    }
+
+    /// A remote page with bytes 7 at home.
+    fn remote() -> Arc<Self> {
+        let world = Self::resident(false);
+        assert!(world.entry.begin_probation());
+        assert!(world.entry.begin_drop(Kind::Probation));
+        world.mapping.store(UNMAPPED, SeqCst);
+        world.here.store(GONE, SeqCst);
+        assert!(!world.entry.finish_drop(Kind::Remote));
+        world
+    }
+
+    /// One page fetched ahead, as `pager::prefetch` does it.
+    fn fetch_ahead(&self) {
+        let seen = self.entry.state();
+        if seen.kind() != Kind::Remote || !self.entry.begin_fetch(seen) {
+            return;
+        }
+        assert_eq!(self.here.load(SeqCst), GONE, "fetched over bytes");
+        self.here.store(self.home.load(SeqCst), SeqCst);
+        assert!(self.entry.list(), "a remote page is in no queue");
+        if !self.entry.finish_ahead(false) {
+            self.mapping.store(READ_ONLY, SeqCst);
+            assert!(self.let_go(), "who waits is woken");
+            self.handed_back.store(true, SeqCst);
+        }
+        self.arrive();
+    }
+
+    /// The oldest page that was fetched ahead, one too many, as `pager::ahead` takes it out.
+    fn drop_unused(&self) {
+        if self.queues.load(SeqCst) == 0 {
+            return;
+        }
+        self.queues.fetch_sub(1, SeqCst);
+        if self.entry.unlist() {
+            return;
+        }
+        if self.entry.begin_drop(Kind::Probation) {
+            assert_eq!(
+                self.mapping.load(SeqCst),
+                UNMAPPED,
+                "dropped a page that is mapped"
+            );
+            self.here.store(GONE, SeqCst);
+            if self.entry.finish_drop(Kind::Remote) {
+                self.handed_back.store(true, SeqCst);
+            }
+        } else {
+            self.arrive();
         }
     }
 
@@ -342,5 +399,73 @@ fn loom_a_page_that_arrives_while_it_is_discarded_is_in_one_queue() {
         assert_eq!(listed, world.queues.load(SeqCst) == 1);
         let has_bytes = !matches!(world.entry.state().kind(), Kind::Untouched);
         assert_eq!(listed, has_bytes);
+    });
+}
+
+#[test]
+fn loom_a_write_fault_against_a_page_that_is_fetched_ahead_and_dropped() {
+    loom::model(|| {
+        let world = World::remote();
+        let prefetcher = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.fetch_ahead())
+        };
+        let evictor = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.drop_unused())
+        };
+        let served = world.serve_write_fault();
+        prefetcher.join().unwrap();
+        evictor.join().unwrap();
+        if !served {
+            // Mapped for reading by the prefetcher, or dropped: the write faults again.
+            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
+            assert!(world.serve_write_fault());
+        }
+        assert_eq!(world.mapping.load(SeqCst), WRITABLE);
+        world.check(7);
+        world.here.store(8, SeqCst);
+        world.check(8);
+    });
+}
+
+#[test]
+fn loom_a_discard_against_a_page_that_is_fetched_ahead_and_touched() {
+    // Three threads: all interleavings would take hours.
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let world = World::remote();
+        let prefetcher = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.fetch_ahead())
+        };
+        let evictor = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                let discarded = world.discard();
+                world.drop_unused();
+                discarded
+            })
+        };
+        let served = world.serve_write_fault();
+        prefetcher.join().unwrap();
+        // Whoever held the page has let go of it.
+        let mut discarded = evictor.join().unwrap();
+        if !served {
+            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
+            assert!(world.serve_write_fault());
+        }
+        if !discarded {
+            discarded = world.discard();
+        }
+        assert!(discarded, "somebody holds the page still");
+        // Its old bytes, which were on their way, have not come back.
+        world.check(0);
+        assert!(world.serve_write_fault());
+        world.check(0);
+        let state = world.entry.state();
+        assert!(state.is_listed(), "a page with bytes that no queue has");
+        assert_eq!(world.queues.load(SeqCst), 1);
     });
 }

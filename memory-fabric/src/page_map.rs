@@ -26,14 +26,21 @@
 //! `Untouched`, and from any of the states with bytes here by way of `Dropping`. It stays where
 //! it is in the evictor's queues, which cannot be left in the middle; *listed* remembers that.
 //!
+//! Pages may also be fetched before anybody asks for them (`pager::prefetch`). Such a page goes
+//! from `Fetching` straight to `Probation`, flagged *ahead*: its bytes are here, it is not
+//! mapped, so that its first touch is seen, and the evictor may drop it as any other there.
+//!
 //! # Flags
 //!
 //! - *dirty*: the bytes here differ from those at home. A page that is not dirty is never
 //!   mapped writable.
 //! - *contended*: somebody faulted on the page while it was held; the holder must see to it.
 //! - *listed*: the page is in the arrivals, in a queue of the evictor or in its table of
-//!   write-backs, and must not be put into another. A page without bytes here is listed only
-//!   when it was discarded; the evictor takes it out when it comes across it.
+//!   write-backs, or whoever set the flag is about to put it there; nobody else may. It is set
+//!   by the holder of a page that gets bytes, before the page is let go of. A page without bytes
+//!   here is listed only when it was discarded; the evictor takes it out when it comes across it.
+//! - *ahead*: fetched before anybody asked for it, and not touched since. *chained*: the same,
+//!   and mapped along when the page before it is touched.
 
 use crate::page::PageIndex;
 #[cfg(not(loom))]
@@ -45,6 +52,8 @@ const KIND_MASK: u32 = 0xf;
 const DIRTY: u32 = 1 << 4;
 const CONTENDED: u32 = 1 << 5;
 const LISTED: u32 = 1 << 6;
+const AHEAD: u32 = 1 << 7;
+const CHAINED: u32 = 1 << 8;
 
 /// What is true of a page, apart from its flags.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -60,7 +69,8 @@ pub enum Kind {
     Installing = 3,
     /// The bytes are here; the page is mapped, or a touch maps it at no cost but its fault.
     Resident = 4,
-    /// Unmapped by the evictor to see whether it is touched again.
+    /// Unmapped by the evictor to see whether it is touched again, or fetched ahead and not
+    /// mapped yet.
     Probation = 5,
     /// The evictor sends the bytes home.
     WritingBack = 6,
@@ -114,6 +124,18 @@ impl State {
         self.0 & LISTED != 0
     }
 
+    /// Whether the page was fetched before anybody asked for it, and not touched since.
+    #[must_use]
+    pub const fn is_ahead(self) -> bool {
+        self.0 & AHEAD != 0
+    }
+
+    /// Whether it is to be mapped along with the page before it.
+    #[must_use]
+    pub const fn is_chained(self) -> bool {
+        self.0 & CHAINED != 0
+    }
+
     /// The same flags with another kind.
     const fn with_kind(self, kind: Kind) -> Self {
         Self((self.0 & !KIND_MASK) | kind as u32)
@@ -134,7 +156,13 @@ impl fmt::Debug for State {
             ""
         };
         let listed = if self.is_listed() { "+listed" } else { "" };
-        write!(f, "{:?}{dirty}{contended}{listed}", self.kind())
+        let ahead = if self.is_ahead() { "+ahead" } else { "" };
+        let chained = if self.is_chained() { "+chained" } else { "" };
+        write!(
+            f,
+            "{:?}{dirty}{contended}{listed}{ahead}{chained}",
+            self.kind()
+        )
     }
 }
 
@@ -220,12 +248,24 @@ impl PageEntry {
         let mut seen = self.state();
         loop {
             debug_assert!(matches!(seen.kind(), Kind::Installing | Kind::Fetching));
+            debug_assert!(seen.is_listed(), "{seen:?} would never be evicted");
             let resident = State(seen.0 & (DIRTY | LISTED)).with_kind(Kind::Resident);
             if self.swap_if(seen, resident) {
                 return seen.is_contended();
             }
             seen = self.state();
         }
+    }
+
+    /// Prefetcher, holder of `Fetching`: the bytes are here, and nobody asked for them yet. False
+    /// when somebody does: the page is still held, and must be mapped.
+    #[must_use]
+    pub fn finish_ahead(&self, chained: bool) -> bool {
+        let flags = AHEAD | if chained { CHAINED } else { 0 };
+        let seen = self.state();
+        debug_assert!(seen.kind() == Kind::Fetching && seen.is_listed());
+        let ahead = State(seen.only_listed(Kind::Probation).0 | flags);
+        !seen.is_contended() && self.swap_if(seen, ahead)
     }
 
     /// Holder of `Fetching`: the bytes did not come; the page is remote again.
@@ -272,10 +312,16 @@ impl PageEntry {
         self.swap_if(seen, seen.only_listed(Kind::Untouched))
     }
 
-    /// Whoever puts the page into one of the evictor's places: false when it is in one already,
-    /// and must be left there.
+    /// Holder of `Installing` or `Fetching`, before it lets go: true when it must put the page
+    /// into one of the evictor's places next; false when the page is in one already, and must be
+    /// left there. Listed while it is held, the page cannot come into a second place meanwhile,
+    /// whatever becomes of it.
     #[must_use]
     pub fn list(&self) -> bool {
+        debug_assert!(matches!(
+            self.state().kind(),
+            Kind::Installing | Kind::Fetching
+        ));
         // AcqRel: pairs with that of `unlist`, so that the link is written after it was read.
         self.state.fetch_or(LISTED, Ordering::AcqRel) & LISTED == 0
     }
@@ -429,6 +475,7 @@ mod tests {
         let entry = PageEntry::new();
         assert!(entry.begin_install(entry.state()));
         entry.mark_dirty();
+        assert!(entry.list());
         assert!(!entry.finish_install());
         assert_eq!(entry.state().kind(), Kind::Resident);
         assert!(entry.state().is_dirty());
@@ -464,6 +511,7 @@ mod tests {
         entry.state.store(Kind::Remote as u32, Ordering::Relaxed);
         assert!(entry.begin_fetch(entry.state()));
         assert!(entry.contend(entry.state()));
+        assert!(entry.list());
         assert!(entry.finish_install());
         assert!(!entry.state().is_contended() && !entry.state().is_dirty());
     }
@@ -471,15 +519,14 @@ mod tests {
     #[test]
     fn a_discarded_page_stays_listed_until_the_evictor_comes_across_it() {
         let entry = resident(true);
-        assert!(entry.list() && !entry.list());
         assert!(entry.begin_discard(entry.state()));
         assert!(!entry.finish_drop(Kind::Untouched));
         assert!(entry.state().is_listed() && !entry.state().is_dirty());
         // Touched again before that: it has its place already.
         assert!(entry.begin_install(entry.state()));
         assert!(!entry.unlist(), "it is being filled");
-        assert!(!entry.finish_install());
         assert!(!entry.list());
+        assert!(!entry.finish_install());
         // Discarded once more, and found.
         assert!(entry.begin_discard(entry.state()));
         assert!(!entry.finish_drop(Kind::Untouched));
@@ -490,7 +537,7 @@ mod tests {
     #[test]
     fn an_eviction_takes_a_page_off_the_list_and_a_forgotten_page_is_zero() {
         let entry = resident(false);
-        assert!(entry.list());
+        assert!(entry.state().is_listed());
         assert!(entry.begin_probation());
         assert!(entry.begin_drop(Kind::Probation));
         assert!(!entry.finish_drop(Kind::Remote));
@@ -509,12 +556,59 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_page_fetched_ahead_is_known_as_such_until_it_is_touched_or_dropped() {
+        for (end, left) in [
+            (Kind::Resident, State(Kind::Resident as u32 | LISTED)),
+            (Kind::Remote, State::new(Kind::Remote)),
+            // Discarded: it stays in its queue.
+            (Kind::Untouched, State(Kind::Untouched as u32 | LISTED)),
+        ] {
+            let entry = PageEntry::new();
+            entry.state.store(Kind::Remote as u32, Ordering::Relaxed);
+            assert!(entry.begin_fetch(entry.state()));
+            assert!(entry.list());
+            assert!(entry.finish_ahead(true));
+            let seen = entry.state();
+            assert!(seen.is_ahead() && seen.is_chained() && seen.is_listed());
+            assert_eq!(seen.kind(), Kind::Probation);
+            match end {
+                Kind::Resident => {
+                    assert!(entry.begin_install(seen));
+                    assert!(!entry.list());
+                    assert!(!entry.finish_install());
+                }
+                Kind::Remote => {
+                    assert!(entry.begin_drop(Kind::Probation));
+                    assert!(!entry.finish_drop(Kind::Remote));
+                }
+                _ => {
+                    assert!(entry.begin_discard(seen));
+                    assert!(!entry.finish_drop(Kind::Untouched));
+                }
+            }
+            assert_eq!(entry.state(), left);
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_wanted_when_it_comes_is_not_set_aside() {
+        let entry = PageEntry::new();
+        entry.state.store(Kind::Remote as u32, Ordering::Relaxed);
+        assert!(entry.begin_fetch(entry.state()));
+        assert!(entry.contend(entry.state()));
+        assert!(entry.list());
+        assert!(!entry.finish_ahead(false));
+        assert!(entry.finish_install(), "who waits is woken");
+    }
+
     fn resident(dirty: bool) -> PageEntry {
         let entry = PageEntry::new();
         assert!(entry.begin_install(entry.state()));
         if dirty {
             entry.mark_dirty();
         }
+        assert!(entry.list());
         assert!(!entry.finish_install());
         entry
     }

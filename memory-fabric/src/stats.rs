@@ -185,6 +185,16 @@ pub struct PagerStats {
     pub stalled_for_memory: Counter,
     /// Pages that the guest does not use.
     pub free_pages: FreePagesStats,
+    /// Pages asked of their home before anybody wanted them.
+    pub prefetch_issued: Counter,
+    /// Of these, pages that were touched, or mapped along with one that was.
+    pub prefetch_used: Counter,
+    /// Of these, pages that were evicted without that.
+    pub prefetch_wasted: Counter,
+    /// Untouched pages that were filled with zeros because an earlier run had touched them.
+    pub replayed: Counter,
+    /// Faults on pages that were on their way here by a prefetch.
+    pub prefetch_late: Counter,
     /// For each donor in order: what went to and fro.
     pub donors: Box<[DonorStats]>,
 }

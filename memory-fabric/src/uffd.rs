@@ -16,6 +16,8 @@ use userfaultfd::{
 mod feature {
     pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
     pub const MISSING_SHMEM: u64 = 1 << 5;
+    /// Linux 4.14, long before the others.
+    pub const THREAD_ID: u64 = 1 << 8;
     pub const MINOR_SHMEM: u64 = 1 << 10;
     pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 }
@@ -104,6 +106,8 @@ pub struct Fault {
     pub write: bool,
     /// Whether the page is mapped but write-protected. A hint: it may be out of date.
     pub write_protected: bool,
+    /// The thread that waits. Of a vCPU, the one that runs it.
+    pub thread: u32,
 }
 
 /// What became of a request to map a page.
@@ -191,7 +195,7 @@ impl Uffd {
     /// See [`UffdError`].
     pub fn new() -> Result<Self, UffdError> {
         let wanted = REQUIRED_FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
-        let wanted = FeatureFlags::from_bits_retain(wanted);
+        let wanted = FeatureFlags::from_bits_retain(wanted | feature::THREAD_ID);
         match builder().require_features(wanted).create() {
             Ok(inner) => Ok(Self { inner }),
             Err(error) => Err(match builder().create() {
@@ -252,11 +256,18 @@ impl Uffd {
         for event in self.inner.read_events(buffer).map_err(into_io)? {
             let event = event.map_err(into_io)?;
             // No other kind of event was asked for.
-            if let Event::Pagefault { kind, rw, addr } = event {
+            if let Event::Pagefault {
+                kind,
+                rw,
+                addr,
+                thread_id,
+            } = event
+            {
                 serve(Fault {
                     address: addr.addr(),
                     write: rw == ReadWrite::Write,
                     write_protected: kind == FaultKind::WriteProtected,
+                    thread: thread_id.as_raw().cast_unsigned(),
                 });
             }
             count += 1;
@@ -337,6 +348,56 @@ impl Uffd {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(Mapped::Already),
             Err(error) => Err(error),
         }
+    }
+
+    /// Maps `count` pages from `first` on whose bytes are in the memfd, and wakes those who wait
+    /// for them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::map_existing`]; pages before the one that failed are mapped.
+    pub fn map_existing_run(
+        &self,
+        first: *mut u8,
+        count: usize,
+        protection: Protection,
+    ) -> io::Result<()> {
+        let mode = if protection == Protection::WriteProtected {
+            CONTINUE_MODE_WP
+        } else {
+            0
+        };
+        let start = first.addr() as u64;
+        let end = start + (count * PAGE_SIZE) as u64;
+        let next = std::cell::Cell::new(start);
+        while next.get() < end {
+            let result = self.while_busy(|uffd| {
+                let mut call = RangeMode {
+                    range: Range {
+                        start: next.get(),
+                        len: end - next.get(),
+                    },
+                    mode,
+                    done: 0,
+                };
+                // SAFETY: layout asserted above; the kernel refuses what is not registered.
+                let result = unsafe { uffd.ioctl(UFFDIO_CONTINUE, &raw mut call) };
+                // Stopped half way it says how far it came, and is called for the rest.
+                next.set(next.get() + u64::try_from(call.done).unwrap_or(0));
+                if next.get() == end { Ok(()) } else { result }
+            });
+            match result {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                    // This one is mapped already; who waits for it has to be woken.
+                    let page = first.wrapping_add(usize::try_from(next.get() - start).unwrap_or(0));
+                    self.wake(page)?;
+                    next.set(next.get() + PAGE_SIZE as u64);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Ends a page's write protection, if it is mapped, and wakes those who wait for it.

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
-//! | `Attach` | pages, urgent or bulk | `ReadPage`, `WritePage`, `DropPages`, pipelined |
+//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, pipelined |
 //!
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
 //! of the requests from our donor, but a client must not rely on it. A peer that breaks a rule
@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -32,15 +32,19 @@ pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Longest payload of a control frame, bytes: room for every message with its longest strings.
 pub const CONTROL_BYTES_MAX: usize = 1024;
 
-/// Payload of a [`FrameKind::DropPages`] frame, bytes: a little-endian number of pages.
-pub const DROP_BYTES: usize = 4;
+/// Payload of a frame that names several pages, bytes: their little-endian number.
+pub const COUNT_BYTES: usize = size_of::<U32>();
 
 /// Most pages of one [`FrameKind::DropPages`] frame: what comes behind it on its connection
 /// does not wait long. 32 MiB.
 pub const DROP_PAGES_MAX: u32 = 8192;
 
-/// Longest payload of any frame, bytes: one page.
-pub const PAYLOAD_BYTES_MAX: usize = PAGE_SIZE;
+/// Most pages that one [`FrameKind::ReadPages`] asks for. More make no frame cheaper, and the
+/// first page of a run can only be used when the last has come.
+pub const RUN_PAGES_MAX: u32 = 64;
+
+/// Longest payload of any frame, bytes: the longest run of pages.
+pub const PAYLOAD_BYTES_MAX: usize = RUN_PAGES_MAX as usize * PAGE_SIZE;
 
 /// How long a lease goes on when its control connection was closed by the VM's side without a
 /// release, as the end of a killed process does. A living VM renews several times in it, finds
@@ -101,11 +105,15 @@ pub enum FrameKind {
     WritePage = 18,
     /// No payload: the answer to `WritePage`.
     Written = 19,
-    /// A number of pages, 4 bytes: forget those from `offset` on. The VM does not read them
-    /// before it has written them again.
+    /// A number of pages, 4 bytes, from 1 to [`DROP_PAGES_MAX`]: forget those from `offset` on.
+    /// The VM does not read them before it has written them again.
     DropPages = 20,
     /// No payload: the answer to `DropPages`.
     Dropped = 21,
+    /// A number of pages, 4 bytes, from 1 to [`RUN_PAGES_MAX`]: send so many from `offset` on.
+    ReadPages = 22,
+    /// The pages one after the other: the answer to `ReadPages`.
+    PagesData = 23,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
 }
@@ -115,7 +123,7 @@ impl FrameKind {
         use FrameKind::*;
         let all = [
             Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, ReadPage, PageData,
-            WritePage, Written, DropPages, Dropped, Error,
+            WritePage, Written, DropPages, Dropped, ReadPages, PagesData, Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -126,7 +134,8 @@ impl FrameKind {
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
             Self::Attached | Self::ReadPage | Self::Written | Self::Dropped => (0, 0),
-            Self::DropPages => (DROP_BYTES, DROP_BYTES),
+            Self::DropPages | Self::ReadPages => (COUNT_BYTES, COUNT_BYTES),
+            Self::PagesData => (PAGE_SIZE, PAYLOAD_BYTES_MAX),
             _ => (0, CONTROL_BYTES_MAX),
         }
     }
@@ -161,6 +170,9 @@ pub enum WireError {
         /// Largest length allowed.
         most: usize,
     },
+    /// A run of pages that nobody may ask for.
+    #[error("a run of {0} pages is asked, 1 to {RUN_PAGES_MAX} are allowed")]
+    Run(u32),
     /// Damaged on the way.
     #[error(
         "{kind:?} frame {request:#x} has checksum {found:#010x}, its bytes give {computed:#010x}"
@@ -227,7 +239,7 @@ impl Frame {
     /// The header that precedes `payload`.
     #[must_use]
     pub fn encode(&self, payload: &[u8]) -> [u8; HEADER_BYTES] {
-        let length = u32::try_from(payload.len()).expect("payloads are at most a page");
+        let length = u32::try_from(payload.len()).expect("payloads are at most a run of pages");
         let mut header = Header {
             magic: MAGIC,
             version: VERSION,
@@ -306,6 +318,27 @@ impl Frame {
     }
 }
 
+/// The payload of `ReadPages` and `DropPages`.
+#[must_use]
+pub fn encode_count(pages: u32) -> [u8; COUNT_BYTES] {
+    pages.to_le_bytes()
+}
+
+/// Decodes the payload of `ReadPages`.
+///
+/// # Errors
+///
+/// When it asks for no page, or for more than [`RUN_PAGES_MAX`].
+pub fn decode_run(payload: &[u8]) -> Result<u32, WireError> {
+    let bytes = payload.try_into().map_err(|_| WireError::Payload {
+        kind: FrameKind::ReadPages,
+    })?;
+    match u32::from_le_bytes(bytes) {
+        pages @ 1..=RUN_PAGES_MAX => Ok(pages),
+        pages => Err(WireError::Run(pages)),
+    }
+}
+
 /// CRC-32C (RFC 3720, appendix B.4) of header, its checksum field zero, and payload.
 fn checksum_of(header: &Header, payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(header.as_bytes()), payload)
@@ -362,8 +395,10 @@ pub struct LeaseStatus {
 pub enum TrafficClass {
     /// Faults that a vCPU waits for.
     Urgent,
-    /// Write-back and everything else.
+    /// Write-back.
     Bulk,
+    /// Pages that nobody has asked for yet.
+    Prefetch,
 }
 
 /// Binds a connection to a lease.
@@ -473,6 +508,16 @@ mod tests {
     #[test]
     fn a_token_is_not_printed() {
         assert_eq!(format!("{:?}", Token([0xab; 16])), "Token(..)");
+    }
+
+    #[test]
+    fn a_run_has_at_least_a_page_and_at_most_the_limit() {
+        assert_eq!(decode_run(&encode_count(1)), Ok(1));
+        assert_eq!(decode_run(&encode_count(RUN_PAGES_MAX)), Ok(RUN_PAGES_MAX));
+        for pages in [0, RUN_PAGES_MAX + 1, u32::MAX] {
+            assert_eq!(decode_run(&encode_count(pages)), Err(WireError::Run(pages)));
+        }
+        assert!(decode_run(&[1, 0, 0]).is_err());
     }
 
     proptest! {

@@ -5,7 +5,7 @@ mod support;
 use memory_fabric::fabric::{Fabric, FabricEvent, FabricObserver};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::transport::IN_FLIGHT_MAX;
-use memory_fabric::wire::ORPHAN_TIME;
+use memory_fabric::wire::{FrameKind, ORPHAN_TIME};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -24,6 +24,8 @@ fn memory_survives(mischief: Mischief) {
     let proxy = Proxy::new(donor.address(), mischief, 3);
     let mut config = config(GUEST, LOCAL, &[proxy.address]);
     config.checksum = true;
+    // So that every page comes by itself.
+    config.prefetch = false;
     let running = start(&config);
     let words = Words::of(&running.fabric);
     fill(words, 1);
@@ -35,6 +37,50 @@ fn memory_survives(mischief: Mischief) {
     });
     assert!(proxy.mischief_done() > 0, "nothing was put to the test");
     running.fabric.shutdown();
+}
+
+/// The same with mischief done to runs of pages that are fetched ahead.
+fn runs_survive(mischief: Mischief, checksum: bool) {
+    let donor = donor(GUEST);
+    let proxy = Proxy::on(FrameKind::PagesData, donor.address(), mischief, 3);
+    let mut config = config(GUEST, LOCAL, &[proxy.address]);
+    config.checksum = checksum;
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 9);
+    for _ in 0..4 {
+        verify(words, 9);
+    }
+    assert!(proxy.mischief_done() > 0, "nothing was put to the test");
+    let used = running.fabric.stats().prefetch_used.get();
+    assert!(used > 5_000, "{used} pages fetched ahead");
+    running.fabric.shutdown();
+}
+
+#[test]
+fn runs_survive_flipped_bits_and_cuts() {
+    runs_survive(Mischief::FlipBit, true);
+    runs_survive(Mischief::CutShort, false);
+}
+
+#[test]
+fn runs_survive_wrong_lengths_and_kinds() {
+    runs_survive(Mischief::Oversized, false);
+    runs_survive(Mischief::ShortRun, false);
+    runs_survive(Mischief::OtherKind, false);
+}
+
+#[test]
+fn runs_survive_answers_to_nothing_and_answers_that_come_twice() {
+    runs_survive(Mischief::WrongRequest, false);
+    runs_survive(Mischief::Twice, false);
+    runs_survive(Mischief::Garbage, false);
+}
+
+#[test]
+fn runs_survive_another_order_and_silence() {
+    runs_survive(Mischief::Reordered, false);
+    runs_survive(Mischief::Silence, false);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use memory_fabric::control::{ControlError, ControlStream};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::wire::{
     AttachRequest, DROP_PAGES_MAX, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest,
-    LeaseStatus, ORPHAN_TIME, Refusal, Token, TrafficClass,
+    LeaseStatus, ORPHAN_TIME, RUN_PAGES_MAX, Refusal, Token, TrafficClass, encode_count,
 };
 use proptest::prelude::*;
 use std::io::{Read, Write};
@@ -101,7 +101,7 @@ fn pages_to_be_dropped_are_those_of_the_lease_and_not_too_many() {
         let mut stream = attach(donor.address(), grant.token)
             .expect("attached")
             .into_stream();
-        let payload = pages.to_le_bytes();
+        let payload = encode_count(pages);
         let mut frame =
             Vec::from(Frame::new(FrameKind::DropPages, 7, offset, false).encode(&payload));
         frame.extend(payload);
@@ -132,6 +132,35 @@ fn pages_to_be_dropped_are_those_of_the_lease_and_not_too_many() {
         })
     );
     assert!(malformed, "{result:?}");
+}
+
+#[test]
+fn runs_that_nobody_may_ask_for_are_refused() {
+    let donor = donor(4 * MIB);
+    let (_control, grant) = lease(donor.address(), MIB);
+    let page = PAGE_SIZE as u64;
+    for (offset, pages, wanted) in [
+        (0, 0, Refusal::Malformed),
+        (0, RUN_PAGES_MAX + 1, Refusal::Malformed),
+        (0, u32::MAX, Refusal::Malformed),
+        (MIB - page, 2, Refusal::OutOfRange),
+        (MIB, 1, Refusal::OutOfRange),
+        (u64::MAX - 4095, 64, Refusal::OutOfRange),
+        (12, 1, Refusal::OutOfRange),
+    ] {
+        let mut stream = attach(donor.address(), grant.token)
+            .expect("attached")
+            .into_stream();
+        let run = encode_count(pages);
+        let header = Frame::new(FrameKind::ReadPages, 7, offset, false).encode(&run);
+        stream.write_all(&header).expect("sent");
+        stream.write_all(&run).expect("sent");
+        match stream_frames(stream).receive(PATIENCE) {
+            Err(ControlError::Refused { refusal, .. }) => assert_eq!(refusal, wanted),
+            other => panic!("{offset:#x}, {pages}: {other:?}"),
+        }
+    }
+    assert_eq!(donor.pool().status().pages_read, 0);
 }
 
 #[test]

@@ -42,6 +42,14 @@ fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send)
                             added[page * WORDS_PER_PAGE + word] += 1;
                         }
                         done.fetch_add(64, Ordering::Relaxed);
+                        if random.below(256) == 0 {
+                            // Some go straight on, so that pages are fetched ahead of them.
+                            let start = random.below(pages);
+                            for page in (start..pages).take(48) {
+                                words.at(page, first).fetch_add(1, Ordering::Relaxed);
+                                added[page * WORDS_PER_PAGE + first] += 1;
+                            }
+                        }
                     }
                     added
                 })
@@ -84,7 +92,20 @@ fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send)
         stats.evictions_cancelled.get() > 100,
         "too few cancelled evictions"
     );
-    assert!(stats.remote.summary().count > 10_000, "too few fetches");
+    assert!(
+        stats.remote.summary().count > increments / 400,
+        "too few fetches"
+    );
+    println!(
+        "{} pages fetched ahead, {} used, {} late",
+        stats.prefetch_issued.get(),
+        stats.prefetch_used.get(),
+        stats.prefetch_late.get(),
+    );
+    assert!(
+        stats.prefetch_used.get() > increments / 2000,
+        "too few pages fetched ahead"
+    );
     // The pager kept to its budget: the file has no more bytes than it was given.
     let resident = running.fabric.memory().resident_bytes().expect("fstat");
     assert!(

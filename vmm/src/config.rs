@@ -126,6 +126,17 @@ pub enum Switch {
     Off,
 }
 
+/// Whether pages are fetched before they are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefetching {
+    /// Where a pattern is seen in what the guest touches
+    #[default]
+    Auto,
+    /// Never
+    Off,
+}
+
 /// The configuration of one virtual machine, from flags and from `vm.toml`.
 ///
 /// A key of the file has the name of the flag without its dashes: `local-memory = "256M"`.
@@ -237,6 +248,28 @@ pub struct RunConfig {
     #[arg(long, help_heading = "Where the memory is")]
     pub checksum: bool,
 
+    /// Fetch pages before they are asked for
+    #[arg(
+        long,
+        value_name = "WHEN",
+        help_heading = "Where the memory is",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "Fetch pages ahead of the guest: auto or off"
+    )]
+    pub prefetch: Prefetching,
+
+    /// Write which pages the guest touched first
+    #[arg(long, value_name = "FILE", help_heading = "Working set")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub record_working_set: Option<PathBuf>,
+
+    /// Make ready what a recorded run touched first
+    #[arg(long, value_name = "FILE", help_heading = "Working set")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replay_working_set: Option<PathBuf>,
+
     /// Pause this long for a lost donor
     #[arg(
         long = "donor-grace",
@@ -273,6 +306,9 @@ impl Default for RunConfig {
             numa: Numa::Flat,
             huge_pages: HugePages::Auto,
             checksum: false,
+            prefetch: Prefetching::Auto,
+            record_working_set: None,
+            replay_working_set: None,
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
             insecure: false,
             report: None,

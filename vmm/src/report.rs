@@ -237,8 +237,12 @@ pub struct FreePages {
 pub struct Prefetch {
     /// How many were fetched.
     pub issued: u64,
-    /// How many of them were touched afterwards.
+    /// How many of them were touched afterwards, or mapped along with one that was.
     pub used: u64,
+    /// How many were evicted without that.
+    pub wasted: u64,
+    /// Touches that came while the page was on its way.
+    pub late: u64,
 }
 
 /// Why a report cannot be written.

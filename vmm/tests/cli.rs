@@ -241,6 +241,7 @@ transport = "auto"
 numa = "flat"
 huge-pages = "auto"
 checksum = true
+prefetch = "auto"
 donor-grace = 30
 insecure = false
 "#
@@ -362,4 +363,40 @@ fn the_readme_has_the_flags_of_run_and_node_and_no_others() {
     in_help.extend(help("node"));
     let readme = include_str!("../../README.md");
     assert_eq!(flags_at_line_starts(readme, "| `"), in_help);
+}
+
+#[test]
+fn a_working_set_that_cannot_be_written_is_found_before_anything_starts() {
+    let line = refused(
+        &[
+            "run",
+            "--kernel",
+            KERNEL,
+            "--record-working-set",
+            "/no/such/set",
+        ],
+        ExitCode::HostError,
+    );
+    assert!(line.contains("/no/such/set"), "{line}");
+    assert!(line.contains("in a directory that exists"), "{line}");
+}
+
+#[test]
+fn a_working_set_that_does_not_fit_is_ignored_with_a_warning() {
+    // The file is no kernel either, so the run goes no further than that.
+    let output = output(&["run", "--kernel", KERNEL, "--replay-working-set", KERNEL]);
+    let stderr = text(&output.stderr);
+    assert_eq!(
+        output.status.code(),
+        Some(ExitCode::HostError.code().into())
+    );
+    let warnings: Vec<_> = stderr
+        .lines()
+        .filter(|line| line.contains("--replay-working-set"))
+        .collect();
+    assert_eq!(warnings.len(), 1, "{stderr}");
+    assert!(
+        warnings[0].contains("is ignored: not a working set"),
+        "{stderr}"
+    );
 }

@@ -111,11 +111,37 @@ impl Lease {
     ///
     /// [`OutOfRange`].
     pub fn read(&self, offset: u64, target: &mut PageBytes) -> Result<(), OutOfRange> {
-        let page = self.page(offset)?;
+        let page = self.pages(offset, 1)?;
         // SAFETY: `page` is a mapped page of this lease. A write by the VM's other
         // connection may race; the VM, whose memory it is, orders its requests.
         unsafe { std::ptr::copy_nonoverlapping(page, target, 1) };
         self.pages_read.increment();
+        Ok(())
+    }
+
+    /// Appends `count` pages from `offset` on to `target`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`], when any of them is outside.
+    pub fn read_run(
+        &self,
+        offset: u64,
+        count: u32,
+        target: &mut Vec<u8>,
+    ) -> Result<(), OutOfRange> {
+        let pages = self.pages(offset, count as usize)?;
+        let bytes = count as usize * PAGE_SIZE;
+        target.reserve(bytes);
+        let filled = target.len();
+        // SAFETY: the source is inside this lease, as was checked; the target has room for so
+        // much, which is initialized when its length grows. For races see `read`.
+        unsafe {
+            let room = target.as_mut_ptr().add(filled);
+            std::ptr::copy_nonoverlapping(pages.cast::<u8>(), room, bytes);
+            target.set_len(filled + bytes);
+        }
+        self.pages_read.add(count.into());
         Ok(())
     }
 
@@ -125,7 +151,7 @@ impl Lease {
     ///
     /// [`OutOfRange`].
     pub fn write(&self, offset: u64, source: &PageBytes) -> Result<(), OutOfRange> {
-        let page = self.page(offset)?;
+        let page = self.pages(offset, 1)?;
         // SAFETY: as for `read`.
         unsafe { std::ptr::copy_nonoverlapping(source, page, 1) };
         self.pages_written.increment();
@@ -161,19 +187,20 @@ impl Lease {
         Ok(())
     }
 
-    fn page(&self, offset: u64) -> Result<*mut PageBytes, OutOfRange> {
+    fn pages(&self, offset: u64, count: usize) -> Result<*mut PageBytes, OutOfRange> {
         let outside = OutOfRange {
             offset,
             bytes: self.bytes(),
         };
         let start = usize::try_from(offset).map_err(|_| outside)?;
+        let bytes = count * PAGE_SIZE;
         let inside = start
-            .checked_add(PAGE_SIZE)
+            .checked_add(bytes)
             .is_some_and(|end| end <= self.memory.bytes());
         if !inside || !start.is_multiple_of(PAGE_SIZE) {
             return Err(outside);
         }
-        Ok(self.memory.at(start, PAGE_SIZE).cast())
+        Ok(self.memory.at(start, bytes).cast())
     }
 
     /// The counts for the VM.
@@ -551,6 +578,15 @@ mod tests {
         for offset in [1, PAGE + 8, 2 * PAGE, u64::MAX, u64::MAX - 4095] {
             assert!(lease.read(offset, &mut page).is_err(), "{offset:#x}");
             assert!(lease.write(offset, &page).is_err(), "{offset:#x}");
+            assert!(
+                lease.read_run(offset, 1, &mut Vec::new()).is_err(),
+                "{offset:#x}"
+            );
         }
+        let mut run = Vec::new();
+        assert!(lease.read_run(PAGE, 2, &mut run).is_err() && run.is_empty());
+        assert!(lease.read_run(0, 2, &mut run).is_ok());
+        assert_eq!(run, [0; 2 * PAGE_SIZE]);
+        assert_eq!(lease.status().pages_read, 2, "only what was sent counts");
     }
 }

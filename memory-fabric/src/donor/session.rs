@@ -4,7 +4,8 @@ use super::pool::{DropRefused, Lease, OutOfRange};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
 use crate::wire::{
-    ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError, encode_message,
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, Refusal, WireError,
+    decode_run, encode_message,
 };
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Bytes of requests read at once: room for 31 pages and their headers.
 const INPUT_BYTES: usize = 128 << 10;
 
-/// Bytes of answers collected before they are sent.
+/// Bytes of answers after which no more are collected before they are sent.
 const OUTPUT_BYTES: usize = 32 * (HEADER_BYTES + PAGE_SIZE);
 
 /// A VM that takes nothing for so long is disconnected.
@@ -43,7 +44,7 @@ pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result
         spin: Spin::new(spin),
         input: vec![0; INPUT_BYTES].into_boxed_slice(),
         filled: 0..0,
-        output: Vec::with_capacity(OUTPUT_BYTES),
+        output: Vec::with_capacity(OUTPUT_BYTES + HEADER_BYTES + PAYLOAD_BYTES_MAX),
     };
     let result = session.run();
     let refusal = match &result {
@@ -133,6 +134,18 @@ impl Session<'_> {
                     self.lease.read(frame.offset, &mut page)?;
                     self.output.extend(reply(FrameKind::PageData).encode(&page));
                     self.output.extend(page);
+                }
+                FrameKind::ReadPages => {
+                    let pages = decode_run(payload)?;
+                    let start = self.output.len();
+                    self.output.extend([0; HEADER_BYTES]);
+                    let read = self.lease.read_run(frame.offset, pages, &mut self.output);
+                    if let Err(error) = read {
+                        self.output.truncate(start);
+                        return Err(error.into());
+                    }
+                    let (header, run) = self.output[start..].split_at_mut(HEADER_BYTES);
+                    header.copy_from_slice(&reply(FrameKind::PagesData).encode(run));
                 }
                 FrameKind::WritePage => {
                     let page: &PageBytes = payload.try_into().expect("length was checked");

@@ -36,6 +36,8 @@ pub(super) struct Port {
     /// Rung when there is a new connection.
     wake: EventFd,
     wanted: bool,
+    /// When the newest connection was made.
+    made_at: Instant,
     /// Requests completed, written by the transport.
     completed: Arc<AtomicU64>,
 }
@@ -52,6 +54,7 @@ impl Port {
             connections,
             wake,
             wanted: true,
+            made_at: Instant::now(),
             completed,
         }
     }
@@ -60,6 +63,8 @@ impl Port {
 /// An outage.
 #[derive(Clone, Copy, Debug)]
 struct Trouble {
+    /// When it began.
+    began: Instant,
     /// When the donor is given up.
     deadline: Instant,
     /// The next pause between attempts.
@@ -207,12 +212,17 @@ impl Keeper {
             trouble.completed == self.completed() && trouble.recovered_at.elapsed() < QUIET_TIME
         });
         let mut trouble = known.unwrap_or(Trouble {
+            began: Instant::now(),
             deadline: Instant::now() + self.config.grace,
             backoff: BACKOFF_MIN,
             recovered_at: Instant::now(),
             completed: 0,
         });
-        let mut attempt = known.is_none();
+        // A connection that broke along with the others, and is only missed now, says nothing
+        // about those that were made since.
+        let mut wanted = self.ports.iter().filter(|port| port.wanted).peekable();
+        let left_over = wanted.peek().is_some() && wanted.all(|port| port.made_at < trouble.began);
+        let mut attempt = known.is_none() || left_over;
         let mut told = false;
         let mut reason = why.clone();
         tracing::debug!(%node, why, "link to donor broke; connecting again");
@@ -322,7 +332,7 @@ impl Keeper {
                 return Err(ControlError::Protocol(self.config.address, wrong));
             }
             port.wanted = false;
-
+            port.made_at = Instant::now();
             // Full: the transport has not taken the one before, and asks again when that
             // turns out to be closed.
             let _ = port.connections.try_send(stream.into_stream());

@@ -203,28 +203,24 @@ impl Leased {
         self.config.address
     }
 
-    /// Starts the link's thread. `wakes` are rung when there is a new connection of the
-    /// urgent and of the bulk class; the ports that come back are for these two.
+    /// Starts the link's thread. For each class there is one port; its bell is rung when there
+    /// is a new connection.
     ///
     /// # Errors
     ///
     /// When the first connections cannot be made, or a thread not started.
     pub fn start(
         mut self,
-        wakes: [EventFd; 2],
+        classes: Vec<(TrafficClass, EventFd)>,
         observer: LinkObserver,
-    ) -> Result<(Link, [LinkPort; 2]), ControlError> {
+    ) -> Result<(Link, Vec<LinkPort>), ControlError> {
         let address = self.config.address;
         let system = |error| ControlError::Stream(address, error);
-        // Both classes may ask while the thread is busy, and once for stopping.
-        let (ask, asked) = bounded(4);
-        let [urgent_wake, bulk_wake] = wakes;
+        // Each class may ask while the thread is busy, and once for stopping.
+        let (ask, asked) = bounded(classes.len() + 2);
         let mut ports = Vec::new();
         let mut ends = Vec::new();
-        for (class, wake) in [
-            (TrafficClass::Urgent, urgent_wake),
-            (TrafficClass::Bulk, bulk_wake),
-        ] {
+        for (class, wake) in classes {
             let (connections, receiver) = bounded(1);
             let completed = Arc::new(AtomicU64::new(0));
             ports.push(Port::new(class, connections, wake, Arc::clone(&completed)));
@@ -247,7 +243,6 @@ impl Leased {
             Arc::clone(&stats),
         )?;
         let thread = keeper.spawn(asked).map_err(system)?;
-        let ends: [LinkPort; 2] = ends.try_into().expect("made two");
         Ok((
             Link {
                 grant,

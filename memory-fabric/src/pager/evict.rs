@@ -8,12 +8,13 @@
 
 mod discard;
 
+use super::ahead::{AheadQueue, Oldest};
 use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::discard::Posted;
 use crate::layout::NodeId;
-use crate::page::{PageIndex, is_zero};
+use crate::page::{PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
 use crossbeam_channel::Receiver;
@@ -35,13 +36,27 @@ pub(crate) struct Evictor {
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
     ranking: Ranking,
+    /// Pages that were fetched before anybody asked for them.
+    ahead: AheadQueue,
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
+    /// Pages that this thread holds to drop them.
+    dropping: Option<Dropping>,
     filling: Option<Filling>,
     /// Pages that the guest has freed.
     discards: Discards,
     waiter: Waiter,
+}
+
+/// A run of pages that are to be dropped.
+#[derive(Clone, Copy, Debug)]
+struct Dropping {
+    run: PageRange,
+    /// What they are then.
+    to: Kind,
+    /// Whether they were fetched ahead, and nobody ever touched them.
+    unused: bool,
 }
 
 /// How it goes to fill the reserve, since it was low.
@@ -67,8 +82,10 @@ impl Evictor {
             shared,
             transports,
             ranking,
+            ahead: AheadQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
+            dropping: None,
             filling: None,
             discards: Discards::new(discards),
             waiter,
@@ -90,6 +107,7 @@ impl Evictor {
             if self.is_filling() && !shared.is_stopping() {
                 self.ranking
                     .take_in(&shared.map, &shared.arrivals, &shared.returns);
+                worked |= self.settle_ahead()?;
                 shared.evicted.set_recent(self.ranking.settled());
                 worked |= self.probe()?;
                 worked |= self.judge()?;
@@ -130,6 +148,29 @@ impl Evictor {
             }
         }
         self.filling.is_some()
+    }
+
+    /// Makes pages that were fetched ahead and touched since pages as others are, and drops the
+    /// oldest of the others when there are too many.
+    fn settle_ahead(&mut self) -> Result<bool, PagerError> {
+        let shared = Arc::clone(&self.shared);
+        self.ahead.drain(&shared);
+        let mut worked = false;
+        for _ in 0..BATCH {
+            match self.ahead.next(&shared) {
+                None => break,
+                Some(Oldest::Touched(page)) => self.ranking.arrived(&shared.map, page),
+                Some(Oldest::Gone) => {}
+                Some(Oldest::Unused(page)) => {
+                    self.drop_along(page, Kind::Remote, true)?;
+                    shared.stats.evictions_clean.increment();
+                    shared.stats.prefetch_wasted.increment();
+                }
+            }
+            worked = true;
+        }
+        self.free_dropped()?;
+        Ok(worked)
     }
 
     /// Puts the oldest mapped pages on probation, as far as too few are.
@@ -215,7 +256,7 @@ impl Evictor {
             }
             if !seen.is_dirty() {
                 if entry.begin_drop(Kind::Probation) {
-                    self.discard(page, Kind::Remote)?;
+                    self.drop_page(page, Kind::Remote)?;
                     shared.stats.evictions_clean.increment();
                 } else {
                     self.rescued(page);
@@ -232,6 +273,7 @@ impl Evictor {
             worked = true;
             self.send_home(page, donor)?;
         }
+        self.free_dropped()?;
         for transport in &mut self.transports {
             transport.flush();
         }
@@ -252,7 +294,7 @@ impl Evictor {
         // found here is not used.
         if is_zero(unsafe { &*bytes }) {
             if entry.begin_drop(Kind::WritingBack) {
-                self.discard(page, Kind::Untouched)?;
+                self.drop_page(page, Kind::Untouched)?;
                 shared.stats.evictions_zero.increment();
             } else {
                 self.rescued(page);
@@ -300,7 +342,9 @@ impl Evictor {
                         dropped.add(u64::from(pages));
                         return;
                     }
-                    Completion::Read(..) => unreachable!("no read is posted here"),
+                    Completion::Read(..) | Completion::ReadRun(..) => {
+                        unreachable!("no read is posted here")
+                    }
                 };
                 let (page, donor) = self.writing[ticket as usize]
                     .take()
@@ -315,37 +359,75 @@ impl Evictor {
             });
         }
         self.transports = transports;
-        result.map(|()| any)
+        result?;
+        self.free_dropped()?;
+        Ok(any)
     }
 
     fn written(&mut self, page: PageIndex) -> Result<(), PagerError> {
         if self.shared.map.entry(page).begin_drop(Kind::WritingBack) {
-            self.discard(page, Kind::Remote)
+            self.drop_page(page, Kind::Remote)
         } else {
             self.rescued(page);
             Ok(())
         }
     }
 
-    /// Frees the bytes of a page that this thread holds.
-    fn discard(&self, page: PageIndex, to: Kind) -> Result<(), PagerError> {
+    /// Frees the bytes of a page that this thread holds: soon, along with its neighbours.
+    fn drop_page(&mut self, page: PageIndex, to: Kind) -> Result<(), PagerError> {
+        self.drop_along(page, to, false)
+    }
+
+    fn drop_along(&mut self, page: PageIndex, to: Kind, unused: bool) -> Result<(), PagerError> {
+        if let Some(Dropping { run, .. }) = self
+            .dropping
+            .as_mut()
+            .filter(|dropping| dropping.to == to && dropping.unused == unused)
+            && run.end() == u64::from(page.number())
+            && (run.count as usize) < BATCH
+        {
+            run.count += 1;
+            return Ok(());
+        }
+        self.free_dropped()?;
+        self.dropping = Some(Dropping {
+            run: PageRange::new(page, 1),
+            to,
+            unused,
+        });
+        Ok(())
+    }
+
+    /// Frees what was dropped. One call frees a whole run: each takes the file's lock, which
+    /// those who make pages want too, and interrupts the other processors.
+    fn free_dropped(&mut self) -> Result<(), PagerError> {
+        let Some(Dropping { run, to, unused }) = self.dropping.take() else {
+            return Ok(());
+        };
         let shared = &self.shared;
-        let punched = shared.memory.punch(page, 1);
+        let punched = shared.memory.punch(run.first, run.count as usize);
         punched.map_err(|error| PagerError::Userfaultfd {
             call: "PUNCH_HOLE",
-            page,
+            page: run.first,
             source: error,
         })?;
-        let entry = shared.map.entry(page);
-        entry.set_stamp(shared.evicted.tick());
-        let contended = entry.finish_drop(to);
-        shared.stats.evictions.increment();
-        let waiting = shared.budget.release(1);
-        if contended {
-            // The fault thread always takes these, so there is room soon.
-            let _ = shared.retries.send(page);
+        let mut wanted = false;
+        for page in run.iter() {
+            let entry = shared.map.entry(page);
+            // It is in no queue: it was taken out before it was held.
+            entry.set_stamp(if unused {
+                shared.evicted.never_used()
+            } else {
+                shared.evicted.tick()
+            });
+            if entry.finish_drop(to) {
+                // The fault thread always takes these, so there is room soon.
+                let _ = shared.retries.send(page);
+                wanted = true;
+            }
         }
-        if contended || waiting {
+        shared.stats.evictions.add(run.count.into());
+        if shared.budget.release(run.count.into()) || wanted {
             let _ = shared.fault_wake.write(1);
         }
         Ok(())

@@ -3,7 +3,9 @@
 //! It never waits for one thing alone: faults, completions and free memory are all looked
 //! for in one loop, so faults of many vCPUs are under way at once.
 
+use super::ahead::{map_held, take_chain};
 use super::forecast::WriteForecast;
+use super::prefetch::Foresight;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::layout::NodeId;
@@ -36,6 +38,8 @@ struct Pending {
     page: PageIndex,
     write: bool,
     write_protected: bool,
+    /// Who waits, or 0 when that is not known any more.
+    thread: u32,
     read_at: Instant,
 }
 
@@ -74,6 +78,8 @@ pub(crate) struct FaultThread {
     fetches: Vec<Option<Fetch>>,
     free_tickets: Vec<u32>,
     forecast: WriteForecast,
+    /// `None` when nothing is to be fetched ahead.
+    foresight: Option<Foresight>,
     waiter: Waiter,
 }
 
@@ -82,6 +88,7 @@ impl FaultThread {
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
         retries: Receiver<PageIndex>,
+        foresight: Option<Foresight>,
     ) -> Self {
         let most = transports.len() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
@@ -94,6 +101,7 @@ impl FaultThread {
             fetches: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
             forecast: WriteForecast::default(),
+            foresight,
             waiter,
         }
     }
@@ -150,6 +158,7 @@ impl FaultThread {
             address,
             write,
             write_protected,
+            thread,
         } = fault;
         let page = self
             .shared
@@ -160,10 +169,15 @@ impl FaultThread {
             page,
             write,
             write_protected,
+            thread,
             read_at,
         })?;
         for transport in &mut self.transports {
             transport.flush();
+        }
+        // Only now that the request is on its way.
+        if let Some(foresight) = &mut self.foresight {
+            foresight.guess(&self.shared);
         }
         Ok(())
     }
@@ -179,6 +193,7 @@ impl FaultThread {
                 page,
                 write: false,
                 write_protected: false,
+                thread: 0,
                 read_at,
             };
             self.serve_or_defer(pending)?;
@@ -234,6 +249,10 @@ impl FaultThread {
                     if !entry.begin_fetch(seen) {
                         self.uncharge();
                     } else if self.post_fetch(pending) {
+                        self.note(pending);
+                        if let Some(recorder) = &shared.recorder {
+                            recorder.record(PageRange::new(pending.page, 1));
+                        }
                         return Ok(Served::Yes);
                     } else {
                         entry.abandon_fetch();
@@ -243,16 +262,32 @@ impl FaultThread {
                 }
                 Kind::Fetching | Kind::Installing | Kind::Dropping => {
                     if entry.contend(seen) {
+                        if seen.kind() == Kind::Fetching {
+                            self.note(pending);
+                        }
                         return Ok(Served::Yes);
                     }
                 }
                 Kind::Resident | Kind::Probation | Kind::WritingBack => {
-                    if entry.begin_install(seen) {
-                        self.map_again(pending, seen)?;
-                        return Ok(Served::Yes);
+                    if !entry.begin_install(seen) {
+                        continue;
                     }
+                    if seen.is_ahead() {
+                        self.map_ahead(pending)?;
+                        self.note(pending);
+                    } else {
+                        self.map_again(pending, seen)?;
+                    }
+                    return Ok(Served::Yes);
                 }
             }
+        }
+    }
+
+    /// Remembers a touch that may tell what is touched next.
+    fn note(&mut self, pending: Pending) {
+        if let Some(foresight) = &mut self.foresight {
+            foresight.note(pending.thread, pending.page);
         }
     }
 
@@ -282,11 +317,13 @@ impl FaultThread {
             shared.map.entry(page).mark_dirty();
         }
         let target = shared.memory.guest_page(run.first);
+        if let Some(recorder) = &shared.recorder {
+            recorder.record(run);
+        }
         let filled = shared.uffd.zero(target, run.count as usize);
         filled.map_err(failed("ZEROPAGE", run.first))?;
         for page in run.iter() {
-            self.installed(page)?;
-            shared.arrivals.push(&shared.map, page);
+            shared.let_go(page, &shared.arrivals)?;
         }
         shared.stats.zero_around.add(u64::from(run.count) - 1);
         let stats = &shared.stats;
@@ -404,7 +441,7 @@ impl FaultThread {
     }
 
     fn install(&mut self, fetch: Fetch, bytes: &PageBytes) -> Result<(), PagerError> {
-        let writable = fetch.write || self.forecast.map_writable();
+        let writable = fetch.write || self.forecast.map_writable(1);
         let shared = &self.shared;
         let page = fetch.page;
         let arrived_at = Instant::now();
@@ -419,13 +456,12 @@ impl FaultThread {
             .uffd
             .copy(target, bytes, protection)
             .map_err(failed("COPY", page))?;
-        self.installed(page)?;
         let queue = if fetch.returns {
             &shared.returns
         } else {
             &shared.arrivals
         };
-        queue.push(&shared.map, page);
+        shared.let_go(page, queue)?;
         let times = RemoteTimes {
             read_at: fetch.read_at,
             posted_at: fetch.posted_at,
@@ -434,6 +470,21 @@ impl FaultThread {
         };
         shared.stats.record_remote(fetch.donor, &times);
         shared.touches.record(page, arrived_at);
+        Ok(())
+    }
+
+    /// Serves a fault on a page that was fetched ahead, and which this thread holds now.
+    fn map_ahead(&mut self, pending: Pending) -> Result<(), PagerError> {
+        let taken_up_at = Instant::now();
+        let run = take_chain(&self.shared, pending.page);
+        let writable = pending.write || self.forecast.map_writable(run.count);
+        let shared = &self.shared;
+        map_held(shared, run, writable)?;
+        let stats = &shared.stats;
+        stats
+            .minor_stages
+            .record(&stats.minor, pending.read_at, taken_up_at);
+        shared.touches.record(pending.page, taken_up_at);
         Ok(())
     }
 
@@ -458,7 +509,7 @@ impl FaultThread {
                 .uffd
                 .allow_writes(target)
                 .map_err(failed("WRITEPROTECT", page))?;
-            self.installed(page)?;
+            shared.let_go(page, &shared.arrivals)?;
             shared.stats.write_protect.record(pending.read_at.elapsed());
             return Ok(());
         }
@@ -480,24 +531,12 @@ impl FaultThread {
             }
             Mapped::Already => shared.uffd.wake(target).map_err(failed("WAKE", page))?,
         }
-        self.installed(page)?;
+        shared.let_go(page, &shared.arrivals)?;
         let stats = &shared.stats;
         stats
             .minor_stages
             .record(&stats.minor, pending.read_at, taken_up_at);
         shared.touches.record(page, taken_up_at);
-        Ok(())
-    }
-
-    /// Lets go of a page that is mapped now.
-    fn installed(&self, page: PageIndex) -> Result<(), PagerError> {
-        if self.shared.map.entry(page).finish_install() {
-            let target = self.shared.memory.guest_page(page);
-            self.shared
-                .uffd
-                .wake(target)
-                .map_err(failed("WAKE", page))?;
-        }
         Ok(())
     }
 }

@@ -1,8 +1,11 @@
 //! The pager: serves faults and makes room.
 
+pub(crate) mod ahead;
+mod detect;
 pub(crate) mod evict;
 pub(crate) mod fault;
 mod forecast;
+pub(crate) mod prefetch;
 pub(crate) mod queue;
 mod ranking;
 pub(crate) mod wait;
@@ -15,6 +18,7 @@ use crate::page_map::PageMap;
 use crate::stats::PagerStats;
 use crate::transport::PageTransport;
 use crate::uffd::Uffd;
+use crate::working_set::Recorder;
 use crossbeam_channel::Sender;
 use queue::Arrivals;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -69,6 +73,8 @@ pub(crate) struct Shared {
     pub returns: Arrivals,
     /// What tells such pages.
     pub evicted: EvictionClock,
+    /// Pages that were fetched before anybody asked for them.
+    pub ahead: Arrivals,
     /// Faults that met a page being dropped, back to the fault thread.
     pub retries: Sender<PageIndex>,
     /// Rung to wake the fault thread.
@@ -77,6 +83,10 @@ pub(crate) struct Shared {
     pub evict_wake: EventFd,
     /// Whether it was rung for want of memory, and has not been answered yet.
     pub evict_told: AtomicBool,
+    /// Wakes the prefetcher.
+    pub prefetch_bell: prefetch::Bell,
+    /// Records first touches, when that is asked for.
+    pub recorder: Option<Recorder>,
     pub stopping: AtomicBool,
     /// When a thread first saw that.
     pub stopped_at: OnceLock<Instant>,
@@ -102,6 +112,7 @@ impl Shared {
         self.stopping.store(true, Ordering::SeqCst);
         let _ = self.fault_wake.write(1);
         let _ = self.evict_wake.write(1);
+        self.prefetch_bell.ring();
     }
 
     /// Tells the evictor that memory is short; a system call only when it was not told already.
@@ -134,6 +145,27 @@ impl Shared {
                 .all(|transport| transport.in_flight() == 0)
     }
 
+    /// Lets go of a page that the caller holds and has mapped, and wakes who waits for it. One
+    /// that has come here by that goes into `queue`.
+    pub fn let_go(&self, page: PageIndex, queue: &Arrivals) -> Result<(), PagerError> {
+        let entry = self.map.entry(page);
+        // Before it is let go of; see `page_map`.
+        let is_new = entry.list();
+        let contended = entry.finish_install();
+        if is_new {
+            queue.push(&self.map, page);
+        }
+        if !contended {
+            return Ok(());
+        }
+        let woken = self.uffd.wake(self.memory.guest_page(page));
+        woken.map_err(|source| PagerError::Userfaultfd {
+            call: "WAKE",
+            page,
+            source,
+        })
+    }
+
     /// Runs a thread of the pager and tells of its failure, be it a panic: nobody else would,
     /// and those who wait for pages would wait for ever.
     pub fn report_failure(&self, name: &'static str, run: impl FnOnce() -> Result<(), PagerError>) {
@@ -160,6 +192,12 @@ impl EvictionClock {
     pub fn tick(&self) -> u32 {
         // Relaxed here and below: a guess that is a little off does no harm.
         self.now.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The evictor: a number for a page that goes without ever having been used. It counts as
+    /// one of long ago.
+    pub fn never_used(&self) -> u32 {
+        self.now.load(Ordering::Relaxed).wrapping_sub(u32::MAX / 2)
     }
 
     /// The evictor: how many pages are known to be used. What was away for fewer evictions
@@ -226,6 +264,26 @@ impl Budget {
             self.waiting.store(true, Ordering::SeqCst);
             self.charge()
         })
+    }
+
+    /// Takes `pages` for what nobody has asked for yet: not from the last quarter of the reserve,
+    /// which is for faults. `None` when that is all there is; otherwise as for
+    /// [`Self::charge`].
+    pub fn charge_ahead(&self, pages: u64) -> Option<bool> {
+        let most = self.limit - self.reserve() / 4;
+        let charge = |used| (used + pages <= most).then_some(used + pages);
+        let result = self
+            .used
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
+        result
+            .ok()
+            .map(|before| self.limit - before - pages < self.reserve() / 2)
+    }
+
+    /// Most pages that nobody has asked for yet, while memory is short. Less than the budget,
+    /// so that there are others to evict when all of it is taken.
+    pub fn ahead_max(&self) -> u64 {
+        self.reserve_min.min(self.limit / 2)
     }
 
     /// Gives pages back; true when somebody waits for one.
@@ -331,5 +389,31 @@ mod tests {
             clock.tick();
         }
         assert!(!clock.is_recent(stamp));
+        clock.set_recent(1 << 30);
+        assert!(clock.is_recent(stamp));
+        assert!(!clock.is_recent(clock.never_used()));
+    }
+
+    #[test]
+    fn guesses_leave_a_quarter_of_the_reserve_to_faults() {
+        let budget = Budget::new(4096);
+        assert_eq!(budget.reserve(), 256);
+        assert_eq!(budget.charge_ahead(4000), Some(true), "128 is low");
+        assert_eq!(budget.charge_ahead(33), None);
+        assert_eq!(budget.charge_ahead(32), Some(true));
+        assert!(budget.charge().is_some());
+        assert_eq!(budget.free(), 63);
+        // The reserve grows, and with it what is kept for faults.
+        budget.release(2000);
+        budget.adapt_reserve(true, 0);
+        assert_eq!(budget.charge_ahead(2000 + 63 - 127), None);
+        assert_eq!(budget.charge_ahead(2000 + 63 - 128), Some(true));
+    }
+
+    #[test]
+    fn unused_guesses_never_fill_a_budget() {
+        for limit in 1..200 {
+            assert!(Budget::new(limit).ahead_max() < limit, "{limit}");
+        }
     }
 }

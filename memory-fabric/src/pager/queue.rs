@@ -1,8 +1,9 @@
 //! Queues of pages, linked through the page map: no memory of their own, whatever their length.
 //!
-//! A page whose bytes are here is in exactly one place: the arrivals, one of the evictor's
-//! queues, or the evictor's table of write-backs. A fault that rescues a page leaves it where
-//! it is, and so does a discard; a flag in the page's state word says that it is somewhere.
+//! A page whose bytes are here is in exactly one place: the arrivals (of three kinds: asked for,
+//! back after a short while, and fetched ahead), one of the evictor's queues, or the evictor's
+//! table of write-backs. A fault that rescues a page leaves it where it is, and so does a
+//! discard; a flag in the page's state word says that it is somewhere.
 
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
@@ -17,12 +18,9 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Adds a page, unless it is in a queue still, where a discard has left it.
+    /// Adds a page that the caller has listed: it is in no queue, and nobody else adds it.
     pub(super) fn push(&self, map: &PageMap, page: PageIndex) {
         let entry = map.entry(page);
-        if !entry.list() {
-            return;
-        }
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             entry.set_link(head.checked_sub(1).map(PageIndex::new));
@@ -75,6 +73,11 @@ pub(super) struct PageQueue {
 impl PageQueue {
     pub(super) fn len(&self) -> usize {
         self.length
+    }
+
+    /// The page that [`Self::pop`] gives next.
+    pub(super) fn first(&self) -> Option<PageIndex> {
+        self.ends.map(|(first, _)| first)
     }
 
     pub(super) fn push(&mut self, map: &PageMap, page: PageIndex) {

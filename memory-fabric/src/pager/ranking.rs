@@ -15,7 +15,8 @@ use crate::page_map::PageMap;
 /// Share of the budget that fresh pages keep when settled ones fill the rest: 1 / so many.
 const FRESH_SHARE: u64 = 8;
 
-/// All resident pages but those being written back.
+/// All resident pages but those being written back, and those fetched ahead that nobody has
+/// touched.
 #[derive(Debug)]
 pub(super) struct Ranking {
     /// Mapped pages that nobody has seen used twice, oldest first.
@@ -43,6 +44,11 @@ impl Ranking {
     pub fn take_in(&mut self, map: &PageMap, arrived: &Arrivals, returned: &Arrivals) {
         arrived.drain_into(map, &mut self.fresh);
         returned.drain_into(map, &mut self.settled);
+    }
+
+    /// A page that was fetched ahead, and touched since: that is one use, as of any that arrives.
+    pub fn arrived(&mut self, map: &PageMap, page: PageIndex) {
+        self.fresh.push(map, page);
     }
 
     /// The mapped page to probe next.

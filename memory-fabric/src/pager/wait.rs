@@ -40,11 +40,27 @@ impl Waiter {
         fds: &[RawFd],
         transports: &[Box<dyn PageTransport>],
     ) -> io::Result<bool> {
-        let now = Instant::now();
-        let idle_since = *self.idle_since.get_or_insert(now);
-        if self.spin.goes_on(now - idle_since) {
+        if self.looks_again() {
             return Ok(false);
         }
+        self.sleep(fds, transports)?;
+        Ok(true)
+    }
+
+    /// There was no work: whether to look again, after a short pause, or to sleep.
+    pub(super) fn looks_again(&mut self) -> bool {
+        let now = Instant::now();
+        let idle_since = *self.idle_since.get_or_insert(now);
+        self.spin.goes_on(now - idle_since)
+    }
+
+    /// Sleeps until there is something on one of `fds` or the transports.
+    pub(super) fn sleep(
+        &mut self,
+        fds: &[RawFd],
+        transports: &[Box<dyn PageTransport>],
+    ) -> io::Result<()> {
+        let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
         self.fds.clear();
         let pollfd = |fd, events| libc::pollfd {
             fd,
@@ -75,6 +91,6 @@ impl Waiter {
                 return Err(error);
             }
         }
-        Ok(true)
+        Ok(())
     }
 }

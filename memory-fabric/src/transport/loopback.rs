@@ -3,6 +3,7 @@
 use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
 use crate::donor::pool::Lease;
 use crate::page::{PAGE_SIZE, PageBytes};
+use crate::wire::RUN_PAGES_MAX;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -12,11 +13,14 @@ pub struct LoopbackTransport {
     lease: Arc<Lease>,
     posted: VecDeque<Posted>,
     page: Box<PageBytes>,
+    /// The run that is read now. Made at the first one and kept.
+    run: Vec<u8>,
 }
 
 #[derive(Debug)]
 enum Posted {
     Read(Ticket, u64),
+    ReadRun(Ticket, u64, u32),
     Written(Ticket),
     Dropped(u32),
 }
@@ -30,6 +34,7 @@ impl LoopbackTransport {
             lease,
             posted,
             page: Box::new([0; PAGE_SIZE]),
+            run: Vec::new(),
         }
     }
 
@@ -45,6 +50,11 @@ impl LoopbackTransport {
 impl PageTransport for LoopbackTransport {
     fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
         self.push(Posted::Read(ticket, offset))
+    }
+
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        assert!((1..=RUN_PAGES_MAX).contains(&pages), "a run of {pages}");
+        self.push(Posted::ReadRun(ticket, offset, pages))
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
@@ -73,6 +83,12 @@ impl PageTransport for LoopbackTransport {
                     let read = self.lease.read(offset, &mut self.page);
                     read.expect("the layout stays inside the lease");
                     complete(Completion::Read(ticket, &self.page));
+                }
+                Posted::ReadRun(ticket, offset, pages) => {
+                    self.run.clear();
+                    let read = self.lease.read_run(offset, pages, &mut self.run);
+                    read.expect("the layout stays inside the lease");
+                    complete(Completion::ReadRun(ticket, &self.run));
                 }
                 Posted::Written(ticket) => complete(Completion::Written(ticket)),
                 Posted::Dropped(pages) => complete(Completion::Dropped(pages)),

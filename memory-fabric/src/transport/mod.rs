@@ -54,6 +54,8 @@ impl fmt::Debug for PageSource {
 pub enum Completion<'a> {
     /// The page that was asked for; valid during the call.
     Read(Ticket, &'a PageBytes),
+    /// The run of pages that was asked for, one after the other; valid during the call.
+    ReadRun(Ticket, &'a [u8]),
     /// The home has the page.
     Written(Ticket),
     /// The home has forgotten so many pages.
@@ -85,6 +87,14 @@ pub trait PageTransport: Send + fmt::Debug {
     ///
     /// [`Full`].
     fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full>;
+
+    /// Asks for `pages` pages from `offset` (bytes) of the lease on: 1 to
+    /// [`RUN_PAGES_MAX`](crate::wire::RUN_PAGES_MAX). They come as one answer.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full>;
 
     /// Sends a page to be stored at `offset`. The bytes are taken before the call returns.
     ///

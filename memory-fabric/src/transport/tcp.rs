@@ -7,7 +7,8 @@ use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport
 use crate::link::{LinkPort, Outage};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::wire::{
-    DROP_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, TrafficClass, WireError,
+    COUNT_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX,
+    TrafficClass, WireError, encode_count,
 };
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
@@ -20,6 +21,9 @@ pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Bytes received at once: room for 31 pages and their headers.
 const INPUT_BYTES: usize = 128 << 10;
+
+/// As above where runs of pages come: room for the longest two.
+const RUN_INPUT_BYTES: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
 /// Frames given to the kernel in one call.
 const SEND_BATCH: usize = 16;
@@ -55,10 +59,10 @@ struct Slot {
     generation: u64,
     in_use: bool,
     header: [u8; HEADER_BYTES],
+    /// How many pages a request that names several is about.
+    count: [u8; COUNT_BYTES],
     /// The page of a write; reads have none. Made at the first write and kept.
     page: Option<Box<PageBytes>>,
-    /// How many pages to drop.
-    drop: [u8; DROP_BYTES],
 }
 
 /// What goes with a request.
@@ -66,7 +70,7 @@ struct Slot {
 enum Payload {
     None,
     Page(PageSource),
-    Pages(u32),
+    Count(u32),
 }
 
 impl Slot {
@@ -74,7 +78,7 @@ impl Slot {
     fn payload(&self) -> &[u8] {
         match (self.kind, &self.page) {
             (FrameKind::WritePage, Some(page)) => page.as_slice(),
-            (FrameKind::DropPages, _) => &self.drop,
+            (FrameKind::ReadPages | FrameKind::DropPages, _) => &self.count,
             _ => &[],
         }
     }
@@ -95,8 +99,12 @@ impl TcpTransport {
             generation: 0,
             in_use: false,
             header: [0; HEADER_BYTES],
+            count: [0; COUNT_BYTES],
             page: None,
-            drop: [0; DROP_BYTES],
+        };
+        let input_bytes = match class {
+            TrafficClass::Urgent | TrafficClass::Bulk => INPUT_BYTES,
+            TrafficClass::Prefetch => RUN_INPUT_BYTES,
         };
         let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
@@ -109,7 +117,7 @@ impl TcpTransport {
             posted: VecDeque::with_capacity(IN_FLIGHT_MAX),
             sent: 0,
             sent_bytes: 0,
-            input: vec![0; INPUT_BYTES].into_boxed_slice(),
+            input: vec![0; input_bytes].into_boxed_slice(),
             filled: 0..0,
             progress: Instant::now(),
         }
@@ -140,7 +148,7 @@ impl TcpTransport {
                 let page = slot.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
                 source.copy_to(page);
             }
-            Payload::Pages(count) => slot.drop = count.to_le_bytes(),
+            Payload::Count(pages) => slot.count = encode_count(pages),
         }
         slot.header = frame.encode(slot.payload());
         self.posted.push_back(index);
@@ -219,7 +227,10 @@ impl TcpTransport {
             if self.posted.is_empty() {
                 return Ok(());
             }
-            if self.filled.start > 0 {
+            // What is left is moved to the front only when the longest frame might not fit.
+            if self.filled.is_empty() {
+                self.filled = 0..0;
+            } else if self.filled.start > self.input.len() / 2 {
                 self.input.copy_within(self.filled.clone(), 0);
                 self.filled = 0..self.filled.len();
             }
@@ -256,6 +267,10 @@ impl TcpTransport {
                 return Ok(());
             };
             let frame = Frame::decode(header).map_err(Outage::Protocol)?;
+            if HEADER_BYTES + frame.length > self.input.len() / 2 {
+                // No such frame is asked for on a connection of this class.
+                return Err(Outage::Protocol(WireError::Unexpected(frame.kind)));
+            }
             let Some(payload) = rest.get(..frame.length) else {
                 return Ok(());
             };
@@ -288,11 +303,17 @@ impl TcpTransport {
                     let page: &PageBytes = payload.try_into().expect("length was checked");
                     complete(Completion::Read(slot.ticket, page));
                 }
+                (FrameKind::ReadPages, FrameKind::PagesData) if frame.offset == slot.offset => {
+                    if payload.len() != u32::from_le_bytes(slot.count) as usize * PAGE_SIZE {
+                        return Err(unasked);
+                    }
+                    complete(Completion::ReadRun(slot.ticket, payload));
+                }
                 (FrameKind::WritePage, FrameKind::Written) if frame.offset == slot.offset => {
                     complete(Completion::Written(slot.ticket));
                 }
                 (FrameKind::DropPages, FrameKind::Dropped) if frame.offset == slot.offset => {
-                    complete(Completion::Dropped(u32::from_le_bytes(slot.drop)));
+                    complete(Completion::Dropped(u32::from_le_bytes(slot.count)));
                 }
                 _ => return Err(unasked),
             }
@@ -311,13 +332,22 @@ impl PageTransport for TcpTransport {
         self.post(ticket, FrameKind::ReadPage, offset, Payload::None)
     }
 
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        assert!((1..=RUN_PAGES_MAX).contains(&pages), "a run of {pages}");
+        assert!(
+            self.class == TrafficClass::Prefetch,
+            "no room for runs here"
+        );
+        self.post(ticket, FrameKind::ReadPages, offset, Payload::Count(pages))
+    }
+
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
         self.post(ticket, FrameKind::WritePage, offset, Payload::Page(page))
     }
 
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
         // The completion says how many pages, not for which ticket.
-        let payload = Payload::Pages(pages);
+        let payload = Payload::Count(pages);
         self.post(Ticket(0), FrameKind::DropPages, offset, payload)
     }
 

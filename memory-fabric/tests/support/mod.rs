@@ -49,6 +49,9 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         transport: TransportKind::Tcp,
         checksum: false,
         grace: Duration::from_secs(10),
+        prefetch: true,
+        record: false,
+        replay: Vec::new(),
         spin: Duration::from_micros(20),
         huge_pages: true,
         without_continue_write_protected: false,
@@ -132,7 +135,16 @@ pub fn verify(words: Words, seed: u64) {
 }
 
 pub fn verify_page(words: Words, seed: u64, page: usize) {
-    for word in 0..WORDS_PER_PAGE {
+    check_words(words, seed, page, WORDS_PER_PAGE);
+}
+
+/// Checks a page but for its last word.
+pub fn check_page(words: Words, seed: u64, page: usize) {
+    check_words(words, seed, page, WORDS_PER_PAGE - 1);
+}
+
+fn check_words(words: Words, seed: u64, page: usize, count: usize) {
+    for word in 0..count {
         let found = words.at(page, word).load(Ordering::Relaxed);
         assert_eq!(found, pattern(seed, page, word), "page {page} word {word}");
     }

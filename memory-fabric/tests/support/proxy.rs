@@ -31,6 +31,10 @@ pub enum Mischief {
     Silence,
     /// The connection ends in place of every page, for ever.
     NoPage,
+    /// A run of pages has one page less than was asked for.
+    ShortRun,
+    /// A run of pages comes as the answer for a single page would.
+    OtherKind,
 }
 
 /// Passes bytes between a VM and a donor.
@@ -41,6 +45,8 @@ pub struct Proxy {
 
 struct Shared {
     donor: Mutex<SocketAddr>,
+    /// The frames that mischief is done to.
+    kind: FrameKind,
     mischief: Mischief,
     /// Connections on which mischief is still to be done.
     left: AtomicU32,
@@ -54,10 +60,16 @@ impl Proxy {
     /// A proxy that does `mischief` once on each of the first `times` page connections that
     /// carry enough pages.
     pub fn new(donor: SocketAddr, mischief: Mischief, times: u32) -> Self {
+        Self::on(FrameKind::PageData, donor, mischief, times)
+    }
+
+    /// The same for frames of `kind`.
+    pub fn on(kind: FrameKind, donor: SocketAddr, mischief: Mischief, times: u32) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
         let shared = Arc::new(Shared {
             donor: Mutex::new(donor),
+            kind,
             mischief,
             left: AtomicU32::new(times),
             done: AtomicU32::new(0),
@@ -132,7 +144,7 @@ impl Shared {
             let length = u32::from_le_bytes(frame[8..12].try_into().expect("four bytes"));
             frame.resize(HEADER_BYTES + length as usize, 0);
             donor.read_exact(&mut frame[HEADER_BYTES..])?;
-            let page = frame[3] == FrameKind::PageData as u8;
+            let page = frame[3] == self.kind as u8;
             pages += u32::from(page);
             if self.mischief == Mischief::NoPage && page {
                 self.done.fetch_add(1, Ordering::SeqCst);
@@ -179,6 +191,16 @@ impl Shared {
                     let mut rest = [0; 4096];
                     while donor.read(&mut rest)? > 0 {}
                     return Ok(());
+                }
+                Mischief::ShortRun => {
+                    let shorter = length.saturating_sub(4096);
+                    frame[8..12].copy_from_slice(&shorter.to_le_bytes());
+                    frame.truncate(HEADER_BYTES + shorter as usize);
+                }
+                Mischief::OtherKind => {
+                    frame[3] = FrameKind::PageData as u8;
+                    frame[8..12].copy_from_slice(&4096_u32.to_le_bytes());
+                    frame.truncate(HEADER_BYTES + 4096);
                 }
                 Mischief::None | Mischief::Reordered | Mischief::NoPage => {}
             }

@@ -76,7 +76,7 @@ fn the_fields_have_the_promised_names() {
         },
         "evictions": 0,
         "free_pages": { "reported": 0, "dropped_here": 0, "dropped_at_home": 0 },
-        "prefetch": { "issued": 0, "used": 0 },
+        "prefetch": { "issued": 0, "used": 0, "wasted": 0, "late": 0 },
         "errors": [],
         "outcome": "",
         "exit_code": 0,

@@ -8,6 +8,7 @@ mod observe;
 pub mod run;
 pub mod status;
 mod supervisor;
+mod working_set;
 
 use std::io::{self, Write};
 

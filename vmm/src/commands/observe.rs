@@ -12,7 +12,8 @@ use serde_json::Value;
 use ssi_hv::control_socket::server::Request;
 use ssi_hv::machine::MachineHandle;
 use ssi_hv::report::{
-    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Role, Stages, TransportUsed,
+    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Prefetch, Role, Stages,
+    TransportUsed,
 };
 use ssi_hv::status::heat::HeatStatus;
 use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
@@ -98,6 +99,7 @@ impl Watched {
                 cancelled: stats.evictions_cancelled.get(),
             },
             stalled_for_memory: stats.stalled_for_memory.get(),
+            prefetch: prefetch(stats),
             errors: errors.split_off(newest),
             heat: with_heat.then(|| HeatStatus::from(self.view.heat())),
         }
@@ -167,6 +169,16 @@ pub fn faults(stats: &PagerStats) -> Faults {
         minor: kind(&stats.minor, local(&stats.minor_stages)),
         write_protect: kind(&stats.write_protect, Stages::default()),
         stages,
+    }
+}
+
+/// The pages that were fetched ahead so far.
+pub fn prefetch(stats: &PagerStats) -> Prefetch {
+    Prefetch {
+        issued: stats.prefetch_issued.get(),
+        used: stats.prefetch_used.get(),
+        wasted: stats.prefetch_wasted.get(),
+        late: stats.prefetch_late.get(),
     }
 }
 

@@ -10,7 +10,7 @@ use memory_fabric::fabric::{
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
-use ssi_hv::config::{HugePages, RunConfig, Switch, Transport, ValidatedRun};
+use ssi_hv::config::{HugePages, Prefetching, RunConfig, Switch, Transport, ValidatedRun};
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
@@ -26,8 +26,9 @@ use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 use super::Failure;
 use super::free_memory::FreeMemory;
 pub use super::observe::percentiles;
-use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, time_to_init};
+use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
 use super::supervisor::Supervisor;
+use super::working_set::WorkingSet;
 
 /// Boots a guest and stays until it ends.
 pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
@@ -149,8 +150,10 @@ impl Run<'_> {
     /// Boots the guest and runs it to its end; fills the report with what was seen.
     fn boot(&self, report: &mut Report) -> Result<ExitCode, Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
-        let fabric = Fabric::start(&fabric_config(config, wanted)?, &supervisor.observer())
-            .map_err(donors_failed)?;
+        let mut fabric_config = fabric_config(config, wanted)?;
+        let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
+        let fabric =
+            Fabric::start(&fabric_config, &supervisor.observer()).map_err(donors_failed)?;
         tracing::info!("{}", describe(&fabric, wanted));
         let watched = Arc::new(Watched {
             name: vm_name(config),
@@ -185,6 +188,10 @@ impl Run<'_> {
         };
         // Who asks from now on is told by the report.
         drop(server);
+        if let Some(error) = working_set.save(&fabric) {
+            // The guest has run all the same.
+            supervisor.note(error);
+        }
         finish(fabric, &handle, prepared, report);
         Ok(match outcome? {
             Outcome::Shutdown => ExitCode::Success,
@@ -239,6 +246,9 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         },
         checksum: config.checksum,
         grace: wanted.donor_grace,
+        prefetch: config.prefetch == Prefetching::Auto,
+        record: config.record_working_set.is_some(),
+        replay: Vec::new(),
         spin: SPIN_DEFAULT,
         huge_pages: config.huge_pages == HugePages::Auto,
         without_continue_write_protected: false,
@@ -351,7 +361,9 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
         dropped_at_home: stats.free_pages.dropped_at_home.get(),
     };
     report.faults = faults(&stats);
+    report.prefetch = prefetch(&stats);
     tracing::debug!(
+        replayed = stats.replayed.get(),
         stalled_for_memory = stats.stalled_for_memory.get(),
         evictions_clean = stats.evictions_clean.get(),
         evictions_zero = stats.evictions_zero.get(),

@@ -170,7 +170,8 @@ impl Supervisor {
         }
     }
 
-    fn note(&self, error: String) {
+    /// Warns of what went wrong, and keeps it for the report.
+    pub fn note(&self, error: String) {
         tracing::warn!("{error}");
         self.lock().errors.push(error);
     }

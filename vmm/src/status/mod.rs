@@ -8,7 +8,7 @@ pub mod screen;
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Boot, Faults, Guest, MemoryUsed, Node, TransportUsed};
+use crate::report::{Boot, Faults, Guest, MemoryUsed, Node, Prefetch, TransportUsed};
 use heat::HeatStatus;
 
 /// The version of what `ssi-hv status --json` prints.
@@ -58,6 +58,8 @@ pub struct VmStatus {
     pub evictions: Evictions,
     /// Faults that had to wait until memory was free.
     pub stalled_for_memory: u64,
+    /// Pages fetched before they were asked for.
+    pub prefetch: Prefetch,
     /// The newest errors, one line each.
     pub errors: Vec<String>,
     /// The heat map, if that was asked for.

@@ -59,6 +59,11 @@ pub fn vm(status: &VmStatus) -> String {
         status.evictions.cancelled,
         status.stalled_for_memory
     ));
+    let ahead = &status.prefetch;
+    line(format!(
+        "ahead      {} pages fetched: {} used, {} wasted; {} touched on their way",
+        ahead.issued, ahead.used, ahead.wasted, ahead.late
+    ));
     line(String::new());
     nodes(&mut line, &status.nodes);
     line(String::new());

@@ -77,6 +77,12 @@ fn status() -> VmStatus {
             ..Evictions::default()
         },
         stalled_for_memory: 4,
+        prefetch: Prefetch {
+            issued: 640,
+            used: 512,
+            wasted: 32,
+            late: 3,
+        },
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,
     }
@@ -94,6 +100,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
         "130 MiB in memory here, 2 MiB of it in huge pages",
         "evictions  99:",
         "4 faults waited",
+        "ahead      640 pages fetched: 512 used, 32 wasted; 3 touched on their way",
         "10.0.0.1:7000",
         "away",
         "from node 1",

@@ -1,0 +1,102 @@
+//! Pages that are here before anybody asked for them: mapping them when somebody does, and
+//! dropping them when nobody did.
+
+use super::detect::CHAIN_MAX;
+use super::queue::PageQueue;
+use super::{PagerError, Shared};
+use crate::page::{PageIndex, PageRange};
+use crate::page_map::{Kind, State};
+use crate::uffd::Protection;
+
+/// Takes the pages that are to be mapped along with `page`, which the caller holds. Gives them
+/// all, `page` included.
+pub(super) fn take_chain(shared: &Shared, page: PageIndex) -> PageRange {
+    let mut count = 1;
+    let mut end = page.number();
+    while count < CHAIN_MAX {
+        end += 1;
+        if u64::from(end) >= shared.layout.span_pages() {
+            break;
+        }
+        let entry = shared.map.entry(PageIndex::new(end));
+        let seen = entry.state();
+        let chained = seen.kind() == Kind::Probation && seen.is_ahead() && seen.is_chained();
+        if !chained || !entry.begin_install(seen) {
+            break;
+        }
+        count += 1;
+    }
+    PageRange::new(page, count)
+}
+
+/// Maps pages that the caller holds, whose bytes are in the file and which are not mapped. They
+/// are writable when the touch was a write: who writes one page of a run mostly goes on.
+pub(super) fn map_held(shared: &Shared, run: PageRange, write: bool) -> Result<(), PagerError> {
+    let protection = if write || !shared.continue_write_protected {
+        for page in run.iter() {
+            shared.map.entry(page).mark_dirty();
+        }
+        Protection::Writable
+    } else {
+        Protection::WriteProtected
+    };
+    let target = shared.memory.guest_page(run.first);
+    let mapped = shared
+        .uffd
+        .map_existing_run(target, run.count as usize, protection);
+    mapped.map_err(failed("CONTINUE", run.first))?;
+    for page in run.iter() {
+        shared.let_go(page, &shared.arrivals)?;
+    }
+    shared.stats.prefetch_used.add(run.count.into());
+    Ok(())
+}
+
+fn failed(call: &'static str, page: PageIndex) -> impl FnOnce(std::io::Error) -> PagerError {
+    move |source| PagerError::Userfaultfd { call, page, source }
+}
+
+/// The evictor's queue of pages that were fetched ahead, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct AheadQueue {
+    pages: PageQueue,
+}
+
+/// What is to become of the oldest page that was fetched ahead.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Oldest {
+    /// It was touched: it is a page as others are.
+    Touched(PageIndex),
+    /// The guest has freed it, so that nothing of it is here.
+    Gone,
+    /// It was not, there are too many, and the caller holds it now, to drop it.
+    Unused(PageIndex),
+}
+
+impl AheadQueue {
+    /// Takes over what has come.
+    pub(super) fn drain(&mut self, shared: &Shared) {
+        shared.ahead.drain_into(&shared.map, &mut self.pages);
+    }
+
+    /// Takes out the oldest page if it was touched, or is one too many.
+    pub(super) fn next(&mut self, shared: &Shared) -> Option<Oldest> {
+        let untouched = |state: State| state.kind() == Kind::Probation && state.is_ahead();
+        let page = self.pages.first()?;
+        let entry = shared.map.entry(page);
+        let crowded = self.pages.len() as u64 > shared.budget.ahead_max();
+        if untouched(entry.state()) && !crowded {
+            return None;
+        }
+        let page = self.pages.pop(&shared.map)?;
+        // Only this thread puts a page that was touched on probation, and not before it has
+        // left this queue.
+        Some(if entry.unlist() {
+            Oldest::Gone
+        } else if entry.begin_drop(Kind::Probation) {
+            Oldest::Unused(page)
+        } else {
+            Oldest::Touched(page)
+        })
+    }
+}

@@ -1,0 +1,497 @@
+//! Streams in the sequence of faults: what will be touched next. No I/O and no clock.
+//!
+//! Two tables watch the faults. *Near* streams are places in memory where accesses go on close
+//! by; each belongs to a thread until it has a stride, and then to whoever follows it. So many
+//! vCPUs, or one that walks through several arrays, do not disturb each other. *Sources* are
+//! threads, each with the distances between its last accesses, wherever they are: strides too
+//! long for a place are seen here. In both the stride is found by the vote of the majority
+//! (Boyer and Moore, 1981) over the last 4 distances, and then 8, as Leap does it for a process
+//! (Al Maruf and Chowdhury, USENIX ATC 2020).
+//!
+//! A stream that has a stride gets pages ordered ahead of it. Its window doubles each time that
+//! it has moved on by a whole one. What was ordered and evicted untouched counts against all
+//! streams: with much waste the largest window halves, and a stream has to prove itself longer.
+
+/// Streams watched at once.
+const STREAMS: usize = 32;
+
+/// Threads watched at once: the vCPUs of the largest guest.
+const SOURCES: usize = 64;
+
+/// Pages within which an access belongs to a stream that has no stride yet.
+const REACH: i64 = 32;
+
+/// Distances remembered.
+const HISTORY: usize = 8;
+
+/// Smallest window, pages.
+const WINDOW_MIN: u32 = 4;
+
+/// Largest window, pages: 512 KiB, which covers the product of bandwidth and delay of 10 Gbit/s
+/// at 400 us.
+pub(super) const WINDOW_MAX: u32 = 128;
+
+/// Most pages that are mapped along with one that is touched: a quarter of the largest window,
+/// so that a stream which ends has few of them.
+pub(super) const CHAIN_MAX: u32 = 32;
+
+/// Steps that a stream must have made before pages are ordered for it: when guesses have been
+/// good, and when many were wasted.
+const STREAK_MIN: u32 = 2;
+const STREAK_DOUBTED: u32 = 8;
+
+/// Pages used or wasted after which the largest window is decided upon again.
+const REVIEW_PAGES: u64 = 256;
+
+/// Pages to be fetched before they are asked for: `first`, and so on in steps of `stride`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Order {
+    pub first: u32,
+    pub stride: i32,
+    pub count: u32,
+    /// How many of them are mapped when one is touched.
+    pub chain: u32,
+}
+
+/// The distances between the last accesses.
+#[derive(Clone, Copy, Debug, Default)]
+struct History {
+    deltas: [i32; HISTORY],
+    /// How many there have been, up to a whole history.
+    filled: usize,
+    next: usize,
+}
+
+impl History {
+    fn push(&mut self, delta: i32) {
+        self.deltas[self.next] = delta;
+        self.next = (self.next + 1) % HISTORY;
+        self.filled = (self.filled + 1).min(HISTORY);
+    }
+
+    /// The last `count` distances.
+    fn last(&self, count: usize) -> impl Iterator<Item = i32> {
+        (1..=count).map(|back| self.deltas[(self.next + HISTORY - back) % HISTORY])
+    }
+
+    /// The distance that more than half of the last few have; the last two when they are equal
+    /// and nothing else is known.
+    fn trend(&self) -> Option<i32> {
+        if self.filled < HISTORY / 2 {
+            let mut last = self.last(2);
+            return (self.filled >= 2 && last.next() == last.next())
+                .then(|| self.last(1).next())
+                .flatten();
+        }
+        [HISTORY / 2, HISTORY]
+            .into_iter()
+            .filter(|&count| self.filled >= count)
+            .find_map(|count| self.majority(count))
+    }
+
+    fn majority(&self, count: usize) -> Option<i32> {
+        let (mut candidate, mut votes) = (0, 0);
+        for delta in self.last(count) {
+            if votes == 0 {
+                candidate = delta;
+            }
+            votes += if delta == candidate { 1 } else { -1 };
+        }
+        let held = self.last(count).filter(|&delta| delta == candidate).count();
+        (held * 2 > count && candidate != 0).then_some(candidate)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    source: u32,
+    last: u32,
+    history: History,
+    /// 0 until one is found.
+    stride: i32,
+    /// Steps made with this stride.
+    streak: u32,
+    /// Steps made since the window grew.
+    progress: u32,
+    window: u32,
+    /// Steps from `last` to the farthest page that was ordered.
+    lead: u32,
+    /// When it was last followed; 0 when the place is free.
+    used_at: u64,
+}
+
+/// A thread, and how it moves.
+#[derive(Clone, Copy, Debug, Default)]
+struct Source {
+    source: u32,
+    last: u32,
+    history: History,
+    used_at: u64,
+}
+
+/// Watches accesses that had to fault, and guesses the next.
+#[derive(Debug)]
+pub(super) struct Detector {
+    streams: [Stream; STREAMS],
+    sources: [Source; SOURCES],
+    /// Accesses so far: the age of what is in the tables.
+    clock: u64,
+    window_max: u32,
+    /// Counts at the last review.
+    reviewed: (u64, u64),
+}
+
+impl Detector {
+    pub(super) fn new() -> Self {
+        Self {
+            streams: [Stream::default(); STREAMS],
+            sources: [Source::default(); SOURCES],
+            clock: 0,
+            window_max: WINDOW_MAX,
+            reviewed: (0, 0),
+        }
+    }
+
+    /// Thread `source` touched `page`. Gives what to fetch now, if anything.
+    pub(super) fn observe(&mut self, source: u32, page: u32) -> Option<Order> {
+        self.clock += 1;
+        let far = self.far_trend(source, page);
+        if let Some(index) = self.followed(page) {
+            return self.advance(index, page);
+        }
+        if let Some(stride) = far {
+            let index = self.oldest();
+            self.streams[index] = Stream {
+                source,
+                last: page,
+                stride,
+                streak: STREAK_MIN,
+                window: WINDOW_MIN,
+                used_at: self.clock,
+                ..Stream::default()
+            };
+            return self.order(index);
+        }
+        let Some(index) = self.near(source, page) else {
+            let index = self.oldest();
+            self.streams[index] = Stream {
+                source,
+                last: page,
+                window: WINDOW_MIN,
+                used_at: self.clock,
+                ..Stream::default()
+            };
+            return None;
+        };
+        let clock = self.clock;
+        let stream = &mut self.streams[index];
+        let delta = distance(stream.last, page);
+        stream.used_at = clock;
+        // Within reach, so it fits.
+        let delta = i32::try_from(delta).unwrap_or(0);
+        if delta == 0 {
+            return None;
+        }
+        stream.last = page;
+        stream.history.push(delta);
+        stream.stride = stream.history.trend().unwrap_or(0);
+        stream.streak = if stream.stride == 0 { 0 } else { STREAK_MIN };
+        self.order(index)
+    }
+
+    /// How many pages that were ordered have been touched, and evicted untouched, so far.
+    pub(super) fn review(&mut self, used: u64, wasted: u64) {
+        let (used_before, wasted_before) = self.reviewed;
+        let (good, bad) = (
+            used.saturating_sub(used_before),
+            wasted.saturating_sub(wasted_before),
+        );
+        if good + bad < REVIEW_PAGES {
+            return;
+        }
+        self.reviewed = (used, wasted);
+        if bad > good {
+            self.window_max = (self.window_max / 2).max(WINDOW_MIN);
+        } else if good > bad * 3 {
+            self.window_max = (self.window_max * 2).min(WINDOW_MAX);
+        }
+    }
+
+    /// The stride of a thread whose accesses are too far apart for any place.
+    fn far_trend(&mut self, source: u32, page: u32) -> Option<i32> {
+        let clock = self.clock;
+        let known = self
+            .sources
+            .iter()
+            .position(|known| known.used_at > 0 && known.source == source);
+        let index = known.unwrap_or_else(|| oldest(self.sources.iter().map(|s| s.used_at)));
+        let entry = &mut self.sources[index];
+        if known.is_none() {
+            *entry = Source {
+                source,
+                ..Source::default()
+            };
+        } else if let Ok(delta) = i32::try_from(distance(entry.last, page)) {
+            entry.history.push(delta);
+        }
+        entry.last = page;
+        entry.used_at = clock;
+        if entry.history.filled < HISTORY / 2 {
+            return None;
+        }
+        let trend = entry.history.trend()?;
+        // As large as the stride of the others, it is theirs.
+        (i64::from(trend).abs() > REACH && entry.history.last(1).next() == Some(trend))
+            .then_some(trend)
+    }
+
+    /// The stream on whose way `page` is.
+    fn followed(&self, page: u32) -> Option<usize> {
+        self.streams
+            .iter()
+            .position(|stream| stream.used_at > 0 && steps(stream, page).is_some())
+    }
+
+    /// The nearest place of `source` without a stride.
+    fn near(&self, source: u32, page: u32) -> Option<usize> {
+        let mine =
+            |stream: &Stream| stream.used_at > 0 && stream.source == source && stream.stride == 0;
+        self.streams
+            .iter()
+            .enumerate()
+            .filter(|(_, stream)| mine(stream))
+            .map(|(index, stream)| (distance(stream.last, page).abs(), index))
+            .filter(|&(distance, _)| distance <= REACH)
+            .min()
+            .map(|(_, index)| index)
+    }
+
+    fn oldest(&self) -> usize {
+        oldest(self.streams.iter().map(|stream| stream.used_at))
+    }
+
+    fn advance(&mut self, index: usize, page: u32) -> Option<Order> {
+        let (clock, window_max) = (self.clock, self.window_max);
+        let stream = &mut self.streams[index];
+        let made = steps(stream, page)?;
+        stream.last = page;
+        stream.used_at = clock;
+        stream.streak = stream.streak.saturating_add(made);
+        stream.progress += made;
+        stream.lead = stream.lead.saturating_sub(made);
+        if stream.progress >= stream.window {
+            stream.progress = 0;
+            stream.window *= 2;
+        }
+        stream.window = stream.window.min(window_max);
+        self.order(index)
+    }
+
+    /// What to order for a stream, when half of its window is used up.
+    fn order(&mut self, index: usize) -> Option<Order> {
+        let doubted = self.window_max == WINDOW_MIN;
+        let stream = &mut self.streams[index];
+        let proven = if doubted { STREAK_DOUBTED } else { STREAK_MIN };
+        if stream.stride == 0 || stream.streak < proven || stream.lead * 2 > stream.window {
+            return None;
+        }
+        let stride = i64::from(stream.stride);
+        let first = i64::from(stream.last) + stride * (i64::from(stream.lead) + 1);
+        let first = u32::try_from(first).ok()?;
+        let count = stream.window.saturating_sub(stream.lead);
+        stream.lead = stream.window;
+        let chain = if stream.stride == 1 {
+            (stream.window / 4).clamp(1, CHAIN_MAX)
+        } else {
+            1
+        };
+        Some(Order {
+            first,
+            stride: stream.stride,
+            count,
+            chain,
+        })
+    }
+}
+
+fn distance(from: u32, to: u32) -> i64 {
+    i64::from(to) - i64::from(from)
+}
+
+/// How many steps a stream with a stride makes to `page`, when that is on its way.
+fn steps(stream: &Stream, page: u32) -> Option<u32> {
+    if stream.stride == 0 {
+        return None;
+    }
+    let (delta, stride) = (distance(stream.last, page), i64::from(stream.stride));
+    let steps = u32::try_from(delta / stride).ok()?;
+    // Pages that are mapped along with another are not seen, so it may leap.
+    let most = stream.lead.max(1) + CHAIN_MAX;
+    (delta % stride == 0 && (1..=most).contains(&steps)).then_some(steps)
+}
+
+fn oldest(ages: impl Iterator<Item = u64>) -> usize {
+    ages.enumerate()
+        .min_by_key(|&(_, age)| age)
+        .map_or(0, |(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    /// Plays a sequence of touches. Pages that were ordered are here at once, each seen when it
+    /// is touched unless it is mapped along with the one before. Gives the pages that were
+    /// ordered, and how many touches of remote pages there were.
+    fn play(accesses: impl IntoIterator<Item = (u32, u32)>) -> (HashSet<u32>, usize) {
+        let mut detector = Detector::new();
+        let mut ordered = HashSet::new();
+        let mut mapped = HashSet::new();
+        let mut misses = 0;
+        for (source, page) in accesses {
+            if !mapped.insert(page) {
+                continue;
+            }
+            misses += usize::from(!ordered.contains(&page));
+            if let Some(order) = detector.observe(source, page) {
+                assert!(order.count >= 1 && order.count <= WINDOW_MAX, "{order:?}");
+                for step in 0..order.count {
+                    let page = i64::from(order.first) + i64::from(order.stride) * i64::from(step);
+                    if let Ok(page) = u32::try_from(page) {
+                        ordered.insert(page);
+                    }
+                }
+            }
+        }
+        (ordered, misses)
+    }
+
+    #[test]
+    fn a_sequential_reader_misses_only_its_first_pages() {
+        let (ordered, misses) = play((1000..9000).map(|page| (1, page)));
+        assert!(misses <= 3, "{misses}");
+        assert!(
+            ordered.len() < 8000 + WINDOW_MAX as usize,
+            "all but the last window is used"
+        );
+    }
+
+    #[test]
+    fn a_reader_whose_neighbours_are_mapped_along_is_still_followed() {
+        let mut detector = Detector::new();
+        let mut page = 500;
+        let mut ordered = 0;
+        let mut chain = 1;
+        for touch in 0..200 {
+            let order = detector.observe(1, page);
+            if touch > 10 {
+                // Nothing was missed: there is always something ordered ahead.
+                assert!(
+                    ordered > page,
+                    "touch {touch} of {page}, ordered to {ordered}"
+                );
+            }
+            if let Some(order) = order {
+                assert!(order.first > page && order.stride == 1);
+                ordered = order.first + order.count - 1;
+                chain = order.chain;
+            }
+            page += chain.min(ordered.saturating_sub(page)).max(1);
+        }
+        assert!(page > 1500, "windows grew: {page}");
+    }
+
+    #[test]
+    fn strides_up_and_down_short_and_long_are_found() {
+        for stride in [2_i64, 7, 31, 33, 1000, -1, -3, -500] {
+            let start = 1_000_000_i64;
+            let pages =
+                (0..400).map(|step| u32::try_from(start + step * stride).expect("positive"));
+            let (_, misses) = play(pages.map(|page| (1, page)));
+            assert!(misses <= 8, "stride {stride}: {misses}");
+        }
+    }
+
+    #[test]
+    fn interleaved_streams_of_one_thread_do_not_disturb_each_other() {
+        let accesses = (0..1000_u32).flat_map(|step| {
+            [
+                (1, 10_000 + step),
+                (1, 10_100_000 + step * 3),
+                (1, 500_000 - step),
+            ]
+        });
+        let (_, misses) = play(accesses);
+        assert!(misses <= 24, "{misses}");
+    }
+
+    #[test]
+    fn close_streams_of_two_threads_are_told_apart() {
+        let accesses = (0..500_u32).flat_map(|step| [(1, 1000 + step * 40), (2, 1016 + step * 40)]);
+        let (_, misses) = play(accesses);
+        assert!(misses <= 20, "{misses}");
+    }
+
+    #[test]
+    fn the_majority_decides_in_spite_of_noise() {
+        let mut random = 7_u32;
+        let accesses = (0..2000_u32).flat_map(|step| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let noise = (step % 5 == 4).then_some((1, 3_000_000 + (random >> 8)));
+            [Some((1, step * 4)), noise].into_iter().flatten()
+        });
+        let (_, misses) = play(accesses);
+        // The noise itself is 400 misses.
+        assert!(misses <= 400 + 40, "{misses}");
+    }
+
+    #[test]
+    fn waste_shrinks_the_windows_and_use_lets_them_grow_again() {
+        let mut detector = Detector::new();
+        let (mut used, mut wasted) = (0, 0);
+        let longest = |detector: &mut Detector, from: u32| {
+            let orders = (from..from + 1000).filter_map(|page| detector.observe(1, page));
+            orders.map(|order| order.count).max()
+        };
+        assert!(longest(&mut detector, 0) >= Some(WINDOW_MAX / 2));
+        for _ in 0..10 {
+            wasted += REVIEW_PAGES;
+            detector.review(used, wasted);
+        }
+        assert!(longest(&mut detector, 100_000) <= Some(WINDOW_MIN));
+        for _ in 0..10 {
+            used += REVIEW_PAGES;
+            detector.review(used, wasted);
+        }
+        assert!(longest(&mut detector, 200_000) >= Some(WINDOW_MAX / 2));
+    }
+
+    proptest! {
+        #[test]
+        fn random_touches_order_next_to_nothing(seed: u64) {
+            let mut random = seed | 1;
+            let accesses = (0..5000).map(|_| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                (u32::try_from(random >> 60).expect("4 bits"), u32::try_from(random >> 8 & 0xffff).expect("16 bits"))
+            });
+            let (ordered, _) = play(accesses);
+            prop_assert!(ordered.len() < 100, "{} pages ordered", ordered.len());
+        }
+
+        #[test]
+        fn any_stride_and_any_start_stay_in_range(start: u32, stride in -100_000_i64..100_000) {
+            let mut detector = Detector::new();
+            for step in 0..40 {
+                let Ok(page) = u32::try_from(i64::from(start) + step * stride) else { break };
+                if let Some(order) = detector.observe(0, page) {
+                    prop_assert_eq!(i64::from(order.stride), stride);
+                    prop_assert_eq!((i64::from(order.first) - i64::from(page)) % stride, 0);
+                }
+            }
+        }
+    }
+}

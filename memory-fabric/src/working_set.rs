@@ -1,0 +1,496 @@
+//! Which pages a guest touched first, and in which order: recorded in one run, and used by the
+//! next of the same image.
+//!
+//! The file, little-endian: a header of 48 bytes ([`Header`]), 8 bytes for each run of pages
+//! (number of the first, count), and a CRC-32C of all that.
+
+use crate::layout::Layout;
+use crate::mapping::Mapping;
+use crate::page::{PAGE_SIZE, PageIndex, PageRange};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The first bytes of a file.
+const MAGIC: [u8; 8] = *b"SSIHV-WS";
+
+/// The version of its format.
+pub const VERSION: u32 = 1;
+
+/// Most runs that are recorded, and accepted: 8 MiB of file. A first touch fills up to 16 pages,
+/// so that they are up to 64 GiB of memory.
+pub const RUNS_MAX: usize = 1 << 20;
+
+const HEADER_BYTES: usize = size_of::<Header>();
+const RUN_BYTES: usize = size_of::<U64>();
+const CHECKSUM_BYTES: usize = size_of::<U32>();
+
+#[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 8],
+    version: U32,
+    page_bytes: U32,
+    guest_bytes: U64,
+    span_pages: U64,
+    image_bytes: U64,
+    image_checksum: U32,
+    runs: U32,
+}
+
+const _: () = assert!(HEADER_BYTES == 48);
+
+/// What a recorded working set is of. It is of no use to anything else.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Subject {
+    /// Bytes of guest memory.
+    pub guest_bytes: u64,
+    /// Pages of guest-physical address space, holes included.
+    pub span_pages: u64,
+    /// Bytes of the image: kernel and initial RAM disk together.
+    pub image_bytes: u64,
+    /// CRC-32C of the image.
+    pub image_checksum: u32,
+}
+
+impl Subject {
+    /// A guest with this memory that boots from these files, read one after the other.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read.
+    pub fn new(ram: &[PageRange], image: &[&Path]) -> io::Result<Self> {
+        let (mut bytes, mut checksum) = (0, 0);
+        let mut buffer = vec![0; 1 << 20];
+        for path in image {
+            let mut file = File::open(path)?;
+            loop {
+                let count = file.read(&mut buffer)?;
+                if count == 0 {
+                    break;
+                }
+                bytes += count as u64;
+                checksum = crc32c::crc32c_append(checksum, &buffer[..count]);
+            }
+        }
+        Ok(Self {
+            guest_bytes: ram.iter().map(|range| range.bytes()).sum(),
+            span_pages: ram.iter().map(|range| range.end()).max().unwrap_or(0),
+            image_bytes: bytes,
+            image_checksum: checksum,
+        })
+    }
+}
+
+/// Why a working set is of no use, or was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkingSetError {
+    /// It cannot be read.
+    #[error("cannot read {}", .0.display())]
+    Read(PathBuf, #[source] io::Error),
+    /// It cannot be written.
+    #[error("cannot write the working set to {}; name a file in a directory that exists, has room and that you may write to", .0.display())]
+    Write(PathBuf, #[source] io::Error),
+    /// It is too short, or too long, for what it says.
+    #[error("{bytes} bytes, {wanted} expected: cut short, or no working set")]
+    Length {
+        /// Bytes there are.
+        bytes: u64,
+        /// Bytes there should be; at the least, when that cannot be told.
+        wanted: u64,
+    },
+    /// It is something else.
+    #[error("not a working set")]
+    Magic,
+    /// Another version.
+    #[error("a working set of version {0}, {VERSION} is known; record it again")]
+    Version(u32),
+    /// More runs than are accepted.
+    #[error("{0} runs of pages, {RUNS_MAX} is the limit")]
+    Runs(u32),
+    /// Damaged.
+    #[error("its checksum is {found:#010x}, its bytes give {computed:#010x}: it is damaged")]
+    Checksum {
+        /// The checksum that it carries.
+        found: u32,
+        /// That of its bytes.
+        computed: u32,
+    },
+    /// It was recorded for another guest.
+    #[error("recorded for another {0}; record it again")]
+    OtherSubject(&'static str),
+    /// It names pages that the guest does not have.
+    #[error("it names {count} pages from {first} on, the guest has {span}")]
+    Pages {
+        /// The first page.
+        first: PageIndex,
+        /// How many.
+        count: u32,
+        /// Pages of the guest.
+        span: u64,
+    },
+}
+
+/// The bytes of a file. What is beyond [`RUNS_MAX`] is left out.
+#[must_use]
+pub fn encode(subject: &Subject, runs: &[PageRange]) -> Vec<u8> {
+    let runs = &runs[..runs.len().min(RUNS_MAX)];
+    let header = Header {
+        magic: MAGIC,
+        version: U32::new(VERSION),
+        page_bytes: U32::new(4096),
+        guest_bytes: U64::new(subject.guest_bytes),
+        span_pages: U64::new(subject.span_pages),
+        image_bytes: U64::new(subject.image_bytes),
+        image_checksum: U32::new(subject.image_checksum),
+        runs: U32::new(u32::try_from(runs.len()).expect("at most the limit")),
+    };
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + runs.len() * RUN_BYTES + CHECKSUM_BYTES);
+    bytes.extend(header.as_bytes());
+    for run in runs {
+        bytes.extend(run.first.number().to_le_bytes());
+        bytes.extend(run.count.to_le_bytes());
+    }
+    bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+    bytes
+}
+
+/// The runs of pages in a file that was recorded for `subject`, in the order of their first
+/// touch.
+///
+/// # Errors
+///
+/// When it is damaged, or of something else.
+pub fn decode(bytes: &[u8], subject: &Subject) -> Result<Vec<PageRange>, WorkingSetError> {
+    let length = |wanted: usize| WorkingSetError::Length {
+        bytes: bytes.len() as u64,
+        wanted: wanted as u64,
+    };
+    let (header, rest) = bytes
+        .split_first_chunk::<HEADER_BYTES>()
+        .ok_or_else(|| length(HEADER_BYTES + CHECKSUM_BYTES))?;
+    let header: Header = zerocopy::transmute!(*header);
+    if header.magic != MAGIC {
+        return Err(WorkingSetError::Magic);
+    }
+    if header.version.get() != VERSION {
+        return Err(WorkingSetError::Version(header.version.get()));
+    }
+    let count = header.runs.get() as usize;
+    if count > RUNS_MAX {
+        return Err(WorkingSetError::Runs(header.runs.get()));
+    }
+    let wanted = HEADER_BYTES + count * RUN_BYTES + CHECKSUM_BYTES;
+    if bytes.len() != wanted {
+        return Err(length(wanted));
+    }
+    let (body, checksum) = rest
+        .split_last_chunk::<CHECKSUM_BYTES>()
+        .ok_or_else(|| length(wanted))?;
+    let found = u32::from_le_bytes(*checksum);
+    let computed = crc32c::crc32c(&bytes[..bytes.len() - CHECKSUM_BYTES]);
+    if found != computed {
+        return Err(WorkingSetError::Checksum { found, computed });
+    }
+    let other = WorkingSetError::OtherSubject;
+    if header.page_bytes.get() as usize != PAGE_SIZE {
+        return Err(other("page size"));
+    }
+    if (header.guest_bytes.get(), header.span_pages.get())
+        != (subject.guest_bytes, subject.span_pages)
+    {
+        return Err(other("size of guest memory"));
+    }
+    if (header.image_bytes.get(), header.image_checksum.get())
+        != (subject.image_bytes, subject.image_checksum)
+    {
+        return Err(other("kernel or initial RAM disk"));
+    }
+    let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+    let runs = body.chunks_exact(RUN_BYTES).map(|entry| {
+        let (first, count) = entry.split_at(RUN_BYTES / 2);
+        let run = PageRange::new(PageIndex::new(number(first)), number(count));
+        if run.count == 0 || run.end() > subject.span_pages {
+            return Err(WorkingSetError::Pages {
+                first: run.first,
+                count: run.count,
+                span: subject.span_pages,
+            });
+        }
+        Ok(run)
+    });
+    runs.collect()
+}
+
+/// Reads a file; see [`decode`].
+///
+/// # Errors
+///
+/// As there, and when it cannot be read. No more is read than a working set may have.
+pub fn load(path: &Path, subject: &Subject) -> Result<Vec<PageRange>, WorkingSetError> {
+    let unreadable = |error| WorkingSetError::Read(path.into(), error);
+    let file = File::open(path).map_err(unreadable)?;
+    let most = HEADER_BYTES + RUNS_MAX * RUN_BYTES + CHECKSUM_BYTES;
+    let mut bytes = Vec::new();
+    // One more, so that a longer file is seen to be longer.
+    file.take(most as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(unreadable)?;
+    decode(&bytes, subject)
+}
+
+/// Writes a file as a whole: whoever reads it finds the earlier one or this one.
+///
+/// # Errors
+///
+/// When that is not possible; an earlier file is then still there.
+pub fn save(path: &Path, bytes: &[u8]) -> Result<(), WorkingSetError> {
+    let temporary = temporary(path);
+    let written = create(&temporary).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    });
+    written.map_err(|error| {
+        // The error that matters is the first.
+        let _ = fs::remove_file(&temporary);
+        WorkingSetError::Write(path.into(), error)
+    })
+}
+
+/// Finds out whether a file can be written, and leaves nothing behind.
+///
+/// # Errors
+///
+/// When it cannot.
+pub fn check_writable(path: &Path) -> Result<(), WorkingSetError> {
+    let checked = match fs::metadata(path) {
+        Ok(found) if !found.is_file() => Err(io::ErrorKind::IsADirectory.into()),
+        _ => create(&temporary(path)).and_then(|_| fs::remove_file(temporary(path))),
+    };
+    checked.map_err(|error| WorkingSetError::Write(path.into(), error))
+}
+
+fn create(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+fn temporary(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    name.into()
+}
+
+/// Records first touches, without a lock, a system call or memory of its own making: it has
+/// address space for all that it may ever record.
+#[derive(Debug)]
+pub struct Recorder {
+    /// An `AtomicU64` for each run: the first page above, the count below; 0 until it is there.
+    runs: Mapping,
+    /// Runs so far; may be above [`RUNS_MAX`], when some were left out.
+    count: AtomicUsize,
+    /// A bit for each page that was recorded.
+    seen: Mapping,
+    span_pages: u64,
+}
+
+impl Recorder {
+    /// A recorder for the pages of a layout.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no address space left.
+    pub fn new(layout: &Layout) -> io::Result<Self> {
+        let span_pages = layout.span_pages();
+        let words = usize::try_from(span_pages.div_ceil(64)).expect("64-bit host");
+        Ok(Self {
+            runs: Mapping::anonymous(RUNS_MAX * RUN_BYTES)?,
+            count: AtomicUsize::new(0),
+            seen: Mapping::anonymous(words.max(1) * size_of::<u64>())?,
+            span_pages,
+        })
+    }
+
+    /// Records a run, unless its first page was touched before.
+    pub fn record(&self, run: PageRange) {
+        let word = |page: PageIndex| self.word(&self.seen, page.index() / 64);
+        let bit = |page: PageIndex| 1_u64 << (page.number() % 64);
+        let first = run.first;
+        // Relaxed: pages are independent of each other, and whoever reads the runs reads nothing
+        // else.
+        if word(first).load(Ordering::Relaxed) & bit(first) != 0 {
+            return;
+        }
+        for page in run.iter() {
+            word(page).fetch_or(bit(page), Ordering::Relaxed);
+        }
+        let index = self.count.fetch_add(1, Ordering::Relaxed);
+        if index < RUNS_MAX {
+            let entry = u64::from(first.number()) << 32 | u64::from(run.count);
+            self.word(&self.runs, index).store(entry, Ordering::Relaxed);
+        }
+    }
+
+    /// What was recorded until now; runs that continue the one before are one with it.
+    #[must_use]
+    pub fn runs(&self) -> Vec<PageRange> {
+        let count = self.count.load(Ordering::Relaxed).min(RUNS_MAX);
+        let mut runs: Vec<PageRange> = Vec::new();
+        for index in 0..count {
+            let entry = self.word(&self.runs, index).load(Ordering::Relaxed);
+            let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(0);
+            let run = PageRange::new(PageIndex::new(half(entry >> 32)), half(entry));
+            match runs.last_mut() {
+                _ if run.count == 0 => {}
+                Some(last) if last.end() == u64::from(run.first.number()) => {
+                    last.count += run.count;
+                }
+                _ => runs.push(run),
+            }
+        }
+        runs
+    }
+
+    /// Whether there were more runs than are recorded.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.count.load(Ordering::Relaxed) > RUNS_MAX
+    }
+
+    fn word<'a>(&self, mapping: &'a Mapping, index: usize) -> &'a AtomicU64 {
+        debug_assert!((index as u64) < self.span_pages.div_ceil(64).max(RUNS_MAX as u64));
+        let word = mapping.at(index * size_of::<u64>(), size_of::<u64>());
+        // SAFETY: inside the mapping, which `at` checked, aligned, zeroed at first, and only
+        // ever accessed as atomics.
+        unsafe { &*word.cast::<AtomicU64>() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SUBJECT: Subject = Subject {
+        guest_bytes: 1 << 30,
+        span_pages: 1 << 18,
+        image_bytes: 12345,
+        image_checksum: 0xdead_beef,
+    };
+
+    fn run(first: u32, count: u32) -> PageRange {
+        PageRange::new(PageIndex::new(first), count)
+    }
+
+    /// A file with a changed byte and a checksum that is right all the same.
+    fn resealed(mut bytes: Vec<u8>, at: usize, value: u8) -> Vec<u8> {
+        bytes[at] = value;
+        let end = bytes.len() - CHECKSUM_BYTES;
+        let checksum = crc32c::crc32c(&bytes[..end]);
+        bytes[end..].copy_from_slice(&checksum.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn what_does_not_fit_is_named() {
+        let bytes = encode(&SUBJECT, &[run(7, 16), run(1, 1)]);
+        let refused = |bytes: &[u8]| decode(bytes, &SUBJECT).expect_err("refused").to_string();
+        assert!(refused(&[]).contains("0 bytes, 52 expected"));
+        assert!(refused(&bytes[..bytes.len() - 1]).contains("cut short"));
+        assert!(refused(&[&bytes[..], &[0]].concat()).contains("69 bytes, 68 expected"));
+        assert!(refused(&resealed(bytes.clone(), 0, b'X')).contains("not a working set"));
+        assert!(refused(&resealed(bytes.clone(), 8, 9)).contains("version 9"));
+        assert!(refused(&resealed(bytes.clone(), 13, 0x40)).contains("page size"));
+        assert!(refused(&resealed(bytes.clone(), 20, 1)).contains("size of guest memory"));
+        assert!(refused(&resealed(bytes.clone(), 33, 1)).contains("kernel or initial"));
+        assert!(refused(&resealed(bytes.clone(), 40, 1)).contains("kernel or initial"));
+        // A count of runs that would need 32 GiB.
+        assert!(refused(&resealed(bytes.clone(), 47, 0xff)).contains("1048576 is the limit"));
+        // Pages beyond the guest, and a run of none.
+        assert!(refused(&resealed(bytes.clone(), 51, 0xff)).contains("the guest has 262144"));
+        assert!(refused(&resealed(bytes.clone(), 52, 0)).contains("names 0 pages"));
+        let mut damaged = bytes;
+        damaged[50] ^= 4;
+        assert!(refused(&damaged).contains("damaged"));
+    }
+
+    #[test]
+    fn a_file_appears_whole_or_not_at_all() {
+        let directory = std::env::temp_dir().join(format!("ssi-hv-ws-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let path = directory.join("set");
+        check_writable(&path).expect("writable");
+        assert!(!path.exists());
+        let runs = vec![run(3, 4), run(100, 1)];
+        save(&path, &encode(&SUBJECT, &runs)).expect("saved");
+        save(&path, &encode(&SUBJECT, &runs)).expect("replaced");
+        assert_eq!(load(&path, &SUBJECT).expect("fits"), runs);
+        assert_eq!(fs::read_dir(&directory).expect("a directory").count(), 1);
+        for bad in [directory.join("none/set"), directory.clone()] {
+            assert!(check_writable(&bad).is_err());
+            let error = save(&bad, b"").expect_err("not written").to_string();
+            assert!(error.contains("has room"), "{error}");
+        }
+        assert!(matches!(
+            load(&directory.join("absent"), &SUBJECT),
+            Err(WorkingSetError::Read(..))
+        ));
+        // More than any working set has is not read, however long it is.
+        let endless = load(Path::new("/dev/zero"), &SUBJECT).expect_err("no working set");
+        assert!(matches!(endless, WorkingSetError::Magic), "{endless}");
+        fs::remove_dir_all(directory).expect("removed");
+    }
+
+    #[test]
+    fn a_page_is_recorded_at_its_first_touch_only() {
+        let layout = crate::layout::Plan::new(
+            &[run(0, 8192)],
+            4096,
+            &[crate::layout::Loan {
+                node: crate::layout::NodeId(1),
+                pages: 8192,
+            }],
+        )
+        .expect("fits")
+        .layout;
+        let recorder = Recorder::new(&layout).expect("a small guest");
+        for touched in [
+            run(64, 16),
+            run(80, 2),
+            run(8191, 1),
+            run(70, 1),
+            run(64, 1),
+        ] {
+            recorder.record(touched);
+        }
+        assert_eq!(recorder.runs(), [run(64, 18), run(8191, 1)]);
+        assert!(!recorder.is_full());
+    }
+
+    proptest! {
+        #[test]
+        fn sets_round_trip(pages in prop::collection::vec((0_u32..1 << 18, 1_u32..64), 0..200)) {
+            let runs: Vec<_> = pages
+                .into_iter()
+                .map(|(first, count)| run(first, count))
+                .filter(|run| run.end() <= SUBJECT.span_pages)
+                .collect();
+            let bytes = encode(&SUBJECT, &runs);
+            prop_assert_eq!(decode(&bytes, &SUBJECT).expect("fits"), runs);
+            for cut in [1, bytes.len() / 2, bytes.len() - 1] {
+                prop_assert!(decode(&bytes[..cut], &SUBJECT).is_err());
+            }
+        }
+
+        #[test]
+        fn no_bytes_make_decode_panic_or_accept(mut bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if bytes.len() >= 8 && bytes[0] % 2 == 0 {
+                bytes[..8].copy_from_slice(&MAGIC);
+            }
+            prop_assert!(decode(&bytes, &SUBJECT).is_err());
+        }
+    }
+}

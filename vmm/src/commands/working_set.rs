@@ -1,0 +1,76 @@
+//! `--record-working-set` and `--replay-working-set`.
+
+use std::path::PathBuf;
+
+use anyhow::anyhow;
+use memory_fabric::fabric::{Fabric, FabricConfig};
+use memory_fabric::working_set::{self, Subject, WorkingSetError};
+use ssi_hv::config::{RunConfig, ValidatedRun};
+
+use super::Failure;
+
+/// What is to be recorded of this run.
+#[derive(Debug)]
+pub struct WorkingSet {
+    record: Option<(PathBuf, Subject)>,
+}
+
+impl WorkingSet {
+    /// Reads what an earlier run recorded, and finds out whether this one can be. What does not
+    /// fit is left alone with a warning: the guest boots without.
+    pub fn prepare(
+        config: &RunConfig,
+        wanted: &ValidatedRun,
+        fabric: &mut FabricConfig,
+    ) -> Result<Self, Failure> {
+        let (record, replay) = (&config.record_working_set, &config.replay_working_set);
+        if record.is_none() && replay.is_none() {
+            return Ok(Self { record: None });
+        }
+        let mut image = vec![wanted.kernel.as_path()];
+        image.extend(wanted.initrd.as_deref());
+        let subject = Subject::new(&fabric.ram, &image).map_err(|error| {
+            anyhow!(error).context("cannot read the kernel or initial RAM disk")
+        })?;
+        if let Some(path) = replay {
+            match working_set::load(path, &subject) {
+                Ok(runs) => fabric.replay = runs,
+                Err(error) => tracing::warn!(
+                    "--replay-working-set {} is ignored: {}",
+                    path.display(),
+                    described(&error)
+                ),
+            }
+        }
+        let record = match record {
+            None => None,
+            Some(path) => {
+                working_set::check_writable(path)?;
+                Some((path.clone(), subject))
+            }
+        };
+        Ok(Self { record })
+    }
+
+    /// Writes what was recorded. What comes back is why that was not possible, in one line.
+    pub fn save(&self, fabric: &Fabric) -> Option<String> {
+        let (path, subject) = self.record.as_ref()?;
+        // Nothing is recorded when all memory is here.
+        let (runs, cut) = fabric.working_set().unwrap_or_default();
+        if cut {
+            tracing::warn!(
+                limit = working_set::RUNS_MAX,
+                "the guest touched more runs of pages than are recorded"
+            );
+        }
+        let saved = working_set::save(path, &working_set::encode(subject, &runs));
+        saved.err().map(|error| described(&error))
+    }
+}
+
+fn described(error: &WorkingSetError) -> String {
+    match std::error::Error::source(error) {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}
