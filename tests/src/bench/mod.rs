@@ -29,7 +29,11 @@ pub fn run(workspace: &Path, native_only: bool) -> anyhow::Result<()> {
     let _ = std::fs::remove_file(&file);
     let begin = Instant::now();
     let mut failed = Vec::new();
-    let mut report = json!({"schema": SCHEMA, "processors": processors()});
+    let mut report = json!({
+        "schema": SCHEMA,
+        "processors": processors(),
+        "load_average_before": load_average(),
+    });
 
     report["native"] = json!({});
     for measure in native::MEASURES {
@@ -71,6 +75,12 @@ pub fn run(workspace: &Path, native_only: bool) -> anyhow::Result<()> {
 
 fn processors() -> usize {
     std::thread::available_parallelism().map_or(0, usize::from)
+}
+
+/// How many threads ran or wanted to, over the last minute.
+fn load_average() -> Option<f64> {
+    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
+    text.split_whitespace().next()?.parse().ok()
 }
 
 /// The middle one; NaN, which JSON has as null, when there is none.

@@ -20,17 +20,17 @@ use crate::testbed::{Host, HostImage, RemoteProcess, Testbed, TestbedConfig};
 
 /// How often each side runs, in turn.
 const ROUNDS: usize = 3;
-/// Memory that the program uses.
-const PROGRAM_MIB: u64 = 128;
+/// Memory that the program uses. An emulated page swapped in takes milliseconds.
+const PROGRAM_MIB: u64 = 64;
 /// How much of it may be local: half.
 const LOCAL_MIB: u64 = PROGRAM_MIB / 2;
 /// What the limit on the other side has on top, for the program itself: its code, its lists and
 /// page tables, some 3 MiB. Ours are not counted either.
-const PROGRAM_ITSELF_MIB: u64 = 8;
+const PROGRAM_ITSELF_MIB: u64 = 4;
 /// The block device: room for everything.
 const DEVICE_MIB: u64 = 256;
 /// How long one run of the program may take.
-const PROGRAM_DEADLINE: Duration = Duration::from_secs(240);
+const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
 /// How long anything else may take.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 /// An emulated host can hang for reasons of its own; then the bed is started anew, so often.

@@ -12,6 +12,9 @@ const PAGE_BYTES: f64 = 4096.0;
 /// A rate that is so much of the raw stream's has reached the transport's limit.
 const LIMIT_SHARE: f64 = 0.8;
 
+/// A machine with a higher load average than this was doing something else.
+const LOAD_IDLE_MAX: f64 = 0.5;
+
 /// A measure with its target.
 #[derive(Debug, Serialize)]
 pub(super) struct Target {
@@ -170,6 +173,13 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
         host["kernel"].as_str().unwrap_or("?"),
         host["virtualization"].as_str().unwrap_or("?"),
     )?;
+    let load = number(report, "/load_average_before");
+    if let Some(load) = load.filter(|load| *load > LOAD_IDLE_MAX) {
+        writeln!(
+            text,
+            "The machine was not idle: its load average was {load:.1} before. Times and rates suffer.\n"
+        )?;
+    }
     writeln!(text, "{:<44}{:>9}  {:<8}target", "measure", "value", "")?;
     for row in targets {
         let met = match row.met {
@@ -190,11 +200,8 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
         }
     }
     writeln!(text, "\n{:<44}{:>9}", "beside these", "value")?;
-    let mut more = |name: String, value: Option<f64>| {
-        if let Some(value) = value {
-            let _ = writeln!(text, "{name:<44}{value:>9.1}");
-        }
-    };
+    let mut beside = Vec::new();
+    let mut more = |name: String, value: Option<f64>| beside.extend(value.map(|v| (name, v)));
     for key in ["p50", "p90", "p99", "p999"] {
         let pointer = format!("/native/fault/latency_us/{key}");
         more(format!("random fault {key}, us"), number(report, &pointer));
@@ -219,15 +226,6 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
         let list = report.pointer(pointer).and_then(Value::as_array);
         list.cloned().unwrap_or_default()
     };
-    for point in list("/native/threads/threads") {
-        let name = format!("{} threads, {} donors", point["threads"], point["donors"]);
-        more(
-            format!("{name}: faults/s"),
-            point["faults_per_second"].as_f64(),
-        );
-        let cpu = point["cpu_seconds_per_million_faults"].as_f64();
-        more(format!("{name}: CPU s a million"), cpu);
-    }
     for point in list("/native/writes/writes") {
         let name = format!("writes, {} % local, times slower", point["local_percent"]);
         more(name, point["slowdown"].as_f64());
@@ -243,9 +241,32 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
         let metadata = point["metadata_bytes_per_page"].as_f64();
         more(format!("metadata of {gib} GiB, bytes a page"), metadata);
     }
+    let p99 = number(report, "/swap/latency_p99_ours_to_swap");
+    more("fault p99 / that of swap".into(), p99);
+    for (name, value) in beside {
+        writeln!(text, "{name:<44}{value:>9.1}")?;
+    }
+    let points = list("/native/threads/threads");
+    if !points.is_empty() {
+        writeln!(
+            text,
+            "\n{:<16}{:<16}{:>16}{:>16}{:>24}",
+            "threads", "donors", "faults/s", "to 1 and 1", "CPU s a million faults"
+        )?;
+    }
+    for point in points {
+        let value = |key: &str| point[key].as_f64().unwrap_or(f64::NAN);
+        writeln!(
+            text,
+            "{:<16}{:<16}{:>16.0}{:>16.2}{:>24.1}",
+            point["threads"].to_string(),
+            point["donors"].to_string(),
+            value("faults_per_second"),
+            value("ratio_to_one"),
+            value("cpu_seconds_per_million_faults"),
+        )?;
+    }
     if report["swap"]["hosts"].is_string() {
-        let p99 = number(report, "/swap/latency_p99_ours_to_swap");
-        more("fault p99 / that of swap".into(), p99);
         writeln!(
             text,
             "\nSwap was measured on emulated hosts: only its ratios mean something."
