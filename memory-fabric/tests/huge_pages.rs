@@ -4,13 +4,11 @@
 
 mod support;
 
-use memory_fabric::fabric::{Fabric, FabricEvent};
+use memory_fabric::fabric::Fabric;
 use memory_fabric::guest_memory::{HUGE_PAGE_BYTES, huge_bytes};
 use memory_fabric::layout::NodeId;
 use memory_fabric::page::PAGE_SIZE;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 use support::*;
 
 const HUGE: u64 = HUGE_PAGE_BYTES as u64;
@@ -130,43 +128,4 @@ fn huge_pages_that_are_switched_off_are_not_asked_for() {
     let running = start(&config);
     assert!(advice(&running.fabric).iter().all(|&(.., huge)| !huge));
     running.fabric.shutdown();
-}
-
-/// Not a check but a measurement, for the design document: random touches of memory that is all
-/// local, through the guest view, in turns without and with huge pages.
-#[test]
-#[ignore = "a measurement: run it alone, in release, where shmem_enabled is `advise`"]
-fn measure_random_touches_of_local_memory() {
-    const BYTES: u64 = 1 << 30;
-    const TOUCHES: usize = 20_000_000;
-    for round in 0..5 {
-        for huge_pages in [false, true] {
-            let mut config = config(BYTES, BYTES, &[]);
-            config.huge_pages = huge_pages;
-            let observer = Arc::new(|_: FabricEvent| {});
-            let fabric = Fabric::start(&config, &(observer as _)).expect("starts");
-            let words = Words::of(&fabric);
-            let filling = Instant::now();
-            for page in 0..words.pages() {
-                words.at(page, 0).store(1, Ordering::Relaxed);
-            }
-            let filling = filling.elapsed();
-            let mut random = Random(round);
-            let started = Instant::now();
-            let mut sum = 0;
-            for _ in 0..TOUCHES {
-                // The next place depends on what was read: one touch at a time.
-                let place = random.below(words.pages() * WORDS_PER_PAGE - 1) + (sum & 1);
-                let word = words.at(place / WORDS_PER_PAGE, place % WORDS_PER_PAGE);
-                sum ^= usize::try_from(word.load(Ordering::Relaxed)).expect("small");
-            }
-            let each = started.elapsed().as_secs_f64() * 1e9 / TOUCHES as f64;
-            println!(
-                "round {round} huge {huge_pages}: {each:.1} ns a touch, first touch of 1 GiB {:.0} ms, {} MiB huge, sum {sum}",
-                filling.as_secs_f64() * 1e3,
-                huge_bytes().unwrap_or(0) >> 20
-            );
-            fabric.shutdown();
-        }
-    }
 }

@@ -4,10 +4,12 @@
 //!   that can be cut and slowed down.
 //! - [`cargo`]: cargo's own checks, counted together with the scenarios.
 //! - [`share`]: what hosts and guests boot, in one directory.
+//! - [`bench`]: what remote memory costs, here and beside swap over the network.
 //! - [`demo`]: one guest on two hosts, for people to look at.
 //! - [`e2e`]: the scenarios, and [`summary`], what they came to.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
 
+pub mod bench;
 pub mod cargo;
 pub mod cleanup;
 pub mod demo;

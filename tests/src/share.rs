@@ -20,7 +20,7 @@ pub struct Share {
 impl Share {
     /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`,
     /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and
-    /// `ssi-hv` of the release build, if that exists.
+    /// `ssi-hv` and `memory-probe` of the release build, if they exist.
     ///
     /// # Errors
     /// Fails when a kernel cannot be had or the disk is full.
@@ -41,9 +41,11 @@ impl Share {
             releases.push(image.record.release);
         }
         install(&tools.join("faultprobe"), &dir.join("faultprobe"))?;
-        let product = workspace.join("target/release/ssi-hv");
-        if product.is_file() {
-            install(&product, &dir.join("ssi-hv"))?;
+        for name in ["ssi-hv", "memory-probe"] {
+            let program = workspace.join("target/release").join(name);
+            if program.is_file() {
+                install(&program, &dir.join(name))?;
+            }
         }
         let [guest_kernel, host_kernel] = <[String; 2]>::try_from(releases)
             .map_err(|_| anyhow::anyhow!("two kernels are wanted"))?;

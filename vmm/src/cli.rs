@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use self::bench::{BenchCommand, BenchFaultConfig};
+use self::bench::{BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig};
 use self::file::ConfigFileError;
 use self::node::NodeConfig;
 use self::status::StatusConfig;
@@ -68,7 +68,7 @@ enum Command {
     Status(StatusConfig),
     /// Tell whether this host is ready, and how to mend what is not
     Doctor(DoctorConfig),
-    /// Measure what a remote fault costs
+    /// Measure what remote memory costs
     #[command(subcommand, arg_required_else_help = true)]
     Bench(BenchCommand),
 }
@@ -113,6 +113,10 @@ pub enum Action {
     Doctor(DoctorConfig),
     /// Measure faults. The configuration is not validated yet.
     BenchFault(BenchFaultConfig),
+    /// Measure scans, threads, writes and growth. The configuration is not validated yet.
+    BenchMemory(BenchMemoryConfig),
+    /// Measure a start. The configuration is not validated yet.
+    BenchStart(BenchStartConfig),
     /// Print a text that was asked for, such as the help.
     Print(String),
 }
@@ -181,6 +185,8 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Status(config) => Action::Status(config),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
+        Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),
+        Command::Bench(BenchCommand::Start(config)) => Action::BenchStart(config),
     };
     Ok(Invocation {
         action,

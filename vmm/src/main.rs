@@ -32,7 +32,11 @@ fn main() -> process::ExitCode {
 
 fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     let mut verbosity = invocation.verbosity;
-    if matches!(invocation.action, Action::BenchFault(_)) && verbosity.verbose == 0 {
+    let bench = matches!(
+        invocation.action,
+        Action::BenchFault(_) | Action::BenchMemory(_) | Action::BenchStart(_)
+    );
+    if bench && verbosity.verbose == 0 {
         // Its own donors would tell of every lease between the results.
         verbosity.quiet = true;
     }
@@ -42,6 +46,8 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Node(config) => node::node(&config),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
+        Action::BenchMemory(config) => bench::memory(&config),
+        Action::BenchStart(config) => bench::start(&config),
         Action::Doctor(config) => doctor::doctor(config),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),
     }

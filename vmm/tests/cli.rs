@@ -110,6 +110,22 @@ fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
             vec!["bench", "fault", "--memory", "64M", "--local-memory", "64M"],
             "no page would be remote",
         ),
+        (
+            vec!["bench", "memory", "--memory", "32M"],
+            "64 MiB is the least",
+        ),
+        (
+            vec!["bench", "memory", "--memory", "65G"],
+            "64 GiB is the most",
+        ),
+        (
+            vec!["bench", "start", "--memory", "256M"],
+            "512 MiB is the least",
+        ),
+        (
+            vec!["bench", "start", "--memory", "9T"],
+            "8 TiB is the most",
+        ),
     ] {
         let line = refused(&arguments, ExitCode::Usage);
         assert!(line.contains(part), "{arguments:?}: {line}");
@@ -152,6 +168,8 @@ fn help_fits_80_columns_and_names_what_is_there() {
         &["status", "--help"],
         &["bench", "--help"],
         &["bench", "fault", "--help"],
+        &["bench", "memory", "--help"],
+        &["bench", "start", "--help"],
     ] {
         let output = output(arguments);
         assert!(output.status.success());

@@ -48,15 +48,20 @@ impl fmt::Display for MemoryError {
     }
 }
 
-/// A mapping of whole pages, unmapped on drop.
+/// A mapping of whole pages; one of its own is unmapped on drop.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u64>,
     pages: usize,
+    /// Whether the mapping is ours to unmap.
+    owned: bool,
 }
 
 impl Memory {
     /// Maps this many bytes, a multiple of the page size, without huge pages.
+    ///
+    /// # Errors
+    /// When less is free, or the kernel refuses.
     pub fn new(bytes: u64) -> Result<Self, MemoryError> {
         if let Some(available) = available_bytes() {
             check_room(bytes, available)?;
@@ -88,7 +93,22 @@ impl Memory {
         Ok(Self {
             base,
             pages: length / PAGE_BYTES,
+            owned: true,
         })
+    }
+
+    /// Memory that somebody else has mapped.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` bytes from `base`, which is aligned to pages, must be mapped, readable and
+    /// writable as long as this lives, and nobody else may write them meanwhile.
+    pub unsafe fn borrowed(base: NonNull<u64>, bytes: usize) -> Self {
+        Self {
+            base,
+            pages: bytes / PAGE_BYTES,
+            owned: false,
+        }
     }
 
     /// Pages of the mapping.
@@ -97,6 +117,9 @@ impl Memory {
     }
 
     /// The words of a page.
+    ///
+    /// # Panics
+    /// Panics when there is no such page.
     pub fn page(&self, page: usize) -> &[u64] {
         assert!(page < self.pages);
         // SAFETY: the page is inside the mapping, which is readable, aligned to 4096, lives as
@@ -106,6 +129,9 @@ impl Memory {
     }
 
     /// The words of a page, to write.
+    ///
+    /// # Panics
+    /// Panics when there is no such page.
     pub fn page_mut(&mut self, page: usize) -> &mut [u64] {
         assert!(page < self.pages);
         // SAFETY: as in `page`; &mut self excludes every other reference.
@@ -131,6 +157,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: the mapping is ours, and no reference into it outlives self.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.pages * PAGE_BYTES) };
     }

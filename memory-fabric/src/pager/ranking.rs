@@ -161,6 +161,7 @@ mod tests {
             if self.touched.contains(&page.number()) {
                 ranking.used(map, page);
             } else {
+                assert!(map.entry(page).unlist(), "{page} was in no queue");
                 self.resident.remove(&page.number());
                 self.away.insert(page.number(), self.clock.tick());
             }

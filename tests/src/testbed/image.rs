@@ -50,6 +50,8 @@ const TOOLS: &[(&str, &str)] = &[
     ("ib_read_lat", "perftest"),
     ("ib_write_lat", "perftest"),
     ("ib_read_bw", "perftest"),
+    ("nbd-server", "nbd-server"),
+    ("nbd-client", "nbd-client"),
 ];
 
 /// Libraries that no tool may need, but `ssi-hv` does, or loads while it runs.

@@ -1,6 +1,6 @@
 //! `ssi-hv bench`: what is measured.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::validation::{ValidationError, check_range, check_size};
 use crate::config::{GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
@@ -23,6 +23,101 @@ pub enum BenchCommand {
         after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same rounds of the same run. Ratios are medians over the rounds."
     )]
     Fault(BenchFaultConfig),
+    /// Scans, several threads and donors, writes, and the cost of growing
+    #[command(
+        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written all over, with less and less of it local. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
+    )]
+    Memory(BenchMemoryConfig),
+    /// Time and memory that the start of a guest's memory takes
+    #[command(
+        after_help = "The donor is in this process. Nearly all of the memory is never touched, so it may be far more than the host has."
+    )]
+    Start(BenchStartConfig),
+}
+
+/// A part of `ssi-hv bench memory`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
+pub enum BenchMeasure {
+    /// Sequential and strided scans.
+    Scan,
+    /// Several threads and donors.
+    Threads,
+    /// A working set that is written.
+    Writes,
+    /// The cost of growing.
+    Growth,
+}
+
+/// The configuration of `ssi-hv bench memory`.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct BenchMemoryConfig {
+    /// Memory that is touched; a quarter of it is local, but in `writes` and `growth`
+    #[arg(long, value_name = "SIZE", default_value = "128M")]
+    pub memory: ByteSize,
+
+    /// What to measure
+    #[arg(
+        long,
+        value_name = "WHAT",
+        value_enum,
+        hide_possible_values = true,
+        help = "scan, threads, writes or growth; all when not given"
+    )]
+    pub measure: Vec<BenchMeasure>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The least memory of `bench memory`: a quarter of it is the smallest local memory.
+pub const BENCH_QUARTERED_MEMORY_MIN: ByteSize = ByteSize::from_bytes(LOCAL_MEMORY_MIN.bytes() * 4);
+/// The most: all of it is touched, and there are several of them at once.
+pub const BENCH_QUARTERED_MEMORY_MAX: ByteSize = ByteSize::from_mib(64 << 10);
+/// The least memory of `bench start`: more than it has local.
+pub const BENCH_START_MEMORY_MIN: ByteSize = ByteSize::from_mib(512);
+
+impl BenchMemoryConfig {
+    /// Checks what the values mean together.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, with its limit and remedy.
+    pub fn validate(&self) -> Result<(), ValidationError> {
+        check_size("--memory", self.memory, BENCH_QUARTERED_MEMORY_MIN)?;
+        check_most("--memory", self.memory, BENCH_QUARTERED_MEMORY_MAX)
+    }
+}
+
+/// The configuration of `ssi-hv bench start`.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct BenchStartConfig {
+    /// Memory of the guest
+    #[arg(long, value_name = "SIZE", default_value = "1G")]
+    pub memory: ByteSize,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl BenchStartConfig {
+    /// Checks what the values mean together.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, with its limit and remedy.
+    pub fn validate(&self) -> Result<(), ValidationError> {
+        check_size("--memory", self.memory, BENCH_START_MEMORY_MIN)?;
+        check_most("--memory", self.memory, GUEST_MEMORY_MAX)
+    }
+}
+
+fn check_most(flag: &'static str, size: ByteSize, limit: ByteSize) -> Result<(), ValidationError> {
+    if size > limit {
+        return Err(ValidationError::TooLarge { flag, size, limit });
+    }
+    Ok(())
 }
 
 /// The configuration of `ssi-hv bench fault`.
@@ -85,13 +180,7 @@ impl BenchFaultConfig {
         check_range("--donors", self.donors, 1, BENCH_DONORS_MAX)?;
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
         self.transport.require_available()?;
-        if self.memory > GUEST_MEMORY_MAX {
-            return Err(ValidationError::TooLarge {
-                flag: "--memory",
-                size: self.memory,
-                limit: GUEST_MEMORY_MAX,
-            });
-        }
+        check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;
         if self.local_memory >= self.memory {
             return Err(ValidationError::NothingRemote {
                 local: self.local_memory,

@@ -9,6 +9,7 @@ use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT, TransportKind,
 };
+use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::stats::Histogram;
 use ssi_hv::cli::bench::BenchFaultConfig;
@@ -19,9 +20,9 @@ use ssi_hv::report::{Host, Stages};
 use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles};
 
 /// An access that took less waited for nothing: no fault is served in so short a time.
-const FAULT_MIN: Duration = Duration::from_micros(2);
+pub(super) const FAULT_MIN: Duration = Duration::from_micros(2);
 
-const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();
+pub(super) const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();
 
 pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     let loopback = config.transport == Transport::Loopback;
@@ -31,10 +32,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         start_donors(config)?
     };
     let fabric = start_fabric(config, &donors)?;
-    let view = View {
-        base: fabric.memory().guest_view(),
-        pages: fabric.memory().bytes() / PAGE_SIZE,
-    };
+    let view = View::of(&fabric);
     view.fill();
 
     let tally = Tally::default();
@@ -101,8 +99,8 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     })
 }
 
-fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
-    let share = config.memory.bytes().div_ceil(config.donors.into());
+pub(super) fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
+    let share = config.memory.bytes().div_ceil(config.donors.max(1).into());
     // A page of each is for the floor.
     let memory_bytes = share.next_multiple_of(PAGE_SIZE as u64) + PAGE_SIZE as u64;
     let donor = DonorConfig {
@@ -116,14 +114,19 @@ fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
         .collect()
 }
 
-fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Result<Fabric> {
+pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Result<Fabric> {
     let pages = u32::try_from(config.memory.bytes() / PAGE_SIZE as u64).context("--memory")?;
     let observer: FabricObserver = Arc::new(|event| {
-        if let FabricEvent::Failed(reason) = event {
-            // Threads wait for pages that never come.
-            eprintln!("ssi-hv: error: the pager failed: {reason}");
-            std::process::exit(ExitCode::HostError.code().into());
-        }
+        let reason = match event {
+            FabricEvent::Failed(reason) => format!("the pager failed: {reason}"),
+            FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
+                format!("the donor at {node} is lost: {reason}")
+            }
+            FabricEvent::Link(_) => return,
+        };
+        // Threads wait for pages that never come.
+        eprintln!("ssi-hv: error: {reason}");
+        std::process::exit(ExitCode::HostError.code().into());
     });
     let fabric = Fabric::start(
         &FabricConfig {
@@ -157,24 +160,32 @@ fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Result<Fabric> {
 
 /// What all threads found.
 #[derive(Debug, Default)]
-struct Tally {
-    faults: AtomicU64,
-    verified: AtomicU64,
-    corrupt: AtomicU64,
+pub(super) struct Tally {
+    pub(super) faults: AtomicU64,
+    pub(super) verified: AtomicU64,
+    pub(super) corrupt: AtomicU64,
 }
 
 /// The guest view.
-#[derive(Clone, Copy)]
-struct View {
+#[derive(Clone, Copy, Debug)]
+pub(super) struct View {
     base: *mut u8,
-    pages: usize,
+    pub(super) pages: usize,
 }
 
 // SAFETY: threads access the view through atomics only, and it outlives them.
 unsafe impl Sync for View {}
 
 impl View {
-    fn word(&self, page: usize, word: usize) -> &AtomicU64 {
+    /// The view of a fabric, which must outlive it.
+    pub(super) fn of(fabric: &Fabric) -> Self {
+        Self {
+            base: fabric.memory().guest_view(),
+            pages: fabric.memory().bytes() / PAGE_SIZE,
+        }
+    }
+
+    pub(super) fn word(&self, page: usize, word: usize) -> &AtomicU64 {
         assert!(page < self.pages && word < WORDS_PER_PAGE);
         // SAFETY: inside the guest view, as just checked, aligned, and only ever accessed
         // as atomics.
@@ -186,7 +197,7 @@ impl View {
         }
     }
 
-    fn fill(&self) {
+    pub(super) fn fill(&self) {
         for page in 0..self.pages {
             for word in 0..WORDS_PER_PAGE {
                 self.word(page, word)
@@ -196,22 +207,27 @@ impl View {
     }
 
     /// Bytes of a page that are not what was written.
-    fn corrupt_bytes(&self, page: usize) -> u64 {
+    pub(super) fn corrupt_bytes(&self, page: usize) -> u64 {
         (0..WORDS_PER_PAGE)
             .map(|word| {
-                let found = self.word(page, word).load(Ordering::Relaxed).to_ne_bytes();
-                let wanted = content(page, word).to_ne_bytes();
-                found
-                    .iter()
-                    .zip(wanted)
-                    .filter(|(found, wanted)| **found != *wanted)
-                    .count() as u64
+                let found = self.word(page, word).load(Ordering::Relaxed);
+                differing_bytes(found, content(page, word))
             })
             .sum()
     }
 }
 
-fn content(page: usize, word: usize) -> u64 {
+/// Bytes of a word that are not what is wanted.
+pub(super) fn differing_bytes(found: u64, wanted: u64) -> u64 {
+    if found == wanted {
+        return 0;
+    }
+    let differing = (found ^ wanted).to_ne_bytes();
+    differing.iter().filter(|&&byte| byte != 0).count() as u64
+}
+
+/// What is in a word of a page.
+pub(super) fn content(page: usize, word: usize) -> u64 {
     ((page as u64) << 16 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
@@ -258,7 +274,7 @@ fn touch(config: &BenchFaultConfig, view: &View, round: u32, tally: &Tally) -> H
 }
 
 /// xorshift64* (Vigna, 2016).
-fn next(state: &mut u64) -> usize {
+pub(super) fn next(state: &mut u64) -> usize {
     *state ^= *state >> 12;
     *state ^= *state << 25;
     *state ^= *state >> 27;

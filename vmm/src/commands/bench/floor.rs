@@ -1,7 +1,7 @@
 //! The floor of a remote fault: a bare userfaultfd resolution, and a bare exchange of a page.
 
 use std::io::{Read, Write};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -60,13 +60,16 @@ pub(super) fn userfaultfd() -> Result<Histogram> {
     Ok(times)
 }
 
-/// Time of a request and a page in answer over TCP, by a client that does nothing else and
-/// never sleeps.
-pub(super) fn exchange(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
+/// A lease of `bytes` of its own, and a connection for its pages.
+pub(super) fn attach(
+    donor: SocketAddr,
+    bytes: u64,
+    class: TrafficClass,
+) -> Result<(ControlStream, LeaseGrant, TcpStream)> {
     let mut control = ControlStream::connect(donor)?;
     let request = LeaseRequest {
         vm: "floor".to_owned(),
-        bytes: PAGE_SIZE as u64,
+        bytes,
         or_less: false,
         duration_ms: 60_000,
     };
@@ -74,11 +77,17 @@ pub(super) fn exchange(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
     let mut attached = ControlStream::connect(donor)?;
     let request = AttachRequest {
         token: grant.token,
-        class: TrafficClass::Urgent,
+        class,
     };
     attached.send(FrameKind::Attach, &request)?;
     attached.receive(CONTROL_TIMEOUT)?;
-    let mut stream = attached.into_stream();
+    Ok((control, grant, attached.into_stream()))
+}
+
+/// Time of a request and a page in answer over TCP, by a client that does nothing else and
+/// never sleeps.
+pub(super) fn exchange(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
+    let (mut control, grant, mut stream) = attach(donor, PAGE_SIZE as u64, TrafficClass::Urgent)?;
     stream.set_nonblocking(true)?;
     let times = Histogram::new();
     let mut answer = [0; HEADER_BYTES + PAGE_SIZE];

@@ -1,7 +1,19 @@
 //! `ssi-hv bench`.
 
+mod bed;
 mod fault;
 mod floor;
+mod growth;
+mod memory;
+mod scan;
+mod start;
+mod stream;
+mod threads;
+mod usage;
+mod writes;
+
+pub use memory::memory;
+pub use start::start;
 
 use std::fmt::Write as _;
 use std::time::Duration;

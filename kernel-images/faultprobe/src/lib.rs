@@ -1,0 +1,129 @@
+//! `faultprobe` measures, inside a guest, what a page fault costs a program, and checks
+//! every byte of the memory that it uses.
+//!
+//! It fills memory with a pattern that depends on page and generation ([`pattern`]), then
+//! visits the pages in random or sequential order. The first access to a page is timed: a
+//! read, or for a quarter of the visits a write. Then every byte of the page is compared,
+//! and for another quarter of the visits the page is written anew with the next generation.
+//! A last pass compares what was written since it was last compared: so every byte is
+//! compared after it was written for the last time.
+//!
+//! An access counts as remote if it took longer than a threshold that is derived from the
+//! time of accesses to pages touched just before; see [`report::threshold_ns`].
+
+use clap::{Parser, ValueEnum};
+
+pub mod clock;
+pub mod memory;
+pub mod pattern;
+pub mod probe;
+pub mod report;
+
+/// The most memory that is accepted: page numbers are 32 bits in here, with room to spare.
+pub const BYTES_MAX: u64 = 1 << 43;
+
+/// Measures page faults from inside a guest and checks every byte.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub struct Args {
+    /// Memory to use, a multiple of 4K (suffixes K, M, G).
+    #[arg(long, default_value = "256M", value_parser = parse_bytes)]
+    pub bytes: u64,
+    /// Order in which pages are visited.
+    #[arg(long, value_enum, default_value_t = Order::Random)]
+    pub pattern: Order,
+    /// Passes over the memory, before the last one that only compares.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub passes: u8,
+    /// Seed of contents and order.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// Order in which pages are visited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Order {
+    /// Each page once a pass, shuffled anew for each.
+    Random,
+    /// By rising address.
+    Sequential,
+}
+
+/// Runs the probe on `memory`, prints its line of results, and says whether every byte was right.
+pub fn run_and_print(memory: &mut memory::Memory, args: &Args) -> bool {
+    let clock = clock::Clock::start();
+    let result = probe::run(memory, args);
+    let report = report::Report::new(args, &result, &clock);
+    println!("FAULTPROBE {}", report.to_json());
+    if result.corrupt_bytes > 0 {
+        eprintln!("faultprobe: {} corrupt bytes", result.corrupt_bytes);
+    }
+    result.corrupt_bytes == 0
+}
+
+/// Reads a size with an optional suffix K, M or G.
+///
+/// # Errors
+/// What is wrong with it, with the limit.
+pub fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits
+        .parse()
+        .map_err(|_| "a number with K, M or G is wanted".to_owned())?;
+    let bytes = number
+        .checked_shl(shift)
+        .filter(|b| b >> shift == number && *b <= BYTES_MAX);
+    let bytes = bytes.ok_or_else(|| format!("{BYTES_MAX} bytes is the limit"))?;
+    if bytes == 0 || bytes % memory::PAGE_BYTES_U64 != 0 {
+        return Err(format!("{bytes} bytes is not a multiple of 4096 above 0"));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_with_suffixes_are_read() {
+        assert_eq!(parse_bytes("4096"), Ok(4096));
+        assert_eq!(parse_bytes("8k"), Ok(8192));
+        assert_eq!(parse_bytes("512M"), Ok(512 << 20));
+        assert_eq!(parse_bytes("1G"), Ok(1 << 30));
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused_with_the_limit() {
+        for text in [
+            "",
+            "M",
+            "-1",
+            "1.5G",
+            "0",
+            "100",
+            "99999999999G",
+            "18446744073709551615G",
+        ] {
+            assert!(parse_bytes(text).is_err(), "{text}");
+        }
+        assert!(
+            parse_bytes("99999G")
+                .unwrap_err()
+                .contains(&BYTES_MAX.to_string())
+        );
+    }
+
+    #[test]
+    fn the_arguments_that_scripts_pass_are_understood() {
+        let line = "faultprobe --bytes 512M --pattern sequential --passes 2 --seed 7";
+        let args = Args::try_parse_from(line.split(' ')).unwrap();
+        assert_eq!((args.bytes, args.passes, args.seed), (512 << 20, 2, 7));
+        assert_eq!(args.pattern, Order::Sequential);
+        assert!(Args::try_parse_from(["faultprobe", "--passes", "0"]).is_err());
+    }
+}

@@ -1,0 +1,182 @@
+//! `ssi-hv bench memory`: what is not the latency of one fault.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+
+use anyhow::Result;
+use serde::Serialize;
+use ssi_hv::cli::bench::{BenchMeasure, BenchMemoryConfig};
+use ssi_hv::exit::ExitCode;
+use ssi_hv::report::Host;
+use ssi_hv::size::ByteSize;
+
+use super::ROUNDS;
+use super::fault::Tally;
+use super::growth::{self, Growth};
+use super::scan::{self, Scans};
+use super::threads::{self, Scaled};
+use super::writes::{self, Writes};
+use crate::commands::{Failure, print};
+
+/// How much of the memory is local in scans and in faults of several threads.
+const LOCAL_SHARE: u64 = 4;
+
+/// What was measured; what was not asked for is left out.
+#[derive(Debug, Serialize)]
+struct MemoryBench {
+    schema: u32,
+    host: Host,
+    memory_bytes: u64,
+    /// In scans and in faults of several threads.
+    local_memory_bytes: u64,
+    transport: &'static str,
+    rounds: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scan: Option<Scans>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<Vec<Scaled>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    writes: Option<Vec<Writes>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth: Option<Vec<Growth>>,
+    verified_bytes: u64,
+    corrupt_bytes: u64,
+}
+
+/// Measures what was asked for.
+pub fn memory(config: &BenchMemoryConfig) -> Result<ExitCode, Failure> {
+    config.validate()?;
+    let result = measure(config)?;
+    let text = if config.json {
+        serde_json::to_string_pretty(&result)? + "\n"
+    } else {
+        table(&result)
+    };
+    print(&text)?;
+    if result.corrupt_bytes > 0 {
+        let error = anyhow::anyhow!("{} bytes were wrong", result.corrupt_bytes);
+        return Err(Failure::new(ExitCode::HostError, error));
+    }
+    Ok(ExitCode::Success)
+}
+
+fn measure(config: &BenchMemoryConfig) -> Result<MemoryBench> {
+    let memory = config.memory;
+    let page = memory_fabric::page::PAGE_SIZE as u64;
+    let local = ByteSize::from_bytes((memory.bytes() / LOCAL_SHARE).next_multiple_of(page));
+    let wanted = |measure| config.measure.is_empty() || config.measure.contains(&measure);
+    let tally = Tally::default();
+    let some = |measure: BenchMeasure| wanted(measure).then_some(());
+    let scan = some(BenchMeasure::Scan).map(|()| scan::measure(memory, local, &tally));
+    let threads = some(BenchMeasure::Threads).map(|()| threads::measure(memory, local, &tally));
+    let writes = some(BenchMeasure::Writes).map(|()| writes::measure(memory, &tally));
+    let growth = some(BenchMeasure::Growth).map(|()| growth::measure(&tally));
+    Ok(MemoryBench {
+        schema: ssi_hv::report::SCHEMA,
+        host: Host::detect(),
+        memory_bytes: memory.bytes(),
+        local_memory_bytes: local.bytes(),
+        transport: "tcp",
+        rounds: ROUNDS,
+        scan: scan.transpose()?,
+        threads: threads.transpose()?,
+        writes: writes.transpose()?,
+        growth: growth.transpose()?,
+        verified_bytes: tally.verified.load(Ordering::Relaxed),
+        corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
+    })
+}
+
+fn table(result: &MemoryBench) -> String {
+    let mut text = String::new();
+    write_table(&mut text, result).expect("writing to a string does not fail");
+    text
+}
+
+fn write_table(text: &mut String, result: &MemoryBench) -> std::fmt::Result {
+    let host = &result.host;
+    writeln!(
+        text,
+        "{}, Linux {}; over {}, medians of {} rounds",
+        host.cpu_model, host.kernel, result.transport, result.rounds,
+    )?;
+    if result.scan.is_some() || result.threads.is_some() {
+        let (memory, local) = (result.memory_bytes, result.local_memory_bytes);
+        let (memory, local) = (memory >> 20, local >> 20);
+        writeln!(
+            text,
+            "{memory} MiB, {local} MiB of it local, in scans and by threads"
+        )?;
+    }
+    if let Some(scans) = &result.scan {
+        writeln!(
+            text,
+            "\n{:<26}{:>12}{:>14}",
+            "scan", "MiB/s", "of the stream"
+        )?;
+        let mib = |rate: f64| rate / f64::from(1 << 20);
+        let stream = mib(scans.stream_bytes_per_second);
+        writeln!(text, "{:<26}{stream:>12.0}", "raw stream")?;
+        for (name, scan) in [
+            ("sequential", &scans.sequential),
+            ("strided", &scans.strided),
+        ] {
+            let (rate, ratio) = (mib(scan.bytes_per_second), scan.ratio_to_stream);
+            writeln!(text, "{name:<26}{rate:>12.0}{ratio:>14.3}")?;
+        }
+    }
+    if let Some(points) = &result.threads {
+        writeln!(
+            text,
+            "\n{:<26}{:>12}{:>14}{:>22}",
+            "threads, donors", "faults/s", "to 1 and 1", "CPU s a million"
+        )?;
+        for point in points {
+            writeln!(
+                text,
+                "{:<26}{:>12.0}{:>14.2}{:>22.1}",
+                format!("{}, {}", point.threads, point.donors),
+                point.faults_per_second,
+                point.ratio_to_one,
+                point.cpu_seconds_per_million_faults
+            )?;
+        }
+    }
+    if let Some(points) = &result.writes {
+        writeln!(
+            text,
+            "\n{:<26}{:>12}{:>14}",
+            "writes", "pages/s", "times slower"
+        )?;
+        for point in points {
+            let name = format!("{} % local", point.local_percent);
+            let (rate, slowdown) = (point.pages_per_second, point.slowdown);
+            writeln!(text, "{name:<26}{rate:>12.0}{slowdown:>14.2}")?;
+        }
+    }
+    if let Some(points) = &result.growth {
+        writeln!(
+            text,
+            "\n{:<14}{:>10}{:>14}{:>14}{:>14}{:>14}",
+            "guest", "start ms", "started KiB", "touched KiB", "metadata B", "tables B"
+        )?;
+        for point in points {
+            let kib = |bytes: f64| bytes / 1024.0;
+            writeln!(
+                text,
+                "{:<14}{:>10.1}{:>14.0}{:>14.0}{:>14.1}{:>14.1}",
+                ByteSize::from_bytes(point.memory_bytes).to_string(),
+                point.start_ms,
+                kib(point.started_bytes),
+                kib(point.touched_bytes),
+                point.metadata_bytes_per_page,
+                point.page_table_bytes_per_page,
+            )?;
+        }
+    }
+    writeln!(
+        text,
+        "\n{} bytes verified, {} wrong",
+        result.verified_bytes, result.corrupt_bytes
+    )
+}

@@ -1,0 +1,105 @@
+//! Scans: every page once, in order or in strides, beside the raw stream.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use memory_fabric::donor::server::{Donor, DonorConfig};
+use memory_fabric::fabric::SPIN_DEFAULT;
+use memory_fabric::page::PAGE_SIZE;
+use serde::Serialize;
+use ssi_hv::size::ByteSize;
+
+use super::bed::Bed;
+use super::fault::Tally;
+use super::stream::Stream;
+use super::{ROUNDS, median};
+
+/// Pages from one touch to the next of a strided scan.
+const STRIDE_PAGES: usize = 4;
+
+/// What scans cost.
+#[derive(Debug, Serialize)]
+pub(super) struct Scans {
+    /// Pages read over one bare TCP connection, as many outstanding as the transport has.
+    pub(super) stream_bytes_per_second: f64,
+    pub(super) sequential: Scan,
+    pub(super) strided: Scan,
+}
+
+/// One kind of scan.
+#[derive(Debug, Serialize)]
+pub(super) struct Scan {
+    /// Pages from one touch to the next.
+    pub(super) stride_pages: usize,
+    /// Of pages that came from the donor.
+    pub(super) bytes_per_second: f64,
+    /// Median over the rounds of that rate divided by the stream's.
+    pub(super) ratio_to_stream: f64,
+}
+
+pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Result<Scans> {
+    let bed = Bed::start(memory, local, 1)?;
+    bed.view.fill();
+    // Once unmeasured: from then on every page that goes is clean.
+    scan(&bed, 1, tally);
+    let donor = Donor::start(&DonorConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes: memory.bytes(),
+        lease_duration_max: Duration::from_secs(60),
+        spin: SPIN_DEFAULT,
+    })?;
+    let (mut streams, mut sequential, mut strided) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        let mut stream = Stream::connect(donor.address(), bed.view.pages)?;
+        let (time, corrupt) = stream.read()?;
+        stream.release()?;
+        tally.corrupt.fetch_add(corrupt, Ordering::Relaxed);
+        tally.verified.fetch_add(memory.bytes(), Ordering::Relaxed);
+        streams.push(rate(bed.view.pages, time));
+        sequential.push(scan(&bed, 1, tally));
+        strided.push(scan(&bed, STRIDE_PAGES, tally));
+    }
+    let result = |stride_pages, rates: Vec<f64>| Scan {
+        stride_pages,
+        ratio_to_stream: median(
+            rates
+                .iter()
+                .zip(&streams)
+                .map(|(ours, stream)| ours / stream)
+                .collect(),
+        ),
+        bytes_per_second: median(rates),
+    };
+    Ok(Scans {
+        sequential: result(1, sequential),
+        strided: result(STRIDE_PAGES, strided),
+        stream_bytes_per_second: median(streams),
+    })
+}
+
+/// Reads every byte of every page; gives the bytes a second of pages that were not here.
+fn scan(bed: &Bed, stride: usize, tally: &Tally) -> f64 {
+    let view = &bed.view;
+    let fetched = bed.pages_fetched();
+    let mut corrupt = 0;
+    let started = Instant::now();
+    for first in 0..stride {
+        for page in (first..view.pages).step_by(stride) {
+            corrupt += view.corrupt_bytes(page);
+        }
+    }
+    let time = started.elapsed();
+    tally.corrupt.fetch_add(corrupt, Ordering::Relaxed);
+    let bytes = (view.pages * PAGE_SIZE) as u64;
+    tally.verified.fetch_add(bytes, Ordering::Relaxed);
+    // What was guessed wrongly came too, but was of no use.
+    let fetched = usize::try_from(bed.pages_fetched() - fetched).unwrap_or(usize::MAX);
+    rate(fetched.min(view.pages), time)
+}
+
+// Counts of bytes stay far below 2^52.
+#[allow(clippy::cast_precision_loss)]
+fn rate(pages: usize, time: Duration) -> f64 {
+    (pages * PAGE_SIZE) as f64 / time.as_secs_f64()
+}

@@ -1,0 +1,167 @@
+//! `ssi-hv bench start`: what it costs that a guest has much memory.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use memory_fabric::donor::server::{Donor, DonorConfig};
+use memory_fabric::fabric::SPIN_DEFAULT;
+use memory_fabric::page::PAGE_SIZE;
+use serde::{Deserialize, Serialize};
+use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
+use ssi_hv::config::Transport;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::report::Host;
+use ssi_hv::size::ByteSize;
+
+use super::fault::{View, WORDS_PER_PAGE, content, start_fabric};
+use super::usage::Memory;
+use crate::commands::{Failure, print};
+
+/// What may be local: more than is touched, so that nothing has to go.
+const LOCAL: ByteSize = ByteSize::from_mib(256);
+/// Pages touched one after another.
+const DENSE_PAGES: usize = (64 << 20) / PAGE_SIZE;
+/// Pages touched far from each other.
+const SPARSE_PAGES: usize = 256;
+
+/// What was measured.
+#[derive(Debug, Deserialize, Serialize)]
+pub(super) struct Started {
+    schema: u32,
+    host: Host,
+    pub(super) memory_bytes: u64,
+    /// From having donors to memory that can be touched, leases included.
+    pub(super) start_ms: f64,
+    /// What the process takes more than before the start, page tables included.
+    pub(super) started_bytes: u64,
+    /// That, and what it grows by when pages far from each other are touched; without the
+    /// guest's own pages.
+    pub(super) touched_bytes: u64,
+    /// How many pages were touched that way, and how many of the guest are here since.
+    sparse_pages_touched: u64,
+    sparse_pages_resident: u64,
+    /// Memory beyond the page's own for each page touched one after another: the page map.
+    pub(super) metadata_bytes_per_page: f64,
+    /// The same for page tables of the process.
+    pub(super) page_table_bytes_per_page: f64,
+    pub(super) verified_bytes: u64,
+    pub(super) corrupt_bytes: u64,
+}
+
+/// Measures the start of a guest's memory.
+pub fn start(config: &BenchStartConfig) -> Result<ExitCode, Failure> {
+    config.validate()?;
+    let result = measure(config.memory)?;
+    let text = if config.json {
+        serde_json::to_string_pretty(&result)? + "\n"
+    } else {
+        table(&result)
+    };
+    print(&text)?;
+    if result.corrupt_bytes > 0 {
+        let error = anyhow::anyhow!("{} bytes were wrong", result.corrupt_bytes);
+        return Err(Failure::new(ExitCode::HostError, error));
+    }
+    Ok(ExitCode::Success)
+}
+
+fn measure(memory: ByteSize) -> Result<Started> {
+    let donor = Donor::start(&DonorConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes: memory.bytes(),
+        lease_duration_max: std::time::Duration::from_secs(120),
+        spin: SPIN_DEFAULT,
+    })?;
+    let donors = [donor];
+    let config = BenchFaultConfig {
+        memory,
+        local_memory: LOCAL,
+        threads: 1,
+        donors: 1,
+        transport: Transport::Tcp,
+        checksum: false,
+        seconds: 1,
+        faults: None,
+        json: false,
+    };
+    let before = Memory::now()?;
+    let started_at = Instant::now();
+    let fabric = start_fabric(&config, &donors)?;
+    let start_ms = started_at.elapsed().as_secs_f64() * 1e3;
+    let started = Memory::now()?;
+    let resident = || {
+        let bytes = fabric.memory().resident_bytes();
+        bytes.context("cannot see how much of the guest is here")
+    };
+    let beyond = |now: Memory, then: Memory, guest: u64| {
+        (now.resident + now.page_tables)
+            .saturating_sub(then.resident + then.page_tables)
+            .saturating_sub(guest)
+    };
+
+    let view = View::of(&fabric);
+    let dense = 0..DENSE_PAGES;
+    dense.clone().for_each(|page| write(&view, page));
+    let (filled, dense_bytes) = (Memory::now()?, resident()?);
+    // Counts of bytes stay far below 2^52.
+    #[allow(clippy::cast_precision_loss)]
+    let per_page = |after: u64, before: u64| {
+        let pages = dense_bytes / PAGE_SIZE as u64;
+        after.saturating_sub(before) as f64 / pages.max(1) as f64
+    };
+
+    // Those of them that a small guest has among the first are there already.
+    let step = view.pages / SPARSE_PAGES;
+    let sparse = (0..SPARSE_PAGES).map(|index| index * step + step / 2);
+    sparse.clone().for_each(|page| write(&view, page));
+    let (touched, sparse_bytes) = (Memory::now()?, resident()? - dense_bytes);
+    let started_bytes = beyond(started, before, 0);
+
+    let pages = dense.chain(sparse);
+    let corrupt_bytes = pages.clone().map(|page| view.corrupt_bytes(page)).sum();
+    let result = Started {
+        schema: ssi_hv::report::SCHEMA,
+        host: Host::detect(),
+        memory_bytes: memory.bytes(),
+        start_ms,
+        started_bytes,
+        touched_bytes: started_bytes + beyond(touched, filled, sparse_bytes),
+        sparse_pages_touched: SPARSE_PAGES as u64,
+        sparse_pages_resident: sparse_bytes / PAGE_SIZE as u64,
+        metadata_bytes_per_page: per_page(filled.anonymous, started.anonymous),
+        page_table_bytes_per_page: per_page(filled.page_tables, started.page_tables),
+        verified_bytes: (pages.count() * PAGE_SIZE) as u64,
+        corrupt_bytes,
+    };
+    fabric.shutdown();
+    Ok(result)
+}
+
+fn write(view: &View, page: usize) {
+    for word in 0..WORDS_PER_PAGE {
+        view.word(page, word)
+            .store(content(page, word), Ordering::Relaxed);
+    }
+}
+
+fn table(result: &Started) -> String {
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    let _ = writeln!(
+        text,
+        "{}: started in {:.1} ms, {} KiB more than before; {} KiB with {} pages touched\n\
+         {:.1} bytes a page of metadata, {:.1} of page tables\n{} bytes verified, {} wrong",
+        ByteSize::from_bytes(result.memory_bytes),
+        result.start_ms,
+        result.started_bytes >> 10,
+        result.touched_bytes >> 10,
+        result.sparse_pages_touched,
+        result.metadata_bytes_per_page,
+        result.page_table_bytes_per_page,
+        result.verified_bytes,
+        result.corrupt_bytes,
+    );
+    text
+}

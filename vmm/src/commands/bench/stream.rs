@@ -1,0 +1,162 @@
+//! The raw stream: pages from a donor as fast as one TCP connection brings them.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use memory_fabric::control::ControlStream;
+use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::transport::IN_FLIGHT_MAX;
+use memory_fabric::wire::{Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseStatus, TrafficClass};
+
+use super::fault::{WORDS_PER_PAGE, content, differing_bytes};
+use super::floor;
+
+/// Without an answer for so long, the donor is taken for dead.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes received at once: as many as the transport takes.
+const INPUT_BYTES: usize = 128 << 10;
+
+/// A client that only keeps as many reads outstanding as the transport does, and compares what
+/// comes: no page is put anywhere.
+#[derive(Debug)]
+pub(super) struct Stream {
+    control: ControlStream,
+    grant: LeaseGrant,
+    stream: TcpStream,
+    pages: usize,
+}
+
+impl Stream {
+    /// Leases so many pages and fills them.
+    pub(super) fn connect(donor: SocketAddr, pages: usize) -> Result<Self> {
+        let bytes = (pages * PAGE_SIZE) as u64;
+        let (control, grant, stream) = floor::attach(donor, bytes, TrafficClass::Urgent)?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
+        let mut client = Self {
+            control,
+            grant,
+            stream,
+            pages,
+        };
+        client.pipeline(FrameKind::WritePage, FrameKind::Written, &mut |_, _| {})?;
+        Ok(client)
+    }
+
+    /// Reads all pages in order. Gives the time, and how many bytes were wrong.
+    pub(super) fn read(&mut self) -> Result<(Duration, u64)> {
+        let mut corrupt = 0;
+        let started = Instant::now();
+        self.pipeline(
+            FrameKind::ReadPage,
+            FrameKind::PageData,
+            &mut |page, bytes| {
+                corrupt += corrupt_bytes(page, bytes);
+            },
+        )?;
+        Ok((started.elapsed(), corrupt))
+    }
+
+    /// Ends the lease.
+    pub(super) fn release(mut self) -> Result<()> {
+        let token = self.grant.token;
+        let _: LeaseStatus = self
+            .control
+            .call(FrameKind::Release, &token, FrameKind::Status)?;
+        Ok(())
+    }
+
+    /// Sends a request for each page, at most [`IN_FLIGHT_MAX`] ahead of the answers.
+    fn pipeline(
+        &mut self,
+        request: FrameKind,
+        answer: FrameKind,
+        take: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let mut input = vec![0; INPUT_BYTES];
+        let mut filled = 0;
+        let mut output = Vec::with_capacity(IN_FLIGHT_MAX * (HEADER_BYTES + PAGE_SIZE));
+        let (mut asked, mut answered) = (0, 0);
+        while answered < self.pages {
+            output.clear();
+            while asked < self.pages && asked - answered < IN_FLIGHT_MAX {
+                let frame = Frame::new(request, asked as u64, (asked * PAGE_SIZE) as u64, false);
+                if request == FrameKind::WritePage {
+                    let page: Vec<u8> = (0..WORDS_PER_PAGE)
+                        .flat_map(|word| content(asked, word).to_ne_bytes())
+                        .collect();
+                    output.extend(frame.encode(&page));
+                    output.extend(page);
+                } else {
+                    output.extend(frame.encode(&[]));
+                }
+                asked += 1;
+            }
+            self.stream.write_all(&output)?;
+            let count = self.stream.read(&mut input[filled..])?;
+            ensure!(count > 0, "the donor closed the connection");
+            filled += count;
+            let mut start = 0;
+            while let Some((header, rest)) =
+                input[start..filled].split_first_chunk::<HEADER_BYTES>()
+            {
+                let frame = Frame::decode(header)?;
+                let Some(payload) = rest.get(..frame.length) else {
+                    break;
+                };
+                ensure!(
+                    frame.kind == answer && frame.request == answered as u64,
+                    "{:?} for request {}, {answer:?} for {answered} was expected",
+                    frame.kind,
+                    frame.request
+                );
+                take(answered, payload);
+                answered += 1;
+                start += HEADER_BYTES + frame.length;
+            }
+            input.copy_within(start..filled, 0);
+            filled -= start;
+        }
+        Ok(())
+    }
+}
+
+fn corrupt_bytes(page: usize, bytes: &[u8]) -> u64 {
+    let (words, _) = bytes.as_chunks::<8>();
+    let differing = words
+        .iter()
+        .enumerate()
+        .map(|(word, &found)| differing_bytes(u64::from_ne_bytes(found), content(page, word)));
+    differing.sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memory_fabric::donor::server::{Donor, DonorConfig};
+
+    #[test]
+    fn what_was_written_is_read_back_and_a_wrong_byte_is_counted() {
+        let donor = Donor::start(&DonorConfig {
+            listen: ([127, 0, 0, 1], 0).into(),
+            memory_bytes: 4 << 20,
+            lease_duration_max: Duration::from_secs(60),
+            spin: Duration::ZERO,
+        })
+        .expect("a donor");
+        // More than the window, and not a multiple of it.
+        let mut stream = Stream::connect(donor.address(), 1000).expect("connects");
+        assert_eq!(stream.read().expect("reads").1, 0);
+        stream.release().expect("released");
+        assert_eq!(donor.pool().lent_bytes(), 0);
+
+        let mut page: Vec<u8> = (0..WORDS_PER_PAGE)
+            .flat_map(|word| content(3, word).to_ne_bytes())
+            .collect();
+        assert_eq!(corrupt_bytes(3, &page), 0);
+        page[77] ^= 1;
+        assert_eq!(corrupt_bytes(3, &page), 1);
+    }
+}

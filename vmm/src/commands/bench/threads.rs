@@ -1,0 +1,112 @@
+//! How faults scale with threads and donors, and what they cost in processor time.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use memory_fabric::page::PAGE_SIZE;
+use serde::Serialize;
+use ssi_hv::size::ByteSize;
+
+use super::bed::Bed;
+use super::fault::{FAULT_MIN, Tally, View, next};
+use super::{ROUNDS, median, usage};
+
+const THREADS: [u32; 4] = [1, 2, 4, 8];
+const DONORS: [u32; 3] = [1, 2, 4];
+/// How long each combination runs in each round.
+const TIME: Duration = Duration::from_millis(250);
+
+/// One combination of threads and donors.
+#[derive(Debug, Serialize)]
+pub(super) struct Scaled {
+    pub(super) threads: u32,
+    pub(super) donors: u32,
+    pub(super) faults_per_second: f64,
+    /// Median over the rounds of the rate divided by that of one thread and one donor.
+    pub(super) ratio_to_one: f64,
+    /// Of the whole process: threads, pager and donors, by the kernel on their behalf too.
+    pub(super) cpu_seconds_per_million_faults: f64,
+}
+
+#[derive(Debug, Default)]
+struct Rates {
+    faults_per_second: Vec<f64>,
+    cpu_seconds: Vec<f64>,
+}
+
+pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Result<Vec<Scaled>> {
+    let mut beds = Vec::new();
+    for donors in DONORS {
+        let bed = Bed::start(memory, local, donors)?;
+        bed.view.fill();
+        beds.push((donors, bed));
+    }
+    let mut rates: Vec<Rates> = Vec::new();
+    rates.resize_with(DONORS.len() * THREADS.len(), Rates::default);
+    for round in 0..ROUNDS {
+        let combinations = beds
+            .iter()
+            .flat_map(|(_, bed)| THREADS.map(|threads| (bed, threads)));
+        for ((bed, threads), rates) in combinations.zip(&mut rates) {
+            let (faults, time, busy) = touch(&bed.view, threads, round, tally)?;
+            // Counts of faults stay far below 2^52; a round always has some.
+            #[allow(clippy::cast_precision_loss)]
+            let faults = faults.max(1) as f64;
+            rates.faults_per_second.push(faults / time.as_secs_f64());
+            rates.cpu_seconds.push(busy.as_secs_f64() * 1e6 / faults);
+        }
+    }
+    let one = rates[0].faults_per_second.clone();
+    let combinations = DONORS
+        .into_iter()
+        .flat_map(|donors| THREADS.map(|threads| (donors, threads)));
+    let scaled = combinations.zip(rates).map(|((donors, threads), rates)| {
+        let ratios = rates.faults_per_second.iter().zip(&one);
+        Scaled {
+            threads,
+            donors,
+            ratio_to_one: median(ratios.map(|(rate, one)| rate / one).collect()),
+            faults_per_second: median(rates.faults_per_second),
+            cpu_seconds_per_million_faults: median(rates.cpu_seconds),
+        }
+    });
+    Ok(scaled.collect())
+}
+
+/// Touches random pages from all threads; gives the accesses that waited for a page, the time,
+/// and the processor time.
+fn touch(
+    view: &View,
+    threads: u32,
+    round: u32,
+    tally: &Tally,
+) -> Result<(u64, Duration, Duration)> {
+    let faults = tally.faults.load(Ordering::Relaxed);
+    let busy = usage::processor_time()?;
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            scope.spawn(move || {
+                let mut random = u64::from(round * 1000 + thread + 1);
+                while started.elapsed() < TIME {
+                    let page = next(&mut random) % view.pages;
+                    let before = Instant::now();
+                    view.word(page, 0).load(Ordering::Relaxed);
+                    if before.elapsed() >= FAULT_MIN {
+                        tally.faults.fetch_add(1, Ordering::Relaxed);
+                        let bytes = PAGE_SIZE as u64;
+                        tally.verified.fetch_add(bytes, Ordering::Relaxed);
+                        let corrupt = view.corrupt_bytes(page);
+                        tally.corrupt.fetch_add(corrupt, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+    });
+    Ok((
+        tally.faults.load(Ordering::Relaxed) - faults,
+        started.elapsed(),
+        usage::processor_time()? - busy,
+    ))
+}

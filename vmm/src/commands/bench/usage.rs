@@ -1,0 +1,80 @@
+//! What this process uses: processor time and memory.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+
+/// Processor time of all threads until now, of the kernel on their behalf too.
+pub(super) fn processor_time() -> Result<Duration> {
+    // SAFETY: all bytes zero is a valid rusage, which holds integers only.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer is to a rusage of our own, which the call fills.
+    let result = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+    ensure!(result == 0, "cannot read the processor time");
+    let time = |value: libc::timeval| -> Result<Duration> {
+        let seconds = u64::try_from(value.tv_sec)?;
+        Ok(Duration::from_secs(seconds) + Duration::from_micros(u64::try_from(value.tv_usec)?))
+    };
+    Ok(time(usage.ru_utime)? + time(usage.ru_stime)?)
+}
+
+/// Memory of this process, bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Memory {
+    /// Mapped and there, guest memory included.
+    pub(super) resident: u64,
+    /// Of that, private memory without a file: the heap, the page map, loans of our donors.
+    pub(super) anonymous: u64,
+    /// Page tables of all mappings.
+    pub(super) page_tables: u64,
+}
+
+impl Memory {
+    /// As it is now. From `smaps_rollup`, which counts page by page: the sums in `status` may
+    /// be out by some hundred kilobytes.
+    pub(super) fn now() -> Result<Self> {
+        let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
+        let (rollup, status) = (read("/proc/self/smaps_rollup")?, read("/proc/self/status")?);
+        Ok(Self {
+            resident: field(&rollup, "Rss")?,
+            anonymous: field(&rollup, "Anonymous")?,
+            page_tables: field(&status, "VmPTE")?,
+        })
+    }
+}
+
+/// A line `Name:  123 kB`, in bytes.
+fn field(text: &str, name: &str) -> Result<u64> {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.with_context(|| format!("no {name} in /proc/self"))? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_read_by_their_whole_name() {
+        let text = "Rss:                5012 kB\nPss_Anon:   7 kB\nAnonymous:  8 kB\n";
+        assert_eq!(field(text, "Rss").expect("there"), 5012 << 10);
+        assert_eq!(field(text, "Anonymous").expect("there"), 8 << 10);
+        assert!(field(text, "Anon").is_err());
+    }
+
+    #[test]
+    fn memory_and_time_grow_with_what_is_used() {
+        let (memory, time) = (
+            Memory::now().expect("/proc"),
+            processor_time().expect("time"),
+        );
+        let block = vec![1_u8; 64 << 20];
+        let more = Memory::now().expect("/proc");
+        assert!(more.resident >= memory.resident + (60 << 20));
+        assert!(more.anonymous >= memory.anonymous + (60 << 20));
+        assert!(std::hint::black_box(block).iter().all(|&byte| byte == 1));
+        assert!(processor_time().expect("time") > time);
+    }
+}
