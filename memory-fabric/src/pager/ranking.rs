@@ -94,6 +94,7 @@ impl Ranking {
 mod tests {
     use super::super::EvictionClock;
     use super::*;
+    use crate::page_map::Kind;
     use std::collections::{HashMap, HashSet};
 
     /// A cache ruled by a [`Ranking`] whose user touches pages one by one.
@@ -133,6 +134,9 @@ mod tests {
                 return;
             }
             self.fetches += 1;
+            let entry = self.map.entry(PageIndex::new(page));
+            assert!(entry.begin_install(entry.state()) && entry.list());
+            let _ = entry.finish_install();
             let stamp = self.away.remove(&page);
             let queue = if stamp.is_some_and(|stamp| self.clock.is_recent(stamp)) {
                 &self.returned
@@ -154,14 +158,19 @@ mod tests {
                     break;
                 };
                 // Unmapped: only a touch from now on counts.
+                assert!(map.entry(page).begin_probation());
                 self.touched.remove(&page.number());
                 ranking.on_probation(map, page);
             }
             let page = ranking.next_judged(map).expect("the cache is full");
+            let entry = map.entry(page);
             if self.touched.contains(&page.number()) {
+                assert!(entry.begin_install(entry.state()));
+                let _ = entry.finish_install();
                 ranking.used(map, page);
             } else {
-                assert!(map.entry(page).unlist(), "{page} was in no queue");
+                assert!(entry.begin_drop(Kind::Probation));
+                let _ = entry.finish_drop(Kind::Untouched);
                 self.resident.remove(&page.number());
                 self.away.insert(page.number(), self.clock.tick());
             }
