@@ -74,6 +74,8 @@ pub mod view;
 pub mod wire;
 #[cfg(not(loom))]
 pub mod working_set;
+#[cfg(not(loom))]
+mod zap;
 
 #[cfg(all(test, loom))]
 mod loom_tests;

@@ -17,6 +17,7 @@ use crate::layout::NodeId;
 use crate::page::{PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
+use crate::zap::{ZapError, Zapper};
 use crossbeam_channel::Receiver;
 use discard::Discards;
 use std::os::fd::AsRawFd;
@@ -36,6 +37,7 @@ pub(crate) struct Evictor {
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
     ranking: Ranking,
+    zapper: Zapper,
     /// Pages that were fetched before anybody asked for them.
     ahead: AheadQueue,
     /// Write-backs, indexed by ticket.
@@ -82,6 +84,7 @@ impl Evictor {
             shared,
             transports,
             ranking,
+            zapper: Zapper::new(),
             ahead: AheadQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
@@ -178,7 +181,6 @@ impl Evictor {
         let shared = Arc::clone(&self.shared);
         let wanted = self.probation_wanted();
         let mut worked = false;
-        let mut run: Option<(PageIndex, usize)> = None;
         for _ in 0..BATCH.min(self.ranking.mapped()) {
             if self.ranking.probed() as u64 >= wanted {
                 break;
@@ -198,21 +200,9 @@ impl Evictor {
             }
             worked = true;
             self.ranking.on_probation(&shared.map, page);
-            // Neighbours are unmapped in one call.
-            run = match run {
-                Some((first, count)) if first.index() + count == page.index() => {
-                    Some((first, count + 1))
-                }
-                Some((first, count)) => {
-                    self.zap(first, count)?;
-                    Some((page, 1))
-                }
-                None => Some((page, 1)),
-            };
+            self.zapper.add(&shared.memory, page).map_err(zap_failed)?;
         }
-        if let Some((first, count)) = run {
-            self.zap(first, count)?;
-        }
+        self.zapper.flush(&shared.memory).map_err(zap_failed)?;
         Ok(worked)
     }
 
@@ -220,15 +210,6 @@ impl Evictor {
     fn probation_wanted(&self) -> u64 {
         let budget = &self.shared.budget;
         (budget.limit() / PROBATION_SHARE).max(budget.shortfall())
-    }
-
-    fn zap(&self, first: PageIndex, count: usize) -> Result<(), PagerError> {
-        let zapped = self.shared.memory.zap(first, count);
-        zapped.map_err(|source| PagerError::Userfaultfd {
-            call: "MADV_DONTNEED",
-            page: first,
-            source,
-        })
     }
 
     /// Judges the pages that were longest on probation, as far as memory is wanted.
@@ -441,5 +422,13 @@ impl Evictor {
             .expect("remote pages have an extent");
         debug_assert_ne!(extent.home, NodeId::COMPUTE);
         usize::from(extent.home.0) - 1
+    }
+}
+
+fn zap_failed(error: ZapError) -> PagerError {
+    PagerError::Userfaultfd {
+        call: "MADV_DONTNEED",
+        page: error.page,
+        source: error.source,
     }
 }
