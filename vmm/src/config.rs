@@ -183,7 +183,7 @@ pub struct RunConfig {
     )]
     pub memory: ByteSize,
 
-    /// A balloon, by which the guest tells what memory is free
+    /// Let the guest tell which memory is free
     #[arg(
         long,
         value_name = "on|off",
@@ -240,7 +240,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "Huge pages for what is at home here: auto or off"
+        help = "Huge pages here: auto or off"
     )]
     pub huge_pages: HugePages,
 
@@ -256,7 +256,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "Fetch pages ahead of the guest: auto or off"
+        help = "Fetch pages ahead: auto or off"
     )]
     pub prefetch: Prefetching,
 
