@@ -44,3 +44,22 @@ fn scans_fetch_what_they_read_and_find_every_byte() {
     assert_eq!(result["verified_bytes"], 16 * (64_u64 << 20));
     assert_eq!(result["corrupt_bytes"], 0);
 }
+
+#[test]
+fn writers_lose_nothing_while_memory_is_evicted_under_them() {
+    let result = bench(&[
+        "memory",
+        "--measure",
+        "stalls",
+        "--memory",
+        "64M",
+        "--seconds",
+        "2",
+    ]);
+    let stalls = &result["stalls"];
+    let number = |pointer: &str| stalls.pointer(pointer).and_then(Value::as_f64);
+    assert!(number("/evictions") > Some(1000.0), "{result}");
+    assert!(number("/page_us/max") >= number("/page_us/p50"), "{result}");
+    assert!(number("/all_local_page_us/p50") > Some(0.0), "{result}");
+    assert_eq!(result["corrupt_bytes"], 0);
+}

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::cleanup::{self, Process};
 
-/// How long one may take. Alone on two processors the longest takes 20 s.
+/// How long one may take. Alone on two processors the longest takes 75 s.
 const DEADLINE: Duration = Duration::from_secs(300);
 
 /// One command of the product.
@@ -43,6 +43,11 @@ pub(super) const MEASURES: &[Measure] = &[
         name: "writes",
         about: "a working set that is written all over",
         arguments: &["memory", "--measure", "writes"],
+    },
+    Measure {
+        name: "stalls",
+        about: "2 writers while memory is evicted under them, for a minute",
+        arguments: &["memory", "--measure", "stalls"],
     },
     Measure {
         name: "growth",

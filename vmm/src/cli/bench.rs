@@ -23,9 +23,9 @@ pub enum BenchCommand {
         after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same rounds of the same run. Ratios are medians over the rounds."
     )]
     Fault(BenchFaultConfig),
-    /// Scans, several threads and donors, writes, and the cost of growing
+    /// Scans, several threads and donors, writes, stalls, and the cost of growing
     #[command(
-        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written all over, with less and less of it local. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
+        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written all over, with less and less of it local. stalls: how long two writers wait for a page while memory is evicted under them. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
     )]
     Memory(BenchMemoryConfig),
     /// Time and memory that the start of a guest's memory takes
@@ -44,6 +44,8 @@ pub enum BenchMeasure {
     Threads,
     /// A working set that is written.
     Writes,
+    /// How long a single write waits at the most.
+    Stalls,
     /// The cost of growing.
     Growth,
 }
@@ -65,6 +67,10 @@ pub struct BenchMemoryConfig {
     )]
     pub measure: Vec<BenchMeasure>,
 
+    /// How long `stalls` writes
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    pub seconds: u32,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -85,7 +91,8 @@ impl BenchMemoryConfig {
     /// What is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<(), ValidationError> {
         check_size("--memory", self.memory, BENCH_QUARTERED_MEMORY_MIN)?;
-        check_most("--memory", self.memory, BENCH_QUARTERED_MEMORY_MAX)
+        check_most("--memory", self.memory, BENCH_QUARTERED_MEMORY_MAX)?;
+        check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)
     }
 }
 

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::Fabric;
+use memory_fabric::stats::PagerStats;
 use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::config::Transport;
 use ssi_hv::size::ByteSize;
@@ -41,9 +42,14 @@ impl Bed {
         })
     }
 
+    /// What the pager counts.
+    pub(super) fn stats(&self) -> &PagerStats {
+        self.fabric.stats()
+    }
+
     /// Pages that have come from the donors until now.
     pub(super) fn pages_fetched(&self) -> u64 {
-        let donors = self.fabric.stats().donors.iter();
+        let donors = self.stats().donors.iter();
         donors.map(|donor| donor.pages_fetched.get()).sum()
     }
 }

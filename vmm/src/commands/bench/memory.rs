@@ -14,6 +14,7 @@ use super::ROUNDS;
 use super::fault::Tally;
 use super::growth::{self, Growth};
 use super::scan::{self, Scans};
+use super::stalls::{self, Stalls};
 use super::threads::{self, Scaled};
 use super::writes::{self, Writes};
 use crate::commands::{Failure, print};
@@ -37,6 +38,8 @@ struct MemoryBench {
     threads: Option<Vec<Scaled>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     writes: Option<Vec<Writes>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stalls: Option<Stalls>,
     #[serde(skip_serializing_if = "Option::is_none")]
     growth: Option<Vec<Growth>>,
     verified_bytes: u64,
@@ -70,6 +73,8 @@ fn measure(config: &BenchMemoryConfig) -> Result<MemoryBench> {
     let scan = some(BenchMeasure::Scan).map(|()| scan::measure(memory, local, &tally));
     let threads = some(BenchMeasure::Threads).map(|()| threads::measure(memory, local, &tally));
     let writes = some(BenchMeasure::Writes).map(|()| writes::measure(memory, &tally));
+    let stalls =
+        some(BenchMeasure::Stalls).map(|()| stalls::measure(memory, local, config.seconds, &tally));
     let growth = some(BenchMeasure::Growth).map(|()| growth::measure(&tally));
     Ok(MemoryBench {
         schema: ssi_hv::report::SCHEMA,
@@ -81,6 +86,7 @@ fn measure(config: &BenchMemoryConfig) -> Result<MemoryBench> {
         scan: scan.transpose()?,
         threads: threads.transpose()?,
         writes: writes.transpose()?,
+        stalls: stalls.transpose()?,
         growth: growth.transpose()?,
         verified_bytes: tally.verified.load(Ordering::Relaxed),
         corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
@@ -100,12 +106,12 @@ fn write_table(text: &mut String, result: &MemoryBench) -> std::fmt::Result {
         "{}, Linux {}; over {}, medians of {} rounds",
         host.cpu_model, host.kernel, result.transport, result.rounds,
     )?;
-    if result.scan.is_some() || result.threads.is_some() {
+    if result.scan.is_some() || result.threads.is_some() || result.stalls.is_some() {
         let (memory, local) = (result.memory_bytes, result.local_memory_bytes);
         let (memory, local) = (memory >> 20, local >> 20);
         writeln!(
             text,
-            "{memory} MiB, {local} MiB of it local, in scans and by threads"
+            "{memory} MiB, {local} MiB of it local, in scans, by threads and for stalls"
         )?;
     }
     if let Some(scans) = &result.scan {
@@ -153,6 +159,29 @@ fn write_table(text: &mut String, result: &MemoryBench) -> std::fmt::Result {
             let (rate, slowdown) = (point.pages_per_second, point.slowdown);
             writeln!(text, "{name:<26}{rate:>12.0}{slowdown:>14.2}")?;
         }
+    }
+    if let Some(stalls) = &result.stalls {
+        writeln!(
+            text,
+            "\n{:<26}{:>10}{:>10}{:>10}{:>10}",
+            "us a page", "p50", "p99", "p99.9", "max"
+        )?;
+        let about = format!("{} writers, {} s", stalls.writers, stalls.seconds);
+        for (name, times) in [
+            (about.as_str(), &stalls.page_us),
+            ("all local, before", &stalls.all_local_page_us),
+        ] {
+            writeln!(
+                text,
+                "{name:<26}{:>10.1}{:>10.1}{:>10.1}{:>10.1}",
+                times.p50, times.p99, times.p999, times.max
+            )?;
+        }
+        writeln!(
+            text,
+            "{} pages written, {} evicted; {} faults waited for memory",
+            stalls.pages, stalls.evictions, stalls.stalled_for_memory
+        )?;
     }
     if let Some(points) = &result.growth {
         writeln!(

@@ -6,10 +6,12 @@ mod floor;
 mod growth;
 mod memory;
 mod scan;
+mod stalls;
 mod start;
 mod stream;
 mod threads;
 mod usage;
+mod working_set;
 mod writes;
 
 pub use memory::memory;
