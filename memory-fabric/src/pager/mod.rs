@@ -8,6 +8,7 @@ mod forecast;
 pub(crate) mod prefetch;
 pub(crate) mod queue;
 mod ranking;
+mod replay;
 pub(crate) mod wait;
 
 use crate::guest_memory::GuestMemory;

@@ -1,0 +1,68 @@
+//! Filling pages with zeroes because an earlier run touched them.
+
+use super::{PagerError, Shared};
+use crate::layout::NodeId;
+use crate::page::{PageIndex, PageRange};
+use crate::page_map::Kind;
+
+/// Whether a page has its home elsewhere, and nobody has touched it yet.
+pub(super) fn can_be_filled(shared: &Shared, page: PageIndex) -> bool {
+    let extent = shared.layout.extent_of(page);
+    extent.is_some_and(|extent| extent.home != NodeId::COMPUTE)
+        && shared.map.entry(page).state().kind() == Kind::Untouched
+}
+
+/// Takes the untouched pages that a part begins with, of one extent and while memory is
+/// plentiful. Gives how many.
+pub(super) fn take_untouched(shared: &Shared, part: PageRange) -> u32 {
+    let extent = shared
+        .layout
+        .extent_of(part.first)
+        .map(|extent| extent.pages);
+    let mut taken = 0;
+    for page in part.iter() {
+        let same = extent.is_some_and(|pages| pages.contains(page));
+        if !same || !can_be_filled(shared, page) || !shared.budget.is_plentiful() {
+            break;
+        }
+        if shared.budget.charge_ahead(1).is_none() {
+            break;
+        }
+        let entry = shared.map.entry(page);
+        let seen = entry.state();
+        if seen.kind() != Kind::Untouched || !entry.begin_install(seen) {
+            if shared.budget.release(1) {
+                let _ = shared.fault_wake.write(1);
+            }
+            break;
+        }
+        taken += 1;
+    }
+    taken
+}
+
+/// Fills pages that the caller holds with zeros, and maps them.
+pub(super) fn fill(shared: &Shared, run: PageRange) -> Result<(), PagerError> {
+    let failed = |call| {
+        move |source| PagerError::Userfaultfd {
+            call,
+            page: run.first,
+            source,
+        }
+    };
+    for page in run.iter() {
+        // They are mapped writable: writes from now on are not seen.
+        shared.map.entry(page).mark_dirty();
+    }
+    let target = shared.memory.guest_page(run.first);
+    let filled = shared.uffd.zero(target, run.count as usize);
+    filled.map_err(failed("ZEROPAGE"))?;
+    if let Some(recorder) = &shared.recorder {
+        recorder.record(run);
+    }
+    for page in run.iter() {
+        shared.let_go(page, &shared.arrivals)?;
+    }
+    shared.stats.replayed.add(run.count.into());
+    Ok(())
+}
