@@ -67,6 +67,8 @@ mod sync;
 #[cfg(not(loom))]
 pub mod transport;
 #[cfg(not(loom))]
+pub mod turns;
+#[cfg(not(loom))]
 pub mod uffd;
 #[cfg(not(loom))]
 pub mod view;

@@ -3,6 +3,7 @@
 use super::pool::{DropRefused, Lease, OutOfRange};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
+use crate::turns::take_short_turns;
 use crate::wire::{
     ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, Refusal, WireError,
     decode_run, encode_message,
@@ -37,6 +38,7 @@ pub(super) enum SessionError {
 /// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
 /// the next request before it sleeps, at the most.
 pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result<(), SessionError> {
+    take_short_turns();
     stream.set_nonblocking(true)?;
     let mut session = Session {
         lease,

@@ -13,6 +13,7 @@ use crate::page::{PageBytes, PageIndex, PageRange};
 use crate::page_map::{Kind, State};
 use crate::stats::RemoteTimes;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
+use crate::turns::take_short_turns;
 use crate::uffd::{Fault, Mapped, Protection};
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
@@ -108,6 +109,7 @@ impl FaultThread {
 
     /// Serves faults until the pager stops or fails.
     pub(crate) fn run(mut self) {
+        take_short_turns();
         let shared = Arc::clone(&self.shared);
         shared.report_failure("pager-fault", || self.serve());
     }

@@ -10,6 +10,7 @@ use memory_fabric::control::{CONTROL_TIMEOUT, ControlStream};
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::stats::Histogram;
+use memory_fabric::turns::take_short_turns;
 use memory_fabric::uffd::{Protection, Uffd};
 use memory_fabric::wire::{
     AttachRequest, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass,
@@ -30,6 +31,7 @@ pub(super) fn userfaultfd() -> Result<Histogram> {
     let times = Histogram::new();
     std::thread::scope(|scope| {
         let handler = scope.spawn(|| -> Result<()> {
+            take_short_turns();
             let mut events = EventBuffer::new(1);
             while !stop.load(Ordering::Relaxed) {
                 let mut served = Ok(());
@@ -87,6 +89,17 @@ pub(super) fn attach(
 /// Time of a request and a page in answer over TCP, by a client that does nothing else and
 /// never sleeps.
 pub(super) fn exchange(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
+    // A thread of its own, since those that it makes would have short turns as well.
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| {
+            take_short_turns();
+            exchange_here(donor, checksum)
+        });
+        client.join().expect("the client does not panic")
+    })
+}
+
+fn exchange_here(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
     let (mut control, grant, mut stream) = attach(donor, PAGE_SIZE as u64, TrafficClass::Urgent)?;
     stream.set_nonblocking(true)?;
     let times = Histogram::new();
