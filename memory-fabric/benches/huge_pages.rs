@@ -29,6 +29,7 @@ fn measure(round: u64, huge_pages: bool) {
         donors: Vec::new(),
         transport: TransportKind::Tcp,
         checksum: false,
+        compression: Compression::Auto,
         grace: Duration::from_secs(1),
         prefetch: true,
         record: false,

@@ -6,7 +6,9 @@
 pub mod proxy;
 
 use memory_fabric::donor::server::{Donor, DonorConfig};
-use memory_fabric::fabric::{DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind};
+use memory_fabric::fabric::{
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind,
+};
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,6 +50,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
             .collect(),
         transport: TransportKind::Tcp,
         checksum: false,
+        compression: Compression::Auto,
         grace: Duration::from_secs(10),
         prefetch: true,
         record: false,
