@@ -190,19 +190,17 @@ pub fn unpack(packed: &[u8], pages: &mut [u8]) -> Result<u64, UnpackError> {
         let cut = UnpackError::Cut { page: number };
         let (length, behind) = rest.split_first_chunk().ok_or(cut.clone())?;
         let bytes = usize::from(u16::from_le_bytes(*length));
+        if bytes > PAGE_SIZE {
+            let page = number;
+            return Err(UnpackError::TooLong { page, bytes });
+        }
         let (source, behind) = behind.split_at_checked(bytes).ok_or(cut)?;
         rest = behind;
         smaller += u64::from(bytes < PAGE_SIZE);
         match bytes {
             0 => target.fill(0),
             PAGE_SIZE => target.copy_from_slice(source),
-            1..PAGE_SIZE => unpack_block(source, target, number)?,
-            _ => {
-                return Err(UnpackError::TooLong {
-                    page: number,
-                    bytes,
-                });
-            }
+            _ => unpack_block(source, target, number)?,
         }
     }
     match rest.len() {

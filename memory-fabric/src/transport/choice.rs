@@ -32,9 +32,9 @@ pub enum Compression {
     Off,
 }
 
-/// Pairs of blocks in a trial.
-const PAIRS: usize = 8;
-/// Pairs to be won to begin with compressing: with no difference, a third of the pairs won by
+/// Blocks in a trial, which are compared in pairs.
+const BLOCKS: u32 = 16;
+/// Pairs of 8 to be won to begin with compressing: with no difference, a third of the pairs won by
 /// chance, that happens in 2 % of the trials.
 const WINS_TO_BEGIN: usize = 6;
 /// Pairs to be won to go on with it.
@@ -91,7 +91,7 @@ struct Batch {
 struct Trial {
     posted: u32,
     answered: u32,
-    blocks: [Block; 2 * PAIRS],
+    blocks: [Block; BLOCKS as usize],
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -177,8 +177,7 @@ impl Choice {
             block.pages += batch.pages;
             block.time += took;
         }
-        let most = self.block_pages * 2 * PAIRS as u32;
-        if trial.posted < most || trial.answered < trial.posted {
+        if trial.posted < self.block_pages * BLOCKS || trial.answered < trial.posted {
             return false;
         }
         let wins = trial.wins(self.block_pages);
@@ -207,7 +206,7 @@ impl Choice {
         };
         self.trial = None;
         self.rest_until = Some(now + self.rest);
-        self.rest_pages = self.block_pages * 2 * PAIRS as u32 * REST_FACTOR;
+        self.rest_pages = self.block_pages * BLOCKS * REST_FACTOR;
         changed
     }
 }

@@ -127,7 +127,7 @@ impl Connection {
             let took = self.clock_us - posted.max(self.last_answer_us);
             self.last_answer_us = self.clock_us;
             self.choice.answered(part, self.run);
-            let at = |us: f64| Duration::from_nanos((us * 1e3) as u64);
+            let at = |us: f64| Duration::from_secs_f64(us * 1e-6);
             let now = self.began + at(self.clock_us);
             self.changes += u32::from(self.choice.measured(at(took), now));
         }
@@ -166,7 +166,7 @@ fn on_loopback_and_at_25_gbit_it_stays_off_and_hardly_a_page_is_compressed() {
 fn a_fast_link_is_tried_ever_more_seldom() {
     let mut connection = Connection::new(TrafficClass::Urgent, 1, Link::loopback());
     connection.pass(10_000_000);
-    let trial = u64::from(block_pages(TrafficClass::Urgent)) * PAIRS as u64;
+    let trial = u64::from(block_pages(TrafficClass::Urgent) * BLOCKS / 2);
     // 8 s of pages, each of which takes 5 us.
     assert!(
         connection.compressed < 20 * trial,
@@ -179,7 +179,7 @@ fn a_fast_link_is_tried_ever_more_seldom() {
 fn at_100_mbit_it_is_on_after_the_first_trial() {
     for (class, depth) in ALL {
         let mut connection = Connection::new(class, depth, Link::of(100.0 * MBIT));
-        let trial = u64::from(FIRST_PAGES + block_pages(class) * 2 * PAIRS as u32);
+        let trial = u64::from(FIRST_PAGES + block_pages(class) * BLOCKS);
         connection.pass(trial + 3 * depth as u64 * 32);
         assert!(connection.is_compressing(), "{class:?}, {depth} at once");
         connection.pass(200_000);

@@ -4,7 +4,7 @@ use anyhow::Result;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::Fabric;
 use ssi_hv::cli::bench::BenchFaultConfig;
-use ssi_hv::config::Transport;
+use ssi_hv::config::{Compression, Transport};
 use ssi_hv::size::ByteSize;
 
 use super::fault::{View, start_donors, start_fabric};
@@ -28,6 +28,7 @@ impl Bed {
             donors,
             transport: Transport::Tcp,
             checksum: false,
+            compression: Compression::Auto,
             seconds: 1,
             faults: None,
             json: false,
