@@ -7,10 +7,13 @@
 //! for it.
 //!
 //! Now and then there is a trial: short blocks of pages, every second one compressed, in an
-//! order that favours neither when things get faster or slower meanwhile. Blocks are compared in
-//! pairs, and a pair is won when compressing has saved a sixteenth of the time: so what disturbs
-//! a pair counts no more than any other pair, however long it takes. To begin with compressing
-//! more pairs have to be won than to go on with it.
+//! order that favours neither when things get faster or slower meanwhile. A block is better than
+//! another when it took a sixteenth less time for its pages. What disturbs a block may take far
+//! longer than all its pages; so compressing has to win twice:
+//!
+//! - most pairs of neighbours: what disturbs a pair counts no more than any other pair. To begin
+//!   with compressing more of them have to be won than to go on with it;
+//! - among the blocks that were least disturbed, which are the fastest quarter of each kind.
 //!
 //! Between trials the connection rests, for many times the pages of a trial and for some
 //! seconds. So where compressing does not pay hardly any page is compressed, and requests cost a
@@ -32,15 +35,17 @@ pub enum Compression {
     Off,
 }
 
-/// Blocks in a trial, which are compared in pairs.
+/// Pairs of blocks in a trial.
+const PAIRS: usize = 8;
+/// Pages in a trial for each page in a block.
 const BLOCKS: u32 = 16;
-/// Pairs of 8 to be won to begin with compressing: with no difference, a third of the pairs won by
-/// chance, that happens in 2 % of the trials.
-const WINS_TO_BEGIN: usize = 6;
-/// Pairs to be won to go on with it.
-const WINS_TO_GO_ON: usize = 3;
-/// A pair is won when compressing saves one part in so many of the time.
-const GAIN_PARTS: u128 = 16;
+const _: () = assert!(BLOCKS as usize == 2 * PAIRS);
+/// Pairs of 8 to be won to begin with compressing: by chance alone that are 3 % of the trials.
+const WINS_TO_BEGIN: usize = 7;
+/// Pairs of 8 to be won to go on with it.
+const WINS_TO_GO_ON: usize = 4;
+/// A block is better than another when it saves one part in so many of the time.
+const GAIN_PARTS: u64 = 16;
 /// Pages before the first trial: by then the network has found its speed.
 const FIRST_PAGES: u32 = 256;
 /// Pages between trials for each page in a trial: one page in 33 is compressed in vain at most.
@@ -180,8 +185,13 @@ impl Choice {
         if trial.posted < self.block_pages * BLOCKS || trial.answered < trial.posted {
             return false;
         }
-        let wins = trial.wins(self.block_pages);
-        self.conclude(wins, now)
+        let wanted = if self.compressing {
+            WINS_TO_GO_ON
+        } else {
+            WINS_TO_BEGIN
+        };
+        let pays = trial.pays(self.block_pages, wanted);
+        self.conclude(pays, now)
     }
 
     /// The connection broke: what is sent again on another is not measured.
@@ -191,14 +201,9 @@ impl Choice {
         self.rest_pages = FIRST_PAGES;
     }
 
-    fn conclude(&mut self, wins: usize, now: Instant) -> bool {
-        let wanted = if self.compressing {
-            WINS_TO_GO_ON
-        } else {
-            WINS_TO_BEGIN
-        };
-        let changed = self.compressing != (wins >= wanted);
-        self.compressing ^= changed;
+    fn conclude(&mut self, pays: bool, now: Instant) -> bool {
+        let changed = self.compressing != pays;
+        self.compressing = pays;
         self.rest = if changed {
             REST_MIN
         } else {
@@ -211,23 +216,47 @@ impl Choice {
     }
 }
 
+impl Block {
+    /// The time of a page, nanoseconds; `None` when too few pages could be measured.
+    fn page_ns(&self, least_pages: u32) -> Option<u64> {
+        let total = u64::try_from(self.time.as_nanos()).ok()?;
+        (self.pages >= least_pages).then(|| total / u64::from(self.pages))
+    }
+}
+
 impl Trial {
-    /// The pairs in which compressing has saved time. One in which less than half of a block
-    /// could be measured is not won.
-    fn wins(&self, block_pages: u32) -> usize {
-        let won = |first: &usize| {
-            let (one, other) = (self.blocks[*first], self.blocks[first + 1]);
-            let (plain, packed) = if is_compressed(*first) {
+    /// Whether compressing wins: so many pairs, and among the least disturbed blocks.
+    fn pays(&self, block_pages: u32, wins_wanted: usize) -> bool {
+        // With less than half of a block measured there is nothing to compare.
+        let times = self.blocks.map(|block| block.page_ns(block_pages / 2));
+        let pairs: [_; PAIRS] = std::array::from_fn(|pair| {
+            let (one, other) = (times[2 * pair], times[2 * pair + 1]);
+            if is_compressed(2 * pair) {
                 (other, one)
             } else {
                 (one, other)
-            };
-            let measured = plain.pages.min(packed.pages) >= block_pages / 2;
-            measured
-                && packed.time.as_nanos() * u128::from(plain.pages) * GAIN_PARTS
-                    <= plain.time.as_nanos() * u128::from(packed.pages) * (GAIN_PARTS - 1)
+            }
+        });
+        let wins = pairs
+            .iter()
+            .filter(|(plain, packed)| is_better(*packed, *plain));
+        let undisturbed = |times: [Option<u64>; PAIRS]| {
+            let mut times = times.map(|time| time.unwrap_or(u64::MAX));
+            times.sort_unstable();
+            Some(times[PAIRS / 4 - 1])
         };
-        (0..self.blocks.len()).step_by(2).filter(won).count()
+        wins.count() >= wins_wanted
+            && is_better(
+                undisturbed(pairs.map(|(_, packed)| packed)),
+                undisturbed(pairs.map(|(plain, _)| plain)),
+            )
+    }
+}
+
+fn is_better(packed_ns: Option<u64>, plain_ns: Option<u64>) -> bool {
+    match (packed_ns, plain_ns) {
+        (Some(packed), Some(plain)) => packed <= plain / GAIN_PARTS * (GAIN_PARTS - 1),
+        _ => false,
     }
 }
 

@@ -21,7 +21,12 @@ struct Link {
     left: f64,
     /// Up to so much comes on top of every time, at random.
     noise: f64,
+    /// How often in a millisecond a processor does something else for a while.
+    disturbed: f64,
 }
+
+/// How long a processor does something else.
+const DISTURBANCE_US: f64 = 3000.0;
 
 impl Link {
     fn of(bytes_a_second: f64) -> Self {
@@ -32,6 +37,7 @@ impl Link {
             packing_us: 7.4,
             left: 0.6,
             noise: 0.0,
+            disturbed: 0.0,
         }
     }
 
@@ -94,18 +100,26 @@ impl Connection {
         }
     }
 
-    fn noise(&mut self) -> f64 {
+    /// A number from 0 to 1.
+    fn random(&mut self) -> f64 {
         self.random = self
             .random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1);
-        1.0 + self.link.noise * (self.random >> 40) as f64 / f64::from(1 << 24)
+        (self.random >> 40) as f64 / f64::from(1 << 24)
+    }
+
+    fn noise(&mut self) -> f64 {
+        1.0 + self.link.noise * self.random()
     }
 
     fn post(&mut self) {
         let (packing, part) = self.choice.next(self.run);
         let (ends, link) = self.link.page_us(packing);
-        let (ends, link) = (ends * self.noise(), link * self.noise());
+        let (mut ends, link) = (ends * self.noise(), link * self.noise());
+        if self.random() < self.link.disturbed * (ends + link) / 1e3 {
+            ends += DISTURBANCE_US;
+        }
         self.ends_free_us = self.ends_free_us.max(self.clock_us) + ends * f64::from(self.run);
         self.link_free_us = self.link_free_us.max(self.ends_free_us) + link * f64::from(self.run);
         let answer = self.link_free_us + self.link.delay_us;
@@ -268,6 +282,41 @@ fn noise_changes_little_where_it_matters_and_flaps_nowhere() {
             if let Some(wanted) = wanted {
                 assert_eq!(connection.is_compressing(), wanted, "{class:?} at {mbit}");
             }
+        }
+    }
+}
+
+#[test]
+fn on_busy_processors_it_stays_off_on_loopback_and_goes_on_on_a_slow_link() {
+    for disturbed in [0.01, 0.1, 1.0, 3.0] {
+        for (class, depth) in ALL {
+            let link = Link {
+                disturbed,
+                ..Link::loopback()
+            };
+            let mut connection = Connection::new(class, depth, link);
+            connection.pass(500_000);
+            let (compressed, pages) = (connection.compressed, connection.pages);
+            assert!(
+                compressed * 20 < pages,
+                "{compressed} of {pages} on loopback, {class:?}, {disturbed}"
+            );
+        }
+    }
+    for (disturbed, least) in [(0.01, 0.9), (0.1, 0.9), (0.3, 0.5)] {
+        let link = Link {
+            disturbed,
+            ..Link::of(100.0 * MBIT)
+        };
+        for (class, depth) in ALL {
+            let mut connection = Connection::new(class, depth, link);
+            connection.pass(500_000);
+            let part = connection.compressed as f64 / connection.pages as f64;
+            assert!(
+                part > least,
+                "{part} at 100 Mbit/s, {class:?}, {disturbed}, {} changes",
+                connection.changes
+            );
         }
     }
 }

@@ -64,6 +64,8 @@ pub struct TcpTransport {
     choice: Choice,
     traffic: Arc<Traffic>,
     packer: Packer,
+    /// Pages that were compressed, or tried to be, since something was sent.
+    compressed: usize,
     /// Pages that came packed.
     unpacked: Box<[u8]>,
 }
@@ -210,6 +212,7 @@ impl TcpTransport {
             traffic,
             // Only single pages are written.
             packer: Packer::new(1),
+            compressed: 0,
             unpacked: vec![0; pages_max * PAGE_SIZE].into_boxed_slice(),
         }
     }
@@ -241,6 +244,7 @@ impl TcpTransport {
             _ => self.choice.next(slot.pages()),
         };
         if let Payload::Page(source) = payload {
+            self.compressed += usize::from(slot.packing == Packing::Lz4);
             slot.take_page(source, &mut self.packer);
         }
         let frame = Frame::new(kind, request, offset, self.checksum).with_packing(slot.packing);
@@ -276,6 +280,7 @@ impl TcpTransport {
     }
 
     fn send(&mut self) -> Result<(), Outage> {
+        self.compressed = 0;
         let Some(stream) = &mut self.stream else {
             return Ok(());
         };
@@ -460,7 +465,7 @@ impl PageTransport for TcpTransport {
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
         self.post(ticket, FrameKind::WritePage, offset, Payload::Page(page))?;
-        if self.choice.is_compressing() && self.posted.len() - self.sent >= COMPRESSED_BATCH {
+        if self.compressed >= COMPRESSED_BATCH {
             self.flush();
         }
         Ok(())
