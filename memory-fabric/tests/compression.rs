@@ -249,7 +249,7 @@ fn on_a_slow_link_pages_are_compressed_by_themselves_and_it_pays() {
         let ((off, _), (on, _), (auto, compressing)) = (off[place], on[place], auto[place]);
         // Of what the link could carry.
         let part = off * (PAGE_SIZE + HEADER_BYTES) as f64 * 8.0 / (SLOW_MBIT * 1e6);
-        if part < 0.6 {
+        if part < 0.3 {
             // Others keep the processors busy: then there is nothing that compressing could save.
             println!("{what}: the link carried {part:.2} of what it could, so nothing is compared");
             continue;
