@@ -7,7 +7,6 @@
 mod bed;
 mod boot;
 mod cli;
-mod compression;
 mod faults;
 mod free_pages;
 mod guest;
@@ -89,7 +88,6 @@ pub fn scenarios() -> Vec<Scenario> {
         faults::SCENARIOS,
         status::SCENARIOS,
         free_pages::SCENARIOS,
-        compression::SCENARIOS,
     ]
     .concat()
 }

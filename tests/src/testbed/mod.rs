@@ -171,24 +171,7 @@ impl Testbed {
         self.host(from).check(&argv, COMMAND_DEADLINE).map(drop)
     }
 
-    /// Makes a link narrow, both ways.
-    ///
-    /// # Errors
-    /// Fails when a host does.
-    pub fn limit_rate(&self, a: usize, b: usize, mbit_a_second: u32) -> Result<(), TestbedError> {
-        let rate = format!("{mbit_a_second}mbit");
-        for (from, to) in [(a, b), (b, a)] {
-            let link = format!("link{to}");
-            let argv = [
-                "tc", "qdisc", "replace", "dev", &link, "root", "netem", "rate", &rate,
-            ];
-            self.host(from).check(&argv, COMMAND_DEADLINE)?;
-        }
-        Ok(())
-    }
-
-    /// Takes away what [`netem`](Self::netem) and [`limit_rate`](Self::limit_rate) did, on all
-    /// links.
+    /// Takes away what [`netem`](Self::netem) did, on all links.
     ///
     /// # Errors
     /// Fails when a host does.
