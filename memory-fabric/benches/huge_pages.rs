@@ -1,7 +1,9 @@
 //! Random touches of memory that is all local, through the guest view, in turns without and with
 //! huge pages. Says something only where `shmem_enabled` is `advise`, `within_size` or `always`.
 
-use memory_fabric::fabric::{Fabric, FabricConfig, FabricEvent, SPIN_DEFAULT, TransportKind};
+use memory_fabric::fabric::{
+    Compression, Fabric, FabricConfig, FabricEvent, SPIN_DEFAULT, TransportKind,
+};
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::sync::Arc;
@@ -29,6 +31,7 @@ fn measure(round: u64, huge_pages: bool) {
         donors: Vec::new(),
         transport: TransportKind::Tcp,
         checksum: false,
+        compression: Compression::Auto,
         grace: Duration::from_secs(1),
         prefetch: true,
         record: false,

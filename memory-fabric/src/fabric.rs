@@ -14,6 +14,7 @@ use crate::pager::fault::FaultThread;
 use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
 use crate::pager::{Budget, PagerError, Shared};
 use crate::stats::PagerStats;
+pub use crate::transport::Compression;
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::tcp::TcpTransport;
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
@@ -101,6 +102,8 @@ pub struct FabricConfig {
     pub transport: TransportKind,
     /// Whether every page carries a checksum on the network.
     pub checksum: bool,
+    /// Whether pages are compressed on the network.
+    pub compression: Compression,
     /// How long a donor that cannot be reached is waited for.
     pub grace: Duration,
     /// Whether pages are fetched before they are asked for, where a pattern is seen.
@@ -310,7 +313,9 @@ impl Fabric {
                 if prefetches {
                     classes.push((TrafficClass::Prefetch, &prefetch_wake));
                 }
-                for (leased, lent_by) in leases.into_iter().zip(&mut view.lent_by) {
+                let stats = Arc::clone(&view.stats);
+                let donors = leases.into_iter().zip(stats.donors.iter());
+                for ((leased, donor), lent_by) in donors.zip(&mut view.lent_by) {
                     let (link, ports) = connect(leased, &classes, Arc::clone(observer))?;
                     lent_by.link = Some(Arc::clone(link.stats()));
                     self.links.push(link);
@@ -320,7 +325,9 @@ impl Fabric {
                             TrafficClass::Bulk => &mut bulk,
                             TrafficClass::Prefetch => &mut ahead,
                         };
-                        let tcp = TcpTransport::new(port, class, config.checksum);
+                        let traffic = Arc::clone(donor.traffic(class));
+                        let (checksum, compression) = (config.checksum, config.compression);
+                        let tcp = TcpTransport::new(port, class, checksum, compression, traffic);
                         transports.push(Box::new(tcp));
                     }
                 }

@@ -32,7 +32,8 @@
 //! next ([`working_set`]).
 //!
 //! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
-//! connections it makes again when they break. What they say to each other is in [`wire`].
+//! connections it makes again when they break. What they say to each other is in [`wire`]. On
+//! slow links pages travel compressed ([`packing`]), where that was measured to pay.
 //!
 //! [`fabric::Fabric`] puts the parts together. A [`view::FabricView`] of it can be looked at from
 //! any thread while it runs.
@@ -55,6 +56,8 @@ pub mod layout;
 pub mod link;
 #[cfg(not(loom))]
 mod mapping;
+#[cfg(not(loom))]
+pub mod packing;
 pub mod page;
 pub mod page_map;
 #[cfg(not(loom))]

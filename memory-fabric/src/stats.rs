@@ -1,7 +1,10 @@
 //! Counters and histograms. Written without locks by the threads that do the work, readable
 //! by anyone at any time.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::page::PAGE_SIZE;
+use crate::wire::TrafficClass;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Sub-buckets to each power of two: values are known to within 1/32, about 3 %.
@@ -287,6 +290,65 @@ pub struct DonorStats {
     pub fetch: Histogram,
     /// Their stage until waking.
     pub install: Histogram,
+    /// Pages that vCPUs waited for, as they came over the network.
+    pub urgent: Arc<Traffic>,
+    /// Pages that were written back, as they went.
+    pub bulk: Arc<Traffic>,
+    /// Pages that were fetched ahead, as they came.
+    pub prefetch: Arc<Traffic>,
+}
+
+impl DonorStats {
+    /// What a class of traffic carried.
+    #[must_use]
+    pub fn traffic(&self, class: TrafficClass) -> &Arc<Traffic> {
+        match class {
+            TrafficClass::Urgent => &self.urgent,
+            TrafficClass::Bulk => &self.bulk,
+            TrafficClass::Prefetch => &self.prefetch,
+        }
+    }
+}
+
+/// What a connection, and its successors, carried over the network. A page that was sent again
+/// after a connection broke counts once.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// Pages.
+    pub pages: Counter,
+    /// Bytes that were sent for them, without the headers of frames.
+    pub wire_bytes: Counter,
+    /// Pages that were sent as less bytes than they have, zeroes included.
+    pub pages_compressed: Counter,
+    // Relaxed: it tells of nothing else.
+    compressing: AtomicBool,
+}
+
+impl Traffic {
+    /// Pages that came or went as so many bytes.
+    pub(crate) fn record(&self, pages: u64, compressed: u64, wire_bytes: usize) {
+        self.pages.add(pages);
+        self.wire_bytes.add(wire_bytes as u64);
+        if compressed > 0 {
+            self.pages_compressed.add(compressed);
+        }
+    }
+
+    /// Bytes that the pages have.
+    #[must_use]
+    pub fn plain_bytes(&self) -> u64 {
+        self.pages.get() * PAGE_SIZE as u64
+    }
+
+    pub(crate) fn set_compressing(&self, compressing: bool) {
+        self.compressing.store(compressing, Ordering::Relaxed);
+    }
+
+    /// Whether pages are compressed just now, but for what is tried now and then.
+    #[must_use]
+    pub fn is_compressing(&self) -> bool {
+        self.compressing.load(Ordering::Relaxed)
+    }
 }
 
 #[cfg(test)]

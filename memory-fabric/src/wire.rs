@@ -12,7 +12,11 @@
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
 //! of the requests from our donor, but a client must not rely on it. A peer that breaks a rule
 //! gets an `Error` frame, if it can still be told, and is disconnected.
+//!
+//! Pages may be [packed](crate::packing). The VM decides: each of its requests for pages says
+//! how the answer may be packed at the most, and each page that it writes how it is.
 
+use crate::packing::{LENGTH_BYTES, Packing, UnpackError, packed_bytes_max};
 use crate::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
@@ -24,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 3;
+pub const VERSION: u8 = 4;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -59,6 +63,9 @@ pub const VM_NAME_BYTES_MAX: usize = 64;
 
 /// Set in a header whose checksum field is valid; an answer then has one too.
 pub const FLAG_CHECKSUM: u16 = 1;
+
+/// The bits of the flags that have the [`Packing`]: 0 to 2.
+pub const FLAGS_PACKING: u16 = 0b110;
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned)]
@@ -128,9 +135,26 @@ impl FrameKind {
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
 
-    /// Payload lengths that this kind may have, bytes.
+    /// Whether frames of this kind say how pages are packed, or may be.
+    const fn has_packing(self) -> bool {
+        matches!(
+            self,
+            Self::ReadPage | Self::ReadPages | Self::PageData | Self::PagesData | Self::WritePage
+        )
+    }
+
+    /// Payload lengths that this kind may have, bytes, with its pages packed or not.
     #[must_use]
-    pub const fn payload_bytes(self) -> (usize, usize) {
+    pub const fn payload_bytes(self, packing: Packing) -> (usize, usize) {
+        match (self, packing) {
+            (Self::PageData | Self::WritePage, Packing::Zeroes | Packing::Lz4) => {
+                return (LENGTH_BYTES, packed_bytes_max(1));
+            }
+            (Self::PagesData, Packing::Zeroes | Packing::Lz4) => {
+                return (LENGTH_BYTES, packed_bytes_max(RUN_PAGES_MAX as usize));
+            }
+            _ => {}
+        }
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
             Self::Attached | Self::ReadPage | Self::Written | Self::Dropped => (0, 0),
@@ -173,6 +197,22 @@ pub enum WireError {
     /// A run of pages that nobody may ask for.
     #[error("a run of {0} pages is asked, 1 to {RUN_PAGES_MAX} are allowed")]
     Run(u32),
+    /// Flags that say nothing, or on a kind that has nothing to pack.
+    #[error("{kind:?} frame with flags {flags:#06x}, whose packing is not allowed")]
+    Packing {
+        /// The frame's kind.
+        kind: FrameKind,
+        /// Its flags.
+        flags: u16,
+    },
+    /// Packed pages that are not what they should be.
+    #[error("{kind:?} frame whose packed pages are wrong: {cause}")]
+    Unpack {
+        /// The frame's kind.
+        kind: FrameKind,
+        /// What is wrong.
+        cause: UnpackError,
+    },
     /// Damaged on the way.
     #[error(
         "{kind:?} frame {request:#x} has checksum {found:#010x}, its bytes give {computed:#010x}"
@@ -213,6 +253,8 @@ pub struct Frame {
     pub kind: FrameKind,
     /// Whether it carries, and wants, a checksum.
     pub checksummed: bool,
+    /// How its pages are packed; of a request for pages, how they may be at the most.
+    pub packing: Packing,
     /// The request's id.
     pub request: u64,
     /// Bytes into the lease, for page frames.
@@ -229,6 +271,7 @@ impl Frame {
         Self {
             kind,
             checksummed,
+            packing: Packing::Plain,
             request,
             offset,
             length: 0,
@@ -236,15 +279,24 @@ impl Frame {
         }
     }
 
+    /// The same with its pages packed, or allowed to be.
+    #[must_use]
+    pub const fn with_packing(mut self, packing: Packing) -> Self {
+        self.packing = packing;
+        self
+    }
+
     /// The header that precedes `payload`.
     #[must_use]
     pub fn encode(&self, payload: &[u8]) -> [u8; HEADER_BYTES] {
         let length = u32::try_from(payload.len()).expect("payloads are at most a run of pages");
+        let checksum = if self.checksummed { FLAG_CHECKSUM } else { 0 };
+        let packing = (self.packing as u16) << FLAGS_PACKING.trailing_zeros();
         let mut header = Header {
             magic: MAGIC,
             version: VERSION,
             kind: self.kind as u8,
-            flags: U16::new(if self.checksummed { FLAG_CHECKSUM } else { 0 }),
+            flags: U16::new(checksum | packing),
             reserved: U16::ZERO,
             length: U32::new(length),
             checksum: U32::ZERO,
@@ -273,12 +325,18 @@ impl Frame {
             });
         }
         let kind = FrameKind::from_byte(header.kind).ok_or(WireError::Kind(header.kind))?;
-        let (least, most) = kind.payload_bytes();
+        let flags = header.flags.get();
+        let packing =
+            Packing::from_number((flags & FLAGS_PACKING) >> FLAGS_PACKING.trailing_zeros())
+                .filter(|&packing| packing == Packing::Plain || kind.has_packing())
+                .ok_or(WireError::Packing { kind, flags })?;
+        let (least, most) = kind.payload_bytes(packing);
         let length = header.length.get();
         match usize::try_from(length) {
             Ok(bytes) if (least..=most).contains(&bytes) => Ok(Self {
                 kind,
-                checksummed: header.flags.get() & FLAG_CHECKSUM != 0,
+                checksummed: flags & FLAG_CHECKSUM != 0,
+                packing,
                 request: header.request.get(),
                 offset: header.offset.get(),
                 length: bytes,
@@ -503,6 +561,46 @@ mod tests {
             Frame::decode(&header),
             Err(WireError::Version { theirs: 9 })
         );
+    }
+
+    #[test]
+    fn packing_is_told_only_where_there_is_something_to_pack() {
+        for packing in [Packing::Plain, Packing::Zeroes, Packing::Lz4] {
+            let frame = Frame::new(FrameKind::ReadPage, 1, 0, true).with_packing(packing);
+            let decoded = Frame::decode(&frame.encode(&[])).expect("valid");
+            assert_eq!((decoded.packing, decoded.checksummed), (packing, true));
+        }
+        let mut header = Frame::new(FrameKind::ReadPage, 1, 0, false).encode(&[]);
+        header[4] = 6;
+        let (kind, flags) = (FrameKind::ReadPage, 6);
+        let wrong = Err(WireError::Packing { kind, flags });
+        assert_eq!(Frame::decode(&header), wrong, "there is no packing 3");
+        for kind in [FrameKind::Written, FrameKind::DropPages, FrameKind::Renew] {
+            let header = Frame::new(kind, 1, 0, false).with_packing(Packing::Lz4);
+            let decoded = Frame::decode(&header.encode(&[0; COUNT_BYTES]));
+            assert!(
+                matches!(decoded, Err(WireError::Packing { .. })),
+                "{kind:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn packed_pages_have_limits_of_their_own() {
+        for (kind, pages) in [
+            (FrameKind::PageData, 1),
+            (FrameKind::WritePage, 1),
+            (FrameKind::PagesData, RUN_PAGES_MAX as usize),
+        ] {
+            let frame = Frame::new(kind, 1, 0, false).with_packing(Packing::Lz4);
+            let payload = vec![0; packed_bytes_max(pages) + 1];
+            for (bytes, allowed) in [(1, false), (2, true), (payload.len() - 1, true)] {
+                let decoded = Frame::decode(&frame.encode(&payload[..bytes]));
+                assert_eq!(decoded.is_ok(), allowed, "{kind:?} {bytes}");
+            }
+            let decoded = Frame::decode(&frame.encode(&payload));
+            assert!(matches!(decoded, Err(WireError::Length { .. })), "{kind:?}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 mod support;
 
-use memory_fabric::fabric::TransportKind;
+use memory_fabric::fabric::{Compression, TransportKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 use support::*;
@@ -128,6 +128,20 @@ fn ten_million_increments_over_tcp_lose_no_update() {
 }
 
 #[test]
+fn no_update_is_lost_with_pages_compressed_or_never() {
+    for compression in [Compression::On, Compression::Off] {
+        let donor = donor(GUEST);
+        let mut config = config(GUEST, LOCAL, &[donor.address()]);
+        config.compression = compression;
+        let running = start(&config);
+        race(&running, 2_000_000, |_| {});
+        let donor = &running.fabric.stats().donors[0];
+        let compressed = donor.urgent.pages_compressed.get() + donor.bulk.pages_compressed.get();
+        assert_eq!(compressed > 1000, compression == Compression::On);
+    }
+}
+
+#[test]
 fn no_update_is_lost_without_continue_write_protected() {
     let donor = donor(GUEST);
     let mut config = config(GUEST, LOCAL, &[donor.address()]);
@@ -148,6 +162,7 @@ fn no_update_is_lost_over_three_donors_whose_connections_break() {
     let addresses: Vec<_> = donors.iter().map(|donor| donor.address()).collect();
     let mut config = config(GUEST, LOCAL, &addresses);
     config.checksum = true;
+    config.compression = Compression::On;
     let running = start(&config);
     let mut broken = 0;
     race(&running, 4_000_000, |done| {

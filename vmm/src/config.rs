@@ -137,6 +137,19 @@ pub enum Prefetching {
     Off,
 }
 
+/// Whether pages are compressed on the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    /// On each connection while that was measured to pay
+    #[default]
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
+}
+
 /// The configuration of one virtual machine, from flags and from `vm.toml`.
 ///
 /// A key of the file has the name of the flag without its dashes: `local-memory = "256M"`.
@@ -248,6 +261,18 @@ pub struct RunConfig {
     #[arg(long, help_heading = "Where the memory is")]
     pub checksum: bool,
 
+    /// Compress pages on the network
+    #[arg(
+        long,
+        value_name = "WHEN",
+        help_heading = "Where the memory is",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "Compress pages: auto, on or off"
+    )]
+    pub compression: Compression,
+
     /// Fetch pages before they are asked for
     #[arg(
         long,
@@ -306,6 +331,7 @@ impl Default for RunConfig {
             numa: Numa::Flat,
             huge_pages: HugePages::Auto,
             checksum: false,
+            compression: Compression::Auto,
             prefetch: Prefetching::Auto,
             record_working_set: None,
             replay_working_set: None,

@@ -167,6 +167,40 @@ pub struct Node {
     pub pages_written_back: u64,
     /// The remote faults that it served; `null` for the compute node.
     pub faults: Option<FaultKind>,
+    /// What pages took on the network; `null` for the compute node and for `loopback`.
+    pub traffic: Option<Traffic>,
+}
+
+/// Pages between the compute node and a donor, by class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Received, because virtual CPUs waited for them.
+    pub urgent: TrafficClass,
+    /// Received, before they were asked for.
+    pub prefetch: TrafficClass,
+    /// Sent, to make room.
+    pub write_back: TrafficClass,
+}
+
+impl Traffic {
+    /// All classes.
+    #[must_use]
+    pub fn classes(&self) -> [&TrafficClass; 3] {
+        [&self.urgent, &self.prefetch, &self.write_back]
+    }
+}
+
+/// Pages of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrafficClass {
+    /// What they have: pages of 4096 bytes.
+    pub plain_bytes: u64,
+    /// What was sent for them, without headers.
+    pub wire_bytes: u64,
+    /// How many of them were sent as fewer bytes, be it as zeroes.
+    pub pages_compressed: u64,
+    /// Whether they are compressed now, or were at the end.
+    pub compressing: bool,
 }
 
 /// The faults that were served, by kind.

@@ -259,6 +259,7 @@ transport = "auto"
 numa = "flat"
 huge-pages = "auto"
 checksum = true
+compression = "auto"
 prefetch = "auto"
 donor-grace = 30
 insecure = false

@@ -1,12 +1,13 @@
 //! One page connection of a VM: reads requests in batches, answers in order.
 
 use super::pool::{DropRefused, Lease, OutOfRange};
+use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
 use crate::turns::take_short_turns;
 use crate::wire::{
-    ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, Refusal, WireError,
-    decode_run, encode_message,
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX, Refusal,
+    WireError, decode_run, encode_message,
 };
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -18,6 +19,9 @@ const INPUT_BYTES: usize = 128 << 10;
 
 /// Bytes of answers after which no more are collected before they are sent.
 const OUTPUT_BYTES: usize = 32 * (HEADER_BYTES + PAGE_SIZE);
+
+/// Pages compressed after which what there is is sent: it travels while others are compressed.
+const COMPRESSED_PAGES: u32 = 8;
 
 /// A VM that takes nothing for so long is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,6 +51,9 @@ pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result
         input: vec![0; INPUT_BYTES].into_boxed_slice(),
         filled: 0..0,
         output: Vec::with_capacity(OUTPUT_BYTES + HEADER_BYTES + PAYLOAD_BYTES_MAX),
+        packer: Packer::new(RUN_PAGES_MAX as usize),
+        compressed: 0,
+        unpacked: Box::new([0; PAGE_SIZE]),
     };
     let result = session.run();
     let refusal = match &result {
@@ -75,6 +82,11 @@ struct Session<'a> {
     /// The part of `input` that is filled and not yet decoded.
     filled: std::ops::Range<usize>,
     output: Vec<u8>,
+    packer: Packer,
+    /// Pages that were compressed, or tried to be, for what is in `output`.
+    compressed: u32,
+    /// A page that came packed.
+    unpacked: Box<PageBytes>,
 }
 
 impl Session<'_> {
@@ -131,26 +143,20 @@ impl Session<'_> {
             frame.verify(header, payload)?;
             let reply = |kind| Frame::new(kind, frame.request, frame.offset, frame.checksummed);
             match frame.kind {
-                FrameKind::ReadPage => {
-                    let mut page = [0; PAGE_SIZE];
-                    self.lease.read(frame.offset, &mut page)?;
-                    self.output.extend(reply(FrameKind::PageData).encode(&page));
-                    self.output.extend(page);
-                }
+                FrameKind::ReadPage => self.read(&frame, FrameKind::PageData, 1)?,
                 FrameKind::ReadPages => {
                     let pages = decode_run(payload)?;
-                    let start = self.output.len();
-                    self.output.extend([0; HEADER_BYTES]);
-                    let read = self.lease.read_run(frame.offset, pages, &mut self.output);
-                    if let Err(error) = read {
-                        self.output.truncate(start);
-                        return Err(error.into());
-                    }
-                    let (header, run) = self.output[start..].split_at_mut(HEADER_BYTES);
-                    header.copy_from_slice(&reply(FrameKind::PagesData).encode(run));
+                    self.read(&frame, FrameKind::PagesData, pages)?;
                 }
                 FrameKind::WritePage => {
-                    let page: &PageBytes = payload.try_into().expect("length was checked");
+                    let page = if frame.packing == Packing::Plain {
+                        payload.try_into().expect("length was checked")
+                    } else {
+                        let kind = frame.kind;
+                        unpack(payload, self.unpacked.as_mut_slice())
+                            .map_err(|cause| WireError::Unpack { kind, cause })?;
+                        &*self.unpacked
+                    };
                     self.lease.write(frame.offset, page)?;
                     self.output.extend(reply(FrameKind::Written).encode(&[]));
                 }
@@ -163,10 +169,37 @@ impl Session<'_> {
                 other => return Err(WireError::Unexpected(other).into()),
             }
             self.filled.start += HEADER_BYTES + frame.length;
-            if self.output.len() + HEADER_BYTES + PAGE_SIZE > OUTPUT_BYTES {
+            if self.output.len() + HEADER_BYTES + PAGE_SIZE > OUTPUT_BYTES
+                || self.compressed >= COMPRESSED_PAGES
+            {
                 self.send()?;
             }
         }
+    }
+
+    /// Answers a request for pages, packed as far as it allows that and it pays.
+    fn read(&mut self, asked: &Frame, kind: FrameKind, pages: u32) -> Result<(), OutOfRange> {
+        let start = self.output.len();
+        let payload = start + HEADER_BYTES;
+        self.output.extend([0; HEADER_BYTES]);
+        // What is packed is a copy: the slab may be written meanwhile.
+        let read = self.lease.read_run(asked.offset, pages, &mut self.output);
+        if let Err(error) = read {
+            self.output.truncate(start);
+            return Err(error);
+        }
+        let mut reply = Frame::new(kind, asked.request, asked.offset, asked.checksummed);
+        if let Some(packed) = self.packer.pack(&self.output[payload..], asked.packing) {
+            self.output.truncate(payload);
+            self.output.extend_from_slice(packed);
+            reply = reply.with_packing(asked.packing);
+        }
+        if asked.packing == Packing::Lz4 {
+            self.compressed += pages;
+        }
+        let (header, payload) = self.output[start..].split_at_mut(HEADER_BYTES);
+        header.copy_from_slice(&reply.encode(payload));
+        Ok(())
     }
 
     fn send(&mut self) -> io::Result<()> {
@@ -184,6 +217,7 @@ impl Session<'_> {
             }
         }
         self.output.clear();
+        self.compressed = 0;
         Ok(())
     }
 }

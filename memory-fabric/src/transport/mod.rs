@@ -4,8 +4,11 @@
 //! completions. One transport serves one donor and one thread; urgent faults and bulk have
 //! transports of their own, so that a fault never queues behind bulk.
 
+mod choice;
 pub mod loopback;
 pub mod tcp;
+
+pub use choice::Compression;
 
 use crate::page::PageBytes;
 use std::fmt;

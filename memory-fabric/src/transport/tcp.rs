@@ -2,10 +2,17 @@
 //!
 //! The socket does not block. A broken or stalled connection is handed back to the donor's
 //! [link](crate::link), which makes a new one; every outstanding request is then sent again.
+//!
+//! Pages are compressed where that pays, which each connection finds out for itself (`choice`).
 
-use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
+use super::choice::{Choice, Part};
+use super::{
+    Completion, Compression, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket,
+};
 use crate::link::{LinkPort, Outage};
+use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
+use crate::stats::Traffic;
 use crate::wire::{
     COUNT_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX,
     TrafficClass, WireError, encode_count,
@@ -14,6 +21,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A connection on which nothing was answered for so long is taken for dead.
@@ -27,6 +35,9 @@ const RUN_INPUT_BYTES: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
 /// Frames given to the kernel in one call.
 const SEND_BATCH: usize = 16;
+
+/// Compressed pages after which they are sent: they travel while others are compressed.
+const COMPRESSED_BATCH: usize = 8;
 
 /// Requests to one donor over TCP.
 #[derive(Debug)]
@@ -48,6 +59,15 @@ pub struct TcpTransport {
     filled: std::ops::Range<usize>,
     /// When the peer last answered, or was first asked after having answered everything.
     progress: Instant,
+    /// The same, but for answers that were not whole yet.
+    measured: Instant,
+    choice: Choice,
+    traffic: Arc<Traffic>,
+    packer: Packer,
+    /// Pages that were compressed, or tried to be, since something was sent.
+    compressed: usize,
+    /// Pages that came packed.
+    unpacked: Box<[u8]>,
 }
 
 #[derive(Debug)]
@@ -63,6 +83,11 @@ struct Slot {
     count: [u8; COUNT_BYTES],
     /// The page of a write; reads have none. Made at the first write and kept.
     page: Option<Box<PageBytes>>,
+    /// How many bytes of that are sent: less than a page if it is packed.
+    page_bytes: usize,
+    /// How the pages are packed, or may be at the most.
+    packing: Packing,
+    part: Part,
 }
 
 /// What goes with a request.
@@ -77,7 +102,7 @@ impl Slot {
     /// What follows the header.
     fn payload(&self) -> &[u8] {
         match (self.kind, &self.page) {
-            (FrameKind::WritePage, Some(page)) => page.as_slice(),
+            (FrameKind::WritePage, Some(page)) => &page[..self.page_bytes],
             (FrameKind::ReadPages | FrameKind::DropPages, _) => &self.count,
             _ => &[],
         }
@@ -86,12 +111,69 @@ impl Slot {
     fn frame_bytes(&self) -> usize {
         HEADER_BYTES + self.payload().len()
     }
+
+    /// How many pages it is about.
+    fn pages(&self) -> u32 {
+        match self.kind {
+            FrameKind::ReadPages | FrameKind::DropPages => u32::from_le_bytes(self.count),
+            _ => 1,
+        }
+    }
+
+    /// The pages that came in answer, and how many of them took less than a page. Those that
+    /// were packed are unpacked into `room`, and the time for that is added to `unpacking`.
+    fn pages_of<'a>(
+        &self,
+        frame: &Frame,
+        payload: &'a [u8],
+        room: &'a mut [u8],
+        unpacking: &mut Duration,
+    ) -> Result<(&'a [u8], u64), WireError> {
+        let (kind, request) = (frame.kind, frame.request);
+        if frame.packing > self.packing {
+            return Err(WireError::Unexpected(kind));
+        }
+        let bytes = self.pages() as usize * PAGE_SIZE;
+        if frame.packing == Packing::Plain {
+            let asked = payload.len() == bytes;
+            return asked
+                .then_some((payload, 0))
+                .ok_or(WireError::Unasked { kind, request });
+        }
+        let started = Instant::now();
+        let pages = &mut room[..bytes];
+        let compressed =
+            unpack(payload, pages).map_err(|cause| WireError::Unpack { kind, cause })?;
+        *unpacking += started.elapsed();
+        Ok((pages, compressed))
+    }
+
+    /// Takes the page of a write, smaller if that is wanted and possible.
+    fn take_page(&mut self, source: PageSource, packer: &mut Packer) {
+        let page = self.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
+        source.copy_to(page);
+        self.page_bytes = PAGE_SIZE;
+        // What is packed is the copy: a guest may write to the page meanwhile.
+        if let Some(packed) = packer.pack(page.as_slice(), self.packing) {
+            self.page_bytes = packed.len();
+            page[..packed.len()].copy_from_slice(packed);
+        } else {
+            self.packing = Packing::Plain;
+        }
+    }
 }
 
 impl TcpTransport {
-    /// A transport that uses the connection in `port`, and its successors.
+    /// A transport that uses the connection in `port`, and its successors, and counts what they
+    /// carry.
     #[must_use]
-    pub fn new(port: LinkPort, class: TrafficClass, checksum: bool) -> Self {
+    pub fn new(
+        port: LinkPort,
+        class: TrafficClass,
+        checksum: bool,
+        compression: Compression,
+        traffic: Arc<Traffic>,
+    ) -> Self {
         let slot = |_| Slot {
             ticket: Ticket(0),
             kind: FrameKind::ReadPage,
@@ -101,11 +183,16 @@ impl TcpTransport {
             header: [0; HEADER_BYTES],
             count: [0; COUNT_BYTES],
             page: None,
+            page_bytes: 0,
+            packing: Packing::Plain,
+            part: Part::default(),
         };
-        let input_bytes = match class {
-            TrafficClass::Urgent | TrafficClass::Bulk => INPUT_BYTES,
-            TrafficClass::Prefetch => RUN_INPUT_BYTES,
+        let (input_bytes, pages_max) = match class {
+            TrafficClass::Urgent | TrafficClass::Bulk => (INPUT_BYTES, 1),
+            TrafficClass::Prefetch => (RUN_INPUT_BYTES, RUN_PAGES_MAX as usize),
         };
+        let choice = Choice::new(compression, class);
+        traffic.set_compressing(choice.is_compressing());
         let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
             port,
@@ -120,6 +207,13 @@ impl TcpTransport {
             input: vec![0; input_bytes].into_boxed_slice(),
             filled: 0..0,
             progress: Instant::now(),
+            measured: Instant::now(),
+            choice,
+            traffic,
+            // Only single pages are written.
+            packer: Packer::new(1),
+            compressed: 0,
+            unpacked: vec![0; pages_max * PAGE_SIZE].into_boxed_slice(),
         }
     }
 
@@ -133,6 +227,7 @@ impl TcpTransport {
         let index = self.free.pop().ok_or(Full)?;
         if self.posted.is_empty() {
             self.progress = Instant::now();
+            self.measured = self.progress;
         }
         let slot = &mut self.slots[usize::from(index)];
         slot.ticket = ticket;
@@ -141,15 +236,18 @@ impl TcpTransport {
         slot.generation += 1;
         slot.in_use = true;
         let request = (slot.generation << 16) | u64::from(index);
-        let frame = Frame::new(kind, request, offset, self.checksum);
-        match payload {
-            Payload::None => {}
-            Payload::Page(source) => {
-                let page = slot.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
-                source.copy_to(page);
-            }
-            Payload::Count(pages) => slot.count = encode_count(pages),
+        if let Payload::Count(pages) = payload {
+            slot.count = encode_count(pages);
         }
+        (slot.packing, slot.part) = match kind {
+            FrameKind::DropPages => Default::default(),
+            _ => self.choice.next(slot.pages()),
+        };
+        if let Payload::Page(source) = payload {
+            self.compressed += usize::from(slot.packing == Packing::Lz4);
+            slot.take_page(source, &mut self.packer);
+        }
+        let frame = Frame::new(kind, request, offset, self.checksum).with_packing(slot.packing);
         slot.header = frame.encode(slot.payload());
         self.posted.push_back(index);
         Ok(())
@@ -165,6 +263,11 @@ impl TcpTransport {
                     self.sent_bytes = 0;
                     self.filled = 0..0;
                     self.progress = Instant::now();
+                    self.measured = self.progress;
+                    self.choice.interrupted();
+                    for slot in &mut self.slots {
+                        slot.part = Part::default();
+                    }
                 }
                 Err(error) => self.port.ask_for_connection(Outage::Stream(error)),
             }
@@ -177,6 +280,7 @@ impl TcpTransport {
     }
 
     fn send(&mut self) -> Result<(), Outage> {
+        self.compressed = 0;
         let Some(stream) = &mut self.stream else {
             return Ok(());
         };
@@ -259,12 +363,14 @@ impl TcpTransport {
         }
     }
 
-    /// Completes what whole frames are in the buffer.
+    /// Completes what whole frames are in the buffer, and measures how long they took.
     fn decode(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), Outage> {
+        let mut unpacking = Duration::ZERO;
+        let mut answered = false;
         loop {
             let bytes = &self.input[self.filled.clone()];
             let Some((header, rest)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
-                return Ok(());
+                break;
             };
             let frame = Frame::decode(header).map_err(Outage::Protocol)?;
             if HEADER_BYTES + frame.length > self.input.len() / 2 {
@@ -272,7 +378,7 @@ impl TcpTransport {
                 return Err(Outage::Protocol(WireError::Unexpected(frame.kind)));
             }
             let Some(payload) = rest.get(..frame.length) else {
-                return Ok(());
+                break;
             };
             frame.verify(header, payload).map_err(Outage::Protocol)?;
             if frame.kind == FrameKind::Error {
@@ -286,7 +392,7 @@ impl TcpTransport {
             let Some(slot) = self.slots.get_mut(usize::from(index)) else {
                 return Err(unasked);
             };
-            if !slot.in_use || slot.generation != request >> 16 {
+            if !slot.in_use || slot.generation != request >> 16 || slot.offset != frame.offset {
                 return Err(unasked);
             }
             let place = self.posted.iter().position(|&posted| posted == index);
@@ -299,23 +405,31 @@ impl TcpTransport {
                 return Err(Outage::Protocol(WireError::Unexpected(kind)));
             }
             match (slot.kind, kind) {
-                (FrameKind::ReadPage, FrameKind::PageData) if frame.offset == slot.offset => {
-                    let page: &PageBytes = payload.try_into().expect("length was checked");
-                    complete(Completion::Read(slot.ticket, page));
+                (FrameKind::ReadPage, FrameKind::PageData)
+                | (FrameKind::ReadPages, FrameKind::PagesData) => {
+                    let room = &mut self.unpacked;
+                    let came = slot.pages_of(&frame, payload, room, &mut unpacking);
+                    let (pages, compressed) = came.map_err(Outage::Protocol)?;
+                    complete(match (kind, pages.try_into()) {
+                        (FrameKind::PageData, Ok(page)) => Completion::Read(slot.ticket, page),
+                        _ => Completion::ReadRun(slot.ticket, pages),
+                    });
+                    self.traffic
+                        .record(slot.pages().into(), compressed, payload.len());
                 }
-                (FrameKind::ReadPages, FrameKind::PagesData) if frame.offset == slot.offset => {
-                    if payload.len() != u32::from_le_bytes(slot.count) as usize * PAGE_SIZE {
-                        return Err(unasked);
-                    }
-                    complete(Completion::ReadRun(slot.ticket, payload));
-                }
-                (FrameKind::WritePage, FrameKind::Written) if frame.offset == slot.offset => {
+                (FrameKind::WritePage, FrameKind::Written) => {
                     complete(Completion::Written(slot.ticket));
+                    let compressed = u64::from(slot.page_bytes < PAGE_SIZE);
+                    self.traffic.record(1, compressed, slot.page_bytes);
                 }
-                (FrameKind::DropPages, FrameKind::Dropped) if frame.offset == slot.offset => {
-                    complete(Completion::Dropped(u32::from_le_bytes(slot.count)));
+                (FrameKind::DropPages, FrameKind::Dropped) => {
+                    complete(Completion::Dropped(slot.pages()));
                 }
                 _ => return Err(unasked),
+            }
+            if slot.kind != FrameKind::DropPages {
+                self.choice.answered(slot.part, slot.pages());
+                answered = true;
             }
             slot.in_use = false;
             self.port.note_progress();
@@ -324,6 +438,14 @@ impl TcpTransport {
             self.free.push(index);
             self.filled.start += HEADER_BYTES + frame.length;
         }
+        if answered {
+            let took = self.progress - self.measured + unpacking;
+            self.measured = self.progress;
+            if self.choice.measured(took, self.progress) {
+                self.traffic.set_compressing(self.choice.is_compressing());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -342,7 +464,11 @@ impl PageTransport for TcpTransport {
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
-        self.post(ticket, FrameKind::WritePage, offset, Payload::Page(page))
+        self.post(ticket, FrameKind::WritePage, offset, Payload::Page(page))?;
+        if self.compressed >= COMPRESSED_BATCH {
+            self.flush();
+        }
+        Ok(())
     }
 
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {

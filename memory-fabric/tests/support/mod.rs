@@ -4,9 +4,12 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod proxy;
+pub mod throttle;
 
 use memory_fabric::donor::server::{Donor, DonorConfig};
-use memory_fabric::fabric::{DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind};
+use memory_fabric::fabric::{
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind,
+};
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -48,6 +51,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
             .collect(),
         transport: TransportKind::Tcp,
         checksum: false,
+        compression: Compression::Auto,
         grace: Duration::from_secs(10),
         prefetch: true,
         record: false,
@@ -173,9 +177,18 @@ pub fn range(first: usize, count: usize) -> PageRange {
     PageRange::new(PageIndex::new(number(first)), number(count))
 }
 
+/// What is in a word of a page. Three of four pages can be compressed; no two words are the same.
 pub fn pattern(seed: u64, page: usize, word: usize) -> u64 {
-    let mixed = seed ^ ((page as u64) << 20) ^ word as u64;
-    mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) | 1
+    let mix = |word: u64| {
+        let mixed = seed ^ ((page as u64) << 20) ^ word;
+        mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17)
+    };
+    let word = word as u64;
+    if page.is_multiple_of(4) {
+        mix(word) | 1
+    } else {
+        mix(0) & !0xffff | word << 1 | 1
+    }
 }
 
 /// A small generator: SplitMix64 (Steele, Lea and Flood, 2014).

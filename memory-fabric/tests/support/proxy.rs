@@ -1,6 +1,6 @@
 //! A network that can be made to misbehave: a proxy between a VM and a real donor.
 
-use memory_fabric::wire::{FrameKind, HEADER_BYTES};
+use memory_fabric::wire::{FLAGS_PACKING, FrameKind, HEADER_BYTES};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -35,6 +35,34 @@ pub enum Mischief {
     ShortRun,
     /// A run of pages comes as the answer for a single page would.
     OtherKind,
+    /// Packed pages lack their last byte.
+    PackedShorter,
+    /// Packed pages have a byte too many.
+    PackedLonger,
+    /// A packed page says that it has more bytes than a page has.
+    PackedOverlong,
+    /// A packed page is no block that could be unpacked.
+    PackedNonsense,
+    /// A page comes as zeroes, packed.
+    Zeroes,
+}
+
+impl Mischief {
+    /// Whether it is only done to pages that are packed.
+    fn wants_packed(self) -> bool {
+        matches!(
+            self,
+            Self::PackedShorter | Self::PackedLonger | Self::PackedOverlong | Self::PackedNonsense
+        )
+    }
+}
+
+/// Makes the payload of a frame another one.
+fn replace_payload(frame: &mut Vec<u8>, payload: &[u8]) {
+    let length = u32::try_from(payload.len()).expect("a few pages");
+    frame[8..12].copy_from_slice(&length.to_le_bytes());
+    frame.truncate(HEADER_BYTES);
+    frame.extend(payload);
 }
 
 /// Passes bytes between a VM and a donor.
@@ -144,7 +172,11 @@ impl Shared {
             let length = u32::from_le_bytes(frame[8..12].try_into().expect("four bytes"));
             frame.resize(HEADER_BYTES + length as usize, 0);
             donor.read_exact(&mut frame[HEADER_BYTES..])?;
-            let page = frame[3] == self.kind as u8;
+            let flags = u16::from_le_bytes([frame[4], frame[5]]);
+            let page = frame[3] == self.kind as u8
+                && (flags & FLAGS_PACKING != 0 || !self.mischief.wants_packed());
+            let payload = frame[HEADER_BYTES..].to_vec();
+            let middle = HEADER_BYTES + payload.len() / 2;
             pages += u32::from(page);
             if self.mischief == Mischief::NoPage && page {
                 self.done.fetch_add(1, Ordering::SeqCst);
@@ -176,9 +208,9 @@ impl Shared {
             }
             self.done.fetch_add(1, Ordering::SeqCst);
             match self.mischief {
-                Mischief::FlipBit => frame[HEADER_BYTES + 1234] ^= 0x10,
+                Mischief::FlipBit => frame[middle] ^= 0x10,
                 Mischief::CutShort => {
-                    client.write_all(&frame[..HEADER_BYTES + 2000])?;
+                    client.write_all(&frame[..middle])?;
                     return Ok(());
                 }
                 Mischief::Oversized => frame[8..12].copy_from_slice(&u32::MAX.to_le_bytes()),
@@ -193,14 +225,31 @@ impl Shared {
                     return Ok(());
                 }
                 Mischief::ShortRun => {
-                    let shorter = length.saturating_sub(4096);
-                    frame[8..12].copy_from_slice(&shorter.to_le_bytes());
-                    frame.truncate(HEADER_BYTES + shorter as usize);
+                    let shorter = payload.len().saturating_sub(4096);
+                    replace_payload(&mut frame, &payload[..shorter]);
                 }
                 Mischief::OtherKind => {
                     frame[3] = FrameKind::PageData as u8;
-                    frame[8..12].copy_from_slice(&4096_u32.to_le_bytes());
-                    frame.truncate(HEADER_BYTES + 4096);
+                    let mut page = payload;
+                    page.resize(4096, 0);
+                    replace_payload(&mut frame, &page);
+                }
+                Mischief::PackedShorter => {
+                    replace_payload(&mut frame, &payload[..payload.len() - 1]);
+                }
+                Mischief::PackedLonger => {
+                    replace_payload(&mut frame, &[&payload[..], &[0]].concat());
+                }
+                Mischief::PackedOverlong => frame[HEADER_BYTES..HEADER_BYTES + 2].fill(0xff),
+                Mischief::PackedNonsense => {
+                    // As many bytes as are left: literals without an end.
+                    let bytes = u16::try_from((payload.len() - 2).min(4000)).expect("short");
+                    frame[HEADER_BYTES..].fill(0xff);
+                    frame[HEADER_BYTES..HEADER_BYTES + 2].copy_from_slice(&bytes.to_le_bytes());
+                }
+                Mischief::Zeroes => {
+                    frame[4] |= 1 << FLAGS_PACKING.trailing_zeros();
+                    replace_payload(&mut frame, &[0, 0]);
                 }
                 Mischief::None | Mischief::Reordered | Mischief::NoPage => {}
             }

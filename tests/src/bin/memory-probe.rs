@@ -11,7 +11,8 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use faultprobe::memory::{Memory, PAGE_BYTES};
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT,
+    TransportKind,
 };
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PageIndex, PageRange};
@@ -76,6 +77,7 @@ fn on_fabric(args: &faultprobe::Args, donor: SocketAddr, local: u64) -> anyhow::
         }],
         transport: TransportKind::Tcp,
         checksum: false,
+        compression: Compression::Auto,
         grace: GRACE,
         prefetch: true,
         record: false,

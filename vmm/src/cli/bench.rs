@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::validation::{ValidationError, check_range, check_size};
-use crate::config::{GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
+use crate::config::{Compression, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
 use crate::size::ByteSize;
 
 /// The most threads that touch memory: as many as a guest has virtual CPUs.
@@ -160,6 +160,17 @@ pub struct BenchFaultConfig {
     /// Guard each page on its way with a CRC-32C
     #[arg(long)]
     pub checksum: bool,
+
+    /// Compress pages on the network
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "Compress pages: auto, on or off"
+    )]
+    pub compression: Compression,
 
     /// How long to measure
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]

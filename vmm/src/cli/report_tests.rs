@@ -40,11 +40,18 @@ fn the_fields_have_the_promised_names() {
         pages_fetched: 1,
         pages_written_back: 0,
         faults: Some(FaultKind::default()),
+        traffic: Some(Traffic::default()),
     });
     let value = serde_json::to_value(&report).expect("is JSON");
     let percentiles = json!({ "p50": 0.0, "p90": 0.0, "p99": 0.0, "p999": 0.0, "max": 0.0 });
     let stages = json!({ "queue": percentiles, "fetch": percentiles, "install": percentiles });
     let kind = json!({ "count": 0, "latency_us": percentiles, "stages": stages });
+    let class = json!({
+        "plain_bytes": 0,
+        "wire_bytes": 0,
+        "pages_compressed": 0,
+        "compressing": false,
+    });
     let expected: Value = json!({
         "schema": 1,
         "host": { "virtualization": "emulated", "cpu_model": "", "kernel": "" },
@@ -66,6 +73,7 @@ fn the_fields_have_the_promised_names() {
             "pages_fetched": 1,
             "pages_written_back": 0,
             "faults": kind,
+            "traffic": { "urgent": class, "prefetch": class, "write_back": class },
         }],
         "faults": {
             "remote": kind,

@@ -12,8 +12,8 @@ use serde_json::Value;
 use ssi_hv::control_socket::server::Request;
 use ssi_hv::machine::MachineHandle;
 use ssi_hv::report::{
-    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Prefetch, Role, Stages,
-    TransportUsed,
+    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Prefetch, Role, Stages, Traffic,
+    TrafficClass, TransportUsed,
 };
 use ssi_hv::status::heat::HeatStatus;
 use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
@@ -141,6 +141,7 @@ pub fn nodes(summaries: &[NodeSummary], stats: &PagerStats) -> Vec<Node> {
             pages_fetched: summary.pages_fetched,
             pages_written_back: summary.pages_written_back,
             faults: donor.map(of_donor),
+            traffic: summary.address.and(donor).map(traffic),
         })
         .collect()
 }
@@ -154,6 +155,20 @@ fn of_donor(donor: &DonorStats) -> FaultKind {
             install: percentiles(&donor.install.summary()),
         },
     )
+}
+
+fn traffic(donor: &DonorStats) -> Traffic {
+    let class = |traffic: &memory_fabric::stats::Traffic| TrafficClass {
+        plain_bytes: traffic.plain_bytes(),
+        wire_bytes: traffic.wire_bytes.get(),
+        pages_compressed: traffic.pages_compressed.get(),
+        compressing: traffic.is_compressing(),
+    };
+    Traffic {
+        urgent: class(&donor.urgent),
+        prefetch: class(&donor.prefetch),
+        write_back: class(&donor.bulk),
+    }
 }
 
 /// The faults so far, by kind.

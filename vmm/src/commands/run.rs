@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricError, SPIN_DEFAULT, Tier, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricError, SPIN_DEFAULT, Tier, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
-use ssi_hv::config::{HugePages, Prefetching, RunConfig, Switch, Transport, ValidatedRun};
+use ssi_hv::config::{self, HugePages, Prefetching, RunConfig, Switch, Transport, ValidatedRun};
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
@@ -245,6 +245,7 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
             _ => TransportKind::Tcp,
         },
         checksum: config.checksum,
+        compression: compression(config.compression),
         grace: wanted.donor_grace,
         prefetch: config.prefetch == Prefetching::Auto,
         record: config.record_working_set.is_some(),
@@ -253,6 +254,15 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         huge_pages: config.huge_pages == HugePages::Auto,
         without_continue_write_protected: false,
     })
+}
+
+/// As the fabric knows it.
+pub fn compression(setting: config::Compression) -> Compression {
+    match setting {
+        config::Compression::Auto => Compression::Auto,
+        config::Compression::On => Compression::On,
+        config::Compression::Off => Compression::Off,
+    }
 }
 
 /// Donors that do not lend, or too little, have an exit code of their own.

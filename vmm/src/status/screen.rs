@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{NodeNow, NodeStatus, VmState, VmStatus};
-use crate::report::{FaultKind, Percentiles, Role};
+use crate::report::{FaultKind, Percentiles, Role, Traffic, TrafficClass};
 use crate::size::ByteSize;
 
 /// A VM on one screen.
@@ -64,6 +64,7 @@ pub fn vm(status: &VmStatus) -> String {
         "ahead      {} pages fetched: {} used, {} wasted; {} touched on their way",
         ahead.issued, ahead.used, ahead.wasted, ahead.late
     ));
+    line(wire(&status.nodes));
     line(String::new());
     nodes(&mut line, &status.nodes);
     line(String::new());
@@ -89,6 +90,33 @@ pub fn vm(status: &VmStatus) -> String {
         }
     }
     text
+}
+
+/// What pages took on the network, over all donors, and where they are compressed now.
+fn wire(nodes: &[NodeNow]) -> String {
+    let all: Vec<Traffic> = nodes.iter().filter_map(|now| now.node.traffic).collect();
+    let classes = || all.iter().flat_map(Traffic::classes);
+    let sum = |of: fn(&TrafficClass) -> u64| classes().map(of).sum();
+    let compressing = |of: fn(&Traffic) -> TrafficClass| all.iter().any(|t| of(t).compressing);
+    let now: Vec<&str> = [
+        ("urgent", compressing(|traffic| traffic.urgent)),
+        ("prefetch", compressing(|traffic| traffic.prefetch)),
+        ("write-back", compressing(|traffic| traffic.write_back)),
+    ]
+    .into_iter()
+    .filter_map(|(name, compressing)| compressing.then_some(name))
+    .collect();
+    let now = match now.len() {
+        0 => "off".to_owned(),
+        3 => "on".to_owned(),
+        _ => format!("on: {}", now.join(", ")),
+    };
+    format!(
+        "wire       {} of pages as {}; {} compressed; now {now}",
+        size(sum(|class| class.plain_bytes)),
+        size(sum(|class| class.wire_bytes)),
+        classes().map(|class| class.pages_compressed).sum::<u64>(),
+    )
 }
 
 fn nodes(line: &mut impl FnMut(String), nodes: &[NodeNow]) {

@@ -2,7 +2,7 @@
 
 use super::heat::{BlockStatus, ExtentStatus};
 use super::*;
-use crate::report::{FaultKind, Percentiles, Role, Stages};
+use crate::report::{FaultKind, Percentiles, Role, Stages, Traffic, TrafficClass};
 
 fn kind(count: u64, p50: f64) -> FaultKind {
     let times = Percentiles {
@@ -22,6 +22,15 @@ fn kind(count: u64, p50: f64) -> FaultKind {
     }
 }
 
+fn traffic(plain_mib: u64, wire_mib: u64, compressing: bool) -> TrafficClass {
+    TrafficClass {
+        plain_bytes: plain_mib << 20,
+        wire_bytes: wire_mib << 20,
+        pages_compressed: plain_mib - wire_mib,
+        compressing,
+    }
+}
+
 fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
     NodeNow {
         node: Node {
@@ -32,6 +41,11 @@ fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
             pages_fetched: 5,
             pages_written_back: 6,
             faults,
+            traffic: (id > 0).then_some(Traffic {
+                urgent: traffic(100, 100, false),
+                prefetch: traffic(20, 15, id == 2),
+                write_back: traffic(30, 10, true),
+            }),
         },
         link: (id > 0).then_some(LinkNow {
             reachable: id == 1,
@@ -101,6 +115,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
         "evictions  99:",
         "4 faults waited",
         "ahead      640 pages fetched: 512 used, 32 wasted; 3 touched on their way",
+        "wire       300 MiB of pages as 250 MiB; 50 compressed; now on: prefetch, write-back",
         "10.0.0.1:7000",
         "away",
         "from node 1",

@@ -5,7 +5,7 @@ use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::Fabric;
 use memory_fabric::stats::PagerStats;
 use ssi_hv::cli::bench::BenchFaultConfig;
-use ssi_hv::config::Transport;
+use ssi_hv::config::{Compression, Transport};
 use ssi_hv::size::ByteSize;
 
 use super::fault::{View, start_donors, start_fabric};
@@ -29,6 +29,7 @@ impl Bed {
             donors,
             transport: Transport::Tcp,
             checksum: false,
+            compression: Compression::Auto,
             seconds: 1,
             faults: None,
             json: false,

@@ -10,7 +10,7 @@ use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize};
 use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
-use ssi_hv::config::Transport;
+use ssi_hv::config::{Compression, Transport};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
@@ -82,6 +82,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         donors: 1,
         transport: Transport::Tcp,
         checksum: false,
+        compression: Compression::Auto,
         seconds: 1,
         faults: None,
         json: false,

@@ -1,0 +1,80 @@
+//! A slow network: a proxy that passes bytes at a rate, as one full-duplex link that all its
+//! connections share.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Bytes that go at once: what is urgent waits for no more of what is not.
+const CHUNK_BYTES: usize = 2048;
+
+/// One direction of the link: when it is free again.
+#[derive(Debug)]
+struct Lane {
+    bytes_a_second: f64,
+    free_at: Mutex<Instant>,
+}
+
+impl Lane {
+    fn new(bytes_a_second: f64) -> Self {
+        Self {
+            bytes_a_second,
+            free_at: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// Takes the link for so many bytes, and as long as they take.
+    fn carry(&self, bytes: usize) {
+        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_a_second);
+        let until = {
+            let mut free_at = self.free_at.lock().unwrap();
+            *free_at = (*free_at).max(Instant::now()) + time;
+            *free_at
+        };
+        std::thread::sleep(until.saturating_duration_since(Instant::now()));
+    }
+
+    fn pass(&self, mut from: &TcpStream, mut to: &TcpStream) {
+        let mut bytes = [0; CHUNK_BYTES];
+        loop {
+            match from.read(&mut bytes) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => {
+                    self.carry(count);
+                    if to.write_all(&bytes[..count]).is_err() {
+                        break;
+                    }
+                }
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}
+
+/// The proxy's address. It ends with the test's process.
+pub fn throttled(donor: SocketAddr, mbit_a_second: f64) -> SocketAddr {
+    let bytes_a_second = mbit_a_second * 1e6 / 8.0;
+    let lanes = Arc::new([Lane::new(bytes_a_second), Lane::new(bytes_a_second)]);
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let lanes = Arc::clone(&lanes);
+            std::thread::spawn(move || {
+                let Ok(donor) = TcpStream::connect(donor) else {
+                    return;
+                };
+                for stream in [&client, &donor] {
+                    stream.set_nodelay(true).expect("a socket");
+                }
+                std::thread::scope(|scope| {
+                    scope.spawn(|| lanes[0].pass(&client, &donor));
+                    lanes[1].pass(&donor, &client);
+                });
+            });
+        }
+    });
+    address
+}
