@@ -171,7 +171,24 @@ impl Testbed {
         self.host(from).check(&argv, COMMAND_DEADLINE).map(drop)
     }
 
-    /// Takes away what [`netem`](Self::netem) did, on all links.
+    /// Makes a link narrow, both ways.
+    ///
+    /// # Errors
+    /// Fails when a host does.
+    pub fn limit_rate(&self, a: usize, b: usize, mbit_a_second: u32) -> Result<(), TestbedError> {
+        let rate = format!("{mbit_a_second}mbit");
+        for (from, to) in [(a, b), (b, a)] {
+            let link = format!("link{to}");
+            let argv = [
+                "tc", "qdisc", "replace", "dev", &link, "root", "netem", "rate", &rate,
+            ];
+            self.host(from).check(&argv, COMMAND_DEADLINE)?;
+        }
+        Ok(())
+    }
+
+    /// Takes away what [`netem`](Self::netem) and [`limit_rate`](Self::limit_rate) did, on all
+    /// links.
     ///
     /// # Errors
     /// Fails when a host does.

@@ -1,0 +1,111 @@
+//! A scenario on a narrow link, where pages are compressed on their way.
+
+use anyhow::{Context as _, ensure};
+
+use super::guest::{Donor, Finished, Guest, exit};
+use super::{Context, Result, Scenario, Verdict};
+
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
+    name: "narrow_link",
+    about: "on a link of 20 Mbit/s pages are compressed by themselves, and every byte is right",
+    needs_product: true,
+    run: narrow_link,
+}];
+
+/// The link, both ways. A page takes as long on it as a fault takes in an emulated host.
+const MBIT_A_SECOND: u32 = 20;
+
+/// How many files the guest makes, of about 2 MB each.
+const FILES: u32 = 24;
+
+/// Makes copies of a program in memory, and compares each of them with it.
+fn copies() -> String {
+    format!(
+        "now() {{ cut -d' ' -f1 /proc/uptime; }}; cd /tmp; a=$(now); \
+         for i in $(seq {FILES}); do cat /bin/busybox >f$i; done; \
+         n=$(for f in f*; do cmp $f /bin/busybox && echo same; done | wc -l); \
+         echo COPIES $n $a $(now)"
+    )
+}
+
+/// What is known of a run: how long its work took, and what the network carried.
+struct Outcome {
+    seconds: f64,
+    plain_mib: f64,
+    wire_mib: f64,
+    compressed: f64,
+}
+
+fn narrow_link(context: &Context<'_>) -> Result {
+    let off = run(context, "off")?;
+    let auto = run(context, "auto")?;
+    ensure!(
+        off.wire_mib == off.plain_mib && off.compressed == 0.0,
+        "pages were compressed with --compression off"
+    );
+    // What it tries, and what came before it knew, is part of that.
+    ensure!(
+        auto.wire_mib < auto.plain_mib * 0.85,
+        "{} of {} MiB were sent",
+        auto.wire_mib,
+        auto.plain_mib
+    );
+    context.note(format!(
+        "off: {:.0} MiB in {:.0} s; auto: {:.0} MiB as {:.0} MiB in {:.0} s, {:.2} times as fast",
+        off.plain_mib,
+        off.seconds,
+        auto.plain_mib,
+        auto.wire_mib,
+        auto.seconds,
+        off.seconds / auto.seconds,
+    ));
+    Ok(Verdict::Pass)
+}
+
+fn run(context: &Context<'_>, compression: &'static str) -> anyhow::Result<Outcome> {
+    let donor = Donor::start(context)?;
+    let guest = Guest {
+        memory: "256M",
+        local_memory: Some("64M"),
+        more: vec!["--compression", compression],
+        ..Guest::remote(1, &copies())
+    };
+    context.testbed.limit_rate(1, 2, MBIT_A_SECOND)?;
+    let finished = guest.run(context);
+    context.testbed.clear_netem()?;
+    let finished = finished?;
+    finished.expect_exit(exit::SHUTDOWN)?;
+    donor.stop(context)?;
+    outcome(&finished)
+}
+
+fn outcome(guest: &Finished) -> anyhow::Result<Outcome> {
+    let console = &guest.output.stdout;
+    // The last one: the kernel prints the command too.
+    let mut lines = console.lines().rev();
+    let line = lines.find_map(|line| line.split_once("COPIES "));
+    let (_, line) = line.context("the guest did not finish its copies")?;
+    let numbers: Vec<f64> = line
+        .split_whitespace()
+        .map(str::parse)
+        .collect::<std::result::Result<_, _>>()?;
+    let [same, from, to] = numbers[..] else {
+        anyhow::bail!("{line} are not three numbers");
+    };
+    ensure!(
+        same == f64::from(FILES),
+        "{same} of {FILES} copies are right"
+    );
+    let sum = |field: &str| -> anyhow::Result<f64> {
+        ["urgent", "prefetch", "write_back"]
+            .iter()
+            .map(|class| guest.number(&format!("/nodes/1/traffic/{class}/{field}")))
+            .sum()
+    };
+    Ok(Outcome {
+        seconds: to - from,
+        plain_mib: sum("plain_bytes")? / f64::from(1 << 20),
+        wire_mib: sum("wire_bytes")? / f64::from(1 << 20),
+        compressed: sum("pages_compressed")?,
+    })
+}
