@@ -8,6 +8,7 @@ pub mod proxy;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind};
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
+use memory_fabric::transport::rdma::DeviceChoice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -25,6 +26,7 @@ pub fn donor_on(listen: SocketAddr, memory_bytes: u64) -> Donor {
         memory_bytes,
         lease_duration_max: Duration::from_secs(30),
         spin: Duration::from_micros(20),
+        rdma: DeviceChoice::None,
     })
     .expect("a donor on loopback")
 }

@@ -40,6 +40,7 @@ fn the_fields_have_the_promised_names() {
         pages_fetched: 1,
         pages_written_back: 0,
         faults: Some(FaultKind::default()),
+        rdma: Some(RdmaUsed::default()),
     });
     let value = serde_json::to_value(&report).expect("is JSON");
     let percentiles = json!({ "p50": 0.0, "p90": 0.0, "p99": 0.0, "p999": 0.0, "max": 0.0 });
@@ -66,6 +67,7 @@ fn the_fields_have_the_promised_names() {
             "pages_fetched": 1,
             "pages_written_back": 0,
             "faults": kind,
+            "rdma": { "pages_read": 0, "connections": 0, "failures": 0 },
         }],
         "faults": {
             "remote": kind,

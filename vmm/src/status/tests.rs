@@ -32,12 +32,14 @@ fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
             pages_fetched: 5,
             pages_written_back: 6,
             faults,
+            rdma: None,
         },
         link: (id > 0).then_some(LinkNow {
             reachable: id == 1,
             round_trip_us: 80.0,
             round_trip_us_min: 52.0,
             outages: 3,
+            rdma: false,
         }),
     }
 }
