@@ -10,6 +10,7 @@ mod cli;
 mod faults;
 mod free_pages;
 mod guest;
+mod rdma;
 mod status;
 
 pub(crate) use guest::parse_faultprobe;
@@ -88,6 +89,7 @@ pub fn scenarios() -> Vec<Scenario> {
         faults::SCENARIOS,
         status::SCENARIOS,
         free_pages::SCENARIOS,
+        rdma::SCENARIOS,
     ]
     .concat()
 }
