@@ -152,6 +152,15 @@ impl ControlStream {
         self.peer
     }
 
+    /// This end's address, by which the peer is reached.
+    ///
+    /// # Errors
+    ///
+    /// When the connection has none any more.
+    pub fn local(&self) -> Result<SocketAddr, ControlError> {
+        self.stream.local_addr().map_err(|error| self.broken(error))
+    }
+
     /// The connection itself, for pages.
     #[must_use]
     pub fn into_stream(self) -> TcpStream {

@@ -1,13 +1,17 @@
 //! A VM's distributed memory as its monitor sees it: start, look at, stop.
 
+mod kinds;
+mod sources;
+
 use crate::control::ControlError;
 use crate::discard::{self, Discarder};
-use crate::donor::pool::{LeaseError, Pool};
+use crate::donor::pool::LeaseError;
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
 use crate::layout::{Loan, NodeId, Plan, PlanError};
-use crate::link::{Leased, Link, LinkConfig, LinkEvent, LinkPort, describe};
-use crate::page::{PAGE_SHIFT, PAGE_SIZE, PAGES_MAX, PageRange};
+use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
+use crate::link::{Link, LinkEvent, describe};
+use crate::page::{PAGE_SHIFT, PAGES_MAX, PageRange};
 use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
@@ -16,13 +20,16 @@ use crate::pager::{Budget, PagerError, Shared};
 use crate::stats::PagerStats;
 pub use crate::transport::Compression;
 use crate::transport::loopback::LoopbackTransport;
+use crate::transport::rdma::RdmaTransport;
 use crate::transport::tcp::TcpTransport;
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::uffd::{Uffd, UffdError};
-pub use crate::view::NodeSummary;
 use crate::view::{FabricView, LentBy};
+pub use crate::view::{NodeSummary, RdmaSummary};
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
+pub use kinds::{FAST_ROUND_TRIP_MAX, PathKind, RDMA_ROUND_TRIP_MAX, Tier, TransportKind};
+use sources::{Sources, bells, connect};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,49 +40,6 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// Most donors of one VM: each costs the fault thread a look at its connection.
 pub const DONORS_MAX: usize = 64;
-
-/// How pages travel.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum TransportKind {
-    /// TCP connections to `ssi-hv node`.
-    Tcp,
-    /// A slab in this process, without any donor.
-    Loopback,
-}
-
-/// The class of a link by its measured latency.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Tier {
-    /// A round trip takes at most [`FAST_ROUND_TRIP_MAX`].
-    FastTcp,
-    /// It takes longer.
-    Slow,
-}
-
-/// Longest round trip of a `fast-tcp` link: about what 10 Gbit/s Ethernet with one switch and
-/// kernel TCP needs when the receiver has to be woken.
-pub const FAST_ROUND_TRIP_MAX: Duration = Duration::from_micros(200);
-
-impl Tier {
-    /// The tier of a link with this round trip.
-    #[must_use]
-    pub fn of(round_trip: Duration) -> Self {
-        if round_trip <= FAST_ROUND_TRIP_MAX {
-            Self::FastTcp
-        } else {
-            Self::Slow
-        }
-    }
-
-    /// Its name in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::FastTcp => "fast-tcp",
-            Self::Slow => "slow",
-        }
-    }
-}
 
 /// A donor to lease from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -153,6 +117,9 @@ pub enum FabricError {
         #[source]
         source: ControlError,
     },
+    /// There is no RDMA, and nothing else was allowed.
+    #[error(transparent)]
+    Rdma(#[from] RdmaLinkError),
     /// The slab of the loopback transport could not be made.
     #[error("no memory for the loopback slab")]
     Loopback(#[source] LeaseError),
@@ -179,6 +146,9 @@ pub struct Fabric {
     transport: TransportKind,
     threads: Vec<JoinHandle<()>>,
     links: Vec<Link>,
+    rdma_links: Vec<RdmaLink>,
+    /// Why some donors are not read by RDMA although this was tried.
+    rdma_refusals: Vec<String>,
     round_trip: Option<Duration>,
     discarder: Discarder,
 }
@@ -260,12 +230,15 @@ impl Fabric {
                     .map(|(address, _)| LentBy {
                         address,
                         link: None,
+                        rdma: None,
                     })
                     .collect(),
             },
             transport: config.transport,
             threads: Vec::new(),
             links: Vec::new(),
+            rdma_links: Vec::new(),
+            rdma_refusals: Vec::new(),
             round_trip: sources.round_trip(),
         };
         if !matches!(sources, Sources::None) {
@@ -283,11 +256,10 @@ impl Fabric {
         let system = |what| move |error| FabricError::System(what, error);
         let bell = || EventFd::new(EFD_NONBLOCK).map_err(system("create an eventfd"));
         let uffd = Uffd::new()?;
-        let view = &mut self.view;
-        for extent in view.plan.layout.extents() {
+        for extent in self.view.plan.layout.extents() {
             if extent.home != NodeId::COMPUTE {
                 let bytes = usize::try_from(extent.pages.bytes()).expect("64-bit host");
-                uffd.register(view.memory.guest_page(extent.pages.first), bytes)?;
+                uffd.register(self.view.memory.guest_page(extent.pages.first), bytes)?;
             }
         }
         let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
@@ -313,26 +285,45 @@ impl Fabric {
                 if prefetches {
                     classes.push((TrafficClass::Prefetch, &prefetch_wake));
                 }
-                let stats = Arc::clone(&view.stats);
-                let donors = leases.into_iter().zip(stats.donors.iter());
-                for ((leased, donor), lent_by) in donors.zip(&mut view.lent_by) {
+                let stats = Arc::clone(&self.view.stats);
+                for (number, leased) in leases.into_iter().enumerate() {
+                    let rdma_config = RdmaLinkConfig {
+                        node: leased.node(),
+                        address: leased.address(),
+                        token: leased.grant().token,
+                        bytes: leased.grant().bytes,
+                    };
                     let (link, ports) = connect(leased, &classes, Arc::clone(observer))?;
-                    lent_by.link = Some(Arc::clone(link.stats()));
+                    let link_stats = Arc::clone(link.stats());
                     self.links.push(link);
+                    // Now that the lease is renewed: registering its memory may take long.
+                    let (rdma, mut lanes) = self.connect_rdma(config, rdma_config, &classes)?;
+                    let lent_by = &mut self.view.lent_by[number];
+                    lent_by.link = Some(link_stats);
+                    lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));
+                    self.rdma_links.extend(rdma);
                     for (port, &(class, _)) in ports.into_iter().zip(&classes) {
                         let transports = match class {
                             TrafficClass::Urgent => &mut urgent,
                             TrafficClass::Bulk => &mut bulk,
                             TrafficClass::Prefetch => &mut ahead,
                         };
-                        let traffic = Arc::clone(donor.traffic(class));
+                        let traffic = Arc::clone(stats.donors[number].traffic(class));
                         let (checksum, compression) = (config.checksum, config.compression);
                         let tcp = TcpTransport::new(port, class, checksum, compression, traffic);
-                        transports.push(Box::new(tcp));
+                        let lane = lanes.iter().position(|lane| lane.class() == class);
+                        transports.push(match lane {
+                            Some(lane) => {
+                                Box::new(RdmaTransport::new(lanes.swap_remove(lane), tcp))
+                            }
+                            None => Box::new(tcp),
+                        });
                     }
                 }
+                self.note_rdma_round_trip();
             }
         }
+        let view = &mut self.view;
         // Faults that meet a page being dropped: at most one a page and evictor step, and the
         // fault thread never stops taking them.
         let (retries, retried) = crossbeam_channel::bounded(IN_FLIGHT_MAX * 16);
@@ -402,6 +393,45 @@ impl Fabric {
         Ok(())
     }
 
+    /// Connects to a donor by RDMA, as far as that is wanted; for reading alone, so without the
+    /// class of write-backs.
+    fn connect_rdma(
+        &mut self,
+        config: &FabricConfig,
+        link_config: RdmaLinkConfig,
+        classes: &[(TrafficClass, &EventFd)],
+    ) -> Result<(Option<RdmaLink>, Vec<LanePort>), FabricError> {
+        if !matches!(config.transport, TransportKind::Auto | TransportKind::Rdma) {
+            return Ok((None, Vec::new()));
+        }
+        let classes: Vec<_> = classes
+            .iter()
+            .copied()
+            .filter(|(class, _)| *class != TrafficClass::Bulk)
+            .collect();
+        match RdmaLink::start(link_config, bells(&classes)?) {
+            Ok((link, lanes)) => Ok((Some(link), lanes)),
+            Err(error) if config.transport == TransportKind::Rdma => Err(error.into()),
+            Err(error) => {
+                // That this host has none is nothing to speak of.
+                if error.is_absence() {
+                    tracing::debug!("{}", describe(&error));
+                } else {
+                    self.rdma_refusals.push(describe(&error));
+                }
+                Ok((None, Vec::new()))
+            }
+        }
+    }
+
+    /// Where faults go by RDMA, it is its round trip that counts.
+    fn note_rdma_round_trip(&mut self) {
+        if self.path() == PathKind::Rdma {
+            let trips = self.rdma_links.iter().map(RdmaLink::round_trip);
+            self.round_trip = trips.max();
+        }
+    }
+
     /// What can be looked at from any thread, while the VM runs and after.
     #[must_use]
     pub fn view(&self) -> &FabricView {
@@ -432,13 +462,27 @@ impl Fabric {
         self.discarder.clone()
     }
 
-    /// How pages travel.
+    /// What pages of remote faults came by at the start.
     #[must_use]
-    pub fn transport(&self) -> TransportKind {
-        self.transport
+    pub fn path(&self) -> PathKind {
+        let donors = self.view.lent_by.len();
+        match self.rdma_links.len() {
+            _ if self.view.plan.cache_pages == 0 => PathKind::None,
+            _ if self.transport == TransportKind::Loopback => PathKind::Loopback,
+            0 => PathKind::Tcp,
+            links if links == donors => PathKind::Rdma,
+            _ => PathKind::Mixed,
+        }
     }
 
-    /// The round trip to the farthest donor as it was at the start; `None` without donors.
+    /// Why donors are not read by RDMA where that was tried, and this host has it.
+    #[must_use]
+    pub fn rdma_refusals(&self) -> &[String] {
+        &self.rdma_refusals
+    }
+
+    /// The round trip to the farthest donor as it was at the start: of a READ of a page where all
+    /// pages come by RDMA, else of a small request. `None` without donors.
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
         self.round_trip
@@ -473,6 +517,8 @@ impl Fabric {
     pub fn shutdown(mut self) -> Vec<NodeSummary> {
         self.stop();
         let mut nodes = self.nodes();
+        // Before the leases end.
+        self.rdma_links.clear();
         for (link, node) in self.links.drain(..).zip(nodes.iter_mut().skip(1)) {
             node.own_count = Some(link.release());
         }
@@ -492,81 +538,6 @@ impl Fabric {
 impl Drop for Fabric {
     fn drop(&mut self) {
         self.stop();
+        self.rdma_links.clear();
     }
-}
-
-/// Where the memory that is not here comes from.
-enum Sources {
-    None,
-    Loopback(Pool, u64),
-    Donors(Vec<Leased>),
-}
-
-impl Sources {
-    fn obtain(config: &FabricConfig, guest_bytes: u64) -> Result<Self, FabricError> {
-        if config.transport == TransportKind::Loopback {
-            let pool = Pool::new(guest_bytes, LOOPBACK_LEASE);
-            return Ok(Self::Loopback(pool, guest_bytes));
-        }
-        let mut leases: Vec<Leased> = Vec::new();
-        let mut missing = guest_bytes;
-        let mut donors_left = config.donors.len() as u64;
-        for (number, donor) in (1..).zip(&config.donors) {
-            let pages = (missing >> PAGE_SHIFT).div_ceil(donors_left.max(1));
-            let share = pages.max(1) * PAGE_SIZE as u64;
-            donors_left -= 1;
-            let leased = Leased::obtain(LinkConfig {
-                node: NodeId(number),
-                address: donor.address,
-                vm: config.vm.clone(),
-                bytes: donor.bytes.unwrap_or(share),
-                or_less: donor.bytes.is_none(),
-                grace: config.grace,
-            });
-            let source = |source| FabricError::Donor {
-                address: donor.address,
-                source,
-            };
-            let leased = leased.map_err(source)?;
-            missing = missing.saturating_sub(leased.grant().bytes);
-            leases.push(leased);
-        }
-        Ok(Self::Donors(leases))
-    }
-
-    fn round_trip(&self) -> Option<Duration> {
-        match self {
-            Self::None | Self::Loopback(..) => None,
-            Self::Donors(leases) => leases.iter().map(Leased::round_trip).max(),
-        }
-    }
-
-    /// Address and bytes of each loan.
-    fn lent(&self) -> Vec<(Option<SocketAddr>, u64)> {
-        match self {
-            Self::None => Vec::new(),
-            Self::Loopback(_, bytes) => vec![(None, *bytes)],
-            Self::Donors(leases) => leases
-                .iter()
-                .map(|leased| (Some(leased.address()), leased.grant().bytes))
-                .collect(),
-        }
-    }
-}
-
-fn connect(
-    leased: Leased,
-    classes: &[(TrafficClass, &EventFd)],
-    observer: FabricObserver,
-) -> Result<(Link, Vec<LinkPort>), FabricError> {
-    let address = leased.address();
-    let classes: io::Result<Vec<_>> = classes
-        .iter()
-        .map(|&(class, wake)| Ok((class, wake.try_clone()?)))
-        .collect();
-    let classes = classes.map_err(|error| FabricError::System("duplicate an eventfd", error))?;
-    let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
-    leased
-        .start(classes, observer)
-        .map_err(|source| FabricError::Donor { address, source })
 }

@@ -31,6 +31,9 @@
 //! to go when nobody touches them. What was touched first in one run can be recorded for the
 //! next ([`working_set`]).
 //!
+//! Where both ends have RDMA, pages are read by it ([`transport::rdma`]), and the donor's processor
+//! has no part; write-backs go by TCP, and so does all when RDMA fails.
+//!
 //! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
 //! connections it makes again when they break. What they say to each other is in [`wire`]. On
 //! slow links pages travel compressed ([`packing`]), where that was measured to pay.

@@ -6,6 +6,7 @@ use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
 use crate::layout::{NodeId, Plan};
 use crate::link::LinkStats;
+use crate::link::rdma::RdmaStats;
 use crate::page::PAGE_SHIFT;
 use crate::pager::Shared;
 use crate::stats::PagerStats;
@@ -26,8 +27,21 @@ pub struct NodeSummary {
     pub pages_fetched: u64,
     /// Pages written back to it.
     pub pages_written_back: u64,
+    /// Its RDMA connections, where there are any.
+    pub rdma: Option<RdmaSummary>,
     /// What it counted itself, once the fabric has shut down.
     pub own_count: Option<LeaseStatus>,
+}
+
+/// What came of RDMA with a donor.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RdmaSummary {
+    /// Pages that came by READ.
+    pub pages_read: u64,
+    /// Connections made.
+    pub connections: u64,
+    /// Of these, failed.
+    pub failures: u64,
 }
 
 /// Who lends.
@@ -37,6 +51,8 @@ pub(crate) struct LentBy {
     pub address: Option<SocketAddr>,
     /// `None` for the loopback slab.
     pub link: Option<Arc<LinkStats>>,
+    /// `None` where there is no RDMA.
+    pub rdma: Option<Arc<RdmaStats>>,
 }
 
 /// A VM's memory as it can be looked at. Cheap to clone; may outlive the fabric.
@@ -99,6 +115,7 @@ impl FabricView {
             memory_bytes: self.local_bytes,
             pages_fetched: 0,
             pages_written_back: 0,
+            rdma: None,
             own_count: None,
         };
         let donors = (1..).zip(&self.lent_by).zip(self.stats.donors.iter());
@@ -108,6 +125,11 @@ impl FabricView {
             memory_bytes: self.plan.layout.pages_at(NodeId(number)) << PAGE_SHIFT,
             pages_fetched: stats.pages_fetched.get(),
             pages_written_back: stats.pages_written_back.get(),
+            rdma: lent_by.rdma.as_ref().map(|rdma| RdmaSummary {
+                pages_read: rdma.pages_read.get(),
+                connections: rdma.connections.get(),
+                failures: rdma.failures.get(),
+            }),
             own_count: None,
         });
         std::iter::once(here).chain(donors).collect()
@@ -119,6 +141,15 @@ impl FabricView {
         self.lent_by
             .iter()
             .map(|lent_by| lent_by.link.as_deref())
+            .collect()
+    }
+
+    /// The RDMA connections to each donor, in order, where there are any.
+    #[must_use]
+    pub fn rdma(&self) -> Vec<Option<&RdmaStats>> {
+        self.lent_by
+            .iter()
+            .map(|lent_by| lent_by.rdma.as_deref())
             .collect()
     }
 

@@ -8,6 +8,7 @@
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
 //! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, pipelined |
+//! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
 //! of the requests from our donor, but a client must not rely on it. A peer that breaks a rule
@@ -28,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 4;
+pub const VERSION: u8 = 5;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -104,6 +105,12 @@ pub enum FrameKind {
     Attach = 7,
     /// No payload: the answer to `Attach`.
     Attached = 8,
+    /// [`ConnectRequest`](crate::transport::rdma::endpoint::ConnectRequest): let me read pages of
+    /// a lease by RDMA.
+    Connect = 9,
+    /// [`ConnectAnswer`](crate::transport::rdma::endpoint::ConnectAnswer): the answer to
+    /// `Connect`.
+    Connected = 10,
     /// No payload: send the page at `offset` (bytes into the lease).
     ReadPage = 16,
     /// One page: the answer to `ReadPage`.
@@ -129,8 +136,9 @@ impl FrameKind {
     fn from_byte(byte: u8) -> Option<Self> {
         use FrameKind::*;
         let all = [
-            Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, ReadPage, PageData,
-            WritePage, Written, DropPages, Dropped, ReadPages, PagesData, Error,
+            Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, Connect, Connected,
+            ReadPage, PageData, WritePage, Written, DropPages, Dropped, ReadPages, PagesData,
+            Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -481,6 +489,8 @@ pub enum Refusal {
     OutOfRange,
     /// Too many connections.
     Busy,
+    /// RDMA is not to be had there.
+    NoRdma,
 }
 
 /// A refusal and its reason.

@@ -49,8 +49,7 @@ pub enum Transport {
     Tcp,
     /// A donor inside this process, for tests
     Loopback,
-    /// RDMA verbs
-    #[value(hide = true)]
+    /// Pages read by RDMA verbs, or nothing
     Rdma,
     /// QUIC over UDP
     #[value(hide = true)]
@@ -65,8 +64,7 @@ impl Transport {
     /// If this build does not have it, with the one to use instead.
     pub fn require_available(self) -> Result<(), ValidationError> {
         let setting = match self {
-            Self::Auto | Self::Tcp | Self::Loopback => return Ok(()),
-            Self::Rdma => "--transport rdma",
+            Self::Auto | Self::Tcp | Self::Loopback | Self::Rdma => return Ok(()),
             Self::Udp => "--transport udp",
         };
         Err(ValidationError::NotThereYet {
@@ -229,7 +227,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "auto, tcp or loopback"
+        help = "auto, rdma, tcp or loopback"
     )]
     pub transport: Transport,
 
@@ -399,6 +397,9 @@ impl RunConfig {
                 size: self.memory,
                 limit: GUEST_MEMORY_MAX,
             });
+        }
+        if self.transport == Transport::Rdma && self.checksum {
+            return Err(ValidationError::RdmaWithChecksum);
         }
         let donors = self.resolved_donors()?;
         let local_memory = self.checked_local_memory()?;

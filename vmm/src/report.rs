@@ -133,7 +133,8 @@ pub struct Boot {
 /// How pages travelled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TransportUsed {
-    /// `tcp`, `loopback`, or `none` when all memory stayed here.
+    /// `rdma`, `tcp`, `mixed` (RDMA from some donors), `loopback`, or `none` when all memory stayed
+    /// here.
     pub kind: String,
     /// The class of the link by measured latency: `rdma`, `fast-tcp`, `slow`; `none` as above.
     pub tier: String,
@@ -169,6 +170,8 @@ pub struct Node {
     pub faults: Option<FaultKind>,
     /// What pages took on the network; `null` for the compute node and for `loopback`.
     pub traffic: Option<Traffic>,
+    /// What came of RDMA; `null` where there was none from the start.
+    pub rdma: Option<RdmaUsed>,
 }
 
 /// Pages between the compute node and a donor, by class.
@@ -201,6 +204,17 @@ pub struct TrafficClass {
     pub pages_compressed: u64,
     /// Whether they are compressed now, or were at the end.
     pub compressing: bool,
+}
+
+/// What came of RDMA with a donor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RdmaUsed {
+    /// Pages that came by READ.
+    pub pages_read: u64,
+    /// Connections made.
+    pub connections: u64,
+    /// Of these, failed: pages went on by TCP.
+    pub failures: u64,
 }
 
 /// The faults that were served, by kind.

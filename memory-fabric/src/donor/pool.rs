@@ -1,8 +1,10 @@
 //! The memory that a donor lends, and its leases.
 
+use super::export::Export;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
+use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
 use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
 use std::collections::HashMap;
 use std::fs::File;
@@ -78,6 +80,8 @@ pub struct Lease {
     pub token: Token,
     /// The lease ends when it was not renewed for so long.
     pub duration: Duration,
+    // Before the memory, which adapters may reach by it.
+    export: Export,
     memory: Mapping,
     ends_at: Mutex<Instant>,
     /// Control connections so far.
@@ -95,7 +99,16 @@ pub struct Lease {
 #[derive(Debug, Default)]
 struct Sessions {
     ended: bool,
-    active: HashMap<TrafficClass, TcpStream>,
+    active: HashMap<SessionKind, TcpStream>,
+}
+
+/// What a connection of a VM is for. There is one of each kind at the most.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) enum SessionKind {
+    /// Pages.
+    Pages(TrafficClass),
+    /// It lives as long as an RDMA connection.
+    Rdma(TrafficClass),
 }
 
 impl Lease {
@@ -159,7 +172,9 @@ impl Lease {
     }
 
     /// Forgets `pages` pages from `offset` on: they read as zero, and take no memory. Where the
-    /// system does not let go of memory, as of what is locked, they stay as they are.
+    /// system does not let go of memory, as of what is locked, they stay as they are; and so they
+    /// do once the lease is registered for RDMA: the adapter would go on with the old pages, and
+    /// this processor with new ones.
     ///
     /// # Errors
     ///
@@ -180,9 +195,11 @@ impl Lease {
             .filter(|&end| end <= self.memory.bytes())
             .ok_or_else(outside)?;
         // The mapping is private and anonymous, so what is touched next is zero.
-        match self.memory.advise(start, length, libc::MADV_DONTNEED) {
-            Ok(()) => self.pages_dropped.add(u64::from(pages)),
-            Err(error) => tracing::debug!(%error, pages, "pages are kept"),
+        let drop = || self.memory.advise(start, length, libc::MADV_DONTNEED);
+        match self.export.unless_pinned(drop) {
+            Some(Ok(())) => self.pages_dropped.add(u64::from(pages)),
+            Some(Err(error)) => tracing::debug!(%error, pages, "pages are kept"),
+            None => {}
         }
         Ok(())
     }
@@ -239,20 +256,42 @@ impl Lease {
         *lock(&self.ends_at)
     }
 
-    /// Makes `stream` the lease's connection of a class. One that was there before is shut
+    /// Lets adapters read the lease's memory through `device`; see [`Export::open`].
+    pub(super) fn export(
+        &self,
+        device: &Arc<Device>,
+    ) -> Result<Option<(Arc<ProtectionDomain>, RemoteMemory)>, RdmaError> {
+        // SAFETY: the memory is that of this lease, always. The export is declared before it, so
+        // that it is dropped first, and pages are dropped in `drop_pages` alone.
+        unsafe { self.export.open(&self.memory, device) }
+    }
+
+    /// Ends RDMA connections over a device that is being removed.
+    fn let_go_of_removed_device(&self) {
+        if self.export.let_go_of_removed() {
+            let sessions = lock(&self.sessions);
+            for (kind, stream) in &sessions.active {
+                if matches!(kind, SessionKind::Rdma(_)) {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+            }
+        }
+    }
+
+    /// Makes `stream` the lease's connection of a kind. One that was there before is shut
     /// down, and has served its last request when this returns: so nothing that was sent on
     /// it can take effect after what is sent on the new one.
     pub(crate) fn begin_session(
         &self,
-        class: TrafficClass,
+        kind: SessionKind,
         stream: TcpStream,
         timeout: Duration,
     ) -> io::Result<()> {
         let mut sessions = lock(&self.sessions);
-        if let Some(previous) = sessions.active.get(&class) {
+        if let Some(previous) = sessions.active.get(&kind) {
             let _ = previous.shutdown(Shutdown::Both);
         }
-        let busy = |sessions: &mut Sessions| sessions.active.contains_key(&class);
+        let busy = |sessions: &mut Sessions| sessions.active.contains_key(&kind);
         let (guard, waited) = self
             .session_ended
             .wait_timeout_while(sessions, timeout, busy)
@@ -264,13 +303,13 @@ impl Lease {
         if sessions.ended {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        sessions.active.insert(class, stream);
+        sessions.active.insert(kind, stream);
         Ok(())
     }
 
-    /// The lease's connection of a class has served its last request.
-    pub(crate) fn end_session(&self, class: TrafficClass) {
-        lock(&self.sessions).active.remove(&class);
+    /// The lease's connection of a kind has served its last request.
+    pub(crate) fn end_session(&self, kind: SessionKind) {
+        lock(&self.sessions).active.remove(&kind);
         self.session_ended.notify_all();
     }
 
@@ -380,6 +419,7 @@ impl Pool {
             vm,
             token: random_token()?,
             duration,
+            export: Export::default(),
             memory,
             ends_at: Mutex::new(Instant::now() + duration),
             controls: AtomicU64::new(0),
@@ -416,6 +456,7 @@ impl Pool {
             leases.remove(token)?
         };
         lease.disconnect();
+        lease.export.end();
         let mut sessions = lock(&lease.sessions);
         while !sessions.active.is_empty() {
             sessions = lease
@@ -458,6 +499,14 @@ impl Pool {
                 Some(vm)
             })
             .collect()
+    }
+
+    /// Lets go of RDMA devices that are being removed.
+    pub(super) fn let_go_of_removed_devices(&self) {
+        let leases: Vec<_> = lock(&self.leases).values().cloned().collect();
+        for lease in leases {
+            lease.let_go_of_removed_device();
+        }
     }
 
     /// Ends every lease.

@@ -1,9 +1,10 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
-use super::pool::{LeaseError, Pool, lock};
-use super::session;
+use super::pool::{LeaseError, Pool, SessionKind, lock};
+use super::{rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
+use crate::transport::rdma::{DeviceChoice, RdmaError};
 use crate::wire::{
     AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
     VM_NAME_BYTES_MAX, WireError,
@@ -23,7 +24,7 @@ pub const CONNECTIONS_MAX: usize = 1024;
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How long a new page connection waits for the one it replaces to end.
-const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(2);
+pub(super) const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a donor is to do.
 #[derive(Clone, Debug)]
@@ -36,6 +37,8 @@ pub struct DonorConfig {
     pub lease_duration_max: Duration,
     /// How long a connection waits for its next request without sleeping.
     pub spin: Duration,
+    /// The device through which VMs may read what they keep here.
+    pub rdma: DeviceChoice,
 }
 
 /// Why a donor cannot start.
@@ -44,6 +47,9 @@ pub enum DonorError {
     /// The address cannot be used.
     #[error("cannot listen on {0}; is another node running there?")]
     Listen(SocketAddr, #[source] io::Error),
+    /// The RDMA device that was named is not to be had.
+    #[error("cannot lend by RDMA")]
+    Rdma(#[source] RdmaError),
     /// No thread.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -62,6 +68,7 @@ pub struct Donor {
 struct Shared {
     pool: Pool,
     spin: Duration,
+    rdma: DeviceChoice,
     stopping: AtomicBool,
     /// Every open connection by a number of its own.
     connections: Mutex<HashMap<u64, TcpStream>>,
@@ -74,6 +81,7 @@ impl Donor {
     ///
     /// See [`DonorError`].
     pub fn start(config: &DonorConfig) -> Result<Self, DonorError> {
+        config.rdma.check().map_err(DonorError::Rdma)?;
         let listen = |error| DonorError::Listen(config.listen, error);
         let listener = TcpListener::bind(config.listen).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
@@ -81,6 +89,7 @@ impl Donor {
         let shared = Arc::new(Shared {
             pool: Pool::new(config.memory_bytes, config.lease_duration_max),
             spin: config.spin,
+            rdma: config.rdma.clone(),
             stopping: AtomicBool::new(false),
             connections: Mutex::default(),
         });
@@ -191,6 +200,7 @@ fn expire(shared: &Shared) {
                 "lease ended: it was not renewed in time; its memory is free"
             );
         }
+        shared.pool.let_go_of_removed_devices();
         std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
     }
 }
@@ -225,6 +235,10 @@ impl Connection<'_> {
             },
             FrameKind::Attach => match control.decode(frame.kind, &payload) {
                 Ok(request) => self.attach(control, request),
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Connect => match control.decode(frame.kind, &payload) {
+                Ok(request) => rdma::serve(&self.shared.pool, &self.shared.rdma, control, &request),
                 Err(error) => refuse_malformed(&mut control, error),
             },
             other => {
@@ -380,7 +394,8 @@ impl Connection<'_> {
         };
         let stream = control.into_stream();
         let registered = stream.try_clone().map_err(broken)?;
-        if let Err(error) = lease.begin_session(class, registered, TAKE_OVER_TIMEOUT) {
+        let kind = SessionKind::Pages(class);
+        if let Err(error) = lease.begin_session(kind, registered, TAKE_OVER_TIMEOUT) {
             let mut control = ControlStream::accepted(stream, self.peer);
             let text = format!("the {class:?} connection there is does not end: {error}");
             return refuse(&mut control, Refusal::Busy, text);
@@ -393,17 +408,21 @@ impl Connection<'_> {
                 tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
             }
         }
-        lease.end_session(class);
+        lease.end_session(kind);
         served
     }
 }
 
-fn refuse(control: &mut ControlStream, refusal: Refusal, text: String) -> Result<(), ControlError> {
+pub(super) fn refuse(
+    control: &mut ControlStream,
+    refusal: Refusal,
+    text: String,
+) -> Result<(), ControlError> {
     tracing::info!(peer = %control.peer(), text, "refused");
     control.send(FrameKind::Error, &ErrorMessage { refusal, text })
 }
 
-fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlError> {
+pub(super) fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlError> {
     let text = "no such lease: it ended, or the node was started again".to_owned();
     refuse(control, Refusal::UnknownLease, text)
 }

@@ -5,6 +5,7 @@
 //! pager's threads only ask for a connection and find it in their [`LinkPort`] later.
 
 mod keeper;
+pub mod rdma;
 mod stats;
 
 use crate::control::{ControlError, ControlStream};
@@ -201,6 +202,12 @@ impl Leased {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.config.address
+    }
+
+    /// The donor's number.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.config.node
     }
 
     /// Starts the link's thread. For each class there is one port; its bell is rung when there

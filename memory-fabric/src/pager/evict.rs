@@ -122,7 +122,7 @@ impl Evictor {
             if shared.is_stopping() && shared.drained(&self.transports) {
                 return Ok(());
             }
-            let slept = self.waiter.idle(&fds, &self.transports);
+            let slept = self.waiter.idle(&fds, &mut self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
                 shared.answer_evict_bell();
             }

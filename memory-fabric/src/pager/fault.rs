@@ -147,7 +147,7 @@ impl FaultThread {
             } else {
                 &fds[1..]
             };
-            let slept = self.waiter.idle(watched, &self.transports);
+            let slept = self.waiter.idle(watched, &mut self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
                 // That nobody rang is no error.
                 let _ = shared.fault_wake.read();

@@ -191,7 +191,7 @@ impl Prefetcher {
             let nothing_new = self.orders.is_empty() || self.order.is_some();
             let told_to_stop = shared.is_stopping() && !self.is_waiting();
             if nothing_new && !told_to_stop {
-                let slept = self.waiter.sleep(&fds, &self.transports);
+                let slept = self.waiter.sleep(&fds, &mut self.transports);
                 slept.map_err(|error| PagerError::System("poll", error))?;
                 // That nobody rang is no error.
                 let _ = bell.wake.read();

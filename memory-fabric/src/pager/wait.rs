@@ -24,7 +24,8 @@ impl Waiter {
         Self {
             spin: Spin::new(spin_max),
             idle_since: None,
-            fds: Vec::with_capacity(donors + 2),
+            // Up to two for each donor: RDMA, and TCP beside it.
+            fds: Vec::with_capacity(2 * donors + 2),
         }
     }
 
@@ -38,7 +39,7 @@ impl Waiter {
     pub(super) fn idle(
         &mut self,
         fds: &[RawFd],
-        transports: &[Box<dyn PageTransport>],
+        transports: &mut [Box<dyn PageTransport>],
     ) -> io::Result<bool> {
         if self.looks_again() {
             return Ok(false);
@@ -54,12 +55,20 @@ impl Waiter {
         self.spin.goes_on(now - idle_since)
     }
 
-    /// Sleeps until there is something on one of `fds` or the transports.
+    /// Sleeps until there is something on one of `fds` or the transports. Returns at once when
+    /// something has come to one of these meanwhile.
     pub(super) fn sleep(
         &mut self,
         fds: &[RawFd],
-        transports: &[Box<dyn PageTransport>],
+        transports: &mut [Box<dyn PageTransport>],
     ) -> io::Result<()> {
+        let mut armed = true;
+        for transport in transports.iter_mut() {
+            armed &= transport.arm();
+        }
+        if !armed {
+            return Ok(());
+        }
         let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
         self.fds.clear();
         let pollfd = |fd, events| libc::pollfd {
@@ -75,10 +84,10 @@ impl Waiter {
         let mut timeout_ms = -1;
         for transport in busy {
             timeout_ms = libc::c_int::try_from(STALL_CHECK_INTERVAL.as_millis()).unwrap_or(500);
-            if let Some(Interest { fd, writable }) = transport.interest() {
+            transport.interests(&mut |Interest { fd, writable }| {
                 let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
                 self.fds.push(pollfd(fd, events));
-            }
+            });
         }
         let count = self.fds.len() as libc::nfds_t;
         // SAFETY: the pointer and the count are those of one vector.

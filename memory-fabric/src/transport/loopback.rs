@@ -100,7 +100,5 @@ impl PageTransport for LoopbackTransport {
         self.posted.len()
     }
 
-    fn interest(&self) -> Option<Interest> {
-        None
-    }
+    fn interests(&self, _watch: &mut dyn FnMut(Interest)) {}
 }

@@ -6,6 +6,7 @@
 
 mod choice;
 pub mod loopback;
+pub mod rdma;
 pub mod tcp;
 
 pub use choice::Compression;
@@ -123,6 +124,12 @@ pub trait PageTransport: Send + fmt::Debug {
     /// Requests outstanding.
     fn in_flight(&self) -> usize;
 
-    /// What to wait for while requests are outstanding, if there is a connection.
-    fn interest(&self) -> Option<Interest>;
+    /// To be called before sleeping until something is ready. False when something is there
+    /// already, which [`poll`](Self::poll) gives.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// What to wait for while requests are outstanding, where there is a connection.
+    fn interests(&self, watch: &mut dyn FnMut(Interest));
 }

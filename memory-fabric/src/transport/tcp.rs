@@ -253,6 +253,11 @@ impl TcpTransport {
         Ok(())
     }
 
+    /// A request was completed by other means: the donor is there.
+    pub(super) fn note_progress(&self) {
+        self.port.note_progress();
+    }
+
     /// Takes over a connection that the link has made.
     fn adopt_connection(&mut self) {
         if let Some(stream) = self.port.take_connection() {
@@ -500,11 +505,14 @@ impl PageTransport for TcpTransport {
         self.posted.len()
     }
 
-    fn interest(&self) -> Option<Interest> {
-        let stream = self.stream.as_ref()?;
-        Some(Interest {
-            fd: stream.as_raw_fd(),
-            writable: self.sent < self.posted.len(),
-        })
+    fn interests(&self, watch: &mut dyn FnMut(Interest)) {
+        if let Some(stream) = &self.stream
+            && !self.posted.is_empty()
+        {
+            watch(Interest {
+                fd: stream.as_raw_fd(),
+                writable: self.sent < self.posted.len(),
+            });
+        }
     }
 }

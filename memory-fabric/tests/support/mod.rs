@@ -11,6 +11,7 @@ use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind,
 };
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
+use memory_fabric::transport::rdma::DeviceChoice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,6 +29,7 @@ pub fn donor_on(listen: SocketAddr, memory_bytes: u64) -> Donor {
         memory_bytes,
         lease_duration_max: Duration::from_secs(30),
         spin: Duration::from_micros(20),
+        rdma: DeviceChoice::None,
     })
     .expect("a donor on loopback")
 }

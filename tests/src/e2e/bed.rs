@@ -245,7 +245,7 @@ fn rdma(context: &Context<'_>) -> Result {
 }
 
 /// The column t_typical of the row for 4096 bytes.
-fn typical_latency_us(text: &str) -> Option<f64> {
+pub(super) fn typical_latency_us(text: &str) -> Option<f64> {
     let row = text.lines().find(|l| l.trim_start().starts_with("4096"))?;
     row.split_whitespace().nth(4)?.parse().ok()
 }

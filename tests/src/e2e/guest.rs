@@ -287,6 +287,11 @@ impl Donor {
         Ok(Self { process })
     }
 
+    /// Its process, on its host.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
     /// Kills it as a crash would.
     pub fn kill(self) -> anyhow::Result<()> {
         self.process.kill(libc::SIGKILL)?;

@@ -198,6 +198,9 @@ impl BenchFaultConfig {
         check_range("--donors", self.donors, 1, BENCH_DONORS_MAX)?;
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
         self.transport.require_available()?;
+        if self.transport == Transport::Rdma {
+            return Err(ValidationError::BenchByRdma);
+        }
         check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;
         if self.local_memory >= self.memory {
             return Err(ValidationError::NothingRemote {

@@ -193,12 +193,19 @@ fn a_donor_beyond_this_host_needs_insecure() {
 }
 
 #[test]
+fn a_checksum_of_ours_is_refused_where_pages_are_read_by_rdma() {
+    assert_refused(
+        |c| (c.transport, c.checksum) = (Transport::Rdma, true),
+        &["remove --checksum", "use --transport tcp"],
+    );
+}
+
+#[test]
 fn planned_values_are_refused_with_what_is_there() {
     assert_refused(
-        |c| c.transport = Transport::Rdma,
-        &["--transport rdma is not there yet", "use --transport tcp"],
+        |c| c.transport = Transport::Udp,
+        &["--transport udp is not there yet", "use --transport tcp"],
     );
-    assert_refused(|c| c.transport = Transport::Udp, &["--transport udp"]);
     assert_refused(
         |c| c.numa = Numa::Expose,
         &["--numa expose", "use --numa flat"],

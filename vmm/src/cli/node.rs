@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+use memory_fabric::transport::rdma::DeviceChoice;
 
 use super::address::HostPort;
 use super::validation::{ValidationError, check_range, check_size, resolve_permitted};
@@ -31,6 +32,10 @@ pub struct NodeConfig {
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_SECONDS)]
     pub lease_seconds: u32,
 
+    /// RDMA device through which VMs read [default: the one with the address they use]; or none
+    #[arg(long, value_name = "NAME")]
+    pub rdma_device: Option<String>,
+
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
     pub insecure: bool,
@@ -41,6 +46,16 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
+    /// The RDMA device to use.
+    #[must_use]
+    pub fn rdma(&self) -> DeviceChoice {
+        match self.rdma_device.as_deref() {
+            None => DeviceChoice::Automatic,
+            Some("none") => DeviceChoice::None,
+            Some(name) => DeviceChoice::Named(name.to_owned()),
+        }
+    }
+
     /// Checks what the values mean and resolves the address to listen on.
     ///
     /// # Errors
@@ -62,6 +77,7 @@ mod tests {
             listen: listen.parse().expect("an address"),
             memory: ByteSize::from_mib(64),
             lease_seconds: DEFAULT_LEASE_SECONDS,
+            rdma_device: None,
             insecure: false,
             report: None,
         }
@@ -85,6 +101,16 @@ mod tests {
         assert!(message.contains("--insecure"), "{message}");
         open.insecure = true;
         assert!(open.validate().is_ok());
+    }
+
+    #[test]
+    fn a_device_is_named_found_or_done_without() {
+        let mut node = config("127.0.0.1:7000");
+        assert_eq!(node.rdma(), DeviceChoice::Automatic);
+        node.rdma_device = Some("none".into());
+        assert_eq!(node.rdma(), DeviceChoice::None);
+        node.rdma_device = Some("mlx5_0".into());
+        assert_eq!(node.rdma(), DeviceChoice::Named("mlx5_0".into()));
     }
 
     #[test]

@@ -45,7 +45,7 @@ const COMMANDS: [Planned; 5] = [
 ];
 
 /// Flags that are planned.
-const FLAGS: [Planned; 7] = [
+const FLAGS: [Planned; 6] = [
     planned("run", "--disk", "put files into the initrd"),
     planned("run", "--net", "the guest has a serial console"),
     planned("run", "--vsock", "the guest has a serial console"),
@@ -55,7 +55,6 @@ const FLAGS: [Planned; 7] = [
         "each page has one copy, and a lost donor ends the guest",
     ),
     planned("run", "--cluster", "name each donor with --donor HOST:PORT"),
-    planned("node", "--rdma-device", "pages travel by TCP"),
     planned(
         "node",
         "--metrics",

@@ -41,6 +41,7 @@ fn the_fields_have_the_promised_names() {
         pages_written_back: 0,
         faults: Some(FaultKind::default()),
         traffic: Some(Traffic::default()),
+        rdma: Some(RdmaUsed::default()),
     });
     let value = serde_json::to_value(&report).expect("is JSON");
     let percentiles = json!({ "p50": 0.0, "p90": 0.0, "p99": 0.0, "p999": 0.0, "max": 0.0 });
@@ -74,6 +75,7 @@ fn the_fields_have_the_promised_names() {
             "pages_written_back": 0,
             "faults": kind,
             "traffic": { "urgent": class, "prefetch": class, "write_back": class },
+            "rdma": { "pages_read": 0, "connections": 0, "failures": 0 },
         }],
         "faults": {
             "remote": kind,

@@ -155,6 +155,16 @@ pub enum ValidationError {
         "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"
     )]
     LoopbackWithDonor,
+    /// Two ways to guard pages.
+    #[error(
+        "--checksum is for pages that travel by TCP; those that are read by RDMA have the CRC-32 of the adapters; remove --checksum, or use --transport tcp"
+    )]
+    RdmaWithChecksum,
+    /// Donors of a benchmark are on no network.
+    #[error(
+        "--transport rdma needs a second host, and donors of this benchmark are in its process; use --transport tcp or loopback"
+    )]
+    BenchByRdma,
     /// A port that nobody can listen on.
     #[error("donor {address} has port 0; give the port that the donor printed when it started")]
     PortZero {

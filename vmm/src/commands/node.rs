@@ -89,6 +89,7 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
         memory_bytes: config.memory.bytes(),
         lease_duration_max: Duration::from_secs(config.lease_seconds.into()),
         spin: SPIN_DEFAULT,
+        rdma: config.rdma(),
     })?);
     let server = watch(&donor);
     if !listen.ip().is_loopback() {

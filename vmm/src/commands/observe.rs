@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use memory_fabric::fabric::NodeSummary;
 use memory_fabric::guest_memory::huge_bytes;
+use memory_fabric::link::rdma::RdmaStats;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
 use memory_fabric::view::FabricView;
@@ -12,8 +13,8 @@ use serde_json::Value;
 use ssi_hv::control_socket::server::Request;
 use ssi_hv::machine::MachineHandle;
 use ssi_hv::report::{
-    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Prefetch, Role, Stages, Traffic,
-    TrafficClass, TransportUsed,
+    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Prefetch, RdmaUsed, Role,
+    Stages, Traffic, TrafficClass, TransportUsed,
 };
 use ssi_hv::status::heat::HeatStatus;
 use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
@@ -64,6 +65,7 @@ impl Watched {
             .is_ok_and(|bytes| bytes <= HUGE_WALK_BYTES_MAX);
         let newest = errors.len().saturating_sub(ERRORS_MAX);
         let links = std::iter::once(None).chain(self.view.links());
+        let rdma = std::iter::once(None).chain(self.view.rdma());
         VmStatus {
             name: self.name.clone(),
             pid: std::process::id(),
@@ -81,13 +83,15 @@ impl Watched {
             nodes: nodes(&self.view.nodes(), stats)
                 .into_iter()
                 .zip(links)
-                .map(|(node, link)| NodeNow {
+                .zip(rdma)
+                .map(|((node, link), rdma)| NodeNow {
                     node,
                     link: link.map(|link| LinkNow {
                         reachable: link.is_reachable(),
                         round_trip_us: micros(link.round_trip()),
                         round_trip_us_min: micros(link.round_trip_min()),
                         outages: link.outages.get(),
+                        rdma: rdma.is_some_and(RdmaStats::is_connected),
                     }),
                 })
                 .collect(),
@@ -142,6 +146,11 @@ pub fn nodes(summaries: &[NodeSummary], stats: &PagerStats) -> Vec<Node> {
             pages_written_back: summary.pages_written_back,
             faults: donor.map(of_donor),
             traffic: summary.address.and(donor).map(traffic),
+            rdma: summary.rdma.map(|rdma| RdmaUsed {
+                pages_read: rdma.pages_read,
+                connections: rdma.connections,
+                failures: rdma.failures,
+            }),
         })
         .collect()
 }

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricError, SPIN_DEFAULT, Tier, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricError, PathKind, SPIN_DEFAULT, Tier,
+    TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
+use memory_fabric::link::rdma::RdmaLinkError;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
 use ssi_hv::config::{self, HugePages, Prefetching, RunConfig, Switch, Transport, ValidatedRun};
@@ -242,7 +244,10 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
             .collect(),
         transport: match config.transport {
             Transport::Loopback => TransportKind::Loopback,
-            _ => TransportKind::Tcp,
+            Transport::Rdma => TransportKind::Rdma,
+            // A READ has no place for a checksum of ours.
+            Transport::Auto if !config.checksum => TransportKind::Auto,
+            Transport::Auto | Transport::Tcp | Transport::Udp => TransportKind::Tcp,
         },
         checksum: config.checksum,
         compression: compression(config.compression),
@@ -268,7 +273,9 @@ pub fn compression(setting: config::Compression) -> Compression {
 /// Donors that do not lend, or too little, have an exit code of their own.
 fn donors_failed(error: FabricError) -> Failure {
     match &error {
-        FabricError::Donor { .. } | FabricError::Plan(_) => {
+        FabricError::Donor { .. }
+        | FabricError::Plan(_)
+        | FabricError::Rdma(RdmaLinkError::Donor { .. } | RdmaLinkError::Late { .. }) => {
             Failure::new(ExitCode::DonorUnavailable, error)
         }
         _ => error.into(),
@@ -286,8 +293,12 @@ fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
     let round_trip = fabric.round_trip().map_or(String::new(), |time| {
         format!(", round trip {} us", time.as_micros())
     });
+    let refusal = fabric
+        .rdma_refusals()
+        .first()
+        .map_or(String::new(), |reason| format!(" ({reason})"));
     format!(
-        "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}, tier {}{round_trip}",
+        "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}, tier {}{round_trip}{refusal}",
         wanted.memory,
         size(plan.home_here_pages),
         size(
@@ -306,16 +317,13 @@ fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
 }
 
 fn transport_used(fabric: &Fabric) -> TransportUsed {
-    let (kind, tier) = match (fabric.plan().cache_pages, fabric.transport()) {
-        (0, _) => ("none", "none"),
-        (_, TransportKind::Loopback) => ("loopback", "none"),
-        (_, TransportKind::Tcp) => {
-            let tier = Tier::of(fabric.round_trip().unwrap_or(Duration::MAX));
-            ("tcp", tier.name())
-        }
+    let path = fabric.path();
+    let tier = match path {
+        PathKind::None | PathKind::Loopback => "none",
+        path => Tier::of(path, fabric.round_trip().unwrap_or(Duration::MAX)).name(),
     };
     TransportUsed {
-        kind: kind.to_owned(),
+        kind: path.name().to_owned(),
         tier: tier.to_owned(),
     }
 }

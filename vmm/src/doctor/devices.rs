@@ -4,13 +4,30 @@ use std::io;
 
 use super::{Finding, Host};
 
-/// Is there an RDMA device, or can one be made of a network card?
-pub(super) fn rdma(host: &Host) -> Finding {
+/// What libibverbs sees: a line for each port, or why it sees nothing.
+pub(super) fn verbs() -> Result<Vec<String>, String> {
+    let ports = memory_fabric::transport::rdma::summaries();
+    ports
+        .map(|ports| ports.iter().map(ToString::to_string).collect())
+        .map_err(|error| error.to_string())
+}
+
+/// Is there an RDMA device that can be used, or can one be made of a network card?
+pub(super) fn rdma(host: &Host, seen: &Result<Vec<String>, String>) -> Finding {
     const CHECK: &str = "rdma";
+    const INSTALL: &str = "sudo apt install libibverbs1 ibverbs-providers";
     let devices = host.names_in("/sys/class/infiniband");
     if !devices.is_empty() {
         let names = devices.join(", ");
-        return Finding::ok(CHECK, format!("{names}; this build uses TCP all the same"));
+        return match seen {
+            Ok(ports) if ports.is_empty() => Finding::warning(
+                CHECK,
+                format!("{names}, for which libibverbs has no provider; TCP is used"),
+            )
+            .remedy(INSTALL),
+            Ok(ports) => Finding::ok(CHECK, ports.join("; ")),
+            Err(error) => Finding::warning(CHECK, format!("{names}: {error}")).remedy(INSTALL),
+        };
     }
     let finding = Finding::warning(CHECK, "no device; TCP is used");
     if !host.has_module("rdma_rxe") {
@@ -52,9 +69,23 @@ mod tests {
     #[test]
     fn an_rdma_device_is_named() {
         let host = FakeHost::new().file("/sys/class/infiniband/rxe0/node_type", "1: CA\n");
-        let finding = rdma(&host.host());
+        let seen = Ok(vec!["rxe0 port 1 active 10.0.0.1".to_owned()]);
+        let finding = rdma(&host.host(), &seen);
         assert_eq!(finding.status, Status::Ok);
-        assert!(finding.detail.contains("rxe0"));
+        assert!(finding.detail.contains("rxe0 port 1 active 10.0.0.1"));
+        for seen in [
+            Ok(Vec::new()),
+            Err("libibverbs.so.1 cannot be loaded".to_owned()),
+        ] {
+            let finding = rdma(&host.host(), &seen);
+            assert_eq!(finding.status, Status::Warning, "{seen:?}");
+            assert!(finding.detail.contains("rxe0"), "{seen:?}");
+            assert!(
+                finding
+                    .remedy
+                    .is_some_and(|r| r.contains("ibverbs-providers"))
+            );
+        }
     }
 
     #[test]
@@ -67,7 +98,7 @@ mod tests {
             )
             .file("/sys/class/net/lo/mtu", "65536\n")
             .file("/sys/class/net/enp1s0/device/vendor", "0x1af4\n");
-        let finding = rdma(&host.host());
+        let finding = rdma(&host.host(), &Ok(Vec::new()));
         assert_eq!(finding.status, Status::Warning);
         let remedy = finding.remedy.expect("a remedy");
         assert!(remedy.ends_with("type rxe netdev enp1s0"), "{remedy}");
@@ -81,7 +112,7 @@ mod tests {
                 "/lib/modules/6.1.0-cloud/modules.dep",
                 "kernel/kvm.ko: kernel/rdma_rxe.ko\n",
             );
-        let finding = rdma(&host.host());
+        let finding = rdma(&host.host(), &Ok(Vec::new()));
         assert_eq!(finding.status, Status::Warning);
         assert!(finding.remedy.is_some_and(|r| r.contains("apt install")));
     }

@@ -128,11 +128,8 @@ pub(super) fn locked(host: &Host) -> Finding {
     } else if host.names_in("/sys/class/infiniband").is_empty() {
         Finding::ok(CHECK, format!("{shown}; only RDMA needs more"))
     } else {
-        Finding::warning(
-            CHECK,
-            format!("{shown}: RDMA registers the guest's local memory"),
-        )
-        .remedy("sudo prlimit --pid $$ --memlock=unlimited")
+        Finding::warning(CHECK, format!("{shown}: RDMA pins what a donor lends"))
+            .remedy("sudo prlimit --pid $$ --memlock=unlimited")
     }
 }
 

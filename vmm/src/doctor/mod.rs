@@ -155,7 +155,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
         memory::memfd(host, memory::create_memfd()),
         memory::huge_pages(host),
         memory::locked(host),
-        devices::rdma(host),
+        devices::rdma(host, &devices::verbs()),
         devices::tap(host),
         kernel::clock(host),
     ]

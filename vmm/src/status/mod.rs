@@ -88,6 +88,8 @@ pub struct LinkNow {
     pub round_trip_us_min: f64,
     /// How often the donor could not be reached.
     pub outages: u64,
+    /// Whether pages are read by RDMA just now.
+    pub rdma: bool,
 }
 
 /// Pages dropped to make room.

@@ -46,12 +46,14 @@ fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
                 prefetch: traffic(20, 15, id == 2),
                 write_back: traffic(30, 10, true),
             }),
+            rdma: None,
         },
         link: (id > 0).then_some(LinkNow {
             reachable: id == 1,
             round_trip_us: 80.0,
             round_trip_us_min: 52.0,
             outages: 3,
+            rdma: false,
         }),
     }
 }

@@ -12,6 +12,7 @@ use memory_fabric::fabric::{
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::stats::Histogram;
+use memory_fabric::transport::rdma::DeviceChoice;
 use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
@@ -108,6 +109,7 @@ pub(super) fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
         memory_bytes,
         lease_duration_max: Duration::from_secs(120),
         spin: SPIN_DEFAULT,
+        rdma: DeviceChoice::None,
     };
     (0..config.donors)
         .map(|_| Ok(Donor::start(&donor)?))

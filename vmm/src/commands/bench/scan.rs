@@ -7,6 +7,7 @@ use anyhow::Result;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::transport::rdma::DeviceChoice;
 use serde::Serialize;
 use ssi_hv::size::ByteSize;
 
@@ -48,6 +49,7 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
         memory_bytes: memory.bytes(),
         lease_duration_max: Duration::from_secs(60),
         spin: SPIN_DEFAULT,
+        rdma: DeviceChoice::None,
     })?;
     let (mut streams, mut sequential, mut strided) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {

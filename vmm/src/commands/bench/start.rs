@@ -8,6 +8,7 @@ use anyhow::{Context as _, Result};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::transport::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use ssi_hv::config::{Compression, Transport};
@@ -73,6 +74,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         memory_bytes: memory.bytes(),
         lease_duration_max: std::time::Duration::from_secs(120),
         spin: SPIN_DEFAULT,
+        rdma: DeviceChoice::None,
     })?;
     let donors = [donor];
     let config = BenchFaultConfig {

@@ -136,6 +136,7 @@ fn corrupt_bytes(page: usize, bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use memory_fabric::donor::server::{Donor, DonorConfig};
+    use memory_fabric::transport::rdma::DeviceChoice;
 
     #[test]
     fn what_was_written_is_read_back_and_a_wrong_byte_is_counted() {
@@ -144,6 +145,7 @@ mod tests {
             memory_bytes: 4 << 20,
             lease_duration_max: Duration::from_secs(60),
             spin: Duration::ZERO,
+            rdma: DeviceChoice::None,
         })
         .expect("a donor");
         // More than the window, and not a multiple of it.

@@ -1,0 +1,98 @@
+//! Where the memory that is not here comes from: leases and links.
+
+use super::{
+    FabricConfig, FabricError, FabricEvent, FabricObserver, LOOPBACK_LEASE, TransportKind,
+};
+use crate::donor::pool::Pool;
+use crate::layout::NodeId;
+use crate::link::{Leased, Link, LinkConfig, LinkPort};
+use crate::page::{PAGE_SHIFT, PAGE_SIZE};
+use crate::wire::TrafficClass;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use vmm_sys_util::eventfd::EventFd;
+
+/// Where the memory that is not here comes from.
+pub(super) enum Sources {
+    None,
+    Loopback(Pool, u64),
+    Donors(Vec<Leased>),
+}
+
+impl Sources {
+    pub(super) fn obtain(config: &FabricConfig, guest_bytes: u64) -> Result<Self, FabricError> {
+        if config.transport == TransportKind::Loopback {
+            let pool = Pool::new(guest_bytes, LOOPBACK_LEASE);
+            return Ok(Self::Loopback(pool, guest_bytes));
+        }
+        let mut leases: Vec<Leased> = Vec::new();
+        let mut missing = guest_bytes;
+        let mut donors_left = config.donors.len() as u64;
+        for (number, donor) in (1..).zip(&config.donors) {
+            let pages = (missing >> PAGE_SHIFT).div_ceil(donors_left.max(1));
+            let share = pages.max(1) * PAGE_SIZE as u64;
+            donors_left -= 1;
+            let leased = Leased::obtain(LinkConfig {
+                node: NodeId(number),
+                address: donor.address,
+                vm: config.vm.clone(),
+                bytes: donor.bytes.unwrap_or(share),
+                or_less: donor.bytes.is_none(),
+                grace: config.grace,
+            });
+            let source = |source| FabricError::Donor {
+                address: donor.address,
+                source,
+            };
+            let leased = leased.map_err(source)?;
+            missing = missing.saturating_sub(leased.grant().bytes);
+            leases.push(leased);
+        }
+        Ok(Self::Donors(leases))
+    }
+
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        match self {
+            Self::None | Self::Loopback(..) => None,
+            Self::Donors(leases) => leases.iter().map(Leased::round_trip).max(),
+        }
+    }
+
+    /// Address and bytes of each loan.
+    pub(super) fn lent(&self) -> Vec<(Option<SocketAddr>, u64)> {
+        match self {
+            Self::None => Vec::new(),
+            Self::Loopback(_, bytes) => vec![(None, *bytes)],
+            Self::Donors(leases) => leases
+                .iter()
+                .map(|leased| (Some(leased.address()), leased.grant().bytes))
+                .collect(),
+        }
+    }
+}
+
+pub(super) fn connect(
+    leased: Leased,
+    classes: &[(TrafficClass, &EventFd)],
+    observer: FabricObserver,
+) -> Result<(Link, Vec<LinkPort>), FabricError> {
+    let address = leased.address();
+    let classes = bells(classes)?;
+    let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
+    leased
+        .start(classes, observer)
+        .map_err(|source| FabricError::Donor { address, source })
+}
+
+/// Each class with a bell of its own for the same thread.
+pub(super) fn bells(
+    classes: &[(TrafficClass, &EventFd)],
+) -> Result<Vec<(TrafficClass, EventFd)>, FabricError> {
+    let classes: io::Result<Vec<_>> = classes
+        .iter()
+        .map(|&(class, wake)| Ok((class, wake.try_clone()?)))
+        .collect();
+    classes.map_err(|error| FabricError::System("duplicate an eventfd", error))
+}

@@ -1,0 +1,197 @@
+//! What the two ends of an RDMA connection tell each other, over TCP.
+
+use super::RdmaError;
+use super::device::{Gid, LinkLayer, Mtu};
+use crate::wire::{Token, TrafficClass};
+use serde::{Deserialize, Serialize};
+
+/// Queue-pair numbers and packet numbers have 24 bits (InfiniBand Architecture Specification,
+/// volume 1, section 9.2).
+pub const NUMBER_MAX: u32 = (1 << 24) - 1;
+
+/// One end of a reliable connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Its queue pair.
+    pub queue_pair: u32,
+    /// The number of the first packet that it sends, random for each connection: so packets of
+    /// an earlier one are not taken for those of this one.
+    pub packet_number: u32,
+    /// Its kind of network.
+    pub link: LinkLayer,
+    /// Its local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// Its global identifier.
+    pub gid: Gid,
+    /// The largest payload of a packet on its port, bytes.
+    pub mtu_bytes: u16,
+    /// READs of the other end that it answers at once.
+    pub reads_answered: u8,
+}
+
+impl Endpoint {
+    /// Checks what a peer sent; gives its MTU.
+    ///
+    /// # Errors
+    ///
+    /// [`RdmaError::Peer`].
+    pub fn check(&self) -> Result<Mtu, RdmaError> {
+        let number = |what, value: u32| match value {
+            0..=NUMBER_MAX => Ok(()),
+            _ => Err(RdmaError::Peer {
+                what,
+                value: value.into(),
+                allowed: "24 bits are allowed",
+            }),
+        };
+        number("queue pair", self.queue_pair)?;
+        number("packet number", self.packet_number)?;
+        if self.reads_answered == 0 {
+            return Err(RdmaError::Peer {
+                what: "number of READs answered",
+                value: 0,
+                allowed: "1 at least is needed",
+            });
+        }
+        Mtu::from_bytes(self.mtu_bytes).ok_or(RdmaError::Peer {
+            what: "MTU",
+            value: self.mtu_bytes.into(),
+            allowed: "256, 512, 1024, 2048 or 4096 are allowed",
+        })
+    }
+}
+
+/// Where the memory of a lease is for the adapters.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RemoteMemory {
+    /// The key to it.
+    pub key: u32,
+    /// The address of its first byte.
+    pub base: u64,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl RemoteMemory {
+    /// Checks what a donor sent: a lease of `bytes` must be in it.
+    ///
+    /// # Errors
+    ///
+    /// [`RdmaError::Peer`].
+    pub fn check(&self, bytes: u64) -> Result<(), RdmaError> {
+        if self.bytes < bytes || self.base.checked_add(self.bytes).is_none() {
+            return Err(RdmaError::Peer {
+                what: "registered memory",
+                value: self.bytes,
+                allowed: "the whole lease is needed",
+            });
+        }
+        Ok(())
+    }
+}
+
+/// From the VM: read pages of a lease through this.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ConnectRequest {
+    /// The lease.
+    pub token: Token,
+    /// What the connection is for. It replaces an earlier one of the same class.
+    pub class: TrafficClass,
+    /// The VM's end.
+    pub endpoint: Endpoint,
+}
+
+/// The donor's answer: both ends are connected. The TCP connection stays open as long as the
+/// other; when it is closed, the donor takes its end away.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ConnectAnswer {
+    /// The donor's end.
+    pub endpoint: Endpoint,
+    /// The memory of the lease.
+    pub memory: RemoteMemory,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::{CONTROL_BYTES_MAX, FrameKind, decode_message, encode_message};
+    use proptest::prelude::*;
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            queue_pair: 17,
+            packet_number: 0x00ab_cdef,
+            link: LinkLayer::Ethernet,
+            lid: 0,
+            gid: Gid::from_ip("10.77.0.2".parse().expect("an address")),
+            mtu_bytes: 4096,
+            reads_answered: 16,
+        }
+    }
+
+    #[test]
+    fn a_peer_that_makes_no_sense_is_refused_by_name_and_value() {
+        assert_eq!(endpoint().check().expect("fine").bytes(), 4096);
+        type Spoil = fn(&mut Endpoint);
+        let spoiled: [(Spoil, &str); 4] = [
+            (|end| end.queue_pair = 1 << 24, "queue pair is 16777216"),
+            (|end| end.packet_number = u32::MAX, "packet number is"),
+            (|end| end.mtu_bytes = 1500, "MTU is 1500"),
+            (|end| end.reads_answered = 0, "READs answered is 0"),
+        ];
+        for (spoil, text) in spoiled {
+            let mut end = endpoint();
+            spoil(&mut end);
+            let error = end.check().expect_err(text).to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn memory_must_hold_the_lease_and_not_wrap() {
+        let memory = |base, bytes| RemoteMemory {
+            key: 1,
+            base,
+            bytes,
+        };
+        assert!(memory(0x7f00_0000_0000, 8192).check(8192).is_ok());
+        assert!(memory(0, 4096).check(8192).is_err());
+        assert!(memory(u64::MAX - 4096, 8192).check(8192).is_err());
+    }
+
+    #[test]
+    fn both_messages_go_into_a_control_frame() {
+        let request = ConnectRequest {
+            token: Token([0xff; 16]),
+            class: TrafficClass::Prefetch,
+            endpoint: endpoint(),
+        };
+        let bytes = encode_message(&request);
+        assert!(bytes.len() <= CONTROL_BYTES_MAX);
+        assert_eq!(decode_message(FrameKind::Connect, &bytes), Ok(request));
+        let answer = ConnectAnswer {
+            endpoint: endpoint(),
+            memory: RemoteMemory {
+                key: u32::MAX,
+                base: u64::MAX,
+                bytes: u64::MAX,
+            },
+        };
+        let bytes = encode_message(&answer);
+        assert!(bytes.len() <= CONTROL_BYTES_MAX);
+        assert_eq!(decode_message(FrameKind::Connected, &bytes), Ok(answer));
+    }
+
+    proptest! {
+        #[test]
+        fn no_payload_makes_a_message_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(request) = decode_message::<ConnectRequest>(FrameKind::Connect, &bytes) {
+                let _ = request.endpoint.check();
+            }
+            if let Ok(answer) = decode_message::<ConnectAnswer>(FrameKind::Connected, &bytes) {
+                let _ = answer.endpoint.check();
+                let _ = answer.memory.check(4096);
+            }
+        }
+    }
+}

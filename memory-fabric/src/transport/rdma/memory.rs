@@ -1,0 +1,192 @@
+//! Protection domains, and memory that adapters may reach.
+
+use super::device::Device;
+use super::library::verbs;
+use super::{RdmaError, check, failed};
+use crate::mapping::Mapping;
+use crate::page::PAGE_SIZE;
+use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// What may be done to registered memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Access {
+    /// Answers of the other end are put here; it can reach nothing by itself.
+    Local,
+    /// The other end reads.
+    RemoteRead,
+}
+
+impl Access {
+    /// What queue pairs let the other end do.
+    pub(super) fn rights(self) -> ibv_access_flags {
+        match self {
+            Self::Local => ibv_access_flags(0),
+            Self::RemoteRead => ibv_access_flags::IBV_ACCESS_REMOTE_READ,
+        }
+    }
+
+    /// What memory is registered for: also for writing by this end, without which some kernels
+    /// pin the page of zeros in place of one that was never written.
+    fn flags(self) -> ibv_access_flags {
+        self.rights() | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
+    }
+}
+
+/// Keeps what belongs to one VM apart: queue pairs reach memory of their own domain only, also
+/// when the other end guesses another's key.
+#[derive(Debug)]
+pub(crate) struct ProtectionDomain {
+    domain: NonNull<ibv_pd>,
+    device: Arc<Device>,
+}
+
+// SAFETY: a domain is not bound to a thread, and libibverbs locks what calls share.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    pub(crate) fn new(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
+        // SAFETY: the device is open.
+        let domain = NonNull::new(unsafe { (verbs().ibv_alloc_pd)(device.as_ptr()) });
+        let domain =
+            domain.ok_or_else(|| failed("ibv_alloc_pd", device.name(), io::Error::last_os_error()));
+        Ok(Arc::new(Self {
+            domain: domain?,
+            device: Arc::clone(device),
+        }))
+    }
+
+    pub(crate) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut ibv_pd {
+        self.domain.as_ptr()
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: what was made in the domain keeps it alive, so there is nothing of it left.
+        let result = unsafe { (verbs().ibv_dealloc_pd)(self.as_ptr()) };
+        if let Err(error) = check("ibv_dealloc_pd", self.device.name(), result) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Memory that an adapter may reach by a key, until this is dropped. It is pinned meanwhile.
+#[derive(Debug)]
+pub(crate) struct MemoryRegion {
+    region: NonNull<ibv_mr>,
+    domain: Arc<ProtectionDomain>,
+}
+
+// SAFETY: a region is a handle; who touches the memory, and when, is for its users to say.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above; the handle itself is only read.
+unsafe impl Sync for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers `bytes` bytes from `start` on. Takes a time that grows with them, since all
+    /// are made and pinned.
+    ///
+    /// # Safety
+    ///
+    /// The memory must stay mapped, and be the same pages, for as long as the region lives:
+    /// the adapter goes by the pages, whatever is mapped at their addresses later. With
+    /// [`Access::Local`] nobody may rely on what is in it while a request that targets it is
+    /// outstanding.
+    pub(crate) unsafe fn register(
+        domain: &Arc<ProtectionDomain>,
+        start: *mut u8,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Self, RdmaError> {
+        let flags = libc::c_int::try_from(access.flags().0).expect("small flags");
+        // SAFETY: the domain is there, and the memory is, as the caller promises.
+        let region = unsafe { (verbs().ibv_reg_mr)(domain.as_ptr(), start.cast(), bytes, flags) };
+        let region = NonNull::new(region).ok_or_else(|| RdmaError::Register {
+            bytes,
+            device: domain.device.name().to_owned(),
+            source: io::Error::last_os_error(),
+        });
+        Ok(Self {
+            region: region?,
+            domain: Arc::clone(domain),
+        })
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    /// The key for requests of this end.
+    pub(super) fn local_key(&self) -> u32 {
+        // SAFETY: the handle is valid, and the library does not change it.
+        unsafe { self.region.as_ref().lkey }
+    }
+
+    /// The key for requests of the other end.
+    pub(crate) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.region.as_ref().rkey }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: the region is ours; requests that still use it fail from now on.
+        let result = unsafe { (verbs().ibv_dereg_mr)(self.region.as_ptr()) };
+        if let Err(error) = check("ibv_dereg_mr", self.domain.device.name(), result) {
+            // The pages stay pinned, so nobody else gets them before the process ends.
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Where answers are put: registered once, used again and again.
+#[derive(Debug)]
+pub(super) struct Staging {
+    // Before the memory, which it keeps pinned.
+    region: MemoryRegion,
+    memory: Mapping,
+}
+
+impl Staging {
+    pub(super) fn new(domain: &Arc<ProtectionDomain>, pages: usize) -> Result<Self, RdmaError> {
+        let bytes = pages * PAGE_SIZE;
+        let memory =
+            Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
+        // SAFETY: the mapping lives as long as the region, and longer; nobody advises it away.
+        // What is in it is read through `bytes` alone.
+        let region =
+            unsafe { MemoryRegion::register(domain, memory.as_ptr(), bytes, Access::Local)? };
+        Ok(Self { region, memory })
+    }
+
+    pub(super) fn local_key(&self) -> u32 {
+        self.region.local_key()
+    }
+
+    /// The address of a page, for requests.
+    pub(super) fn address(&self, page: usize, count: usize) -> u64 {
+        self.memory.at(page * PAGE_SIZE, count * PAGE_SIZE).addr() as u64
+    }
+
+    /// The bytes of some pages.
+    ///
+    /// # Safety
+    ///
+    /// No request that targets them may be outstanding, nor be made while the result lives.
+    pub(super) unsafe fn bytes(&self, page: usize, count: usize) -> &[u8] {
+        let length = count * PAGE_SIZE;
+        let start = self.memory.at(page * PAGE_SIZE, length);
+        // SAFETY: the range is inside the mapping, and nobody writes to it, as promised.
+        unsafe { std::slice::from_raw_parts(start, length) }
+    }
+}

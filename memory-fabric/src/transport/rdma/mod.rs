@@ -1,0 +1,181 @@
+//! Pages by one-sided RDMA READ: the adapter of the donor answers, and its processor has no part.
+//!
+//! Layers, each with its file:
+//!
+//! - `library`: libibverbs, loaded at run time;
+//! - [`device`]: what adapters there are, their ports and addresses, and which one leads to a peer;
+//! - `memory`: protection domains, and memory that adapters may reach;
+//! - `queue`: completion queues, and sleeping until something completes;
+//! - `pair`: queue pairs of reliable connections, and their states;
+//! - [`endpoint`]: what two ends tell each other to be connected;
+//! - `connection`: a [`Lane`], a connection ready for READs of one lease;
+//! - `transport`: the [`PageTransport`](super::PageTransport) over a lane, with TCP beside it.
+//!
+//! libibverbs is loaded when it is first used, if the host has it. Without it that ends with
+//! [`RdmaError::NoLibrary`], and all else works. Children keep their parents: a queue
+//! pair its domain and queues, a domain its device. Unsafe code is in `library`, `device`,
+//! `memory`, `queue`, `pair` and `connection` alone.
+
+mod connection;
+pub mod device;
+pub mod endpoint;
+mod library;
+mod memory;
+mod pair;
+mod queue;
+mod room;
+mod transport;
+
+pub(crate) use connection::{Lane, LaneConfig};
+pub(crate) use device::Device;
+pub use device::{DeviceChoice, LinkLayer, PortSummary, summaries};
+pub(crate) use endpoint::{ConnectAnswer, ConnectRequest, RemoteMemory};
+pub(crate) use memory::{Access, MemoryRegion, ProtectionDomain};
+pub(crate) use pair::QueuePair;
+pub(crate) use queue::CompletionQueue;
+pub(crate) use transport::{RdmaTransport, ReadLane};
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// A lane on which nothing completed for so long is given up, whatever its queue pair says: the
+/// adapter's own retries end well before (see [`pair`]).
+pub const LANE_STALL_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Why something with RDMA failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RdmaError {
+    /// libibverbs is not there.
+    #[error(
+        "libibverbs.so.1 cannot be loaded; install it (apt install libibverbs1 ibverbs-providers), or use --transport tcp"
+    )]
+    NoLibrary,
+    /// There is no adapter.
+    #[error(
+        "this host has no RDMA device; `ssi-hv doctor` has the command that makes one of a network card; or use --transport tcp"
+    )]
+    NoDevice,
+    /// None of that name.
+    #[error("no RDMA device is called {wanted}; there are: {there}")]
+    UnknownDevice {
+        /// The name.
+        wanted: String,
+        /// Those that are there.
+        there: String,
+    },
+    /// None leads to the peer.
+    #[error(
+        "no active port of an RDMA device has the address {address}, by which the other node is reached; seen: {seen}"
+    )]
+    NoRoute {
+        /// The address of this node.
+        address: IpAddr,
+        /// What ports there are.
+        seen: String,
+    },
+    /// A verb failed.
+    #[error("{verb} failed on {on}")]
+    Verb {
+        /// The verb.
+        verb: &'static str,
+        /// Device, queue pair and peer, as far as they are known.
+        on: String,
+        /// Its error.
+        #[source]
+        source: io::Error,
+    },
+    /// Memory could not be registered.
+    #[error(
+        "cannot register {bytes} bytes with {device}; raise the limit of locked memory (`ulimit -l unlimited`)"
+    )]
+    Register {
+        /// How much.
+        bytes: usize,
+        /// The device.
+        device: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A request failed.
+    #[error("READ failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]
+    Completion {
+        /// Queue pair and peer.
+        on: String,
+        /// The status in words.
+        status: String,
+        /// The status.
+        code: u32,
+        /// What the adapter adds.
+        vendor: u32,
+    },
+    /// A completion of nothing.
+    #[error("{on} completed request {id}, which is not outstanding")]
+    Unasked {
+        /// Queue pair and peer.
+        on: String,
+        /// The number that it repeated.
+        id: u64,
+    },
+    /// Nothing completed.
+    #[error("nothing completed on {on} for {} ms", .waited.as_millis())]
+    Stalled {
+        /// Queue pair and peer.
+        on: String,
+        /// For how long.
+        waited: Duration,
+    },
+    /// The lane has to be let go of.
+    #[error("{0} is over: its device is being removed, or the other node has ended it")]
+    CalledBack(String),
+    /// A state that a queue pair cannot go to from where it is.
+    #[error("{on} is {from:?} and cannot become {to:?}")]
+    State {
+        /// Queue pair and peer.
+        on: String,
+        /// Where it is.
+        from: pair::PairState,
+        /// Where it was to go.
+        to: pair::PairState,
+    },
+    /// What the peer said makes no sense.
+    #[error("the other node's {what} is {value}, {allowed}")]
+    Peer {
+        /// Of which value.
+        what: &'static str,
+        /// What it is.
+        value: u64,
+        /// What it may be.
+        allowed: &'static str,
+    },
+    /// The two ends have different networks.
+    #[error("this end is {ours:?}, the other {theirs:?}")]
+    Mismatch {
+        /// Here.
+        ours: LinkLayer,
+        /// There.
+        theirs: LinkLayer,
+    },
+    /// The system refused something.
+    #[error("cannot {0}")]
+    System(&'static str, #[source] io::Error),
+}
+
+/// The result of a call that returns 0, an error number, or -1 and `errno`.
+fn check(verb: &'static str, on: &str, result: libc::c_int) -> Result<(), RdmaError> {
+    let source = match result {
+        0 => return Ok(()),
+        number if number > 0 => io::Error::from_raw_os_error(number),
+        _ => io::Error::last_os_error(),
+    };
+    Err(failed(verb, on, source))
+}
+
+fn failed(verb: &'static str, on: &str, source: io::Error) -> RdmaError {
+    RdmaError::Verb {
+        verb,
+        on: on.to_owned(),
+        source,
+    }
+}
