@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
+use devices::virtio::{Balloon, VirtioDevice};
 use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricError, SPIN_DEFAULT, Tier, TransportKind,
 };
@@ -170,10 +171,7 @@ impl Run<'_> {
             initrd: wanted.initrd.clone(),
             cmdline: command_line(&config.cmdline),
             cpus: u8::try_from(config.cpus).context("--cpus")?,
-            free_pages: match config.balloon {
-                Switch::On => Some(Arc::new(FreeMemory(fabric.discarder()))),
-                Switch::Off => None,
-            },
+            devices: virtio_devices(config, &fabric),
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
@@ -206,6 +204,16 @@ impl Run<'_> {
             }
         })
     }
+}
+
+/// The guest's virtio devices.
+fn virtio_devices(config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
+    let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
+    if config.balloon == Switch::On {
+        let free_memory = FreeMemory(fabric.discarder());
+        devices.push(Arc::new(Balloon::new(Arc::new(free_memory))));
+    }
+    devices
 }
 
 /// The name of the VM at donors and for who asks.
