@@ -16,6 +16,7 @@
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
 //! | [`BootTimer`] | port 0x5f4 | the guest says that its init runs |
 //! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest tells what memory is free |
+//! | [`virtio::Block`] | such a page | a disk |
 //!
 //! Principles:
 //! - Every value that a guest can choose (offset, width, data) is legal: a device answers it

@@ -2,11 +2,14 @@
 
 pub mod address;
 pub mod bench;
+pub mod choices;
+pub mod disk;
 pub mod file;
 pub mod name;
 pub mod node;
 pub mod planned;
 pub mod status;
+mod text;
 pub mod validation;
 
 use std::ffi::OsString;

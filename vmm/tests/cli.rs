@@ -149,7 +149,7 @@ fn what_is_planned_says_so() {
         &["report", "out.json", "-o", "out.html"],
         &["pki", "init"],
         &["bench", "transport"],
-        &["run", "--disk", "path=disk.img"],
+        &["run", "--net", "tap=tap0"],
         &["run", "--replicas", "2"],
         &["node", "--metrics", "127.0.0.1:9000"],
     ] {
@@ -178,8 +178,8 @@ fn help_fits_80_columns_and_names_what_is_there() {
             help.lines().all(|line| line.chars().count() <= 80),
             "{help}"
         );
-        assert!(help.lines().count() <= 42, "{help}");
-        for planned in ["rdma", "expose", "--disk", "--replicas", "pki"] {
+        assert!(help.lines().count() <= 48, "{help}");
+        for planned in ["rdma", "expose", "--replicas", "pki"] {
             assert!(!help.contains(planned), "{planned} in {help}");
         }
     }
@@ -239,6 +239,7 @@ cpus = 2
 memory = "2G"
 local-memory = 536870912
 donor = ["127.0.0.1:7000", "127.0.0.1:7001,memory=1G"]
+disk = ["a.img", "path=b.img,readonly"]
 checksum = true
 "#;
 
@@ -253,6 +254,7 @@ fn flags_override_the_file_and_nothing_else() {
 cpus = 4
 memory = "2 GiB"
 balloon = "on"
+disk = ["path=a.img", "path=b.img,readonly"]
 local-memory = "512 MiB"
 donor = ["127.0.0.1:7002"]
 transport = "auto"
@@ -417,4 +419,71 @@ fn a_working_set_that_does_not_fit_is_ignored_with_a_warning() {
         warnings[0].contains("is ignored: not a working set"),
         "{stderr}"
     );
+}
+
+#[test]
+fn a_disk_that_cannot_be_one_is_refused_before_anything_starts() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("disk.img");
+    fs::write(&image, [0; 4096]).expect("the image is written");
+    let path = image.to_str().expect("UTF-8");
+    let run = |disk: &str| {
+        refused(
+            &["run", "--kernel", KERNEL, "--disk", disk],
+            ExitCode::Usage,
+        )
+    };
+    let used = devices::virtio::Disk::open(&image, false).expect("it can be opened");
+    let line = run(path);
+    assert!(line.contains("is in use: by another VM"), "{line}");
+    drop(used);
+    let shared = devices::virtio::Disk::open(&image, true).expect("it can be opened");
+    let line = run(&format!("path={path}"));
+    assert!(
+        line.contains("to all of its users with ,readonly"),
+        "{line}"
+    );
+    drop(shared);
+    fs::write(&image, [0; 1000]).expect("the image is written");
+    let line = run(path);
+    assert!(
+        line.contains("1000 bytes") && line.contains("sector size, 512"),
+        "{line}"
+    );
+    let line = run("/no/such.img,readonly");
+    assert!(
+        line.contains("cannot open the disk /no/such.img; name"),
+        "{line}"
+    );
+    assert!(
+        line.ends_with("No such file or directory (os error 2)"),
+        "{line}"
+    );
+    assert!(run("/").contains("the disk / is a directory"));
+    let many = [
+        &["run", "--kernel", KERNEL][..],
+        &["--disk", path].repeat(8),
+    ]
+    .concat();
+    let line = refused(&many, ExitCode::Usage);
+    assert!(line.contains("8 given, 7 is the limit"), "{line}");
+}
+
+#[test]
+fn two_disks_of_one_image_are_refused_unless_both_are_read_only() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("disk.img");
+    fs::write(&image, [0; 4096]).expect("the image is written");
+    let path = image.to_str().expect("UTF-8");
+    let read_only = format!("{path},readonly");
+    for second in [path, &read_only] {
+        let arguments = ["run", "--kernel", KERNEL, "--disk", path, "--disk", second];
+        let line = refused(&arguments, ExitCode::Usage);
+        assert!(line.contains("is in use"), "{line}");
+    }
+    // The file is no kernel, so the run goes no further than that.
+    let disks = ["--disk", &read_only, "--disk", &read_only];
+    let arguments = [&["run", "-q", "--kernel", KERNEL][..], &disks].concat();
+    let line = refused(&arguments, ExitCode::HostError);
+    assert!(line.contains("kernel") && !line.contains("disk"), "{line}");
 }

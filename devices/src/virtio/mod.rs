@@ -21,6 +21,7 @@
 //! one chain may ask for.
 
 mod balloon;
+mod block;
 mod mmio;
 mod ring;
 mod server;
@@ -33,6 +34,7 @@ use std::os::fd::BorrowedFd;
 pub use balloon::{
     BALLOON_CHAIN_BYTES_MAX, BALLOON_CHAIN_RANGES_MAX, Balloon, FreePages, FreeRange,
 };
+pub use block::{Block, Disk, DiskError, SECTOR_BYTES};
 pub use mmio::{MmioTransport, QUEUE_NOTIFY_OFFSET, VIRTIO_MMIO_LEN};
 pub use ring::{BrokenRing, Buffers, Chain, Ring};
 pub use server::QueueServer;

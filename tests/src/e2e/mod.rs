@@ -7,6 +7,7 @@
 mod bed;
 mod boot;
 mod cli;
+mod disks;
 mod faults;
 mod free_pages;
 mod guest;
@@ -88,6 +89,7 @@ pub fn scenarios() -> Vec<Scenario> {
         faults::SCENARIOS,
         status::SCENARIOS,
         free_pages::SCENARIOS,
+        disks::SCENARIOS,
     ]
     .concat()
 }

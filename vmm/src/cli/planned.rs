@@ -45,8 +45,7 @@ const COMMANDS: [Planned; 5] = [
 ];
 
 /// Flags that are planned.
-const FLAGS: [Planned; 7] = [
-    planned("run", "--disk", "put files into the initrd"),
+const FLAGS: [Planned; 6] = [
     planned("run", "--net", "the guest has a serial console"),
     planned("run", "--vsock", "the guest has a serial console"),
     planned(

@@ -150,6 +150,18 @@ pub enum ValidationError {
         /// How many were given.
         count: usize,
     },
+    /// More disks than there are places for.
+    #[error(
+        "too many disks: {count} given, {limit} is the limit beside {others} other virtio device(s); give fewer --disk"
+    )]
+    TooManyDisks {
+        /// How many were given.
+        count: usize,
+        /// How many places are left.
+        limit: usize,
+        /// What the other places are taken by.
+        others: usize,
+    },
     /// Donors were named for a transport that has none.
     #[error(
         "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"

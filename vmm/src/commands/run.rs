@@ -4,14 +4,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use devices::virtio::{Balloon, VirtioDevice};
 use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricError, SPIN_DEFAULT, Tier, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
-use ssi_hv::config::{HugePages, Prefetching, RunConfig, Switch, Transport, ValidatedRun};
+use ssi_hv::config::{HugePages, Prefetching, RunConfig, Transport, ValidatedRun};
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
@@ -25,7 +24,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
-use super::free_memory::FreeMemory;
+use super::devices::HostDevices;
 pub use super::observe::percentiles;
 use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
 use super::supervisor::Supervisor;
@@ -41,6 +40,7 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         .map(ReportFile::prepare)
         .transpose()?;
     let directory = socket_directory(config.name.as_ref())?;
+    let devices = HostDevices::open(config)?;
     let supervisor = Supervisor::start(report_file.clone()).context("cannot watch for signals")?;
 
     let mut report = Report::new(Host::detect());
@@ -56,7 +56,7 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         directory: directory.as_ref(),
         started,
     };
-    let mut result = run.boot(&mut report);
+    let mut result = run.boot(devices, &mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -149,7 +149,7 @@ impl Run<'_> {
     }
 
     /// Boots the guest and runs it to its end; fills the report with what was seen.
-    fn boot(&self, report: &mut Report) -> Result<ExitCode, Failure> {
+    fn boot(&self, devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
@@ -171,7 +171,7 @@ impl Run<'_> {
             initrd: wanted.initrd.clone(),
             cmdline: command_line(&config.cmdline),
             cpus: u8::try_from(config.cpus).context("--cpus")?,
-            devices: virtio_devices(config, &fabric),
+            devices: devices.for_guest(config, &fabric),
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
@@ -204,16 +204,6 @@ impl Run<'_> {
             }
         })
     }
-}
-
-/// The guest's virtio devices.
-fn virtio_devices(config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
-    let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
-    if config.balloon == Switch::On {
-        let free_memory = FreeMemory(fabric.discarder());
-        devices.push(Arc::new(Balloon::new(Arc::new(free_memory))));
-    }
-    devices
 }
 
 /// The name of the VM at donors and for who asks.

@@ -85,7 +85,8 @@ pub use elf_check::ElfError;
 pub use error::MachineError;
 pub use kernel::KernelError;
 pub use layout::{
-    DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, guest_memory_ranges,
+    DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, VIRTIO_DEVICES_MAX,
+    guest_memory_ranges,
 };
 pub use payload::KERNEL_BYTES_MAX;
 pub use terminal::{RawTerminal, restore_terminal};

@@ -4,6 +4,7 @@
 //! mode, with the first 4 GiB mapped to themselves and interrupts off. A test whose host has no
 //! KVM says `SKIPPED` and does nothing.
 
+mod disks;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod guests;
 mod support;
