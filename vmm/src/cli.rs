@@ -6,6 +6,7 @@ pub mod choices;
 pub mod disk;
 pub mod file;
 pub mod name;
+pub mod net;
 pub mod node;
 pub mod planned;
 pub mod status;

@@ -14,6 +14,7 @@ use crate::cli::address::{Donor, HostPort};
 pub use crate::cli::choices::{HugePages, Numa, Prefetching, Switch, Transport};
 use crate::cli::disk::DiskArg;
 use crate::cli::name::VmName;
+use crate::cli::net::NetArg;
 pub use crate::cli::validation::ValidationError;
 use crate::cli::validation::{check_file, check_range, check_size, resolve_permitted};
 use crate::machine::VIRTIO_DEVICES_MAX;
@@ -107,6 +108,27 @@ pub struct RunConfig {
     )]
     #[serde(rename = "disk", skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<DiskArg>,
+
+    /// A network card on a tap, tap=NAME[,mac=MAC]; repeatable
+    #[arg(
+        long = "net",
+        value_name = "NET",
+        help_heading = "Guest",
+        help = "A network card on a tap, tap=NAME[,mac=MAC]; repeatable"
+    )]
+    #[serde(rename = "net", skip_serializing_if = "Vec::is_empty")]
+    pub nets: Vec<NetArg>,
+
+    /// A source of random numbers of the host
+    #[arg(
+        long,
+        value_name = "on|off",
+        help_heading = "Guest",
+        value_enum,
+        default_value = "on",
+        hide_possible_values = true
+    )]
+    pub rng: Switch,
 
     /// How much is here at once [default: all, or what donors with memory= leave]
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
@@ -215,6 +237,8 @@ impl Default for RunConfig {
             memory: DEFAULT_MEMORY,
             balloon: Switch::On,
             disks: Vec::new(),
+            nets: Vec::new(),
+            rng: Switch::On,
             local_memory: None,
             donors: Vec::new(),
             transport: Transport::Auto,
@@ -304,13 +328,16 @@ impl RunConfig {
 
     /// Each virtio device needs an interrupt of its own.
     fn check_devices(&self) -> Result<(), ValidationError> {
-        let others = usize::from(self.balloon == Switch::On);
-        let limit = usize::from(VIRTIO_DEVICES_MAX) - others;
-        if self.disks.len() > limit {
-            return Err(ValidationError::TooManyDisks {
-                count: self.disks.len(),
-                limit,
+        let (disks, nets) = (self.disks.len(), self.nets.len());
+        let others = [self.balloon, self.rng];
+        let others = others.iter().filter(|there| **there == Switch::On).count();
+        let limit = usize::from(VIRTIO_DEVICES_MAX);
+        if disks + nets + others > limit {
+            return Err(ValidationError::TooManyDevices {
+                disks,
+                nets,
                 others,
+                limit,
             });
         }
         Ok(())

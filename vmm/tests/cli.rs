@@ -149,7 +149,7 @@ fn what_is_planned_says_so() {
         &["report", "out.json", "-o", "out.html"],
         &["pki", "init"],
         &["bench", "transport"],
-        &["run", "--net", "tap=tap0"],
+        &["run", "--vsock", "cid=3"],
         &["run", "--replicas", "2"],
         &["node", "--metrics", "127.0.0.1:9000"],
     ] {
@@ -240,6 +240,7 @@ memory = "2G"
 local-memory = 536870912
 donor = ["127.0.0.1:7000", "127.0.0.1:7001,memory=1G"]
 disk = ["a.img", "path=b.img,readonly"]
+net = ["tap=tap0,mac=02:00:00:00:00:0A"]
 checksum = true
 "#;
 
@@ -255,6 +256,8 @@ cpus = 4
 memory = "2 GiB"
 balloon = "on"
 disk = ["path=a.img", "path=b.img,readonly"]
+net = ["tap=tap0,mac=02:00:00:00:00:0a"]
+rng = "on"
 local-memory = "512 MiB"
 donor = ["127.0.0.1:7002"]
 transport = "auto"
@@ -462,11 +465,12 @@ fn a_disk_that_cannot_be_one_is_refused_before_anything_starts() {
     assert!(run("/").contains("the disk / is a directory"));
     let many = [
         &["run", "--kernel", KERNEL][..],
-        &["--disk", path].repeat(8),
+        &["--disk", path].repeat(7),
     ]
     .concat();
     let line = refused(&many, ExitCode::Usage);
-    assert!(line.contains("8 given, 7 is the limit"), "{line}");
+    let given = "7 disk(s), 0 network card(s) and 2 other(s) given, 8 in all is the limit";
+    assert!(line.contains(given), "{line}");
 }
 
 #[test]
@@ -486,4 +490,17 @@ fn two_disks_of_one_image_are_refused_unless_both_are_read_only() {
     let arguments = [&["run", "-q", "--kernel", KERNEL][..], &disks].concat();
     let line = refused(&arguments, ExitCode::HostError);
     assert!(line.contains("kernel") && !line.contains("disk"), "{line}");
+}
+
+#[test]
+fn a_tap_that_cannot_be_used_is_refused_before_anything_starts() {
+    let run = |net: &str| refused(&["run", "--kernel", KERNEL, "--net", net], ExitCode::Usage);
+    let line = run("tap=no-such-tap0");
+    assert!(
+        line.contains("the tap no-such-tap0 is not there; make it with"),
+        "{line}"
+    );
+    assert!(run("tap=a/b").contains("`a/b` is no name of a tap"));
+    assert!(run("tap=lo").contains("lo"));
+    assert!(run("tap0").contains("names no tap; write tap=NAME"));
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::virtio::test_driver::{
-    BalloonDriver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED, ring,
+    BalloonDriver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED, accesses, ring,
 };
 
 const FEATURES: u64 = (1 << 32) | (1 << 5) | (1 << 2);
@@ -206,33 +206,6 @@ fn registers_are_accessed_as_a_whole() {
     }
 }
 
-#[derive(Clone, Debug)]
-enum Access {
-    Read(u64, usize),
-    Write(u64, Vec<u8>),
-    Serve(usize),
-}
-
-fn accesses() -> impl Strategy<Value = Access> {
-    let offset = prop_oneof![
-        (0_u64..0x40).prop_map(|register| register * 4),
-        0_u64..VIRTIO_MMIO_LEN - 8,
-        any::<u64>(),
-    ];
-    let value = prop_oneof![
-        any::<u32>().prop_map(u32::to_le_bytes),
-        (0_u32..16).prop_map(u32::to_le_bytes),
-        (0_u32..16).prop_map(|page| (page * 0x1000).to_le_bytes()),
-    ];
-    prop_oneof![
-        (offset.clone(), 0_usize..9).prop_map(|(offset, width)| Access::Read(offset, width)),
-        (offset.clone(), value).prop_map(|(offset, value)| Access::Write(offset, value.into())),
-        (offset, proptest::collection::vec(any::<u8>(), 0..9))
-            .prop_map(|(offset, data)| Access::Write(offset, data)),
-        (0_usize..8).prop_map(Access::Serve),
-    ]
-}
-
 proptest! {
     #[test]
     fn any_accesses_in_any_state_are_survived(
@@ -241,22 +214,11 @@ proptest! {
     ) {
         let driver = if started { BalloonDriver::started() } else { BalloonDriver::new() };
         for access in accesses {
-            match access {
-                Access::Read(offset, width) => {
-                    driver.transport.read(offset, &mut vec![0; width]);
-                }
-                Access::Write(offset, data) => driver.transport.write(offset, &data),
-                Access::Serve(queue) => driver.serve(queue),
-            }
+            driver.access(access);
         }
         // Whatever it was, a driver that does it right can use the device.
         driver.set(0x70, 0);
-        for queue in 0..5 {
-            let [descriptors, ..] = ring(queue);
-            let empty = [0_u8; 0x3000];
-            let place = GuestAddress(descriptors);
-            vm_memory::Bytes::write_slice(&driver.memory, &empty, place).unwrap();
-        }
+        driver.clear_rings();
         driver.start(FEATURES);
         let before = driver.discarded().len();
         driver.report(&[(0x40_0000, 0x1000)]);

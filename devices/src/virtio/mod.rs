@@ -20,9 +20,13 @@
 //! of indirect descriptors, so that loops in them end; devices have limits of their own for what
 //! one chain may ask for.
 
+#[cfg(test)]
+mod any_device_tests;
 mod balloon;
 mod block;
+mod entropy;
 mod mmio;
+mod net;
 mod ring;
 mod server;
 #[cfg(test)]
@@ -35,7 +39,9 @@ pub use balloon::{
     BALLOON_CHAIN_BYTES_MAX, BALLOON_CHAIN_RANGES_MAX, Balloon, FreePages, FreeRange,
 };
 pub use block::{Block, Disk, DiskError, SECTOR_BYTES};
+pub use entropy::{ENTROPY_CHAIN_BYTES_MAX, Entropy};
 pub use mmio::{MmioTransport, QUEUE_NOTIFY_OFFSET, VIRTIO_MMIO_LEN};
+pub use net::{MacAddress, Net, ParseMacError, TAP_NAME_BYTES_MAX, Tap, TapError};
 pub use ring::{BrokenRing, Buffers, Chain, Ring};
 pub use server::QueueServer;
 

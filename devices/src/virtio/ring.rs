@@ -1,10 +1,12 @@
 //! A queue while a device serves it.
 
 use std::fmt;
+use std::sync::atomic::{Ordering, fence};
 
 use thiserror::Error;
+use virtio_bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT, Reader, Writer};
-use vm_memory::GuestMemoryMmap;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// A chain of descriptors that the driver has made available.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
@@ -20,8 +22,8 @@ pub struct BrokenRing(#[source] virtio_queue::Error);
 pub struct Ring<'a> {
     queue: &'a mut Queue,
     memory: &'a GuestMemoryMmap,
-    /// Something was used since the driver was told.
-    used: bool,
+    /// What the used ring had when this began: the driver knows of that.
+    told: u16,
 }
 
 impl fmt::Debug for Ring<'_> {
@@ -33,9 +35,9 @@ impl fmt::Debug for Ring<'_> {
 impl<'a> Ring<'a> {
     pub(super) fn new(queue: &'a mut Queue, memory: &'a GuestMemoryMmap) -> Self {
         Self {
+            told: queue.next_used(),
             queue,
             memory,
-            used: false,
         }
     }
 
@@ -85,10 +87,38 @@ impl<'a> Ring<'a> {
     ///
     /// When the chain has a number that the ring does not have.
     pub fn used(&mut self, head: u16, written: u32) -> Result<(), BrokenRing> {
-        self.used = true;
         self.queue
             .add_used(self.memory, head, written)
             .map_err(BrokenRing)
+    }
+
+    /// Gives several chains back at once, each with the number of bytes that were written to it:
+    /// the driver sees all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// When a chain has a number that the ring does not have.
+    pub fn used_together(&mut self, chains: &[(u16, u32)]) -> Result<(), BrokenRing> {
+        let Some(((last, written), others)) = chains.split_last() else {
+            return Ok(());
+        };
+        for (head, written) in others {
+            if *head >= self.queue.size() {
+                return Err(BrokenRing(virtio_queue::Error::InvalidDescriptorIndex));
+            }
+            // The entry, as add_used writes it; the index, which the driver looks at, follows with the
+            // last one. The ring was checked to be in memory (virtio 1.2, section 2.7.8).
+            let next = self.queue.next_used();
+            let place = u64::from(next % self.queue.size()) * 8 + 4;
+            let mut entry = [0; 8];
+            entry[..4].copy_from_slice(&u32::from(*head).to_le_bytes());
+            entry[4..].copy_from_slice(&written.to_le_bytes());
+            self.memory
+                .write_slice(&entry, GuestAddress(self.queue.used_ring() + place))
+                .map_err(out_of_memory)?;
+            self.queue.set_next_used(next.wrapping_add(1));
+        }
+        self.used(*last, *written)
     }
 
     /// Takes the next chain, carries it out, and gives it back with the number of bytes that
@@ -110,15 +140,32 @@ impl<'a> Ring<'a> {
         Ok(true)
     }
 
-    /// Whether the driver is to be told now of what was used.
+    /// Whether the driver is to be told now of what was used: it can say that it does not want
+    /// that, or after which chain it does (virtio 1.2, sections 2.7.7 and 2.7.10).
     pub(super) fn must_tell(&mut self) -> Result<bool, BrokenRing> {
-        let used = std::mem::take(&mut self.used);
-        Ok(used
-            && self
-                .queue
-                .needs_notification(self.memory)
-                .map_err(BrokenRing)?)
+        let told = std::mem::replace(&mut self.told, self.queue.next_used());
+        let count = self.told.wrapping_sub(told);
+        if count == 0 {
+            return Ok(false);
+        }
+        // What was used is seen by a driver that has changed its wish before this looks at it.
+        fence(Ordering::SeqCst);
+        let available = self.queue.avail_ring();
+        let read = |offset: u64| -> Result<u16, BrokenRing> {
+            let place = GuestAddress(available.saturating_add(offset));
+            let value = self.memory.load(place, Ordering::Relaxed);
+            value.map(u16::from_le).map_err(out_of_memory)
+        };
+        if self.queue.event_idx_enabled() {
+            let after = read(4 + u64::from(self.queue.size()) * 2)?;
+            return Ok(self.told.wrapping_sub(after).wrapping_sub(1) < count);
+        }
+        Ok(u32::from(read(0)?) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
+}
+
+fn out_of_memory(error: vm_memory::GuestMemoryError) -> BrokenRing {
+    BrokenRing(virtio_queue::Error::GuestMemory(error))
 }
 
 /// The bytes of a chain: those that the device reads, and those that it writes. However the
@@ -158,6 +205,18 @@ mod tests {
 
     /// VIRTIO_F_EVENT_IDX beside what a balloon has.
     const WITH_EVENT_INDEX: u64 = (1 << 32) | (1 << 29) | (1 << 5) | (1 << 2);
+
+    #[test]
+    fn a_driver_that_does_not_want_to_be_told_is_not() {
+        let driver = BalloonDriver::started();
+        let flags = GuestAddress(ring(2)[1]);
+        for (flag, wanted) in [(1_u16, 0), (0, 1)] {
+            driver.memory.write_obj(flag, flags).unwrap();
+            driver.report(&[(0x40_0000, 0x1000)]);
+            driver.serve(2);
+            assert_eq!(driver.get(0x60), wanted);
+        }
+    }
 
     #[test]
     fn a_driver_with_event_indices_is_told_when_it_has_asked_and_asked_back_to_ring() {

@@ -3,10 +3,11 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
+use proptest::prelude::*;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::{Balloon, FreePages, FreeRange, MmioTransport, VirtioDevice};
+use super::{Balloon, FreePages, FreeRange, MmioTransport, VIRTIO_MMIO_LEN, VirtioDevice};
 use crate::bus::BusDevice;
 use crate::trigger::EventFdTrigger;
 
@@ -26,6 +27,35 @@ pub(super) const VERSION_1: u64 = 1 << 32;
 pub(super) fn ring(queue: u32) -> [u64; 3] {
     let base = 0x1_0000 + u64::from(queue) * 0x4000;
     [base, base + 0x1000, base + 0x2000]
+}
+
+/// What a vCPU or the thread of the device does.
+#[derive(Clone, Debug)]
+pub(super) enum Access {
+    Read(u64, usize),
+    Write(u64, Vec<u8>),
+    Serve(usize),
+}
+
+/// Any access, often one that means something.
+pub(super) fn accesses() -> impl Strategy<Value = Access> {
+    let offset = prop_oneof![
+        (0_u64..0x40).prop_map(|register| register * 4),
+        0_u64..VIRTIO_MMIO_LEN - 8,
+        any::<u64>(),
+    ];
+    let value = prop_oneof![
+        any::<u32>().prop_map(u32::to_le_bytes),
+        (0_u32..16).prop_map(u32::to_le_bytes),
+        (0_u32..16).prop_map(|page| (page * 0x1000).to_le_bytes()),
+    ];
+    prop_oneof![
+        (offset.clone(), 0_usize..9).prop_map(|(offset, width)| Access::Read(offset, width)),
+        (offset.clone(), value).prop_map(|(offset, value)| Access::Write(offset, value.into())),
+        (offset, proptest::collection::vec(any::<u8>(), 0..9))
+            .prop_map(|(offset, data)| Access::Write(offset, data)),
+        (0_usize..8).prop_map(Access::Serve),
+    ]
 }
 
 /// A guest with one device.
@@ -159,6 +189,26 @@ impl<D: VirtioDevice + 'static> Driver<D> {
 
     pub fn serve(&self, queue: usize) {
         self.transport.serve(queue);
+    }
+
+    pub fn access(&self, access: Access) {
+        match access {
+            Access::Read(offset, width) => self.transport.read(offset, &mut vec![0; width]),
+            Access::Write(offset, data) => self.transport.write(offset, &data),
+            Access::Serve(queue) => self.serve(queue),
+        }
+    }
+
+    /// Forgets what is in the rings.
+    pub fn clear_rings(&self) {
+        self.set(0x70, 0);
+        let mut available = self.available.lock().unwrap();
+        available.fill(0);
+        for queue in 0..u32::try_from(available.len()).unwrap() {
+            let [descriptors, ..] = ring(queue);
+            let place = GuestAddress(descriptors);
+            self.memory.write_slice(&[0; 0x3000], place).unwrap();
+        }
     }
 }
 

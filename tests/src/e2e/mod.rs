@@ -11,6 +11,7 @@ mod disks;
 mod faults;
 mod free_pages;
 mod guest;
+mod network;
 mod status;
 
 pub(crate) use guest::parse_faultprobe;
@@ -90,6 +91,7 @@ pub fn scenarios() -> Vec<Scenario> {
         status::SCENARIOS,
         free_pages::SCENARIOS,
         disks::SCENARIOS,
+        network::SCENARIOS,
     ]
     .concat()
 }

@@ -45,9 +45,8 @@ const COMMANDS: [Planned; 5] = [
 ];
 
 /// Flags that are planned.
-const FLAGS: [Planned; 6] = [
-    planned("run", "--net", "the guest has a serial console"),
-    planned("run", "--vsock", "the guest has a serial console"),
+const FLAGS: [Planned; 5] = [
+    planned("run", "--vsock", "the guest has network cards with --net"),
     planned(
         "run",
         "--replicas",

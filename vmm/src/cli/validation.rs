@@ -150,17 +150,19 @@ pub enum ValidationError {
         /// How many were given.
         count: usize,
     },
-    /// More disks than there are places for.
+    /// More virtio devices than there are places for.
     #[error(
-        "too many disks: {count} given, {limit} is the limit beside {others} other virtio device(s); give fewer --disk"
+        "too many virtio devices: {disks} disk(s), {nets} network card(s) and {others} other(s) given, {limit} in all is the limit; give fewer --disk or --net, or leave away others with --balloon off or --rng off"
     )]
-    TooManyDisks {
-        /// How many were given.
-        count: usize,
-        /// How many places are left.
-        limit: usize,
-        /// What the other places are taken by.
+    TooManyDevices {
+        /// How many disks were given.
+        disks: usize,
+        /// How many network cards were given.
+        nets: usize,
+        /// How many others there are.
         others: usize,
+        /// How many places there are.
+        limit: usize,
     },
     /// Donors were named for a transport that has none.
     #[error(

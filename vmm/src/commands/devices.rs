@@ -2,18 +2,24 @@
 
 use std::sync::Arc;
 
-use devices::virtio::{Balloon, Block, Disk, VirtioDevice};
+use anyhow::Context as _;
+use devices::virtio::{Balloon, Block, Disk, Entropy, MacAddress, Net, Tap, VirtioDevice};
 use memory_fabric::fabric::Fabric;
 use ssi_hv::config::{RunConfig, Switch};
 
 use super::Failure;
 use super::free_memory::FreeMemory;
 
+/// What tells this host from others (machine-id(5)), where it is there.
+const MACHINE_ID_PATH: &str = "/etc/machine-id";
+
 /// What the devices use: opened before anything is started, so that what is wrong with it is
 /// told before a donor is asked.
 #[derive(Debug)]
 pub struct HostDevices {
     disks: Vec<Disk>,
+    nets: Vec<(Tap, MacAddress)>,
+    entropy: Option<Entropy>,
 }
 
 impl HostDevices {
@@ -23,21 +29,50 @@ impl HostDevices {
             .disks
             .iter()
             .map(|disk| Disk::open(&disk.path, disk.read_only));
+        let disks = disks.collect::<Result<_, _>>()?;
+        let mut nets = Vec::new();
+        for net in &config.nets {
+            let tap = Tap::open(&net.tap)?;
+            let mac = net.mac.unwrap_or_else(|| derived_address(tap.name()));
+            tracing::info!("network card on the tap {} with address {mac}", tap.name());
+            nets.push((tap, mac));
+        }
+        let entropy = match config.rng {
+            Switch::On => Some(Entropy::new().context(
+                "cannot open /dev/urandom; mount devtmpfs on /dev, or leave the device away with --rng off",
+            )?),
+            Switch::Off => None,
+        };
         Ok(Self {
-            disks: disks.collect::<Result<_, _>>()?,
+            disks,
+            nets,
+            entropy,
         })
     }
 
-    /// The devices, in the order in which the guest finds them.
-    pub fn for_guest(self, config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
+    /// The devices, in the order in which the guest finds them. Gives them once.
+    pub fn for_guest(&mut self, config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         if config.balloon == Switch::On {
             let free_memory = FreeMemory(fabric.discarder());
             devices.push(Arc::new(Balloon::new(Arc::new(free_memory))));
         }
-        for (number, disk) in self.disks.into_iter().enumerate() {
+        if let Some(entropy) = self.entropy.take() {
+            devices.push(Arc::new(entropy));
+        }
+        for (number, disk) in self.disks.drain(..).enumerate() {
             devices.push(Arc::new(Block::new(number, disk)));
+        }
+        for (number, (tap, mac)) in self.nets.drain(..).enumerate() {
+            devices.push(Arc::new(Net::new(number, tap, mac)));
         }
         devices
     }
+}
+
+/// The address of a card for which none was given: the same at each start, since guests keep
+/// settings by it, and others on other hosts and taps.
+fn derived_address(tap: &str) -> MacAddress {
+    let host = std::fs::read(MACHINE_ID_PATH).unwrap_or_default();
+    MacAddress::derived_from(&[&host, tap.as_bytes()])
 }

@@ -13,7 +13,7 @@ mod working_set;
 
 use std::io::{self, Write};
 
-use ::devices::virtio::DiskError;
+use ::devices::virtio::{DiskError, TapError};
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
 
@@ -48,7 +48,9 @@ impl Failure {
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
-        let code = if error.is::<ValidationError>() || error.is::<DiskError>() {
+        let usage =
+            error.is::<ValidationError>() || error.is::<DiskError>() || error.is::<TapError>();
+        let code = if usage {
             ExitCode::Usage
         } else {
             ExitCode::HostError

@@ -149,7 +149,7 @@ impl Run<'_> {
     }
 
     /// Boots the guest and runs it to its end; fills the report with what was seen.
-    fn boot(&self, devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
+    fn boot(&self, mut devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
