@@ -18,6 +18,7 @@
 //! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest tells what memory is free |
 //! | [`virtio::Block`] | such a page | a disk |
 //! | [`virtio::Net`] | such a page | a network card, on a tap of the host |
+//! | [`virtio::Vsock`] | such a page | sockets between guest and host |
 //! | [`virtio::Entropy`] | such a page | random numbers of the host |
 //!
 //! Principles:

@@ -12,6 +12,7 @@ pub mod planned;
 pub mod status;
 mod text;
 pub mod validation;
+pub mod vsock;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

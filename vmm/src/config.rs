@@ -17,6 +17,7 @@ use crate::cli::name::VmName;
 use crate::cli::net::NetArg;
 pub use crate::cli::validation::ValidationError;
 use crate::cli::validation::{check_file, check_range, check_size, resolve_permitted};
+use crate::cli::vsock::VsockArg;
 use crate::machine::VIRTIO_DEVICES_MAX;
 use crate::size::ByteSize;
 
@@ -118,6 +119,16 @@ pub struct RunConfig {
     )]
     #[serde(rename = "net", skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<NetArg>,
+
+    /// Sockets between guest and host
+    #[arg(
+        long,
+        value_name = "VSOCK",
+        help_heading = "Guest",
+        help = "Sockets between guest and host, cid=N,path=SOCKET"
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockArg>,
 
     /// A source of random numbers of the host
     #[arg(
@@ -238,6 +249,7 @@ impl Default for RunConfig {
             balloon: Switch::On,
             disks: Vec::new(),
             nets: Vec::new(),
+            vsock: None,
             rng: Switch::On,
             local_memory: None,
             donors: Vec::new(),
@@ -329,8 +341,9 @@ impl RunConfig {
     /// Each virtio device needs an interrupt of its own.
     fn check_devices(&self) -> Result<(), ValidationError> {
         let (disks, nets) = (self.disks.len(), self.nets.len());
-        let others = [self.balloon, self.rng];
-        let others = others.iter().filter(|there| **there == Switch::On).count();
+        let switches = [self.balloon, self.rng];
+        let on = switches.iter().filter(|there| **there == Switch::On);
+        let others = on.count() + usize::from(self.vsock.is_some());
         let limit = usize::from(VIRTIO_DEVICES_MAX);
         if disks + nets + others > limit {
             return Err(ValidationError::TooManyDevices {

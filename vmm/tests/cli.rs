@@ -149,7 +149,6 @@ fn what_is_planned_says_so() {
         &["report", "out.json", "-o", "out.html"],
         &["pki", "init"],
         &["bench", "transport"],
-        &["run", "--vsock", "cid=3"],
         &["run", "--replicas", "2"],
         &["node", "--metrics", "127.0.0.1:9000"],
     ] {
@@ -241,6 +240,7 @@ local-memory = 536870912
 donor = ["127.0.0.1:7000", "127.0.0.1:7001,memory=1G"]
 disk = ["a.img", "path=b.img,readonly"]
 net = ["tap=tap0,mac=02:00:00:00:00:0A"]
+vsock = "path=vm.sock,cid=3"
 checksum = true
 "#;
 
@@ -257,6 +257,7 @@ memory = "2 GiB"
 balloon = "on"
 disk = ["path=a.img", "path=b.img,readonly"]
 net = ["tap=tap0,mac=02:00:00:00:00:0a"]
+vsock = "cid=3,path=vm.sock"
 rng = "on"
 local-memory = "512 MiB"
 donor = ["127.0.0.1:7002"]
@@ -490,6 +491,28 @@ fn two_disks_of_one_image_are_refused_unless_both_are_read_only() {
     let arguments = [&["run", "-q", "--kernel", KERNEL][..], &disks].concat();
     let line = refused(&arguments, ExitCode::HostError);
     assert!(line.contains("kernel") && !line.contains("disk"), "{line}");
+}
+
+#[test]
+fn a_vsock_that_cannot_be_made_is_refused_and_a_stale_one_replaced() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("v.sock");
+    let vsock = format!("cid=3,path={}", path.display());
+    let run = |vsock: &str| {
+        refused(
+            &["run", "--kernel", KERNEL, "--vsock", vsock],
+            ExitCode::Usage,
+        )
+    };
+    let other = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+    assert!(run(&vsock).contains("is in use, by another VM perhaps"));
+    drop(other);
+    let arguments = ["run", "-q", "--kernel", KERNEL, "--vsock", &vsock];
+    let line = refused(&arguments, ExitCode::HostError);
+    assert!(line.contains("kernel"), "{line}");
+    assert!(!path.exists(), "it goes with the run");
+    assert!(run("cid=3,path=/no/such/v.sock").contains("cannot make the vsock /no/such/v.sock"));
+    assert!(run("cid=1,path=v.sock").contains("no cid= from 3 to"));
 }
 
 #[test]

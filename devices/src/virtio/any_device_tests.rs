@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::test_driver::{Access, Driver, STARTED, accesses};
-use super::{Block, Disk, Entropy, Net, VirtioDevice};
+use super::{Block, Disk, Entropy, Net, VirtioDevice, Vsock, VsockSocket};
 
 fn survives<D: VirtioDevice + 'static>(
     driver: &Driver<D>,
@@ -58,5 +58,16 @@ proptest! {
             host.send(&[0; 100]).unwrap();
         }
         survives(&Driver::of(card), started, accesses)?;
+    }
+
+    #[test]
+    fn a_vsock_survives_any_accesses(
+        started: bool,
+        accesses in proptest::collection::vec(accesses(), 0..200),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = VsockSocket::listen(&directory.path().join("v")).unwrap();
+        let device = Vsock::new(3, &socket).unwrap();
+        survives(&Driver::of(device), started, accesses)?;
     }
 }

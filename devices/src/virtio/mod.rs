@@ -31,6 +31,7 @@ mod ring;
 mod server;
 #[cfg(test)]
 mod test_driver;
+mod vsock;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -44,6 +45,9 @@ pub use mmio::{MmioTransport, QUEUE_NOTIFY_OFFSET, VIRTIO_MMIO_LEN};
 pub use net::{MacAddress, Net, ParseMacError, TAP_NAME_BYTES_MAX, Tap, TapError};
 pub use ring::{BrokenRing, Buffers, Chain, Ring};
 pub use server::QueueServer;
+pub use vsock::{
+    VSOCK_CID_MAX, VSOCK_CID_MIN, VSOCK_PATH_BYTES_MAX, Vsock, VsockError, VsockSocket,
+};
 
 /// What is different from device to device.
 ///

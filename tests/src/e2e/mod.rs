@@ -13,6 +13,7 @@ mod free_pages;
 mod guest;
 mod network;
 mod status;
+mod vsock;
 
 pub(crate) use guest::parse_faultprobe;
 
@@ -92,6 +93,7 @@ pub fn scenarios() -> Vec<Scenario> {
         free_pages::SCENARIOS,
         disks::SCENARIOS,
         network::SCENARIOS,
+        vsock::SCENARIOS,
     ]
     .concat()
 }

@@ -45,8 +45,7 @@ const COMMANDS: [Planned; 5] = [
 ];
 
 /// Flags that are planned.
-const FLAGS: [Planned; 5] = [
-    planned("run", "--vsock", "the guest has network cards with --net"),
+const FLAGS: [Planned; 4] = [
     planned(
         "run",
         "--replicas",

@@ -57,7 +57,7 @@ fn what_is_planned_says_so_and_what_is_there_instead() {
         ("bench transport --json", "bench transport is not there yet"),
         ("run --replicas 2", "run --replicas is not there yet"),
         ("run --cluster c.toml", "run --cluster is not there yet"),
-        ("run --vsock cid=3", "run --vsock is not there yet"),
+        ("run --cluster=c.toml", "run --cluster is not there yet"),
         (
             "node --metrics 127.0.0.1:1",
             "node --metrics is not there yet",

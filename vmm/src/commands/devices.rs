@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use devices::virtio::{Balloon, Block, Disk, Entropy, MacAddress, Net, Tap, VirtioDevice};
+use devices::virtio::{
+    Balloon, Block, Disk, Entropy, MacAddress, Net, Tap, VirtioDevice, Vsock, VsockSocket,
+};
 use memory_fabric::fabric::Fabric;
 use ssi_hv::config::{RunConfig, Switch};
 
@@ -19,6 +21,9 @@ const MACHINE_ID_PATH: &str = "/etc/machine-id";
 pub struct HostDevices {
     disks: Vec<Disk>,
     nets: Vec<(Tap, MacAddress)>,
+    vsock: Option<Vsock>,
+    /// Goes at the end of the run.
+    _socket: Option<VsockSocket>,
     entropy: Option<Entropy>,
 }
 
@@ -37,6 +42,14 @@ impl HostDevices {
             tracing::info!("network card on the tap {} with address {mac}", tap.name());
             nets.push((tap, mac));
         }
+        let vsock = match &config.vsock {
+            Some(vsock) => {
+                let socket = VsockSocket::listen(&vsock.path)?;
+                Some((Vsock::new(vsock.cid, &socket)?, socket))
+            }
+            None => None,
+        };
+        let (vsock, socket) = vsock.unzip();
         let entropy = match config.rng {
             Switch::On => Some(Entropy::new().context(
                 "cannot open /dev/urandom; mount devtmpfs on /dev, or leave the device away with --rng off",
@@ -46,11 +59,14 @@ impl HostDevices {
         Ok(Self {
             disks,
             nets,
+            vsock,
+            _socket: socket,
             entropy,
         })
     }
 
-    /// The devices, in the order in which the guest finds them. Gives them once.
+    /// The devices, in the order in which the guest finds them. Gives them once; what is left here
+    /// is kept until the run has ended.
     pub fn for_guest(&mut self, config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         if config.balloon == Switch::On {
@@ -65,6 +81,9 @@ impl HostDevices {
         }
         for (number, (tap, mac)) in self.nets.drain(..).enumerate() {
             devices.push(Arc::new(Net::new(number, tap, mac)));
+        }
+        if let Some(vsock) = self.vsock.take() {
+            devices.push(Arc::new(vsock));
         }
         devices
     }

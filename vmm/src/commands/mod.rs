@@ -13,7 +13,7 @@ mod working_set;
 
 use std::io::{self, Write};
 
-use ::devices::virtio::{DiskError, TapError};
+use ::devices::virtio::{DiskError, TapError, VsockError};
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
 
@@ -48,8 +48,10 @@ impl Failure {
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
-        let usage =
-            error.is::<ValidationError>() || error.is::<DiskError>() || error.is::<TapError>();
+        let usage = error.is::<ValidationError>()
+            || error.is::<DiskError>()
+            || error.is::<TapError>()
+            || error.is::<VsockError>();
         let code = if usage {
             ExitCode::Usage
         } else {
