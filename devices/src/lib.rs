@@ -16,6 +16,10 @@
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
 //! | [`BootTimer`] | port 0x5f4 | the guest says that its init runs |
 //! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest tells what memory is free |
+//! | [`virtio::Block`] | such a page | a disk |
+//! | [`virtio::Net`] | such a page | a network card, on a tap of the host |
+//! | [`virtio::Vsock`] | such a page | sockets between guest and host |
+//! | [`virtio::Entropy`] | such a page | random numbers of the host |
 //!
 //! Principles:
 //! - Every value that a guest can choose (offset, width, data) is legal: a device answers it

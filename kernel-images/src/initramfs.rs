@@ -17,11 +17,12 @@ const GUEST_MODULES: &[&str] = &[
     "virtio_blk",
     "virtio_net",
     "virtio_balloon",
+    "virtio_rng",
     "vmw_vsock_virtio_transport",
 ];
 
 /// Our programs in a guest.
-const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor"];
+const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor", "socket-pipe"];
 
 /// Writes the guest's initramfs for a kernel, with our static programs from the directory
 /// `programs`, to `out`, uncompressed: under emulation that

@@ -38,7 +38,7 @@ enum Action {
         /// The kernel whose modules go in.
         #[arg(long, default_value = "cloud")]
         kernel: String,
-        /// The directory of the static faultprobe and tell-monitor [default: built now].
+        /// The directory of the static faultprobe, tell-monitor and socket-pipe [default: built now].
         #[arg(long)]
         programs: Option<PathBuf>,
         /// The file to write.

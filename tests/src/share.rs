@@ -40,7 +40,9 @@ impl Share {
             initramfs::write_guest(&image, &tools, &dir.join(initrd))?;
             releases.push(image.record.release);
         }
-        install(&tools.join("faultprobe"), &dir.join("faultprobe"))?;
+        for name in ["faultprobe", "socket-pipe"] {
+            install(&tools.join(name), &dir.join(name))?;
+        }
         for name in ["ssi-hv", "memory-probe", "rdma-probe"] {
             let program = workspace.join("target/release").join(name);
             if program.is_file() {

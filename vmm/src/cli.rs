@@ -2,12 +2,17 @@
 
 pub mod address;
 pub mod bench;
+pub mod choices;
+pub mod disk;
 pub mod file;
 pub mod name;
+pub mod net;
 pub mod node;
 pub mod planned;
 pub mod status;
+mod text;
 pub mod validation;
+pub mod vsock;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -7,13 +7,18 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::address::{Donor, HostPort};
+pub use crate::cli::choices::{Compression, HugePages, Numa, Prefetching, Switch, Transport};
+use crate::cli::disk::DiskArg;
 use crate::cli::name::VmName;
+use crate::cli::net::NetArg;
 pub use crate::cli::validation::ValidationError;
 use crate::cli::validation::{check_file, check_range, check_size, resolve_permitted};
+use crate::cli::vsock::VsockArg;
+use crate::machine::VIRTIO_DEVICES_MAX;
 use crate::size::ByteSize;
 
 /// Bytes in a page.
@@ -37,116 +42,6 @@ pub const DONOR_GRACE_SECONDS_MAX: u32 = 3600;
 pub const DEFAULT_MEMORY: ByteSize = ByteSize::from_mib(1024);
 /// What `--donor-grace` is when it is not given, in seconds.
 pub const DEFAULT_DONOR_GRACE_SECONDS: u32 = 30;
-
-/// How pages travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// The best one that both ends have
-    #[default]
-    Auto,
-    /// TCP
-    Tcp,
-    /// A donor inside this process, for tests
-    Loopback,
-    /// Pages read by RDMA verbs, or nothing
-    Rdma,
-    /// QUIC over UDP
-    #[value(hide = true)]
-    Udp,
-}
-
-impl Transport {
-    /// Refuses a transport that is planned.
-    ///
-    /// # Errors
-    ///
-    /// If this build does not have it, with the one to use instead.
-    pub fn require_available(self) -> Result<(), ValidationError> {
-        let setting = match self {
-            Self::Auto | Self::Tcp | Self::Loopback | Self::Rdma => return Ok(()),
-            Self::Udp => "--transport udp",
-        };
-        Err(ValidationError::NotThereYet {
-            setting,
-            instead: "use --transport tcp",
-        })
-    }
-}
-
-/// What the guest is told about where its memory is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Numa {
-    /// One NUMA node: the host caches
-    #[default]
-    Flat,
-    /// Each node of the cluster is a NUMA node of the guest
-    #[value(hide = true)]
-    Expose,
-}
-
-impl Numa {
-    /// Refuses a face that is planned.
-    ///
-    /// # Errors
-    ///
-    /// If this build does not have it, with the one to use instead.
-    pub fn require_available(self) -> Result<(), ValidationError> {
-        match self {
-            Self::Flat => Ok(()),
-            Self::Expose => Err(ValidationError::NotThereYet {
-                setting: "--numa expose",
-                instead: "use --numa flat",
-            }),
-        }
-    }
-}
-
-/// Which pages back memory that is at home here.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum HugePages {
-    /// Huge ones, where the kernel gives them
-    #[default]
-    Auto,
-    /// Pages of 4 KiB only
-    Off,
-}
-
-/// Whether something is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Switch {
-    /// It is
-    On,
-    /// It is not
-    Off,
-}
-
-/// Whether pages are fetched before they are asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Prefetching {
-    /// Where a pattern is seen in what the guest touches
-    #[default]
-    Auto,
-    /// Never
-    Off,
-}
-
-/// Whether pages are compressed on the network.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum Compression {
-    /// On each connection while that was measured to pay
-    #[default]
-    Auto,
-    /// Always
-    On,
-    /// Never
-    Off,
-}
 
 /// The configuration of one virtual machine, from flags and from `vm.toml`.
 ///
@@ -204,6 +99,47 @@ pub struct RunConfig {
         hide_possible_values = true
     )]
     pub balloon: Switch,
+
+    /// A disk, path=FILE[,readonly]: a raw image or a block device; repeatable
+    #[arg(
+        long = "disk",
+        value_name = "DISK",
+        help_heading = "Guest",
+        help = "A disk, path=FILE[,readonly]; repeatable"
+    )]
+    #[serde(rename = "disk", skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<DiskArg>,
+
+    /// A network card on a tap, tap=NAME[,mac=MAC]; repeatable
+    #[arg(
+        long = "net",
+        value_name = "NET",
+        help_heading = "Guest",
+        help = "A network card on a tap, tap=NAME[,mac=MAC]; repeatable"
+    )]
+    #[serde(rename = "net", skip_serializing_if = "Vec::is_empty")]
+    pub nets: Vec<NetArg>,
+
+    /// Sockets between guest and host
+    #[arg(
+        long,
+        value_name = "VSOCK",
+        help_heading = "Guest",
+        help = "Sockets between guest and host, cid=N,path=SOCKET"
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vsock: Option<VsockArg>,
+
+    /// A source of random numbers of the host
+    #[arg(
+        long,
+        value_name = "on|off",
+        help_heading = "Guest",
+        value_enum,
+        default_value = "on",
+        hide_possible_values = true
+    )]
+    pub rng: Switch,
 
     /// How much is here at once [default: all, or what donors with memory= leave]
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
@@ -323,6 +259,10 @@ impl Default for RunConfig {
             cpus: 1,
             memory: DEFAULT_MEMORY,
             balloon: Switch::On,
+            disks: Vec::new(),
+            nets: Vec::new(),
+            vsock: None,
+            rng: Switch::On,
             local_memory: None,
             donors: Vec::new(),
             transport: Transport::Auto,
@@ -401,6 +341,7 @@ impl RunConfig {
         if self.transport == Transport::Rdma && self.checksum {
             return Err(ValidationError::RdmaWithChecksum);
         }
+        self.check_devices()?;
         let donors = self.resolved_donors()?;
         let local_memory = self.checked_local_memory()?;
         Ok(ValidatedRun {
@@ -411,6 +352,24 @@ impl RunConfig {
             donors,
             donor_grace: Duration::from_secs(self.donor_grace_seconds.into()),
         })
+    }
+
+    /// Each virtio device needs an interrupt of its own.
+    fn check_devices(&self) -> Result<(), ValidationError> {
+        let (disks, nets) = (self.disks.len(), self.nets.len());
+        let switches = [self.balloon, self.rng];
+        let on = switches.iter().filter(|there| **there == Switch::On);
+        let others = on.count() + usize::from(self.vsock.is_some());
+        let limit = usize::from(VIRTIO_DEVICES_MAX);
+        if disks + nets + others > limit {
+            return Err(ValidationError::TooManyDevices {
+                disks,
+                nets,
+                others,
+                limit,
+            });
+        }
+        Ok(())
     }
 
     fn resolved_donors(&self) -> Result<Vec<ResolvedDonor>, ValidationError> {

@@ -9,7 +9,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use super::{Chain, VirtioDevice};
+use super::{BrokenRing, Chain, Ring, VirtioDevice, read_bytes_of};
 
 /// Bytes in a page of the balloon, whatever the guest's pages are (section 5.5.6).
 const PAGE_BYTES: u64 = 4096;
@@ -164,6 +164,10 @@ impl<'a> Free<'a> {
 }
 
 impl VirtioDevice for Balloon {
+    fn name(&self) -> &str {
+        "balloon"
+    }
+
     fn device_id(&self) -> u32 {
         VIRTIO_ID_BALLOON
     }
@@ -181,11 +185,7 @@ impl VirtioDevice for Balloon {
         let target = self.target_pages.load(Ordering::Relaxed);
         config[TARGET_OFFSET..ACTUAL_OFFSET].copy_from_slice(&target.to_le_bytes());
         config[ACTUAL_OFFSET..].copy_from_slice(&self.actual_pages().to_le_bytes());
-        let start = usize::try_from(offset).unwrap_or(usize::MAX);
-        let there = config.get(start..).unwrap_or_default();
-        for (byte, value) in data.iter_mut().zip(there) {
-            *byte = *value;
-        }
+        read_bytes_of(&config, offset, data);
     }
 
     fn write_config(&self, offset: u64, data: &[u8]) {
@@ -198,17 +198,19 @@ impl VirtioDevice for Balloon {
         }
     }
 
-    fn serve(&self, queue: usize, chain: Chain<'_>) -> u32 {
-        let ranges = match queue {
-            INFLATE_QUEUE => Self::inflated(chain),
-            // The page is memory like any other already: zero until it is written.
-            DEFLATE_QUEUE => return 0,
-            _ => Self::reported(chain),
-        };
-        if !ranges.is_empty() {
-            self.free_pages.discard(&ranges);
-        }
-        0
+    fn serve(&self, queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        ring.serve_next(|chain| {
+            let ranges = match queue {
+                INFLATE_QUEUE => Self::inflated(chain),
+                // The page is memory like any other already: zero until it is written.
+                DEFLATE_QUEUE => Vec::new(),
+                _ => Self::reported(chain),
+            };
+            if !ranges.is_empty() {
+                self.free_pages.discard(&ranges);
+            }
+            0
+        })
     }
 
     fn reset(&self) {

@@ -4,13 +4,15 @@ use proptest::prelude::*;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
 use super::*;
-use crate::virtio::test_driver::{Driver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED};
+use crate::virtio::test_driver::{
+    BalloonDriver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED, ring,
+};
 
 const PAGE: u32 = 4096;
 
 #[test]
 fn reported_memory_is_discarded_and_given_back() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.report(&[
         (0x40_0000, 0x20_0000),
         (0x60_0000, 0x20_0000),
@@ -28,7 +30,7 @@ fn reported_memory_is_discarded_and_given_back() {
 
 #[test]
 fn the_queue_of_reports_has_both_of_its_numbers() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.descriptor(4, 0, 0x40_0000, PAGE, VRING_DESC_F_WRITE, 0);
     driver.make_available(4, 0);
     driver.serve(4);
@@ -39,7 +41,7 @@ fn the_queue_of_reports_has_both_of_its_numbers() {
 
 #[test]
 fn memory_that_is_not_whole_pages_of_the_guest_is_not_taken() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     let bad = [
         (0x40_0000, 0),
         (0x40_0001, PAGE),
@@ -66,7 +68,7 @@ fn memory_that_is_not_whole_pages_of_the_guest_is_not_taken() {
 
 #[test]
 fn memory_that_the_driver_may_not_give_for_writing_is_not_taken() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.descriptor(2, 0, 0x40_0000, PAGE, 0, 0);
     driver.make_available(2, 0);
     driver.serve(2);
@@ -75,7 +77,7 @@ fn memory_that_the_driver_may_not_give_for_writing_is_not_taken() {
 
 #[test]
 fn pages_in_the_balloon_are_discarded_and_neighbours_are_one_range() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     let numbers: [u32; 6] = [0x402, 0x400, 0x401, 0x500, 0x402, 0x7000_0000];
     for (at, number) in (0_u64..).zip(numbers) {
         let place = GuestAddress(0x3_0000 + at * 4);
@@ -101,7 +103,7 @@ fn pages_in_the_balloon_are_discarded_and_neighbours_are_one_range() {
 
 #[test]
 fn one_chain_frees_no_more_than_the_limits_allow() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     // The ring again and again, of the largest ranges that there are.
     for at in 0..RING_SIZE {
         let flags = VRING_DESC_F_WRITE | VRING_DESC_F_NEXT;
@@ -121,7 +123,7 @@ fn one_chain_frees_no_more_than_the_limits_allow() {
 
 #[test]
 fn an_indirect_table_in_an_indirect_table_ends_the_chain() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.descriptor(2, 0, 0x2_0000, 32, VRING_DESC_F_INDIRECT, 0);
     let mut table = Vec::from(0x2_0000_u64.to_le_bytes());
     table.extend(32_u32.to_le_bytes());
@@ -139,20 +141,20 @@ fn an_indirect_table_in_an_indirect_table_ends_the_chain() {
 
 #[test]
 fn the_target_is_shown_and_the_actual_size_is_taken() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     assert_eq!(driver.get(0x100), 0);
     let generation = driver.get(0xfc);
-    driver.balloon.set_target_pages(0x1234);
+    driver.device.set_target_pages(0x1234);
     driver.transport.config_changed();
     assert_ne!(driver.get(0xfc), generation);
     assert_eq!(driver.get(0x60), 2, "configuration change");
     assert_eq!(driver.get(0x100), 0x1234);
     driver.set(0x104, 77);
-    assert_eq!(driver.balloon.actual_pages(), 77);
+    assert_eq!(driver.device.actual_pages(), 77);
     driver.set(0x100, 5);
     assert_eq!(driver.get(0x100), 0x1234, "the driver cannot write it");
     driver.set(0x70, 0);
-    assert_eq!(driver.balloon.actual_pages(), 0);
+    assert_eq!(driver.device.actual_pages(), 0);
 }
 
 proptest! {
@@ -175,14 +177,14 @@ proptest! {
         jump in prop_oneof![Just(0_u16), any::<u16>()],
         queue in 0_u32..5,
     ) {
-        let driver = Driver::started();
+        let driver = BalloonDriver::started();
         for (at, (address, bytes, flags, next)) in (0..).zip(descriptors) {
             driver.descriptor(queue, at, address, bytes, flags, next);
         }
         for head in &heads {
             driver.make_available(queue, *head);
         }
-        let place = GuestAddress(Driver::ring(queue)[1] + 2);
+        let place = GuestAddress(ring(queue)[1] + 2);
         let index: u16 = driver.memory.read_obj(place).unwrap();
         driver.memory.write_obj(index.wrapping_add(jump), place).unwrap();
         let queue = usize::try_from(queue).unwrap();

@@ -21,12 +21,13 @@ use virtio_bindings::virtio_mmio::{
     VIRTIO_MMIO_QUEUE_USED_HIGH, VIRTIO_MMIO_QUEUE_USED_LOW, VIRTIO_MMIO_SHM_BASE_HIGH,
     VIRTIO_MMIO_SHM_LEN_LOW, VIRTIO_MMIO_STATUS, VIRTIO_MMIO_VENDOR_ID, VIRTIO_MMIO_VERSION,
 };
-use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
+use virtio_queue::{Queue, QueueT};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vm_superio::Trigger;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::VirtioDevice;
+use super::{BrokenRing, Ring, VirtioDevice};
 use crate::bus::BusDevice;
 use crate::lock;
 use crate::trigger::EventFdTrigger;
@@ -46,8 +47,14 @@ const VENDOR: u32 = u32::from_le_bytes(*b"SSHV");
 
 const CONFIG: u64 = VIRTIO_MMIO_CONFIG as u64;
 
-/// Chains served at one ringing of a bell, before other devices of the loop have their turn.
-const CHAINS_AT_ONCE: usize = 64;
+/// Feature bits of transport and rings. Indirect descriptors save places in the ring, and event
+/// indices save bells and interrupts.
+const COMMON_FEATURES: u64 =
+    (1 << VIRTIO_F_VERSION_1) | (1 << VIRTIO_RING_F_INDIRECT_DESC) | (1 << VIRTIO_RING_F_EVENT_IDX);
+
+/// How often a device serves at one ringing of a bell, before its other queues have their turn
+/// and the loop looks whether the run has ended.
+const TURNS_AT_ONCE: usize = 16;
 
 /// A queue as the driver describes it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -89,7 +96,7 @@ pub struct MmioTransport {
     memory: GuestMemoryMmap,
     /// Taken before `rings` by those who take both.
     registers: Mutex<Registers>,
-    /// Held while a chain is served.
+    /// Held while the device serves.
     rings: Mutex<Option<Rings>>,
     interrupt: EventFdTrigger,
     /// Relaxed would do for the guest, which is told by the interrupt; its descriptor is
@@ -147,11 +154,16 @@ impl MmioTransport {
         self.raise(VIRTIO_MMIO_INT_CONFIG);
     }
 
+    /// The device.
+    pub fn device(&self) -> &Arc<dyn VirtioDevice> {
+        &self.device
+    }
+
     /// Serves chains of a queue until there are none. Rings its bell again after some, so that
     /// it does not keep others waiting.
     pub fn serve(&self, queue: usize) {
-        for _ in 0..CHAINS_AT_ONCE {
-            match self.serve_one(queue) {
+        for _ in 0..TURNS_AT_ONCE {
+            match self.serve_once(queue) {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(Broken(session)) => return self.needs_reset(session),
@@ -160,8 +172,8 @@ impl MmioTransport {
         self.ring(queue);
     }
 
-    /// Serves the next chain, if there is one.
-    fn serve_one(&self, index: usize) -> Result<bool, Broken> {
+    /// Lets the device serve some chains; true when there may be more.
+    fn serve_once(&self, index: usize) -> Result<bool, Broken> {
         let mut rings = lock(&self.rings);
         let Some(Rings { session, queues }) = rings.as_mut() else {
             return Ok(false);
@@ -169,20 +181,13 @@ impl MmioTransport {
         let Some(queue) = queues.get_mut(index).and_then(Option::as_mut) else {
             return Ok(false);
         };
-        let broken = |_| Broken(*session);
-        let next = queue.iter(&self.memory).map_err(broken)?.next();
-        let Some(chain) = next else {
-            return Ok(false);
-        };
-        let head = chain.head_index();
-        let written = self.device.serve(index, chain);
-        queue
-            .add_used(&self.memory, head, written)
-            .map_err(broken)?;
-        if queue.needs_notification(&self.memory).map_err(broken)? {
+        let broken = |_: BrokenRing| Broken(*session);
+        let mut ring = Ring::new(queue, &self.memory);
+        let more = self.device.serve(index, &mut ring).map_err(broken)?;
+        if ring.must_tell().map_err(broken)? {
             self.raise(VIRTIO_MMIO_INT_VRING);
         }
-        Ok(true)
+        Ok(more)
     }
 
     /// Stops the device until the driver resets it, unless it has done so.
@@ -190,7 +195,7 @@ impl MmioTransport {
         let mut registers = lock(&self.registers);
         if registers.session == session {
             tracing::warn!(
-                device = self.device.device_id(),
+                device = self.device.name(),
                 "the guest's driver has made a ring that makes no sense; the device stops"
             );
             registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
@@ -214,7 +219,7 @@ impl MmioTransport {
     }
 
     fn features(&self) -> u64 {
-        self.device.features() | (1 << VIRTIO_F_VERSION_1)
+        self.device.features() | COMMON_FEATURES
     }
 
     fn read_register(&self, offset: u32) -> u32 {
@@ -290,9 +295,15 @@ impl MmioTransport {
             && !registers.has(VIRTIO_CONFIG_S_DRIVER_OK)
         {
             registers.status |= VIRTIO_CONFIG_S_DRIVER_OK;
+            let features = registers.driver_features;
+            self.device.start(features);
             let sizes = self.device.queue_sizes().iter();
             let queues = registers.queues.iter().zip(sizes);
-            let queues = queues.map(|(queue, max)| self.queue(queue, *max));
+            let queues = queues.map(|(queue, max)| {
+                let mut queue = self.queue(queue, *max)?;
+                queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
+                Some(queue)
+            });
             *lock(&self.rings) = Some(Rings {
                 session: registers.session,
                 queues: queues.collect(),
@@ -305,7 +316,7 @@ impl MmioTransport {
     }
 
     fn reset(&self, registers: &mut Registers) {
-        // Waits for the chain that is being served.
+        // Waits for the device, if it is serving.
         *lock(&self.rings) = None;
         registers.status = 0;
         registers.driver_features = 0;

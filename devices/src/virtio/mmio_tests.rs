@@ -3,13 +3,17 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::virtio::test_driver::{Driver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED};
+use crate::virtio::test_driver::{
+    BalloonDriver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED, accesses, ring,
+};
 
 const FEATURES: u64 = (1 << 32) | (1 << 5) | (1 << 2);
+/// Event indices and indirect descriptors, which every device has.
+const RING_FEATURES: u64 = (1 << 29) | (1 << 28);
 
 #[test]
 fn the_device_says_what_it_is() {
-    let driver = Driver::new();
+    let driver = BalloonDriver::new();
     assert_eq!(driver.get(0), 0x7472_6976);
     assert_eq!(driver.get(4), 2);
     assert_eq!(driver.get(8), 5, "a balloon");
@@ -17,7 +21,10 @@ fn the_device_says_what_it_is() {
     let high = driver.get(0x10);
     driver.set(0x14, 0);
     let low = driver.get(0x10);
-    assert_eq!((u64::from(high) << 32) | u64::from(low), FEATURES);
+    assert_eq!(
+        (u64::from(high) << 32) | u64::from(low),
+        FEATURES | RING_FEATURES
+    );
     driver.set(0x14, 2);
     assert_eq!(driver.get(0x10), 0);
     driver.set(0x30, 0);
@@ -30,11 +37,11 @@ fn the_device_says_what_it_is() {
 #[test]
 fn features_that_were_not_offered_are_not_accepted() {
     for features in [FEATURES | 1, FEATURES | (1 << 34), FEATURES & !(1 << 32), 0] {
-        let driver = Driver::new();
+        let driver = BalloonDriver::new();
         driver.start(features);
         assert_eq!(driver.get(0x70), 1 | 2, "{features:#x}");
     }
-    let driver = Driver::new();
+    let driver = BalloonDriver::new();
     driver.start(1 << 32);
     assert_eq!(
         driver.get(0x70),
@@ -45,7 +52,7 @@ fn features_that_were_not_offered_are_not_accepted() {
 
 #[test]
 fn the_status_goes_up_in_order_only() {
-    let driver = Driver::new();
+    let driver = BalloonDriver::new();
     driver.set(0x70, 2);
     assert_eq!(driver.get(0x70), 0, "not seen yet");
     driver.set(0x70, 4);
@@ -62,7 +69,7 @@ fn the_status_goes_up_in_order_only() {
 
 #[test]
 fn features_are_fixed_once_they_are_agreed_on() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.set(0x24, 0);
     driver.set(0x20, 1);
     driver.set(0x70, 0);
@@ -72,7 +79,7 @@ fn features_are_fixed_once_they_are_agreed_on() {
 
 #[test]
 fn a_queue_that_cannot_be_does_not_become_ready() {
-    let good = Driver::ring(0);
+    let good = ring(0);
     let [descriptors, available, used] = good;
     let bad = [
         (0, good),
@@ -90,7 +97,7 @@ fn a_queue_that_cannot_be_does_not_become_ready() {
         (128, [u64::MAX - 15, u64::MAX - 1, u64::MAX - 3]),
     ];
     for (size, ring) in bad {
-        let driver = Driver::new();
+        let driver = BalloonDriver::new();
         for status in [1, 3] {
             driver.set(0x70, status);
         }
@@ -114,14 +121,14 @@ fn a_queue_that_cannot_be_does_not_become_ready() {
 
 #[test]
 fn queues_are_not_described_before_features_or_after_the_start() {
-    let driver = Driver::new();
-    driver.describe(0, 128, Driver::ring(0));
+    let driver = BalloonDriver::new();
+    driver.describe(0, 128, ring(0));
     assert_eq!(driver.get(0x44), 0);
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.set(0x30, 0);
     driver.set(0x44, 0);
     assert_eq!(driver.get(0x44), 0, "it can be stopped");
-    driver.describe(0, 128, Driver::ring(0));
+    driver.describe(0, 128, ring(0));
     assert_eq!(driver.get(0x44), 0, "and not be started again");
     driver.make_available(0, 0);
     driver.serve(0);
@@ -130,7 +137,7 @@ fn queues_are_not_described_before_features_or_after_the_start() {
 
 #[test]
 fn a_reset_ends_all_use_of_the_rings() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.report(&[(0x40_0000, 0x1000)]);
     driver.set(0x70, 0);
     driver.serve(2);
@@ -145,8 +152,8 @@ fn a_reset_ends_all_use_of_the_rings() {
 
 #[test]
 fn a_ring_that_makes_no_sense_stops_the_device_until_its_reset() {
-    let driver = Driver::started();
-    let index = GuestAddress(Driver::ring(2)[1] + 2);
+    let driver = BalloonDriver::started();
+    let index = GuestAddress(ring(2)[1] + 2);
     // More chains than the ring has places.
     vm_memory::Bytes::write_obj(&driver.memory, RING_SIZE + 1, index).unwrap();
     driver.serve(2);
@@ -161,7 +168,7 @@ fn a_ring_that_makes_no_sense_stops_the_device_until_its_reset() {
 
 #[test]
 fn interrupts_are_acknowledged_bit_by_bit() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     driver.report(&[(0x40_0000, 0x1000)]);
     driver.serve(2);
     driver.transport.config_changed();
@@ -174,7 +181,7 @@ fn interrupts_are_acknowledged_bit_by_bit() {
 
 #[test]
 fn registers_are_accessed_as_a_whole() {
-    let driver = Driver::started();
+    let driver = BalloonDriver::started();
     for (offset, width) in [
         (0, 1),
         (0, 2),
@@ -191,39 +198,12 @@ fn registers_are_accessed_as_a_whole() {
     }
     assert_eq!(driver.get(0x70), STARTED, "not reset by any of these");
     // The configuration is bytes.
-    driver.balloon.set_target_pages(0x0403_0201);
+    driver.device.set_target_pages(0x0403_0201);
     for (offset, wanted) in [(0x100, 1), (0x101, 2), (0x103, 4), (0x200, 0), (0xfff, 0)] {
         let mut data = [0xff];
         driver.transport.read(offset, &mut data);
         assert_eq!(data, [wanted]);
     }
-}
-
-#[derive(Clone, Debug)]
-enum Access {
-    Read(u64, usize),
-    Write(u64, Vec<u8>),
-    Serve(usize),
-}
-
-fn accesses() -> impl Strategy<Value = Access> {
-    let offset = prop_oneof![
-        (0_u64..0x40).prop_map(|register| register * 4),
-        0_u64..VIRTIO_MMIO_LEN - 8,
-        any::<u64>(),
-    ];
-    let value = prop_oneof![
-        any::<u32>().prop_map(u32::to_le_bytes),
-        (0_u32..16).prop_map(u32::to_le_bytes),
-        (0_u32..16).prop_map(|page| (page * 0x1000).to_le_bytes()),
-    ];
-    prop_oneof![
-        (offset.clone(), 0_usize..9).prop_map(|(offset, width)| Access::Read(offset, width)),
-        (offset.clone(), value).prop_map(|(offset, value)| Access::Write(offset, value.into())),
-        (offset, proptest::collection::vec(any::<u8>(), 0..9))
-            .prop_map(|(offset, data)| Access::Write(offset, data)),
-        (0_usize..8).prop_map(Access::Serve),
-    ]
 }
 
 proptest! {
@@ -232,23 +212,13 @@ proptest! {
         started: bool,
         accesses in proptest::collection::vec(accesses(), 0..200),
     ) {
-        let driver = if started { Driver::started() } else { Driver::new() };
+        let driver = if started { BalloonDriver::started() } else { BalloonDriver::new() };
         for access in accesses {
-            match access {
-                Access::Read(offset, width) => {
-                    driver.transport.read(offset, &mut vec![0; width]);
-                }
-                Access::Write(offset, data) => driver.transport.write(offset, &data),
-                Access::Serve(queue) => driver.serve(queue),
-            }
+            driver.access(access);
         }
         // Whatever it was, a driver that does it right can use the device.
         driver.set(0x70, 0);
-        for queue in 0..5 {
-            let ring = Driver::ring(queue);
-            let empty = [0_u8; 0x3000];
-            vm_memory::Bytes::write_slice(&driver.memory, &empty, GuestAddress(ring[0])).unwrap();
-        }
+        driver.clear_rings();
         driver.start(FEATURES);
         let before = driver.discarded().len();
         driver.report(&[(0x40_0000, 0x1000)]);

@@ -8,46 +8,61 @@
 //! | who | does |
 //! |---|---|
 //! | a vCPU | reads and writes registers; rings a queue's bell (which KVM may do by itself) |
-//! | the thread of the event loop | takes chains from the rings, gives them to the device, interrupts |
+//! | the thread of an event loop | takes chains from the rings, gives them to the device, interrupts |
 //!
-//! A vCPU waits for that thread in one case only: when it resets a device or stops a queue it
-//! waits for the chain that is being served, since the rings are its own again afterwards.
+//! Devices do not wait for each other: each may have an event loop of its own. A vCPU waits for
+//! that loop in one case only: when it resets a device or stops a queue it waits for the chain that
+//! is being served, since the rings are its own again afterwards.
 //!
 //! Everything in registers and rings is the guest's choice. A value that may not be is not
 //! taken, and reading it back shows that; a ring that makes no sense stops the device, which
-//! says so by DEVICE_NEEDS_RESET. Chains are as long as their ring at the most, so that loops
-//! in them end; devices have limits of their own for what one chain may ask for.
+//! says so by DEVICE_NEEDS_RESET. Chains are as long as their ring at the most, or as their table
+//! of indirect descriptors, so that loops in them end; devices have limits of their own for what
+//! one chain may ask for.
 
+#[cfg(test)]
+mod any_device_tests;
 mod balloon;
+mod block;
+mod entropy;
 mod mmio;
+mod net;
+mod ring;
 mod server;
 #[cfg(test)]
 mod test_driver;
+mod vsock;
 
 use std::fmt;
-
-use virtio_queue::DescriptorChain;
-use vm_memory::GuestMemoryMmap;
+use std::os::fd::BorrowedFd;
 
 pub use balloon::{
     BALLOON_CHAIN_BYTES_MAX, BALLOON_CHAIN_RANGES_MAX, Balloon, FreePages, FreeRange,
 };
+pub use block::{Block, Disk, DiskError, SECTOR_BYTES};
+pub use entropy::{ENTROPY_CHAIN_BYTES_MAX, Entropy};
 pub use mmio::{MmioTransport, QUEUE_NOTIFY_OFFSET, VIRTIO_MMIO_LEN};
+pub use net::{MacAddress, Net, ParseMacError, TAP_NAME_BYTES_MAX, Tap, TapError};
+pub use ring::{BrokenRing, Buffers, Chain, Ring};
 pub use server::QueueServer;
-
-/// A chain of descriptors that the driver has made available.
-pub type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
+pub use vsock::{
+    VSOCK_CID_MAX, VSOCK_CID_MIN, VSOCK_PATH_BYTES_MAX, Vsock, VsockError, VsockSocket,
+};
 
 /// What is different from device to device.
 ///
-/// Registers are accessed by vCPU threads, chains are served on another: a device locks what
+/// Registers are accessed by vCPU threads, rings are served on another: a device locks what
 /// it must. Offsets, data and chains are the guest's: all of them are answered or ignored
 /// without panic, and what one chain asks for is bounded.
 pub trait VirtioDevice: Send + Sync + fmt::Debug {
+    /// What people call it, such as `balloon`: for messages, and for the name of its thread, of
+    /// which Linux keeps 8 bytes.
+    fn name(&self) -> &str;
+
     /// The kind of device (virtio 1.2, chapter 5).
     fn device_id(&self) -> u32;
 
-    /// The feature bits that it offers, without those of the transport.
+    /// The feature bits that it offers, without those of transport and rings.
     fn features(&self) -> u64;
 
     /// The largest size of each queue: a power of two, or 0 for a queue that is not there.
@@ -56,13 +71,36 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
     /// Reads `data.len()` bytes at `offset` of its configuration; zeroes where there is none.
     fn read_config(&self, offset: u64, data: &mut [u8]);
 
-    /// Writes `data` at `offset` of its configuration.
-    fn write_config(&self, offset: u64, data: &[u8]);
+    /// Writes `data` at `offset` of its configuration, if there is something that drivers write.
+    fn write_config(&self, _offset: u64, _data: &[u8]) {}
 
-    /// Carries out what a chain of queue `queue` asks for, and gives how many bytes it has
-    /// written to it.
-    fn serve(&self, queue: usize, chain: Chain<'_>) -> u32;
+    /// The driver has accepted these of the features, and begins.
+    fn start(&self, _features: u64) {}
+
+    /// Carries out what some chains of queue `queue` ask for. False when there is nothing more
+    /// to do until the queue's bell rings, or until [`events`](Self::events) has something. The
+    /// driver is told after each call of what was used in it.
+    ///
+    /// # Errors
+    ///
+    /// When the ring makes no sense.
+    fn serve(&self, queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing>;
 
     /// The driver starts anew.
-    fn reset(&self);
+    fn reset(&self) {}
+
+    /// A descriptor of the host from which work comes as well. All queues are served when it
+    /// becomes readable or writable, and not again as long as it only stays so.
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// Reads from a configuration that is `config` and zeroes after it.
+fn read_bytes_of(config: &[u8], offset: u64, data: &mut [u8]) {
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    let there = config.get(start..).unwrap_or_default();
+    for (byte, value) in data.iter_mut().zip(there) {
+        *byte = *value;
+    }
 }

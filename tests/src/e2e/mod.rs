@@ -8,11 +8,14 @@ mod bed;
 mod boot;
 mod cli;
 mod compression;
+mod disks;
 mod faults;
 mod free_pages;
 mod guest;
+mod network;
 mod rdma;
 mod status;
+mod vsock;
 
 pub(crate) use guest::parse_faultprobe;
 
@@ -92,6 +95,9 @@ pub fn scenarios() -> Vec<Scenario> {
         free_pages::SCENARIOS,
         compression::SCENARIOS,
         rdma::SCENARIOS,
+        disks::SCENARIOS,
+        network::SCENARIOS,
+        vsock::SCENARIOS,
     ]
     .concat()
 }

@@ -6,9 +6,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
+use super::text::serde_as_text;
 use crate::size::{ByteSize, ParseSizeError};
 
 /// A host, by name or address, and a port.
@@ -172,25 +170,6 @@ impl FromStr for Donor {
         }
         Ok(Self { address, memory })
     }
-}
-
-/// Text in a file is read exactly as on the command line.
-macro_rules! serde_as_text {
-    ($type:ty) => {
-        impl Serialize for $type {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                String::deserialize(deserializer)?
-                    .parse()
-                    .map_err(D::Error::custom)
-            }
-        }
-    };
 }
 
 serde_as_text!(HostPort);

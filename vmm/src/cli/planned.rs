@@ -45,10 +45,7 @@ const COMMANDS: [Planned; 5] = [
 ];
 
 /// Flags that are planned.
-const FLAGS: [Planned; 6] = [
-    planned("run", "--disk", "put files into the initrd"),
-    planned("run", "--net", "the guest has a serial console"),
-    planned("run", "--vsock", "the guest has a serial console"),
+const FLAGS: [Planned; 3] = [
     planned(
         "run",
         "--replicas",

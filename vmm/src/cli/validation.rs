@@ -150,6 +150,20 @@ pub enum ValidationError {
         /// How many were given.
         count: usize,
     },
+    /// More virtio devices than there are places for.
+    #[error(
+        "too many virtio devices: {disks} disk(s), {nets} network card(s) and {others} other(s) given, {limit} in all is the limit; give fewer --disk or --net, or leave away others with --balloon off or --rng off"
+    )]
+    TooManyDevices {
+        /// How many disks were given.
+        disks: usize,
+        /// How many network cards were given.
+        nets: usize,
+        /// How many others there are.
+        others: usize,
+        /// How many places there are.
+        limit: usize,
+    },
     /// Donors were named for a transport that has none.
     #[error(
         "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"

@@ -1,6 +1,7 @@
 //! The commands, a file each, and what they share.
 
 pub mod bench;
+mod devices;
 pub mod doctor;
 mod free_memory;
 pub mod node;
@@ -12,6 +13,7 @@ mod working_set;
 
 use std::io::{self, Write};
 
+use ::devices::virtio::{DiskError, TapError, VsockError};
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
 
@@ -46,7 +48,11 @@ impl Failure {
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
-        let code = if error.is::<ValidationError>() {
+        let usage = error.is::<ValidationError>()
+            || error.is::<DiskError>()
+            || error.is::<TapError>()
+            || error.is::<VsockError>();
+        let code = if usage {
             ExitCode::Usage
         } else {
             ExitCode::HostError

@@ -12,7 +12,7 @@ use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
-use ssi_hv::config::{self, HugePages, Prefetching, RunConfig, Switch, Transport, ValidatedRun};
+use ssi_hv::config::{self, HugePages, Prefetching, RunConfig, Transport, ValidatedRun};
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
@@ -26,7 +26,7 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
-use super::free_memory::FreeMemory;
+use super::devices::HostDevices;
 pub use super::observe::percentiles;
 use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
 use super::supervisor::Supervisor;
@@ -42,6 +42,7 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         .map(ReportFile::prepare)
         .transpose()?;
     let directory = socket_directory(config.name.as_ref())?;
+    let devices = HostDevices::open(config)?;
     let supervisor = Supervisor::start(report_file.clone()).context("cannot watch for signals")?;
 
     let mut report = Report::new(Host::detect());
@@ -57,7 +58,7 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         directory: directory.as_ref(),
         started,
     };
-    let mut result = run.boot(&mut report);
+    let mut result = run.boot(devices, &mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -150,7 +151,7 @@ impl Run<'_> {
     }
 
     /// Boots the guest and runs it to its end; fills the report with what was seen.
-    fn boot(&self, report: &mut Report) -> Result<ExitCode, Failure> {
+    fn boot(&self, mut devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
@@ -172,10 +173,7 @@ impl Run<'_> {
             initrd: wanted.initrd.clone(),
             cmdline: command_line(&config.cmdline),
             cpus: u8::try_from(config.cpus).context("--cpus")?,
-            free_pages: match config.balloon {
-                Switch::On => Some(Arc::new(FreeMemory(fabric.discarder()))),
-                Switch::Off => None,
-            },
+            devices: devices.for_guest(config, &fabric),
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;

@@ -72,6 +72,17 @@ pub enum MachineError {
         /// The lesser of our limit and the host's.
         limit: u32,
     },
+    /// More virtio devices were asked for than there are places.
+    #[error(
+        "too many virtio devices: {asked} asked, {limit} is the limit, for each has an interrupt of \
+         its own; leave one away"
+    )]
+    TooManyDevices {
+        /// How many were asked for.
+        asked: usize,
+        /// How many places there are.
+        limit: usize,
+    },
     /// The memory is no whole number of pages.
     #[error("guest memory of {bytes} bytes is not a multiple of the page size, {PAGE_BYTES} bytes")]
     MemoryNotPages {
@@ -193,9 +204,12 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
-    /// The thread of the virtio devices panicked: a bug in the monitor.
-    #[error("the thread of the virtio devices panicked; this is a bug in ssi-hv")]
-    DevicesPanicked,
+    /// The thread of a virtio device panicked: a bug in the monitor.
+    #[error("the thread of the virtio device {device} panicked; this is a bug in ssi-hv")]
+    DevicePanicked {
+        /// Name of the device.
+        device: String,
+    },
     /// The thread of a vCPU panicked: a bug in the monitor.
     #[error("the thread of vCPU {vcpu} panicked; this is a bug in ssi-hv")]
     VcpuPanicked {

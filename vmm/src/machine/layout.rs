@@ -65,7 +65,7 @@ pub(super) const VIRTIO_START: u64 = 0xd000_0000;
 /// controller has 24 inputs, of which the first 16 are those of the ISA bus.
 pub(super) const VIRTIO_INTERRUPT_FIRST: u32 = 16;
 /// The most virtio devices: each has an interrupt of its own.
-pub(super) const VIRTIO_DEVICES_MAX: u8 = 8;
+pub const VIRTIO_DEVICES_MAX: u8 = 8;
 
 /// Registers of the I/O interrupt controller (kvm: IOAPIC_DEFAULT_BASE_ADDRESS).
 pub(super) const IOAPIC_START: u32 = 0xfec0_0000;

@@ -21,7 +21,7 @@
 //!     initrd: None,
 //!     cmdline: command_line("quiet"),
 //!     cpus: 2,
-//!     free_pages: None,
+//!     devices: Vec::new(),
 //! };
 //! let machine = Machine::new(&config, memory, ConsoleConfig::stdio())?;
 //! let handle = machine.handle();
@@ -69,7 +69,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use devices::virtio::FreePages;
+use devices::virtio::VirtioDevice;
 use devices::{
     BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_IRQ, COM1_PORT, CmosRtc,
     ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvent, MachineEvents,
@@ -85,7 +85,8 @@ pub use elf_check::ElfError;
 pub use error::MachineError;
 pub use kernel::KernelError;
 pub use layout::{
-    DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, guest_memory_ranges,
+    DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, VIRTIO_DEVICES_MAX,
+    guest_memory_ranges,
 };
 pub use payload::KERNEL_BYTES_MAX;
 pub use terminal::{RawTerminal, restore_terminal};
@@ -137,9 +138,8 @@ pub struct MachineConfig {
     pub cmdline: String,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
     pub cpus: u8,
-    /// Who takes the memory that the guest does not use. With it the machine has a balloon, by
-    /// which the guest tells.
-    pub free_pages: Option<Arc<dyn FreePages>>,
+    /// Its virtio devices; places and interrupts are given in this order.
+    pub devices: Vec<Arc<dyn VirtioDevice>>,
 }
 
 /// How a run ended, from the guest's point of view.
@@ -244,7 +244,7 @@ impl Machine {
             Some(path) => Some(boot_params::load_initrd(path, &memory, size, kernel.end)?),
             None => None,
         };
-        let virtio = VirtioDevices::new(&memory, config.free_pages.clone())?;
+        let virtio = VirtioDevices::new(&memory, &config.devices)?;
         let rsdp = AcpiTables::new(config.cpus, &virtio.slots()).write(&memory)?;
         boot_params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
         regs::write_boot_tables(&memory)?;

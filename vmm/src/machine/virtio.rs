@@ -1,18 +1,19 @@
-//! Where virtio devices are, how they are wired, and the thread that serves them.
+//! Where virtio devices are, how they are wired, and the threads that serve them.
 //!
-//! Each has a page of registers in the device hole, an interrupt of its own, and is declared in
-//! the DSDT. The guest rings a queue by a write that KVM turns into an event by itself, where it
-//! can; the write also works as any other access to a register.
+//! This is the one place that gives out addresses and interrupts: each device has a page of
+//! registers in the device hole, an interrupt of its own, and is declared in the DSDT, in the order
+//! in which the machine was given them. The guest rings a queue by a write that KVM turns into an
+//! event by itself, where it can; the write also works as any other access to a register.
 //!
-//! The thread touches guest memory, so it may wait for a page as a vCPU does. It is therefore
-//! not the one that serves the console, and it is counted like the vCPUs when a run ends.
+//! Each device has a thread. It touches guest memory, so it may wait for a page as a vCPU does, and
+//! it may wait for a slow disk; neither holds up the other devices or the console. At the end of a
+//! run these threads are counted like the vCPUs.
 
 use std::sync::Arc;
 use std::thread;
 
 use devices::virtio::{
-    Balloon, FreePages, MmioTransport, QUEUE_NOTIFY_OFFSET, QueueServer, VIRTIO_MMIO_LEN,
-    VirtioDevice,
+    MmioTransport, QUEUE_NOTIFY_OFFSET, QueueServer, VIRTIO_MMIO_LEN, VirtioDevice,
 };
 use devices::{Bus, EventFdTrigger};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
@@ -54,34 +55,29 @@ pub(super) struct VirtioDevices {
 }
 
 impl VirtioDevices {
-    /// The devices of a machine with `memory`: a balloon, if somebody takes what it frees.
+    /// These devices, for a machine with `memory`.
     pub fn new(
         memory: &GuestMemoryMmap,
-        free_pages: Option<Arc<dyn FreePages>>,
+        devices: &[Arc<dyn VirtioDevice>],
     ) -> Result<Self, MachineError> {
-        let mut devices = Self::default();
-        if let Some(free_pages) = free_pages {
-            devices.place(memory, Arc::new(Balloon::new(free_pages)))?;
+        let limit = usize::from(VIRTIO_DEVICES_MAX);
+        if devices.len() > limit {
+            return Err(MachineError::TooManyDevices {
+                asked: devices.len(),
+                limit,
+            });
         }
-        Ok(devices)
-    }
-
-    fn place(
-        &mut self,
-        memory: &GuestMemoryMmap,
-        device: Arc<dyn VirtioDevice>,
-    ) -> Result<(), MachineError> {
-        let number = u8::try_from(self.placed.len()).unwrap_or(u8::MAX);
-        // What devices there are is decided here, not by the user.
-        assert!(number < VIRTIO_DEVICES_MAX, "too many virtio devices");
-        let system = MachineError::host("create an event descriptor");
-        let interrupt = EventFdTrigger::new().map_err(system)?;
-        let system = MachineError::host("create an event descriptor");
-        let transport =
-            MmioTransport::new(device, memory.clone(), interrupt.clone()).map_err(system)?;
-        self.placed
-            .push((Slot::new(number), Arc::new(transport), interrupt));
-        Ok(())
+        let slots = (0..VIRTIO_DEVICES_MAX).map(Slot::new);
+        let placed = slots.zip(devices).map(|(slot, device)| {
+            let interrupt = EventFdTrigger::new()?;
+            let transport =
+                MmioTransport::new(Arc::clone(device), memory.clone(), interrupt.clone())?;
+            Ok((slot, Arc::new(transport), interrupt))
+        });
+        let placed = placed
+            .collect::<std::io::Result<_>>()
+            .map_err(MachineError::host("create an event descriptor"))?;
+        Ok(Self { placed })
     }
 
     /// The places that are taken.
@@ -111,44 +107,45 @@ impl VirtioDevices {
         Ok(())
     }
 
-    /// Starts the thread that serves the queues until the run ends. None without devices.
+    /// Starts a thread for each device, which serves it until the run ends.
     pub fn spawn(self, shared: &Arc<Shared>) -> Result<(), MachineError> {
-        if self.placed.is_empty() {
-            return Ok(());
-        }
-        shared.control.device_thread_starts();
-        let of_thread = Arc::clone(shared);
-        let spawned = thread::Builder::new()
-            .name("virtio".into())
-            .spawn(move || self.run(&of_thread));
-        if let Err(error) = spawned {
-            shared.control.device_thread_ended();
-            return Err(MachineError::host("start the thread of virtio devices")(
-                error,
-            ));
-        }
-        Ok(())
-    }
-
-    fn run(self, shared: &Arc<Shared>) {
-        let _departure = Departure(shared);
-        if let Err(error) = self.serve(shared) {
-            shared.control.end(Err(error));
-        }
-    }
-
-    fn serve(self, shared: &Arc<Shared>) -> Result<(), MachineError> {
-        let mut manager: EventManager<Box<dyn MutEventSubscriber>> =
-            EventManager::new().map_err(MachineError::EventLoop)?;
-        manager.add_subscriber(Box::new(End(Arc::clone(shared))));
         for (_, transport, _) in self.placed {
-            manager.add_subscriber(Box::new(QueueServer::new(transport)));
-        }
-        while !shared.control.has_ended() {
-            manager.run().map_err(MachineError::EventLoop)?;
+            shared.control.device_thread_starts();
+            let of_thread = Arc::clone(shared);
+            let spawned = thread::Builder::new()
+                .name(format!("virtio-{}", transport.device().name()))
+                .spawn(move || run(transport, &of_thread));
+            if let Err(error) = spawned {
+                shared.control.device_thread_ended();
+                return Err(MachineError::host("start the thread of a virtio device")(
+                    error,
+                ));
+            }
         }
         Ok(())
     }
+}
+
+/// Serves one device, and ends the run when that fails.
+fn run(transport: Arc<MmioTransport>, shared: &Arc<Shared>) {
+    let _departure = Departure {
+        shared,
+        device: Arc::clone(transport.device()),
+    };
+    if let Err(error) = serve(transport, shared) {
+        shared.control.end(Err(error));
+    }
+}
+
+fn serve(transport: Arc<MmioTransport>, shared: &Arc<Shared>) -> Result<(), MachineError> {
+    let mut manager: EventManager<Box<dyn MutEventSubscriber>> =
+        EventManager::new().map_err(MachineError::EventLoop)?;
+    manager.add_subscriber(Box::new(End(Arc::clone(shared))));
+    manager.add_subscriber(Box::new(QueueServer::new(transport)));
+    while !shared.control.has_ended() {
+        manager.run().map_err(MachineError::EventLoop)?;
+    }
+    Ok(())
 }
 
 /// Wakes the loop when the run has ended.
@@ -167,21 +164,47 @@ impl MutEventSubscriber for End {
 }
 
 /// Counts the thread out when it ends, also by a panic.
-struct Departure<'a>(&'a Shared);
+struct Departure<'a> {
+    shared: &'a Shared,
+    device: Arc<dyn VirtioDevice>,
+}
 
 impl Drop for Departure<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.0.control.end(Err(MachineError::DevicesPanicked));
+            let device = self.device.name().to_owned();
+            self.shared
+                .control
+                .end(Err(MachineError::DevicePanicked { device }));
         }
-        self.0.control.device_thread_ended();
+        self.shared.control.device_thread_ended();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use devices::virtio::{Balloon, FreePages, FreeRange};
+    use vm_memory::GuestAddress;
+
     use super::*;
     use crate::machine::layout::{DEVICE_HOLE_START, IOAPIC_START};
+
+    #[test]
+    fn more_devices_than_there_are_places_are_refused() {
+        #[derive(Debug)]
+        struct Nobody;
+        impl FreePages for Nobody {
+            fn discard(&self, _: &[FreeRange]) {}
+        }
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+        let balloon: Arc<dyn VirtioDevice> = Arc::new(Balloon::new(Arc::new(Nobody)));
+        let mut devices = vec![balloon; usize::from(VIRTIO_DEVICES_MAX)];
+        let placed = VirtioDevices::new(&memory, &devices).unwrap();
+        assert_eq!(placed.slots().len(), devices.len());
+        devices.extend_from_within(..1);
+        let error = VirtioDevices::new(&memory, &devices).unwrap_err();
+        assert!(error.to_string().contains("9 asked, 8 is the limit"));
+    }
 
     #[test]
     fn every_place_is_in_the_hole_and_has_an_input_of_its_own() {

@@ -4,6 +4,7 @@
 //! mode, with the first 4 GiB mapped to themselves and interrupts off. A test whose host has no
 //! KVM says `SKIPPED` and does nothing.
 
+mod disks;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod guests;
 mod support;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use devices::virtio::{FreePages, FreeRange};
+use devices::virtio::{Balloon, FreePages, FreeRange, VirtioDevice};
 use ssi_hv::machine::{ConsoleConfig, Outcome, STOP_TIME_MAX};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
@@ -57,10 +58,17 @@ fn a_guest_reports_free_pages_through_its_balloon() {
     }
     for balloon in [true, false] {
         let ranges = Arc::new(FreeRanges::default());
-        let free_pages = balloon.then(|| Arc::clone(&ranges) as Arc<dyn FreePages>);
+        let free_pages: Arc<dyn FreePages> = Arc::clone(&ranges) as _;
+        let devices = balloon.then(|| Arc::new(Balloon::new(free_pages)) as Arc<dyn VirtioDevice>);
         let (sender, output) = mpsc::channel();
         let console = ConsoleConfig::output_only(Box::new(support::Sender::new(sender)));
-        let machine = machine_with(report_free_pages::code(), 1, memory(), console, free_pages);
+        let machine = machine_with(
+            report_free_pages::code(),
+            1,
+            memory(),
+            console,
+            devices.into_iter().collect(),
+        );
         let running = run(machine, output);
         let handle = running.handle.clone();
         let (outcome, said) = running.finish();

@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use devices::virtio::FreePages;
+use devices::virtio::VirtioDevice;
 use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
     guest_memory_ranges,
@@ -121,16 +121,16 @@ pub fn kvm_is_there() -> bool {
 }
 
 pub fn machine(code: &[u8], cpus: u8, memory: GuestMemoryMmap, console: ConsoleConfig) -> Machine {
-    machine_with(code, cpus, memory, console, None)
+    machine_with(code, cpus, memory, console, Vec::new())
 }
 
-/// The same, with a balloon if somebody takes what it frees.
+/// The same, with virtio devices.
 pub fn machine_with(
     code: &[u8],
     cpus: u8,
     memory: GuestMemoryMmap,
     console: ConsoleConfig,
-    free_pages: Option<Arc<dyn FreePages>>,
+    devices: Vec<Arc<dyn VirtioDevice>>,
 ) -> Machine {
     let mut kernel = tempfile::NamedTempFile::new().unwrap();
     kernel.write_all(&elf(code)).unwrap();
@@ -139,7 +139,7 @@ pub fn machine_with(
         initrd: None,
         cmdline: String::new(),
         cpus,
-        free_pages,
+        devices,
     };
     Machine::new(&config, memory, console).unwrap()
 }

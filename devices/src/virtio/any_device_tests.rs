@@ -1,0 +1,73 @@
+//! What holds for every device: no access to its registers, in any state, makes it panic or hang,
+//! and a driver that does it right can use it afterwards.
+
+use proptest::prelude::*;
+
+use super::test_driver::{Access, Driver, STARTED, accesses};
+use super::{Block, Disk, Entropy, Net, VirtioDevice, Vsock, VsockSocket};
+
+fn survives<D: VirtioDevice + 'static>(
+    driver: &Driver<D>,
+    started: bool,
+    accesses: Vec<Access>,
+) -> Result<(), TestCaseError> {
+    if started {
+        driver.start(driver.offered());
+    }
+    for access in accesses {
+        driver.access(access);
+    }
+    driver.clear_rings();
+    driver.start(driver.offered());
+    prop_assert_eq!(driver.get(0x70), STARTED);
+    for queue in 0..driver.device.queue_sizes().len() {
+        driver.serve(queue);
+    }
+    prop_assert_eq!(driver.get(0x70), STARTED);
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn a_disk_survives_any_accesses(
+        started: bool,
+        read_only: bool,
+        accesses in proptest::collection::vec(accesses(), 0..200),
+    ) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(1 << 20).unwrap();
+        let disk = Disk::open(file.path(), read_only).unwrap();
+        survives(&Driver::of(Block::new(0, disk)), started, accesses)?;
+    }
+
+    #[test]
+    fn the_entropy_device_survives_any_accesses(
+        started: bool,
+        accesses in proptest::collection::vec(accesses(), 0..200),
+    ) {
+        survives(&Driver::of(Entropy::new().unwrap()), started, accesses)?;
+    }
+
+    #[test]
+    fn a_network_card_survives_any_accesses(
+        started: bool,
+        accesses in proptest::collection::vec(accesses(), 0..200),
+    ) {
+        let (card, host) = Net::on_sockets();
+        for _ in 0..3 {
+            host.send(&[0; 100]).unwrap();
+        }
+        survives(&Driver::of(card), started, accesses)?;
+    }
+
+    #[test]
+    fn a_vsock_survives_any_accesses(
+        started: bool,
+        accesses in proptest::collection::vec(accesses(), 0..200),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = VsockSocket::listen(&directory.path().join("v")).unwrap();
+        let device = Vsock::new(3, &socket).unwrap();
+        survives(&Driver::of(device), started, accesses)?;
+    }
+}

@@ -1,0 +1,324 @@
+//! What is behind a disk of the guest: a raw image, or a block device of the host.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Bytes in a sector (virtio 1.2, section 5.2).
+pub const SECTOR_BYTES: u64 = 512;
+
+/// The first bytes of an image in the format of QEMU, which is not a raw one.
+const QCOW_MAGIC: [u8; 4] = *b"QFI\xfb";
+
+/// How much is written at once where zeroes have to be written.
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Why a file cannot be a disk.
+#[derive(Debug, Error)]
+pub enum DiskError {
+    /// It cannot be opened.
+    #[error(
+        "cannot open the disk {}{}; name a raw image or a block device that exists and that you may use{}",
+        path.display(),
+        if *read_only { "" } else { " for writing" },
+        if *read_only { "" } else { ", or add ,readonly" }
+    )]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// Whether it was to be read only.
+        read_only: bool,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// It is something else.
+    #[error("the disk {} is {found}; name a raw image or a block device", path.display())]
+    WrongKind {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        found: &'static str,
+    },
+    /// It is an image in another format.
+    #[error(
+        "the disk {0} is an image in QEMU's format, and raw ones are needed; make one with `qemu-img \
+         convert -O raw {0} {0}.raw`",
+        path.display()
+    )]
+    NotRaw {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It has no bytes.
+    #[error("the disk {0} is empty; give it a size, such as `truncate -s 1G {0}`", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Its last sector is not whole.
+    #[error(
+        "the disk {0} has {bytes} bytes, which is not a multiple of the sector size, {SECTOR_BYTES} \
+         bytes; round it up with `truncate -s %{SECTOR_BYTES} {0}`",
+        path.display()
+    )]
+    NotSectors {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// Another VM has it, or the host.
+    #[error(
+        "the disk {} is in use{}; end that use{}",
+        path.display(),
+        if *read_only { " by a VM that writes to it" } else { ": by another VM, by this one as another disk, or by the host" },
+        if *read_only { "" } else { ", or give it to all of its users with ,readonly" }
+    )]
+    InUse {
+        /// The file.
+        path: PathBuf,
+        /// Whether it was to be read only.
+        read_only: bool,
+    },
+    /// Its size cannot be found out.
+    #[error("cannot find out the size of the disk {}", path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// An open disk. A writable one is locked against others that use it, a read-only one against
+/// those that write, by a lock of its open file description, which every `ssi-hv` takes.
+#[derive(Debug)]
+pub struct Disk {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    read_only: bool,
+    /// A file may lose its end while the guest runs; a block device then says so by itself.
+    may_shrink: bool,
+}
+
+impl Disk {
+    /// Opens and locks `path`.
+    ///
+    /// # Errors
+    ///
+    /// When it is no raw image or block device of whole sectors, or is in use.
+    pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
+        let in_use = || DiskError::InUse {
+            path: path.into(),
+            read_only,
+        };
+        let is_device =
+            std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+        // Opening a pipe must not wait for its other end. A device that the host has mounted or
+        // otherwise claimed is not opened for writing.
+        let claim = if is_device && !read_only {
+            libc::O_EXCL
+        } else {
+            0
+        };
+        let opened = OpenOptions::new()
+            .read(true)
+            .write(!read_only)
+            .custom_flags(libc::O_NONBLOCK | claim)
+            .open(path);
+        let mut file = opened.map_err(|source| match source.raw_os_error() {
+            Some(libc::EBUSY) => in_use(),
+            Some(libc::EISDIR) => DiskError::WrongKind {
+                path: path.into(),
+                found: "a directory",
+            },
+            _ => DiskError::Open {
+                path: path.into(),
+                read_only,
+                source,
+            },
+        })?;
+        let size = |source| DiskError::Size {
+            path: path.into(),
+            source,
+        };
+        let kind = file.metadata().map_err(size)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(DiskError::WrongKind {
+                path: path.into(),
+                found: match kind.is_dir() {
+                    true => "a directory",
+                    false => "neither a file nor a block device",
+                },
+            });
+        }
+        if !lock(&file, read_only, path) {
+            return Err(in_use());
+        }
+        // Also of a block device, whose metadata has no size.
+        let bytes = file.seek(SeekFrom::End(0)).map_err(size)?;
+        if bytes == 0 {
+            return Err(DiskError::Empty { path: path.into() });
+        }
+        if !bytes.is_multiple_of(SECTOR_BYTES) {
+            return Err(DiskError::NotSectors {
+                path: path.into(),
+                bytes,
+            });
+        }
+        let mut start = [0; QCOW_MAGIC.len()];
+        file.read_exact_at(&mut start, 0).map_err(size)?;
+        if start == QCOW_MAGIC {
+            return Err(DiskError::NotRaw { path: path.into() });
+        }
+        Ok(Self {
+            file,
+            path: path.into(),
+            bytes,
+            read_only,
+            may_shrink: kind.is_file(),
+        })
+    }
+
+    /// A disk of an open file, whatever it is.
+    #[cfg(test)]
+    pub(super) fn of(file: File, bytes: u64) -> Self {
+        Self {
+            file,
+            path: "a file of a test".into(),
+            bytes,
+            read_only: false,
+            may_shrink: false,
+        }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its size: whole sectors.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether nothing is written to it.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Fails when the file has lost its end. Writing would bring that back, but as zeroes.
+    pub(super) fn check_size(&self) -> io::Result<()> {
+        if !self.may_shrink {
+            return Ok(());
+        }
+        let now = self.file.metadata()?.len();
+        if now < self.bytes {
+            return Err(io::Error::other(format!(
+                "the file was cut from {} to {now} bytes",
+                self.bytes
+            )));
+        }
+        Ok(())
+    }
+
+    pub(super) fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+
+    pub(super) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)
+    }
+
+    /// Returns when all that was written is on stable storage.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Gives the range back to the host, where that is possible.
+    pub(super) fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        self.fallocate(mode, offset, bytes).map(drop)
+    }
+
+    /// Makes the range zero; it may be given back to the host when `unmap` says so.
+    pub(super) fn write_zeroes(&self, offset: u64, bytes: u64, unmap: bool) -> io::Result<()> {
+        let how = if unmap {
+            libc::FALLOC_FL_PUNCH_HOLE
+        } else {
+            libc::FALLOC_FL_ZERO_RANGE
+        };
+        if self.fallocate(how | libc::FALLOC_FL_KEEP_SIZE, offset, bytes)? {
+            return Ok(());
+        }
+        let end = offset + bytes;
+        let mut at = offset;
+        while at < end {
+            let count = usize::try_from(end - at).map_or(ZEROES.len(), |n| n.min(ZEROES.len()));
+            self.write(&ZEROES[..count], at)?;
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// `fallocate`; false when the file system or the device cannot do that.
+    fn fallocate(&self, mode: libc::c_int, offset: u64, bytes: u64) -> io::Result<bool> {
+        let number = |value| {
+            libc::off64_t::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+        };
+        let (offset, bytes) = (number(offset)?, number(bytes)?);
+        loop {
+            // SAFETY: the descriptor is open, and the call reads and writes no memory of ours.
+            if unsafe { libc::fallocate64(self.file.as_raw_fd(), mode, offset, bytes) } == 0 {
+                return Ok(true);
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(false),
+                _ => return Err(error),
+            }
+        }
+    }
+}
+
+/// Locks the whole file, for as long as it is open; false when another has a lock that excludes
+/// this one. Where files cannot be locked that is only warned of.
+fn lock(file: &File, read_only: bool, path: &Path) -> bool {
+    let kind = if read_only {
+        libc::F_RDLCK
+    } else {
+        libc::F_WRLCK
+    };
+    let whole = libc::flock64 {
+        l_type: libc::c_short::try_from(kind).unwrap_or(0),
+        l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0),
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the descriptor is open, and `whole` lives through the call, which only reads it.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == 0 {
+        return true;
+    }
+    let error = io::Error::last_os_error();
+    if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
+        return false;
+    }
+    tracing::warn!(
+        "the disk {} cannot be locked, so nothing keeps a second VM from using it: {error}",
+        path.display()
+    );
+    true
+}
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

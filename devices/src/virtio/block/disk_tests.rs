@@ -1,0 +1,125 @@
+//! Tests of what can be a disk.
+
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+
+use super::*;
+
+fn image(bytes: u64) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(bytes).unwrap();
+    file
+}
+
+fn refused(path: &Path, read_only: bool) -> String {
+    let error = Disk::open(path, read_only).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains(&path.display().to_string()), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text
+}
+
+#[test]
+fn what_is_no_disk_is_refused_with_its_remedy() {
+    let directory = tempfile::tempdir().unwrap();
+    let absent = directory.path().join("absent");
+    assert!(refused(&absent, true).contains("exists"));
+    assert!(refused(&absent, false).contains("for writing"));
+    for read_only in [true, false] {
+        assert!(refused(directory.path(), read_only).contains("is a directory"));
+        assert!(refused(Path::new("/dev/null"), read_only).contains("neither a file"));
+    }
+    assert!(refused(image(0).path(), false).contains("is empty; give it a size"));
+    let text = refused(image(1025).path(), false);
+    assert!(text.contains("1025 bytes") && text.contains("truncate -s %512"));
+    let mut qcow = image(4096);
+    qcow.write_all(&QCOW_MAGIC).unwrap();
+    assert!(refused(qcow.path(), true).contains("qemu-img convert"));
+}
+
+#[test]
+fn a_pipe_is_refused_and_not_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let pipe = directory.path().join("pipe");
+    let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
+    // SAFETY: the name is a C string.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    for read_only in [true, false] {
+        assert!(refused(&pipe, read_only).contains("neither a file"));
+    }
+}
+
+#[test]
+fn one_writes_or_many_read() {
+    let file = image(4096);
+    let writer = Disk::open(file.path(), false).unwrap();
+    assert!(refused(file.path(), false).contains("is in use: by another VM"));
+    assert!(refused(file.path(), true).contains("by a VM that writes to it"));
+    // By another name as well.
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(file.path(), &link).unwrap();
+    refused(&link, false);
+    drop(writer);
+    let readers = [true, true].map(|read_only| Disk::open(file.path(), read_only).unwrap());
+    refused(file.path(), false);
+    drop(readers);
+    Disk::open(file.path(), false).unwrap();
+}
+
+#[test]
+fn a_file_that_lost_its_end_is_noticed() {
+    let file = image(8192);
+    let disk = Disk::open(file.path(), false).unwrap();
+    disk.check_size().unwrap();
+    file.as_file().set_len(8191).unwrap();
+    let text = disk.check_size().unwrap_err().to_string();
+    assert!(text.contains("from 8192 to 8191"), "{text}");
+    file.as_file().set_len(16384).unwrap();
+    disk.check_size().unwrap();
+}
+
+#[test]
+fn what_is_discarded_takes_no_room_and_what_is_made_zero_is_zero() {
+    const BYTES: u64 = 1 << 20;
+    let file = image(BYTES);
+    let disk = Disk::open(file.path(), false).unwrap();
+    let ones = vec![1; usize::try_from(BYTES).unwrap()];
+    let blocks = || file.as_file().metadata().unwrap().blocks();
+    for unmap in [true, false] {
+        disk.write(&ones, 0).unwrap();
+        disk.flush().unwrap();
+        // A range that is cut out of pages.
+        disk.write_zeroes(512, BYTES - 1024, unmap).unwrap();
+        let mut all = ones.clone();
+        disk.read(&mut all, 0).unwrap();
+        let zeroes = all.iter().filter(|byte| **byte == 0).count();
+        assert_eq!(zeroes, ones.len() - 1024);
+        assert_eq!((all[511], all[512]), (1, 0));
+    }
+    disk.write(&ones, 0).unwrap();
+    disk.flush().unwrap();
+    let before = blocks();
+    disk.discard(0, BYTES / 2).unwrap();
+    assert!(blocks() <= before / 2 + 8, "{} of {before}", blocks());
+}
+
+#[test]
+fn zeroes_are_written_where_the_file_system_has_no_call_for_it() {
+    // SAFETY: the name is a C string; the descriptor that comes back is new and ours.
+    let file = unsafe {
+        let descriptor = libc::memfd_create(c"disk".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(descriptor >= 0);
+        <File as std::os::fd::FromRawFd>::from_raw_fd(descriptor)
+    };
+    let bytes = u64::try_from(3 * ZEROES.len()).unwrap();
+    let disk = Disk::of(file, bytes);
+    disk.write(&vec![1; 3 * ZEROES.len()], 0).unwrap();
+    // Memory files cannot do that, which is what is wanted here.
+    assert!(!disk.fallocate(libc::FALLOC_FL_ZERO_RANGE, 0, 512).unwrap());
+    disk.write_zeroes(512, bytes - 512, false).unwrap();
+    let mut all = vec![2; 3 * ZEROES.len()];
+    disk.read(&mut all, 0).unwrap();
+    assert!(all[..512].iter().all(|byte| *byte == 1));
+    assert!(all[512..].iter().all(|byte| *byte == 0));
+}

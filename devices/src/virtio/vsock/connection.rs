@@ -1,0 +1,255 @@
+//! One connection between a port of the guest and a socket of the host.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::num::Wrapping;
+use std::os::unix::net::UnixStream;
+
+use super::packet::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
+
+/// Bytes on their way from the guest that wait for a host which does not read. The guest is told
+/// of it, and sends no more than fits.
+pub(super) const BUFFER_BYTES: u32 = 64 << 10;
+
+/// The ports of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Ports {
+    pub host: u32,
+    pub guest: u32,
+}
+
+/// A connection, with what is still to be told to the guest.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: UnixStream,
+    /// The host has asked for it, and the guest has not answered.
+    asked: bool,
+    /// A packet without data that the guest shall get: REQUEST or RESPONSE first of all, or RESET
+    /// last of all.
+    answer: Option<u16>,
+    /// SHUTDOWN, with these flags.
+    shutdown: u32,
+    /// The host has sent its last byte.
+    host_ended: bool,
+    /// The host has closed its socket, so it takes no more either.
+    hung_up: bool,
+    /// The host may have sent something.
+    readable: bool,
+    /// The guest has said what it does no more: flags of SHUTDOWN.
+    guest_ended: u32,
+    /// The socket was told that no more comes.
+    closed_to_host: bool,
+    /// Bytes of the guest for the host.
+    buffer: VecDeque<u8>,
+    /// Bytes that have left the buffer, and how many of them the guest knows of.
+    forwarded: Wrapping<u32>,
+    told: Wrapping<u32>,
+    /// The guest wants to know.
+    asks_for_credit: bool,
+    /// Bytes sent to the guest, how many have left its buffer, and how large that is.
+    sent: Wrapping<u32>,
+    guest_forwarded: Wrapping<u32>,
+    guest_buffer: u32,
+}
+
+/// Whether a connection goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    GoesOn,
+    Gone,
+}
+
+impl Connection {
+    /// A connection that a client of the host wants; the guest has to be asked.
+    pub fn asked_by_host(stream: UnixStream) -> Self {
+        Self::new(stream, true, op::REQUEST)
+    }
+
+    /// A connection that the guest wants, to a socket that takes it.
+    pub fn asked_by_guest(stream: UnixStream, request: &Header) -> Self {
+        let mut connection = Self::new(stream, false, op::RESPONSE);
+        connection.take_credit(request);
+        connection
+    }
+
+    fn new(stream: UnixStream, asked: bool, answer: u16) -> Self {
+        Self {
+            stream,
+            asked,
+            answer: Some(answer),
+            shutdown: 0,
+            host_ended: false,
+            hung_up: false,
+            readable: true,
+            guest_ended: 0,
+            closed_to_host: false,
+            buffer: VecDeque::new(),
+            forwarded: Wrapping(0),
+            told: Wrapping(0),
+            asks_for_credit: false,
+            sent: Wrapping(0),
+            guest_forwarded: Wrapping(0),
+            guest_buffer: 0,
+        }
+    }
+
+    fn take_credit(&mut self, header: &Header) {
+        self.guest_buffer = header.buffer;
+        self.guest_forwarded = Wrapping(header.forwarded);
+    }
+
+    /// How many bytes the guest has room for.
+    fn credit(&self) -> u32 {
+        let underway = (self.sent - self.guest_forwarded).0;
+        self.guest_buffer.saturating_sub(underway)
+    }
+
+    fn reset(&mut self) {
+        self.answer = Some(op::RESET);
+    }
+
+    /// The socket may have something, or take something.
+    pub fn ready(&mut self, hung_up: bool) {
+        self.readable = true;
+        if hung_up && !self.hung_up {
+            self.hung_up = true;
+            if self.asked {
+                // The client has gone before the guest has answered.
+                self.reset();
+            } else if self.host_ended {
+                self.shutdown |= SHUTDOWN_RECEIVE;
+            }
+        }
+        self.flush();
+    }
+
+    /// Takes a packet of the guest. `host_port` is for the answer to a client of the host.
+    pub fn take(&mut self, header: &Header, data: &[u8], host_port: u32) -> Next {
+        self.take_credit(header);
+        match header.op {
+            op::RESET => return Next::Gone,
+            op::RESPONSE if self.asked => {
+                self.asked = false;
+                self.buffer.extend(format!("OK {host_port}\n").bytes());
+                // These bytes are not the guest's.
+                self.forwarded -= u32::try_from(self.buffer.len()).unwrap_or(0);
+                self.told = self.forwarded;
+            }
+            op::DATA if !self.asked => {
+                let room = usize::try_from(BUFFER_BYTES).unwrap_or(0);
+                let fits = data.len() <= room.saturating_sub(self.buffer.len());
+                if !fits || self.guest_ended & SHUTDOWN_SEND != 0 {
+                    self.reset();
+                }
+                if fits {
+                    self.buffer.extend(data);
+                }
+            }
+            op::SHUTDOWN => self.guest_ended |= header.flags & (SHUTDOWN_RECEIVE | SHUTDOWN_SEND),
+            op::CREDIT_REQUEST => self.asks_for_credit = true,
+            op::CREDIT_UPDATE => {}
+            _ => self.reset(),
+        }
+        self.flush();
+        Next::GoesOn
+    }
+
+    /// Writes to the host what it takes.
+    fn flush(&mut self) {
+        while !self.buffer.is_empty() {
+            let (first, _) = self.buffer.as_slices();
+            match self.stream.write(first) {
+                Ok(count) => {
+                    self.buffer.drain(..count);
+                    self.forwarded += u32::try_from(count).unwrap_or(0);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(_) => {
+                    self.buffer.clear();
+                    return self.reset();
+                }
+            }
+        }
+        if self.guest_ended & SHUTDOWN_SEND == 0 || self.closed_to_host {
+            return;
+        }
+        self.closed_to_host = true;
+        if self.guest_ended & SHUTDOWN_RECEIVE != 0 {
+            // Neither sends nor takes: by a reset the guest knows that all has gone out.
+            self.reset();
+        } else {
+            // An error means that it is closed already.
+            let _ = self.stream.shutdown(Shutdown::Write);
+        }
+    }
+
+    /// The next packet for the guest: its header, without addresses, and how many bytes of
+    /// `data` go with it.
+    pub fn next_packet(&mut self, data: &mut [u8]) -> Option<(Header, usize, Next)> {
+        let mut header = Header::default();
+        let mut count = 0;
+        let mut next = Next::GoesOn;
+        if let Some(answer) = self.answer.take() {
+            header.op = answer;
+            if answer == op::RESET {
+                next = Next::Gone;
+            }
+        } else if self.asked {
+            return None;
+        } else if let Some(bytes) = self.read(data) {
+            header.op = op::DATA;
+            header.length = u32::try_from(bytes).unwrap_or(0);
+            self.sent += header.length;
+            count = bytes;
+        } else if self.answer.take().is_some() {
+            // Reading has failed.
+            header.op = op::RESET;
+            next = Next::Gone;
+        } else if self.shutdown != 0 {
+            header.op = op::SHUTDOWN;
+            header.flags = std::mem::take(&mut self.shutdown);
+        } else if self.asks_for_credit || (self.forwarded - self.told).0 >= BUFFER_BYTES / 2 {
+            header.op = op::CREDIT_UPDATE;
+        } else {
+            return None;
+        }
+        self.asks_for_credit = false;
+        self.told = self.forwarded;
+        header.buffer = BUFFER_BYTES;
+        header.forwarded = self.forwarded.0;
+        Some((header, count, next))
+    }
+
+    /// Reads from the host what the guest has room for.
+    fn read(&mut self, data: &mut [u8]) -> Option<usize> {
+        let deaf = self.guest_ended & SHUTDOWN_RECEIVE != 0;
+        let credit = usize::try_from(self.credit()).unwrap_or(usize::MAX);
+        let room = credit.min(data.len());
+        if !self.readable || self.host_ended || deaf || room == 0 {
+            return None;
+        }
+        loop {
+            match self.stream.read(&mut data[..room]) {
+                Ok(0) => {
+                    self.host_ended = true;
+                    self.shutdown |= SHUTDOWN_SEND;
+                    if self.hung_up {
+                        self.shutdown |= SHUTDOWN_RECEIVE;
+                    }
+                    return None;
+                }
+                Ok(count) => return Some(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.readable = false;
+                    if error.kind() != io::ErrorKind::WouldBlock {
+                        self.reset();
+                    }
+                    return None;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,353 @@
+//! All connections of a guest, and the sockets of the host that they lead to.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io::{self, Read};
+use std::ops::Bound;
+use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::connection::{Connection, Next, Ports};
+use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
+
+/// Most connections at once: each has a descriptor and a buffer of 64 KiB here.
+pub(super) const CONNECTIONS_MAX: usize = 256;
+/// Most clients of the host that have connected and not yet said to which port. One more, and the
+/// oldest has to go.
+const CLIENTS_MAX: usize = 32;
+/// The longest line by which a client says that.
+const CLIENT_LINE_BYTES_MAX: usize = 32;
+/// Refusals that wait for room in the guest. More packets are not taken from it meanwhile.
+const REFUSALS_MAX: usize = 128;
+/// Events taken from the host in one call.
+const EVENTS_AT_ONCE: usize = 32;
+
+/// The first port of the host's side of connections that the host asks for: above those that
+/// programs choose themselves.
+const HOST_PORT_FIRST: u32 = 1 << 30;
+
+/// What an event is of.
+const WAKE_TOKEN: u64 = 0;
+const LISTENER_TOKEN: u64 = 1;
+const STREAM_TOKEN_FIRST: u64 = 2;
+
+/// A client of the host that has not said yet to which port.
+#[derive(Debug)]
+struct Client {
+    token: u64,
+    stream: UnixStream,
+    line: Vec<u8>,
+}
+
+/// What the device does next for its driver, and the sockets behind it.
+#[derive(Debug)]
+pub(super) struct Hub {
+    guest_cid: u64,
+    path: PathBuf,
+    listener: UnixListener,
+    epoll: Epoll,
+    /// Readable when there may be something for the guest although no socket has become ready.
+    wake: EventFd,
+    next_token: u64,
+    next_port: u32,
+    clients: VecDeque<Client>,
+    connections: BTreeMap<Ports, Connection>,
+    /// Connections by the token of their socket, and the other way round.
+    by_token: HashMap<u64, Ports>,
+    tokens: HashMap<Ports, u64>,
+    refusals: VecDeque<Header>,
+    /// The connection that had its turn last.
+    last: Option<Ports>,
+}
+
+impl Hub {
+    pub fn new(guest_cid: u64, path: &Path, listener: UnixListener) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let epoll = Epoll::new()?;
+        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        for (fd, token) in [
+            (wake.as_raw_fd(), WAKE_TOKEN),
+            (listener.as_raw_fd(), LISTENER_TOKEN),
+        ] {
+            let event = EpollEvent::new(EventSet::IN, token);
+            epoll.ctl(ControlOperation::Add, fd, event)?;
+        }
+        Ok(Self {
+            guest_cid,
+            path: path.into(),
+            listener,
+            epoll,
+            wake,
+            next_token: STREAM_TOKEN_FIRST,
+            next_port: HOST_PORT_FIRST,
+            clients: VecDeque::new(),
+            connections: BTreeMap::new(),
+            by_token: HashMap::new(),
+            tokens: HashMap::new(),
+            refusals: VecDeque::new(),
+            last: None,
+        })
+    }
+
+    /// Readable when the sockets have something.
+    pub fn epoll_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    /// Ends all connections.
+    pub fn clear(&mut self) {
+        self.clients.clear();
+        self.connections.clear();
+        self.by_token.clear();
+        self.tokens.clear();
+        self.refusals.clear();
+    }
+
+    /// Makes the loop look for packets to the guest.
+    fn wake(&self) {
+        // A full counter wakes as well.
+        let _ = self.wake.write(1);
+    }
+
+    /// Takes up what the sockets have.
+    pub fn take_events(&mut self) {
+        loop {
+            let mut events = [EpollEvent::default(); EVENTS_AT_ONCE];
+            let count = match self.epoll.wait(0, &mut events) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => 0,
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    WAKE_TOKEN => {
+                        // That nobody has is no error.
+                        let _ = self.wake.read();
+                    }
+                    LISTENER_TOKEN => self.accept(),
+                    token => self.stream_ready(token, event.event_set()),
+                }
+            }
+            if count < EVENTS_AT_ONCE {
+                return;
+            }
+        }
+    }
+
+    /// Takes clients until there is none: those that stay are no event again.
+    fn accept(&mut self) {
+        for _ in 0..CLIENTS_MAX {
+            let Ok((stream, _)) = self.listener.accept() else {
+                return;
+            };
+            let Some(token) = self.watch(&stream) else {
+                continue;
+            };
+            if self.clients.len() == CLIENTS_MAX {
+                self.clients.pop_front();
+            }
+            self.clients.push_back(Client {
+                token,
+                stream,
+                line: Vec::new(),
+            });
+            self.client_ready(token);
+        }
+        self.wake();
+    }
+
+    /// Makes a socket one whose changes are events.
+    fn watch(&mut self, stream: &UnixStream) -> Option<u64> {
+        let token = self.next_token;
+        let set = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
+        stream.set_nonblocking(true).ok()?;
+        let event = EpollEvent::new(set, token);
+        let watched = self
+            .epoll
+            .ctl(ControlOperation::Add, stream.as_raw_fd(), event);
+        watched.ok()?;
+        self.next_token += 1;
+        Some(token)
+    }
+
+    fn stream_ready(&mut self, token: u64, events: EventSet) {
+        let connection = self
+            .by_token
+            .get(&token)
+            .and_then(|ports| self.connections.get_mut(ports));
+        match connection {
+            Some(connection) => {
+                connection.ready(events.intersects(EventSet::HANG_UP | EventSet::ERROR))
+            }
+            None => self.client_ready(token),
+        }
+    }
+
+    /// Reads of the line by which a client says to which port, byte by byte: what comes after it
+    /// is the guest's.
+    fn client_ready(&mut self, token: u64) {
+        let Some(at) = self.clients.iter().position(|c| c.token == token) else {
+            return;
+        };
+        let client = &mut self.clients[at];
+        loop {
+            let mut byte = [0];
+            match client.stream.read(&mut byte) {
+                Ok(1) if byte == *b"\n" => break,
+                Ok(1) if client.line.len() < CLIENT_LINE_BYTES_MAX => client.line.extend(byte),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // It has gone, or says something else.
+                _ => {
+                    self.clients.remove(at);
+                    return;
+                }
+            }
+        }
+        let Some(client) = self.clients.remove(at) else {
+            return;
+        };
+        let port = std::str::from_utf8(&client.line)
+            .ok()
+            .and_then(|line| line.strip_prefix("CONNECT "))
+            .and_then(|port| port.trim_end_matches('\r').parse().ok());
+        match port {
+            Some(guest) if self.connections.len() < CONNECTIONS_MAX => {
+                let host = self.free_port(guest);
+                let connection = Connection::asked_by_host(client.stream);
+                self.insert(Ports { host, guest }, token, connection);
+            }
+            // Closing is the answer.
+            _ => tracing::debug!("a client of the vsock asks for no port, or there is no room"),
+        }
+    }
+
+    /// A port of the host that has no connection with the guest's port yet.
+    fn free_port(&mut self, guest: u32) -> u32 {
+        loop {
+            let host = self.next_port;
+            self.next_port = host.checked_add(1).unwrap_or(HOST_PORT_FIRST);
+            if !self.connections.contains_key(&Ports { host, guest }) {
+                return host;
+            }
+        }
+    }
+
+    fn insert(&mut self, ports: Ports, token: u64, connection: Connection) {
+        self.connections.insert(ports, connection);
+        self.by_token.insert(token, ports);
+        self.tokens.insert(ports, token);
+    }
+
+    fn remove(&mut self, ports: Ports) {
+        self.connections.remove(&ports);
+        if let Some(token) = self.tokens.remove(&ports) {
+            self.by_token.remove(&token);
+        }
+    }
+
+    /// Whether another packet of the guest can be taken.
+    pub fn has_room(&self) -> bool {
+        self.refusals.len() < REFUSALS_MAX
+    }
+
+    /// Takes a packet of the guest.
+    pub fn take_packet(&mut self, header: &Header, data: &[u8]) {
+        self.wake();
+        let ports = Ports {
+            host: header.target_port,
+            guest: header.source_port,
+        };
+        let meant = header.source_cid == self.guest_cid
+            && header.target_cid == HOST_CID
+            && header.kind == TYPE_STREAM;
+        if !meant {
+            return self.refuse(header);
+        }
+        match self.connections.get_mut(&ports) {
+            Some(connection) => {
+                if connection.take(header, data, ports.host) == Next::Gone {
+                    self.remove(ports);
+                }
+            }
+            None if header.op == op::REQUEST => self.connect(ports, header),
+            None => self.refuse(header),
+        }
+    }
+
+    fn refuse(&mut self, header: &Header) {
+        if header.op != op::RESET && self.has_room() {
+            let mut refusal = header.reset();
+            refusal.target_cid = self.guest_cid;
+            self.refusals.push_back(refusal);
+        }
+    }
+
+    /// Connects the guest to the socket of the host's port.
+    fn connect(&mut self, ports: Ports, request: &Header) {
+        let mut path = self.path.clone().into_os_string();
+        path.push(format!("_{}", ports.host));
+        let connected = if self.connections.len() < CONNECTIONS_MAX {
+            connect(Path::new(&path)).ok()
+        } else {
+            None
+        };
+        let watched = connected.and_then(|stream| Some((self.watch(&stream)?, stream)));
+        match watched {
+            Some((token, stream)) => {
+                let connection = Connection::asked_by_guest(stream, request);
+                self.insert(ports, token, connection);
+            }
+            None => self.refuse(request),
+        }
+    }
+
+    /// The next packet for the guest, and how many bytes of `data` go with it. Connections take
+    /// turns.
+    pub fn next_packet(&mut self, data: &mut [u8]) -> Option<(Header, usize)> {
+        if let Some(refusal) = self.refusals.pop_front() {
+            if self.refusals.len() + 1 == REFUSALS_MAX {
+                // The guest's packets were held back.
+                self.wake();
+            }
+            return Some((refusal, 0));
+        }
+        let first = self.last.map_or(Bound::Unbounded, Bound::Excluded);
+        let after = self.connections.range((first, Bound::Unbounded));
+        let mut order: Vec<Ports> = after.map(|(ports, _)| *ports).collect();
+        if let Some(last) = self.last {
+            order.extend(self.connections.range(..=last).map(|(ports, _)| *ports));
+        }
+        for ports in order {
+            let Some(connection) = self.connections.get_mut(&ports) else {
+                continue;
+            };
+            let Some((mut header, count, next)) = connection.next_packet(data) else {
+                continue;
+            };
+            header.source_cid = HOST_CID;
+            header.target_cid = self.guest_cid;
+            header.source_port = ports.host;
+            header.target_port = ports.guest;
+            header.kind = TYPE_STREAM;
+            self.last = Some(ports);
+            if next == Next::Gone {
+                self.remove(ports);
+            }
+            return Some((header, count));
+        }
+        None
+    }
+}
+
+/// Connects without waiting for a listener that is slow to accept.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    Ok(std::os::fd::OwnedFd::from(socket).into())
+}

@@ -1,0 +1,297 @@
+//! Sockets between guest and host (virtio 1.2, section 5.10), which need no network.
+//!
+//! At the host's end are Unix sockets, by the convention of Firecracker. A client of the host
+//! connects to the socket `PATH`, writes `CONNECT PORT` and a newline, and reads `OK` and a port
+//! before the bytes of the guest's program that listens on `PORT`. A guest's program that connects
+//! to port `N` of the host is connected to the socket `PATH_N`, where a program of the host listens.
+
+mod connection;
+mod hub;
+mod packet;
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::fd::{BorrowedFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use thiserror::Error;
+use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
+
+use super::{BrokenRing, Buffers, Ring, VirtioDevice, read_bytes_of};
+use crate::lock;
+use hub::Hub;
+use packet::{HEADER_BYTES, Header};
+
+/// The first address that a guest can have (section 5.10.4).
+pub const VSOCK_CID_MIN: u32 = 3;
+/// The last one: one more means any.
+pub const VSOCK_CID_MAX: u32 = u32::MAX - 1;
+
+/// The longest path of the host's socket: the kernel takes 107 bytes, of which `_4294967295` may
+/// follow.
+pub const VSOCK_PATH_BYTES_MAX: usize = 107 - 11;
+
+/// To the guest, from the guest, events.
+const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
+const RECEIVE_QUEUE: usize = 0;
+const SEND_QUEUE: usize = 1;
+
+/// Most bytes of data in a packet. Linux sends as much.
+const DATA_BYTES_MAX: usize = 64 << 10;
+
+/// Packets in one direction before the other has its turn.
+const PACKETS_AT_ONCE: usize = 32;
+
+/// Why the host's socket cannot be had.
+#[derive(Debug, Error)]
+pub enum VsockError {
+    /// Its path is too long for a socket.
+    #[error(
+        "the path of the vsock {} has {} bytes, {VSOCK_PATH_BYTES_MAX} is the limit; choose a shorter \
+         one",
+        path.display(),
+        path.as_os_str().len()
+    )]
+    PathTooLong {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Somebody listens there.
+    #[error("the vsock {} is in use, by another VM perhaps; choose another path", path.display())]
+    InUse {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("the vsock {} is there already and no socket; choose another path", path.display())]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The socket cannot be made.
+    #[error(
+        "cannot make the vsock {}; choose a path in a directory that exists and that you may write to",
+        path.display()
+    )]
+    Make {
+        /// The path.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The sockets of a guest.
+pub struct Vsock {
+    config: [u8; 8],
+    epoll: RawFd,
+    state: Mutex<State>,
+}
+
+struct State {
+    hub: Hub,
+    data: Vec<u8>,
+}
+
+impl fmt::Debug for Vsock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vsock")
+            .field("cid", &u64::from_le_bytes(self.config))
+            .finish_non_exhaustive()
+    }
+}
+
+/// The Unix socket of the host. It is removed when this is dropped, which ends no connection.
+#[derive(Debug)]
+pub struct VsockSocket {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl VsockSocket {
+    /// Makes the socket `path`; one that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    ///
+    /// When somebody listens there, or it cannot be made.
+    pub fn listen(path: &Path) -> Result<Self, VsockError> {
+        let path = path.to_path_buf();
+        if path.as_os_str().len() > VSOCK_PATH_BYTES_MAX {
+            return Err(VsockError::PathTooLong { path });
+        }
+        if let Ok(there) = std::fs::symlink_metadata(&path) {
+            if !there.file_type().is_socket() {
+                return Err(VsockError::NotASocket { path });
+            }
+            match UnixStream::connect(&path) {
+                // Of a process that was killed.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    // Where that fails, so does what follows.
+                    let _ = std::fs::remove_file(&path);
+                }
+                _ => return Err(VsockError::InUse { path }),
+            }
+        }
+        match UnixListener::bind(&path) {
+            Ok(listener) => Ok(Self { listener, path }),
+            Err(source) => Err(VsockError::Make { path, source }),
+        }
+    }
+}
+
+impl Drop for VsockSocket {
+    fn drop(&mut self) {
+        // It is ours, and it may be gone already.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+impl Vsock {
+    /// The sockets of the guest with the address `cid`, between [`VSOCK_CID_MIN`] and
+    /// [`VSOCK_CID_MAX`], behind `socket`.
+    ///
+    /// # Errors
+    ///
+    /// When the process is out of descriptors.
+    pub fn new(cid: u32, socket: &VsockSocket) -> Result<Self, VsockError> {
+        let listener = socket.listener.try_clone();
+        let hub = listener.and_then(|listener| Hub::new(cid.into(), &socket.path, listener));
+        let hub = hub.map_err(|source| VsockError::Make {
+            path: socket.path.clone(),
+            source,
+        })?;
+        Ok(Self {
+            config: u64::from(cid).to_le_bytes(),
+            epoll: hub.epoll_fd(),
+            state: Mutex::new(State {
+                hub,
+                data: vec![0; DATA_BYTES_MAX],
+            }),
+        })
+    }
+}
+
+impl State {
+    /// Gives packets to the guest.
+    fn receive(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        self.hub.take_events();
+        let memory = ring.memory();
+        for _ in 0..PACKETS_AT_ONCE {
+            let Some(chain) = ring.next_chain()? else {
+                return Ok(false);
+            };
+            let buffers = Buffers::of(&chain, memory);
+            let writer = buffers.map(|buffers| buffers.to_driver);
+            let room = writer.as_ref().map_or(0, |w| w.available_bytes());
+            let (Some(mut writer), Some(room)) = (writer, room.checked_sub(HEADER_BYTES)) else {
+                // No packet has room in it.
+                ring.used(chain.head_index(), 0)?;
+                continue;
+            };
+            let room = room.min(DATA_BYTES_MAX);
+            let Some((header, count)) = self.hub.next_packet(&mut self.data[..room]) else {
+                ring.put_back(1);
+                return Ok(false);
+            };
+            let written = writer
+                .write_all(&header.to_bytes())
+                .and_then(|()| writer.write_all(&self.data[..count]));
+            // The room was counted above.
+            let written = written.map_or(0, |()| HEADER_BYTES + count);
+            ring.used(chain.head_index(), u32::try_from(written).unwrap_or(0))?;
+        }
+        Ok(true)
+    }
+
+    /// Takes packets of the guest.
+    fn send(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        let memory = ring.memory();
+        for _ in 0..PACKETS_AT_ONCE {
+            if !self.hub.has_room() {
+                // All queues are served again when the guest has taken some.
+                return Ok(false);
+            }
+            let Some(chain) = ring.next_chain()? else {
+                return Ok(false);
+            };
+            if let Some(buffers) = Buffers::of(&chain, memory) {
+                self.take(buffers);
+            }
+            ring.used(chain.head_index(), 0)?;
+        }
+        Ok(true)
+    }
+
+    fn take(&mut self, mut buffers: Buffers<'_>) {
+        let mut header = [0; HEADER_BYTES];
+        if buffers.from_driver.read_exact(&mut header).is_err() {
+            return;
+        }
+        let header = Header::from_bytes(&header);
+        let there = buffers.from_driver.available_bytes();
+        let length = usize::try_from(header.length).unwrap_or(usize::MAX);
+        if length > there || length > self.data.len() {
+            tracing::debug!(
+                length,
+                there,
+                "a packet of the guest has not the length that it says"
+            );
+            return;
+        }
+        let data = &mut self.data[..length];
+        if buffers.from_driver.read_exact(data).is_ok() {
+            self.hub.take_packet(&header, data);
+        }
+    }
+}
+
+impl VirtioDevice for Vsock {
+    fn name(&self) -> &str {
+        "vsock"
+    }
+
+    fn device_id(&self) -> u32 {
+        VIRTIO_ID_VSOCK
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        read_bytes_of(&self.config, offset, data);
+    }
+
+    fn serve(&self, queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        let mut state = lock(&self.state);
+        match queue {
+            RECEIVE_QUEUE => state.receive(ring),
+            SEND_QUEUE => state.send(ring),
+            // The address never changes, so there are no events.
+            _ => Ok(false),
+        }
+    }
+
+    fn reset(&self) {
+        lock(&self.state).hub.clear();
+    }
+
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the hub has the descriptor and lives as long as the device, which is borrowed here.
+        Some(unsafe { BorrowedFd::borrow_raw(self.epoll) })
+    }
+}
+
+#[cfg(test)]
+mod test_bed;
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,90 @@
+//! The scenario of sockets between guest and host.
+
+use anyhow::{Context as _, ensure};
+
+use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::{Context, Result, Scenario, Verdict};
+
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
+    name: "vsock",
+    about: "guest and host connect to each other by sockets, and bytes go both ways unharmed",
+    needs_product: true,
+    run: vsock,
+}];
+
+/// The guest listens, and takes the checksum of what it gets; then it connects to the host and
+/// sends bytes, while a probe has memory on the move; then to a port where nobody listens.
+const WORK: &str = "faultprobe --bytes 192M & \
+    socket-pipe vsock-listen 52 </dev/null | sha256sum >/tmp/got; echo got=$(cat /tmp/got); \
+    dd if=/dev/urandom of=/tmp/p bs=1M count=4; echo sent=$(sha256sum </tmp/p); \
+    socket-pipe vsock-connect 9000 </tmp/p >/tmp/back; echo status=$?; echo back=$(cat /tmp/back); \
+    socket-pipe vsock-connect 9001 </dev/null; echo refused=$?; wait";
+
+fn vsock(context: &Context<'_>) -> Result {
+    let host = context.testbed.host(1);
+    let script = |text: &str| host.check(&["sh", "-c", text], SHORT);
+    script("rm -f /tmp/vm.vsock*; dd if=/dev/urandom of=/tmp/to-guest bs=1M count=4")?;
+    let given = script("sha256sum </tmp/to-guest")?;
+    let listener = host.spawn(&[
+        "sh",
+        "-c",
+        "echo welcome | /share/socket-pipe unix-listen /tmp/vm.vsock_9000 | sha256sum",
+    ])?;
+
+    let donor = Donor::start(context)?;
+    let mut guest = Guest::remote(2, WORK);
+    guest
+        .cmdline
+        .push_str(" ssi_modules=vmw_vsock_virtio_transport");
+    guest.more.extend(["--vsock", "cid=3,path=/tmp/vm.vsock"]);
+    let process = guest.start(context)?;
+    process.wait_for_line("socket-pipe: listens on port 52", BOOT_DEADLINE)?;
+    let client = host.spawn(&[
+        "sh",
+        "-c",
+        "/share/socket-pipe guest-connect /tmp/vm.vsock 52 </tmp/to-guest",
+    ])?;
+    let output = process.wait(GUEST_DEADLINE)?;
+    let guest = Finished::read(context, output)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    guest.faultprobe_over(192 << 20)?;
+    donor.stop(context)?;
+    let client = client.wait(SHORT)?;
+    ensure!(
+        client.status.code == 0,
+        "the client failed: {}",
+        client.stderr
+    );
+    let listened = listener.wait(SHORT)?;
+    ensure!(
+        listened.status.code == 0,
+        "the listener failed: {}",
+        listened.stderr
+    );
+
+    let console = &guest.output.stdout;
+    let word = |name: &str| {
+        // The kernel prints its command line first.
+        let rest = console.rsplit_once(name).map(|(_, rest)| rest);
+        rest.and_then(|rest| rest.split_whitespace().next())
+            .with_context(|| format!("the guest printed no {name:?}"))
+    };
+    let given = given.split_whitespace().next().unwrap_or_default();
+    let (got, sent, back) = (word("got=")?, word("sent=")?, word("back=")?);
+    ensure!(got == given, "given {given}, the guest got {got}");
+    ensure!(
+        word("status=")? == "0",
+        "the guest cannot connect to its host"
+    );
+    ensure!(back == "welcome", "the guest heard {back:?}");
+    let heard = listened.stdout;
+    let heard = heard.split_whitespace().next().unwrap_or_default();
+    ensure!(sent == heard, "sent {sent}, the host heard {heard}");
+    ensure!(
+        word("refused=")? == "1",
+        "a port without a listener was connected to"
+    );
+    let left = script("ls /tmp/vm.vsock 2>/dev/null || echo none")?;
+    ensure!(left.trim() == "none", "the socket is left behind");
+    Ok(Verdict::Pass)
+}

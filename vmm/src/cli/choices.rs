@@ -1,0 +1,116 @@
+//! Flags that choose one of a few words.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::validation::ValidationError;
+
+/// How pages travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// The best one that both ends have
+    #[default]
+    Auto,
+    /// TCP
+    Tcp,
+    /// A donor inside this process, for tests
+    Loopback,
+    /// Pages read by RDMA verbs, or nothing
+    Rdma,
+    /// QUIC over UDP
+    #[value(hide = true)]
+    Udp,
+}
+
+impl Transport {
+    /// Refuses a transport that is planned.
+    ///
+    /// # Errors
+    ///
+    /// If this build does not have it, with the one to use instead.
+    pub fn require_available(self) -> Result<(), ValidationError> {
+        let setting = match self {
+            Self::Auto | Self::Tcp | Self::Loopback | Self::Rdma => return Ok(()),
+            Self::Udp => "--transport udp",
+        };
+        Err(ValidationError::NotThereYet {
+            setting,
+            instead: "use --transport tcp",
+        })
+    }
+}
+
+/// What the guest is told about where its memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Numa {
+    /// One NUMA node: the host caches
+    #[default]
+    Flat,
+    /// Each node of the cluster is a NUMA node of the guest
+    #[value(hide = true)]
+    Expose,
+}
+
+impl Numa {
+    /// Refuses a face that is planned.
+    ///
+    /// # Errors
+    ///
+    /// If this build does not have it, with the one to use instead.
+    pub fn require_available(self) -> Result<(), ValidationError> {
+        match self {
+            Self::Flat => Ok(()),
+            Self::Expose => Err(ValidationError::NotThereYet {
+                setting: "--numa expose",
+                instead: "use --numa flat",
+            }),
+        }
+    }
+}
+
+/// Which pages back memory that is at home here.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum HugePages {
+    /// Huge ones, where the kernel gives them
+    #[default]
+    Auto,
+    /// Pages of 4 KiB only
+    Off,
+}
+
+/// Whether something is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// It is
+    On,
+    /// It is not
+    Off,
+}
+
+/// Whether pages are fetched before they are asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Prefetching {
+    /// Where a pattern is seen in what the guest touches
+    #[default]
+    Auto,
+    /// Never
+    Off,
+}
+
+/// Whether pages are compressed on the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    /// On each connection while that was measured to pay
+    #[default]
+    Auto,
+    /// Always
+    On,
+    /// Never
+    Off,
+}

@@ -1,0 +1,114 @@
+//! A disk as people write it: `path=FILE[,readonly]`.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use super::text::serde_as_text;
+
+/// A disk of the guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskArg {
+    /// A raw image or a block device.
+    pub path: PathBuf,
+    /// Whether the guest can only read it.
+    pub read_only: bool,
+}
+
+/// Why a text is not a disk.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseDiskError {
+    /// It names no file.
+    #[error("`{text}` names no file; write path=FILE[,readonly]")]
+    NoPath {
+        /// What was given.
+        text: String,
+    },
+    /// Something follows the file that is not an option.
+    #[error(
+        "`{option}` is not an option of a disk; write path=FILE[,readonly], FILE without a comma"
+    )]
+    Option {
+        /// The part that is not known.
+        option: String,
+    },
+}
+
+impl FromStr for DiskArg {
+    type Err = ParseDiskError;
+
+    /// The `path=` may be left away.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split(',');
+        let path = parts.next().unwrap_or_default();
+        let path = path.strip_prefix("path=").unwrap_or(path);
+        if path.is_empty() {
+            return Err(ParseDiskError::NoPath { text: text.into() });
+        }
+        let mut read_only = false;
+        for option in parts {
+            if option != "readonly" {
+                return Err(ParseDiskError::Option {
+                    option: option.into(),
+                });
+            }
+            read_only = true;
+        }
+        Ok(Self {
+            path: path.into(),
+            read_only,
+        })
+    }
+}
+
+impl fmt::Display for DiskArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let read_only = if self.read_only { ",readonly" } else { "" };
+        write!(f, "path={}{read_only}", self.path.display())
+    }
+}
+
+serde_as_text!(DiskArg);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn disk(text: &str) -> (String, bool) {
+        let disk: DiskArg = text.parse().expect(text);
+        (disk.path.display().to_string(), disk.read_only)
+    }
+
+    #[test]
+    fn a_disk_is_a_file_and_may_be_read_only() {
+        assert_eq!(disk("path=a.img"), ("a.img".into(), false));
+        assert_eq!(disk("path=/x/a.img,readonly"), ("/x/a.img".into(), true));
+        assert_eq!(disk("/dev/sdb"), ("/dev/sdb".into(), false));
+        assert_eq!(disk("path=path=x"), ("path=x".into(), false));
+    }
+
+    #[test]
+    fn other_options_and_no_file_are_refused() {
+        let refused = |text: &str| text.parse::<DiskArg>().expect_err(text).to_string();
+        for text in ["", "path=", ",readonly", "path=,readonly"] {
+            assert!(refused(text).contains("names no file"), "{text}");
+        }
+        assert!(refused("a.img,readonyl").contains("`readonyl` is not an option"));
+        assert!(refused("a.img,").contains("`` is not an option"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_the_parser_panic(text in ".{0,60}") {
+            let _ = text.parse::<DiskArg>();
+        }
+
+        #[test]
+        fn what_is_printed_is_read_as_the_same_disk(path in "[^,]{1,20}", read_only: bool) {
+            let disk = DiskArg { path: path.into(), read_only };
+            prop_assert_eq!(disk.to_string().parse(), Ok(disk));
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! `ssi-hv run` with devices, and tiny guests that use them or not.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/guests.rs"]
+mod guests;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/support.rs"]
+mod support;
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// `ssi-hv run` of a guest, with files in `directory`.
+fn run(directory: &Path, code: &[u8], more: &[&str]) -> Command {
+    fs::write(directory.join("kernel"), support::elf(code)).expect("is written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    command
+        .current_dir(directory)
+        .args(["run", "--kernel", "kernel", "--memory", "64M"])
+        .args(more)
+        .env("SSI_HV_RUNTIME_DIR", directory.join("run"))
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_guest_reads_the_disks_that_the_command_line_names() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    for name in ["a", "b"] {
+        fs::write(directory.path().join(name), name.repeat(512)).expect("is written");
+    }
+    let more = [
+        "--balloon",
+        "off",
+        "--rng",
+        "off",
+        "--disk",
+        "path=a",
+        "--disk",
+        "path=b,readonly",
+        "--vsock",
+        "cid=3,path=v.sock",
+    ];
+    let code = guests::read_two_disks::code();
+    let output = run(directory.path(), code, &more).output();
+    let output = output.expect("it starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(output.stdout, b"ba", "{errors}");
+    assert!(
+        !directory.path().join("v.sock").exists(),
+        "it is left behind"
+    );
+}
+
+#[test]
+fn a_guest_that_is_ended_leaves_no_socket_and_no_lock() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("disk.img");
+    fs::write(&image, [0; 4096]).expect("is written");
+    let more = ["--disk", "disk.img", "--vsock", "cid=3,path=v.sock"];
+    let mut child = run(directory.path(), guests::count_for_ever::code(), &more)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("it starts");
+    let mut said = [0];
+    let mut console = child.stdout.take().expect("a pipe");
+    console.read_exact(&mut said).expect("it runs");
+    assert!(directory.path().join("v.sock").exists());
+    assert!(devices::virtio::Disk::open(&image, true).is_err());
+    let pid = i32::try_from(child.id()).expect("a process id");
+    // SAFETY: kill takes two integers; the process is ours and was not waited for.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
+    assert_eq!(child.wait().expect("it ends").code(), Some(143));
+    assert!(!directory.path().join("v.sock").exists());
+    devices::virtio::Disk::open(&image, false).expect("nobody has it");
+}
