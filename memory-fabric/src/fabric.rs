@@ -348,6 +348,7 @@ impl Fabric {
             returns: crate::pager::queue::Arrivals::default(),
             evicted: crate::pager::EvictionClock::default(),
             ahead: crate::pager::queue::Arrivals::default(),
+            forecast: crate::pager::forecast::WriteForecast::default(),
             retries,
             fault_wake,
             evict_wake,

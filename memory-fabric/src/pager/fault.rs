@@ -4,7 +4,6 @@
 //! for in one loop, so faults of many vCPUs are under way at once.
 
 use super::ahead::{map_held, take_chain};
-use super::forecast::WriteForecast;
 use super::prefetch::Foresight;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
@@ -78,7 +77,6 @@ pub(crate) struct FaultThread {
     /// Indexed by ticket.
     fetches: Vec<Option<Fetch>>,
     free_tickets: Vec<u32>,
-    forecast: WriteForecast,
     /// `None` when nothing is to be fetched ahead.
     foresight: Option<Foresight>,
     waiter: Waiter,
@@ -101,7 +99,6 @@ impl FaultThread {
             deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
             fetches: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
-            forecast: WriteForecast::default(),
             foresight,
             waiter,
         }
@@ -443,7 +440,7 @@ impl FaultThread {
     }
 
     fn install(&mut self, fetch: Fetch, bytes: &PageBytes) -> Result<(), PagerError> {
-        let writable = fetch.write || self.forecast.map_writable(1);
+        let writable = fetch.write || self.shared.forecast.map_writable(1);
         let shared = &self.shared;
         let page = fetch.page;
         let arrived_at = Instant::now();
@@ -476,10 +473,10 @@ impl FaultThread {
     }
 
     /// Serves a fault on a page that was fetched ahead, and which this thread holds now.
-    fn map_ahead(&mut self, pending: Pending) -> Result<(), PagerError> {
+    fn map_ahead(&self, pending: Pending) -> Result<(), PagerError> {
         let taken_up_at = Instant::now();
         let run = take_chain(&self.shared, pending.page);
-        let writable = pending.write || self.forecast.map_writable(run.count);
+        let writable = pending.write || self.shared.forecast.map_writable(run.count);
         let shared = &self.shared;
         map_held(shared, run, writable)?;
         let stats = &shared.stats;
@@ -494,7 +491,7 @@ impl FaultThread {
     /// it was before.
     fn map_again(&mut self, pending: Pending, seen: State) -> Result<(), PagerError> {
         if pending.write_protected && !seen.is_dirty() {
-            self.forecast.was_written();
+            self.shared.forecast.was_written();
         }
         let shared = &self.shared;
         let taken_up_at = Instant::now();

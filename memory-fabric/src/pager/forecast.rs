@@ -4,6 +4,9 @@
 //! is mapped writable must be written back when it is evicted, changed or not. Neither is
 //! always better: so the pager tries, and does what the guest's recent pages say.
 
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
 /// Pages mapped read-only in one trial.
 const TRIAL: u32 = 512;
 /// Pages mapped writable at once after a trial that was mostly for nothing.
@@ -12,38 +15,43 @@ const TRUST: u32 = 8 * TRIAL;
 /// writing keeps a vCPU waiting; a needless write-back takes bandwidth, but nobody waits.
 const WRITTEN_SHARE: u32 = 3;
 
-/// Decides how pages that were faulted in by a read are mapped.
+/// Decides how pages are mapped that were touched by a read, or nobody knows by what. Shared by
+/// the threads that map: they may decide at the same time, and then count a little wrong.
 #[derive(Debug, Default)]
-pub(super) struct WriteForecast {
+pub(crate) struct WriteForecast {
     /// Pages mapped read-only in this trial.
-    tried: u32,
+    tried: AtomicU32,
     /// Faults for writing on read-only pages in this trial.
-    written: u32,
+    written: AtomicU32,
     /// Pages still to be mapped writable at once.
-    trusted: u32,
+    trusted: AtomicU32,
 }
 
 impl WriteForecast {
     /// Whether to map the next pages, which come in one go and of which one was only read,
     /// writable at once.
-    pub fn map_writable(&mut self, pages: u32) -> bool {
-        if self.trusted > 0 {
-            self.trusted = self.trusted.saturating_sub(pages);
+    pub fn map_writable(&self, pages: u32) -> bool {
+        // Relaxed here and below: these are counts, and nothing hangs on their order.
+        let trusted = self.trusted.load(Relaxed);
+        if trusted > 0 {
+            self.trusted.store(trusted.saturating_sub(pages), Relaxed);
             return true;
         }
-        if self.tried >= TRIAL {
-            if self.written >= self.tried / WRITTEN_SHARE {
-                self.trusted = TRUST;
-            }
-            (self.tried, self.written) = (0, 0);
+        let tried = self.tried.load(Relaxed);
+        if tried < TRIAL {
+            self.tried.store(tried + pages, Relaxed);
+            return false;
         }
-        self.tried += pages;
+        if self.written.swap(0, Relaxed) >= tried / WRITTEN_SHARE {
+            self.trusted.store(TRUST, Relaxed);
+        }
+        self.tried.store(pages, Relaxed);
         false
     }
 
     /// A page that was mapped read-only is written now.
-    pub fn was_written(&mut self) {
-        self.written += 1;
+    pub fn was_written(&self) {
+        self.written.fetch_add(1, Relaxed);
     }
 }
 
@@ -53,7 +61,7 @@ mod tests {
 
     /// Serves so many read faults of a guest that writes every `nth` page that it has read;
     /// gives how many were mapped writable at once.
-    fn writable_of(faults: u32, nth: u32, forecast: &mut WriteForecast) -> u32 {
+    fn writable_of(faults: u32, nth: u32, forecast: &WriteForecast) -> u32 {
         let mut writable = 0;
         for fault in 0..faults {
             if forecast.map_writable(1) {
@@ -67,27 +75,27 @@ mod tests {
 
     #[test]
     fn a_guest_that_writes_everything_seldom_pays_twice() {
-        let writable = writable_of(100_000, 1, &mut WriteForecast::default());
+        let writable = writable_of(100_000, 1, &WriteForecast::default());
         assert!(writable > 85_000, "{writable}");
     }
 
     #[test]
     fn a_guest_that_mostly_reads_keeps_its_pages_clean() {
-        assert_eq!(writable_of(100_000, 4, &mut WriteForecast::default()), 0);
+        assert_eq!(writable_of(100_000, 4, &WriteForecast::default()), 0);
     }
 
     #[test]
     fn a_change_of_habit_is_noticed() {
-        let mut forecast = WriteForecast::default();
-        writable_of(50_000, 1, &mut forecast);
-        let before_noticed = writable_of(2 * TRUST, 1000, &mut forecast);
+        let forecast = WriteForecast::default();
+        writable_of(50_000, 1, &forecast);
+        let before_noticed = writable_of(2 * TRUST, 1000, &forecast);
         assert!(before_noticed <= TRUST, "{before_noticed}");
-        assert_eq!(writable_of(50_000, 1000, &mut forecast), 0);
+        assert_eq!(writable_of(50_000, 1000, &forecast), 0);
     }
 
     #[test]
     fn runs_count_as_so_many_pages() {
-        let mut forecast = WriteForecast::default();
+        let forecast = WriteForecast::default();
         let (mut writable, mut written) = (0, 0);
         for run in 0..10_000_u32 {
             if forecast.map_writable(32) {

@@ -4,7 +4,7 @@ pub(crate) mod ahead;
 mod detect;
 pub(crate) mod evict;
 pub(crate) mod fault;
-mod forecast;
+pub(crate) mod forecast;
 pub(crate) mod prefetch;
 pub(crate) mod queue;
 mod ranking;
@@ -76,6 +76,8 @@ pub(crate) struct Shared {
     pub evicted: EvictionClock,
     /// Pages that were fetched before anybody asked for them.
     pub ahead: Arrivals,
+    /// Whether pages that are touched are going to be written.
+    pub forecast: forecast::WriteForecast,
     /// Faults that met a page being dropped, back to the fault thread.
     pub retries: Sender<PageIndex>,
     /// Rung to wake the fault thread.

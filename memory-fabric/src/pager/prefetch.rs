@@ -404,7 +404,7 @@ impl Prefetcher {
             let waits = |page| shared.map.entry(page).state().is_contended();
             if group.iter().any(waits) {
                 shared.stats.prefetch_late.increment();
-                map_held(shared, group, false)?;
+                map_held(shared, group, shared.forecast.map_writable(group.count))?;
                 continue;
             }
             for page in group.iter() {
@@ -416,7 +416,8 @@ impl Prefetcher {
                 } else {
                     // Touched just now.
                     shared.stats.prefetch_late.increment();
-                    map_held(shared, PageRange::new(page, 1), false)?;
+                    let writable = shared.forecast.map_writable(1);
+                    map_held(shared, PageRange::new(page, 1), writable)?;
                     shared.arrivals.push(&shared.map, page);
                 }
             }
