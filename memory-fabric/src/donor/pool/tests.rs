@@ -1,0 +1,107 @@
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+const PAGE: u64 = PAGE_SIZE as u64;
+
+fn pool(pages: u64) -> Pool {
+    Pool::new(pages * PAGE, SECOND * 30)
+}
+
+#[test]
+fn memory_is_zero_again_when_it_is_lent_again() {
+    let pool = pool(4);
+    let lease = pool
+        .lend("a".into(), 4 * PAGE, false, SECOND)
+        .expect("free");
+    lease.write(0, &[0xff; PAGE_SIZE]).expect("inside");
+    pool.end(&lease.token).expect("is there");
+    drop(lease);
+    let lease = pool
+        .lend("b".into(), 4 * PAGE, false, SECOND)
+        .expect("free again");
+    let mut page = [1; PAGE_SIZE];
+    lease.read(0, &mut page).expect("inside");
+    assert_eq!(page, [0; PAGE_SIZE]);
+}
+
+#[test]
+fn more_than_is_free_is_refused_or_cut_as_asked() {
+    let pool = pool(4);
+    let error = pool.lend("a".into(), 5 * PAGE, false, SECOND).unwrap_err();
+    assert!(
+        matches!(error, LeaseError::NoMemory { free: 16384, .. }),
+        "{error}"
+    );
+    assert_eq!(
+        pool.lend("a".into(), 5 * PAGE, true, SECOND)
+            .expect("cut")
+            .bytes(),
+        4 * PAGE
+    );
+    assert!(pool.lend("b".into(), PAGE, true, SECOND).is_err());
+    assert!(matches!(
+        pool.lend("b".into(), 100, true, SECOND),
+        Err(LeaseError::Size(100))
+    ));
+}
+
+#[test]
+fn dropped_pages_are_zero_and_their_neighbours_are_not() {
+    let pool = pool(4);
+    let lease = pool
+        .lend("a".into(), 4 * PAGE, false, SECOND)
+        .expect("free");
+    for number in 0..4 {
+        lease.write(number * PAGE, &[7; PAGE_SIZE]).expect("inside");
+    }
+    lease.drop_pages(PAGE, 2).expect("inside");
+    for (number, wanted) in [7, 0, 0, 7].into_iter().enumerate() {
+        let mut page = [1; PAGE_SIZE];
+        lease.read(number as u64 * PAGE, &mut page).expect("inside");
+        assert_eq!(page, [wanted; PAGE_SIZE], "page {number}");
+    }
+    assert_eq!(lease.status().pages_dropped, 2);
+    for (offset, pages) in [
+        (0, 0),
+        (1, 1),
+        (0, 5),
+        (4 * PAGE, 1),
+        (!4095, 1),
+        (0, u32::MAX),
+    ] {
+        let result = lease.drop_pages(offset, pages);
+        assert!(result.is_err(), "{offset:#x} {pages}");
+    }
+}
+
+#[test]
+fn a_lease_that_is_not_renewed_ends() {
+    let pool = pool(4);
+    let lease = pool.lend("late".into(), PAGE, false, SECOND).expect("free");
+    assert!(pool.end_expired(Instant::now()).is_empty());
+    assert_eq!(pool.end_expired(Instant::now() + SECOND * 2), ["late"]);
+    assert!(pool.find(&lease.token).is_none());
+    assert_eq!(pool.lent_bytes(), 0);
+}
+
+#[test]
+fn offsets_outside_or_across_pages_are_refused() {
+    let pool = pool(2);
+    let lease = pool
+        .lend("a".into(), 2 * PAGE, false, SECOND)
+        .expect("free");
+    let mut page = [0; PAGE_SIZE];
+    for offset in [1, PAGE + 8, 2 * PAGE, u64::MAX, u64::MAX - 4095] {
+        assert!(lease.read(offset, &mut page).is_err(), "{offset:#x}");
+        assert!(lease.write(offset, &page).is_err(), "{offset:#x}");
+        assert!(
+            lease.read_run(offset, 1, &mut Vec::new()).is_err(),
+            "{offset:#x}"
+        );
+    }
+    let mut run = Vec::new();
+    assert!(lease.read_run(PAGE, 2, &mut run).is_err() && run.is_empty());
+    assert!(lease.read_run(0, 2, &mut run).is_ok());
+    assert_eq!(run, [0; 2 * PAGE_SIZE]);
+    assert_eq!(lease.status().pages_read, 2, "only what was sent counts");
+}
