@@ -5,11 +5,12 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
+use super::bed::{add_rxe, bare_read_us, remove_rxe};
 use super::guest::{
     BOOT_DEADLINE, DONOR, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
 };
 use super::{Context, Result, Scenario, Verdict};
-use crate::testbed::Host;
+use crate::testbed::{Host, Output};
 
 /// READs of one page that the probe makes.
 const READS: u64 = 3000;
@@ -28,8 +29,6 @@ const REFUSAL_MS_MAX: u64 = 3500;
 const PROBE: &str = "faultprobe --bytes 256M";
 /// The fewest pages that such a guest reads from its donor.
 const READ_PAGES_MIN: u64 = 2000;
-/// How long a device may take to go when it is removed while it is in use.
-const REMOVAL_DEADLINE: Duration = Duration::from_secs(20);
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -70,28 +69,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// Makes an RDMA device of a host's link.
-fn add(host: &Host) -> anyhow::Result<()> {
-    let link = format!("link{}", 3 - host.number());
-    let argv = [
-        "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", &link,
-    ];
-    host.check(&argv, SHORT)?;
-    Ok(())
-}
-
-/// Removes it, which its users have to let go of first.
-fn remove(host: &Host) -> anyhow::Result<()> {
-    let argv = ["rdma", "link", "delete", "rxe0"];
-    host.check(&argv, REMOVAL_DEADLINE)
-        .context("the device is not let go of")?;
-    Ok(())
-}
-
 fn probe(context: &Context<'_>) -> Result {
     let (one, two) = (context.testbed.host(1), context.testbed.host(2));
-    add(one)?;
-    add(two)?;
+    add_rxe(one)?;
+    add_rxe(two)?;
     let donor = Donor::lending(context, "64M", &["--rdma-device", "rxe0"])?;
     let reads = READS.to_string();
     let process = one.spawn(&["/share/rdma-probe", DONOR, "--reads", &reads])?;
@@ -99,33 +80,22 @@ fn probe(context: &Context<'_>) -> Result {
     let before = ticks(two, donor.pid())?;
     let output = process.wait(Duration::from_secs(60))?;
     let after = ticks(two, donor.pid())?;
-    ensure!(
-        output.status.code == 0,
-        "the probe failed: {}{}",
-        output.stdout,
-        output.stderr
-    );
-    let line = output.stdout.lines().last().context("no result")?;
-    let found: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
-    ensure!(
-        found["reads"] == READS && found["corrupt_bytes"] == 0,
-        "{line}"
-    );
+    let found = probed(&output, READS)?;
     ensure!(
         found["pages_read_by_donor"] == 0,
-        "the donor's process served reads: {line}"
+        "the donor's process served reads: {found}"
     );
     let refused_after = found["after_release_ms"].as_u64().unwrap_or(u64::MAX);
     ensure!(
         refused_after <= REFUSAL_MS_MAX,
-        "a READ of a lease that had ended failed after {refused_after} ms only: {line}"
+        "a READ of a lease that had ended failed after {refused_after} ms only: {found}"
     );
     let used = after.saturating_sub(before);
     ensure!(
         used <= TICKS_MAX,
         "{used} ticks of the donor's processor for {READS} READs"
     );
-    let bare = bare_read_us(one, two)?;
+    let bare = bare_read_us(one, two, 1000)?;
     let ours = found["p50_us"].as_f64().unwrap_or(f64::NAN);
     context.note(format!(
         "READ of 4 KiB: p50 {ours:.0} us, ib_read_lat {bare:.0} us, ratio {:.2}; the donor used {used} ticks for {READS}; after the lease: {} ({} ms; emulated)",
@@ -134,14 +104,14 @@ fn probe(context: &Context<'_>) -> Result {
         found["after_release_ms"],
     ));
     donor.stop(context)?;
-    remove(one)?;
-    remove(two)?;
+    remove_rxe(one)?;
+    remove_rxe(two)?;
     Ok(Verdict::Pass)
 }
 
 fn loss(context: &Context<'_>) -> Result {
     let hosts = context.testbed.hosts();
-    hosts.iter().try_for_each(add)?;
+    hosts.iter().try_for_each(add_rxe)?;
     let donor = Donor::lending(context, "64M", &[])?;
     context.testbed.netem(1, 2, Duration::ZERO, LOSS_PERCENT)?;
     let reads = LOSSY_READS.to_string();
@@ -156,18 +126,7 @@ fn loss(context: &Context<'_>) -> Result {
     let output = context.testbed.host(1).run(&argv, Duration::from_secs(90));
     context.testbed.clear_netem()?;
     let output = output?;
-    ensure!(
-        output.status.code == 0,
-        "the probe failed: {}{}",
-        output.stdout,
-        output.stderr
-    );
-    let line = output.stdout.lines().last().context("no result")?;
-    let found: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
-    ensure!(
-        found["reads"] == LOSSY_READS && found["corrupt_bytes"] == 0,
-        "{line}"
-    );
+    let found = probed(&output, LOSSY_READS)?;
     let p99 = found["p99_us"].as_f64().unwrap_or(0.0);
     ensure!(
         p99 >= RETRY_US,
@@ -178,32 +137,25 @@ fn loss(context: &Context<'_>) -> Result {
         found["p50_us"].as_f64().unwrap_or(f64::NAN)
     ));
     donor.stop(context)?;
-    hosts.iter().try_for_each(remove)?;
+    hosts.iter().try_for_each(remove_rxe)?;
     Ok(Verdict::Pass)
 }
 
-/// The typical latency of the same by perftest.
-fn bare_read_us(one: &Host, two: &Host) -> anyhow::Result<f64> {
-    let common = [
-        "ib_read_lat",
-        "-d",
-        "rxe0",
-        "-x",
-        "1",
-        "-s",
-        "4096",
-        "-n",
-        "1000",
-        "-F",
-    ];
-    let server = two.spawn(&common)?;
-    let address = two.address();
-    let listening = "i=0; until ss -Hltn | grep -q :18515; do i=$((i+1)); [ $i -lt 100 ] || exit 1; sleep 0.1; done";
-    two.check(&["sh", "-c", listening], SHORT)?;
-    let client: Vec<&str> = common.iter().copied().chain([address.as_str()]).collect();
-    let text = one.check(&client, SHORT)?;
-    server.wait(SHORT)?;
-    super::bed::typical_latency_us(&text).with_context(|| format!("no latency in:\n{text}"))
+/// The result of the probe, which must be so many READs without a wrong byte.
+fn probed(output: &Output, reads: u64) -> anyhow::Result<Value> {
+    ensure!(
+        output.status.code == 0,
+        "the probe failed: {}{}",
+        output.stdout,
+        output.stderr
+    );
+    let line = output.stdout.lines().last().context("no result")?;
+    let found: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+    ensure!(
+        found["reads"] == reads && found["corrupt_bytes"] == 0,
+        "{line}"
+    );
+    Ok(found)
 }
 
 /// Processor time of a process, user and system, in clock ticks.
@@ -221,7 +173,7 @@ fn ticks_of(stat: &str) -> Option<u64> {
 
 fn boot(context: &Context<'_>) -> Result {
     let hosts = context.testbed.hosts();
-    hosts.iter().try_for_each(add)?;
+    hosts.iter().try_for_each(add_rxe)?;
     let donor = Donor::lending(context, "1G", &["--rdma-device", "rxe0"])?;
     let guest = by("rdma").run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
@@ -256,7 +208,7 @@ fn boot(context: &Context<'_>) -> Result {
         guest.number("/faults/remote/latency_us/p50")?,
         guest.number("/boot/to_init_ms")?,
     ));
-    hosts.iter().try_for_each(remove)?;
+    hosts.iter().try_for_each(remove_rxe)?;
     Ok(Verdict::Pass)
 }
 
@@ -302,10 +254,10 @@ fn choice(context: &Context<'_>) -> Result {
         Ok(())
     };
     over("tcp", "transport tcp")?;
-    add(one)?;
+    add_rxe(one)?;
     refused(exit::DONOR_UNAVAILABLE, "no RDMA device")?;
     over("tcp", "refuses")?;
-    add(two)?;
+    add_rxe(two)?;
     over("rdma", "transport rdma")?;
     donor.stop(context)?;
     let silent = Donor::lending(context, "1G", &["--rdma-device", "none"])?;
@@ -329,22 +281,22 @@ fn choice(context: &Context<'_>) -> Result {
         wrong.status.code == exit::HOST_ERROR && wrong.stderr.contains("there are: rxe0"),
         "{wrong:?}"
     );
-    remove(one)?;
-    remove(two)?;
+    remove_rxe(one)?;
+    remove_rxe(two)?;
     Ok(Verdict::Pass)
 }
 
 /// Removes the device of one host under a running guest, and adds it again.
 fn removed(context: &Context<'_>, number: usize) -> Result {
     let hosts = context.testbed.hosts();
-    hosts.iter().try_for_each(add)?;
+    hosts.iter().try_for_each(add_rxe)?;
     let donor = Donor::lending(context, "1G", &[])?;
     let mut guest = Guest::remote(1, "faultprobe --bytes 256M && faultprobe --bytes 256M");
     guest.more.extend(["--transport", "rdma"]);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
     let host = context.testbed.host(number);
-    remove(host)?;
+    remove_rxe(host)?;
     // By now pages travel by TCP, or will when the READs that are outstanding have failed.
     process.wait_for_line("pages go on over TCP", SHORT)?;
     let by_tcp = "i=0; until ssi-hv status --json | grep -Eq '\"pages_read\": ?[1-9]'; do \
@@ -352,7 +304,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     let two = context.testbed.host(2);
     two.check(&["sh", "-c", by_tcp], Duration::from_secs(90))
         .context("no page comes by TCP")?;
-    add(host)?;
+    add_rxe(host)?;
     process.wait_for_line("back on RDMA", Duration::from_secs(90))?;
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
@@ -368,7 +320,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
         "{} pages by READ, {read} by TCP; {} connections, {} of them failed",
         rdma.pages_read, rdma.connections, rdma.failures
     ));
-    hosts.iter().try_for_each(remove)?;
+    hosts.iter().try_for_each(remove_rxe)?;
     Ok(Verdict::Pass)
 }
 
