@@ -1,11 +1,11 @@
-//! Runs the end-to-end scenarios on one testbed of two hosts.
+//! Runs the end-to-end scenarios on testbeds of two hosts.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use kernel_images::programs;
 use ssi_hv_tests::cleanup;
-use ssi_hv_tests::e2e::{self, Runner};
+use ssi_hv_tests::e2e::{Plan, Runner};
 use ssi_hv_tests::summary::Summary;
 
 /// End-to-end tests on emulated hosts.
@@ -17,21 +17,24 @@ struct Args {
     /// List the scenarios and run none.
     #[arg(long)]
     list: bool,
+    /// How many testbeds work side by side, 1 to 4 [default: as many as CPUs and memory carry].
+    #[arg(long, value_parser = clap::value_parser!(u8).range(1..=4))]
+    beds: Option<u8>,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let chosen: Vec<_> = e2e::scenarios()
-        .into_iter()
-        .filter(|s| args.names.is_empty() || args.names.iter().any(|n| s.name.contains(n.as_str())))
-        .collect();
+    let mut chosen = Plan::all();
+    if !args.names.is_empty() {
+        chosen = chosen.named(&args.names);
+    }
     if args.list {
-        for scenario in &chosen {
+        for scenario in chosen.scenarios() {
             println!("{:<24} {}", scenario.name, scenario.about);
         }
         return ExitCode::SUCCESS;
     }
-    if chosen.is_empty() {
+    if chosen.scenarios().next().is_none() {
         eprintln!(
             "e2e: no scenario is called {}: see --list",
             args.names.join(" or ")
@@ -41,13 +44,9 @@ fn main() -> ExitCode {
     let mut summary = Summary::default();
     match cleanup::on_signals()
         .map_err(Into::into)
-        .and_then(|()| Runner::prepare(&programs::workspace()))
+        .and_then(|()| Runner::prepare(&programs::workspace(), args.beds.map(usize::from)))
     {
-        Ok(mut runner) => {
-            for scenario in &chosen {
-                runner.run(scenario, &mut summary);
-            }
-        }
+        Ok(runner) => runner.run(&chosen, &mut summary),
         Err(error) => {
             eprintln!("e2e: {error:#}");
             return ExitCode::from(2);

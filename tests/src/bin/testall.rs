@@ -7,7 +7,7 @@ use clap::Parser;
 use kernel_images::programs;
 use ssi_hv_tests::cargo::Step;
 use ssi_hv_tests::cleanup;
-use ssi_hv_tests::e2e::{self, Runner};
+use ssi_hv_tests::e2e::{Plan, Runner};
 use ssi_hv_tests::summary::{Outcome, Summary};
 
 /// Runs every check: format, lints, unit and property tests, loom models, guests of a few
@@ -122,7 +122,7 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
         (!built).then_some("ssi-hv was not built")
     };
     if let Some(reason) = reason {
-        for scenario in e2e::scenarios() {
+        for scenario in Plan::all().scenarios() {
             summary.add(
                 scenario.name,
                 Outcome::Skipped(reason.into()),
@@ -131,9 +131,6 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    let mut runner = Runner::prepare(&workspace)?;
-    for scenario in e2e::scenarios() {
-        runner.run(&scenario, summary);
-    }
+    Runner::prepare(&workspace, None)?.run(&Plan::all(), summary);
     Ok(())
 }

@@ -1,0 +1,244 @@
+//! What runs scenarios.
+//!
+//! A scenario that fails because a testbed host hung (its heartbeat stopped: the emulation of
+//! nested virtualisation is not perfect) is run again on a new testbed, at most
+//! [`RESTARTS_MAX`] times, and each restart is reported.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::{Context, Plan, Result, Scenario, Verdict, guest};
+use crate::share::Share;
+use crate::summary::{Outcome, Summary};
+use crate::testbed::{HostImage, Testbed, TestbedConfig, TestbedError};
+
+/// How often one scenario gets a new testbed.
+const RESTARTS_MAX: usize = 2;
+/// More testbeds than this gain nothing: the longest scenario is then what takes the time.
+const BEDS_MAX: usize = 4;
+/// What a testbed host takes beside its own memory, at most.
+const EMULATOR_MIB: u64 = 600;
+
+/// Runs scenarios on testbeds.
+#[derive(Debug)]
+pub struct Runner {
+    config: TestbedConfig,
+    image: HostImage,
+    share: Share,
+    beds: usize,
+}
+
+impl Runner {
+    /// Makes everything ready; testbeds start when the first scenario needs them. Without a number
+    /// of `beds` there are as many as CPUs and free memory are enough for.
+    ///
+    /// # Errors
+    /// Fails when kernels or images cannot be had.
+    pub fn prepare(workspace: &Path, beds: Option<usize>) -> anyhow::Result<Self> {
+        let share = Share::prepare(workspace)?;
+        let image = HostImage::prepare(workspace)?;
+        let logs = workspace.join("target/testbed/e2e");
+        let config = TestbedConfig::two_hosts(&share.dir, logs);
+        let beds = match beds {
+            Some(beds) => beds,
+            None => beds_that_fit(&config)?,
+        };
+        Ok(Self {
+            config,
+            image,
+            share,
+            beds: beds.clamp(1, BEDS_MAX),
+        })
+    }
+
+    /// Runs scenarios and records how each ended.
+    pub fn run(&self, plan: &Plan, summary: &mut Summary) {
+        let queue = Mutex::new(VecDeque::from(plan.together.clone()));
+        let beds = self.beds.min(plan.together.len());
+        let summary = Mutex::new(summary);
+        let mut first = Lane::new(self, 1, &summary);
+        for scenario in &plan.alone {
+            first.run(scenario);
+        }
+        std::thread::scope(|scope| {
+            for number in 2..=beds {
+                let (queue, summary) = (&queue, &summary);
+                scope.spawn(move || Lane::new(self, number, summary).run_all(queue));
+            }
+            first.run_all(&queue);
+        });
+    }
+}
+
+/// How many testbeds this machine carries.
+fn beds_that_fit(config: &TestbedConfig) -> anyhow::Result<usize> {
+    let info = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
+    let free_kib = info
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        .context("no MemAvailable in /proc/meminfo")?;
+    let host_mib = u64::from(config.memory_mib) + EMULATOR_MIB;
+    let fit = free_kib / 1024 / (host_mib * config.hosts as u64);
+    let cpus = std::thread::available_parallelism()?.get();
+    Ok(cpus.min(usize::try_from(fit)?))
+}
+
+/// A testbed and the thread that uses it: its hosts end with that thread.
+struct Lane<'a, 's> {
+    runner: &'a Runner,
+    number: usize,
+    summary: &'a Mutex<&'s mut Summary>,
+    testbed: Option<Testbed>,
+    /// How many times a testbed was started.
+    starts: usize,
+}
+
+impl<'a, 's> Lane<'a, 's> {
+    fn new(runner: &'a Runner, number: usize, summary: &'a Mutex<&'s mut Summary>) -> Self {
+        Self {
+            runner,
+            number,
+            summary,
+            testbed: None,
+            starts: 0,
+        }
+    }
+
+    fn summary(&self) -> MutexGuard<'a, &'s mut Summary> {
+        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run_all(&mut self, queue: &Mutex<VecDeque<Scenario>>) {
+        let next = || {
+            let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
+            queue.pop_front()
+        };
+        while let Some(scenario) = next() {
+            self.run(&scenario);
+        }
+    }
+
+    fn run(&mut self, scenario: &Scenario) {
+        if scenario.needs_product && !self.runner.share.has_product() {
+            let reason = "no ssi-hv in target/release: run cargo build --release -p ssi-hv";
+            let outcome = Outcome::Skipped(reason.into());
+            self.summary().add(scenario.name, outcome, Duration::ZERO);
+            return;
+        }
+        let begin = Instant::now();
+        let mut restarts = 0;
+        loop {
+            let (result, notes) = self.attempt(scenario);
+            let hung = result
+                .as_ref()
+                .err()
+                .is_some_and(|e| is_hung_host(e) || self.is_bed_hung());
+            if let (true, Err(error)) = (hung, &result) {
+                self.testbed = None;
+                if restarts < RESTARTS_MAX {
+                    restarts += 1;
+                    let reason = first_line(&format!("{error:#}"));
+                    self.summary().restart(scenario.name, &reason);
+                    continue;
+                }
+            }
+            let outcome = match result {
+                Ok(Verdict::Pass) => Outcome::Passed,
+                Ok(Verdict::Skip(reason)) => Outcome::Skipped(reason),
+                Err(error) => {
+                    // Whatever state a failed scenario leaves must not fail the next one.
+                    self.testbed = None;
+                    Outcome::Failed(format!("{error:#}"))
+                }
+            };
+            let mut summary = self.summary();
+            summary.add(scenario.name, outcome, begin.elapsed());
+            for note in notes {
+                summary.note(scenario.name, &note);
+            }
+            return;
+        }
+    }
+
+    fn attempt(&mut self, scenario: &Scenario) -> (Result, Vec<String>) {
+        if let Err(error) = self.start_if_needed() {
+            return (Err(error), Vec::new());
+        }
+        let Some(testbed) = &self.testbed else {
+            unreachable!("it was just started")
+        };
+        let artifacts = self.runner.config.logs.join(scenario.name);
+        let context = Context {
+            testbed,
+            share: &self.runner.share,
+            artifacts,
+            notes: RefCell::default(),
+        };
+        if let Err(error) = std::fs::create_dir_all(&context.artifacts) {
+            return (Err(error.into()), Vec::new());
+        }
+        let result = (scenario.run)(&context);
+        (result, context.notes.into_inner())
+    }
+
+    fn start_if_needed(&mut self) -> anyhow::Result<()> {
+        if self.testbed.is_none() {
+            self.starts += 1;
+            // Each start keeps its logs, so that a hung host can be looked at afterwards.
+            let mut config = self.runner.config.clone();
+            let name = format!("bed{}-start{}", self.number, self.starts);
+            config.logs = config.logs.join(name);
+            let testbed = Testbed::start(&config, &self.runner.image);
+            self.testbed = Some(testbed.context("testbed")?);
+        }
+        Ok(())
+    }
+
+    fn is_bed_hung(&self) -> bool {
+        let hosts = self
+            .testbed
+            .as_ref()
+            .map(Testbed::hosts)
+            .unwrap_or_default();
+        hosts.iter().any(|host| host.check_health().is_err())
+    }
+}
+
+/// Whether the emulation is to blame, and the scenario may be run again.
+fn is_hung_host(error: &anyhow::Error) -> bool {
+    if error.chain().any(|e| e.is::<guest::GuestStalled>()) {
+        return true;
+    }
+    error
+        .chain()
+        .filter_map(|e| e.downcast_ref::<TestbedError>())
+        .any(TestbedError::is_hung_host)
+}
+
+fn first_line(text: &str) -> String {
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hung_host_is_recognised_below_other_context() {
+        let hung = TestbedError::HostHung {
+            host: 1,
+            silent: Duration::ZERO,
+            log: String::new(),
+        };
+        assert!(is_hung_host(
+            &anyhow::Error::new(hung).context("while booting")
+        ));
+        assert!(!is_hung_host(&anyhow::anyhow!("wrong number")));
+    }
+}
