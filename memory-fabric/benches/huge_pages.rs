@@ -2,7 +2,7 @@
 //! huge pages. Says something only where `shmem_enabled` is `advise`, `within_size` or `always`.
 
 use memory_fabric::fabric::{
-    Compression, Fabric, FabricConfig, FabricEvent, SPIN_DEFAULT, TransportKind,
+    Compression, Fabric, FabricConfig, FabricEvent, LocalUse, SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -28,6 +28,7 @@ fn measure(round: u64, huge_pages: bool) {
         vm: "bench".into(),
         ram: vec![PageRange::new(PageIndex::new(0), 1 << 18)],
         local_bytes: BYTES as u64,
+        local_use: LocalUse::Cache,
         donors: Vec::new(),
         transport: TransportKind::Tcp,
         checksum: false,

@@ -8,6 +8,7 @@ use crate::discard::{self, Discarder};
 use crate::donor::pool::LeaseError;
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
+pub use crate::layout::LocalUse;
 use crate::layout::{Loan, NodeId, Plan, PlanError};
 use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
 use crate::link::{Link, LinkEvent, describe};
@@ -60,6 +61,8 @@ pub struct FabricConfig {
     pub ram: Vec<PageRange>,
     /// Bytes of this node's memory to use.
     pub local_bytes: u64,
+    /// What for.
+    pub local_use: LocalUse,
     /// Who lends the rest.
     pub donors: Vec<DonorAddress>,
     /// How pages travel.
@@ -200,7 +203,8 @@ impl Fabric {
                 pages: bytes >> PAGE_SHIFT,
             })
             .collect();
-        let plan = Plan::new(&config.ram, config.local_bytes >> PAGE_SHIFT, &loans)?;
+        let local_pages = config.local_bytes >> PAGE_SHIFT;
+        let plan = Plan::new(&config.ram, local_pages, config.local_use, &loans)?;
         if plan.cache_beyond_budget_pages > 0 {
             tracing::warn!(
                 added_mib = plan.cache_beyond_budget_pages >> (20 - PAGE_SHIFT),

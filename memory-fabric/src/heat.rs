@@ -309,7 +309,7 @@ fn samples(block: PageRange, allowed: u64) -> impl Iterator<Item = PageRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Loan, Plan};
+    use crate::layout::{Loan, LocalUse, Plan};
     use proptest::prelude::*;
 
     fn range(first: u32, count: u32) -> PageRange {
@@ -339,7 +339,7 @@ mod tests {
             node: NodeId(1),
             pages: 900,
         }];
-        let plan = Plan::new(&ram, 700, &loans).expect("fits");
+        let plan = Plan::new(&ram, 700, LocalUse::Cache, &loans).expect("fits");
         let memory = GuestMemory::new(2600 << 12).expect("a small memory");
         // SAFETY: inside the guest view, which nobody else has.
         unsafe { memory.guest_view().add(5 << 12).write_volatile(1) };
@@ -385,7 +385,7 @@ mod tests {
             node: NodeId(1),
             pages: 1 << 30,
         }];
-        let plan = Plan::new(&ram, 1 << 18, &loans).expect("fits");
+        let plan = Plan::new(&ram, 1 << 18, LocalUse::Cache, &loans).expect("fits");
         let map = PageMap::new(1 << 30).expect("address space");
         let touches = Touches::new(1 << 30).expect("address space");
         let memory = GuestMemory::new(1 << 42).expect("address space");

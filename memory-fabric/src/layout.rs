@@ -56,6 +56,31 @@ const HUGE_PAGE_PAGES: u64 = (HUGE_PAGE_BYTES / PAGE_SIZE) as u64;
 /// instructions and their operands push each other out.
 pub const CACHE_PAGES_MIN: u64 = (16 << 20) >> PAGE_SHIFT;
 
+/// What local memory is for, where donors could lend all of the guest's.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum LocalUse {
+    /// A cache of what is at home on donors: for guests that see no difference.
+    #[default]
+    Cache,
+    /// A home of its own, but for a quarter (at least [`CACHE_PAGES_MIN`]) that is a cache: for
+    /// guests that see nodes, and choose themselves what is near.
+    Home,
+}
+
+impl LocalUse {
+    /// How many of a guest's pages are to be at home here, if the donors lend the rest.
+    #[must_use]
+    pub fn home_here(self, guest_pages: u64, local_pages: u64) -> u64 {
+        let wanted = match self {
+            _ if local_pages >= guest_pages => return guest_pages,
+            Self::Cache => 0,
+            Self::Home => local_pages - (local_pages / 4).max(CACHE_PAGES_MIN).min(local_pages),
+        };
+        // Whole huge pages, so that none is cut by the border.
+        wanted - wanted % HUGE_PAGE_PAGES
+    }
+}
+
 /// What a donor lends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Loan {
@@ -103,7 +128,7 @@ pub enum PlanError {
 impl Plan {
     /// Divides the RAM in `ranges` over a local budget of `local_pages` and the loans.
     ///
-    /// What the loans do not cover is at home here: one half at the lowest addresses, where a
+    /// What the loans do not cover is at home here, and what [`LocalUse`] says: one half at the lowest addresses, where a
     /// kernel is loaded, the other at the highest, from which it takes the memory for its own
     /// tables while it starts. The rest, in between, is divided over the donors in proportion to their loans,
     /// one contiguous extent for each (two where the hole below 4 GiB cuts it).
@@ -111,7 +136,12 @@ impl Plan {
     /// # Errors
     ///
     /// [`PlanError::TooLittle`] when budget and loans together are smaller than the guest.
-    pub fn new(ranges: &[PageRange], local_pages: u64, loans: &[Loan]) -> Result<Self, PlanError> {
+    pub fn new(
+        ranges: &[PageRange],
+        local_pages: u64,
+        local_use: LocalUse,
+        loans: &[Loan],
+    ) -> Result<Self, PlanError> {
         let guest: u64 = ranges.iter().map(|range| u64::from(range.count)).sum();
         let lent: u64 = loans.iter().map(|loan| loan.pages).sum();
         if guest > local_pages.saturating_add(lent) {
@@ -123,11 +153,7 @@ impl Plan {
                 missing_mib: (guest - local_pages - lent).div_ceil(1 << (20 - PAGE_SHIFT)),
             });
         }
-        let remote = if local_pages >= guest {
-            0
-        } else {
-            lent.min(guest)
-        };
+        let remote = lent.min(guest - local_use.home_here(guest, local_pages));
         let home_here = guest - remote;
         let within_budget = local_pages.saturating_sub(home_here).min(remote);
         let cache = within_budget.max(CACHE_PAGES_MIN.min(remote));
@@ -155,7 +181,12 @@ impl Plan {
                 let share = u128::from(left) * u128::from(loan.pages);
                 u64::try_from(share.div_ceil(u128::from(lent_left))).unwrap_or(left)
             };
-            let pages = pages.min(left).min(loan.pages);
+            let most = left.min(loan.pages);
+            // Borders between huge pages, where the loan reaches so far.
+            let pages = match pages.next_multiple_of(HUGE_PAGE_PAGES) {
+                whole if whole <= most => whole,
+                _ => pages.min(most),
+            };
             shares.push(Loan {
                 node: loan.node,
                 pages,
@@ -281,14 +312,21 @@ mod tests {
 
     #[test]
     fn a_guest_that_fits_locally_has_no_remote_page() {
-        let plan = Plan::new(&[range(0, 1000)], 1000, &loans(&[500])).expect("fits");
+        let plan =
+            Plan::new(&[range(0, 1000)], 1000, LocalUse::Cache, &loans(&[500])).expect("fits");
         assert_eq!(plan.layout.pages_at(NodeId::COMPUTE), 1000);
         assert_eq!(plan.cache_pages, 0);
     }
 
     #[test]
     fn donors_that_lend_everything_make_all_local_memory_cache() {
-        let plan = Plan::new(&[range(0, 262_144)], 65_536, &loans(&[262_144])).expect("fits");
+        let plan = Plan::new(
+            &[range(0, 262_144)],
+            65_536,
+            LocalUse::Cache,
+            &loans(&[262_144]),
+        )
+        .expect("fits");
         assert_eq!(plan.home_here_pages, 0);
         assert_eq!(plan.cache_pages, 65_536);
         assert_eq!(plan.cache_beyond_budget_pages, 0);
@@ -296,7 +334,13 @@ mod tests {
 
     #[test]
     fn loans_that_only_just_suffice_get_the_smallest_cache_on_top() {
-        let plan = Plan::new(&[range(0, 262_144)], 65_536, &loans(&[196_608])).expect("fits");
+        let plan = Plan::new(
+            &[range(0, 262_144)],
+            65_536,
+            LocalUse::Cache,
+            &loans(&[196_608]),
+        )
+        .expect("fits");
         assert_eq!(plan.home_here_pages, 65_536);
         assert_eq!(plan.cache_pages, CACHE_PAGES_MIN);
         assert_eq!(plan.cache_beyond_budget_pages, CACHE_PAGES_MIN);
@@ -311,7 +355,13 @@ mod tests {
 
     #[test]
     fn what_is_at_home_here_is_cut_between_huge_pages() {
-        let plan = Plan::new(&[range(0, 262_144)], 65_000, &loans(&[197_144])).expect("fits");
+        let plan = Plan::new(
+            &[range(0, 262_144)],
+            65_000,
+            LocalUse::Cache,
+            &loans(&[197_144]),
+        )
+        .expect("fits");
         let homes: Vec<_> = plan
             .layout
             .extents()
@@ -320,14 +370,21 @@ mod tests {
             .collect();
         assert_eq!(homes, [(0, 32_768), (1, 197_144), (0, 32_232)]);
         // Too little for a huge page is all at the bottom.
-        let plan = Plan::new(&[range(0, 1000)], 100, &loans(&[900])).expect("fits");
+        let plan =
+            Plan::new(&[range(0, 1000)], 100, LocalUse::Cache, &loans(&[900])).expect("fits");
         assert_eq!(plan.layout.extents().len(), 2);
         assert_eq!(plan.layout.extents()[0].pages.count, 100);
     }
 
     #[test]
     fn too_little_memory_is_an_error_that_says_how_much_is_missing() {
-        let error = Plan::new(&[range(0, 262_144)], 65_536, &loans(&[131_072])).unwrap_err();
+        let error = Plan::new(
+            &[range(0, 262_144)],
+            65_536,
+            LocalUse::Cache,
+            &loans(&[131_072]),
+        )
+        .unwrap_err();
         let text = error.to_string();
         assert!(
             text.contains("1024 MiB") && text.contains("256 MiB"),
@@ -336,9 +393,49 @@ mod tests {
     }
 
     #[test]
+    fn local_memory_that_is_a_home_keeps_a_quarter_as_cache() {
+        let plan = Plan::new(
+            &[range(0, 262_144)],
+            65_536,
+            LocalUse::Home,
+            &loans(&[131_072, 131_072]),
+        )
+        .expect("fits");
+        assert_eq!(plan.home_here_pages, 49_152);
+        assert_eq!(plan.cache_pages, 16_384);
+        let homes: Vec<_> = plan
+            .layout
+            .extents()
+            .iter()
+            .map(|e| (e.home.0, e.pages.count))
+            .collect();
+        assert_eq!(
+            homes,
+            [(0, 24_576), (1, 106_496), (2, 106_496), (0, 24_576)]
+        );
+        // Little local memory is all cache.
+        let least = CACHE_PAGES_MIN + 100;
+        let plan = Plan::new(
+            &[range(0, 262_144)],
+            least,
+            LocalUse::Home,
+            &loans(&[262_144]),
+        );
+        assert_eq!(plan.expect("fits").home_here_pages, 0);
+        // Donors that lend too little for that leave a smaller cache, as ever.
+        let plan = Plan::new(
+            &[range(0, 262_144)],
+            65_536,
+            LocalUse::Home,
+            &loans(&[200_000]),
+        );
+        assert_eq!(plan.expect("fits").home_here_pages, 62_144);
+    }
+
+    #[test]
     fn offsets_run_on_across_the_hole() {
         let ranges = [range(0, 100), range(1000, 100)];
-        let plan = Plan::new(&ranges, 0, &loans(&[200])).expect("fits");
+        let plan = Plan::new(&ranges, 0, LocalUse::Cache, &loans(&[200])).expect("fits");
         let extents = plan.layout.extents();
         assert_eq!(extents.len(), 2);
         assert_eq!(
@@ -355,9 +452,10 @@ mod tests {
             high in 0_u32..2000,
             local in 0_u64..4000,
             lent in prop::collection::vec(0_u64..2000, 0..5),
+            local_use in prop::sample::select(vec![LocalUse::Cache, LocalUse::Home]),
         ) {
             let ranges = [range(0, low), range(10_000, high)];
-            let Ok(plan) = Plan::new(&ranges, local, &loans(&lent)) else {
+            let Ok(plan) = Plan::new(&ranges, local, local_use, &loans(&lent)) else {
                 prop_assert!(u64::from(low + high) > local + lent.iter().sum::<u64>());
                 return Ok(());
             };

@@ -449,6 +449,7 @@ mod tests {
         let layout = crate::layout::Plan::new(
             &[run(0, 8192)],
             4096,
+            crate::layout::LocalUse::Cache,
             &[crate::layout::Loan {
                 node: crate::layout::NodeId(1),
                 pages: 8192,

@@ -175,7 +175,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "What the guest sees: flat"
+        help = "What the guest sees: flat or expose"
     )]
     pub numa: Numa,
 
@@ -317,7 +317,6 @@ impl RunConfig {
     /// The first thing that is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<ValidatedRun, ValidationError> {
         self.transport.require_available()?;
-        self.numa.require_available()?;
         let kernel = self.kernel.clone().ok_or(ValidationError::KernelNotGiven)?;
         check_file("--kernel", &kernel)?;
         if let Some(initrd) = &self.initrd {

@@ -7,6 +7,7 @@ pub mod doctor;
 pub mod exit;
 pub mod logging;
 pub mod machine;
+pub mod memory_speed;
 pub mod report;
 pub mod size;
 pub mod status;

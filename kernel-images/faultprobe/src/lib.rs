@@ -38,6 +38,12 @@ pub struct Args {
     /// Seed of contents and order.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
+    /// Take memory of this NUMA node alone.
+    #[arg(long, value_name = "NODE", value_parser = clap::value_parser!(u32).range(0..=memory::NODE_MAX))]
+    pub node: Option<u32>,
+    /// Let the kernel move the memory to other nodes once it is filled.
+    #[arg(long, requires = "node")]
+    pub unbind: bool,
 }
 
 /// Order in which pages are visited.

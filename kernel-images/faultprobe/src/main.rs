@@ -14,6 +14,12 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(node) = args.node
+        && let Err(error) = memory.bind(node)
+    {
+        eprintln!("faultprobe: {error}");
+        return ExitCode::from(2);
+    }
     if faultprobe::run_and_print(&mut memory, &args) {
         ExitCode::SUCCESS
     } else {

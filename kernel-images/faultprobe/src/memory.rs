@@ -30,6 +30,13 @@ pub enum MemoryError {
         /// Why it failed.
         reason: String,
     },
+    /// `mbind` failed.
+    Bind {
+        /// The NUMA node.
+        node: u32,
+        /// Why it failed.
+        reason: String,
+    },
 }
 
 impl fmt::Display for MemoryError {
@@ -40,6 +47,10 @@ impl fmt::Display for MemoryError {
                 "not enough memory: {asked} bytes asked, {limit} is the limit ({} MiB stay free); use a smaller --bytes",
                 RESERVE_BYTES >> 20
             ),
+            Self::Bind { node, reason } => write!(
+                f,
+                "cannot take memory of node {node} alone: {reason}; see /sys/devices/system/node/has_memory"
+            ),
             Self::Map { asked, reason } => write!(
                 f,
                 "cannot map {asked} bytes: {reason}; use a smaller --bytes"
@@ -47,6 +58,9 @@ impl fmt::Display for MemoryError {
         }
     }
 }
+
+/// The highest number of a NUMA node that Linux is built for.
+pub const NODE_MAX: i64 = 1023;
 
 /// A mapping of whole pages; one of its own is unmapped on drop.
 #[derive(Debug)]
@@ -108,6 +122,61 @@ impl Memory {
             base,
             pages: bytes / PAGE_BYTES,
             owned: false,
+        }
+    }
+
+    /// Takes pages of a NUMA node alone from now on, up to [`NODE_MAX`]; those that are there stay.
+    ///
+    /// # Errors
+    /// When the kernel has no such node with memory, or none at all.
+    pub fn bind(&mut self, node: u32) -> Result<(), MemoryError> {
+        let mut nodes = [0_u64; 16];
+        if let Some(word) = nodes.get_mut(node as usize / 64) {
+            *word |= 1 << (node % 64);
+        }
+        self.set_policy(libc::MPOL_BIND, &nodes)
+            .map_err(|error| MemoryError::Bind {
+                node,
+                reason: error.to_string(),
+            })
+    }
+
+    /// Leaves it to the kernel again which nodes pages are on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn unbind(&mut self) -> std::io::Result<()> {
+        self.set_policy(libc::MPOL_DEFAULT, &[])
+    }
+
+    fn set_policy(&mut self, policy: libc::c_int, nodes: &[u64]) -> std::io::Result<()> {
+        // The kernel takes one bit less than it is told.
+        let bits = if nodes.is_empty() {
+            0
+        } else {
+            nodes.len() * 64 + 1
+        };
+        // SAFETY: the range is a mapping that lives as long as self, and the kernel reads no more
+        // than `bits - 1` bits of `nodes`, and none of an empty slice. Contents do not change.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base.as_ptr(),
+                self.pages * PAGE_BYTES,
+                policy,
+                if nodes.is_empty() {
+                    std::ptr::null()
+                } else {
+                    nodes.as_ptr()
+                },
+                bits,
+                0,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(std::io::Error::last_os_error())
         }
     }
 
@@ -203,6 +272,15 @@ mod tests {
             ),
             (0, 7, 0)
         );
+    }
+
+    #[test]
+    fn a_node_that_is_not_there_is_named() {
+        let mut memory = Memory::new(PAGE_BYTES_U64).unwrap();
+        let error = memory.bind(1023).unwrap_err().to_string();
+        assert!(error.contains("node 1023"), "{error}");
+        memory.touch_write(0, 5);
+        assert_eq!(memory.touch_read(0), 5);
     }
 
     #[test]

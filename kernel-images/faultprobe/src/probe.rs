@@ -19,6 +19,8 @@ pub struct Outcome {
     pub pages: usize,
     /// The time of the first access of each visit.
     pub touch_ticks: Vec<u64>,
+    /// How many of them belong to each pass, the last one included.
+    pub pass_touches: Vec<usize>,
     /// The time of accesses to pages that were touched just before.
     pub local_ticks: Vec<u64>,
     /// Bytes that were compared.
@@ -67,6 +69,11 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
     for page in 0..memory.pages() {
         run.contents(page).fill(memory.page_mut(page));
     }
+    if args.unbind
+        && let Err(error) = memory.unbind()
+    {
+        eprintln!("faultprobe: cannot lift the binding: {error}; the memory stays where it is");
+    }
     let mut order: Vec<usize> = (0..memory.pages()).collect();
     // An equal share of the local accesses follows every so many visits.
     let visits = memory.pages() * (usize::from(args.passes) + 1);
@@ -81,6 +88,7 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
         if last {
             order.retain(|&page| run.unverified[page]);
         }
+        run.outcome.pass_touches.push(order.len());
         for (position, &page) in order.iter().enumerate() {
             let how = if last {
                 Visit::Read
@@ -235,6 +243,8 @@ mod tests {
             // Three passes over all pages, and a last one over those written in the third.
             let visits = outcome.touch_ticks.len();
             assert!((3 * 256 + 64..4 * 256).contains(&visits), "{visits} visits");
+            assert_eq!(outcome.pass_touches.len(), 4);
+            assert_eq!(outcome.pass_touches.iter().sum::<usize>(), visits);
             assert_eq!(outcome.verified_bytes, visits as u64 * 4096);
             assert!(outcome.rewritten_pages > 200 && !outcome.local_ticks.is_empty());
         }

@@ -29,6 +29,8 @@ pub struct Report {
     pages: usize,
     touches: usize,
     remote_faults: u64,
+    /// Of each pass, the last one included.
+    remote_faults_by_pass: Vec<usize>,
     verified_bytes: u64,
     corrupt_bytes: u64,
     rewritten_pages: u64,
@@ -62,11 +64,21 @@ impl Report {
         let local = histogram(outcome.local_ticks.iter().map(|&t| to_ns(t, rate)));
         let threshold = threshold_ns(local.value_at_quantile(0.99));
         let touches = outcome.touch_ticks.iter().map(|&t| to_ns(t, rate));
-        let remote = histogram(touches.filter(|&ns| ns > threshold));
+        let touches: Vec<u64> = touches.collect();
+        let is_remote = |ns: &u64| *ns > threshold;
+        let remote = histogram(touches.iter().copied().filter(is_remote));
+        let mut rest = touches.as_slice();
+        let by_pass = outcome.pass_touches.iter().map(|&count| {
+            let (pass, after) = rest.split_at(count.min(rest.len()));
+            rest = after;
+            pass.iter().filter(|ns| is_remote(ns)).count()
+        });
+        let remote_faults_by_pass = by_pass.collect();
         Self {
             pages: outcome.pages,
             touches: outcome.touch_ticks.len(),
             remote_faults: remote.len(),
+            remote_faults_by_pass,
             verified_bytes: outcome.verified_bytes,
             corrupt_bytes: outcome.corrupt_bytes,
             rewritten_pages: outcome.rewritten_pages,
@@ -145,11 +157,13 @@ mod tests {
         let clock = Clock::start();
         // A tick is far below a microsecond, so this is some tens of milliseconds at least.
         outcome.touch_ticks.extend([100_000_000; 100]);
+        outcome.pass_touches = vec![950, 50];
         let report = Report::new(&args, &outcome, &clock);
         assert_eq!(
             (report.remote_faults, report.touches, report.pages),
             (100, 1000, 500)
         );
+        assert_eq!(report.remote_faults_by_pass, [50, 50]);
         assert!(report.latency_us.p50 > report.threshold_us);
         let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
         for key in ["p50", "p90", "p99", "p999", "max"] {

@@ -28,7 +28,10 @@ impl Sources {
             return Ok(Self::Loopback(pool, guest_bytes));
         }
         let mut leases: Vec<Leased> = Vec::new();
-        let mut missing = guest_bytes;
+        let (guest_pages, local_pages) =
+            (guest_bytes >> PAGE_SHIFT, config.local_bytes >> PAGE_SHIFT);
+        let home_here = config.local_use.home_here(guest_pages, local_pages);
+        let mut missing = (guest_pages - home_here) << PAGE_SHIFT;
         let mut donors_left = config.donors.len() as u64;
         for (number, donor) in (1..).zip(&config.donors) {
             let pages = (missing >> PAGE_SHIFT).div_ceil(donors_left.max(1));

@@ -8,7 +8,7 @@ pub mod throttle;
 
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, LocalUse, TransportKind,
 };
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::transport::rdma::DeviceChoice;
@@ -44,6 +44,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         vm: "test".into(),
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes,
+        local_use: LocalUse::Cache,
         donors: donors
             .iter()
             .map(|&address| DonorAddress {

@@ -11,8 +11,8 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use faultprobe::memory::{Memory, PAGE_BYTES};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT,
-    TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
+    SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PageIndex, PageRange};
@@ -71,6 +71,7 @@ fn on_fabric(args: &faultprobe::Args, donor: SocketAddr, local: u64) -> anyhow::
         vm: "memory-probe".to_owned(),
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes: local,
+        local_use: LocalUse::Cache,
         donors: vec![DonorAddress {
             address: donor,
             bytes: None,

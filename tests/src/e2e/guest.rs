@@ -17,10 +17,13 @@ pub(super) const SHORT: Duration = Duration::from_secs(30);
 
 /// Where donors listen.
 pub(super) const DONOR: &str = "10.77.0.2:7700";
+/// Where a second donor listens.
+pub(super) const DONOR_2: &str = "10.77.0.2:7701";
 /// What guests print when init runs.
 pub(super) const INIT_REACHED: &str = "SSI-HV guest: init reached";
 
 const NODE_REPORT: &str = "/tmp/node.json";
+const NODE_2_REPORT: &str = "/tmp/node2.json";
 const RUN_REPORT: &str = "/tmp/run.json";
 
 /// Exit codes of `ssi-hv run`, as `docs/exit-codes.md` lists them.
@@ -245,6 +248,7 @@ pub(crate) fn parse_faultprobe(console: &str) -> anyhow::Result<Value> {
 #[derive(Debug)]
 pub(super) struct Donor {
     process: RemoteProcess,
+    report: &'static str,
 }
 
 impl Donor {
@@ -253,24 +257,39 @@ impl Donor {
         Self::lending(context, "1G", &[])
     }
 
+    /// Starts a second one.
+    pub fn second(context: &Context<'_>) -> anyhow::Result<Self> {
+        Self::at(context, DONOR_2, NODE_2_REPORT, "1G", &[])
+    }
+
     /// Starts it with so much memory and further flags.
     pub fn lending(context: &Context<'_>, memory: &str, more: &[&str]) -> anyhow::Result<Self> {
+        Self::at(context, DONOR, NODE_REPORT, memory, more)
+    }
+
+    fn at(
+        context: &Context<'_>,
+        address: &str,
+        report: &'static str,
+        memory: &str,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
         let host = context.testbed.host(2);
-        host.check(&["rm", "-f", NODE_REPORT], SHORT)?;
+        host.check(&["rm", "-f", report], SHORT)?;
         let mut argv = vec![
             "/share/ssi-hv",
             "node",
             "--listen",
-            DONOR,
+            address,
             "--memory",
             memory,
             "--insecure",
             "--report",
-            NODE_REPORT,
+            report,
         ];
         argv.extend(more);
         let process = host.spawn(&argv)?;
-        let port = DONOR.rsplit(':').next().unwrap_or_default();
+        let port = address.rsplit(':').next().unwrap_or_default();
         // The socket tells that it listens, whatever it prints.
         let script = format!(
             "i=0; until ss -Hltn | grep -q :{port}; do \
@@ -284,7 +303,7 @@ impl Donor {
                 process.stderr()
             );
         }
-        Ok(Self { process })
+        Ok(Self { process, report })
     }
 
     /// Its process, on its host.
@@ -312,7 +331,7 @@ impl Donor {
             .process
             .wait(SHORT)
             .context("the donor does not end on SIGTERM")?;
-        read_json(context, context.testbed.host(2), NODE_REPORT)
+        read_json(context, context.testbed.host(2), self.report)
             .with_context(|| format!("report of the donor; {}", tail(&output)))
     }
 }

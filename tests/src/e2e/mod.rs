@@ -12,6 +12,7 @@ mod faults;
 mod free_pages;
 mod guest;
 mod network;
+mod numa;
 mod rdma;
 mod runner;
 mod status;
@@ -98,6 +99,7 @@ impl Plan {
             status::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,
+            numa::SCENARIOS,
             vsock::SCENARIOS,
             boot::SCENARIOS,
             cli::SCENARIOS,

@@ -49,25 +49,7 @@ pub enum Numa {
     #[default]
     Flat,
     /// Each node of the cluster is a NUMA node of the guest
-    #[value(hide = true)]
     Expose,
-}
-
-impl Numa {
-    /// Refuses a face that is planned.
-    ///
-    /// # Errors
-    ///
-    /// If this build does not have it, with the one to use instead.
-    pub fn require_available(self) -> Result<(), ValidationError> {
-        match self {
-            Self::Flat => Ok(()),
-            Self::Expose => Err(ValidationError::NotThereYet {
-                setting: "--numa expose",
-                instead: "use --numa flat",
-            }),
-        }
-    }
 }
 
 /// Which pages back memory that is at home here.

@@ -206,8 +206,4 @@ fn planned_values_are_refused_with_what_is_there() {
         |c| c.transport = Transport::Udp,
         &["--transport udp is not there yet", "use --transport tcp"],
     );
-    assert_refused(
-        |c| c.numa = Numa::Expose,
-        &["--numa expose", "use --numa flat"],
-    );
 }

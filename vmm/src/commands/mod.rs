@@ -5,6 +5,7 @@ mod devices;
 pub mod doctor;
 mod free_memory;
 pub mod node;
+mod numa;
 mod observe;
 pub mod run;
 pub mod status;

@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricError, PathKind, SPIN_DEFAULT, Tier,
-    TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, PathKind, SPIN_DEFAULT,
+    Tier, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
-use ssi_hv::config::{self, HugePages, Prefetching, RunConfig, Transport, ValidatedRun};
+use ssi_hv::config::{self, HugePages, Numa, Prefetching, RunConfig, Transport, ValidatedRun};
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
@@ -174,6 +174,7 @@ impl Run<'_> {
             cmdline: command_line(&config.cmdline),
             cpus: u8::try_from(config.cpus).context("--cpus")?,
             devices: devices.for_guest(config, &fabric),
+            numa: super::numa::nodes(config, &fabric),
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
@@ -232,6 +233,10 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
             .collect::<Option<_>>()
             .context("guest memory is above the limit of 16 TiB")?,
         local_bytes: wanted.local_memory.bytes(),
+        local_use: match config.numa {
+            Numa::Flat => LocalUse::Cache,
+            Numa::Expose => LocalUse::Home,
+        },
         donors: wanted
             .donors
             .iter()

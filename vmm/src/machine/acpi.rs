@@ -2,7 +2,7 @@
 //!
 //! RSDP, XSDT, FADT, FACS, MADT and DSDT (ACPI specification 6.5, chapter 5). The machine is
 //! not "hardware-reduced": it has the PM1 registers, so that stock kernels switch off by their
-//! usual path. More tables ([`AcpiTables::add`]) or devices ([`dsdt`]) need no other change.
+//! usual path. What is near and far is in [`super::numa`].
 
 use acpi_tables::facs::FACS;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -23,11 +23,12 @@ use super::error::MachineError;
 use super::layout::{
     ACPI_END, ACPI_START, IOAPIC_START, LOCAL_APIC_START, PM_PORT, RESET_PORT, SCI_IRQ,
 };
+use super::numa::{self, NumaNode};
 use super::virtio::Slot;
 
-const OEM_ID: [u8; 6] = *b"SSIHV ";
-const OEM_TABLE_ID: [u8; 8] = *b"SSIHVTBL";
-const OEM_REVISION: u32 = 1;
+pub(super) const OEM_ID: [u8; 6] = *b"SSIHV ";
+pub(super) const OEM_TABLE_ID: [u8; 8] = *b"SSIHVTBL";
+pub(super) const OEM_REVISION: u32 = 1;
 
 /// Every table starts at a multiple of this: what the FACS needs, the strictest of all.
 const TABLE_ALIGNMENT: u64 = 64;
@@ -61,8 +62,9 @@ pub(super) struct AcpiTables {
 }
 
 impl AcpiTables {
-    /// The tables of a machine with `cpus` CPUs and virtio devices at `virtio`.
-    pub fn new(cpus: u8, virtio: &[Slot]) -> Self {
+    /// The tables of a machine with `cpus` CPUs, virtio devices at `virtio`, and NUMA nodes if
+    /// it has any.
+    pub fn new(cpus: u8, virtio: &[Slot], nodes: &[NumaNode]) -> Self {
         let mut tables = Self {
             placed: Vec::new(),
             // The RSDP comes first, and is written when the XSDT has its place.
@@ -70,7 +72,9 @@ impl AcpiTables {
         };
         let dsdt = tables.add(dsdt(virtio));
         let facs = tables.add(bytes_of(&FACS::new()));
-        let listed = [tables.add(fadt(dsdt, facs)), tables.add(madt(cpus))];
+        let mut listed = vec![tables.add(fadt(dsdt, facs)), tables.add(madt(cpus))];
+        let numa = numa::tables(cpus, nodes).into_iter();
+        listed.extend(numa.map(|table| tables.add(table)));
         let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
         for table in listed {
             xsdt.add_entry(table);
@@ -114,14 +118,14 @@ impl AcpiTables {
     }
 }
 
-fn bytes_of(table: &dyn Aml) -> Vec<u8> {
+pub(super) fn bytes_of(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
     bytes
 }
 
 /// A table whose body is `body`.
-fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
+pub(super) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     let mut table = Sdt::new(
         signature,
         HEADER_BYTES,
@@ -279,7 +283,7 @@ mod tests {
     #[test]
     fn every_table_has_its_length_and_checksum() {
         for cpus in [1, 2, 64] {
-            let tables = AcpiTables::new(cpus, &[]);
+            let tables = AcpiTables::new(cpus, &[], &[]);
             for (address, table) in &tables.placed[1..] {
                 assert_eq!(address % TABLE_ALIGNMENT, 0);
                 let length = u32::from_le_bytes(table[4..8].try_into().unwrap());
@@ -297,7 +301,7 @@ mod tests {
 
     #[test]
     fn the_tables_point_to_each_other() {
-        let tables = AcpiTables::new(2, &[]);
+        let tables = AcpiTables::new(2, &[], &[]);
         let u64_at =
             |table: &[u8], at: usize| u64::from_le_bytes(table[at..at + 8].try_into().unwrap());
         let (xsdt_address, xsdt) = find(&tables, b"XSDT");
@@ -310,7 +314,7 @@ mod tests {
 
     #[test]
     fn virtio_devices_are_declared_with_their_registers_and_interrupt() {
-        let tables = AcpiTables::new(1, &[Slot::new(0), Slot::new(3)]);
+        let tables = AcpiTables::new(1, &[Slot::new(0), Slot::new(3)], &[]);
         let dsdt = &find(&tables, b"DSDT").1;
         let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
         assert!(has(b"LNRO0005") && has(b"VIO0") && has(b"VIO3") && !has(b"VIO1"));
@@ -329,7 +333,7 @@ mod tests {
 
     #[test]
     fn the_madt_has_an_entry_for_each_cpu() {
-        let tables = AcpiTables::new(64, &[]);
+        let tables = AcpiTables::new(64, &[], &[]);
         let mut entries = &find(&tables, b"APIC").1[44..];
         let mut cpus = Vec::new();
         while let [kind, len, ..] = entries {
@@ -345,13 +349,26 @@ mod tests {
     fn the_tables_of_the_largest_machine_fit() {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
         let slots: Vec<_> = (0..VIRTIO_DEVICES_MAX).map(Slot::new).collect();
-        assert_eq!(
-            AcpiTables::new(64, &slots).write(&memory).unwrap(),
-            ACPI_START
-        );
+        let node = NumaNode {
+            memory: vec![(0, 4096); 2],
+            latency: std::time::Duration::from_micros(1),
+            bandwidth_mb_s: Some(1),
+        };
+        let nodes = vec![node; 65];
+        let tables = AcpiTables::new(64, &slots, &nodes);
+        assert_eq!(tables.write(&memory).unwrap(), ACPI_START);
+        for signature in [b"SRAT", b"SLIT", b"HMAT"] {
+            let (address, _) = find(&tables, signature);
+            let (_, xsdt) = find(&tables, b"XSDT");
+            assert!(
+                xsdt[36..]
+                    .chunks(8)
+                    .any(|entry| entry == address.to_le_bytes())
+            );
+        }
         let rsdp: [u8; 8] = memory.read_obj(GuestAddress(ACPI_START)).unwrap();
         assert_eq!(&rsdp, b"RSD PTR ");
-        let mut tables = AcpiTables::new(1, &[]);
+        let mut tables = AcpiTables::new(1, &[], &[]);
         tables.add(vec![0; 0x2_0000]);
         assert!(matches!(
             tables.write(&memory),

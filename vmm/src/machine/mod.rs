@@ -22,6 +22,7 @@
 //!     cmdline: command_line("quiet"),
 //!     cpus: 2,
 //!     devices: Vec::new(),
+//!     numa: Vec::new(),
 //! };
 //! let machine = Machine::new(&config, memory, ConsoleConfig::stdio())?;
 //! let handle = machine.handle();
@@ -58,6 +59,7 @@ mod irqchip;
 mod kernel;
 mod kvm;
 mod layout;
+mod numa;
 mod payload;
 mod regs;
 mod terminal;
@@ -88,6 +90,7 @@ pub use layout::{
     DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, VIRTIO_DEVICES_MAX,
     guest_memory_ranges,
 };
+pub use numa::NumaNode;
 pub use payload::KERNEL_BYTES_MAX;
 pub use terminal::{RawTerminal, restore_terminal};
 
@@ -140,6 +143,9 @@ pub struct MachineConfig {
     pub cpus: u8,
     /// Its virtio devices; places and interrupts are given in this order.
     pub devices: Vec<Arc<dyn VirtioDevice>>,
+    /// The NUMA nodes that the guest sees, the one with the CPUs first; none for a guest that sees
+    /// one kind of memory.
+    pub numa: Vec<NumaNode>,
 }
 
 /// How a run ended, from the guest's point of view.
@@ -245,7 +251,7 @@ impl Machine {
             None => None,
         };
         let virtio = VirtioDevices::new(&memory, &config.devices)?;
-        let rsdp = AcpiTables::new(config.cpus, &virtio.slots()).write(&memory)?;
+        let rsdp = AcpiTables::new(config.cpus, &virtio.slots(), &config.numa).write(&memory)?;
         boot_params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
         regs::write_boot_tables(&memory)?;
 

@@ -140,6 +140,7 @@ pub fn machine_with(
         cmdline: String::new(),
         cpus,
         devices,
+        numa: Vec::new(),
     };
     Machine::new(&config, memory, console).unwrap()
 }

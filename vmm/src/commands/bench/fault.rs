@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
-    DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT, TransportKind,
+    DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, SPIN_DEFAULT,
+    TransportKind,
 };
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -135,6 +136,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             vm: "bench".to_owned(),
             ram: vec![PageRange::new(PageIndex::new(0), pages)],
             local_bytes: config.local_memory.bytes(),
+            local_use: LocalUse::Cache,
             donors: donors
                 .iter()
                 .map(|donor| DonorAddress {

@@ -1,0 +1,276 @@
+//! Which memory is near which CPU, as ACPI tells it: SRAT, SLIT and HMAT (ACPI specification 6.5,
+//! 5.2.16, 5.2.17 and 5.2.28).
+//!
+//! Node 0 has all CPUs; the others have memory alone. SRAT says what is where, HMAT what it costs
+//! in nanoseconds and MB/s. SLIT has one byte for a distance, 10 within a node; networks are
+//! thousands of times slower than memory, so here it grows by 20 with each factor of ten.
+
+use std::time::Duration;
+
+use acpi_tables::Aml;
+use acpi_tables::hmat::{
+    DataType, LocalityType, MemoryProximityDomain, MinTransferSize, SystemLocality,
+};
+use acpi_tables::slit::SLIT;
+use acpi_tables::srat::MemoryAffinity;
+
+use super::acpi::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
+
+/// A NUMA node of the guest. The first has the CPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NumaNode {
+    /// Its memory: start and length in bytes of each range, both multiples of the page size.
+    pub memory: Vec<(u64, u64)>,
+    /// What an access to it by a CPU takes that finds nothing cached.
+    pub latency: Duration,
+    /// What CPUs can read of it, in MB/s; `None` where that is not known.
+    pub bandwidth_mb_s: Option<u64>,
+}
+
+/// The distance from a node to itself.
+const DISTANCE_SELF: u8 = 10;
+/// What a factor of ten in latency adds.
+const DISTANCE_PER_DECADE: f64 = 20.0;
+/// The nearest that another node can be; Linux does not take 10.
+const DISTANCE_MIN: f64 = 11.0;
+/// 255 would mean "cannot be reached".
+const DISTANCE_MAX: f64 = 254.0;
+
+/// SRAT entry: the affinity of a processor, by the id of its x2APIC.
+const SRAT_X2APIC: u8 = 2;
+const SRAT_X2APIC_BYTES: u8 = 24;
+const SRAT_ENABLED: u32 = 1;
+
+/// The largest entry of an HMAT matrix that is a number.
+const HMAT_ENTRY_MAX: u64 = 0xfffe;
+/// Latencies above this do not fit what Linux reads them into: 32 bits of picoseconds.
+const HMAT_LATENCY_MAX: Duration = Duration::from_micros(4200);
+
+/// The three tables, in the order of this module's name for them; empty without nodes.
+pub(super) fn tables(cpus: u8, nodes: &[NumaNode]) -> Vec<Vec<u8>> {
+    if nodes.is_empty() {
+        return Vec::new();
+    }
+    vec![srat(cpus, nodes), slit(nodes), hmat(nodes)]
+}
+
+fn srat(cpus: u8, nodes: &[NumaNode]) -> Vec<u8> {
+    // A field that is always 1, and eight reserved bytes.
+    let mut body = [1_u32.to_le_bytes(), [0; 4], [0; 4]].concat();
+    for cpu in 0..cpus {
+        body.extend([SRAT_X2APIC, SRAT_X2APIC_BYTES, 0, 0]);
+        for field in [0, u32::from(cpu), SRAT_ENABLED, 0, 0] {
+            body.extend(field.to_le_bytes());
+        }
+    }
+    for (domain, node) in (0..).zip(nodes) {
+        for &(start, bytes) in &node.memory {
+            MemoryAffinity::new(domain, start, bytes)
+                .enabled()
+                .to_aml_bytes(&mut body);
+        }
+    }
+    table(*b"SRAT", 3, &body)
+}
+
+/// The distance of a node whose memory takes `latency`, from one where it takes `near`.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the limits are within u8"
+)]
+fn distance(near: Duration, latency: Duration) -> u8 {
+    let factor = latency.as_secs_f64() / near.as_secs_f64().max(1e-9);
+    let distance = f64::from(DISTANCE_SELF) + DISTANCE_PER_DECADE * factor.max(1.0).log10();
+    distance.round().clamp(DISTANCE_MIN, DISTANCE_MAX) as u8
+}
+
+fn slit(nodes: &[NumaNode]) -> Vec<u8> {
+    // At most 65 nodes: one more than there may be donors.
+    let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+    let mut slit = SLIT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, count);
+    for (a, from) in nodes.iter().enumerate() {
+        for (b, to) in nodes.iter().enumerate().skip(a + 1) {
+            // Between donors everything passes by the node with the CPUs.
+            let farther = from.latency.max(to.latency);
+            slit.set_distance(a, b, distance(nodes[0].latency, farther));
+        }
+    }
+    bytes_of(&slit)
+}
+
+fn hmat(nodes: &[NumaNode]) -> Vec<u8> {
+    let mut body = vec![0; 4];
+    for domain in 0..u32::try_from(nodes.len()).unwrap_or(u32::MAX) {
+        MemoryProximityDomain::new(0, domain).to_aml_bytes(&mut body);
+    }
+    let latencies: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let latency = node.latency.min(HMAT_LATENCY_MAX);
+            Some(u64::try_from(latency.as_nanos() * 1000).unwrap_or(u64::MAX))
+        })
+        .collect();
+    let bandwidths: Vec<_> = nodes.iter().map(|node| node.bandwidth_mb_s).collect();
+    for (data, values) in [
+        (DataType::AccessLatency, latencies),
+        (DataType::AccessBandwidth, bandwidths),
+    ] {
+        if values.iter().any(Option::is_some) {
+            locality(data, &values).to_aml_bytes(&mut body);
+        }
+    }
+    table(*b"HMAT", 2, &body)
+}
+
+/// What it takes from node 0 to each node, in picoseconds or MB/s.
+fn locality(data: DataType, values: &[Option<u64>]) -> SystemLocality {
+    let largest = values.iter().flatten().copied().max().unwrap_or(0);
+    // The finest unit in which the largest still fits.
+    let unit = largest.div_ceil(HMAT_ENTRY_MAX).max(1);
+    let mut matrix = SystemLocality::new(
+        LocalityType::Memory,
+        data,
+        MinTransferSize::SizeByteAligned,
+        unit,
+        1,
+        values.len(),
+    );
+    matrix.set_initiator_value(0, 0);
+    for (target, value) in values.iter().enumerate() {
+        matrix.set_target_value(target, u32::try_from(target).unwrap_or(u32::MAX));
+        // 0 would say that nothing is known.
+        let entry = value.map_or(0, |value| (value / unit).max(1));
+        matrix.set_entry_value(0, target, u16::try_from(entry).unwrap_or(u16::MAX - 1));
+    }
+    matrix
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(memory: &[(u64, u64)], micros: u64, bandwidth_mb_s: Option<u64>) -> NumaNode {
+        NumaNode {
+            memory: memory.to_vec(),
+            latency: Duration::from_nanos(micros * 1000),
+            bandwidth_mb_s,
+        }
+    }
+
+    fn nodes() -> Vec<NumaNode> {
+        let mut here = node(&[(0, 96 << 20), (928 << 20, 96 << 20)], 0, Some(12_000));
+        here.latency = Duration::from_nanos(100);
+        vec![
+            here,
+            node(&[(96 << 20, 416 << 20)], 10, Some(1000)),
+            node(&[(512 << 20, 416 << 20)], 900, Some(70_000)),
+        ]
+    }
+
+    fn u32_at(bytes: &[u8], at: usize) -> u32 {
+        u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
+    }
+
+    fn u64_at(bytes: &[u8], at: usize) -> u64 {
+        u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+    }
+
+    #[test]
+    fn a_flat_machine_has_no_such_tables() {
+        assert!(tables(4, &[]).is_empty());
+        let all = tables(4, &nodes());
+        let signatures: Vec<_> = all.iter().map(|table| &table[..4]).collect();
+        assert_eq!(signatures, [b"SRAT", b"SLIT", b"HMAT"]);
+        for table in all {
+            assert_eq!(table.iter().fold(0_u8, |sum, b| sum.wrapping_add(*b)), 0);
+            assert_eq!(usize::try_from(u32_at(&table, 4)), Ok(table.len()));
+        }
+    }
+
+    #[test]
+    fn every_cpu_and_every_range_has_its_node() {
+        let srat = srat(3, &nodes());
+        assert_eq!(u32_at(&srat, 36), 1);
+        let (mut cpus, mut memory) = (Vec::new(), Vec::new());
+        let mut entries = &srat[48..];
+        while let [kind, len, ..] = entries {
+            match kind {
+                1 => {
+                    assert_eq!(u32_at(entries, 28), 1, "enabled");
+                    let range = (u64_at(entries, 8), u64_at(entries, 16));
+                    memory.push((u32_at(entries, 2), range));
+                }
+                2 => {
+                    assert_eq!(u32_at(entries, 12), 1, "enabled");
+                    cpus.push((u32_at(entries, 4), u32_at(entries, 8)));
+                }
+                other => panic!("entry {other}"),
+            }
+            entries = &entries[usize::from(*len)..];
+        }
+        assert_eq!(cpus, [(0, 0), (0, 1), (0, 2)]);
+        let expected: Vec<_> = (0..)
+            .zip(nodes())
+            .flat_map(|(domain, node)| node.memory.into_iter().map(move |m| (domain, m)))
+            .collect();
+        assert_eq!(memory, expected);
+    }
+
+    #[test]
+    fn distances_grow_with_latency_and_stay_within_a_byte() {
+        let slit = slit(&nodes());
+        assert_eq!(u64_at(&slit, 36), 3);
+        // 10 us are two decades above 100 ns, 900 us nearly four.
+        assert_eq!(slit[44..], [10, 50, 89, 50, 10, 89, 89, 89, 10]);
+        let near = Duration::from_nanos(100);
+        assert_eq!(distance(near, near), 11);
+        assert_eq!(distance(near, Duration::ZERO), 11);
+        assert_eq!(distance(Duration::ZERO, Duration::MAX), 254);
+    }
+
+    #[test]
+    fn latencies_and_bandwidths_can_be_read_back() {
+        let hmat = hmat(&nodes());
+        assert_eq!(hmat[8], 2, "revision: latencies are in picoseconds");
+        let mut entries = &hmat[40..];
+        let mut read = Vec::new();
+        while entries.len() >= 8 {
+            let len = usize::try_from(u32_at(entries, 4)).unwrap();
+            if entries[0] == 0 {
+                assert_eq!(u32_at(entries, 12), 0, "the initiator is node 0");
+            } else {
+                let unit = u64_at(entries, 24);
+                let values = entries[32 + 4 + 3 * 4..len].chunks_exact(2);
+                let values: Vec<u64> = values
+                    .map(|v| u64::from(u16::from_le_bytes(v.try_into().unwrap())) * unit)
+                    .collect();
+                read.push((entries[9], values));
+            }
+            entries = &entries[len..];
+        }
+        let [(0, latencies), (3, bandwidths)] = &read[..] else {
+            panic!("{read:?}");
+        };
+        let close = |found: u64, wanted: u64| found.abs_diff(wanted) <= wanted / 5;
+        for (found, wanted) in latencies.iter().zip([100_000, 10_000_000, 900_000_000]) {
+            assert!(close(*found, wanted), "{latencies:?}");
+        }
+        for (found, wanted) in bandwidths.iter().zip([12_000, 1000, 70_000]) {
+            assert!(close(*found, wanted), "{bandwidths:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_said_in_32_bits_is_cut_and_what_is_unknown_is_left_out() {
+        let far = vec![node(&[], 1, None), node(&[], 9_000_000, None)];
+        let hmat = hmat(&far);
+        // Two domains and one matrix.
+        assert_eq!(hmat.len(), 40 + 2 * 40 + 32 + 3 * 4 + 2 * 2);
+        let matrix = &hmat[120..];
+        let unit = u64_at(matrix, 24);
+        let entry = u16::from_le_bytes(matrix[46..48].try_into().unwrap());
+        let picoseconds = u64::from(entry) * unit;
+        assert!((4_000_000_000..u64::from(u32::MAX)).contains(&picoseconds));
+    }
+}
