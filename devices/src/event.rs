@@ -13,11 +13,14 @@ pub enum MachineEvent {
     Shutdown,
     /// Restart (reset register or keyboard controller).
     Reboot,
+    /// Its kernel panicked, and said so.
+    Panic,
 }
 
 const NOTHING: u8 = 0;
 const SHUTDOWN: u8 = 1;
 const REBOOT: u8 = 2;
+const PANIC: u8 = 3;
 
 #[derive(Debug)]
 struct Inner {
@@ -54,6 +57,7 @@ impl MachineEvents {
         let code = match event {
             MachineEvent::Shutdown => SHUTDOWN,
             MachineEvent::Reboot => REBOOT,
+            MachineEvent::Panic => PANIC,
         };
         let first =
             self.inner
@@ -70,6 +74,7 @@ impl MachineEvents {
         match self.inner.first.load(Ordering::Acquire) {
             SHUTDOWN => Some(MachineEvent::Shutdown),
             REBOOT => Some(MachineEvent::Reboot),
+            PANIC => Some(MachineEvent::Panic),
             _ => None,
         }
     }

@@ -15,6 +15,7 @@
 //! | [`ResetRegister`] | 1 port | ACPI reset register |
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
 //! | [`BootTimer`] | port 0x5f4 | the guest says that its init runs |
+//! | [`PanicPort`] | port 0x505 | the guest says that its kernel panicked |
 //! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest tells what memory is free |
 //! | [`virtio::Block`] | such a page | a disk |
 //! | [`virtio::Net`] | such a page | a network card, on a tap of the host |
@@ -33,6 +34,7 @@ mod bus;
 mod console_output;
 mod event;
 mod i8042;
+mod panic_port;
 mod rtc;
 mod serial;
 mod trigger;
@@ -47,6 +49,7 @@ pub use bus::{Bus, BusDevice, BusError, BusRange};
 pub use console_output::{CONSOLE_BUFFER_BYTES_MAX, ConsoleOutput};
 pub use event::{MachineEvent, MachineEvents};
 pub use i8042::{I8042, I8042_LEN, I8042_PORT};
+pub use panic_port::{PANIC_ACPI_ID, PANIC_PORT, PanicPort};
 pub use rtc::{CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc, RTC_CENTURY_REGISTER};
 pub use serial::{COM1_IRQ, COM1_PORT, SERIAL_LEN, SerialPort};
 pub use trigger::EventFdTrigger;

@@ -12,6 +12,7 @@ const INIT: &str = include_str!("../guest/init");
 
 /// Modules that a guest may ask for with `ssi_modules=`.
 const GUEST_MODULES: &[&str] = &[
+    "pvpanic-mmio",
     "virtio_pci",
     "virtio_mmio",
     "virtio_blk",

@@ -18,7 +18,8 @@ pub enum ExitCode {
     Usage,
     /// The guest asked for a reboot.
     GuestReboot,
-    /// The guest crashed: a triple fault or an internal error of its virtual CPU.
+    /// The guest crashed: a panic that its kernel told of, a triple fault, or an internal error of
+    /// its virtual CPU.
     GuestCrash,
     /// A donor was lost while the guest ran, and memory of the guest with it.
     DonorLost,

@@ -66,6 +66,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: reboot_exit_code,
     },
     Scenario {
+        name: "panic_exit_code",
+        about: "a panic of the guest's kernel ends the run with its own exit code",
+        needs_product: true,
+        run: panic_exit_code,
+    },
+    Scenario {
         name: "ctrl_c",
         about: "SIGINT ends a running guest in order, and the donor gets its memory back",
         needs_product: true,
@@ -236,6 +242,18 @@ fn reboot_exit_code(context: &Context<'_>) -> Result {
     guest.cmdline.push_str(" ssi_end=reboot");
     let guest = guest.run(context)?;
     guest.expect_exit(exit::REBOOT)?;
+    Ok(Verdict::Pass)
+}
+
+fn panic_exit_code(context: &Context<'_>) -> Result {
+    let guest = Guest::local(1, "echo c >/proc/sysrq-trigger").run(context)?;
+    guest.expect_exit(exit::CRASH)?;
+    let (console, errors) = (&guest.output.stdout, &guest.output.stderr);
+    ensure!(
+        console.contains("Kernel panic - not syncing: sysrq triggered crash"),
+        "the console does not say why"
+    );
+    ensure!(errors.contains("its kernel panicked"), "{errors}");
     Ok(Verdict::Pass)
 }
 

@@ -32,6 +32,7 @@ pub(super) mod exit {
     pub const HOST_ERROR: i32 = 1;
     pub const USAGE: i32 = 2;
     pub const REBOOT: i32 = 3;
+    pub const CRASH: i32 = 4;
     pub const DONOR_LOST: i32 = 5;
     pub const DONOR_UNAVAILABLE: i32 = 6;
     pub const INTERRUPTED: i32 = 130;

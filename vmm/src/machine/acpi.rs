@@ -14,8 +14,8 @@ use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, aml};
 use devices::virtio::VIRTIO_MMIO_LEN;
 use devices::{
-    COM1_IRQ, COM1_PORT, PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, RESET_VALUE, RTC_CENTURY_REGISTER,
-    S5_SLEEP_TYPE, SERIAL_LEN,
+    COM1_IRQ, COM1_PORT, PANIC_ACPI_ID, PANIC_PORT, PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET,
+    RESET_VALUE, RTC_CENTURY_REGISTER, S5_SLEEP_TYPE, SERIAL_LEN,
 };
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
@@ -138,8 +138,8 @@ pub(super) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     table.as_slice().to_vec()
 }
 
-/// What is there beside CPUs and interrupt controllers: the serial port, virtio devices, and
-/// the way to S5.
+/// What is there beside CPUs and interrupt controllers: the serial port, the port for panics,
+/// virtio devices, and the way to S5.
 fn dsdt(virtio: &[Slot]) -> Vec<u8> {
     let com1_port = u16::try_from(COM1_PORT).unwrap_or(0);
     let com1_len = u8::try_from(SERIAL_LEN).unwrap_or(0);
@@ -158,13 +158,24 @@ fn dsdt(virtio: &[Slot]) -> Vec<u8> {
             ),
         ],
     ));
+    let panic_port = u16::try_from(PANIC_PORT).unwrap_or(0);
+    let panic = bytes_of(&aml::Device::new(
+        "_SB_.PEVT".into(),
+        vec![
+            &aml::Name::new("_HID".into(), &PANIC_ACPI_ID),
+            &aml::Name::new(
+                "_CRS".into(),
+                &aml::ResourceTemplate::new(vec![&aml::IO::new(panic_port, panic_port, 0, 1)]),
+            ),
+        ],
+    ));
     // SLP_TYP for PM1a and PM1b; the other two are reserved.
     let s5 = aml::Name::new(
         "_S5_".into(),
         &aml::Package::new(vec![&S5_SLEEP_TYPE, &S5_SLEEP_TYPE, &aml::ZERO, &aml::ZERO]),
     );
     let virtio: Vec<u8> = virtio.iter().flat_map(virtio_device).collect();
-    table(*b"DSDT", 2, &[com1, virtio, bytes_of(&s5)].concat())
+    table(*b"DSDT", 2, &[com1, panic, virtio, bytes_of(&s5)].concat())
 }
 
 /// A virtio device, by the id that Linux knows for registers in memory.

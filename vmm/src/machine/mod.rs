@@ -75,7 +75,7 @@ use devices::virtio::VirtioDevice;
 use devices::{
     BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_IRQ, COM1_PORT, CmosRtc,
     ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvent, MachineEvents,
-    PM_REGISTERS_LEN, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
+    PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
 };
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
@@ -117,8 +117,8 @@ pub const STOP_TIME_MAX: Duration = Duration::from_secs(2);
 pub const CONSOLE_DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// The command line that a stock kernel needs here: its console on the serial port, and an
-/// immediate restart after a panic, which ends the run with [`Outcome::Reboot`]. Restarting goes
-/// by the ACPI reset register, the kernel's own default.
+/// immediate restart after a panic, which ends the run with [`Outcome::Reboot`], unless the kernel has a
+/// driver to tell that it panicked. Restarting goes by the ACPI reset register, the kernel's own default.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
 
 /// [`DEFAULT_CMDLINE`] with `extra` appended. Of parameters that contradict each other kernels
@@ -155,8 +155,9 @@ pub enum Outcome {
     Shutdown,
     /// The guest has asked for a restart.
     Reboot,
-    /// The guest has run into something from which no CPU goes on: a triple fault, or a state
-    /// that KVM cannot run. The text has the reason, the vCPU and its instruction pointer.
+    /// The guest has run into something from which no CPU goes on: a triple fault, a state
+    /// that KVM cannot run, or a panic that its kernel has told of. The text has the reason, and
+    /// the vCPU and its instruction pointer where they are known.
     Crash(String),
     /// [`MachineHandle::stop`] was called, or the user typed the escape sequence.
     Stopped,
@@ -167,6 +168,7 @@ impl From<MachineEvent> for Outcome {
         match event {
             MachineEvent::Shutdown => Self::Shutdown,
             MachineEvent::Reboot => Self::Reboot,
+            MachineEvent::Panic => Self::Crash("its kernel panicked; the console says why".into()),
         }
     }
 }
@@ -434,6 +436,7 @@ fn port_bus(
     ports.insert(COM1_PORT, SERIAL_LEN, Arc::clone(serial) as _)?;
     ports.insert(I8042_PORT, I8042_LEN, Arc::new(I8042::new(events.clone())))?;
     ports.insert(CMOS_RTC_PORT, CMOS_RTC_LEN, Arc::new(CmosRtc::new()))?;
+    ports.insert(PANIC_PORT, 1, Arc::new(PanicPort::new(events.clone())))?;
     ports.insert(BOOT_TIMER_PORT, 1, Arc::clone(boot_timer) as _)?;
     ports.insert(
         u64::from(layout::PM_PORT),
