@@ -1,4 +1,11 @@
-//! RDMA devices, their ports and addresses, and which of them leads to a peer.
+//! RDMA devices: opened, asked and closed. Their ports and addresses are in `port`, and which of
+//! them leads to a peer in `route`.
+
+mod port;
+mod route;
+
+pub use port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
+pub use route::{DeviceChoice, Route};
 
 use super::library::{Library, verbs};
 use super::{RdmaError, check, failed};
@@ -6,11 +13,9 @@ use rdma_sys::{
     ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
     ibv_port_attr, ibv_port_state, ibv_transport_type,
 };
-use serde::{Deserialize, Serialize};
 use std::ffi::CStr;
-use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -22,255 +27,6 @@ const GIDS_MAX: usize = 256;
 /// `IBV_LINK_LAYER_INFINIBAND` and `IBV_LINK_LAYER_ETHERNET` of `infiniband/verbs.h`.
 const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
-
-/// A kind of network.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum LinkLayer {
-    /// InfiniBand: ports have local identifiers.
-    InfiniBand,
-    /// RDMA over converged Ethernet: ports have IP addresses.
-    Ethernet,
-}
-
-/// A 128-bit address of a port.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Gid(pub [u8; 16]);
-
-impl Gid {
-    /// The address of a RoCE port with this IP address.
-    #[must_use]
-    pub fn from_ip(address: IpAddr) -> Self {
-        Self(match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        })
-    }
-
-    /// The IP address that it stands for, on Ethernet.
-    #[must_use]
-    pub fn to_ip(self) -> IpAddr {
-        IpAddr::V6(Ipv6Addr::from(self.0)).to_canonical()
-    }
-}
-
-/// What an address is good for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum GidKind {
-    /// InfiniBand.
-    InfiniBand,
-    /// Version 1 of RoCE: one Ethernet, no routers.
-    RoceV1,
-    /// Version 2: over UDP, through routers.
-    RoceV2,
-}
-
-/// The largest payload of a packet: a power of two.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Mtu(u16);
-
-impl Mtu {
-    /// Of 256, 512, 1024, 2048 or 4096 bytes.
-    #[must_use]
-    pub fn from_bytes(bytes: u16) -> Option<Self> {
-        (bytes.is_power_of_two() && (256..=4096).contains(&bytes)).then_some(Self(bytes))
-    }
-
-    /// By its number in verbs (`enum ibv_mtu`: 1 is 256 bytes, 5 is 4096).
-    fn from_verbs(number: u32) -> Option<Self> {
-        (1..=5).contains(&number).then(|| Self(128 << number))
-    }
-
-    /// Its number in verbs.
-    pub(super) fn to_verbs(self) -> u32 {
-        self.0.trailing_zeros() - 7
-    }
-
-    /// In bytes.
-    #[must_use]
-    pub fn bytes(self) -> u16 {
-        self.0
-    }
-}
-
-/// An address in a port's table.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct GidEntry {
-    /// Its place there.
-    pub index: u8,
-    /// The address.
-    pub gid: Gid,
-    /// Its kind.
-    pub kind: GidKind,
-}
-
-/// A port as it was seen.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct PortSummary {
-    /// The device.
-    pub device: String,
-    /// Its number there, from 1.
-    pub port: u8,
-    /// Whether packets can be sent.
-    pub active: bool,
-    /// Whether it makes reliable connections without a connection manager: iWARP does not.
-    pub usable: bool,
-    /// Its network.
-    pub link: LinkLayer,
-    /// Its local identifier.
-    pub lid: u16,
-    /// The largest payload of a packet.
-    pub mtu: Mtu,
-    /// Its addresses.
-    pub gids: Vec<GidEntry>,
-}
-
-impl fmt::Display for PortSummary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match (self.usable, self.active) {
-            (false, _) => "no reliable connections without a manager",
-            (true, false) => "down",
-            (true, true) => "active",
-        };
-        write!(f, "{} port {} {state}", self.device, self.port)?;
-        let v2 = self.gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
-        for entry in v2 {
-            write!(f, " {}", entry.gid.to_ip())?;
-        }
-        Ok(())
-    }
-}
-
-/// Which device is to be used.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub enum DeviceChoice {
-    /// The one that has the address by which the peer is reached.
-    #[default]
-    Automatic,
-    /// The one of this name.
-    Named(String),
-    /// None.
-    None,
-}
-
-impl DeviceChoice {
-    /// Finds out whether a device that is named is there.
-    ///
-    /// # Errors
-    ///
-    /// When it is not, or none is.
-    pub fn check(&self) -> Result<(), RdmaError> {
-        let Self::Named(name) = self else {
-            return Ok(());
-        };
-        let devices = Device::open_all()?;
-        if devices.iter().any(|device| device.name() == name) {
-            return Ok(());
-        }
-        if devices.is_empty() {
-            return Err(RdmaError::NoDevice);
-        }
-        let there: Vec<_> = devices.iter().map(|device| device.name()).collect();
-        Err(RdmaError::UnknownDevice {
-            wanted: name.clone(),
-            there: there.join(", "),
-        })
-    }
-}
-
-/// The port and the address to use.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Route {
-    /// The device.
-    pub device: String,
-    /// Its port.
-    pub port: u8,
-    /// The place of `gid` in the port's table.
-    pub gid_index: u8,
-    /// The address.
-    pub gid: Gid,
-    /// The network.
-    pub link: LinkLayer,
-    /// The port's local identifier.
-    pub lid: u16,
-    /// The largest payload of a packet.
-    pub mtu: Mtu,
-}
-
-impl Route {
-    /// Chooses among `ports` for a peer that is reached from the address `local`.
-    ///
-    /// An Ethernet port has to have that address, of version 2 of RoCE if there is one. The
-    /// address of a peer on InfiniBand may belong to another network; any active port is taken.
-    /// A port of the device that was named is taken with its first address even so.
-    ///
-    /// # Errors
-    ///
-    /// When there is none.
-    pub fn choose(
-        ports: &[PortSummary],
-        choice: &DeviceChoice,
-        local: IpAddr,
-    ) -> Result<Self, RdmaError> {
-        let named = match choice {
-            DeviceChoice::None => return Err(RdmaError::NoDevice),
-            DeviceChoice::Automatic => None,
-            DeviceChoice::Named(name) => Some(name),
-        };
-        if ports.is_empty() {
-            return Err(RdmaError::NoDevice);
-        }
-        let candidates: Vec<&PortSummary> = ports
-            .iter()
-            .filter(|port| named.is_none_or(|name| *name == port.device))
-            .collect();
-        if candidates.is_empty() {
-            let mut there: Vec<_> = ports.iter().map(|port| port.device.as_str()).collect();
-            there.dedup();
-            return Err(RdmaError::UnknownDevice {
-                wanted: named.cloned().unwrap_or_default(),
-                there: there.join(", "),
-            });
-        }
-        let usable = || candidates.iter().filter(|port| port.active && port.usable);
-        let wanted = Gid::from_ip(local.to_canonical());
-        let ethernet = |kind, any: bool| {
-            usable()
-                .filter(|port| port.link == LinkLayer::Ethernet)
-                .find_map(|port| {
-                    let mut gids = port.gids.iter();
-                    let entry = gids.find(|gid| gid.kind == kind && (any || gid.gid == wanted))?;
-                    Some(Self::over(port, entry))
-                })
-        };
-        let infiniband = || {
-            let mut ports = usable().filter(|port| port.link == LinkLayer::InfiniBand);
-            ports.find_map(|port| Some(Self::over(port, port.gids.first()?)))
-        };
-        ethernet(GidKind::RoceV2, false)
-            .or_else(|| ethernet(GidKind::RoceV1, false))
-            .or_else(infiniband)
-            .or_else(|| named.and_then(|_| ethernet(GidKind::RoceV2, true)))
-            .ok_or_else(|| {
-                let seen: Vec<_> = candidates.iter().map(ToString::to_string).collect();
-                RdmaError::NoRoute {
-                    address: local,
-                    seen: seen.join("; "),
-                }
-            })
-    }
-
-    fn over(port: &PortSummary, entry: &GidEntry) -> Self {
-        Self {
-            device: port.device.clone(),
-            port: port.port,
-            gid_index: entry.index,
-            gid: entry.gid,
-            link: port.link,
-            lid: port.lid,
-            mtu: port.mtu,
-        }
-    }
-}
 
 /// What a device can do.
 #[derive(Clone, Copy, Debug)]
