@@ -8,6 +8,9 @@ pub use port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
 pub use route::{DeviceChoice, Route};
 
 use super::library::{Library, verbs};
+use super::memory::ProtectionDomain;
+use super::queue::CompletionQueue;
+use super::resources::{Counts, DeviceUsage, Resources};
 use super::{RdmaError, check, failed};
 use rdma_sys::{
     ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
@@ -18,7 +21,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Entries of a port's table of addresses that are looked at: more than adapters have for the
 /// addresses of a host with some dozens of networks.
@@ -29,16 +32,18 @@ const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
 /// What a device can do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// READs that a queue pair may have outstanding.
     pub reads_sent: u8,
     /// READs that it answers at once.
     pub reads_answered: u8,
+    /// The largest piece of memory that can be registered, bytes.
+    pub region_bytes: u64,
     ports: u8,
 }
 
-/// An open device.
+/// An open device. A process opens each once, and all connections share it.
 #[derive(Debug)]
 pub(crate) struct Device {
     context: NonNull<ibv_context>,
@@ -47,6 +52,31 @@ pub(crate) struct Device {
     path: PathBuf,
     reliable: bool,
     limits: Limits,
+    resources: Arc<Resources>,
+    /// What all connections of one kind have together, for as long as there are any.
+    domain: Mutex<Weak<ProtectionDomain>>,
+    silent: Mutex<Weak<CompletionQueue>>,
+}
+
+/// A device of this process, and what is used of it; which may be looked at without verbs.
+struct Known {
+    device: Weak<Device>,
+    resources: Arc<Resources>,
+}
+
+/// The devices that are open. No verb is called while this is locked: SoftRoCE may hang in them.
+static OPEN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this process uses of each device that it has open.
+#[must_use]
+pub fn usage() -> Vec<DeviceUsage> {
+    let mut open = lock(&OPEN);
+    open.retain(|known| known.device.strong_count() > 0);
+    open.iter().map(|known| known.resources.usage()).collect()
 }
 
 // SAFETY: a context is not bound to a thread, and libibverbs locks what calls share.
@@ -62,8 +92,8 @@ impl Device {
         // not hide the others; if there is no other, its error says more than none.
         let (mut devices, mut error) = (Vec::new(), None);
         for device in list.devices() {
-            match Self::open(device) {
-                Ok(opened) => devices.push(Arc::new(opened)),
+            match Self::shared(device) {
+                Ok(opened) => devices.push(opened),
                 Err(refused) => error = Some(refused),
             }
         }
@@ -91,6 +121,35 @@ impl Device {
         Ok((device.ok_or(RdmaError::NoDevice)?, route))
     }
 
+    /// The device, open already or from now on.
+    fn shared(device: NonNull<ibv_device>) -> Result<Arc<Self>, RdmaError> {
+        // A reference that is let go of may be the last one, which closes: not under the lock.
+        let there: Vec<_> = lock(&OPEN)
+            .iter()
+            .map(|known| known.device.clone())
+            .collect();
+        let mut there = there.iter().filter_map(Weak::upgrade);
+        if let Some(opened) = there.find(|opened| opened.is(device)) {
+            return Ok(opened);
+        }
+        let opened = Arc::new(Self::open(device)?);
+        let mut open = lock(&OPEN);
+        open.retain(|known| known.device.strong_count() > 0);
+        open.push(Known {
+            device: Arc::downgrade(&opened),
+            resources: Arc::clone(&opened.resources),
+        });
+        Ok(opened)
+    }
+
+    /// Whether this is that device, and not one of its name that was there before. libibverbs has
+    /// one entry for a device as long as it is the same, and keeps it while it is open.
+    fn is(&self, device: NonNull<ibv_device>) -> bool {
+        // SAFETY: the context is open, and its device does not change.
+        let ours = unsafe { self.context.as_ref().device };
+        ours == device.as_ptr() && !self.is_gone()
+    }
+
     fn open(device: NonNull<ibv_device>) -> Result<Self, RdmaError> {
         // SAFETY: the device is in a list that is not freed before this returns, and its names
         // are arrays with a terminating zero.
@@ -107,14 +166,13 @@ impl Device {
             context.ok_or_else(|| failed("ibv_open_device", &name, io::Error::last_os_error()))?;
         let mut opened = Self {
             context,
+            resources: Arc::new(Resources::new(&name, Counts::default())),
             name,
             path: path.into(),
             reliable: transport == ibv_transport_type::IBV_TRANSPORT_IB,
-            limits: Limits {
-                reads_sent: 0,
-                reads_answered: 0,
-                ports: 0,
-            },
+            limits: Limits::default(),
+            domain: Mutex::default(),
+            silent: Mutex::default(),
         };
         // SAFETY: a structure of numbers, for which zero is a value.
         let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -125,8 +183,16 @@ impl Device {
         opened.limits = Limits {
             reads_sent: limit(attributes.max_qp_init_rd_atom),
             reads_answered: limit(attributes.max_qp_rd_atom),
+            region_bytes: attributes.max_mr_size,
             ports: attributes.phys_port_cnt,
         };
+        let counts = Counts {
+            queue_pairs: attributes.max_qp,
+            completion_queues: attributes.max_cq,
+            memory_regions: attributes.max_mr,
+            protection_domains: attributes.max_pd,
+        };
+        opened.resources = Arc::new(Resources::new(&opened.name, counts));
         Ok(opened)
     }
 
@@ -136,6 +202,35 @@ impl Device {
 
     pub(crate) fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// What this process uses of it.
+    pub(super) fn resources(&self) -> &Resources {
+        &self.resources
+    }
+
+    /// The domain of connections whose other ends can reach nothing here: they need not be kept
+    /// apart, so that one is enough.
+    pub(super) fn own_domain(self: &Arc<Self>) -> Result<Arc<ProtectionDomain>, RdmaError> {
+        let mut domain = lock(&self.domain);
+        if let Some(there) = domain.upgrade().filter(|there| there.is_trusted()) {
+            return Ok(there);
+        }
+        let made = ProtectionDomain::new(self)?;
+        *domain = Arc::downgrade(&made);
+        Ok(made)
+    }
+
+    /// The queue of ends that only answer: nothing of theirs ever completes, however many they
+    /// are, so that one is enough.
+    pub(super) fn silent_queue(self: &Arc<Self>) -> Result<Arc<CompletionQueue>, RdmaError> {
+        let mut queue = lock(&self.silent);
+        if let Some(there) = queue.upgrade() {
+            return Ok(there);
+        }
+        let made = CompletionQueue::for_answers(self)?;
+        *queue = Arc::downgrade(&made);
+        Ok(made)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_context {
