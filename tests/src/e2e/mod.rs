@@ -14,6 +14,7 @@ mod free_pages;
 mod guest;
 mod network;
 mod rdma;
+mod rdma_faults;
 mod status;
 mod vsock;
 
@@ -95,6 +96,7 @@ pub fn scenarios() -> Vec<Scenario> {
         free_pages::SCENARIOS,
         compression::SCENARIOS,
         rdma::SCENARIOS,
+        rdma_faults::SCENARIOS,
         disks::SCENARIOS,
         network::SCENARIOS,
         vsock::SCENARIOS,
