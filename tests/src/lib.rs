@@ -7,6 +7,7 @@
 //! - [`bench`]: what remote memory costs, here and beside swap over the network.
 //! - [`demo`]: one guest on two hosts, for people to look at.
 //! - [`e2e`]: the scenarios, and [`summary`], what they came to.
+//! - [`rdma_tool`]: many RDMA connections, and RDMA going wrong, without a guest.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
 
 pub mod bench;
@@ -14,6 +15,7 @@ pub mod cargo;
 pub mod cleanup;
 pub mod demo;
 pub mod e2e;
+pub mod rdma_tool;
 pub mod share;
 pub mod summary;
 pub mod testbed;

@@ -2,6 +2,6 @@
 
 mod export;
 pub mod pool;
-mod rdma;
+pub mod rdma;
 pub mod server;
 mod session;

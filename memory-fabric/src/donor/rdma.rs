@@ -1,21 +1,114 @@
 //! RDMA connections of VMs: set up here, and then none of this processor's business.
 
-use super::pool::{Lease, Pool, SessionKind};
-use super::server::{TAKE_OVER_TIMEOUT, refuse, refuse_unknown};
+use super::pool::{Lease, Pool, SessionKind, lock};
+use super::server::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT, refuse, refuse_unknown};
 use crate::control::{ControlError, ControlStream};
 use crate::link::describe;
+use crate::transport::rdma::endpoint::Endpoint;
+use crate::transport::rdma::resources::{Quota, Share, Usage};
 use crate::transport::rdma::{
     Access, CompletionQueue, ConnectAnswer, ConnectRequest, Device, DeviceChoice, QueuePair,
-    RdmaError, endpoint::Endpoint,
+    RdmaError,
 };
-use crate::wire::{FrameKind, Refusal};
+use crate::wire::{FrameKind, Refusal, TrafficClass};
+use std::collections::BTreeMap;
 use std::io::Read;
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::{Arc, Mutex};
+
+/// An RDMA connection of a VM. Neither keys nor packet numbers are in it, with which others could
+/// take part.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RdmaConnection {
+    /// The VM's name.
+    pub vm: String,
+    /// What the connection is for.
+    pub class: TrafficClass,
+    /// Where the VM's control connection comes from.
+    pub peer: SocketAddr,
+    /// The device here.
+    pub device: String,
+    /// This end.
+    pub here: PairAddress,
+    /// The VM's.
+    pub there: PairAddress,
+}
+
+/// Where a queue pair is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PairAddress {
+    /// Its number.
+    pub queue_pair: u32,
+    /// The address of its port; of InfiniBand the global identifier, in the same form.
+    pub address: IpAddr,
+    /// The local identifier of its port; 0 on Ethernet.
+    pub lid: u16,
+}
+
+impl From<&Endpoint> for PairAddress {
+    fn from(end: &Endpoint) -> Self {
+        Self {
+            queue_pair: end.queue_pair,
+            address: end.gid.to_ip(),
+            lid: end.lid,
+        }
+    }
+}
+
+/// The RDMA connections that a donor has, and how many it may have.
+#[derive(Debug)]
+pub(super) struct Connections {
+    quota: Arc<Quota>,
+    /// By the number of this end's queue pair and the device.
+    active: Mutex<BTreeMap<(String, u32), RdmaConnection>>,
+}
+
+impl Connections {
+    /// With so many at most; of all connections there may be [`CONNECTIONS_MAX`].
+    pub(super) fn new(most: Option<u32>) -> Self {
+        let most = most.map_or(CONNECTIONS_MAX as u64, u64::from);
+        let remedy = "raise --rdma-connections of the node, up to 1024, or end VMs";
+        Self {
+            quota: Quota::new("RDMA connections", "this node", Some(most), remedy),
+            active: Mutex::default(),
+        }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.quota.usage()
+    }
+
+    pub(super) fn active(&self) -> Vec<RdmaConnection> {
+        lock(&self.active).values().cloned().collect()
+    }
+
+    fn note(&self, connection: RdmaConnection) -> Noted<'_> {
+        let key = (connection.device.clone(), connection.here.queue_pair);
+        lock(&self.active).insert(key.clone(), connection);
+        Noted {
+            connections: self,
+            key,
+        }
+    }
+}
+
+/// A connection that is listed as long as this is there.
+struct Noted<'a> {
+    connections: &'a Connections,
+    key: (String, u32),
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        lock(&self.connections.active).remove(&self.key);
+    }
+}
 
 /// Serves a request for an RDMA connection, until that ends.
 pub(super) fn serve(
     pool: &Pool,
     choice: &DeviceChoice,
+    connections: &Connections,
     mut control: ControlStream,
     request: &ConnectRequest,
 ) -> Result<(), ControlError> {
@@ -41,22 +134,30 @@ pub(super) fn serve(
         return refuse(&mut control, Refusal::Busy, text);
     }
     let mut control = ControlStream::accepted(stream, peer);
-    let connected = connect(
-        &lease,
-        choice,
-        local.ip(),
-        &request.endpoint,
-        &peer.to_string(),
-    );
+    // One that this one replaces has been given back by now.
+    let connected = connections.quota.take().and_then(|share| {
+        let other = &request.endpoint;
+        let ends = connect(&lease, choice, local.ip(), other, &peer.to_string())?;
+        Ok(ends.map(|(pair, answer)| (pair, answer, share)))
+    });
     let served = match connected {
-        Ok(Some((pair, answer))) => {
+        Ok(Some((pair, answer, share))) => {
             let sent = control.send(FrameKind::Connected, &answer);
             if sent.is_ok() {
                 tracing::debug!(%peer, class = ?request.class, "RDMA connection");
+                let noted = connections.note(RdmaConnection {
+                    vm: lease.vm.clone(),
+                    class: request.class,
+                    peer,
+                    device: pair.device().to_owned(),
+                    here: (&answer.endpoint).into(),
+                    there: (&request.endpoint).into(),
+                });
                 wait_for_end(control.into_stream());
+                drop(noted);
             }
             // Before the session counts as ended.
-            drop(pair);
+            drop::<(QueuePair, Share)>((pair, share));
             sent
         }
         Ok(None) => refuse_unknown(&mut control),
@@ -105,5 +206,54 @@ fn wait_for_end(mut stream: TcpStream) {
         if error.kind() != std::io::ErrorKind::Interrupted {
             break;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::rdma::RdmaError;
+
+    fn connection(queue_pair: u32) -> RdmaConnection {
+        let end = |queue_pair, address: &str| PairAddress {
+            queue_pair,
+            address: address.parse().expect("an address"),
+            lid: 0,
+        };
+        RdmaConnection {
+            vm: "web".to_owned(),
+            class: TrafficClass::Urgent,
+            peer: ([10, 77, 0, 1], 4000).into(),
+            device: "rxe0".to_owned(),
+            here: end(queue_pair, "10.77.0.2"),
+            there: end(99, "10.77.0.1"),
+        }
+    }
+
+    #[test]
+    fn connections_are_listed_as_long_as_they_last() {
+        let connections = Connections::new(None);
+        assert_eq!(connections.usage().limit, Some(1024));
+        let (first, _second) = (
+            connections.note(connection(17)),
+            connections.note(connection(18)),
+        );
+        assert_eq!(connections.active(), [connection(17), connection(18)]);
+        drop(first);
+        assert_eq!(connections.active(), [connection(18)]);
+    }
+
+    #[test]
+    fn one_more_than_the_limit_is_refused_with_the_flag_that_raises_it() {
+        let connections = Connections::new(Some(1));
+        let _one = connections.quota.take().expect("there is one");
+        let error = connections.quota.take().map(drop).expect_err("no more");
+        assert!(matches!(error, RdmaError::Exhausted { limit: 1, .. }));
+        let text = error.to_string();
+        assert!(
+            text.starts_with("1 of 1 RDMA connections of this node are in use;")
+                && text.contains("--rdma-connections"),
+            "{text}"
+        );
     }
 }

@@ -1,9 +1,11 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
 use super::pool::{LeaseError, Pool, SessionKind, lock};
-use super::{rdma, session};
+use super::rdma::{self, RdmaConnection};
+use super::session;
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
+use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
 use crate::wire::{
     AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
@@ -48,7 +50,7 @@ pub enum DonorError {
     #[error("cannot listen on {0}; is another node running there?")]
     Listen(SocketAddr, #[source] io::Error),
     /// The RDMA device that was named is not to be had.
-    #[error("cannot lend by RDMA")]
+    #[error("cannot lend by RDMA; use --rdma-device none to lend by TCP alone")]
     Rdma(#[source] RdmaError),
     /// No thread.
     #[error("cannot start a thread")]
@@ -69,6 +71,7 @@ struct Shared {
     pool: Pool,
     spin: Duration,
     rdma: DeviceChoice,
+    rdma_connections: rdma::Connections,
     stopping: AtomicBool,
     /// Every open connection by a number of its own.
     connections: Mutex<HashMap<u64, TcpStream>>,
@@ -81,6 +84,19 @@ impl Donor {
     ///
     /// See [`DonorError`].
     pub fn start(config: &DonorConfig) -> Result<Self, DonorError> {
+        Self::limited(config, None)
+    }
+
+    /// The same with so many RDMA connections at most, if that is given. Each takes a queue pair
+    /// of the device, and a VM has one for each class of traffic that it reads.
+    ///
+    /// # Errors
+    ///
+    /// See [`DonorError`].
+    pub fn limited(
+        config: &DonorConfig,
+        rdma_connections_max: Option<u32>,
+    ) -> Result<Self, DonorError> {
         config.rdma.check().map_err(DonorError::Rdma)?;
         let listen = |error| DonorError::Listen(config.listen, error);
         let listener = TcpListener::bind(config.listen).map_err(listen)?;
@@ -90,6 +106,7 @@ impl Donor {
             pool: Pool::new(config.memory_bytes, config.lease_duration_max),
             spin: config.spin,
             rdma: config.rdma.clone(),
+            rdma_connections: rdma::Connections::new(rdma_connections_max),
             stopping: AtomicBool::new(false),
             connections: Mutex::default(),
         });
@@ -118,6 +135,13 @@ impl Donor {
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.shared.pool
+    }
+
+    /// Its RDMA connections, and how many there may be.
+    #[must_use]
+    pub fn rdma_connections(&self) -> (Usage, Vec<RdmaConnection>) {
+        let connections = &self.shared.rdma_connections;
+        (connections.usage(), connections.active())
     }
 
     /// Breaks every connection, as a network does. Leases go on, VMs connect again.
@@ -238,7 +262,11 @@ impl Connection<'_> {
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Connect => match control.decode(frame.kind, &payload) {
-                Ok(request) => rdma::serve(&self.shared.pool, &self.shared.rdma, control, &request),
+                Ok(request) => {
+                    let shared = self.shared;
+                    let (pool, connections) = (&shared.pool, &shared.rdma_connections);
+                    rdma::serve(pool, &shared.rdma, connections, control, &request)
+                }
                 Err(error) => refuse_malformed(&mut control, error),
             },
             other => {

@@ -44,7 +44,7 @@ const END_TIME_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug, thiserror::Error)]
 pub enum RdmaLinkError {
     /// This host's part failed.
-    #[error("no RDMA to donor {address}")]
+    #[error("no RDMA to donor {address}; use --transport tcp, or auto")]
     Here {
         /// The donor.
         address: SocketAddr,
@@ -488,7 +488,19 @@ impl Reader {
     ///
     /// See [`RdmaLinkError`].
     pub fn connect(config: &RdmaLinkConfig) -> Result<Self, RdmaLinkError> {
-        let (lane, ..) = connect(config, TrafficClass::Urgent)?;
+        Self::connect_for(config, TrafficClass::Urgent)
+    }
+
+    /// The same in place of another connection for `class`.
+    ///
+    /// # Errors
+    ///
+    /// See [`RdmaLinkError`].
+    pub fn connect_for(
+        config: &RdmaLinkConfig,
+        class: TrafficClass,
+    ) -> Result<Self, RdmaLinkError> {
+        let (lane, ..) = connect(config, class)?;
         Ok(Self(lane))
     }
 

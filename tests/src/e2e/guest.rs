@@ -312,6 +312,11 @@ impl Donor {
         self.process.pid()
     }
 
+    /// What it has said on standard error.
+    pub fn stderr(&self) -> String {
+        self.process.stderr()
+    }
+
     /// Kills it as a crash would.
     pub fn kill(self) -> anyhow::Result<()> {
         self.process.kill(libc::SIGKILL)?;

@@ -14,6 +14,7 @@ mod guest;
 mod network;
 mod numa;
 mod rdma;
+mod rdma_faults;
 mod runner;
 mod status;
 mod vsock;
@@ -96,6 +97,7 @@ impl Plan {
             free_pages::SCENARIOS,
             faults::SCENARIOS,
             rdma::SCENARIOS,
+            rdma_faults::SCENARIOS,
             status::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,

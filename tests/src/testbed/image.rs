@@ -29,6 +29,8 @@ const MODULES: &[&str] = &[
     "dummy",
     "bridge",
     "sch_netem",
+    "sch_prio",
+    "cls_u32",
     "ib_uverbs",
     "rdma_ucm",
     "rdma_rxe",

@@ -135,10 +135,24 @@ impl RemoteProcess {
     /// # Errors
     /// Fails when the process ends without one, or the time is over, quoting the last lines.
     pub fn wait_for_line(&self, pattern: &str, within: Duration) -> Result<String, TestbedError> {
+        self.wait_for_nth_line(pattern, 0, within)
+    }
+
+    /// Waits for a line of output, of either kind, that contains `pattern` and has `before` such
+    /// lines before it, and returns it.
+    ///
+    /// # Errors
+    /// As [`wait_for_line`](Self::wait_for_line).
+    pub fn wait_for_nth_line(
+        &self,
+        pattern: &str,
+        before: usize,
+        within: Duration,
+    ) -> Result<String, TestbedError> {
         let what = format!("\"{pattern}\" from \"{}\"", self.what);
         let found = self.wait_until(&what, within, |state| {
-            let line =
-                find_line(&state.stdout, pattern).or_else(|| find_line(&state.stderr, pattern));
+            let line = find_line(&state.stdout, pattern, before)
+                .or_else(|| find_line(&state.stderr, pattern, before));
             line.map(Some)
                 .or_else(|| state.ended.as_ref().map(|_| None))
         })?;
@@ -279,12 +293,13 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The first whole line that contains the pattern.
-fn find_line(bytes: &[u8], pattern: &str) -> Option<String> {
+/// The whole line that contains the pattern and has so many such lines before it.
+fn find_line(bytes: &[u8], pattern: &str, before: usize) -> Option<String> {
     let end = bytes.iter().rposition(|b| *b == b'\n')?;
     let all = String::from_utf8_lossy(&bytes[..end]);
     all.lines()
-        .find(|l| l.contains(pattern))
+        .filter(|l| l.contains(pattern))
+        .nth(before)
         .map(|l| l.trim_end_matches('\r').to_owned())
 }
 
@@ -294,8 +309,10 @@ mod tests {
 
     #[test]
     fn only_whole_lines_are_found() {
-        assert_eq!(find_line(b"one\r\ntwo", "two"), None);
-        assert_eq!(find_line(b"one\r\ntwo\n", "one").as_deref(), Some("one"));
-        assert_eq!(find_line(b"one\r\ntwo\n", "tw").as_deref(), Some("two"));
+        assert_eq!(find_line(b"one\r\ntwo", "two", 0), None);
+        assert_eq!(find_line(b"one\r\ntwo\n", "one", 0).as_deref(), Some("one"));
+        assert_eq!(find_line(b"one\r\ntwo\n", "tw", 0).as_deref(), Some("two"));
+        assert_eq!(find_line(b"a 1\nb\na 2\n", "a", 1).as_deref(), Some("a 2"));
+        assert_eq!(find_line(b"a 1\nb\n", "a", 1), None);
     }
 }

@@ -16,6 +16,8 @@ pub const NODE_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 pub const LEASE_SECONDS_MAX: u32 = 3600;
 /// What `--lease-seconds` is when it is not given.
 pub const DEFAULT_LEASE_SECONDS: u32 = 120;
+/// The most RDMA connections that a node can be let have: it takes no more connections at all.
+pub const RDMA_CONNECTIONS_MAX: u32 = 1024;
 
 /// The configuration of a node that lends memory.
 #[derive(Clone, Debug, PartialEq, Args)]
@@ -35,6 +37,10 @@ pub struct NodeConfig {
     /// RDMA device through which VMs read [default: the one with the address they use]; or none
     #[arg(long, value_name = "NAME")]
     pub rdma_device: Option<String>,
+
+    /// Most RDMA connections at once; each takes a queue pair [default: 1024]
+    #[arg(long, value_name = "N")]
+    pub rdma_connections: Option<u32>,
 
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
@@ -64,6 +70,9 @@ impl NodeConfig {
     pub fn validate(&self) -> Result<SocketAddr, ValidationError> {
         check_size("--memory", self.memory, NODE_MEMORY_MIN)?;
         check_range("--lease-seconds", self.lease_seconds, 1, LEASE_SECONDS_MAX)?;
+        if let Some(most) = self.rdma_connections {
+            check_range("--rdma-connections", most, 1, RDMA_CONNECTIONS_MAX)?;
+        }
         resolve_permitted("--listen", &self.listen, self.insecure)
     }
 }
@@ -78,6 +87,7 @@ mod tests {
             memory: ByteSize::from_mib(64),
             lease_seconds: DEFAULT_LEASE_SECONDS,
             rdma_device: None,
+            rdma_connections: None,
             insecure: false,
             report: None,
         }
@@ -124,5 +134,14 @@ mod tests {
         let mut long = config("[::1]:7000");
         long.lease_seconds = 3601;
         assert!(refused(&long).contains("3601 is outside 1 to 3600"));
+        for (connections, right) in [(0, false), (1, true), (1024, true), (1025, false)] {
+            let mut node = config("[::1]:7000");
+            node.rdma_connections = Some(connections);
+            let wanted = format!("--rdma-connections {connections} is outside 1 to 1024");
+            match node.validate() {
+                Ok(_) => assert!(right, "{connections}"),
+                Err(error) => assert!(!right && error.to_string().contains(&wanted), "{error}"),
+            }
+        }
     }
 }

@@ -14,6 +14,7 @@ use ssi_hv::control_socket::server::{Request, Server, ServerError, Service};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
+use ssi_hv::status::rdma::NodeRdma;
 use ssi_hv::status::{NodeCounters, NodeStatus};
 
 use super::observe::json;
@@ -52,6 +53,7 @@ fn counters(donor: &Donor) -> NodeCounters {
         pages_read: pages.pages_read,
         pages_written: pages.pages_written,
         pages_dropped: pages.pages_dropped,
+        rdma: NodeRdma::of(donor),
     }
 }
 
@@ -84,13 +86,14 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     // Before anything is lent, so that no signal ends the process in between.
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1]).context("cannot watch for signals")?;
-    let donor = Arc::new(Donor::start(&DonorConfig {
+    let donor_config = DonorConfig {
         listen,
         memory_bytes: config.memory.bytes(),
         lease_duration_max: Duration::from_secs(config.lease_seconds.into()),
         spin: SPIN_DEFAULT,
         rdma: config.rdma(),
-    })?);
+    };
+    let donor = Arc::new(Donor::limited(&donor_config, config.rdma_connections)?);
     let server = watch(&donor);
     if !listen.ip().is_loopback() {
         tracing::warn!(

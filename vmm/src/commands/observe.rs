@@ -17,6 +17,7 @@ use ssi_hv::report::{
     Stages, Traffic, TrafficClass, TransportUsed,
 };
 use ssi_hv::status::heat::HeatStatus;
+use ssi_hv::status::rdma::RdmaResources;
 use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
 
 use super::supervisor::Supervisor;
@@ -104,6 +105,7 @@ impl Watched {
             },
             stalled_for_memory: stats.stalled_for_memory.get(),
             prefetch: prefetch(stats),
+            rdma: RdmaResources::now(),
             errors: errors.split_off(newest),
             heat: with_heat.then(|| HeatStatus::from(self.view.heat())),
         }

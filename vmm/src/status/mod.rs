@@ -4,12 +4,14 @@
 //! Fields that the report of a run has too are the report's own types.
 
 pub mod heat;
+pub mod rdma;
 pub mod screen;
 
 use serde::{Deserialize, Serialize};
 
 use crate::report::{Boot, Faults, Guest, MemoryUsed, Node, Prefetch, TransportUsed};
 use heat::HeatStatus;
+use rdma::{NodeRdma, RdmaResources};
 
 /// The version of what `ssi-hv status --json` prints.
 pub const SCHEMA: u32 = 1;
@@ -60,6 +62,9 @@ pub struct VmStatus {
     pub stalled_for_memory: u64,
     /// Pages fetched before they were asked for.
     pub prefetch: Prefetch,
+    /// What it uses of RDMA devices.
+    #[serde(default)]
+    pub rdma: RdmaResources,
     /// The newest errors, one line each.
     pub errors: Vec<String>,
     /// The heat map, if that was asked for.
@@ -128,6 +133,9 @@ pub struct NodeCounters {
     pub pages_written: u64,
     /// Pages whose bytes it dropped because guests had freed them.
     pub pages_dropped: u64,
+    /// What it has of RDMA.
+    #[serde(default)]
+    pub rdma: NodeRdma,
 }
 
 /// One running node.

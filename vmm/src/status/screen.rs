@@ -65,6 +65,9 @@ pub fn vm(status: &VmStatus) -> String {
         ahead.issued, ahead.used, ahead.wasted, ahead.late
     ));
     line(wire(&status.nodes));
+    for text in status.rdma.lines().lines() {
+        line(text.to_owned());
+    }
     line(String::new());
     nodes(&mut line, &status.nodes);
     line(String::new());
@@ -181,10 +184,15 @@ fn row<T: AsRef<str>>(name: &str, count: &str, times: [T; 4]) -> String {
 #[must_use]
 pub fn node(status: &NodeStatus) -> String {
     let counters = &status.counters;
+    let rdma = &counters.rdma;
+    let connections = match rdma.connections.in_use {
+        0 => String::new(),
+        count => format!("; {count} RDMA connections"),
+    };
     format!(
         "node (process {}): up {}, listens on {}\n\
          lends {} of {} to {} VM(s); {} leases granted, {} expired\n\
-         {} pages read, {} written\n",
+         {} pages read, {} written{connections}\n{}",
         status.pid,
         duration(status.uptime_s),
         counters.listen,
@@ -195,6 +203,7 @@ pub fn node(status: &NodeStatus) -> String {
         counters.leases_expired,
         counters.pages_read,
         counters.pages_written,
+        rdma.used.lines(),
     )
 }
 

@@ -58,6 +58,87 @@ fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
     }
 }
 
+fn resources() -> rdma::RdmaResources {
+    let in_use = |in_use, limit| rdma::InUse { in_use, limit };
+    rdma::RdmaResources {
+        pinned_bytes: in_use(5 << 20, None),
+        resources: vec![rdma::DeviceInUse {
+            device: "rxe0".into(),
+            queue_pairs: in_use(4, Some(1_048_576)),
+            completion_queues: in_use(4, Some(1_048_576)),
+            memory_regions: in_use(2, Some(524_287)),
+            protection_domains: in_use(1, None),
+        }],
+    }
+}
+
+fn node_status() -> NodeStatus {
+    let end = |queue_pair, address: &str| rdma::Endpoint {
+        queue_pair,
+        address: address.into(),
+        lid: 0,
+    };
+    NodeStatus {
+        pid: 18,
+        uptime_s: 3.0,
+        counters: NodeCounters {
+            schema: SCHEMA,
+            listen: "10.0.0.1:7000".into(),
+            memory_bytes: 1 << 30,
+            lent_bytes: 64 << 20,
+            leases: 1,
+            leases_granted: 2,
+            leases_expired: 0,
+            pages_read: 7,
+            pages_written: 8,
+            pages_dropped: 0,
+            rdma: rdma::NodeRdma {
+                used: resources(),
+                connections: rdma::InUse {
+                    in_use: 1,
+                    limit: Some(1024),
+                },
+                endpoints: vec![rdma::Endpoints {
+                    vm: "web".into(),
+                    class: "urgent".into(),
+                    peer: "10.0.0.9:40000".into(),
+                    device: "rxe0".into(),
+                    here: end(17, "10.0.0.1"),
+                    there: end(19, "10.0.0.9"),
+                }],
+            },
+        },
+    }
+}
+
+#[test]
+fn a_node_tells_of_its_connections_and_what_they_take() {
+    let text = screen::node(&node_status());
+    for part in [
+        "7 pages read, 8 written; 1 RDMA connections\n",
+        "rdma       rxe0: in use 4 of 1048576 queue pairs, 4 of 1048576 completion queues,\n",
+        "           2 of 524287 regions, 1 domains; 5 MiB pinned\n",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    let quiet = NodeStatus {
+        counters: NodeCounters {
+            rdma: rdma::NodeRdma::default(),
+            ..node_status().counters
+        },
+        ..node_status()
+    };
+    assert!(!screen::node(&quiet).to_lowercase().contains("rdma"));
+}
+
+#[test]
+fn a_node_of_an_older_release_is_understood() {
+    let mut value = serde_json::to_value(node_status()).expect("is JSON");
+    value.as_object_mut().expect("an object").remove("rdma");
+    let node: NodeStatus = serde_json::from_value(value).expect("is a status");
+    assert_eq!(node.counters.rdma, rdma::NodeRdma::default());
+}
+
 fn status() -> VmStatus {
     VmStatus {
         name: "web".into(),
@@ -99,6 +180,7 @@ fn status() -> VmStatus {
             wasted: 32,
             late: 3,
         },
+        rdma: resources(),
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,
     }
@@ -118,6 +200,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
         "4 faults waited",
         "ahead      640 pages fetched: 512 used, 32 wasted; 3 touched on their way",
         "wire       300 MiB of pages as 250 MiB; 50 compressed; now on: prefetch, write-back",
+        "rdma       rxe0: in use 4 of 1048576 queue pairs",
         "10.0.0.1:7000",
         "away",
         "from node 1",
@@ -173,12 +256,13 @@ fn the_document_has_every_field() {
             heat: Some(heat),
             ..status()
         }],
-        nodes: Vec::new(),
+        nodes: vec![node_status()],
     };
     let value = serde_json::to_value(all).expect("is JSON");
     let mut names = Vec::new();
     field_names(&value, &mut names);
     assert!(names.iter().any(|name| name == "recent_faults"));
+    assert!(names.iter().any(|name| name == "protection_domains"));
     let document = include_str!("../../../docs/report.md");
     for name in names {
         assert!(document.contains(&name), "{name} is not in docs/report.md");

@@ -3,10 +3,11 @@
 use super::device::{Device, Route};
 use super::endpoint::{ConnectAnswer, Endpoint, RemoteMemory};
 use super::library::verbs;
-use super::memory::{Access, ProtectionDomain, Staging};
+use super::memory::{Access, ProtectionDomain};
 use super::pair::QueuePair;
 use super::queue::{CompletionQueue, Taken};
 use super::room::Room;
+use super::staging::Staging;
 use super::transport::ReadLane;
 use super::{LANE_STALL_TIMEOUT, RdmaError};
 use crate::page::PAGE_SIZE;
@@ -116,7 +117,8 @@ struct Request {
 /// When something fails the lane is of no more use; its owner hands it to the thread that made
 /// it, which takes it down: that may take time, and no page is waited for meanwhile.
 pub(crate) struct Lane {
-    // In this order: when the pair is gone the adapter touches nothing any more.
+    // In this order: when the pair is gone the adapter touches nothing any more, and the staging
+    // buffer may become another's.
     pair: QueuePair,
     staging: Staging,
     queue: Arc<CompletionQueue>,
@@ -156,7 +158,7 @@ impl std::fmt::Debug for Lane {
 impl Lane {
     /// Makes this end of a lane.
     pub(crate) fn prepare(config: &LaneConfig) -> Result<NewLane, RdmaError> {
-        let domain = ProtectionDomain::new(&config.device)?;
+        let domain = ProtectionDomain::own(&config.device)?;
         let queue = CompletionQueue::with_events(&config.device, IN_FLIGHT_MAX)?;
         let pair = QueuePair::new(
             &domain,

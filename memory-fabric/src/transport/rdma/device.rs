@@ -1,19 +1,27 @@
-//! RDMA devices, their ports and addresses, and which of them leads to a peer.
+//! RDMA devices: opened, asked and closed. Their ports and addresses are in `port`, and which of
+//! them leads to a peer in `route`.
+
+mod port;
+mod route;
+
+pub use port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
+pub use route::{DeviceChoice, Route};
 
 use super::library::{Library, verbs};
+use super::memory::ProtectionDomain;
+use super::queue::CompletionQueue;
+use super::resources::{Counts, DeviceUsage, Resources};
 use super::{RdmaError, check, failed};
 use rdma_sys::{
     ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
     ibv_port_attr, ibv_port_state, ibv_transport_type,
 };
-use serde::{Deserialize, Serialize};
 use std::ffi::CStr;
-use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Entries of a port's table of addresses that are looked at: more than adapters have for the
 /// addresses of a host with some dozens of networks.
@@ -23,266 +31,19 @@ const GIDS_MAX: usize = 256;
 const LINK_INFINIBAND: u8 = 1;
 const LINK_ETHERNET: u8 = 2;
 
-/// A kind of network.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub enum LinkLayer {
-    /// InfiniBand: ports have local identifiers.
-    InfiniBand,
-    /// RDMA over converged Ethernet: ports have IP addresses.
-    Ethernet,
-}
-
-/// A 128-bit address of a port.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct Gid(pub [u8; 16]);
-
-impl Gid {
-    /// The address of a RoCE port with this IP address.
-    #[must_use]
-    pub fn from_ip(address: IpAddr) -> Self {
-        Self(match address {
-            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-            IpAddr::V6(address) => address.octets(),
-        })
-    }
-
-    /// The IP address that it stands for, on Ethernet.
-    #[must_use]
-    pub fn to_ip(self) -> IpAddr {
-        IpAddr::V6(Ipv6Addr::from(self.0)).to_canonical()
-    }
-}
-
-/// What an address is good for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum GidKind {
-    /// InfiniBand.
-    InfiniBand,
-    /// Version 1 of RoCE: one Ethernet, no routers.
-    RoceV1,
-    /// Version 2: over UDP, through routers.
-    RoceV2,
-}
-
-/// The largest payload of a packet: a power of two.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Mtu(u16);
-
-impl Mtu {
-    /// Of 256, 512, 1024, 2048 or 4096 bytes.
-    #[must_use]
-    pub fn from_bytes(bytes: u16) -> Option<Self> {
-        (bytes.is_power_of_two() && (256..=4096).contains(&bytes)).then_some(Self(bytes))
-    }
-
-    /// By its number in verbs (`enum ibv_mtu`: 1 is 256 bytes, 5 is 4096).
-    fn from_verbs(number: u32) -> Option<Self> {
-        (1..=5).contains(&number).then(|| Self(128 << number))
-    }
-
-    /// Its number in verbs.
-    pub(super) fn to_verbs(self) -> u32 {
-        self.0.trailing_zeros() - 7
-    }
-
-    /// In bytes.
-    #[must_use]
-    pub fn bytes(self) -> u16 {
-        self.0
-    }
-}
-
-/// An address in a port's table.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct GidEntry {
-    /// Its place there.
-    pub index: u8,
-    /// The address.
-    pub gid: Gid,
-    /// Its kind.
-    pub kind: GidKind,
-}
-
-/// A port as it was seen.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct PortSummary {
-    /// The device.
-    pub device: String,
-    /// Its number there, from 1.
-    pub port: u8,
-    /// Whether packets can be sent.
-    pub active: bool,
-    /// Whether it makes reliable connections without a connection manager: iWARP does not.
-    pub usable: bool,
-    /// Its network.
-    pub link: LinkLayer,
-    /// Its local identifier.
-    pub lid: u16,
-    /// The largest payload of a packet.
-    pub mtu: Mtu,
-    /// Its addresses.
-    pub gids: Vec<GidEntry>,
-}
-
-impl fmt::Display for PortSummary {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = match (self.usable, self.active) {
-            (false, _) => "no reliable connections without a manager",
-            (true, false) => "down",
-            (true, true) => "active",
-        };
-        write!(f, "{} port {} {state}", self.device, self.port)?;
-        let v2 = self.gids.iter().filter(|gid| gid.kind == GidKind::RoceV2);
-        for entry in v2 {
-            write!(f, " {}", entry.gid.to_ip())?;
-        }
-        Ok(())
-    }
-}
-
-/// Which device is to be used.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub enum DeviceChoice {
-    /// The one that has the address by which the peer is reached.
-    #[default]
-    Automatic,
-    /// The one of this name.
-    Named(String),
-    /// None.
-    None,
-}
-
-impl DeviceChoice {
-    /// Finds out whether a device that is named is there.
-    ///
-    /// # Errors
-    ///
-    /// When it is not, or none is.
-    pub fn check(&self) -> Result<(), RdmaError> {
-        let Self::Named(name) = self else {
-            return Ok(());
-        };
-        let devices = Device::open_all()?;
-        if devices.iter().any(|device| device.name() == name) {
-            return Ok(());
-        }
-        if devices.is_empty() {
-            return Err(RdmaError::NoDevice);
-        }
-        let there: Vec<_> = devices.iter().map(|device| device.name()).collect();
-        Err(RdmaError::UnknownDevice {
-            wanted: name.clone(),
-            there: there.join(", "),
-        })
-    }
-}
-
-/// The port and the address to use.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Route {
-    /// The device.
-    pub device: String,
-    /// Its port.
-    pub port: u8,
-    /// The place of `gid` in the port's table.
-    pub gid_index: u8,
-    /// The address.
-    pub gid: Gid,
-    /// The network.
-    pub link: LinkLayer,
-    /// The port's local identifier.
-    pub lid: u16,
-    /// The largest payload of a packet.
-    pub mtu: Mtu,
-}
-
-impl Route {
-    /// Chooses among `ports` for a peer that is reached from the address `local`.
-    ///
-    /// An Ethernet port has to have that address, of version 2 of RoCE if there is one. The
-    /// address of a peer on InfiniBand may belong to another network; any active port is taken.
-    /// A port of the device that was named is taken with its first address even so.
-    ///
-    /// # Errors
-    ///
-    /// When there is none.
-    pub fn choose(
-        ports: &[PortSummary],
-        choice: &DeviceChoice,
-        local: IpAddr,
-    ) -> Result<Self, RdmaError> {
-        let named = match choice {
-            DeviceChoice::None => return Err(RdmaError::NoDevice),
-            DeviceChoice::Automatic => None,
-            DeviceChoice::Named(name) => Some(name),
-        };
-        if ports.is_empty() {
-            return Err(RdmaError::NoDevice);
-        }
-        let candidates: Vec<&PortSummary> = ports
-            .iter()
-            .filter(|port| named.is_none_or(|name| *name == port.device))
-            .collect();
-        if candidates.is_empty() {
-            let mut there: Vec<_> = ports.iter().map(|port| port.device.as_str()).collect();
-            there.dedup();
-            return Err(RdmaError::UnknownDevice {
-                wanted: named.cloned().unwrap_or_default(),
-                there: there.join(", "),
-            });
-        }
-        let usable = || candidates.iter().filter(|port| port.active && port.usable);
-        let wanted = Gid::from_ip(local.to_canonical());
-        let ethernet = |kind, any: bool| {
-            usable()
-                .filter(|port| port.link == LinkLayer::Ethernet)
-                .find_map(|port| {
-                    let mut gids = port.gids.iter();
-                    let entry = gids.find(|gid| gid.kind == kind && (any || gid.gid == wanted))?;
-                    Some(Self::over(port, entry))
-                })
-        };
-        let infiniband = || {
-            let mut ports = usable().filter(|port| port.link == LinkLayer::InfiniBand);
-            ports.find_map(|port| Some(Self::over(port, port.gids.first()?)))
-        };
-        ethernet(GidKind::RoceV2, false)
-            .or_else(|| ethernet(GidKind::RoceV1, false))
-            .or_else(infiniband)
-            .or_else(|| named.and_then(|_| ethernet(GidKind::RoceV2, true)))
-            .ok_or_else(|| {
-                let seen: Vec<_> = candidates.iter().map(ToString::to_string).collect();
-                RdmaError::NoRoute {
-                    address: local,
-                    seen: seen.join("; "),
-                }
-            })
-    }
-
-    fn over(port: &PortSummary, entry: &GidEntry) -> Self {
-        Self {
-            device: port.device.clone(),
-            port: port.port,
-            gid_index: entry.index,
-            gid: entry.gid,
-            link: port.link,
-            lid: port.lid,
-            mtu: port.mtu,
-        }
-    }
-}
-
 /// What a device can do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// READs that a queue pair may have outstanding.
     pub reads_sent: u8,
     /// READs that it answers at once.
     pub reads_answered: u8,
+    /// The largest piece of memory that can be registered, bytes.
+    pub region_bytes: u64,
     ports: u8,
 }
 
-/// An open device.
+/// An open device. A process opens each once, and all connections share it.
 #[derive(Debug)]
 pub(crate) struct Device {
     context: NonNull<ibv_context>,
@@ -291,6 +52,31 @@ pub(crate) struct Device {
     path: PathBuf,
     reliable: bool,
     limits: Limits,
+    resources: Arc<Resources>,
+    /// What all connections of one kind have together, for as long as there are any.
+    domain: Mutex<Weak<ProtectionDomain>>,
+    silent: Mutex<Weak<CompletionQueue>>,
+}
+
+/// A device of this process, and what is used of it; which may be looked at without verbs.
+struct Known {
+    device: Weak<Device>,
+    resources: Arc<Resources>,
+}
+
+/// The devices that are open. No verb is called while this is locked: SoftRoCE may hang in them.
+static OPEN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this process uses of each device that it has open.
+#[must_use]
+pub fn usage() -> Vec<DeviceUsage> {
+    let mut open = lock(&OPEN);
+    open.retain(|known| known.device.strong_count() > 0);
+    open.iter().map(|known| known.resources.usage()).collect()
 }
 
 // SAFETY: a context is not bound to a thread, and libibverbs locks what calls share.
@@ -306,8 +92,8 @@ impl Device {
         // not hide the others; if there is no other, its error says more than none.
         let (mut devices, mut error) = (Vec::new(), None);
         for device in list.devices() {
-            match Self::open(device) {
-                Ok(opened) => devices.push(Arc::new(opened)),
+            match Self::shared(device) {
+                Ok(opened) => devices.push(opened),
                 Err(refused) => error = Some(refused),
             }
         }
@@ -335,6 +121,35 @@ impl Device {
         Ok((device.ok_or(RdmaError::NoDevice)?, route))
     }
 
+    /// The device, open already or from now on.
+    fn shared(device: NonNull<ibv_device>) -> Result<Arc<Self>, RdmaError> {
+        // A reference that is let go of may be the last one, which closes: not under the lock.
+        let there: Vec<_> = lock(&OPEN)
+            .iter()
+            .map(|known| known.device.clone())
+            .collect();
+        let mut there = there.iter().filter_map(Weak::upgrade);
+        if let Some(opened) = there.find(|opened| opened.is(device)) {
+            return Ok(opened);
+        }
+        let opened = Arc::new(Self::open(device)?);
+        let mut open = lock(&OPEN);
+        open.retain(|known| known.device.strong_count() > 0);
+        open.push(Known {
+            device: Arc::downgrade(&opened),
+            resources: Arc::clone(&opened.resources),
+        });
+        Ok(opened)
+    }
+
+    /// Whether this is that device, and not one of its name that was there before. libibverbs has
+    /// one entry for a device as long as it is the same, and keeps it while it is open.
+    fn is(&self, device: NonNull<ibv_device>) -> bool {
+        // SAFETY: the context is open, and its device does not change.
+        let ours = unsafe { self.context.as_ref().device };
+        ours == device.as_ptr() && !self.is_gone()
+    }
+
     fn open(device: NonNull<ibv_device>) -> Result<Self, RdmaError> {
         // SAFETY: the device is in a list that is not freed before this returns, and its names
         // are arrays with a terminating zero.
@@ -351,14 +166,13 @@ impl Device {
             context.ok_or_else(|| failed("ibv_open_device", &name, io::Error::last_os_error()))?;
         let mut opened = Self {
             context,
+            resources: Arc::new(Resources::new(&name, Counts::default())),
             name,
             path: path.into(),
             reliable: transport == ibv_transport_type::IBV_TRANSPORT_IB,
-            limits: Limits {
-                reads_sent: 0,
-                reads_answered: 0,
-                ports: 0,
-            },
+            limits: Limits::default(),
+            domain: Mutex::default(),
+            silent: Mutex::default(),
         };
         // SAFETY: a structure of numbers, for which zero is a value.
         let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -369,8 +183,16 @@ impl Device {
         opened.limits = Limits {
             reads_sent: limit(attributes.max_qp_init_rd_atom),
             reads_answered: limit(attributes.max_qp_rd_atom),
+            region_bytes: attributes.max_mr_size,
             ports: attributes.phys_port_cnt,
         };
+        let counts = Counts {
+            queue_pairs: attributes.max_qp,
+            completion_queues: attributes.max_cq,
+            memory_regions: attributes.max_mr,
+            protection_domains: attributes.max_pd,
+        };
+        opened.resources = Arc::new(Resources::new(&opened.name, counts));
         Ok(opened)
     }
 
@@ -380,6 +202,35 @@ impl Device {
 
     pub(crate) fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// What this process uses of it.
+    pub(super) fn resources(&self) -> &Resources {
+        &self.resources
+    }
+
+    /// The domain of connections whose other ends can reach nothing here: they need not be kept
+    /// apart, so that one is enough.
+    pub(super) fn own_domain(self: &Arc<Self>) -> Result<Arc<ProtectionDomain>, RdmaError> {
+        let mut domain = lock(&self.domain);
+        if let Some(there) = domain.upgrade().filter(|there| there.is_trusted()) {
+            return Ok(there);
+        }
+        let made = ProtectionDomain::new(self)?;
+        *domain = Arc::downgrade(&made);
+        Ok(made)
+    }
+
+    /// The queue of ends that only answer: nothing of theirs ever completes, however many they
+    /// are, so that one is enough.
+    pub(super) fn silent_queue(self: &Arc<Self>) -> Result<Arc<CompletionQueue>, RdmaError> {
+        let mut queue = lock(&self.silent);
+        if let Some(there) = queue.upgrade() {
+            return Ok(there);
+        }
+        let made = CompletionQueue::for_answers(self)?;
+        *queue = Arc::downgrade(&made);
+        Ok(made)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_context {

@@ -16,7 +16,7 @@ fn port(device: &str, link: LinkLayer, gids: &[(GidKind, &str)]) -> PortSummary 
         usable: true,
         link,
         lid: 7,
-        mtu: Mtu(4096),
+        mtu: Mtu::from_bytes(4096).expect("a size of packets"),
         gids: gids.collect(),
     }
 }

@@ -2,13 +2,14 @@
 
 use super::device::Device;
 use super::library::verbs;
+use super::resources::{self, Share};
+use super::staging::StagingPool;
 use super::{RdmaError, check, failed};
-use crate::mapping::Mapping;
-use crate::page::PAGE_SIZE;
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What may be done to registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,6 +42,10 @@ impl Access {
 pub(crate) struct ProtectionDomain {
     domain: NonNull<ibv_pd>,
     device: Arc<Device>,
+    staging: StagingPool,
+    /// Whether a queue pair could not be ended, so that it may still write somewhere.
+    distrusted: AtomicBool,
+    _share: Share,
 }
 
 // SAFETY: a domain is not bound to a thread, and libibverbs locks what calls share.
@@ -50,6 +55,7 @@ unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
     pub(crate) fn new(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
+        let share = device.resources().protection_domains.take()?;
         // SAFETY: the device is open.
         let domain = NonNull::new(unsafe { (verbs().ibv_alloc_pd)(device.as_ptr()) });
         let domain =
@@ -57,7 +63,30 @@ impl ProtectionDomain {
         Ok(Arc::new(Self {
             domain: domain?,
             device: Arc::clone(device),
+            staging: StagingPool::default(),
+            distrusted: AtomicBool::new(false),
+            _share: share,
         }))
+    }
+
+    /// The domain of connections whose other ends can reach nothing here; there is one for each
+    /// device.
+    pub(crate) fn own(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
+        device.own_domain()
+    }
+
+    pub(super) fn staging(&self) -> &StagingPool {
+        &self.staging
+    }
+
+    /// A queue pair could not be ended: what it may still write to is used for nothing else.
+    pub(super) fn distrust(&self) {
+        // Relaxed, as below: the thread that ends a queue pair gives back its buffer afterwards.
+        self.distrusted.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_trusted(&self) -> bool {
+        !self.distrusted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn device(&self) -> &Arc<Device> {
@@ -84,6 +113,7 @@ impl Drop for ProtectionDomain {
 pub(crate) struct MemoryRegion {
     region: NonNull<ibv_mr>,
     domain: Arc<ProtectionDomain>,
+    _shares: [Share; 2],
 }
 
 // SAFETY: a region is a handle; who touches the memory, and when, is for its users to say.
@@ -107,6 +137,16 @@ impl MemoryRegion {
         bytes: usize,
         access: Access,
     ) -> Result<Self, RdmaError> {
+        let limit = domain.device.limits().region_bytes;
+        if bytes as u64 > limit {
+            return Err(RdmaError::RegionTooLarge {
+                bytes,
+                device: domain.device.name().to_owned(),
+                limit,
+            });
+        }
+        let of_device = domain.device.resources().memory_regions.take()?;
+        let pinned = resources::pinned().count(bytes as u64);
         let flags = libc::c_int::try_from(access.flags().0).expect("small flags");
         // SAFETY: the domain is there, and the memory is, as the caller promises.
         let region = unsafe { (verbs().ibv_reg_mr)(domain.as_ptr(), start.cast(), bytes, flags) };
@@ -118,6 +158,7 @@ impl MemoryRegion {
         Ok(Self {
             region: region?,
             domain: Arc::clone(domain),
+            _shares: [of_device, pinned],
         })
     }
 
@@ -146,47 +187,5 @@ impl Drop for MemoryRegion {
             // The pages stay pinned, so nobody else gets them before the process ends.
             tracing::warn!("{error}");
         }
-    }
-}
-
-/// Where answers are put: registered once, used again and again.
-#[derive(Debug)]
-pub(super) struct Staging {
-    // Before the memory, which it keeps pinned.
-    region: MemoryRegion,
-    memory: Mapping,
-}
-
-impl Staging {
-    pub(super) fn new(domain: &Arc<ProtectionDomain>, pages: usize) -> Result<Self, RdmaError> {
-        let bytes = pages * PAGE_SIZE;
-        let memory =
-            Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
-        // SAFETY: the mapping lives as long as the region, and longer; nobody advises it away.
-        // What is in it is read through `bytes` alone.
-        let region =
-            unsafe { MemoryRegion::register(domain, memory.as_ptr(), bytes, Access::Local)? };
-        Ok(Self { region, memory })
-    }
-
-    pub(super) fn local_key(&self) -> u32 {
-        self.region.local_key()
-    }
-
-    /// The address of a page, for requests.
-    pub(super) fn address(&self, page: usize, count: usize) -> u64 {
-        self.memory.at(page * PAGE_SIZE, count * PAGE_SIZE).addr() as u64
-    }
-
-    /// The bytes of some pages.
-    ///
-    /// # Safety
-    ///
-    /// No request that targets them may be outstanding, nor be made while the result lives.
-    pub(super) unsafe fn bytes(&self, page: usize, count: usize) -> &[u8] {
-        let length = count * PAGE_SIZE;
-        let start = self.memory.at(page * PAGE_SIZE, length);
-        // SAFETY: the range is inside the mapping, and nobody writes to it, as promised.
-        unsafe { std::slice::from_raw_parts(start, length) }
     }
 }

@@ -4,7 +4,9 @@
 //!
 //! - `library`: libibverbs, loaded at run time;
 //! - [`device`]: what adapters there are, their ports and addresses, and which one leads to a peer;
-//! - `memory`: protection domains, and memory that adapters may reach;
+//! - [`resources`]: what is used of what there is only so much of;
+//! - `memory`: protection domains, and memory that adapters may reach; `staging`: the buffers of
+//!   connections in it;
 //! - `queue`: completion queues, and sleeping until something completes;
 //! - `pair`: queue pairs of reliable connections, and their states;
 //! - [`endpoint`]: what two ends tell each other to be connected;
@@ -23,12 +25,14 @@ mod library;
 mod memory;
 mod pair;
 mod queue;
+pub mod resources;
 mod room;
+mod staging;
 mod transport;
 
 pub(crate) use connection::{Lane, LaneConfig};
 pub(crate) use device::Device;
-pub use device::{DeviceChoice, LinkLayer, PortSummary, summaries};
+pub use device::{DeviceChoice, LinkLayer, PortSummary, summaries, usage};
 pub(crate) use endpoint::{ConnectAnswer, ConnectRequest, RemoteMemory};
 pub(crate) use memory::{Access, MemoryRegion, ProtectionDomain};
 pub(crate) use pair::QueuePair;
@@ -48,12 +52,12 @@ pub const LANE_STALL_TIMEOUT: Duration = Duration::from_secs(4);
 pub enum RdmaError {
     /// libibverbs is not there.
     #[error(
-        "libibverbs.so.1 cannot be loaded; install it (apt install libibverbs1 ibverbs-providers), or use --transport tcp"
+        "libibverbs.so.1 cannot be loaded; install it (apt install libibverbs1 ibverbs-providers)"
     )]
     NoLibrary,
     /// There is no adapter.
     #[error(
-        "this host has no RDMA device; `ssi-hv doctor` has the command that makes one of a network card; or use --transport tcp"
+        "this host has no RDMA device; `ssi-hv doctor` has the command that makes one of a network card"
     )]
     NoDevice,
     /// None of that name.
@@ -97,6 +101,32 @@ pub enum RdmaError {
         /// What the kernel said.
         #[source]
         source: io::Error,
+    },
+    /// More than a device takes in one piece.
+    #[error(
+        "cannot register {bytes} bytes with {device}, {limit} is the limit; lease less from one donor (--donor HOST:PORT,memory=SIZE)"
+    )]
+    RegionTooLarge {
+        /// How much.
+        bytes: usize,
+        /// The device.
+        device: String,
+        /// How much it takes.
+        limit: u64,
+    },
+    /// All that there may be of something are in use.
+    #[error("{in_use} of {limit} {what} of {of} are in use; {remedy}")]
+    Exhausted {
+        /// Of what.
+        what: &'static str,
+        /// Whose.
+        of: String,
+        /// How many are in use.
+        in_use: u64,
+        /// How many there may be.
+        limit: u64,
+        /// What to do.
+        remedy: &'static str,
     },
     /// A request failed.
     #[error("READ failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]

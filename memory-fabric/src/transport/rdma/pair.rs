@@ -18,6 +18,7 @@ use super::endpoint::{Endpoint, NUMBER_MAX};
 use super::library::verbs;
 use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
+use super::resources::Share;
 use super::{RdmaError, check, failed};
 use rdma_sys::{
     ibv_ah_attr, ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
@@ -96,6 +97,7 @@ pub(crate) struct QueuePair {
     /// Kept for as long as the pair is there.
     _queue: Arc<CompletionQueue>,
     domain: Arc<ProtectionDomain>,
+    _share: Share,
 }
 
 // SAFETY: a queue pair is not bound to a thread.
@@ -113,6 +115,7 @@ impl QueuePair {
         peer: &str,
     ) -> Result<Self, RdmaError> {
         let device = domain.device();
+        let share = device.resources().queue_pairs.take()?;
         let packet_number = random_packet_number()
             .map_err(|error| RdmaError::System("read /dev/urandom", error))?;
         let mut attributes = ibv_qp_init_attr {
@@ -134,8 +137,10 @@ impl QueuePair {
         // SAFETY: domain and queue are there, and are kept for as long as the pair.
         let pair =
             NonNull::new(unsafe { (verbs().ibv_create_qp)(domain.as_ptr(), &raw mut attributes) });
-        let pair =
-            pair.ok_or_else(|| failed("ibv_create_qp", device.name(), io::Error::last_os_error()))?;
+        let pair = pair.ok_or_else(|| {
+            let on = format!("{} to {peer}", device.name());
+            failed("ibv_create_qp", &on, io::Error::last_os_error())
+        })?;
         // SAFETY: the pair is there, and its number does not change.
         let number = unsafe { pair.as_ref().qp_num };
         let mut pair = Self {
@@ -148,6 +153,7 @@ impl QueuePair {
             on: format!("queue pair {number} of {} to {peer}", device.name()),
             _queue: Arc::clone(queue),
             domain: Arc::clone(domain),
+            _share: share,
         };
         let mut attributes = empty();
         attributes.pkey_index = 0;
@@ -265,6 +271,11 @@ impl QueuePair {
         check("ibv_post_send", &self.on, result)
     }
 
+    /// The device's name.
+    pub(crate) fn device(&self) -> &str {
+        self.domain.device().name()
+    }
+
     /// Device, number and peer.
     pub(super) fn on(&self) -> &str {
         &self.on
@@ -275,7 +286,8 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: the pair is ours. When this returns the adapter does nothing for it any more.
         let result = unsafe { (verbs().ibv_destroy_qp)(self.pair.as_ptr()) };
-        if let Err(error) = check("ibv_destroy_qp", self.domain.device().name(), result) {
+        if let Err(error) = check("ibv_destroy_qp", &self.on, result) {
+            self.domain.distrust();
             tracing::warn!("{error}");
         }
     }

@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use super::library::verbs;
+use super::resources::Share;
 use super::{RdmaError, check, failed};
 use rdma_sys::{ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc};
 use std::io;
@@ -124,6 +125,7 @@ pub(crate) struct CompletionQueue {
     /// `None` when nobody ever sleeps for it.
     channel: Option<Channel>,
     device: Arc<Device>,
+    _share: Share,
 }
 
 // SAFETY: a queue is not bound to a thread, and libibverbs locks what calls share.
@@ -140,8 +142,12 @@ impl CompletionQueue {
         Self::create(device, entries, Some(Channel::new(device)?))
     }
 
-    /// A queue that nobody looks at: of an end that only answers.
+    /// The queue that nobody looks at: of all ends that only answer. There is one for each device.
     pub(crate) fn silent(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
+        device.silent_queue()
+    }
+
+    pub(super) fn for_answers(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
         Self::create(device, 1, None)
     }
 
@@ -150,6 +156,7 @@ impl CompletionQueue {
         entries: usize,
         channel: Option<Channel>,
     ) -> Result<Arc<Self>, RdmaError> {
+        let share = device.resources().completion_queues.take()?;
         let entries = libc::c_int::try_from(entries).expect("a small constant");
         let events = channel
             .as_ref()
@@ -164,6 +171,7 @@ impl CompletionQueue {
             queue: queue?,
             channel,
             device: Arc::clone(device),
+            _share: share,
         }))
     }
 

@@ -1,0 +1,123 @@
+//! Where the bytes of requests are while adapters work on them: registered once, in slabs that
+//! connections share.
+
+use super::RdmaError;
+use super::memory::{Access, MemoryRegion, ProtectionDomain};
+use super::room::Room;
+use crate::mapping::Mapping;
+use crate::page::PAGE_SIZE;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Pages of a slab: what connections for faults, for prefetching and for write-backs of one donor
+/// take together, so that each donor costs one region. 2.5 MiB.
+const SLAB_PAGES: usize = 640;
+
+/// The slabs of a domain that are in use. Each is given back to the system with the last of its
+/// buffers.
+#[derive(Debug, Default)]
+pub(super) struct StagingPool {
+    slabs: Mutex<Vec<Weak<Slab>>>,
+}
+
+#[derive(Debug)]
+struct Slab {
+    // Before the memory, which it keeps pinned.
+    region: MemoryRegion,
+    memory: Mapping,
+    room: Mutex<Room>,
+}
+
+/// A buffer for requests of one connection.
+#[derive(Debug)]
+pub(super) struct Staging {
+    slab: Arc<Slab>,
+    /// Its place in the slab.
+    first: usize,
+    pages: usize,
+}
+
+impl Staging {
+    /// A buffer of so many pages, of a slab that is there if one has room.
+    pub(super) fn new(domain: &Arc<ProtectionDomain>, pages: usize) -> Result<Self, RdmaError> {
+        let pool = domain.staging();
+        let there = pool.live();
+        let taken = there.into_iter().find_map(|slab| {
+            let first = lock(&slab.room).take(pages)?;
+            Some((slab, first))
+        });
+        let (slab, first) = match taken {
+            Some(taken) => taken,
+            None => {
+                let slab = Arc::new(Slab::new(domain, pages.max(SLAB_PAGES))?);
+                let first = lock(&slab.room).take(pages).expect("it was made for them");
+                lock(&pool.slabs).push(Arc::downgrade(&slab));
+                (slab, first)
+            }
+        };
+        Ok(Self { slab, first, pages })
+    }
+
+    pub(super) fn local_key(&self) -> u32 {
+        self.slab.region.local_key()
+    }
+
+    /// The address of some of its pages, for requests.
+    pub(super) fn address(&self, page: usize, count: usize) -> u64 {
+        self.at(page, count).addr() as u64
+    }
+
+    /// The bytes of some pages.
+    ///
+    /// # Safety
+    ///
+    /// No request that targets them may be outstanding, nor be made while the result lives.
+    pub(super) unsafe fn bytes(&self, page: usize, count: usize) -> &[u8] {
+        // SAFETY: the range is this buffer's alone, and nobody writes to it, as promised.
+        unsafe { std::slice::from_raw_parts(self.at(page, count), count * PAGE_SIZE) }
+    }
+
+    fn at(&self, page: usize, count: usize) -> *mut u8 {
+        assert!(page + count <= self.pages, "a range of this buffer");
+        let first = self.first + page;
+        self.slab.memory.at(first * PAGE_SIZE, count * PAGE_SIZE)
+    }
+}
+
+impl Drop for Staging {
+    /// Its owner has ended the queue pair before, so that no adapter writes to it any more. Where
+    /// that failed, nobody may have these pages again.
+    fn drop(&mut self) {
+        if self.slab.region.domain().is_trusted() {
+            lock(&self.slab.room).give_back(self.first, self.pages);
+        }
+    }
+}
+
+impl Slab {
+    fn new(domain: &Arc<ProtectionDomain>, pages: usize) -> Result<Self, RdmaError> {
+        let bytes = pages * PAGE_SIZE;
+        let memory =
+            Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
+        // SAFETY: the mapping lives as long as the region, and longer; nobody advises it away.
+        // What is in it is read through `Staging::bytes` alone.
+        let region =
+            unsafe { MemoryRegion::register(domain, memory.as_ptr(), bytes, Access::Local)? };
+        Ok(Self {
+            region,
+            memory,
+            room: Mutex::new(Room::new(pages)),
+        })
+    }
+}
+
+impl StagingPool {
+    fn live(&self) -> Vec<Arc<Slab>> {
+        let mut slabs = lock(&self.slabs);
+        slabs.retain(|slab| slab.strong_count() > 0);
+        slabs.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

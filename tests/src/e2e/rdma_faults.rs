@@ -1,0 +1,370 @@
+//! Scenarios in which RDMA connections are many, or go wrong, without a guest: the program
+//! `rdma-faults` touches memory as one does.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::bed::{add_rxe, remove_rxe};
+use super::guest::{DONOR, Donor, SHORT, exit};
+use super::{Context, Result, Scenario, Verdict};
+use crate::rdma_tool::many::kib;
+use crate::testbed::{Host, RemoteProcess};
+
+/// Connections that are there at once, two to each lease.
+const CONNECTIONS: u64 = 256;
+/// How long they may take to come about, all of them, on an emulated host.
+const MANY_DEADLINE: Duration = Duration::from_secs(120);
+/// How long what is refused may take: an adapter's retries, with room for emulation.
+const REFUSED_MS_MAX: f64 = 10_000.0;
+/// For how long a link carries nothing.
+const OUTAGE: &str = "0.2";
+/// The same in milliseconds.
+const OUTAGE_MS: f64 = 200.0;
+/// The longest that a touch may take in such an outage: it, and a retry of the adapter. SoftRoCE
+/// asks for one every 67 ms, and doubled for emulation.
+const OUTAGE_TOUCH_MS_MAX: f64 = 2.0 * (OUTAGE_MS + 67.0);
+/// The longest that a touch may take when READs are never answered again: until the adapter, or
+/// the lane, gives up, and once more over TCP.
+const SILENT_TOUCH_MS_MAX: f64 = 6000.0;
+/// READs that a stopped process has to be seen answering.
+const STOPPED_READS_MIN: u64 = 200;
+/// For how long: less than until the VM misses the answers of that process.
+const STOPPED_TIME_MAX: Duration = Duration::from_secs(4);
+/// The port of RoCE version 2 (InfiniBand Architecture Specification, annex A17).
+const ROCE_PORT: &str = "4791";
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "rdma_many",
+        about: "256 RDMA connections between two hosts; one more is refused, and auto takes TCP",
+        needs_product: true,
+        run: many,
+    },
+    Scenario {
+        name: "rdma_lies",
+        about: "a wrong key, packet number or queue pair ends in time, with a named error or TCP",
+        needs_product: true,
+        run: lies,
+    },
+    Scenario {
+        name: "rdma_faults",
+        about: "outage, silence, a stopped and a restarted donor: what is specified, and no wrong byte",
+        needs_product: true,
+        run: faults,
+    },
+];
+
+fn many(context: &Context<'_>) -> Result {
+    let (one, two) = (context.testbed.host(1), context.testbed.host(2));
+    add_rxe(one)?;
+    add_rxe(two)?;
+    let most = CONNECTIONS.to_string();
+    let donor = Donor::lending(context, "128M", &["--rdma-connections", &most])?;
+    let leases = (CONNECTIONS / 2).to_string();
+    let process = one.spawn(&["/share/rdma-faults", "many", DONOR, "--leases", &leases])?;
+    process.wait_for_line("LEASED", MANY_DEADLINE)?;
+    let before = memory(two, donor.pid())?;
+    let line = process.wait_for_line("OPEN ", MANY_DEADLINE)?;
+    let after = memory(two, donor.pid())?;
+    let open = json(&line, "OPEN ")?;
+    ensure!(
+        open["connections"] == CONNECTIONS
+            && open["reads"] == CONNECTIONS * 4
+            && open["corrupt_bytes"] == 0,
+        "{open}"
+    );
+    let refusal = open["refusal"].as_str().unwrap_or_default();
+    ensure!(
+        refusal.contains("256 of 256 RDMA connections of this node are in use")
+            && refusal.contains("--rdma-connections")
+            && refusal.contains("--transport tcp"),
+        "one more: {open}"
+    );
+    // What the hosts tell of it.
+    let here = &open["resources"][0];
+    ensure!(
+        here["device"] == "rxe0" && here["queue_pairs"]["in_use"] == CONNECTIONS,
+        "{open}"
+    );
+    let status = two.check(&["ssi-hv", "status", "--json"], SHORT)?;
+    let status: Value = serde_json::from_str(&status).with_context(|| status.clone())?;
+    let rdma = &status["nodes"][0]["rdma"];
+    let device = &rdma["resources"][0];
+    ensure!(
+        rdma["connections"]["in_use"] == CONNECTIONS
+            && rdma["connections"]["limit"] == CONNECTIONS
+            && device["queue_pairs"]["in_use"] == CONNECTIONS
+            && device["queue_pairs"]["limit"].as_u64() > Some(CONNECTIONS)
+            && device["completion_queues"]["in_use"] == 1
+            && device["memory_regions"]["in_use"] == CONNECTIONS / 2,
+        "{rdma}"
+    );
+    let ends = rdma["endpoints"].as_array().context("no endpoints")?;
+    ensure!(
+        ends.len() as u64 == CONNECTIONS
+            && ends
+                .iter()
+                .all(|end| end["there"]["address"] == one.address()),
+        "{rdma}"
+    );
+    ensure!(
+        donor
+            .stderr()
+            .matches("RDMA connections of this node are in use")
+            .count()
+            == 1,
+        "80 % were not warned of, once: {}",
+        donor.stderr()
+    );
+    // A VM that comes now.
+    let only = one.run(&["/share/rdma-faults", "walk", DONOR, "--mib", "20"], SHORT)?;
+    ensure!(
+        only.status.code == exit::HOST_ERROR && only.stderr.contains("256 of 256"),
+        "{only:?}"
+    );
+    let any = walk(one, &["--mib", "20", "--transport", "auto"])?;
+    let line = any.wait_for_line("WALKING", SHORT)?;
+    ensure!(
+        line.contains("WALKING tcp") && line.contains("256 of 256"),
+        "{line}"
+    );
+    done(any)?;
+    process.kill(libc::SIGTERM)?;
+    let output = process.wait(SHORT)?;
+    ensure!(output.status.code == 0, "{output:?}");
+    let number = |value: &Value| value.as_f64().unwrap_or(f64::NAN);
+    context.note(format!(
+        "{CONNECTIONS} connections: {:.1} ms each (p50; longest {:.0} ms); VM: {:.0} KiB resident, {:.0} KiB of its host, {:.0} KiB pinned; donor: {} KiB resident, {} KiB of its host (emulated)",
+        number(&open["setup_ms_p50"]),
+        number(&open["setup_ms_max"]),
+        number(&open["resident_bytes_each"]) / 1024.0,
+        number(&open["host_bytes_each"]) / 1024.0,
+        number(&open["pinned_bytes"]) / 1024.0 / 256.0,
+        kib_each(after.0, before.0),
+        kib_each(before.1, after.1),
+    ));
+    donor.stop(context)?;
+    remove_rxe(one)?;
+    remove_rxe(two)?;
+    Ok(Verdict::Pass)
+}
+
+fn lies(context: &Context<'_>) -> Result {
+    let hosts = context.testbed.hosts();
+    hosts.iter().try_for_each(add_rxe)?;
+    let donor = Donor::lending(context, "64M", &[])?;
+    let one = context.testbed.host(1);
+    // What the adapter says of each: status 10 is a remote access error, 12 is too many retries.
+    for (lie, status) in [
+        ("key", "status 10"),
+        ("packet-number", "status 12"),
+        ("queue-pair", "status 12"),
+        ("answers", "status 12"),
+    ] {
+        let argv = [
+            "/share/rdma-faults",
+            "spoil",
+            DONOR,
+            "--here",
+            &one.address(),
+            "--lie",
+            lie,
+        ];
+        let output = one.run(&argv, Duration::from_secs(60))?;
+        ensure!(output.status.code == 0, "{lie}: {output:?}");
+        let line = output.stdout.lines().last().context("no result")?;
+        let found: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        for (text, time) in [
+            ("error", "error_after_ms"),
+            ("rdma", "rdma_after_ms"),
+            ("auto", "auto_after_ms"),
+        ] {
+            let said = found[text].as_str().unwrap_or_default();
+            // Verb, status, queue pair, device and peer.
+            ensure!(
+                [
+                    "READ failed on queue pair ",
+                    " of rxe0 to 10.77.0.1:",
+                    status
+                ]
+                .iter()
+                .all(|part| said.contains(part)),
+                "{lie}, {text}: {found}"
+            );
+            ensure!(
+                found[time].as_f64().is_some_and(|ms| ms <= REFUSED_MS_MAX),
+                "{lie}, {text}: {found}"
+            );
+        }
+        context.note(format!(
+            "{lie}: {} after {} ms (emulated)",
+            found["error"], found["error_after_ms"]
+        ));
+    }
+    donor.stop(context)?;
+    hosts.iter().try_for_each(remove_rxe)?;
+    Ok(Verdict::Pass)
+}
+
+fn faults(context: &Context<'_>) -> Result {
+    let (one, two) = (context.testbed.host(1), context.testbed.host(2));
+    add_rxe(one)?;
+    add_rxe(two)?;
+    let donor = Donor::lending(context, "128M", &["--lease-seconds", "300"])?;
+    stopped(context, &donor)?;
+
+    let process = walk(one, &[])?;
+    process.wait_for_line("WALKING rdma", SHORT)?;
+    let before = so_far(&process)?;
+    // The time that passes is what is tested.
+    let outage = format!(
+        "tc qdisc add dev link2 root netem loss 100% && sleep {OUTAGE} && tc qdisc del dev link2 root"
+    );
+    one.check(&["sh", "-c", &outage], SHORT)?;
+    let after = so_far(&process)?;
+    let longest = after["longest_ms"].as_f64().unwrap_or(f64::NAN);
+    ensure!(
+        longest >= OUTAGE_MS / 2.0,
+        "the outage was not felt: {after}"
+    );
+    ensure!(
+        longest <= OUTAGE_TOUCH_MS_MAX && after["failures"] == before["failures"],
+        "the adapter's retries do not outlast an outage of {OUTAGE} s: {after}"
+    );
+    context.note(format!(
+        "outage of 200 ms: longest touch {longest:.0} ms, no failure"
+    ));
+
+    // TCP goes on, RDMA does not.
+    one.check(&["sh", "-c", &roce_dropped()], SHORT)?;
+    process.wait_for_line("pages go on over TCP", SHORT)?;
+    let error = process.stderr();
+    let error = error
+        .lines()
+        .find(|line| line.contains("pages go on over TCP"));
+    let error = error.unwrap_or_default();
+    ensure!(
+        [
+            "READ failed on queue pair ",
+            " of rxe0 to 10.77.0.2:7700",
+            "status 12"
+        ]
+        .iter()
+        .all(|part| error.contains(part)),
+        "{error}"
+    );
+    let silent = so_far(&process)?;
+    context.testbed.clear_netem()?;
+    process.wait_for_line("back on RDMA", Duration::from_secs(60))?;
+    let back = so_far(&process)?;
+    let longest = silent["longest_ms"].as_f64().unwrap_or(f64::NAN);
+    ensure!(
+        longest <= SILENT_TOUCH_MS_MAX
+            && back["failures"].as_u64() > after["failures"].as_u64()
+            && back["events"] == Value::Array(Vec::new()),
+        "{silent}, then {back}"
+    );
+    context.note(format!(
+        "RDMA packets dropped: longest touch {longest:.0} ms, then over TCP"
+    ));
+
+    donor.kill()?;
+    let again = Donor::lending(context, "128M", &[])?;
+    let output = process.wait(Duration::from_secs(30))?;
+    ensure!(
+        output.status.code == exit::DONOR_LOST && output.stdout.contains("LOST "),
+        "a donor that forgot its leases: {output:?}"
+    );
+    again.stop(context)?;
+    remove_rxe(one)?;
+    remove_rxe(two)?;
+    Ok(Verdict::Pass)
+}
+
+/// The process of a donor has no part in READs: stopped, it answers them all the same.
+fn stopped(context: &Context<'_>, donor: &Donor) -> anyhow::Result<()> {
+    let (one, two) = (context.testbed.host(1), context.testbed.host(2));
+    let process = walk(one, &["--read-only"])?;
+    process.wait_for_line("WALKING rdma", SHORT)?;
+    two.signal(donor.pid(), libc::SIGSTOP)?;
+    let state = two.check(&["cat", &format!("/proc/{}/stat", donor.pid())], SHORT)?;
+    let first = so_far(&process)?;
+    let deadline = Instant::now() + STOPPED_TIME_MAX;
+    let read = |value: &Value| value["pages_read"].as_u64().unwrap_or(0);
+    let mut second = so_far(&process)?;
+    while read(&second) < read(&first) + STOPPED_READS_MIN && Instant::now() < deadline {
+        second = so_far(&process)?;
+    }
+    two.signal(donor.pid(), libc::SIGCONT)?;
+    ensure!(state.contains(") T "), "it is not stopped: {state}");
+    let meanwhile = read(&second) - read(&first);
+    ensure!(
+        meanwhile >= STOPPED_READS_MIN && second["failures"] == 0,
+        "{first}, then {second}"
+    );
+    context.note(format!("{meanwhile} pages by READ from a stopped process"));
+    done(process)
+}
+
+/// Starts the walker with further flags.
+fn walk(host: &Host, more: &[&str]) -> anyhow::Result<RemoteProcess> {
+    let argv = [&["/share/rdma-faults", "walk", DONOR], more].concat();
+    Ok(host.spawn(&argv)?)
+}
+
+/// Ends a walker, which must have found every byte right.
+fn done(process: RemoteProcess) -> anyhow::Result<()> {
+    process.kill(libc::SIGTERM)?;
+    let output = process.wait(SHORT)?;
+    ensure!(output.status.code == 0, "{output:?}");
+    let line = output.stdout.lines().last().unwrap_or_default();
+    let found = json(line, "DONE ")?;
+    ensure!(
+        found["corrupt_bytes"] == 0 && found["touches"].as_u64() > Some(0),
+        "{found}"
+    );
+    Ok(())
+}
+
+/// Asks a walker how it does.
+fn so_far(process: &RemoteProcess) -> anyhow::Result<Value> {
+    let known = process.stdout().matches("SO FAR ").count();
+    process.kill(libc::SIGUSR1)?;
+    let line = process.wait_for_nth_line("SO FAR ", known, SHORT)?;
+    let found = json(&line, "SO FAR ")?;
+    ensure!(found["corrupt_bytes"] == 0, "{found}");
+    Ok(found)
+}
+
+fn json(line: &str, prefix: &str) -> anyhow::Result<Value> {
+    let text = line.strip_prefix(prefix).with_context(|| line.to_owned())?;
+    serde_json::from_str(text).with_context(|| line.to_owned())
+}
+
+/// What a process has of its host's memory, and what the host has left, bytes.
+fn memory(host: &Host, pid: i32) -> anyhow::Result<(u64, u64)> {
+    let text = host.check(
+        &["cat", &format!("/proc/{pid}/status"), "/proc/meminfo"],
+        SHORT,
+    )?;
+    let found = kib(&text, "VmRSS:").zip(kib(&text, "MemAvailable:"));
+    found.with_context(|| text)
+}
+
+/// By how much something grew for each connection, KiB.
+fn kib_each(after: u64, before: u64) -> u64 {
+    after.saturating_sub(before) / CONNECTIONS / 1024
+}
+
+/// A script that drops RoCE packets, and those alone, on the way to host 2.
+fn roce_dropped() -> String {
+    format!(
+        "set -e; d='dev link2'; \
+         tc qdisc add $d root handle 1: prio bands 4; \
+         tc qdisc add $d parent 1:4 handle 40: netem loss 100%; \
+         tc filter add $d parent 1: protocol ip u32 match ip protocol 17 0xff \
+         match ip dport {ROCE_PORT} 0xffff flowid 1:4"
+    )
+}

@@ -1,0 +1,217 @@
+//! As many RDMA connections as so many VMs have: two to each lease, for faults and for
+//! prefetching.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use memory_fabric::fabric::Compression;
+use memory_fabric::layout::NodeId;
+use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
+use memory_fabric::link::{Leased, Link, LinkConfig, LinkPort};
+use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::transport::rdma::resources::pinned_bytes;
+use memory_fabric::transport::rdma::usage;
+use memory_fabric::transport::tcp::TcpTransport;
+use memory_fabric::transport::{Completion, PageSource, PageTransport as _, Ticket};
+use memory_fabric::wire::TrafficClass;
+use signal_hook::consts::SIGTERM;
+use signal_hook::iterator::Signals;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{PATIENCE, READ_TIME_MAX, content, wrong_bytes};
+
+/// Pages of each lease.
+const PAGES: u64 = 4;
+
+/// What is to be opened.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The donor
+    donor: SocketAddr,
+    /// Leases, each with two connections
+    #[arg(long, default_value_t = 128)]
+    leases: u16,
+    /// How often each connection reads a page
+    #[arg(long, default_value_t = 4)]
+    reads: u16,
+}
+
+/// A lease and its connections.
+struct Leaseholder {
+    config: RdmaLinkConfig,
+    link: Link,
+    readers: Vec<Reader>,
+}
+
+/// Opens them, prints `OPEN ` and JSON, and keeps them until SIGTERM.
+///
+/// # Errors
+/// When one cannot be opened, a byte is wrong, or one more than there may be is let in.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut stop = Signals::new([SIGTERM])?;
+    let mut holders = Vec::new();
+    for lease in 0..u64::from(arguments.leases) {
+        let held = hold(arguments.donor, lease).with_context(|| format!("lease {lease}"))?;
+        holders.push(held);
+    }
+    println!("LEASED");
+    let before = (memory_here()?, available()?);
+    let mut times = Vec::new();
+    for holder in &mut holders {
+        for class in [TrafficClass::Urgent, TrafficClass::Prefetch] {
+            let started = Instant::now();
+            let reader = Reader::connect_for(&holder.config, class);
+            let number = times.len() + 1;
+            holder
+                .readers
+                .push(reader.with_context(|| format!("connection {number}"))?);
+            times.push(started.elapsed());
+        }
+    }
+    let after = (memory_here()?, available()?);
+    let mut reads = 0_u64;
+    let mut corrupt = 0;
+    // All of them are there at the same time, and each has its turn after all others.
+    for round in 0..u64::from(arguments.reads) {
+        for (lease, holder) in (0..).zip(&mut holders) {
+            for reader in &mut holder.readers {
+                let number = (round + reads) % PAGES;
+                let mut page = [0; PAGE_SIZE];
+                reader.read(number * PAGE_SIZE as u64, READ_TIME_MAX, &mut page)?;
+                corrupt += wrong_bytes(&page, lease, number);
+                reads += 1;
+            }
+        }
+    }
+    // One more than the donor has, on a lease of its own.
+    let extra = hold(arguments.donor, u64::from(arguments.leases))?;
+    let started = Instant::now();
+    let refused = Reader::connect(&extra.config).map(drop);
+    let refused_after = started.elapsed();
+    let refusal = refused
+        .err()
+        .map(|error| format!("{:#}", anyhow::Error::new(error)));
+    times.sort_unstable();
+    let count = times.len().max(1);
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    let grown = |after: u64, before: u64| after.saturating_sub(before) / count as u64;
+    println!(
+        "OPEN {}",
+        serde_json::json!({
+            "connections": times.len(),
+            "setup_ms_p50": times.get(count / 2).copied().map(ms),
+            "setup_ms_max": times.last().copied().map(ms),
+            "resident_bytes_each": grown(after.0, before.0),
+            "host_bytes_each": grown(before.1, after.1),
+            "pinned_bytes": pinned_bytes().in_use,
+            "resources": usage(),
+            "reads": reads,
+            "corrupt_bytes": corrupt,
+            "refusal": refusal,
+            "refused_after_ms": ms(refused_after),
+        })
+    );
+    ensure!(corrupt == 0, "{corrupt} bytes were wrong");
+    // The agent kills this process when its client goes.
+    stop.forever().next();
+    let started = Instant::now();
+    for holder in holders {
+        drop(holder.readers);
+        holder.link.release();
+    }
+    extra.link.release();
+    println!("RELEASED {}", ms(started.elapsed()));
+    let left = usage()
+        .iter()
+        .map(|device| device.queue_pairs.in_use)
+        .sum::<u64>();
+    ensure!(left == 0, "{left} queue pairs are left");
+    Ok(())
+}
+
+/// A lease with pages that are known.
+fn hold(donor: SocketAddr, lease: u64) -> anyhow::Result<Leaseholder> {
+    let bytes = PAGES * PAGE_SIZE as u64;
+    let leased = Leased::obtain(LinkConfig {
+        node: NodeId(1),
+        address: donor,
+        vm: format!("vm-{lease}"),
+        bytes,
+        or_less: false,
+        grace: PATIENCE,
+    })?;
+    let config = RdmaLinkConfig {
+        node: NodeId(1),
+        address: donor,
+        token: leased.grant().token,
+        bytes,
+    };
+    let bell = EventFd::new(0)?;
+    let (link, mut ports) = leased.start(vec![(TrafficClass::Bulk, bell)], Arc::new(|_| {}))?;
+    fill(ports.pop().context("a port")?, lease)?;
+    Ok(Leaseholder {
+        config,
+        link,
+        readers: Vec::new(),
+    })
+}
+
+/// Writes every page over TCP.
+fn fill(port: LinkPort, lease: u64) -> anyhow::Result<()> {
+    let class = TrafficClass::Bulk;
+    let mut tcp = TcpTransport::new(port, class, false, Compression::Off, Arc::default());
+    let deadline = Instant::now() + PATIENCE;
+    for (ticket, number) in (0..).zip(0..PAGES) {
+        let page = content(lease, number);
+        // SAFETY: the page lives until the call returns.
+        let source = unsafe { PageSource::new(&raw const page) };
+        tcp.post_write(Ticket(ticket), number * PAGE_SIZE as u64, source)?;
+    }
+    tcp.flush();
+    let mut written = 0;
+    while written < PAGES {
+        if Instant::now() >= deadline {
+            bail!("the donor takes no pages");
+        }
+        tcp.poll(&mut |completion| {
+            written += u64::from(matches!(completion, Completion::Written(_)));
+        });
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+/// What this process has of the host's memory, bytes.
+fn memory_here() -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    kib(&status, "VmRSS:").context("no VmRSS")
+}
+
+/// What the host has left, bytes: what the kernel takes for connections counts there too.
+fn available() -> anyhow::Result<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    kib(&meminfo, "MemAvailable:").context("no MemAvailable")
+}
+
+/// A line of so many KiB, as bytes.
+pub(crate) fn kib(text: &str, name: &str) -> Option<u64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let value: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(value << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_from_what_the_kernel_writes() {
+        let text = "Name:\tx\nVmRSS:\t    2048 kB\nMemAvailable:   17 kB\n";
+        assert_eq!(kib(text, "VmRSS:"), Some(2 << 20));
+        assert_eq!(kib(text, "MemAvailable:"), Some(17 << 10));
+        assert_eq!(kib("VmRSS: many\n", "VmRSS:"), None);
+    }
+}

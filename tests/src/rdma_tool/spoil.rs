@@ -1,0 +1,102 @@
+//! What comes of an RDMA connection whose ends were told something wrong: an error that names it,
+//! in bounded time, with `rdma`; TCP with `auto`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use anyhow::{bail, ensure};
+use clap::Args;
+use memory_fabric::fabric::{Fabric, PathKind, TransportKind};
+use memory_fabric::layout::NodeId;
+use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
+use memory_fabric::link::{Leased, LinkConfig};
+use memory_fabric::page::PAGE_SIZE;
+
+use super::proxy::{self, Lie};
+use super::{PATIENCE, READ_TIME_MAX, walk};
+
+/// Pages that are touched with `auto`: some leave, so that some come back over TCP.
+const TOUCHES: u64 = 200;
+/// Memory of the VM. What is more than the smallest cache is with the donor alone.
+const MEMORY_BYTES: u64 = 20 << 20;
+
+/// What is to be falsified.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The donor
+    donor: SocketAddr,
+    /// The address of this host by which the donor is reached
+    #[arg(long)]
+    here: IpAddr,
+    /// What is falsified
+    #[arg(long)]
+    lie: Lie,
+}
+
+/// Shows it, and prints a line of JSON.
+///
+/// # Errors
+/// When something is read all the same, or `auto` does not end with TCP and right bytes.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let donor = proxy::start(arguments.here, arguments.donor, arguments.lie)?;
+    let (error, after) = one_read(donor)?;
+
+    let started = Instant::now();
+    let only = walk::config(donor, MEMORY_BYTES, TransportKind::Rdma);
+    let Err(refusal) = Fabric::start(&only, &walk::deaf()) else {
+        bail!("a VM that wants RDMA alone has started");
+    };
+    let refused_after = started.elapsed();
+
+    let started = Instant::now();
+    let any = walk::config(donor, MEMORY_BYTES, TransportKind::Auto);
+    let fabric = Fabric::start(&any, &walk::deaf())?;
+    let begun_after = started.elapsed();
+    ensure!(
+        fabric.path() == PathKind::Tcp,
+        "auto goes by {:?}",
+        fabric.path()
+    );
+    let why = fabric.rdma_refusals().join("; ");
+    let corrupt = walk::fill_and_check(&fabric, TOUCHES);
+    fabric.shutdown();
+    println!(
+        "{}",
+        serde_json::json!({
+            "error": error,
+            "error_after_ms": after,
+            "rdma": format!("{:#}", anyhow::Error::new(refusal)),
+            "rdma_after_ms": refused_after.as_millis(),
+            "auto": why,
+            "auto_after_ms": begun_after.as_millis(),
+            "corrupt_bytes": corrupt,
+        })
+    );
+    ensure!(corrupt == 0, "{corrupt} bytes were wrong over TCP");
+    Ok(())
+}
+
+/// The error of one READ by such a connection, and its time in milliseconds.
+fn one_read(donor: SocketAddr) -> anyhow::Result<(String, u128)> {
+    let bytes = 4 * PAGE_SIZE as u64;
+    let leased = Leased::obtain(LinkConfig {
+        node: NodeId(1),
+        address: donor,
+        vm: "spoiled".to_owned(),
+        bytes,
+        or_less: false,
+        grace: PATIENCE,
+    })?;
+    let mut reader = Reader::connect(&RdmaLinkConfig {
+        node: NodeId(1),
+        address: donor,
+        token: leased.grant().token,
+        bytes,
+    })?;
+    let started = Instant::now();
+    let mut page = [0; PAGE_SIZE];
+    let Err(error) = reader.read(0, READ_TIME_MAX, &mut page) else {
+        bail!("a READ succeeded all the same");
+    };
+    Ok((error.to_string(), started.elapsed().as_millis()))
+}

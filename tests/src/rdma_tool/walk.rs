@@ -1,0 +1,269 @@
+//! A VM's memory without a VM: pages on a donor, touched as a vCPU touches them, each byte
+//! compared, until a signal says to stop. What is printed says how that went.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use clap::{Args, ValueEnum};
+use memory_fabric::fabric::{
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT,
+    TransportKind,
+};
+use memory_fabric::layout::CACHE_PAGES_MIN;
+use memory_fabric::link::LinkEvent;
+use memory_fabric::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};
+use memory_fabric::view::FabricView;
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+
+use super::scattered;
+
+const WORDS: usize = PAGE_SIZE / 8;
+/// Of so many touches one writes, unless none does.
+const WRITES_OF: u64 = 4;
+/// Exit code when the donor's memory is lost: that of `ssi-hv run`.
+const LOST: i32 = 5;
+
+/// How pages travel.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum By {
+    /// RDMA where it is to be had.
+    Auto,
+    /// RDMA or nothing.
+    Rdma,
+}
+
+/// What is to be walked.
+#[derive(Debug, Args)]
+pub struct Arguments {
+    /// The donor
+    donor: SocketAddr,
+    /// Memory in MiB, 16 of which are here
+    #[arg(long, default_value_t = 40)]
+    mib: u64,
+    /// How pages travel
+    #[arg(long, default_value = "rdma")]
+    transport: By,
+    /// Read only, once every page was written
+    #[arg(long)]
+    read_only: bool,
+}
+
+/// The memory of a VM of so many bytes, as little of it here as may be.
+pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) -> FabricConfig {
+    let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
+    FabricConfig {
+        vm: "walk".into(),
+        ram: vec![PageRange::new(PageIndex::new(0), pages)],
+        local_bytes: CACHE_PAGES_MIN << PAGE_SHIFT,
+        donors: vec![DonorAddress {
+            address: donor,
+            bytes: Some(bytes),
+        }],
+        transport,
+        checksum: false,
+        compression: Compression::Off,
+        grace: Duration::from_secs(30),
+        prefetch: true,
+        record: false,
+        replay: Vec::new(),
+        spin: SPIN_DEFAULT,
+        huge_pages: false,
+        without_continue_write_protected: false,
+    }
+}
+
+/// An observer for a fabric that nothing is to happen to.
+pub(super) fn deaf() -> FabricObserver {
+    Arc::new(|event| {
+        if let FabricEvent::Failed(why) = event {
+            // Who waits for a page would hang.
+            eprintln!("rdma-faults: the pager failed: {why}");
+            std::process::abort();
+        }
+    })
+}
+
+/// The guest view as words.
+#[derive(Clone, Copy)]
+struct Words {
+    base: usize,
+    pages: u64,
+}
+
+impl Words {
+    /// Of a fabric that outlives every use of them.
+    fn of(fabric: &Fabric) -> Self {
+        let memory = fabric.memory();
+        Self {
+            base: memory.guest_view().expose_provenance(),
+            pages: (memory.bytes() / PAGE_SIZE) as u64,
+        }
+    }
+
+    fn page(&self, page: u64) -> &[AtomicU64; WORDS] {
+        assert!(page < self.pages);
+        let first = self.base + usize::try_from(page << PAGE_SHIFT).expect("a small guest");
+        let words = std::ptr::with_exposed_provenance::<[AtomicU64; WORDS]>(first);
+        // SAFETY: inside the guest view, which is mapped while the fabric lives, is aligned, and is
+        // only accessed by atomics.
+        unsafe { &*words }
+    }
+
+    /// Writes a page as it is to be in its `age`.
+    fn write(&self, page: u64, age: u32) {
+        for (number, word) in (0..).zip(self.page(page)) {
+            word.store(value(page, age, number), Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes of a page that are not as they should be.
+    fn wrong_bytes(&self, page: u64, age: u32) -> u64 {
+        let words = (0..).zip(self.page(page));
+        let wrong = words
+            .filter(|&(number, word)| word.load(Ordering::Relaxed) != value(page, age, number));
+        8 * wrong.count() as u64
+    }
+}
+
+fn value(page: u64, age: u32, word: u64) -> u64 {
+    scattered(page << 10 | word).wrapping_add(u64::from(age))
+}
+
+/// Writes every page and compares some; gives the bytes that were wrong.
+pub(super) fn fill_and_check(fabric: &Fabric, touches: u64) -> u64 {
+    let words = Words::of(fabric);
+    (0..words.pages).for_each(|page| words.write(page, 1));
+    let pages = (0..touches).map(|touch| scattered(touch) % words.pages);
+    pages.map(|page| words.wrong_bytes(page, 1)).sum()
+}
+
+/// What the walker counts; relaxed, since each is a number of its own.
+#[derive(Debug, Default)]
+struct Counts {
+    touches: AtomicU64,
+    corrupt: AtomicU64,
+    longest_ns: AtomicU64,
+    stop: AtomicBool,
+}
+
+/// Fills the memory, prints `WALKING`, and touches pages until SIGTERM. Each SIGUSR1 prints
+/// `SO FAR ` and JSON, and begins the longest touch anew. When the donor's memory is lost,
+/// prints `LOST ` and why, and ends with exit code 5.
+///
+/// # Errors
+/// When the memory is not to be had, or a byte was wrong.
+pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGUSR1])?;
+    let transport = match arguments.transport {
+        By::Auto => TransportKind::Auto,
+        By::Rdma => TransportKind::Rdma,
+    };
+    let (observer, events) = observer();
+    let fabric = Fabric::start(
+        &config(arguments.donor, arguments.mib << 20, transport),
+        &observer,
+    )?;
+    let words = Words::of(&fabric);
+    (0..words.pages).for_each(|page| words.write(page, 1));
+    let counts = Arc::new(Counts::default());
+    let walker = {
+        let (counts, read_only) = (Arc::clone(&counts), arguments.read_only);
+        let walk = move || walk(words, read_only, &counts);
+        std::thread::Builder::new()
+            .name("walker".into())
+            .spawn(walk)?
+    };
+    println!(
+        "WALKING {} ({})",
+        fabric.path().name(),
+        fabric.rdma_refusals().join("; ")
+    );
+    for signal in signals.forever() {
+        let stop = signal == SIGTERM;
+        if stop {
+            counts.stop.store(true, Ordering::Relaxed);
+            break;
+        }
+        println!("SO FAR {}", so_far(fabric.view(), &counts, &events));
+    }
+    walker.join().ok().context("the walker panicked")?;
+    println!("DONE {}", so_far(fabric.view(), &counts, &events));
+    let corrupt = counts.corrupt.load(Ordering::Relaxed);
+    fabric.shutdown();
+    anyhow::ensure!(corrupt == 0, "{corrupt} bytes were wrong");
+    Ok(())
+}
+
+fn walk(words: Words, read_only: bool, counts: &Counts) {
+    let mut ages = vec![1_u32; usize::try_from(words.pages).expect("a small guest")];
+    for turn in 0_u64.. {
+        if counts.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let random = scattered(turn);
+        let page = random % words.pages;
+        let age = &mut ages[usize::try_from(page).expect("a small guest")];
+        let started = Instant::now();
+        let wrong = words.wrong_bytes(page, *age);
+        if !read_only && (random >> 32).is_multiple_of(WRITES_OF) {
+            *age += 1;
+            words.write(page, *age);
+        }
+        let took = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        counts.corrupt.fetch_add(wrong, Ordering::Relaxed);
+        counts.longest_ns.fetch_max(took, Ordering::Relaxed);
+        counts.touches.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What the link tells is kept; that memory is lost ends the process.
+fn observer() -> (FabricObserver, Receiver<String>) {
+    let (sender, events) = channel();
+    let sender = Mutex::new(sender);
+    let observer: FabricObserver = Arc::new(move |event| match event {
+        FabricEvent::Link(LinkEvent::Lost { reason, .. }) => {
+            println!("LOST {reason}");
+            std::process::exit(LOST);
+        }
+        FabricEvent::Link(event) => {
+            if let Ok(sender) = sender.lock() {
+                // The receiver lives until the end.
+                let _ = sender.send(format!("{event:?}"));
+            }
+        }
+        FabricEvent::Failed(why) => {
+            eprintln!("rdma-faults: the pager failed: {why}");
+            std::process::abort();
+        }
+    });
+    (observer, events)
+}
+
+fn so_far(view: &FabricView, counts: &Counts, events: &Receiver<String>) -> serde_json::Value {
+    let nodes = view.nodes();
+    let rdma = nodes.iter().find_map(|node| node.rdma);
+    let connected = view
+        .rdma()
+        .into_iter()
+        .flatten()
+        .any(memory_fabric::link::rdma::RdmaStats::is_connected);
+    // Nanoseconds of less than an hour are exact.
+    #[allow(clippy::cast_precision_loss, reason = "see above")]
+    let longest_ms = counts.longest_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;
+    serde_json::json!({
+        "touches": counts.touches.load(Ordering::Relaxed),
+        "corrupt_bytes": counts.corrupt.load(Ordering::Relaxed),
+        "longest_ms": longest_ms,
+        "pages_read": rdma.map_or(0, |rdma| rdma.pages_read),
+        "pages_fetched": nodes.iter().map(|node| node.pages_fetched).sum::<u64>(),
+        "connections": rdma.map_or(0, |rdma| rdma.connections),
+        "failures": rdma.map_or(0, |rdma| rdma.failures),
+        "connected": connected,
+        "events": events.try_iter().collect::<Vec<_>>(),
+    })
+}
