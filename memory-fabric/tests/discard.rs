@@ -148,16 +148,9 @@ fn discards_racing_broken_connections_bring_no_old_byte_back() {
     let addresses: Vec<_> = donors.iter().map(|donor| donor.address()).collect();
     let mut config = config(GUEST, LOCAL, &addresses);
     config.checksum = true;
-    let broken = AtomicU64::new(0);
-    let started = Instant::now();
-    race(&config, 400, || {
-        // One of them every 50 ms.
-        let due = u64::try_from(started.elapsed().as_millis() / 50).expect("short");
-        if broken.fetch_max(due, Ordering::Relaxed) < due {
-            donors[usize::try_from(due % 2).expect("small")].break_connections();
-        }
-    });
-    assert!(broken.load(Ordering::Relaxed) > 3, "too few were broken");
+    let breaker = Breaker::new(&donors);
+    race(&config, 400, || breaker.tick());
+    breaker.assert_broke();
 }
 
 #[test]

@@ -6,7 +6,6 @@ mod support;
 use memory_fabric::discard::{DiscardError, Discarder};
 use memory_fabric::fabric::{FabricConfig, TransportKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::time::Instant;
 use support::*;
 
 const GUEST: u64 = 64 * MIB;
@@ -228,16 +227,9 @@ fn readers_find_what_may_be_there_while_connections_break() {
     let addresses: Vec<_> = donors.iter().map(|donor| donor.address()).collect();
     let mut config = config(GUEST, LOCAL, &addresses);
     config.checksum = true;
-    let broken = AtomicU64::new(0);
-    let started = Instant::now();
-    race(&config, 300, || {
-        // One of them every 50 ms.
-        let due = u64::try_from(started.elapsed().as_millis() / 50).expect("short");
-        if broken.fetch_max(due, Ordering::Relaxed) < due {
-            donors[usize::try_from(due % 2).expect("small")].break_connections();
-        }
-    });
-    assert!(broken.load(Ordering::Relaxed) > 3, "too few were broken");
+    let breaker = Breaker::new(&donors);
+    race(&config, 300, || breaker.tick());
+    breaker.assert_broke();
 }
 
 #[test]

@@ -38,6 +38,42 @@ pub fn donor(memory_bytes: u64) -> Donor {
     donor_on(([127, 0, 0, 1], 0).into(), memory_bytes)
 }
 
+/// Breaks all connections of one donor after the other.
+pub struct Breaker<'a> {
+    donors: &'a [Donor],
+    started: Instant,
+    broken: AtomicU64,
+}
+
+/// Time between two of them.
+const BREAK_INTERVAL_MS: u128 = 50;
+
+impl<'a> Breaker<'a> {
+    pub fn new(donors: &'a [Donor]) -> Self {
+        Self {
+            donors,
+            started: Instant::now(),
+            broken: AtomicU64::new(0),
+        }
+    }
+
+    /// To be called again and again: breaks what is due.
+    pub fn tick(&self) {
+        let due = self.started.elapsed().as_millis() / BREAK_INTERVAL_MS;
+        let due = u64::try_from(due).expect("short");
+        if self.broken.fetch_max(due, Ordering::Relaxed) < due {
+            let turn = usize::try_from(due).expect("small") % self.donors.len();
+            self.donors[turn].break_connections();
+        }
+    }
+
+    /// Something was put to the test.
+    pub fn assert_broke(&self) {
+        let broken = self.broken.load(Ordering::Relaxed);
+        assert!(broken > 3, "only {broken} were broken");
+    }
+}
+
 pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> FabricConfig {
     let pages = u32::try_from(guest_bytes / PAGE_SIZE as u64).expect("a small guest");
     FabricConfig {

@@ -5,6 +5,10 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// How late frames come.
+const LATENESS: Duration = Duration::from_millis(10);
 
 /// What is done to the donor's page frames.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -27,6 +31,10 @@ pub enum Mischief {
     OtherVersion,
     /// Answers come in pairs, the second first: allowed, and must do no harm.
     Reordered,
+    /// A frame does not come; those after it do.
+    Missing,
+    /// Frames come some milliseconds late, from some time on.
+    Late,
     /// Nothing comes any more.
     Silence,
     /// The connection ends in place of every page, for ever.
@@ -195,7 +203,9 @@ impl Shared {
                 continue;
             }
             // After some that are right, and only as often as asked.
-            let due = page && pages == 20 && self.mischief != Mischief::None;
+            let late = self.mischief == Mischief::Late && pages < 40;
+            let due =
+                page && (pages == 20 || pages > 20 && late) && self.mischief != Mischief::None;
             let take = |left: u32| left.checked_sub(1);
             if !due
                 || self
@@ -218,6 +228,9 @@ impl Shared {
                 Mischief::Twice => client.write_all(&frame)?,
                 Mischief::Garbage => frame[..HEADER_BYTES].fill(0xa5),
                 Mischief::OtherVersion => frame[2] = 99,
+                Mischief::Missing => continue,
+                // The delay is what is tested.
+                Mischief::Late => std::thread::sleep(LATENESS),
                 Mischief::Silence => {
                     // Until somebody gives up.
                     let mut rest = [0; 4096];

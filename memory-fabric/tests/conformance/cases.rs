@@ -1,0 +1,406 @@
+//! What every transport has to do, whatever it is made of.
+//!
+//! A case opens a lease of its own, uses it as the pager does, and compares every byte. All waits
+//! have a deadline; a case that fails panics.
+
+use memory_fabric::fabric::Compression;
+use memory_fabric::page::{PAGE_SIZE, PageBytes};
+use memory_fabric::transport::{
+    Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket,
+};
+use memory_fabric::wire::RUN_PAGES_MAX;
+use std::any::Any;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Pages of a lease.
+pub const PAGES: u32 = 512;
+
+/// Nothing here takes so long unless it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a user looks for completions before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// How long it sleeps at the most: a connection that was made again rings no bell here.
+const NAP_MAX: Duration = Duration::from_millis(20);
+
+/// How a lease is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    pub compression: Compression,
+    pub checksum: bool,
+}
+
+/// Opens leases.
+pub trait Bed {
+    /// A lease of [`PAGES`] pages, and a transport of each class to it.
+    fn open(&self, options: Options) -> Lines;
+
+    /// Leases that there are now.
+    fn leases(&self) -> usize;
+}
+
+/// One lease in use.
+pub struct Lines {
+    pub urgent: User,
+    pub bulk: User,
+    pub ahead: User,
+    /// What ends the lease when it is dropped, after the transports.
+    pub _lease: Box<dyn Any>,
+}
+
+/// A case.
+pub type Case = (&'static str, fn(&dyn Bed, Options));
+
+/// All of them.
+pub const CASES: &[Case] = &[
+    ("contents", contents),
+    ("zero pages", zero_pages),
+    ("matching", matching),
+    ("order of writes and drops", order),
+    ("write-backs and reads", write_backs_and_reads),
+    ("concurrent users", concurrent_users),
+    ("cancellation", cancellation),
+];
+
+/// What can be asked of a transport.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Request {
+    Read(u32),
+    ReadRun(u32, u32),
+    /// A page, and which content it gets.
+    Write(u32, u32),
+    Drop(u32, u32),
+}
+
+/// Somebody who uses a transport.
+#[derive(Debug)]
+pub struct User {
+    transport: Box<dyn PageTransport>,
+    next_ticket: u32,
+}
+
+fn offset(page: u32) -> u64 {
+    u64::from(page) * PAGE_SIZE as u64
+}
+
+/// The bytes of a page after its write `version`: zeroes, text that can be compressed, noise, or
+/// half of each. Version 0 is memory that was never written.
+pub fn content(page: u32, version: u32) -> PageBytes {
+    let mut bytes = [0; PAGE_SIZE];
+    let mut state = (u64::from(page) << 32 | u64::from(version)).wrapping_add(1);
+    let mut noise = || {
+        // SplitMix64 (Steele, Lea and Flood, 2014).
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) ^ (mixed >> 31)
+    };
+    let (noisy, textual) = match (version, (page + version) % 4) {
+        (0, _) | (_, 0) => (0, 0),
+        (_, 1) => (0, PAGE_SIZE),
+        (_, 2) => (PAGE_SIZE, PAGE_SIZE),
+        _ => (PAGE_SIZE / 2, PAGE_SIZE),
+    };
+    let text = format!("page {page} version {version}; ");
+    for (place, byte) in bytes[..textual].iter_mut().enumerate() {
+        *byte = text.as_bytes()[place % text.len()];
+    }
+    for chunk in bytes[..noisy].chunks_mut(8) {
+        chunk.copy_from_slice(&noise().to_le_bytes()[..chunk.len()]);
+    }
+    bytes
+}
+
+#[track_caller]
+fn assert_page(bytes: &[u8], page: u32, version: u32) {
+    assert_eq!(bytes.len(), PAGE_SIZE, "page {page}");
+    let wanted = content(page, version);
+    let wrong = bytes.iter().zip(&wanted).position(|(a, b)| a != b);
+    assert_eq!(wrong, None, "byte of page {page}, version {version}");
+}
+
+impl User {
+    pub fn new(transport: Box<dyn PageTransport>) -> Self {
+        Self {
+            transport,
+            next_ticket: 7,
+        }
+    }
+
+    /// Posts a request. Tickets are not in any order, and never come again.
+    fn post(&mut self, request: Request) -> Result<Ticket, Full> {
+        let ticket = Ticket(self.next_ticket.wrapping_mul(0x9e37_79b1));
+        match request {
+            Request::Read(page) => self.transport.post_read(ticket, offset(page))?,
+            Request::ReadRun(page, count) => {
+                self.transport.post_read_run(ticket, offset(page), count)?;
+            }
+            Request::Write(page, version) => {
+                let mut bytes = content(page, version);
+                // SAFETY: the page lives until the call returns.
+                let source = unsafe { PageSource::new(&raw const bytes) };
+                self.transport.post_write(ticket, offset(page), source)?;
+                // It was taken: what becomes of the page now must not matter.
+                bytes.fill(0xee);
+                std::hint::black_box(&bytes);
+            }
+            Request::Drop(page, count) => self.transport.post_drop(offset(page), count)?,
+        }
+        self.next_ticket += 1;
+        Ok(ticket)
+    }
+
+    /// Carries out all requests, as many at once as there is room for. Gives what each read
+    /// brought, by its place; every completion has to be for a request that is outstanding.
+    pub fn carry_out(&mut self, requests: &[Request]) -> Vec<Vec<u8>> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut answers = vec![Vec::new(); requests.len()];
+        let mut outstanding: HashMap<u32, usize> = HashMap::new();
+        let mut drops: Vec<u32> = Vec::new();
+        let (mut posted, mut idle_since) = (0, Instant::now());
+        while posted < requests.len() || !outstanding.is_empty() || !drops.is_empty() {
+            while let Some(&request) = requests.get(posted) {
+                match (self.post(request), request) {
+                    (Err(Full), _) => break,
+                    (Ok(_), Request::Drop(_, count)) => drops.push(count),
+                    (Ok(Ticket(ticket)), _) => {
+                        outstanding.insert(ticket, posted);
+                    }
+                }
+                posted += 1;
+            }
+            self.transport.flush();
+            let mut any = false;
+            self.transport.poll(&mut |completion| {
+                any = true;
+                let (ticket, bytes) = match completion {
+                    Completion::Read(ticket, page) => (ticket, page.as_slice()),
+                    Completion::ReadRun(ticket, pages) => (ticket, pages),
+                    Completion::Written(ticket) => (ticket, &[][..]),
+                    Completion::Dropped(count) => {
+                        let place = drops.iter().position(|&drop| drop == count);
+                        drops.swap_remove(place.expect("a drop that was asked for"));
+                        return;
+                    }
+                };
+                let place = outstanding.remove(&ticket.0);
+                let place = place.expect("a request that is outstanding");
+                let fits = match requests[place] {
+                    Request::Read(_) => matches!(completion, Completion::Read(..)),
+                    Request::ReadRun(..) => matches!(completion, Completion::ReadRun(..)),
+                    Request::Write(..) => matches!(completion, Completion::Written(..)),
+                    Request::Drop(..) => false,
+                };
+                assert!(fits, "{:?} was answered by another kind", requests[place]);
+                answers[place] = bytes.to_vec();
+            });
+            let left = outstanding.len() + drops.len();
+            assert_eq!(self.transport.in_flight(), left);
+            assert!(Instant::now() < deadline, "{left} requests hang");
+            if any {
+                idle_since = Instant::now();
+            } else if left > 0 && idle_since.elapsed() < SPIN {
+                std::thread::yield_now();
+            } else if left > 0 {
+                self.sleep();
+            }
+        }
+        answers
+    }
+
+    /// Sleeps until there may be something, as the pager does.
+    fn sleep(&mut self) {
+        if !self.transport.arm() {
+            return;
+        }
+        let mut fds = Vec::new();
+        self.transport.interests(&mut |Interest { fd, writable }| {
+            let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
+            fds.push(libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            });
+        });
+        let nap_ms = i32::try_from(NAP_MAX.as_millis()).expect("short");
+        // SAFETY: the pointer and the count are those of one vector.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, nap_ms) };
+    }
+
+    /// Writes a version of pages.
+    pub fn write(&mut self, pages: std::ops::Range<u32>, version: u32) {
+        let requests: Vec<_> = pages.map(|page| Request::Write(page, version)).collect();
+        self.carry_out(&requests);
+    }
+
+    /// Reads pages one by one, and compares them.
+    pub fn verify(&mut self, pages: std::ops::Range<u32>, version: u32) {
+        let requests: Vec<_> = pages.clone().map(Request::Read).collect();
+        for (page, bytes) in pages.zip(self.carry_out(&requests)) {
+            assert_page(&bytes, page, version);
+        }
+    }
+
+    /// Reads pages in runs of up to `longest`, and compares them.
+    pub fn verify_runs(&mut self, pages: std::ops::Range<u32>, version: u32, longest: u32) {
+        let (mut runs, mut next) = (Vec::new(), pages.start);
+        while next < pages.end {
+            let count = (1 + (next * 7) % longest).min(pages.end - next);
+            runs.push(Request::ReadRun(next, count));
+            next += count;
+        }
+        for (run, bytes) in runs.iter().zip(self.carry_out(&runs)) {
+            let &Request::ReadRun(first, count) = run else {
+                unreachable!("only runs")
+            };
+            assert_eq!(bytes.len(), count as usize * PAGE_SIZE);
+            for (page, bytes) in (first..).zip(bytes.chunks(PAGE_SIZE)) {
+                assert_page(bytes, page, version);
+            }
+        }
+    }
+}
+
+/// What was written is read, page by page and in runs, also after it was written again.
+fn contents(bed: &dyn Bed, options: Options) {
+    use_all(&mut bed.open(options));
+}
+
+/// The same of a lease that is there.
+pub fn use_all(lines: &mut Lines) {
+    for version in 1..=5 {
+        lines.bulk.write(0..PAGES, version);
+        lines.urgent.verify(0..PAGES, version);
+        lines.ahead.verify_runs(0..PAGES, version, RUN_PAGES_MAX);
+    }
+}
+
+/// Memory that was never written is zero; zeroes replace what was there, and are replaced.
+fn zero_pages(bed: &dyn Bed, options: Options) {
+    let mut lines = bed.open(options);
+    lines.urgent.verify(0..PAGES, 0);
+    lines.ahead.verify_runs(0..PAGES, 0, RUN_PAGES_MAX);
+    lines.bulk.write(0..PAGES, 3);
+    lines.bulk.write(0..PAGES / 2, 0);
+    lines.urgent.verify(0..PAGES / 2, 0);
+    lines.urgent.verify(PAGES / 2..PAGES, 3);
+    // Runs of zeroes, of other pages, and of both.
+    lines.ahead.verify_runs(0..PAGES / 2, 0, 32);
+    lines.ahead.verify_runs(PAGES / 2..PAGES, 3, 32);
+    lines.bulk.write(0..PAGES, 2);
+    lines.urgent.verify(0..PAGES, 2);
+}
+
+/// As many requests as may be outstanding, and not one more; each is answered once, with its own
+/// page, in whatever order.
+fn matching(bed: &dyn Bed, options: Options) {
+    let mut lines = bed.open(options);
+    lines.bulk.write(0..PAGES, 1);
+    for round in 0..8 {
+        let scattered = |n: u32| (n * 37 + round * 11) % PAGES;
+        let most = u32::try_from(IN_FLIGHT_MAX).expect("small");
+        let pages: Vec<_> = (0..most).map(scattered).collect();
+        let mut posted = HashMap::new();
+        for &page in &pages {
+            let ticket = lines.urgent.post(Request::Read(page)).expect("room");
+            posted.insert(ticket.0, page);
+        }
+        assert_eq!(lines.urgent.post(Request::Read(0)), Err(Full));
+        let deadline = Instant::now() + PATIENCE;
+        while !posted.is_empty() {
+            let transport = &mut lines.urgent.transport;
+            transport.flush();
+            transport.poll(&mut |completion| {
+                let Completion::Read(Ticket(ticket), bytes) = completion else {
+                    panic!("{completion:?} answers a read");
+                };
+                let page = posted.remove(&ticket).expect("a ticket that is out");
+                assert_page(bytes, page, 1);
+            });
+            assert!(Instant::now() < deadline, "{} hang", posted.len());
+            std::thread::yield_now();
+        }
+        // There is room again.
+        lines.urgent.verify(0..3, 1);
+    }
+}
+
+/// Writes of one page take effect in their order, and so do drops among them.
+fn order(bed: &dyn Bed, options: Options) {
+    let mut lines = bed.open(options);
+    let mut requests = Vec::new();
+    for version in 1..=40 {
+        requests.extend((0..5).map(|page| Request::Write(page, version)));
+        if version % 7 == 0 {
+            requests.push(Request::Drop(1, 3));
+        }
+    }
+    // The last thing that page 4 sees is a write, and pages 2 and 3 a drop.
+    requests.push(Request::Drop(2, 3));
+    requests.push(Request::Write(4, 41));
+    lines.bulk.carry_out(&requests);
+    for (page, version) in [(0, 40), (1, 40), (2, 0), (3, 0), (4, 41)] {
+        lines.urgent.verify(page..page + 1, version);
+        lines.ahead.verify_runs(page..page + 1, version, 1);
+    }
+}
+
+/// A page that was written back is read as it was written, over another connection, at once.
+fn write_backs_and_reads(bed: &dyn Bed, options: Options) {
+    let mut lines = bed.open(options);
+    for version in 1..=60 {
+        let page = version * 13 % (PAGES - 8);
+        lines.bulk.write(page..page + 8, version);
+        lines.urgent.verify(page..page + 8, version);
+        lines.ahead.verify_runs(page..page + 8, version, 4);
+    }
+}
+
+/// Faults, write-backs and prefetches at once do not get mixed up.
+fn concurrent_users(bed: &dyn Bed, options: Options) {
+    use_at_once(&mut bed.open(options));
+}
+
+/// The same of a lease that is there.
+pub fn use_at_once(lines: &mut Lines) {
+    let half = PAGES / 2;
+    lines.bulk.write(0..PAGES, 1);
+    let Lines {
+        urgent,
+        bulk,
+        ahead,
+        ..
+    } = &mut *lines;
+    std::thread::scope(|scope| {
+        scope.spawn(|| (2..8).for_each(|version| bulk.write(half..PAGES, version)));
+        scope.spawn(|| (0..8).for_each(|_| urgent.verify(0..half, 1)));
+        scope.spawn(|| (0..8).for_each(|_| ahead.verify_runs(0..half, 1, RUN_PAGES_MAX)));
+    });
+    lines.urgent.verify(half..PAGES, 7);
+}
+
+/// Transports may go with requests outstanding. Nothing of them comes later: the next lease finds
+/// fresh memory.
+fn cancellation(bed: &dyn Bed, options: Options) {
+    for _ in 0..4 {
+        let mut lines = bed.open(options);
+        lines.bulk.write(0..PAGES, 1);
+        let started = Instant::now();
+        for page in 0..u32::try_from(IN_FLIGHT_MAX).expect("small") {
+            lines.urgent.post(Request::Read(page)).expect("room");
+            lines.bulk.post(Request::Write(page, 2)).expect("room");
+            let run = Request::ReadRun(page, RUN_PAGES_MAX / 2);
+            lines.ahead.post(run).expect("room");
+        }
+        for user in [&mut lines.urgent, &mut lines.bulk, &mut lines.ahead] {
+            user.transport.flush();
+        }
+        drop(lines);
+        assert!(started.elapsed() < Duration::from_secs(10), "ending hangs");
+        assert_eq!(bed.leases(), 0, "the lease goes on");
+        let mut next = bed.open(options);
+        next.urgent.verify(0..PAGES, 0);
+        next.ahead.verify_runs(0..PAGES, 0, RUN_PAGES_MAX);
+    }
+}

@@ -1,0 +1,233 @@
+//! One suite for all transports: contents, order, matching, cancellation, and what networks and
+//! peers do wrong.
+
+mod cases;
+#[path = "../support/mod.rs"]
+mod support;
+
+use cases::{Bed, CASES, Lines, Options, PAGES, User};
+use memory_fabric::donor::pool::Pool;
+use memory_fabric::donor::server::Donor;
+use memory_fabric::fabric::Compression;
+use memory_fabric::layout::NodeId;
+use memory_fabric::link::{Leased, LinkConfig, LinkEvent};
+use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::transport::PageTransport;
+use memory_fabric::transport::loopback::LoopbackTransport;
+use memory_fabric::transport::tcp::TcpTransport;
+use memory_fabric::wire::{FrameKind, Token, TrafficClass};
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use support::proxy::{Mischief, Proxy};
+use support::{Breaker, donor};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+const BYTES: u64 = PAGES as u64 * PAGE_SIZE as u64;
+
+const CLASSES: [TrafficClass; 3] = [
+    TrafficClass::Urgent,
+    TrafficClass::Bulk,
+    TrafficClass::Prefetch,
+];
+
+const PLAIN: Options = Options {
+    compression: Compression::Off,
+    checksum: false,
+};
+
+const GUARDED: Options = Options {
+    compression: Compression::Auto,
+    checksum: true,
+};
+
+/// Compression off and on, with and without checksums.
+const ALL_OPTIONS: [Options; 3] = [
+    PLAIN,
+    Options {
+        compression: Compression::On,
+        checksum: false,
+    },
+    GUARDED,
+];
+
+/// The reference: a slab in this process.
+struct Loopback(Arc<Pool>);
+
+impl Bed for Loopback {
+    fn open(&self, _: Options) -> Lines {
+        let time = Duration::from_secs(60);
+        let lease = self.0.lend("test".into(), BYTES, false, time);
+        let lease = lease.expect("enough memory");
+        let user = || User::new(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
+        Lines {
+            urgent: user(),
+            bulk: user(),
+            ahead: user(),
+            _lease: Box::new(LoopbackLease(Arc::clone(&self.0), lease.token)),
+        }
+    }
+
+    fn leases(&self) -> usize {
+        self.0.leases()
+    }
+}
+
+/// Ends its lease.
+struct LoopbackLease(Arc<Pool>, Token);
+
+impl Drop for LoopbackLease {
+    fn drop(&mut self) {
+        self.0.end(&self.1);
+    }
+}
+
+/// Leases from a donor, over connections that a link makes.
+struct Remote<'a> {
+    donor: &'a Donor,
+    /// Where the VM finds it, which may be a network that does something to it.
+    address: SocketAddr,
+}
+
+impl Bed for Remote<'_> {
+    fn open(&self, options: Options) -> Lines {
+        let leased = Leased::obtain(LinkConfig {
+            node: NodeId(1),
+            address: self.address,
+            vm: "test".into(),
+            bytes: BYTES,
+            or_less: false,
+            grace: Duration::from_secs(30),
+        });
+        let bell = |class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
+        let observer = Arc::new(|event: LinkEvent| {
+            // Who waits for pages finds out by its own deadline.
+            if let LinkEvent::Lost { reason, .. } = event {
+                eprintln!("the donor is lost: {reason}");
+            }
+        });
+        let started = leased
+            .expect("a lease")
+            .start(CLASSES.map(bell).into(), observer);
+        let (link, ports) = started.expect("connections");
+        let mut users = ports.into_iter().zip(CLASSES).map(|(port, class)| {
+            let Options {
+                compression,
+                checksum,
+            } = options;
+            let transport = TcpTransport::new(port, class, checksum, compression, Arc::default());
+            let transport: Box<dyn PageTransport> = Box::new(transport);
+            User::new(transport)
+        });
+        let mut next = || users.next().expect("a port of each class");
+        Lines {
+            urgent: next(),
+            bulk: next(),
+            ahead: next(),
+            _lease: Box::new(link),
+        }
+    }
+
+    fn leases(&self) -> usize {
+        self.donor.pool().leases()
+    }
+}
+
+fn run_all(bed: &dyn Bed) {
+    for &(name, case) in CASES {
+        for options in ALL_OPTIONS {
+            println!("{name}, {options:?}");
+            case(bed, options);
+        }
+    }
+}
+
+#[test]
+fn loopback_conforms() {
+    let pool = Pool::new(BYTES, Duration::from_secs(3600));
+    run_all(&Loopback(Arc::new(pool)));
+}
+
+#[test]
+fn tcp_conforms() {
+    let donor = donor(BYTES);
+    let address = donor.address();
+    run_all(&Remote {
+        donor: &donor,
+        address,
+    });
+}
+
+/// Everything is right over a TCP network that does `mischief` once to some frames of each class.
+fn survives_over_tcp(mischief: Mischief, options: Options) {
+    use FrameKind::{PageData, PagesData, Written};
+    std::thread::scope(|scope| {
+        for kind in [PageData, PagesData, Written] {
+            scope.spawn(move || {
+                let donor = donor(BYTES);
+                let proxy = Proxy::on(kind, donor.address(), mischief, 1);
+                let bed = Remote {
+                    donor: &donor,
+                    address: proxy.address,
+                };
+                cases::use_all(&mut bed.open(options));
+                assert!(proxy.mischief_done() > 0, "nothing was put to the test");
+            });
+        }
+    });
+}
+
+#[test]
+fn tcp_survives_frames_that_are_lost_or_come_twice() {
+    survives_over_tcp(Mischief::Missing, PLAIN);
+    survives_over_tcp(Mischief::Twice, GUARDED);
+}
+
+#[test]
+fn tcp_survives_answers_in_another_order_and_late_ones() {
+    survives_over_tcp(Mischief::Reordered, GUARDED);
+    survives_over_tcp(Mischief::Late, PLAIN);
+}
+
+#[test]
+fn tcp_survives_frames_that_are_cut_short_and_garbage() {
+    survives_over_tcp(Mischief::CutShort, PLAIN);
+    survives_over_tcp(Mischief::Garbage, PLAIN);
+}
+
+#[test]
+fn tcp_survives_a_peer_that_falls_silent() {
+    survives_over_tcp(Mischief::Silence, GUARDED);
+}
+
+#[test]
+fn tcp_survives_connections_that_are_reset() {
+    let donors = [donor(BYTES)];
+    let breaker = Breaker::new(&donors);
+    let bed = Remote {
+        donor: &donors[0],
+        address: donors[0].address(),
+    };
+    let mut lines = bed.open(GUARDED);
+    let finished = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !finished.load(Ordering::Relaxed) {
+                breaker.tick();
+                std::thread::yield_now();
+            }
+        });
+        // Whatever comes of it, the thread has to end.
+        let used = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            for _ in 0..2 {
+                cases::use_all(&mut lines);
+                cases::use_at_once(&mut lines);
+            }
+        }));
+        finished.store(true, Ordering::Relaxed);
+        used.unwrap_or_else(|cause| std::panic::resume_unwind(cause));
+    });
+    breaker.assert_broke();
+}
