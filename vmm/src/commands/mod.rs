@@ -4,6 +4,7 @@ pub mod bench;
 mod devices;
 pub mod doctor;
 mod free_memory;
+mod links;
 pub mod node;
 mod observe;
 pub mod run;
