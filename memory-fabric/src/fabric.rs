@@ -1,5 +1,7 @@
 //! A VM's distributed memory as its monitor sees it: start, look at, stop.
 
+mod adapt;
+mod calibrate;
 mod kinds;
 mod sources;
 
@@ -10,6 +12,7 @@ use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
 pub use crate::layout::LocalUse;
 use crate::layout::{Loan, NodeId, Plan, PlanError};
+use crate::link::path::PathStats;
 use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
 use crate::link::{Link, LinkEvent, describe};
 use crate::page::{PAGE_SHIFT, PAGES_MAX, PageRange};
@@ -17,11 +20,13 @@ use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
 use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
-use crate::pager::{Budget, PagerError, Shared};
+use crate::pager::{Budget, PagerError, Policies, Shared};
+pub use crate::policy::{FAST_ROUND_TRIP_MAX, RDMA_ROUND_TRIP_MAX, Tier};
 use crate::stats::PagerStats;
 pub use crate::transport::Compression;
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
+use crate::transport::select::Selection;
 use crate::transport::tcp::TcpTransport;
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::uffd::{Uffd, UffdError};
@@ -29,7 +34,9 @@ use crate::view::{FabricView, LentBy};
 pub use crate::view::{NodeSummary, RdmaSummary};
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
-pub use kinds::{FAST_ROUND_TRIP_MAX, PathKind, RDMA_ROUND_TRIP_MAX, Tier, TransportKind};
+use adapt::{Adapter, Followed};
+use calibrate::calibrate;
+pub use kinds::{PathKind, TransportKind};
 use sources::{Sources, bells, connect};
 use std::io;
 use std::net::SocketAddr;
@@ -150,9 +157,11 @@ pub struct Fabric {
     threads: Vec<JoinHandle<()>>,
     links: Vec<Link>,
     rdma_links: Vec<RdmaLink>,
+    adapter: Option<Adapter>,
     /// Why some donors are not read by RDMA although this was tried.
     rdma_refusals: Vec<String>,
-    round_trip: Option<Duration>,
+    /// The slowest link, as it was at the start.
+    start: Option<(Tier, Duration)>,
     discarder: Discarder,
 }
 
@@ -235,6 +244,7 @@ impl Fabric {
                         address,
                         link: None,
                         rdma: None,
+                        path: None,
                     })
                     .collect(),
             },
@@ -242,8 +252,9 @@ impl Fabric {
             threads: Vec::new(),
             links: Vec::new(),
             rdma_links: Vec::new(),
+            adapter: None,
             rdma_refusals: Vec::new(),
-            round_trip: sources.round_trip(),
+            start: None,
         };
         if !matches!(sources, Sources::None) {
             fabric.start_pager(config, sources, observer)?;
@@ -271,6 +282,7 @@ impl Fabric {
         let mut urgent: Vec<Box<dyn PageTransport>> = Vec::new();
         let mut bulk: Vec<Box<dyn PageTransport>> = Vec::new();
         let mut ahead: Vec<Box<dyn PageTransport>> = Vec::new();
+        let mut followed = Vec::new();
         match sources {
             Sources::None => {}
             Sources::Loopback(pool, bytes) => {
@@ -301,20 +313,41 @@ impl Fabric {
                     let link_stats = Arc::clone(link.stats());
                     self.links.push(link);
                     // Now that the lease is renewed: registering its memory may take long.
-                    let (rdma, mut lanes) = self.connect_rdma(config, rdma_config, &classes)?;
+                    let found = calibrate(config, &rdma_config)?;
+                    self.note_refusal(found.refusal);
+                    let selection = found.selection;
+                    let (rdma, mut lanes) =
+                        self.connect_rdma(config, rdma_config.clone(), &classes, selection)?;
+                    // What stands in for what could not be measured.
+                    let latency = rdma
+                        .as_ref()
+                        .map_or(link_stats.round_trip_min(), RdmaLink::round_trip);
+                    let selection = rdma.as_ref().map_or(Selection::TCP, |_| selection);
+                    let path = PathStats::new(selection, found.tcp, found.rdma, latency);
+                    let path = Arc::new(path);
                     let lent_by = &mut self.view.lent_by[number];
-                    lent_by.link = Some(link_stats);
+                    lent_by.link = Some(Arc::clone(&link_stats));
                     lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));
+                    lent_by.path = Some(Arc::clone(&path));
+                    let rdma_stats = lent_by.rdma.clone();
+                    followed.push(Followed::new(
+                        rdma_config,
+                        link_stats,
+                        rdma_stats,
+                        Arc::clone(&path),
+                    ));
                     self.rdma_links.extend(rdma);
                     for (port, &(class, _)) in ports.into_iter().zip(&classes) {
                         let transports = match class {
                             TrafficClass::Urgent => &mut urgent,
                             TrafficClass::Bulk => &mut bulk,
                             TrafficClass::Prefetch => &mut ahead,
+                            TrafficClass::Probe => unreachable!("not among the classes above"),
                         };
                         let traffic = Arc::clone(stats.donors[number].traffic(class));
                         let (checksum, compression) = (config.checksum, config.compression);
-                        let tcp = TcpTransport::new(port, class, checksum, compression, traffic);
+                        let tcp = TcpTransport::new(port, class, checksum, compression, traffic)
+                            .following(Arc::clone(&path));
                         let lane = lanes.iter().position(|lane| lane.class() == class);
                         transports.push(match lane {
                             Some(lane) => {
@@ -324,7 +357,6 @@ impl Fabric {
                         });
                     }
                 }
-                self.note_rdma_round_trip();
             }
         }
         let view = &mut self.view;
@@ -339,6 +371,16 @@ impl Fabric {
             .transpose()
             .map_err(system("reserve room for the working set"))?;
         let span_pages = view.plan.layout.span_pages();
+        let paths = view
+            .lent_by
+            .iter()
+            .filter_map(|lent_by| lent_by.path.clone());
+        let paths: Vec<_> = paths.collect();
+        let slowest = paths
+            .iter()
+            .map(|path| (path.tier(), path.latency_estimate()));
+        self.start = slowest.max();
+        let policies = Arc::new(Policies::new(paths));
         let shared = Arc::new(Shared {
             recorder,
             memory: Arc::clone(&view.memory),
@@ -348,6 +390,7 @@ impl Fabric {
             stats: Arc::clone(&view.stats),
             touches: Touches::new(span_pages).map_err(system("create the heat map"))?,
             budget: Budget::new(view.plan.cache_pages),
+            policies: Arc::clone(&policies),
             arrivals: crate::pager::queue::Arrivals::default(),
             returns: crate::pager::queue::Arrivals::default(),
             evicted: crate::pager::EvictionClock::default(),
@@ -395,45 +438,48 @@ impl Fabric {
             self.threads
                 .push(spawn("pager-prefetch", Box::new(|| prefetcher.run()))?);
         }
+        if !followed.is_empty() {
+            let adapter = Adapter::start(followed, Arc::clone(&view.stats), policies);
+            self.adapter = Some(adapter.map_err(system("start a thread"))?);
+        }
         Ok(())
     }
 
-    /// Connects to a donor by RDMA, as far as that is wanted; for reading alone, so without the
+    /// Notes why a donor is not read by RDMA.
+    fn note_refusal(&mut self, refusal: Option<RdmaLinkError>) {
+        match refusal {
+            // That this host has none is nothing to speak of.
+            Some(error) if error.is_absence() => tracing::debug!("{}", describe(&error)),
+            Some(error) => self.rdma_refusals.push(describe(&error)),
+            None => {}
+        }
+    }
+
+    /// Connects to a donor by RDMA, as far as that was selected; for reading alone, so without the
     /// class of write-backs.
     fn connect_rdma(
         &mut self,
         config: &FabricConfig,
         link_config: RdmaLinkConfig,
         classes: &[(TrafficClass, &EventFd)],
+        selection: Selection,
     ) -> Result<(Option<RdmaLink>, Vec<LanePort>), FabricError> {
-        if !matches!(config.transport, TransportKind::Auto | TransportKind::Rdma) {
+        if !selection.faults_by_rdma {
             return Ok((None, Vec::new()));
         }
         let classes: Vec<_> = classes
             .iter()
             .copied()
             .filter(|(class, _)| *class != TrafficClass::Bulk)
+            .filter(|(class, _)| *class == TrafficClass::Urgent || selection.bulk_by_rdma)
             .collect();
         match RdmaLink::start(link_config, bells(&classes)?) {
             Ok((link, lanes)) => Ok((Some(link), lanes)),
-            Err(error) if config.transport == TransportKind::Rdma => Err(error.into()),
+            Err(error) if config.transport != TransportKind::Auto => Err(error.into()),
             Err(error) => {
-                // That this host has none is nothing to speak of.
-                if error.is_absence() {
-                    tracing::debug!("{}", describe(&error));
-                } else {
-                    self.rdma_refusals.push(describe(&error));
-                }
+                self.note_refusal(Some(error));
                 Ok((None, Vec::new()))
             }
-        }
-    }
-
-    /// Where faults go by RDMA, it is its round trip that counts.
-    fn note_rdma_round_trip(&mut self) {
-        if self.path() == PathKind::Rdma {
-            let trips = self.rdma_links.iter().map(RdmaLink::round_trip);
-            self.round_trip = trips.max();
         }
     }
 
@@ -480,17 +526,35 @@ impl Fabric {
         }
     }
 
+    /// What pages that are fetched ahead came by at the start.
+    #[must_use]
+    pub fn bulk_path(&self) -> PathKind {
+        let paths = self.view.paths().into_iter().flatten();
+        let by_rdma: Vec<bool> = paths.map(|path| path.selection.bulk_by_rdma).collect();
+        match self.path() {
+            path @ (PathKind::None | PathKind::Loopback) => path,
+            _ if by_rdma.iter().all(|&by_rdma| by_rdma) => PathKind::Rdma,
+            _ if by_rdma.contains(&true) => PathKind::Mixed,
+            _ => PathKind::Tcp,
+        }
+    }
+
     /// Why donors are not read by RDMA where that was tried, and this host has it.
     #[must_use]
     pub fn rdma_refusals(&self) -> &[String] {
         &self.rdma_refusals
     }
 
-    /// The round trip to the farthest donor as it was at the start: of a READ of a page where all
-    /// pages come by RDMA, else of a small request. `None` without donors.
+    /// What a page takes from the farthest donor, as it was at the start. `None` without donors.
     #[must_use]
     pub fn round_trip(&self) -> Option<Duration> {
-        self.round_trip
+        self.start.map(|(_, latency)| latency)
+    }
+
+    /// The class of the slowest link, as it was at the start. `None` without donors.
+    #[must_use]
+    pub fn tier(&self) -> Option<Tier> {
+        self.start.map(|(tier, _)| tier)
     }
 
     /// Pages at home elsewhere that are resident here, or on their way.
@@ -531,6 +595,7 @@ impl Fabric {
     }
 
     fn stop(&mut self) {
+        self.adapter = None;
         if let Some(shared) = &self.view.shared {
             shared.stop();
         }

@@ -66,6 +66,8 @@ pub mod page_map;
 #[cfg(not(loom))]
 mod pager;
 #[cfg(not(loom))]
+pub mod policy;
+#[cfg(not(loom))]
 mod spin;
 #[cfg(not(loom))]
 pub mod stats;

@@ -52,6 +52,15 @@ impl Histogram {
             .fetch_max(other.max.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
+    /// What was recorded: how often, and up to which duration, in rising order.
+    pub fn counts(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let counts = self.buckets.iter().enumerate().map(|(index, bucket)| {
+            let upper = Duration::from_nanos(highest_in(index));
+            (upper, bucket.load(Ordering::Relaxed))
+        });
+        counts.filter(|&(_, count)| count > 0)
+    }
+
     /// Percentiles of what was recorded until now.
     #[must_use]
     pub fn summary(&self) -> Summary {
@@ -85,6 +94,40 @@ impl Histogram {
             p999: at(0.999),
             max: Duration::from_nanos(max),
         }
+    }
+}
+
+/// What was added to a histogram since it was last looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    before: Vec<u64>,
+}
+
+impl Recent {
+    /// What the fastest quarter of what came since took at the most. `None` while that is fewer
+    /// than `count_min`, which then counts the next time.
+    pub(crate) fn quarter(&mut self, histogram: &Histogram, count_min: u64) -> Option<Duration> {
+        let now: Vec<u64> = histogram
+            .buckets
+            .iter()
+            .map(|bucket| bucket.load(Ordering::Relaxed))
+            .collect();
+        self.before.resize(BUCKETS, 0);
+        let new = now.iter().zip(&self.before);
+        let new: Vec<u64> = new
+            .map(|(now, before)| now.saturating_sub(*before))
+            .collect();
+        let count: u64 = new.iter().sum();
+        if count < count_min.max(1) {
+            return None;
+        }
+        self.before = now;
+        let mut seen = 0;
+        let bucket = new.iter().position(|&in_bucket| {
+            seen += in_bucket;
+            seen * 4 >= count
+        });
+        bucket.map(|bucket| Duration::from_nanos(highest_in(bucket)))
     }
 }
 
@@ -296,6 +339,8 @@ pub struct DonorStats {
     pub bulk: Arc<Traffic>,
     /// Pages that were fetched ahead, as they came.
     pub prefetch: Arc<Traffic>,
+    /// What is only measured: no pages.
+    pub probe: Arc<Traffic>,
 }
 
 impl DonorStats {
@@ -306,6 +351,7 @@ impl DonorStats {
             TrafficClass::Urgent => &self.urgent,
             TrafficClass::Bulk => &self.bulk,
             TrafficClass::Prefetch => &self.prefetch,
+            TrafficClass::Probe => &self.probe,
         }
     }
 }
@@ -406,6 +452,32 @@ mod tests {
         assert_eq!(of(&second.install), (2, 10));
         assert_eq!(of(&stats.remote), (3, 230));
         assert_eq!(first.pages_fetched.get() + second.pages_fetched.get(), 3);
+    }
+
+    #[test]
+    fn the_quarter_is_of_what_is_new_and_waits_for_enough() {
+        let histogram = Histogram::new();
+        let mut recent = Recent::default();
+        let record = |count: u32, us| {
+            for _ in 0..count {
+                histogram.record(Duration::from_micros(us));
+            }
+        };
+        let about = |found: Option<Duration>, us: u64| {
+            let found = found.expect("enough").as_micros();
+            assert!(
+                found >= u128::from(us) && found <= u128::from(us + us / 30 + 1),
+                "{found}"
+            );
+        };
+        record(30, 1000);
+        record(10, 100);
+        about(recent.quarter(&histogram, 16), 100);
+        record(15, 500);
+        assert_eq!(recent.quarter(&histogram, 16), None);
+        record(5, 900);
+        about(recent.quarter(&histogram, 16), 500);
+        assert_eq!(recent.quarter(&histogram, 16), None);
     }
 
     #[test]

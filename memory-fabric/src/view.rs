@@ -6,6 +6,7 @@ use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
 use crate::layout::{NodeId, Plan};
 use crate::link::LinkStats;
+use crate::link::path::PathStats;
 use crate::link::rdma::RdmaStats;
 use crate::page::PAGE_SHIFT;
 use crate::pager::Shared;
@@ -53,6 +54,8 @@ pub(crate) struct LentBy {
     pub link: Option<Arc<LinkStats>>,
     /// `None` where there is no RDMA.
     pub rdma: Option<Arc<RdmaStats>>,
+    /// How fast it is; `None` for the loopback slab.
+    pub path: Option<Arc<PathStats>>,
 }
 
 /// A VM's memory as it can be looked at. Cheap to clone; may outlive the fabric.
@@ -150,6 +153,15 @@ impl FabricView {
         self.lent_by
             .iter()
             .map(|lent_by| lent_by.rdma.as_deref())
+            .collect()
+    }
+
+    /// How fast the way to each donor is, in order; `None` for the loopback slab.
+    #[must_use]
+    pub fn paths(&self) -> Vec<Option<&PathStats>> {
+        self.lent_by
+            .iter()
+            .map(|lent_by| lent_by.path.as_deref())
             .collect()
     }
 

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
-//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, pipelined |
+//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, pipelined; `Probe` on one for measuring |
 //! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
@@ -29,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -48,8 +48,12 @@ pub const DROP_PAGES_MAX: u32 = 8192;
 /// first page of a run can only be used when the last has come.
 pub const RUN_PAGES_MAX: u32 = 64;
 
-/// Longest payload of any frame, bytes: the longest run of pages.
+/// Longest payload of any frame but [`FrameKind::ProbeData`], bytes: the longest run of pages.
 pub const PAYLOAD_BYTES_MAX: usize = RUN_PAGES_MAX as usize * PAGE_SIZE;
+
+/// Most bytes that one [`FrameKind::Probe`] asks for: longer ones tell nothing more of a link. Only
+/// connections for measuring have room for so much.
+pub const PROBE_BYTES_MAX: u32 = 1 << 20;
 
 /// How long a lease goes on when its control connection was closed by the VM's side without a
 /// release, as the end of a killed process does. A living VM renews several times in it, finds
@@ -128,6 +132,11 @@ pub enum FrameKind {
     ReadPages = 22,
     /// The pages one after the other: the answer to `ReadPages`.
     PagesData = 23,
+    /// A number of bytes, 4 bytes, from 1 to [`PROBE_BYTES_MAX`]: send so many from `offset` on.
+    /// Only on connections of [`TrafficClass::Probe`].
+    Probe = 24,
+    /// The bytes: the answer to `Probe`.
+    ProbeData = 25,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
 }
@@ -138,7 +147,7 @@ impl FrameKind {
         let all = [
             Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, Connect, Connected,
             ReadPage, PageData, WritePage, Written, DropPages, Dropped, ReadPages, PagesData,
-            Error,
+            Probe, ProbeData, Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -166,7 +175,8 @@ impl FrameKind {
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
             Self::Attached | Self::ReadPage | Self::Written | Self::Dropped => (0, 0),
-            Self::DropPages | Self::ReadPages => (COUNT_BYTES, COUNT_BYTES),
+            Self::DropPages | Self::ReadPages | Self::Probe => (COUNT_BYTES, COUNT_BYTES),
+            Self::ProbeData => (1, PROBE_BYTES_MAX as usize),
             Self::PagesData => (PAGE_SIZE, PAYLOAD_BYTES_MAX),
             _ => (0, CONTROL_BYTES_MAX),
         }
@@ -205,6 +215,9 @@ pub enum WireError {
     /// A run of pages that nobody may ask for.
     #[error("a run of {0} pages is asked, 1 to {RUN_PAGES_MAX} are allowed")]
     Run(u32),
+    /// A probe that nobody may ask for.
+    #[error("a probe of {0} bytes is asked, 1 to {PROBE_BYTES_MAX} are allowed")]
+    Probe(u32),
     /// Flags that say nothing, or on a kind that has nothing to pack.
     #[error("{kind:?} frame with flags {flags:#06x}, whose packing is not allowed")]
     Packing {
@@ -384,7 +397,7 @@ impl Frame {
     }
 }
 
-/// The payload of `ReadPages` and `DropPages`.
+/// The payload of `ReadPages`, `DropPages` and `Probe`.
 #[must_use]
 pub fn encode_count(pages: u32) -> [u8; COUNT_BYTES] {
     pages.to_le_bytes()
@@ -402,6 +415,21 @@ pub fn decode_run(payload: &[u8]) -> Result<u32, WireError> {
     match u32::from_le_bytes(bytes) {
         pages @ 1..=RUN_PAGES_MAX => Ok(pages),
         pages => Err(WireError::Run(pages)),
+    }
+}
+
+/// Decodes the payload of `Probe`.
+///
+/// # Errors
+///
+/// When it asks for no byte, or for more than [`PROBE_BYTES_MAX`].
+pub fn decode_probe(payload: &[u8]) -> Result<u32, WireError> {
+    let bytes = payload.try_into().map_err(|_| WireError::Payload {
+        kind: FrameKind::Probe,
+    })?;
+    match u32::from_le_bytes(bytes) {
+        bytes @ 1..=PROBE_BYTES_MAX => Ok(bytes),
+        bytes => Err(WireError::Probe(bytes)),
     }
 }
 
@@ -465,6 +493,8 @@ pub enum TrafficClass {
     Bulk,
     /// Pages that nobody has asked for yet.
     Prefetch,
+    /// Bytes that are only asked for to see how long they take.
+    Probe,
 }
 
 /// Binds a connection to a lease.

@@ -8,8 +8,8 @@ use memory_fabric::packing::{Packer, Packing, unpack};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::wire::{
     AttachRequest, DROP_PAGES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant,
-    LeaseRequest, LeaseStatus, ORPHAN_TIME, RUN_PAGES_MAX, Refusal, Token, TrafficClass,
-    encode_count,
+    LeaseRequest, LeaseStatus, ORPHAN_TIME, PROBE_BYTES_MAX, RUN_PAGES_MAX, Refusal, Token,
+    TrafficClass, encode_count,
 };
 use proptest::prelude::*;
 use std::io::{Read, Write};
@@ -36,11 +36,16 @@ fn lease_for(donor: SocketAddr, bytes: u64, duration_ms: u32) -> (ControlStream,
 }
 
 fn attach(donor: SocketAddr, token: Token) -> Result<ControlStream, ControlError> {
+    attach_for(donor, token, TrafficClass::Urgent)
+}
+
+fn attach_for(
+    donor: SocketAddr,
+    token: Token,
+    class: TrafficClass,
+) -> Result<ControlStream, ControlError> {
     let mut stream = ControlStream::connect(donor).expect("a donor");
-    let request = AttachRequest {
-        token,
-        class: TrafficClass::Urgent,
-    };
+    let request = AttachRequest { token, class };
     stream.send(FrameKind::Attach, &request)?;
     stream.receive(PATIENCE).map(|_| stream)
 }
@@ -83,6 +88,45 @@ fn pages_outside_the_lease_are_refused() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+#[test]
+fn probes_are_for_connections_that_measure_and_stay_inside_the_lease() {
+    let donor = donor(4 * MIB);
+    let (_control, grant) = lease(donor.address(), MIB);
+    let asked = |class, offset, bytes: u32| {
+        let stream = attach_for(donor.address(), grant.token, class).expect("attached");
+        let mut stream = stream.into_stream();
+        let payload = encode_count(bytes);
+        let mut frame = Vec::from(Frame::new(FrameKind::Probe, 7, offset, false).encode(&payload));
+        frame.extend(payload);
+        stream.write_all(&frame).expect("sent");
+        match stream_frames(stream).receive(PATIENCE) {
+            Err(ControlError::Refused { refusal, .. }) => refusal,
+            other => panic!("{class:?} {offset:#x} {bytes}: {other:?}"),
+        }
+    };
+    let page = PAGE_SIZE as u64;
+    for class in [
+        TrafficClass::Urgent,
+        TrafficClass::Bulk,
+        TrafficClass::Prefetch,
+    ] {
+        assert_eq!(asked(class, 0, 64), Refusal::Malformed, "{class:?}");
+    }
+    for bytes in [0, PROBE_BYTES_MAX + 1, u32::MAX] {
+        assert_eq!(asked(TrafficClass::Probe, 0, bytes), Refusal::Malformed);
+    }
+    for (offset, bytes) in [
+        (page, PROBE_BYTES_MAX),
+        (MIB, 1),
+        (12, 64),
+        (u64::MAX - 4095, 64),
+    ] {
+        let refusal = asked(TrafficClass::Probe, offset, bytes);
+        assert_eq!(refusal, Refusal::OutOfRange, "{offset:#x} {bytes}");
+    }
+    assert_eq!(donor.pool().status().pages_read, 0);
 }
 
 #[test]

@@ -163,7 +163,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "auto, rdma, tcp or loopback"
+        help = "auto, rdma, hybrid, tcp or loopback"
     )]
     pub transport: Transport,
 
@@ -337,7 +337,7 @@ impl RunConfig {
                 limit: GUEST_MEMORY_MAX,
             });
         }
-        if self.transport == Transport::Rdma && self.checksum {
+        if matches!(self.transport, Transport::Rdma | Transport::Hybrid) && self.checksum {
             return Err(ValidationError::RdmaWithChecksum);
         }
         self.check_devices()?;

@@ -136,8 +136,12 @@ pub struct TransportUsed {
     /// `rdma`, `tcp`, `mixed` (RDMA from some donors), `loopback`, or `none` when all memory stayed
     /// here.
     pub kind: String,
-    /// The class of the link by measured latency: `rdma`, `fast-tcp`, `slow`; `none` as above.
+    /// The class of the slowest link by measured latency: `rdma`, `fast-tcp`, `slow`; `none` as
+    /// above.
     pub tier: String,
+    /// What pages that are fetched ahead came by: the same words as `kind`.
+    #[serde(default)]
+    pub bulk: String,
 }
 
 /// What a node does.
@@ -172,6 +176,39 @@ pub struct Node {
     pub traffic: Option<Traffic>,
     /// What came of RDMA; `null` where there was none from the start.
     pub rdma: Option<RdmaUsed>,
+    /// How fast the way there is; `null` for the compute node and for `loopback`.
+    #[serde(default)]
+    pub path: Option<PathUsed>,
+}
+
+/// The way to a donor.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathUsed {
+    /// What pages that virtual CPUs wait for came by at the start: `rdma` or `tcp`.
+    pub faults: String,
+    /// What pages that are fetched ahead came by at the start.
+    pub bulk: String,
+    /// Its class now: `rdma`, `fast-tcp`, `slow`.
+    pub tier: String,
+    /// How often that changed.
+    pub tier_changes: u64,
+    /// What a page takes now, in microseconds.
+    pub latency_estimate_us: f64,
+    /// What was measured of TCP at the start, if it was.
+    pub tcp: Option<PathMeasured>,
+    /// What was measured of RDMA at the start, if it was.
+    pub rdma: Option<PathMeasured>,
+}
+
+/// What was measured of a way at the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PathMeasured {
+    /// Median round trip of 64 bytes, in microseconds.
+    pub small_us: f64,
+    /// Median round trip of a page, in microseconds.
+    pub page_us: f64,
+    /// Of runs of pages.
+    pub stream_bytes_per_second: f64,
 }
 
 /// Pages between the compute node and a donor, by class.

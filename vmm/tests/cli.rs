@@ -56,7 +56,7 @@ fn a_wrong_flag_value_or_command_is_one_line_and_exit_code_2() {
         (&["run", "--donor", "10.0.0.1"], "no valid port"),
         (
             &["run", "--transport", "rmda"],
-            "possible values: auto, tcp, loopback, rdma",
+            "possible values: auto, tcp, loopback, rdma, hybrid",
         ),
         (&["run", "--numa", "maybe"], "possible values: flat, expose"),
         (&["run", "-q", "-v"], "cannot be used with"),

@@ -158,6 +158,30 @@ impl Lease {
         Ok(())
     }
 
+    /// Appends `bytes` bytes from `offset` on to `target`. They do not count as pages.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfRange`], when any of them is outside, or the first begins no page.
+    pub fn read_bytes(
+        &self,
+        offset: u64,
+        bytes: u32,
+        target: &mut Vec<u8>,
+    ) -> Result<(), OutOfRange> {
+        let bytes = bytes as usize;
+        let source = self.pages(offset, bytes.div_ceil(PAGE_SIZE))?;
+        target.reserve(bytes);
+        let filled = target.len();
+        // SAFETY: as for `read_run`.
+        unsafe {
+            let room = target.as_mut_ptr().add(filled);
+            std::ptr::copy_nonoverlapping(source.cast::<u8>(), room, bytes);
+            target.set_len(filled + bytes);
+        }
+        Ok(())
+    }
+
     /// Stores a page at `offset`.
     ///
     /// # Errors

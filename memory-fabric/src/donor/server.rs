@@ -432,7 +432,7 @@ impl Connection<'_> {
         let served = control.send(FrameKind::Attached, &());
         if served.is_ok() {
             let stream = control.into_stream();
-            if let Err(error) = session::serve(&lease, &stream, self.shared.spin) {
+            if let Err(error) = session::serve(&lease, &stream, class, self.shared.spin) {
                 tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
             }
         }

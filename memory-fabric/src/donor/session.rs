@@ -7,7 +7,7 @@ use crate::spin::Spin;
 use crate::turns::take_short_turns;
 use crate::wire::{
     ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX, Refusal,
-    WireError, decode_run, encode_message,
+    TrafficClass, WireError, decode_probe, decode_run, encode_message,
 };
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -41,12 +41,18 @@ pub(super) enum SessionError {
 
 /// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
 /// the next request before it sleeps, at the most.
-pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result<(), SessionError> {
+pub(super) fn serve(
+    lease: &Lease,
+    stream: &TcpStream,
+    class: TrafficClass,
+    spin: Duration,
+) -> Result<(), SessionError> {
     take_short_turns();
     stream.set_nonblocking(true)?;
     let mut session = Session {
         lease,
         stream,
+        class,
         spin: Spin::new(spin),
         input: vec![0; INPUT_BYTES].into_boxed_slice(),
         filled: 0..0,
@@ -77,6 +83,7 @@ pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result
 struct Session<'a> {
     lease: &'a Lease,
     stream: &'a TcpStream,
+    class: TrafficClass,
     spin: Spin,
     input: Box<[u8]>,
     /// The part of `input` that is filled and not yet decoded.
@@ -166,6 +173,10 @@ impl Session<'_> {
                     self.lease.drop_pages(frame.offset, pages)?;
                     self.output.extend(reply(FrameKind::Dropped).encode(&[]));
                 }
+                FrameKind::Probe if self.class == TrafficClass::Probe => {
+                    let bytes = decode_probe(payload)?;
+                    self.probe(&frame, bytes)?;
+                }
                 other => return Err(WireError::Unexpected(other).into()),
             }
             self.filled.start += HEADER_BYTES + frame.length;
@@ -197,6 +208,22 @@ impl Session<'_> {
         if asked.packing == Packing::Lz4 {
             self.compressed += pages;
         }
+        let (header, payload) = self.output[start..].split_at_mut(HEADER_BYTES);
+        header.copy_from_slice(&reply.encode(payload));
+        Ok(())
+    }
+
+    /// Answers a request for bytes that are only measured.
+    fn probe(&mut self, asked: &Frame, bytes: u32) -> Result<(), OutOfRange> {
+        let start = self.output.len();
+        self.output.extend([0; HEADER_BYTES]);
+        let read = self.lease.read_bytes(asked.offset, bytes, &mut self.output);
+        if let Err(error) = read {
+            self.output.truncate(start);
+            return Err(error);
+        }
+        let kind = FrameKind::ProbeData;
+        let reply = Frame::new(kind, asked.request, asked.offset, asked.checksummed);
         let (header, payload) = self.output[start..].split_at_mut(HEADER_BYTES);
         header.copy_from_slice(&reply.encode(payload));
         Ok(())

@@ -11,7 +11,6 @@ use crate::wire::TrafficClass;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 /// Where the memory that is not here comes from.
@@ -54,13 +53,6 @@ impl Sources {
             leases.push(leased);
         }
         Ok(Self::Donors(leases))
-    }
-
-    pub(super) fn round_trip(&self) -> Option<Duration> {
-        match self {
-            Self::None | Self::Loopback(..) => None,
-            Self::Donors(leases) => leases.iter().map(Leased::round_trip).max(),
-        }
     }
 
     /// Address and bytes of each loan.

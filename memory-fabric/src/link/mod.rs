@@ -5,6 +5,8 @@
 //! pager's threads only ask for a connection and find it in their [`LinkPort`] later.
 
 mod keeper;
+pub mod path;
+pub mod probe;
 pub mod rdma;
 mod stats;
 

@@ -281,7 +281,7 @@ impl Drop for RdmaLink {
 }
 
 /// How long a donor may take for registering a lease.
-fn registering_time(bytes: u64) -> Duration {
+pub(crate) fn registering_time(bytes: u64) -> Duration {
     CONTROL_TIMEOUT + Duration::from_secs(bytes / REGISTERING_SPEED_MIN)
 }
 
@@ -438,7 +438,7 @@ impl LaneKeeper {
 }
 
 /// Connects to the lease by RDMA.
-fn connect(
+pub(super) fn connect(
     config: &RdmaLinkConfig,
     class: TrafficClass,
 ) -> Result<(Lane, Arc<Device>, TcpStream), RdmaLinkError> {
@@ -527,7 +527,7 @@ fn staging_pages(class: TrafficClass) -> usize {
     match class {
         TrafficClass::Urgent | TrafficClass::Bulk => IN_FLIGHT_MAX,
         // 2 MiB: twice what the prefetcher has on its way.
-        TrafficClass::Prefetch => 8 * RUN_PAGES_MAX as usize,
+        TrafficClass::Prefetch | TrafficClass::Probe => 8 * RUN_PAGES_MAX as usize,
     }
 }
 

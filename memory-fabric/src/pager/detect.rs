@@ -27,12 +27,11 @@ const HISTORY: usize = 8;
 /// Smallest window, pages.
 const WINDOW_MIN: u32 = 4;
 
-/// Largest window, pages: 512 KiB, which covers the product of bandwidth and delay of 10 Gbit/s
-/// at 400 us.
+/// The window of a new detector at the most, pages; see [`Policy`](crate::policy::Policy).
 pub(super) const WINDOW_MAX: u32 = 128;
 
-/// Most pages that are mapped along with one that is touched: a quarter of the largest window,
-/// so that a stream which ends has few of them.
+/// Most pages that are mapped along with one that is touched: a quarter of what was the largest
+/// window when it was chosen, so that a stream which ends has few of them.
 pub(super) const CHAIN_MAX: u32 = 32;
 
 /// Steps that a stream must have made before pages are ordered for it: when guesses have been
@@ -137,6 +136,8 @@ pub(super) struct Detector {
     /// Accesses so far: the age of what is in the tables.
     clock: u64,
     window_max: u32,
+    /// What that may be at the most, as long as guesses are good.
+    window_limit: u32,
     /// Counts at the last review.
     reviewed: (u64, u64),
 }
@@ -148,6 +149,7 @@ impl Detector {
             sources: [Source::default(); SOURCES],
             clock: 0,
             window_max: WINDOW_MAX,
+            window_limit: WINDOW_MAX,
             reviewed: (0, 0),
         }
     }
@@ -199,6 +201,19 @@ impl Detector {
         self.order(index)
     }
 
+    /// The largest window that the links allow. One that was at the limit stays there.
+    pub(super) fn limit_windows(&mut self, pages: u32) {
+        if self.window_limit != pages {
+            let at_limit = self.window_max == self.window_limit;
+            self.window_max = if at_limit {
+                pages
+            } else {
+                self.window_max.min(pages)
+            };
+            self.window_limit = pages;
+        }
+    }
+
     /// How many pages that were ordered have been touched, and evicted untouched, so far.
     pub(super) fn review(&mut self, used: u64, wasted: u64) {
         let (used_before, wasted_before) = self.reviewed;
@@ -213,7 +228,7 @@ impl Detector {
         if bad > good {
             self.window_max = (self.window_max / 2).max(WINDOW_MIN);
         } else if good > bad * 3 {
-            self.window_max = (self.window_max * 2).min(WINDOW_MAX);
+            self.window_max = (self.window_max * 2).min(self.window_limit);
         }
     }
 
@@ -466,6 +481,27 @@ mod tests {
             detector.review(used, wasted);
         }
         assert!(longest(&mut detector, 200_000) >= Some(WINDOW_MAX / 2));
+    }
+
+    #[test]
+    fn the_links_limit_the_windows() {
+        let mut detector = Detector::new();
+        let longest = |detector: &mut Detector, from: u32| {
+            let orders = (from..from + 2000).filter_map(|page| detector.observe(1, page));
+            orders.map(|order| order.count).max().expect("orders")
+        };
+        for (limit, from) in [(64, 0), (256, 100_000), (128, 200_000)] {
+            detector.limit_windows(limit);
+            let longest = longest(&mut detector, from);
+            assert!(
+                longest > limit / 4 && longest <= limit,
+                "{limit}: {longest}"
+            );
+        }
+        // What was wasted counts more than what the links allow.
+        detector.review(0, REVIEW_PAGES);
+        detector.limit_windows(256);
+        assert!(longest(&mut detector, 300_000) <= 64);
     }
 
     proptest! {

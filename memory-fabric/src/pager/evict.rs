@@ -23,10 +23,6 @@ use discard::Discards;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-/// Share of the resident pages that are on probation while memory is short: 1 / so many.
-/// More finds used pages more surely and costs more minor faults.
-const PROBATION_SHARE: u64 = 8;
-
 /// Pages put on probation or judged before the thread looks for completions again.
 const BATCH: usize = 64;
 
@@ -136,6 +132,7 @@ impl Evictor {
         let waited = shared.stats.stalled_for_memory.get();
         match &mut self.filling {
             None if budget.is_low() => {
+                budget.set_reserve_factor(shared.policies.all().reserve_factor);
                 self.filling = Some(Filling {
                     waited_before: waited,
                     least_free: budget.free(),
@@ -209,7 +206,8 @@ impl Evictor {
     /// How many pages should be on probation while memory is short.
     fn probation_wanted(&self) -> u64 {
         let budget = &self.shared.budget;
-        (budget.limit() / PROBATION_SHARE).max(budget.shortfall())
+        let share = self.shared.policies.all().probation_share;
+        (budget.limit() / share).max(budget.shortfall())
     }
 
     /// Judges the pages that were longest on probation, as far as memory is wanted.

@@ -5,6 +5,7 @@ mod detect;
 pub(crate) mod evict;
 pub(crate) mod fault;
 pub(crate) mod forecast;
+mod policies;
 pub(crate) mod prefetch;
 pub(crate) mod queue;
 mod ranking;
@@ -21,6 +22,7 @@ use crate::transport::PageTransport;
 use crate::uffd::Uffd;
 use crate::working_set::Recorder;
 use crossbeam_channel::Sender;
+pub(crate) use policies::Policies;
 use queue::Arrivals;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -68,6 +70,7 @@ pub(crate) struct Shared {
     pub stats: Arc<PagerStats>,
     pub touches: Touches,
     pub budget: Budget,
+    pub policies: Arc<Policies>,
     /// Pages that became resident.
     pub arrivals: Arrivals,
     /// Those among them that were here not long ago.
@@ -227,6 +230,8 @@ pub(crate) struct Budget {
     /// Pages that the evictor sees to being free, woken when fewer than half of them are.
     reserve: AtomicU64,
     reserve_min: u64,
+    /// How many times that is kept at the least; see [`Policy`](crate::policy::Policy).
+    reserve_factor: AtomicU64,
     used: AtomicU64,
     /// Whether a fault waits for a page to become free.
     waiting: AtomicBool,
@@ -241,6 +246,7 @@ impl Budget {
             limit,
             reserve: AtomicU64::new(reserve),
             reserve_min: reserve,
+            reserve_factor: AtomicU64::new(1),
             used: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
         }
@@ -334,7 +340,7 @@ impl Budget {
     /// wait, a little less when even half was never touched.
     pub fn adapt_reserve(&self, faults_waited: bool, least_free: u64) {
         let now = self.reserve();
-        let most = (self.limit / RESERVE_SHARE_MAX).max(self.reserve_min);
+        let most = self.reserve_max();
         let next = if faults_waited {
             now * 2
         } else if least_free > now / 4 {
@@ -342,8 +348,26 @@ impl Budget {
         } else {
             now
         };
-        let next = next.clamp(self.reserve_min, most);
+        let next = next.clamp(self.reserve_least(), most);
         self.reserve.store(next, Ordering::Relaxed);
+    }
+
+    /// The evictor: keeps at least `factor` times the least reserve from now on.
+    pub fn set_reserve_factor(&self, factor: u64) {
+        // Relaxed: only the evictor uses it.
+        if self.reserve_factor.swap(factor, Ordering::Relaxed) != factor {
+            let reserve = self.reserve().max(self.reserve_least());
+            self.reserve.store(reserve, Ordering::Relaxed);
+        }
+    }
+
+    fn reserve_least(&self) -> u64 {
+        let factor = self.reserve_factor.load(Ordering::Relaxed);
+        (self.reserve_min * factor).min(self.reserve_max())
+    }
+
+    fn reserve_max(&self) -> u64 {
+        (self.limit / RESERVE_SHARE_MAX).max(self.reserve_min)
     }
 }
 
@@ -379,6 +403,31 @@ mod tests {
             budget.adapt_reserve(false, most);
         }
         assert_eq!(budget.reserve(), first);
+    }
+
+    #[test]
+    fn a_slow_link_raises_the_least_reserve() {
+        let budget = Budget::new(64_000);
+        let least = budget.reserve();
+        budget.set_reserve_factor(2);
+        // 1 / 16 of the budget is the least, and 1 / 8 the most.
+        let raised = budget.reserve();
+        assert_eq!(raised, (least * 2).min(64_000 / RESERVE_SHARE_MAX));
+        assert!(raised > least);
+        for _ in 0..100 {
+            budget.adapt_reserve(false, raised);
+        }
+        assert_eq!(budget.reserve(), raised, "it shrinks no further");
+        budget.set_reserve_factor(1);
+        for _ in 0..100 {
+            budget.adapt_reserve(false, raised);
+        }
+        assert_eq!(budget.reserve(), least);
+        for limit in 1..200 {
+            let budget = Budget::new(limit);
+            budget.set_reserve_factor(2);
+            assert!(budget.reserve() <= limit, "{limit}");
+        }
     }
 
     #[test]

@@ -30,13 +30,8 @@ use vmm_sys_util::eventfd::EventFd;
 /// Orders that wait. One that finds no room is forgotten: it would come too late.
 const ORDERS_MAX: usize = 64;
 
-/// Pages in one request: 128 KiB. More are not cheaper, and the first can only be used when the
-/// last is here.
+/// Pages that a replay fills in one call.
 const RUN_PAGES: u32 = 32;
-
-/// Pages on their way from one donor, so that what is wanted now does not wait long for what
-/// may be wanted later: 1 MiB, which takes 0.8 ms at 10 Gbit/s.
-const PAGES_IN_FLIGHT_MAX: u32 = 256;
 
 /// Wakes the prefetcher, when it sleeps.
 #[derive(Debug)]
@@ -98,6 +93,8 @@ impl Foresight {
             return;
         };
         let stats = &shared.stats;
+        self.detector
+            .limit_windows(shared.policies.all().window_pages);
         self.detector
             .review(stats.prefetch_used.get(), stats.prefetch_wasted.get());
         // Full: it is told all the same, since it may wait for memory.
@@ -284,12 +281,13 @@ impl Prefetcher {
             };
             let donor = usize::from(extent.home.0) - 1;
             let here = u32::try_from(extent.pages.end() - u64::from(rest.first)).unwrap_or(0);
+            let policy = shared.policies.of(donor);
             let most = if rest.stride == 1 {
-                rest.count.min(RUN_PAGES).min(here)
+                rest.count.min(policy.run_pages).min(here)
             } else {
                 1
             };
-            if !self.has_room(donor, most) {
+            if !self.has_room(donor, most, policy.in_flight_pages) {
                 break;
             }
             let mut taken = 0;
@@ -323,9 +321,11 @@ impl Prefetcher {
         (rest.count > 0).then_some(rest)
     }
 
-    fn has_room(&self, donor: usize, pages: u32) -> bool {
+    /// Whether so many pages may be asked for now. What is on its way is bounded, so that what is
+    /// wanted now does not wait long for what may be wanted later.
+    fn has_room(&self, donor: usize, pages: u32, in_flight_max: u32) -> bool {
         self.transports[donor].in_flight() < IN_FLIGHT_MAX
-            && self.pages_in_flight[donor] + pages <= PAGES_IN_FLIGHT_MAX
+            && self.pages_in_flight[donor] + pages <= in_flight_max
     }
 
     /// Takes a page to fetch it.

@@ -19,8 +19,11 @@
 //! seconds. So where compressing does not pay hardly any page is compressed, and requests cost a
 //! few comparisons more.
 
+use crate::link::path::PathStats;
 use crate::packing::Packing;
+use crate::policy::{Policy, Tier};
 use crate::wire::TrafficClass;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Whether pages are compressed on the network.
@@ -46,20 +49,18 @@ const WINS_TO_BEGIN: usize = 7;
 const WINS_TO_GO_ON: usize = 4;
 /// A block is better than another when it saves one part in so many of the time.
 const GAIN_PARTS: u64 = 16;
-/// Pages before the first trial: by then the network has found its speed.
-const FIRST_PAGES: u32 = 256;
 /// Pages between trials for each page in a trial: one page in 33 is compressed in vain at most.
 const REST_FACTOR: u32 = 16;
-/// Time between trials at the least. It doubles with each that changes nothing...
+/// Time between trials at the least. It doubles with each that changes nothing, up to what the
+/// [`Policy`] of the link says; as does how many pages come before the first: by then the network
+/// has found its speed.
 const REST_MIN: Duration = Duration::from_millis(250);
-/// ...up to this.
-const REST_MAX: Duration = Duration::from_secs(8);
 
 /// Pages in a block of a trial: more than are outstanding or answered at once, since an answer
 /// that comes together with one of another block tells nothing.
 const fn block_pages(class: TrafficClass) -> u32 {
     match class {
-        TrafficClass::Urgent => 16,
+        TrafficClass::Urgent | TrafficClass::Probe => 16,
         TrafficClass::Bulk | TrafficClass::Prefetch => 128,
     }
 }
@@ -83,6 +84,8 @@ pub(super) struct Choice {
     /// Not before this.
     rest_until: Option<Instant>,
     rest: Duration,
+    /// Whose policy counts.
+    path: Option<Arc<PathStats>>,
 }
 
 #[derive(Debug, Default)]
@@ -118,10 +121,22 @@ impl Choice {
             block_pages: block_pages(class),
             trial: None,
             batch: Batch::default(),
-            rest_pages: FIRST_PAGES,
+            rest_pages: Policy::of(Tier::FastTcp).compression_first_pages,
             rest_until: None,
             rest: REST_MIN,
+            path: None,
         }
+    }
+
+    /// Keeps to the policy of this link from now on.
+    pub(super) fn follow(&mut self, path: Arc<PathStats>) {
+        self.path = Some(path);
+        self.rest_pages = self.policy().compression_first_pages;
+    }
+
+    fn policy(&self) -> Policy {
+        let path = self.path.as_ref();
+        path.map_or(Policy::of(Tier::FastTcp), |path| path.policy())
     }
 
     /// Whether pages are compressed, trials aside.
@@ -198,7 +213,7 @@ impl Choice {
     pub(super) fn interrupted(&mut self) {
         self.trial = None;
         self.batch = Batch::default();
-        self.rest_pages = FIRST_PAGES;
+        self.rest_pages = self.policy().compression_first_pages;
     }
 
     fn conclude(&mut self, pays: bool, now: Instant) -> bool {
@@ -207,7 +222,7 @@ impl Choice {
         self.rest = if changed {
             REST_MIN
         } else {
-            (self.rest * 2).min(REST_MAX)
+            (self.rest * 2).min(self.policy().compression_rest_max)
         };
         self.trial = None;
         self.rest_until = Some(now + self.rest);

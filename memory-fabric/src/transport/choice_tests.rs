@@ -4,6 +4,9 @@ use super::*;
 use crate::page::PAGE_SIZE;
 use std::collections::VecDeque;
 
+/// Pages before the first trial.
+const FIRST_PAGES: u32 = Policy::of(Tier::FastTcp).compression_first_pages;
+
 const MBIT: f64 = 1e6 / 8.0;
 
 /// A link and what is at its ends: pages cross the link one after the other, and are packed and

@@ -3,8 +3,9 @@
 use super::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
 use crate::donor::pool::Lease;
 use crate::page::{PAGE_SIZE, PageBytes};
-use crate::wire::RUN_PAGES_MAX;
+use crate::wire::{PROBE_BYTES_MAX, RUN_PAGES_MAX};
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 /// Reads and writes a lease directly.
@@ -21,6 +22,7 @@ pub struct LoopbackTransport {
 enum Posted {
     Read(Ticket, u64),
     ReadRun(Ticket, u64, u32),
+    Probe(Ticket, u64, u32),
     Written(Ticket),
     Dropped(u32),
 }
@@ -57,6 +59,15 @@ impl PageTransport for LoopbackTransport {
         self.push(Posted::ReadRun(ticket, offset, pages))
     }
 
+    fn probe_bytes(&self) -> RangeInclusive<u32> {
+        1..=PROBE_BYTES_MAX
+    }
+
+    fn post_probe(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        assert!(self.probe_bytes().contains(&bytes), "a probe of {bytes}");
+        self.push(Posted::Probe(ticket, offset, bytes))
+    }
+
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
         self.push(Posted::Written(ticket))?;
         page.copy_to(&mut self.page);
@@ -88,6 +99,12 @@ impl PageTransport for LoopbackTransport {
                     self.run.clear();
                     let read = self.lease.read_run(offset, pages, &mut self.run);
                     read.expect("the layout stays inside the lease");
+                    complete(Completion::ReadRun(ticket, &self.run));
+                }
+                Posted::Probe(ticket, offset, bytes) => {
+                    self.run.clear();
+                    let read = self.lease.read_bytes(offset, bytes, &mut self.run);
+                    read.expect("who measures stays inside the lease");
                     complete(Completion::ReadRun(ticket, &self.run));
                 }
                 Posted::Written(ticket) => complete(Completion::Written(ticket)),

@@ -6,18 +6,25 @@
 
 mod choice;
 pub mod loopback;
+pub mod measure;
 pub mod rdma;
+pub mod select;
 pub mod tcp;
 
 pub use choice::Compression;
 
-use crate::page::PageBytes;
+use crate::page::{PAGE_SHIFT, PageBytes};
+use crate::wire::RUN_PAGES_MAX;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
 
 /// Most reads and writes outstanding on one transport. More would not go faster: 64 pages
 /// cover the product of bandwidth and delay of 10 Gbit/s at 200 us.
 pub const IN_FLIGHT_MAX: usize = 64;
+
+/// Bytes of a page, as requests count them.
+const PAGE_BYTES: u32 = 1 << PAGE_SHIFT;
 
 /// What the poster knows a request by.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -99,6 +106,22 @@ pub trait PageTransport: Send + fmt::Debug {
     ///
     /// [`Full`].
     fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full>;
+
+    /// The sizes, in bytes, that [`post_probe`](Self::post_probe) takes.
+    fn probe_bytes(&self) -> RangeInclusive<u32> {
+        PAGE_BYTES..=RUN_PAGES_MAX * PAGE_BYTES
+    }
+
+    /// Asks for `bytes` bytes from `offset` of the lease on, which begins a page, only to see how
+    /// long that takes. They come as a run. A transport that can read no part of a page takes
+    /// whole pages alone, and reads them as any others.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_probe(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        self.post_read_run(ticket, offset, bytes.div_ceil(PAGE_BYTES))
+    }
 
     /// Sends a page to be stored at `offset`. The bytes are taken before the call returns.
     ///

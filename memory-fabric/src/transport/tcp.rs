@@ -7,19 +7,22 @@
 
 use super::choice::{Choice, Part};
 use super::{
-    Completion, Compression, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket,
+    Completion, Compression, Full, IN_FLIGHT_MAX, Interest, PAGE_BYTES, PageSource, PageTransport,
+    Ticket,
 };
+use crate::link::path::PathStats;
 use crate::link::{LinkPort, Outage};
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Traffic;
 use crate::wire::{
-    COUNT_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX,
-    TrafficClass, WireError, encode_count,
+    COUNT_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX,
+    RUN_PAGES_MAX, TrafficClass, WireError, encode_count,
 };
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,6 +35,9 @@ const INPUT_BYTES: usize = 128 << 10;
 
 /// As above where runs of pages come: room for the longest two.
 const RUN_INPUT_BYTES: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
+
+/// As above where probes come: room for the longest two.
+const PROBE_INPUT_BYTES: usize = 2 * (HEADER_BYTES + PROBE_BYTES_MAX as usize);
 
 /// Frames given to the kernel in one call.
 const SEND_BATCH: usize = 16;
@@ -103,7 +109,7 @@ impl Slot {
     fn payload(&self) -> &[u8] {
         match (self.kind, &self.page) {
             (FrameKind::WritePage, Some(page)) => &page[..self.page_bytes],
-            (FrameKind::ReadPages | FrameKind::DropPages, _) => &self.count,
+            (FrameKind::ReadPages | FrameKind::DropPages | FrameKind::Probe, _) => &self.count,
             _ => &[],
         }
     }
@@ -190,6 +196,7 @@ impl TcpTransport {
         let (input_bytes, pages_max) = match class {
             TrafficClass::Urgent | TrafficClass::Bulk => (INPUT_BYTES, 1),
             TrafficClass::Prefetch => (RUN_INPUT_BYTES, RUN_PAGES_MAX as usize),
+            TrafficClass::Probe => (PROBE_INPUT_BYTES, 0),
         };
         let choice = Choice::new(compression, class);
         traffic.set_compressing(choice.is_compressing());
@@ -217,6 +224,13 @@ impl TcpTransport {
         }
     }
 
+    /// Compresses by the policy of this link from now on.
+    #[must_use]
+    pub(crate) fn following(mut self, path: Arc<PathStats>) -> Self {
+        self.choice.follow(path);
+        self
+    }
+
     fn post(
         &mut self,
         ticket: Ticket,
@@ -240,7 +254,7 @@ impl TcpTransport {
             slot.count = encode_count(pages);
         }
         (slot.packing, slot.part) = match kind {
-            FrameKind::DropPages => Default::default(),
+            FrameKind::DropPages | FrameKind::Probe => Default::default(),
             _ => self.choice.next(slot.pages()),
         };
         if let Payload::Page(source) = payload {
@@ -427,12 +441,18 @@ impl TcpTransport {
                     let compressed = u64::from(slot.page_bytes < PAGE_SIZE);
                     self.traffic.record(1, compressed, slot.page_bytes);
                 }
+                (FrameKind::Probe, FrameKind::ProbeData) => {
+                    if payload.len() != u32::from_le_bytes(slot.count) as usize {
+                        return Err(unasked);
+                    }
+                    complete(Completion::ReadRun(slot.ticket, payload));
+                }
                 (FrameKind::DropPages, FrameKind::Dropped) => {
                     complete(Completion::Dropped(slot.pages()));
                 }
                 _ => return Err(unasked),
             }
-            if slot.kind != FrameKind::DropPages {
+            if !matches!(slot.kind, FrameKind::DropPages | FrameKind::Probe) {
                 self.choice.answered(slot.part, slot.pages());
                 answered = true;
             }
@@ -466,6 +486,22 @@ impl PageTransport for TcpTransport {
             "no room for runs here"
         );
         self.post(ticket, FrameKind::ReadPages, offset, Payload::Count(pages))
+    }
+
+    fn probe_bytes(&self) -> RangeInclusive<u32> {
+        match self.class {
+            TrafficClass::Probe => 1..=PROBE_BYTES_MAX,
+            _ => PAGE_BYTES..=RUN_PAGES_MAX * PAGE_BYTES,
+        }
+    }
+
+    fn post_probe(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        assert!(self.probe_bytes().contains(&bytes), "a probe of {bytes}");
+        if self.class != TrafficClass::Probe {
+            return self.post_read_run(ticket, offset, bytes.div_ceil(PAGE_BYTES));
+        }
+        let payload = Payload::Count(bytes);
+        self.post(ticket, FrameKind::Probe, offset, payload)
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {

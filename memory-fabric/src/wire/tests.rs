@@ -87,6 +87,29 @@ fn a_run_has_at_least_a_page_and_at_most_the_limit() {
     assert!(decode_run(&[1, 0, 0]).is_err());
 }
 
+#[test]
+fn a_probe_asks_for_at_least_a_byte_and_at_most_the_limit() {
+    for bytes in [1, 64, PROBE_BYTES_MAX] {
+        assert_eq!(decode_probe(&encode_count(bytes)), Ok(bytes));
+    }
+    for bytes in [0, PROBE_BYTES_MAX + 1, u32::MAX] {
+        assert_eq!(
+            decode_probe(&encode_count(bytes)),
+            Err(WireError::Probe(bytes))
+        );
+    }
+    assert!(decode_probe(&[1, 0, 0]).is_err());
+    // Nothing about it is packed, and its answer is not empty.
+    let packed = Frame::new(FrameKind::Probe, 1, 0, false).with_packing(Packing::Lz4);
+    let decoded = Frame::decode(&packed.encode(&encode_count(64)));
+    assert!(matches!(decoded, Err(WireError::Packing { .. })));
+    let empty = Frame::new(FrameKind::ProbeData, 1, 0, false).encode(&[]);
+    assert!(matches!(
+        Frame::decode(&empty),
+        Err(WireError::Length { .. })
+    ));
+}
+
 proptest! {
     #[test]
     fn headers_round_trip(request: u64, offset: u64, checksummed: bool) {
@@ -102,7 +125,11 @@ proptest! {
     #[test]
     fn no_header_makes_decode_panic_or_accept_too_long_a_payload(bytes: [u8; HEADER_BYTES]) {
         if let Ok(frame) = Frame::decode(&bytes) {
-            prop_assert!(frame.length <= PAYLOAD_BYTES_MAX);
+            let most = match frame.kind {
+                FrameKind::ProbeData => PROBE_BYTES_MAX as usize,
+                _ => PAYLOAD_BYTES_MAX,
+            };
+            prop_assert!(frame.length <= most);
         }
     }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, SPIN_DEFAULT,
-    TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
+    SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::layout::CACHE_PAGES_MIN;
 use memory_fabric::link::LinkEvent;
@@ -60,6 +60,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         vm: "walk".into(),
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes: CACHE_PAGES_MIN << PAGE_SHIFT,
+        local_use: LocalUse::Cache,
         donors: vec![DonorAddress {
             address: donor,
             bytes: Some(bytes),

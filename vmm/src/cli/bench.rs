@@ -198,7 +198,7 @@ impl BenchFaultConfig {
         check_range("--donors", self.donors, 1, BENCH_DONORS_MAX)?;
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
         self.transport.require_available()?;
-        if self.transport == Transport::Rdma {
+        if matches!(self.transport, Transport::Rdma | Transport::Hybrid) {
             return Err(ValidationError::BenchByRdma);
         }
         check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;

@@ -18,6 +18,8 @@ pub enum Transport {
     Loopback,
     /// Pages read by RDMA verbs, or nothing
     Rdma,
+    /// Pages that are waited for by RDMA verbs, all else by TCP
+    Hybrid,
     /// QUIC over UDP
     #[value(hide = true)]
     Udp,
@@ -31,7 +33,7 @@ impl Transport {
     /// If this build does not have it, with the one to use instead.
     pub fn require_available(self) -> Result<(), ValidationError> {
         let setting = match self {
-            Self::Auto | Self::Tcp | Self::Loopback | Self::Rdma => return Ok(()),
+            Self::Auto | Self::Tcp | Self::Loopback | Self::Rdma | Self::Hybrid => return Ok(()),
             Self::Udp => "--transport udp",
         };
         Err(ValidationError::NotThereYet {

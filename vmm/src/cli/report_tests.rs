@@ -42,6 +42,10 @@ fn the_fields_have_the_promised_names() {
         faults: Some(FaultKind::default()),
         traffic: Some(Traffic::default()),
         rdma: Some(RdmaUsed::default()),
+        path: Some(PathUsed {
+            tcp: Some(PathMeasured::default()),
+            ..PathUsed::default()
+        }),
     });
     let value = serde_json::to_value(&report).expect("is JSON");
     let percentiles = json!({ "p50": 0.0, "p90": 0.0, "p99": 0.0, "p999": 0.0, "max": 0.0 });
@@ -65,7 +69,7 @@ fn the_fields_have_the_promised_names() {
             "huge_bytes": null,
         },
         "boot": { "to_init_ms": null },
-        "transport": { "kind": "", "tier": "" },
+        "transport": { "kind": "", "tier": "", "bulk": "" },
         "nodes": [{
             "id": 1,
             "role": "donor",
@@ -76,6 +80,15 @@ fn the_fields_have_the_promised_names() {
             "faults": kind,
             "traffic": { "urgent": class, "prefetch": class, "write_back": class },
             "rdma": { "pages_read": 0, "connections": 0, "failures": 0 },
+            "path": {
+                "faults": "",
+                "bulk": "",
+                "tier": "",
+                "tier_changes": 0,
+                "latency_estimate_us": 0.0,
+                "tcp": { "small_us": 0.0, "page_us": 0.0, "stream_bytes_per_second": 0.0 },
+                "rdma": null,
+            },
         }],
         "faults": {
             "remote": kind,

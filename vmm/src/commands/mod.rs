@@ -4,6 +4,7 @@ pub mod bench;
 mod devices;
 pub mod doctor;
 mod free_memory;
+mod links;
 pub mod node;
 mod numa;
 mod observe;

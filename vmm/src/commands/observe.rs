@@ -20,6 +20,7 @@ use ssi_hv::status::heat::HeatStatus;
 use ssi_hv::status::rdma::RdmaResources;
 use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
 
+use super::links::path_used;
 use super::supervisor::Supervisor;
 
 /// A run as it can be asked about. Nothing in it leads to guest memory.
@@ -81,7 +82,7 @@ impl Watched {
             },
             transport: self.transport.clone(),
             memory: memory(&self.view, walk),
-            nodes: nodes(&self.view.nodes(), stats)
+            nodes: nodes(&self.view.nodes(), &self.view)
                 .into_iter()
                 .zip(links)
                 .zip(rdma)
@@ -131,11 +132,12 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
 }
 
 /// Every node's part, for donors with the faults that they served.
-pub fn nodes(summaries: &[NodeSummary], stats: &PagerStats) -> Vec<Node> {
-    let faults = std::iter::once(None).chain(stats.donors.iter().map(Some));
-    let nodes = summaries.iter().zip(faults);
+pub fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
+    let faults = std::iter::once(None).chain(view.stats().donors.iter().map(Some));
+    let paths = std::iter::once(None).chain(view.paths());
+    let nodes = summaries.iter().zip(faults).zip(paths);
     nodes
-        .map(|(summary, donor)| Node {
+        .map(|((summary, donor), path)| Node {
             id: summary.id.0.into(),
             role: if summary.id.0 == 0 {
                 Role::Compute
@@ -153,6 +155,7 @@ pub fn nodes(summaries: &[NodeSummary], stats: &PagerStats) -> Vec<Node> {
                 connections: rdma.connections,
                 failures: rdma.failures,
             }),
+            path: path.map(path_used),
         })
         .collect()
 }

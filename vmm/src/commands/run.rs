@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, PathKind, SPIN_DEFAULT,
-    Tier, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, SPIN_DEFAULT,
+    TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
@@ -20,13 +20,14 @@ use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
     guest_memory_ranges,
 };
-use ssi_hv::report::{FreePages, Guest, Host, Report, ReportFile, TransportUsed};
+use ssi_hv::report::{FreePages, Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
 use super::devices::HostDevices;
+use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
 use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
 use super::supervisor::Supervisor;
@@ -158,6 +159,9 @@ impl Run<'_> {
         let fabric =
             Fabric::start(&fabric_config, &supervisor.observer()).map_err(donors_failed)?;
         tracing::info!("{}", describe(&fabric, wanted));
+        if let Some(advice) = advice(&fabric) {
+            tracing::warn!("{advice}");
+        }
         let watched = Arc::new(Watched {
             name: vm_name(config),
             started: self.started,
@@ -248,6 +252,7 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         transport: match config.transport {
             Transport::Loopback => TransportKind::Loopback,
             Transport::Rdma => TransportKind::Rdma,
+            Transport::Hybrid => TransportKind::Hybrid,
             // A READ has no place for a checksum of ours.
             Transport::Auto if !config.checksum => TransportKind::Auto,
             Transport::Auto | Transport::Tcp | Transport::Udp => TransportKind::Tcp,
@@ -285,52 +290,6 @@ fn donors_failed(error: FabricError) -> Failure {
     }
 }
 
-/// Where the guest's memory is, and how it travels, in a line.
-fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
-    let plan = fabric.plan();
-    let size = |pages: u64| ByteSize::from_bytes(pages << PAGE_SHIFT);
-    if plan.cache_pages == 0 {
-        return format!("memory {}, all of it local", wanted.memory);
-    }
-    let transport = transport_used(fabric);
-    let round_trip = fabric.round_trip().map_or(String::new(), |time| {
-        format!(", round trip {} us", time.as_micros())
-    });
-    let refusal = fabric
-        .rdma_refusals()
-        .first()
-        .map_or(String::new(), |reason| format!(" ({reason})"));
-    format!(
-        "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}, tier {}{round_trip}{refusal}",
-        wanted.memory,
-        size(plan.home_here_pages),
-        size(
-            plan.layout
-                .extents()
-                .iter()
-                .map(|e| u64::from(e.pages.count))
-                .sum::<u64>()
-                - plan.home_here_pages
-        ),
-        fabric.nodes().len() - 1,
-        size(plan.cache_pages),
-        transport.kind,
-        transport.tier,
-    )
-}
-
-fn transport_used(fabric: &Fabric) -> TransportUsed {
-    let path = fabric.path();
-    let tier = match path {
-        PathKind::None | PathKind::Loopback => "none",
-        path => Tier::of(path, fabric.round_trip().unwrap_or(Duration::MAX)).name(),
-    };
-    TransportUsed {
-        kind: path.name().to_owned(),
-        tier: tier.to_owned(),
-    }
-}
-
 /// The guest view as KVM and the device models see it.
 fn guest_memory(memory: &GuestMemory, size: ByteSize) -> Result<GuestMemoryMmap, Failure> {
     let mut regions = Vec::new();
@@ -365,6 +324,7 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
     report.memory = memory(fabric.view(), true);
     report.transport = transport_used(&fabric);
     let stats = Arc::clone(fabric.stats());
+    let view = fabric.view().clone();
     let summaries = if machine.all_vcpus_ended() {
         fabric.shutdown()
     } else {
@@ -374,7 +334,7 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
         std::mem::forget(fabric);
         summaries
     };
-    report.nodes = nodes(&summaries, &stats);
+    report.nodes = nodes(&summaries, &view);
     report.evictions = stats.evictions.get();
     report.free_pages = FreePages {
         reported: stats.free_pages.reported.get(),

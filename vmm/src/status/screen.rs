@@ -124,21 +124,22 @@ fn wire(nodes: &[NodeNow]) -> String {
 
 fn nodes(line: &mut impl FnMut(String), nodes: &[NodeNow]) {
     line(format!(
-        "{:<4} {:<8} {:>10} {:>11} {:>11} {:>11} {:>8}  address",
-        "node", "role", "memory", "fetched", "written", "trip, us", "outages"
+        "{:<4} {:<7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7}  address",
+        "node", "role", "memory", "fetched", "written", "page, us", "tier", "outages"
     ));
     for NodeNow { node, link } in nodes {
         let role = match node.role {
             Role::Compute => "compute",
             Role::Donor => "donor",
         };
-        let (trip, outages) = match link {
-            Some(link) if link.reachable => (micros(link.round_trip_us), link.outages.to_string()),
-            Some(link) => ("away".to_owned(), link.outages.to_string()),
-            None => ("-".to_owned(), "-".to_owned()),
+        let outages = link.map_or("-".to_owned(), |link| link.outages.to_string());
+        let (page, tier) = match (link, &node.path) {
+            (Some(link), _) if !link.reachable => ("away".to_owned(), "-"),
+            (_, Some(path)) => (micros(path.latency_estimate_us), path.tier.as_str()),
+            _ => ("-".to_owned(), "-"),
         };
         line(format!(
-            "{:<4} {role:<8} {:>10} {:>11} {:>11} {trip:>11} {outages:>8}  {}",
+            "{:<4} {role:<7} {:>9} {:>9} {:>9} {page:>9} {tier:>8} {outages:>7}  {}",
             node.id,
             size(node.memory_bytes),
             node.pages_fetched,

@@ -2,7 +2,7 @@
 
 use super::heat::{BlockStatus, ExtentStatus};
 use super::*;
-use crate::report::{FaultKind, Percentiles, Role, Stages, Traffic, TrafficClass};
+use crate::report::{FaultKind, PathUsed, Percentiles, Role, Stages, Traffic, TrafficClass};
 
 fn kind(count: u64, p50: f64) -> FaultKind {
     let times = Percentiles {
@@ -47,6 +47,11 @@ fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
                 write_back: traffic(30, 10, true),
             }),
             rdma: None,
+            path: (id > 0).then(|| PathUsed {
+                tier: "fast-tcp".into(),
+                latency_estimate_us: 61.4,
+                ..PathUsed::default()
+            }),
         },
         link: (id > 0).then_some(LinkNow {
             reachable: id == 1,
@@ -156,6 +161,7 @@ fn status() -> VmStatus {
         transport: TransportUsed {
             kind: "tcp".into(),
             tier: "slow".into(),
+            bulk: "tcp".into(),
         },
         memory: MemoryUsed {
             home_here_bytes: 0,
@@ -201,7 +207,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
         "ahead      640 pages fetched: 512 used, 32 wasted; 3 touched on their way",
         "wire       300 MiB of pages as 250 MiB; 50 compressed; now on: prefetch, write-back",
         "rdma       rxe0: in use 4 of 1048576 queue pairs",
-        "10.0.0.1:7000",
+        "61.4 fast-tcp       3  10.0.0.1:7000",
         "away",
         "from node 1",
         "error: donor node 2 cannot be reached",

@@ -218,6 +218,15 @@ impl Lane {
         }
     }
 
+    /// As [`ReadLane::add`], of a number of bytes.
+    pub(super) fn add_bytes(&mut self, number: u16, offset: u64, bytes: u32) -> bool {
+        let placed = self.add(number, offset, (bytes as usize).div_ceil(PAGE_SIZE));
+        if placed {
+            self.parts[self.batch - 1].length = bytes;
+        }
+        placed
+    }
+
     /// Reads one page at `offset` of the lease, with nothing else outstanding; gives the time that
     /// took, and the bytes to `take`.
     pub(crate) fn read_now(

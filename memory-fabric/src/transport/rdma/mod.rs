@@ -11,7 +11,8 @@
 //! - `pair`: queue pairs of reliable connections, and their states;
 //! - [`endpoint`]: what two ends tell each other to be connected;
 //! - `connection`: a [`Lane`], a connection ready for READs of one lease;
-//! - `transport`: the [`PageTransport`](super::PageTransport) over a lane, with TCP beside it.
+//! - `transport`: the [`PageTransport`](super::PageTransport) over a lane, with TCP beside it;
+//! - `probe`: the same over a lane alone, for measuring.
 //!
 //! libibverbs is loaded when it is first used, if the host has it. Without it that ends with
 //! [`RdmaError::NoLibrary`], and all else works. Children keep their parents: a queue
@@ -24,6 +25,7 @@ pub mod endpoint;
 mod library;
 mod memory;
 mod pair;
+pub mod probe;
 mod queue;
 pub mod resources;
 mod room;

@@ -1,0 +1,167 @@
+//! Following how fast links are while the VM runs: from the fetches that faults wait for where
+//! there are some, and by a few requests of its own where a link is idle.
+
+use crate::layout::NodeId;
+use crate::link::path::PathStats;
+use crate::link::rdma::{RdmaLinkConfig, RdmaStats};
+use crate::link::{LinkStats, describe, probe};
+use crate::pager::Policies;
+use crate::policy::Steady;
+use crate::stats::{DonorStats, PagerStats, Recent};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often links are looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// With fewer fetches than this, more are waited for.
+const FETCHES_MIN: u64 = 16;
+/// A link on which nothing went for so long is tried; doubled each time, as long as nothing does.
+const IDLE_MIN: Duration = Duration::from_secs(2);
+/// The longest such time.
+const IDLE_MAX: Duration = Duration::from_secs(32);
+/// How long such a try may take.
+const TRY_TIME: Duration = Duration::from_millis(20);
+/// How long the end of the thread is waited for: one that hangs in a verb is left behind.
+const END_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// The thread that follows the links. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Adapter {
+    stop: Option<Sender<()>>,
+    ended: Receiver<()>,
+}
+
+impl Adapter {
+    /// Follows the links of these donors, numbered from 1 on in this order.
+    pub(super) fn start(
+        donors: Vec<Followed>,
+        stats: Arc<PagerStats>,
+        policies: Arc<Policies>,
+    ) -> io::Result<Self> {
+        let (stop, stopped) = bounded(0);
+        let (ended_by, ended) = bounded(1);
+        std::thread::Builder::new()
+            .name("pager-adapt".to_owned())
+            .spawn(move || {
+                follow(donors, &stats, &policies, &stopped);
+                let _ = ended_by.send(());
+            })?;
+        let stop = Some(stop);
+        Ok(Self { stop, ended })
+    }
+}
+
+impl Drop for Adapter {
+    fn drop(&mut self) {
+        self.stop = None;
+        if self.ended.recv_timeout(END_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+            tracing::warn!("the thread that measures links does not end; it is left behind");
+        }
+    }
+}
+
+/// A donor whose link is followed.
+#[derive(Debug)]
+pub(super) struct Followed {
+    /// Where it is, and with which token.
+    config: RdmaLinkConfig,
+    link: Arc<LinkStats>,
+    rdma: Option<Arc<RdmaStats>>,
+    path: Arc<PathStats>,
+    steady: Steady,
+    fetches: Recent,
+    /// Pages of all kinds that went to and fro when it was looked at last.
+    pages: u64,
+    /// Since when nothing has.
+    idle_since: Instant,
+    idle_time: Duration,
+}
+
+impl Followed {
+    pub(super) fn new(
+        config: RdmaLinkConfig,
+        link: Arc<LinkStats>,
+        rdma: Option<Arc<RdmaStats>>,
+        path: Arc<PathStats>,
+    ) -> Self {
+        Self {
+            steady: Steady::new(path.tier()),
+            fetches: Recent::default(),
+            pages: 0,
+            idle_since: Instant::now(),
+            idle_time: IDLE_MIN,
+            config,
+            link,
+            rdma,
+            path,
+        }
+    }
+
+    fn by_rdma(&self) -> bool {
+        self.rdma.as_deref().is_some_and(RdmaStats::is_connected)
+    }
+
+    /// What a fetch takes now, if there is something new to say.
+    fn latency(&mut self, stats: &DonorStats) -> Option<Duration> {
+        let pages = stats.pages_fetched.get() + stats.pages_written_back.get();
+        if pages != self.pages {
+            self.pages = pages;
+            self.idle_since = Instant::now();
+            self.idle_time = IDLE_MIN;
+        }
+        if let Some(quarter) = self.fetches.quarter(&stats.fetch, FETCHES_MIN) {
+            return Some(quarter);
+        }
+        if self.idle_since.elapsed() < self.idle_time || !self.link.is_reachable() {
+            return None;
+        }
+        self.idle_since = Instant::now();
+        self.idle_time = (self.idle_time * 2).min(IDLE_MAX);
+        self.try_it()
+            .inspect_err(|why| tracing::debug!(node = %self.config.node, why, "not measured"))
+            .ok()
+    }
+
+    /// Asks for some pages on a connection for that alone.
+    fn try_it(&self) -> Result<Duration, String> {
+        let gauge = if self.by_rdma() {
+            probe::rdma(&self.config).map_err(|error| describe(&error))
+        } else {
+            probe::tcp(&self.config).map_err(|error| describe(&error))
+        };
+        let time = gauge?.page_round_trip(TRY_TIME);
+        time.map_err(|error| error.to_string())
+    }
+}
+
+fn follow(
+    mut donors: Vec<Followed>,
+    stats: &PagerStats,
+    policies: &Policies,
+    stopped: &Receiver<()>,
+) {
+    // Its end is the end of the other end.
+    while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        for (donor, stats) in donors.iter_mut().zip(&stats.donors) {
+            let Some(latency) = donor.latency(stats) else {
+                continue;
+            };
+            donor.path.set_latency(latency);
+            let by_rdma = donor.by_rdma();
+            let before = donor.path.tier();
+            if let Some(tier) = donor.steady.observe(by_rdma, latency) {
+                donor.path.set_tier(tier);
+                policies.renew();
+                let node: NodeId = donor.config.node;
+                tracing::info!(
+                    "the link to {node} is {} now, it was {}: a page takes {} us",
+                    tier.name(),
+                    before.name(),
+                    latency.as_micros()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Finding out at the start how fast each way to a donor is, and choosing among them.
+
+use super::{FabricConfig, FabricError, TransportKind};
+use crate::control::CONTROL_TIMEOUT;
+use crate::link::rdma::{RdmaLinkConfig, RdmaLinkError, registering_time};
+use crate::link::{describe, probe};
+use crate::transport::measure::{Gauge, Measured};
+use crate::transport::select::Selection;
+use crate::turns::take_short_turns;
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use std::time::Duration;
+
+/// How long measuring may take altogether; what is shorter on fast links is bounded by the number
+/// of requests. Making the connections, and registering memory for RDMA, come on top.
+const TIME_MAX: Duration = Duration::from_millis(200);
+/// Each way to each donor has so long at the least.
+const TIME_MIN: Duration = Duration::from_millis(2);
+
+/// What was found out about one donor.
+pub(super) struct Calibration {
+    pub tcp: Option<Measured>,
+    pub rdma: Option<Measured>,
+    pub selection: Selection,
+    /// Why it is not read by RDMA, where that was tried.
+    pub refusal: Option<RdmaLinkError>,
+}
+
+/// Measures every way that is allowed, and selects.
+pub(super) fn calibrate(
+    config: &FabricConfig,
+    link: &RdmaLinkConfig,
+) -> Result<Calibration, FabricError> {
+    let kind = config.transport;
+    let (by_tcp, by_rdma) = match kind {
+        TransportKind::Auto | TransportKind::Hybrid => (true, true),
+        TransportKind::Rdma => (false, true),
+        TransportKind::Tcp | TransportKind::Loopback => (true, false),
+    };
+    let ways = u32::try_from(config.donors.len().max(1)).unwrap_or(u32::MAX)
+        * (u32::from(by_tcp) + u32::from(by_rdma));
+    let time = (TIME_MAX / ways).max(TIME_MIN);
+    let tcp = by_tcp.then(|| measure_tcp(link, time)).flatten();
+    let mut refusal = None;
+    let mut rdma = None;
+    if by_rdma {
+        match measure_rdma(link, time) {
+            Ok(measured) => rdma = measured,
+            Err(error) if kind != TransportKind::Auto => return Err(error.into()),
+            Err(error) => refusal = Some(error),
+        }
+    }
+    let selection = match kind {
+        TransportKind::Rdma => Selection::RDMA,
+        TransportKind::Hybrid => Selection::HYBRID,
+        TransportKind::Auto => Selection::best(tcp.as_ref(), rdma.as_ref()),
+        TransportKind::Tcp | TransportKind::Loopback => Selection::TCP,
+    };
+    tracing::debug!(node = %link.node, ?tcp, ?rdma, ?selection, "measured");
+    Ok(Calibration {
+        tcp,
+        rdma,
+        selection,
+        refusal,
+    })
+}
+
+/// On a thread of its own, for its short turns.
+fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
+    let measured = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            take_short_turns();
+            let mut gauge = probe::tcp(link).map_err(|error| describe(&error))?;
+            measure(&mut gauge, time)
+        });
+        thread.join()
+    });
+    let measured = measured.unwrap_or_else(|_| Err("the thread panicked".to_owned()));
+    // The link itself is kept by others, who say what is wrong with it.
+    measured
+        .inspect_err(|why| tracing::debug!(node = %link.node, why, "TCP was not measured"))
+        .ok()
+}
+
+/// On a thread that is left behind when a verb hangs. No measurement is no error: the connections
+/// for pages are tried out when they are made.
+fn measure_rdma(link: &RdmaLinkConfig, time: Duration) -> Result<Option<Measured>, RdmaLinkError> {
+    let (give, measured) = bounded(1);
+    let config = link.clone();
+    std::thread::Builder::new()
+        .name(format!("measure-{}", link.node.0))
+        .spawn(move || {
+            take_short_turns();
+            let found = probe::rdma(&config).map(|mut gauge| measure(&mut gauge, time));
+            // That nobody waits any more is no error.
+            let _ = give.send(found);
+        })
+        .map_err(RdmaLinkError::Thread)?;
+    let (address, after) = (link.address, registering_time(link.bytes) + CONTROL_TIMEOUT);
+    let late = RdmaLinkError::Late { address, after };
+    match measured.recv_timeout(after) {
+        Ok(Ok(Ok(measured))) => Ok(Some(measured)),
+        Ok(Ok(Err(why))) => {
+            tracing::debug!(node = %link.node, why, "RDMA was not measured");
+            Ok(None)
+        }
+        Ok(Err(error)) => Err(error),
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Err(late),
+    }
+}
+
+fn measure(gauge: &mut Gauge, time: Duration) -> Result<Measured, String> {
+    gauge.calibrate(time).map_err(|error| error.to_string())
+}

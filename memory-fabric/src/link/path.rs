@@ -1,0 +1,83 @@
+//! How fast the way to a donor is: measured at the start, and followed while the VM runs.
+
+use crate::policy::{Policy, PolicyCell, Tier};
+use crate::stats::Counter;
+use crate::transport::measure::Measured;
+use crate::transport::select::Selection;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// What is known of the way to one donor.
+#[derive(Debug)]
+pub struct PathStats {
+    /// By what pages travel, as it was selected at the start.
+    pub selection: Selection,
+    /// What TCP measured at the start.
+    pub tcp: Option<Measured>,
+    /// What RDMA measured at the start.
+    pub rdma: Option<Measured>,
+    /// How often the tier changed.
+    pub tier_changes: Counter,
+    // Relaxed: a number of its own.
+    latency_ns: AtomicU64,
+    policy: PolicyCell,
+}
+
+impl PathStats {
+    /// With what the start found; `latency` is what counts where nothing was measured.
+    pub(crate) fn new(
+        selection: Selection,
+        tcp: Option<Measured>,
+        rdma: Option<Measured>,
+        latency: Duration,
+    ) -> Self {
+        let by_rdma = selection.faults_by_rdma;
+        let faults = if by_rdma { rdma } else { tcp };
+        let bulk = if selection.bulk_by_rdma { rdma } else { tcp };
+        let latency = faults.map_or(latency, |measured| measured.page);
+        let policy = PolicyCell::new(Tier::of(by_rdma, latency));
+        if let Some(measured) = bulk {
+            policy.set_stream(measured.stream_bytes_per_second);
+        }
+        Self {
+            selection,
+            tcp,
+            rdma,
+            tier_changes: Counter::default(),
+            latency_ns: AtomicU64::new(nanos(latency)),
+            policy,
+        }
+    }
+
+    /// What it takes to fetch a page with little else in its way: of real fetches, what the
+    /// fastest quarter took at the most; of an idle link, the median of some tries.
+    #[must_use]
+    pub fn latency_estimate(&self) -> Duration {
+        Duration::from_nanos(self.latency_ns.load(Ordering::Relaxed))
+    }
+
+    /// The class of the link now.
+    #[must_use]
+    pub fn tier(&self) -> Tier {
+        self.policy.tier()
+    }
+
+    /// What follows from that.
+    #[must_use]
+    pub fn policy(&self) -> Policy {
+        self.policy.policy()
+    }
+
+    pub(crate) fn set_latency(&self, latency: Duration) {
+        self.latency_ns.store(nanos(latency), Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_tier(&self, tier: Tier) {
+        self.policy.set_tier(tier);
+        self.tier_changes.increment();
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

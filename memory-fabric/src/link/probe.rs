@@ -1,0 +1,75 @@
+//! Connections to a lease for measuring: beside those that its pages travel on, and for a while.
+
+use super::rdma::{RdmaLinkConfig, RdmaLinkError, connect};
+use super::{Ask, LinkPort};
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::donor::pool::Lease;
+use crate::transport::Compression;
+use crate::transport::loopback::LoopbackTransport;
+use crate::transport::measure::Gauge;
+use crate::transport::rdma::probe::ProbeLane;
+use crate::transport::tcp::TcpTransport;
+use crate::wire::{AttachRequest, FrameKind, TrafficClass, WireError};
+use crossbeam_channel::bounded;
+use std::sync::Arc;
+
+/// A connection by TCP.
+///
+/// # Errors
+///
+/// When it cannot be made, or the donor refuses it.
+pub fn tcp(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
+    let (address, class) = (config.address, TrafficClass::Probe);
+    let mut stream = ControlStream::connect(address)?;
+    let token = config.token;
+    stream.send(FrameKind::Attach, &AttachRequest { token, class })?;
+    let (frame, _) = stream.receive(CONTROL_TIMEOUT)?;
+    if frame.kind != FrameKind::Attached {
+        let wrong = WireError::Unexpected(frame.kind);
+        return Err(ControlError::Protocol(address, wrong));
+    }
+    let (give, connections) = bounded(1);
+    let (ask, asked) = bounded(1);
+    let _ = give.send(stream.into_stream());
+    let port = LinkPort {
+        class,
+        ask,
+        connections,
+        completed: Arc::default(),
+    };
+    let transport = TcpTransport::new(port, class, false, Compression::Off, Arc::default());
+    // A transport asks for another connection when its own is of no more use.
+    let failure = move || match asked.try_recv() {
+        Ok(Ask::Connection(_, why)) => Some(why.to_string()),
+        Ok(Ask::Stop) | Err(_) => None,
+    };
+    Ok(Gauge::new(
+        Box::new(transport),
+        config.bytes,
+        Box::new(failure),
+    ))
+}
+
+/// A connection by RDMA. Verbs may hang: to be called on a thread that nobody has to wait for.
+///
+/// # Errors
+///
+/// See [`RdmaLinkError`].
+pub fn rdma(config: &RdmaLinkConfig) -> Result<Gauge, RdmaLinkError> {
+    let (lane, ..) = connect(config, TrafficClass::Probe)?;
+    let (failed, failures) = bounded(1);
+    let transport = ProbeLane::new(lane, failed);
+    Ok(Gauge::new(
+        Box::new(transport),
+        config.bytes,
+        Box::new(move || failures.try_recv().ok()),
+    ))
+}
+
+/// No connection: a lease in this process.
+#[must_use]
+pub fn loopback(lease: Arc<Lease>) -> Gauge {
+    let bytes = lease.bytes();
+    let transport = LoopbackTransport::new(lease);
+    Gauge::new(Box::new(transport), bytes, Box::new(|| None))
+}

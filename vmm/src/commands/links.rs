@@ -1,0 +1,125 @@
+//! How pages travel: in a line at the start, and in the report.
+
+use memory_fabric::fabric::{Fabric, PathKind, Tier};
+use memory_fabric::link::path::PathStats;
+use memory_fabric::page::PAGE_SHIFT;
+use memory_fabric::transport::measure::Measured;
+use ssi_hv::config::ValidatedRun;
+use ssi_hv::report::{PathMeasured, PathUsed, TransportUsed};
+use ssi_hv::size::ByteSize;
+
+/// Where the guest's memory is, and how it travels, in a line.
+pub fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
+    let plan = fabric.plan();
+    let size = |pages: u64| ByteSize::from_bytes(pages << PAGE_SHIFT);
+    if plan.cache_pages == 0 {
+        return format!("memory {}, all of it local", wanted.memory);
+    }
+    let transport = transport_used(fabric);
+    let bulk = if transport.bulk == transport.kind {
+        String::new()
+    } else {
+        format!(" with {} for what is fetched ahead", transport.bulk)
+    };
+    let page = fabric.round_trip().map_or(String::new(), |time| {
+        format!(", a page takes {} us", time.as_micros())
+    });
+    let refusal = fabric
+        .rdma_refusals()
+        .first()
+        .map_or(String::new(), |reason| format!(" ({reason})"));
+    let extents = plan.layout.extents().iter();
+    let all: u64 = extents.map(|extent| u64::from(extent.pages.count)).sum();
+    format!(
+        "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}{bulk}, tier {}{page}{refusal}",
+        wanted.memory,
+        size(plan.home_here_pages),
+        size(all - plan.home_here_pages),
+        fabric.nodes().len() - 1,
+        size(plan.cache_pages),
+        transport.kind,
+        transport.tier,
+    )
+}
+
+/// By what pages travelled, and how fast the slowest link was, at the start.
+pub fn transport_used(fabric: &Fabric) -> TransportUsed {
+    TransportUsed {
+        kind: fabric.path().name().to_owned(),
+        tier: fabric.tier().map_or("none", Tier::name).to_owned(),
+        bulk: fabric.bulk_path().name().to_owned(),
+    }
+}
+
+/// What would make a slow link faster, where there is one.
+pub fn advice(fabric: &Fabric) -> Option<String> {
+    let (tier, time) = (fabric.tier()?, fabric.round_trip()?);
+    if tier != Tier::Slow {
+        return None;
+    }
+    let paths = fabric.view().paths();
+    let slowest = paths
+        .into_iter()
+        .flatten()
+        .max_by_key(|path| path.latency_estimate())?;
+    Some(format!(
+        "a page takes {} us, which is slow, and the guest waits for it: {}; see docs/hardware.md",
+        time.as_micros(),
+        remedy(fabric.path(), slowest.tcp.as_ref())
+    ))
+}
+
+/// How many times what a small request takes a page may take, where it is not the link's bandwidth
+/// that is missing.
+const PAGE_TO_SMALL_MAX: u32 = 3;
+
+fn remedy(path: PathKind, tcp: Option<&Measured>) -> &'static str {
+    let narrow = tcp.is_some_and(|tcp| tcp.page > tcp.small * PAGE_TO_SMALL_MAX);
+    match path {
+        PathKind::Rdma | PathKind::Mixed => {
+            "RDMA adapters in place of SoftRoCE, a larger MTU, or a network without losses would help"
+        }
+        _ if narrow => "a network with more bandwidth would help, and so would RDMA adapters",
+        _ => "RDMA adapters on both hosts, or hosts on one switch that do little else, would help",
+    }
+}
+
+/// How fast the way to a donor is.
+pub fn path_used(path: &PathStats) -> PathUsed {
+    let by = |rdma| if rdma { "rdma" } else { "tcp" }.to_owned();
+    let measured = |measured: &Measured| PathMeasured {
+        small_us: measured.small.as_secs_f64() * 1e6,
+        page_us: measured.page.as_secs_f64() * 1e6,
+        stream_bytes_per_second: measured.stream_bytes_per_second,
+    };
+    PathUsed {
+        faults: by(path.selection.faults_by_rdma),
+        bulk: by(path.selection.bulk_by_rdma),
+        tier: path.tier().name().to_owned(),
+        tier_changes: path.tier_changes.get(),
+        latency_estimate_us: path.latency_estimate().as_secs_f64() * 1e6,
+        tcp: path.tcp.as_ref().map(measured),
+        rdma: path.rdma.as_ref().map(measured),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_remedy_is_for_what_is_missing() {
+        let tcp = |small, page| Measured {
+            small: Duration::from_micros(small),
+            page: Duration::from_micros(page),
+            stream_bytes_per_second: 1e9,
+        };
+        assert!(remedy(PathKind::Rdma, None).contains("SoftRoCE"));
+        let narrow = tcp(100, 301);
+        assert!(remedy(PathKind::Tcp, Some(&narrow)).contains("bandwidth"));
+        let far = tcp(100, 300);
+        assert!(remedy(PathKind::Tcp, Some(&far)).contains("switch"));
+        assert!(remedy(PathKind::Tcp, None).contains("switch"));
+    }
+}
