@@ -5,6 +5,7 @@ use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use ssi_hv::exit::ExitCode;
 
@@ -440,7 +441,16 @@ fn a_disk_that_cannot_be_one_is_refused_before_anything_starts() {
     let line = run(path);
     assert!(line.contains("is in use: by another VM"), "{line}");
     drop(used);
-    let shared = devices::virtio::Disk::open(&image, true).expect("it can be opened");
+    // The lock outlives its file for as long as a child that another test is starting still has
+    // a copy of the descriptor, until its exec.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let shared = loop {
+        match devices::virtio::Disk::open(&image, true) {
+            Ok(shared) => break shared,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::yield_now();
+    };
     let line = run(&format!("path={path}"));
     assert!(
         line.contains("to all of its users with ,readonly"),

@@ -1,7 +1,10 @@
 //! The NUMA nodes that the guest is told of.
 
+use std::time::Duration;
+
 use memory_fabric::fabric::Fabric;
 use memory_fabric::layout::NodeId;
+use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
 use ssi_hv::config::{Numa, RunConfig};
 use ssi_hv::machine::NumaNode;
@@ -29,14 +32,28 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
         latency: near.latency,
         bandwidth_mb_s: Some(near.bandwidth_mb_s),
     };
-    let donors = (1..).zip(fabric.view().links()).map(|(number, link)| {
+    let donors = (1..).zip(fabric.view().paths()).map(|(number, path)| {
+        let (latency, bandwidth_mb_s) = match path {
+            Some(path) => reach(path),
+            // The slab of the loopback transport is memory of this host.
+            None => (near.latency, Some(near.bandwidth_mb_s)),
+        };
         NumaNode {
             memory: memory_of(NodeId(number)),
-            // The slab of the loopback transport is memory of this host.
-            latency: link.map_or(near.latency, |link| link.round_trip_min()),
-            bandwidth_mb_s: link.is_none().then_some(near.bandwidth_mb_s),
+            latency,
+            bandwidth_mb_s,
         }
     });
     let donors = donors.filter(|donor| !donor.memory.is_empty());
     std::iter::once(here).chain(donors).collect()
+}
+
+/// What it takes to fetch a page from a donor, and what its way carries, as measured at the start.
+fn reach(path: &PathStats) -> (Duration, Option<u64>) {
+    let by_rdma = path.selection.bulk_by_rdma;
+    let bulk = if by_rdma { path.rdma } else { path.tcp };
+    // Rates of links are far below 2^52 bytes a second.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    let bandwidth = bulk.map(|measured| (measured.stream_bytes_per_second / 1e6) as u64);
+    (path.latency_estimate(), bandwidth)
 }
