@@ -20,7 +20,9 @@ use std::path::PathBuf;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use self::bench::{BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig};
+use self::bench::{
+    BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig, BenchTransportConfig,
+};
 use self::file::ConfigFileError;
 use self::node::NodeConfig;
 use self::status::StatusConfig;
@@ -122,6 +124,8 @@ pub enum Action {
     BenchMemory(BenchMemoryConfig),
     /// Measure a start. The configuration is not validated yet.
     BenchStart(BenchStartConfig),
+    /// Measure transports. The configuration is not validated yet.
+    BenchTransport(BenchTransportConfig),
     /// Print a text that was asked for, such as the help.
     Print(String),
 }
@@ -192,6 +196,7 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),
         Command::Bench(BenchCommand::Start(config)) => Action::BenchStart(config),
+        Command::Bench(BenchCommand::Transport(config)) => Action::BenchTransport(config),
     };
     Ok(Invocation {
         action,

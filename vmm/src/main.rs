@@ -34,7 +34,10 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     let mut verbosity = invocation.verbosity;
     let bench = matches!(
         invocation.action,
-        Action::BenchFault(_) | Action::BenchMemory(_) | Action::BenchStart(_)
+        Action::BenchFault(_)
+            | Action::BenchMemory(_)
+            | Action::BenchStart(_)
+            | Action::BenchTransport(_)
     );
     if bench && verbosity.verbose == 0 {
         // Its own donors would tell of every lease between the results.
@@ -48,6 +51,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Status(config) => status::status(&config),
         Action::BenchMemory(config) => bench::memory(&config),
         Action::BenchStart(config) => bench::start(&config),
+        Action::BenchTransport(config) => bench::transport(&config),
         Action::Doctor(config) => doctor::doctor(config),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),
     }

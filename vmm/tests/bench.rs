@@ -63,3 +63,72 @@ fn writers_lose_nothing_while_memory_is_evicted_under_them() {
     assert!(number("/all_local_page_us/p50") > Some(0.0), "{result}");
     assert_eq!(result["corrupt_bytes"], 0);
 }
+
+#[test]
+fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
+    let result = bench(&["transport", "--seconds", "2"]);
+    assert_eq!(result["corrupt_bytes"], 0);
+    assert!(
+        result["verified_bytes"].as_u64() > Some(16 << 20),
+        "{result}"
+    );
+    let transports = result["transports"].as_array().expect("an array");
+    let kinds: Vec<_> = transports.iter().map(|one| one["kind"].as_str()).collect();
+    assert!(kinds.contains(&Some("tcp")) && kinds.contains(&Some("loopback")));
+    for one in transports {
+        let sizes = one["sizes"].as_array().expect("an array");
+        let bytes: Vec<_> = sizes
+            .iter()
+            .filter_map(|size| size["bytes"].as_u64())
+            .collect();
+        assert_eq!(
+            bytes,
+            (3..=10).map(|power| 1 << (2 * power)).collect::<Vec<u64>>()
+        );
+        for size in sizes {
+            let number = |pointer: &str| size.pointer(pointer).and_then(Value::as_f64);
+            let (p50, p99) = (number("/latency_us/p50"), number("/latency_us/p99"));
+            assert!(p50 > Some(0.0) && p99 >= p50, "{size}");
+            let jitter = p99.zip(p50).map(|(p99, p50)| p99 / p50);
+            let close = number("/jitter")
+                .zip(jitter)
+                .is_some_and(|(a, b)| (a - b).abs() < 0.01);
+            assert!(close, "{size}");
+            let (messages, stream) = (
+                number("/messages_per_second"),
+                number("/stream_bytes_per_second"),
+            );
+            let bytes = number("/bytes").expect("a size");
+            let ratio = stream
+                .zip(messages)
+                .map(|(stream, messages)| stream / messages / bytes);
+            assert!(
+                ratio.is_some_and(|ratio| (ratio - 1.0).abs() < 0.01),
+                "{size}"
+            );
+        }
+        let bars = one["page_histogram"].as_array().expect("an array");
+        let counted: u64 = bars.iter().filter_map(|bar| bar["count"].as_u64()).sum();
+        let page = sizes
+            .iter()
+            .find(|size| size["bytes"] == 4096)
+            .expect("a page");
+        assert_eq!(Some(counted), page["round_trips"].as_u64(), "{one}");
+        if one["kind"] == "tcp" {
+            assert!(
+                one["connections"]["others_ms"].as_f64() > Some(0.0),
+                "{one}"
+            );
+            assert!(one["write_bytes_per_second"].as_f64() > Some(0.0), "{one}");
+        }
+    }
+    // A host without RDMA says why; one with it has measured it.
+    let skipped = result["skipped"].as_array().expect("an array");
+    let reason = skipped.iter().find(|one| one["kind"] == "rdma");
+    assert_eq!(kinds.contains(&Some("rdma")), reason.is_none());
+    assert!(reason.is_none_or(|one| {
+        one["reason"]
+            .as_str()
+            .is_some_and(|text| text.contains("RDMA") || text.contains("libibverbs"))
+    }));
+}

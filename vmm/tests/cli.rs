@@ -168,6 +168,7 @@ fn help_fits_80_columns_and_names_what_is_there() {
         &["bench", "fault", "--help"],
         &["bench", "memory", "--help"],
         &["bench", "start", "--help"],
+        &["bench", "transport", "--help"],
     ] {
         let output = output(arguments);
         assert!(output.status.success());

@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod delay;
 pub mod proxy;
 pub mod throttle;
 

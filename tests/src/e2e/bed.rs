@@ -237,18 +237,19 @@ pub(super) fn remove_rxe(host: &Host) -> anyhow::Result<()> {
 
 /// The typical latency of so many READs of 4 KiB by perftest.
 pub(super) fn bare_read_us(one: &Host, two: &Host, reads: u32) -> anyhow::Result<f64> {
-    let reads = reads.to_string();
+    perftest_of(one, two, "ib_read_lat", 4096, reads)
+}
+
+/// What a tool of perftest gives for one size: the typical latency in us, or the average
+/// bandwidth in MB/s.
+pub(super) fn perftest(one: &Host, two: &Host, tool: &str, bytes: u32) -> anyhow::Result<f64> {
+    perftest_of(one, two, tool, bytes, 200)
+}
+
+fn perftest_of(one: &Host, two: &Host, tool: &str, bytes: u32, count: u32) -> anyhow::Result<f64> {
+    let (bytes, count) = (bytes.to_string(), count.to_string());
     let common = [
-        "ib_read_lat",
-        "-d",
-        "rxe0",
-        "-x",
-        "1",
-        "-s",
-        "4096",
-        "-n",
-        &reads,
-        "-F",
+        tool, "-d", "rxe0", "-x", "1", "-s", &bytes, "-n", &count, "-F",
     ];
     let server = two.spawn(&common)?;
     let address = two.address();
@@ -257,13 +258,21 @@ pub(super) fn bare_read_us(one: &Host, two: &Host, reads: u32) -> anyhow::Result
     let client: Vec<&str> = common.iter().copied().chain([address.as_str()]).collect();
     let text = one.check(&client, SHORT)?;
     ensure!(server.wait(SHORT)?.status.code == 0, "the server failed");
-    typical_latency_us(&text).with_context(|| format!("no latency in:\n{text}"))
+    // Size, count, least, most, typical of a latency; size, count, peak, average of a bandwidth,
+    // in 2^20 bytes a second.
+    let found = if tool.ends_with("_bw") {
+        column(&text, &bytes, 3).map(|mib| mib * f64::from(1 << 20) / 1e6)
+    } else {
+        column(&text, &bytes, 4)
+    };
+    found.with_context(|| format!("no result in:\n{text}"))
 }
 
-/// The column t_typical of the row for 4096 bytes.
-fn typical_latency_us(text: &str) -> Option<f64> {
-    let row = text.lines().find(|l| l.trim_start().starts_with("4096"))?;
-    row.split_whitespace().nth(4)?.parse().ok()
+/// A column of the row for a size.
+fn column(text: &str, bytes: &str, column: usize) -> Option<f64> {
+    let mut rows = text.lines().map(|line| line.split_whitespace());
+    let mut row = rows.find(|row| row.clone().next() == Some(bytes))?;
+    row.nth(column)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -277,6 +286,7 @@ mod tests {
         assert_eq!(fastest_ping_ms("nothing"), None);
         let row =
             " #bytes #iterations t_min t_max t_typical\n 4096  200  410.1  2000.5  633.20  650.0\n";
-        assert_eq!(typical_latency_us(row), Some(633.2));
+        assert_eq!(column(row, "4096", 4), Some(633.2));
+        assert_eq!(column(row, "409", 4), None);
     }
 }

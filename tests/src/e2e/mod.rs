@@ -17,6 +17,7 @@ mod rdma;
 mod rdma_faults;
 mod runner;
 mod status;
+mod transports;
 mod vsock;
 
 pub(crate) use guest::parse_faultprobe;
@@ -110,6 +111,7 @@ impl Plan {
             bed::SCENARIOS,
             boot::MEASURED,
             rdma::MEASURED,
+            transports::SCENARIOS,
             compression::SCENARIOS,
         ];
         Self {

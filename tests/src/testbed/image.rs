@@ -52,6 +52,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("ib_read_lat", "perftest"),
     ("ib_write_lat", "perftest"),
     ("ib_read_bw", "perftest"),
+    ("ib_write_bw", "perftest"),
     ("nbd-server", "nbd-server"),
     ("nbd-client", "nbd-client"),
 ];

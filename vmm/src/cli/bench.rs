@@ -2,7 +2,10 @@
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::validation::{ValidationError, check_range, check_size};
+use std::net::SocketAddr;
+
+use super::address::HostPort;
+use super::validation::{ValidationError, check_range, check_size, resolve_permitted};
 use crate::config::{Compression, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
 use crate::size::ByteSize;
 
@@ -23,6 +26,11 @@ pub enum BenchCommand {
         after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same rounds of the same run. Ratios are medians over the rounds."
     )]
     Fault(BenchFaultConfig),
+    /// Latency, message rate and stream of each transport, from 64 B to 1 MiB
+    #[command(
+        after_help = "Without --donor the donor is in this process, over loopback. Each transport that both ends have is measured alone, as pages are measured at the start of a VM; every byte of the round trips is verified. Comparable with perftest: p50 with the typical latency of ib_read_lat, the stream with ib_read_bw."
+    )]
+    Transport(BenchTransportConfig),
     /// Scans, several threads and donors, writes, stalls, and the cost of growing
     #[command(
         after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written all over, with less and less of it local. stalls: how long two writers wait for a page while memory is evicted under them. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
@@ -33,6 +41,61 @@ pub enum BenchCommand {
         after_help = "The donor is in this process. Nearly all of the memory is never touched, so it may be far more than the host has."
     )]
     Start(BenchStartConfig),
+}
+
+/// The configuration of `ssi-hv bench transport`.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct BenchTransportConfig {
+    /// A running node that lends 16 MiB for it
+    #[arg(long, value_name = "HOST:PORT")]
+    pub donor: Option<HostPort>,
+
+    /// What to measure
+    #[arg(
+        long,
+        value_name = "KIND",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "auto (all that can be had), tcp, rdma or loopback"
+    )]
+    pub transport: Transport,
+
+    /// How long to measure each transport at the most
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub seconds: u32,
+
+    /// Allow a donor beyond this host
+    #[arg(long)]
+    pub insecure: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl BenchTransportConfig {
+    /// Checks what the values mean together, and resolves the donor's name.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong, with its limit and remedy.
+    pub fn validate(&self) -> Result<Option<SocketAddr>, ValidationError> {
+        check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
+        self.transport.require_available()?;
+        if self.transport == Transport::Loopback && self.donor.is_some() {
+            return Err(ValidationError::LoopbackWithDonor);
+        }
+        let Some(donor) = &self.donor else {
+            return Ok(None);
+        };
+        if donor.port() == 0 {
+            return Err(ValidationError::PortZero {
+                address: donor.clone(),
+            });
+        }
+        resolve_permitted("donor", donor, self.insecure).map(Some)
+    }
 }
 
 /// A part of `ssi-hv bench memory`.

@@ -20,7 +20,7 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 }
 
 /// Commands that are planned.
-const COMMANDS: [Planned; 5] = [
+const COMMANDS: [Planned; 4] = [
     planned(
         "",
         "up",
@@ -36,11 +36,6 @@ const COMMANDS: [Planned; 5] = [
         "",
         "pki",
         "until then nodes talk over loopback, or with --insecure",
-    ),
-    planned(
-        "bench",
-        "transport",
-        "`ssi-hv bench fault` measures the transport as its floor",
     ),
 ];
 

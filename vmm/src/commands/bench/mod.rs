@@ -10,12 +10,14 @@ mod stalls;
 mod start;
 mod stream;
 mod threads;
+mod transport;
 mod usage;
 mod working_set;
 mod writes;
 
 pub use memory::memory;
 pub use start::start;
+pub use transport::transport;
 
 use std::fmt::Write as _;
 use std::time::Duration;

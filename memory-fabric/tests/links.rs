@@ -1,0 +1,102 @@
+//! Links that are measured, at the start and while a VM runs, and what follows from that.
+
+mod support;
+
+use memory_fabric::fabric::{Compression, PathKind, Tier, TransportKind};
+use memory_fabric::policy::Policy;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use support::delay::delayed;
+use support::*;
+
+/// The time that a page takes on a link that is slow for certain.
+const SLOW: Duration = Duration::from_millis(2);
+
+#[test]
+fn a_link_is_measured_and_followed_when_it_gets_slow_and_fast_again() {
+    let donor = donor(64 * MIB);
+    let delay = Arc::new(AtomicU64::new(0));
+    let address = delayed(donor.address(), Arc::clone(&delay));
+    let mut config = config(48 * MIB, 16 * MIB, &[address]);
+    config.transport = TransportKind::Auto;
+    config.compression = Compression::Off;
+    config.prefetch = false;
+    let running = start(&config);
+    let view = running.fabric.view().clone();
+    let path = || view.paths()[0].expect("a link");
+    assert_eq!(running.fabric.path(), PathKind::Tcp);
+    assert_eq!(running.fabric.bulk_path(), PathKind::Tcp);
+    let measured = path().tcp.expect("measured at the start");
+    assert_eq!(path().rdma, None, "this donor has none");
+    assert_eq!(running.fabric.round_trip(), Some(measured.page));
+    assert_eq!(running.fabric.tier(), Some(Tier::of(false, measured.page)));
+    assert_eq!(
+        path().policy().window_pages,
+        Policy::of(path().tier()).window_pages
+    );
+
+    let words = Words::of(&running.fabric);
+    fill(words, 7);
+    delay.store(
+        u64::try_from(SLOW.as_micros()).expect("short"),
+        Ordering::SeqCst,
+    );
+    // Touched all the time, so that it is real fetches that tell.
+    let mut random = Random(3);
+    let touch_until = |what: &str, random: &mut Random, done: &dyn Fn() -> bool| {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        while !done() {
+            assert!(std::time::Instant::now() < deadline, "{what}");
+            for _ in 0..16 {
+                verify_page(words, 7, random.below(words.pages()));
+            }
+        }
+    };
+    touch_until("it is not found to be slow", &mut random, &|| {
+        path().tier() == Tier::Slow && path().latency_estimate() >= SLOW
+    });
+    assert_eq!(
+        path().policy().probation_share,
+        Policy::of(Tier::Slow).probation_share
+    );
+    assert_eq!(path().policy().compression_first_pages, 64);
+    let changes = path().tier_changes.get();
+
+    // Now nothing is touched, so that it has to be tried.
+    delay.store(0, Ordering::SeqCst);
+    let fetched = view.nodes()[1].pages_fetched;
+    wait_until("an idle link is not measured again", || {
+        path().latency_estimate() < SLOW / 2
+    });
+    assert_eq!(
+        view.nodes()[1].pages_fetched,
+        fetched,
+        "probes are no pages"
+    );
+    assert!(path().tier_changes.get() >= changes);
+    verify(words, 7);
+    let nodes = running.fabric.shutdown();
+    let own = nodes[1].own_count.expect("told");
+    assert_eq!(own.pages_read, nodes[1].pages_fetched, "nor at the donor");
+}
+
+#[test]
+fn a_link_that_cannot_be_measured_still_carries_pages() {
+    let donor = donor(64 * MIB);
+    // Every connection for measuring is closed.
+    let proxy = support::delay::without_probes(donor.address());
+    let mut config = config(32 * MIB, 16 * MIB, &[proxy]);
+    config.transport = TransportKind::Auto;
+    let running = start(&config);
+    let view = running.fabric.view().clone();
+    let path = view.paths()[0].expect("a link");
+    assert_eq!((path.tcp, path.rdma), (None, None));
+    // The round trip of the lease stands in.
+    let link = view.links()[0].expect("a link").round_trip_min();
+    assert!(path.latency_estimate() >= link, "{link:?}");
+    let words = Words::of(&running.fabric);
+    fill(words, 9);
+    verify(words, 9);
+    running.fabric.shutdown();
+}

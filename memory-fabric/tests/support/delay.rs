@@ -1,0 +1,84 @@
+//! A network whose answers come late: a proxy that holds up what the donor sends.
+
+use memory_fabric::wire::{AttachRequest, FrameKind, HEADER_BYTES, TrafficClass, decode_message};
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A proxy to `donor` that passes on each piece of its answers so many microseconds later. It ends
+/// with the test's process.
+pub fn delayed(donor: SocketAddr, delay_us: Arc<AtomicU64>) -> SocketAddr {
+    proxy(donor, delay_us, true)
+}
+
+/// A proxy that closes every connection for measuring.
+pub fn without_probes(donor: SocketAddr) -> SocketAddr {
+    proxy(donor, Arc::default(), false)
+}
+
+fn proxy(donor: SocketAddr, delay_us: Arc<AtomicU64>, probes: bool) -> SocketAddr {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    std::thread::spawn(move || {
+        for client in listener.incoming().flatten() {
+            let delay_us = Arc::clone(&delay_us);
+            std::thread::spawn(move || {
+                let Ok(donor) = TcpStream::connect(donor) else {
+                    return;
+                };
+                for stream in [&client, &donor] {
+                    stream.set_nodelay(true).expect("a socket");
+                }
+                let Some(first) = first_frame(&client) else {
+                    return;
+                };
+                if !probes && is_probe(&first) || (&donor).write_all(&first).is_err() {
+                    return;
+                }
+                std::thread::scope(|scope| {
+                    scope.spawn(|| pass(&client, &donor, &AtomicU64::new(0)));
+                    pass(&donor, &client, &delay_us);
+                });
+            });
+        }
+    });
+    address
+}
+
+fn first_frame(mut client: &TcpStream) -> Option<Vec<u8>> {
+    let mut frame = vec![0; HEADER_BYTES];
+    client.read_exact(&mut frame).ok()?;
+    let length = u32::from_le_bytes(frame[8..12].try_into().expect("four bytes"));
+    frame.resize(HEADER_BYTES + length as usize, 0);
+    client.read_exact(&mut frame[HEADER_BYTES..]).ok()?;
+    Some(frame)
+}
+
+fn is_probe(frame: &[u8]) -> bool {
+    let kind = FrameKind::Attach;
+    let request = decode_message::<AttachRequest>(kind, &frame[HEADER_BYTES..]);
+    frame[3] == kind as u8 && request.is_ok_and(|request| request.class == TrafficClass::Probe)
+}
+
+fn pass(mut from: &TcpStream, mut to: &TcpStream, delay_us: &AtomicU64) {
+    let mut bytes = vec![0; 256 << 10];
+    loop {
+        match from.read(&mut bytes) {
+            Ok(0) | Err(_) => break,
+            Ok(count) => {
+                let delay = Duration::from_micros(delay_us.load(Ordering::SeqCst));
+                if !delay.is_zero() {
+                    // This is the network, and it is slow.
+                    std::thread::sleep(delay);
+                }
+                if to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
+            }
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}

@@ -1,0 +1,161 @@
+//! Scenarios of measuring transports and choosing among them.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::bed::{add_rxe, perftest, remove_rxe};
+use super::guest::{DONOR, Donor, Guest, exit};
+use super::{Context, Result, Scenario, Verdict};
+
+/// How long the bench may take.
+const BENCH_DEADLINE: Duration = Duration::from_secs(90);
+
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
+    name: "bench_transport",
+    about: "transports are measured beside perftest, auto chooses by what it measures, hybrid does both",
+    needs_product: true,
+    run: bench_and_choice,
+}];
+
+fn bench_and_choice(context: &Context<'_>) -> Result {
+    let (one, two) = (context.testbed.host(1), context.testbed.host(2));
+    add_rxe(one)?;
+    add_rxe(two)?;
+    let donor = Donor::lending(context, "1G", &["--rdma-device", "rxe0"])?;
+    bench(context)?;
+    chosen(context)?;
+    donor.stop(context)?;
+    remove_rxe(one)?;
+    remove_rxe(two)?;
+    Ok(Verdict::Pass)
+}
+
+fn bench(context: &Context<'_>) -> anyhow::Result<()> {
+    let (one, two) = (context.testbed.host(1), context.testbed.host(2));
+    let argv = [
+        "/share/ssi-hv",
+        "bench",
+        "transport",
+        "--insecure",
+        "--donor",
+        DONOR,
+        "--seconds",
+        "3",
+        "--json",
+    ];
+    let text = one.check(&argv, BENCH_DEADLINE)?;
+    let result: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
+    ensure!(
+        result["corrupt_bytes"] == 0 && result["verified_bytes"].as_u64() > Some(1 << 20),
+        "{text}"
+    );
+    let read_64 = perftest(one, two, "ib_read_lat", 64)?;
+    let read_4k = perftest(one, two, "ib_read_lat", 4096)?;
+    let read_bw = perftest(one, two, "ib_read_bw", 65_536)?;
+    let write_bw = perftest(one, two, "ib_write_bw", 65_536)?;
+    for kind in ["rdma", "tcp"] {
+        let of = of_kind(&result, kind).with_context(|| format!("no {kind} in {text}"))?;
+        let (small, page) = (
+            number(of, 64, "/latency_us/p50")?,
+            number(of, 4096, "/latency_us/p50")?,
+        );
+        let stream = number(of, 65_536, "/stream_bytes_per_second")? / 1e6;
+        ensure!(small > 0.0 && page > 0.0 && stream > 0.0, "{of}");
+        context.note(format!(
+            "{kind}: p50 of 64 B {small:.0} us, of 4 KiB {page:.0} us; stream of 64 KiB {stream:.1} MB/s; connection {:.1} ms",
+            of["connections"]["others_ms"].as_f64().unwrap_or(f64::NAN),
+        ));
+        if kind == "rdma" {
+            context.note(format!("p50 of 4 KiB / ib_read_lat: {:.2}", page / read_4k));
+        }
+    }
+    let registered = result
+        .pointer("/registration/memory")
+        .and_then(Value::as_array);
+    ensure!(
+        registered.is_some_and(|sizes| sizes.len() >= 3),
+        "{}",
+        result["registration"]
+    );
+    context.note(format!(
+        "perftest: ib_read_lat 64 B {read_64:.0} us, 4 KiB {read_4k:.0} us; 64 KiB: ib_read_bw {read_bw:.1}, ib_write_bw {write_bw:.1} MB/s (emulated)"
+    ));
+    Ok(())
+}
+
+fn of_kind<'a>(result: &'a Value, kind: &str) -> Option<&'a Value> {
+    let transports = result["transports"].as_array()?;
+    transports.iter().find(|one| one["kind"] == kind)
+}
+
+fn number(of: &Value, bytes: u64, pointer: &str) -> anyhow::Result<f64> {
+    let sizes = of["sizes"].as_array().context("no sizes")?;
+    let size = sizes.iter().find(|size| size["bytes"] == bytes);
+    let number = size.and_then(|size| size.pointer(pointer)?.as_f64());
+    number.with_context(|| format!("no {pointer} of {bytes} in {of}"))
+}
+
+/// What auto takes is what it measured to be best, and hybrid takes both.
+fn chosen(context: &Context<'_>) -> anyhow::Result<()> {
+    let short = |transport| {
+        let mut guest = Guest::remote(1, "true");
+        guest.more.extend(["--transport", transport]);
+        let guest = guest.run(context)?;
+        guest.expect_exit(exit::SHUTDOWN)?;
+        anyhow::Ok(guest)
+    };
+    let auto = short("auto")?;
+    let path = &auto.report["nodes"][1]["path"];
+    let measured = |pointer: &str| {
+        let number = path.pointer(pointer).and_then(Value::as_f64);
+        number.with_context(|| format!("no {pointer} in {path}"))
+    };
+    let (tcp, rdma) = (measured("/tcp/page_us")?, measured("/rdma/page_us")?);
+    let by_tcp = tcp * 4.0 <= rdma * 3.0;
+    ensure!(
+        path["faults"] == if by_tcp { "tcp" } else { "rdma" },
+        "{path}"
+    );
+    let (carried, read) = (
+        measured("/tcp/stream_bytes_per_second")?,
+        measured("/rdma/stream_bytes_per_second")?,
+    );
+    let bulk_by_tcp = by_tcp || carried >= read * 4.0 / 3.0;
+    ensure!(
+        path["bulk"] == if bulk_by_tcp { "tcp" } else { "rdma" },
+        "{path}"
+    );
+    let said = &auto.output.stderr;
+    let slow = auto.report["transport"]["tier"] == "slow";
+    ensure!(
+        !slow || said.contains("which is slow") && said.contains("docs/hardware.md"),
+        "no warning in {said}"
+    );
+    context.note(format!("auto: {path}"));
+    let hybrid = short("hybrid")?;
+    let transport = &hybrid.report["transport"];
+    ensure!(
+        transport["kind"] == "rdma" && transport["bulk"] == "tcp",
+        "{transport}"
+    );
+    let text = "transport rdma with tcp for what is fetched ahead";
+    ensure!(
+        hybrid.output.stderr.contains(text),
+        "{}",
+        hybrid.output.stderr
+    );
+    let ahead = hybrid
+        .report
+        .pointer("/nodes/1/traffic/prefetch/plain_bytes");
+    let ahead = ahead.and_then(Value::as_u64).context("no traffic")?;
+    let read = hybrid.report.pointer("/nodes/1/rdma/pages_read");
+    let read = read.and_then(Value::as_u64).context("no READs")?;
+    ensure!(read > 0, "no page was read by RDMA");
+    context.note(format!(
+        "hybrid: {read} pages by READ, {} fetched ahead by TCP",
+        ahead / 4096
+    ));
+    Ok(())
+}

@@ -1,0 +1,342 @@
+//! `ssi-hv bench transport`: each transport to one donor, with nothing else on it.
+
+mod one;
+mod table;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, anyhow};
+use memory_fabric::donor::pool::Pool;
+use memory_fabric::donor::server::{Donor, DonorConfig};
+use memory_fabric::fabric::SPIN_DEFAULT;
+use memory_fabric::layout::NodeId;
+use memory_fabric::link::rdma::RdmaLinkConfig;
+use memory_fabric::link::{Leased, Link, LinkConfig, probe};
+use memory_fabric::transport::rdma::DeviceChoice;
+use memory_fabric::transport::rdma::probe::{registrations, staging_time};
+use memory_fabric::turns::take_short_turns;
+use serde::Serialize;
+use ssi_hv::cli::bench::BenchTransportConfig;
+use ssi_hv::config::Transport;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::report::{Host, Percentiles};
+
+use super::micros;
+use crate::commands::{Failure, print};
+use one::Contents;
+
+/// What is leased and read.
+const LEASE_BYTES: u64 = 16 << 20;
+/// The sizes that are measured, bytes.
+const SIZES: [u32; 8] = [
+    64,
+    256,
+    1 << 10,
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+];
+/// The sizes that are registered, bytes.
+const REGISTERED: [usize; 4] = [256 << 10, 1 << 20, 16 << 20, 64 << 20];
+/// Staging buffers, pages: of the connection for faults, and of that for prefetching.
+const STAGING_PAGES: [usize; 2] = [64, 512];
+/// Beyond the time that was asked for, a transport may take so long for its connections.
+const SETUP_TIME_MAX: Duration = Duration::from_secs(30);
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+struct TransportBench {
+    schema: u32,
+    host: Host,
+    /// Where the donor is; `null` when it is in this process.
+    donor: Option<String>,
+    lease_bytes: u64,
+    transports: Vec<Measured>,
+    skipped: Vec<Skipped>,
+    /// `null` where this host has no RDMA device that leads to the donor.
+    registration: Option<RegistrationCost>,
+    verified_bytes: u64,
+    corrupt_bytes: u64,
+}
+
+/// One transport.
+#[derive(Debug, Serialize)]
+struct Measured {
+    kind: &'static str,
+    /// `null` where there is no connection to be made.
+    connections: Option<Connections>,
+    /// Pages written, 64 outstanding; `null` where nothing is written.
+    write_bytes_per_second: Option<f64>,
+    sizes: Vec<OfSize>,
+    /// Round trips of a page: how many took up to how long.
+    page_histogram: Vec<Bar>,
+    #[serde(skip)]
+    verified_bytes: u64,
+    #[serde(skip)]
+    corrupt_bytes: u64,
+}
+
+/// Connections that were made one after the other.
+#[derive(Debug, Serialize)]
+struct Connections {
+    count: usize,
+    /// The first; by RDMA the donor registers the memory of the lease for it.
+    first_ms: f64,
+    /// The median of the others.
+    others_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct OfSize {
+    bytes: u32,
+    round_trips: u64,
+    latency_us: Percentiles,
+    /// p99 / p50.
+    jitter: f64,
+    /// Requests outstanding in the stream.
+    in_flight: usize,
+    messages_per_second: f64,
+    stream_bytes_per_second: f64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Bar {
+    up_to_us: f64,
+    count: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Skipped {
+    kind: &'static str,
+    reason: String,
+}
+
+#[derive(Debug, Serialize)]
+struct RegistrationCost {
+    memory: Vec<RegistrationTime>,
+    staging: Vec<StagingTime>,
+}
+
+#[derive(Debug, Serialize)]
+struct RegistrationTime {
+    bytes: usize,
+    /// Of memory that was never touched.
+    first_us: f64,
+    /// Of the same memory, once it is there.
+    again_us: f64,
+    /// To end it.
+    end_us: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct StagingTime {
+    bytes: usize,
+    made_us: f64,
+}
+
+/// Measures what was asked for.
+pub fn transport(config: &BenchTransportConfig) -> std::result::Result<ExitCode, Failure> {
+    let donor = config.validate()?;
+    let result = measure(config, donor)?;
+    let text = if config.json {
+        serde_json::to_string_pretty(&result)? + "\n"
+    } else {
+        table::of(&result)
+    };
+    print(&text)?;
+    let failed = |text: String| Err(Failure::new(ExitCode::HostError, anyhow!(text)));
+    if result.corrupt_bytes > 0 {
+        return failed(format!("{} bytes were wrong", result.corrupt_bytes));
+    }
+    match (result.transports.is_empty(), result.skipped.first()) {
+        (true, Some(skipped)) => failed(format!("{}: {}", skipped.kind, skipped.reason)),
+        _ => Ok(ExitCode::Success),
+    }
+}
+
+fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<TransportBench> {
+    let seconds = Duration::from_secs(config.seconds.into());
+    let wanted = |kind| match config.transport {
+        Transport::Auto => true,
+        Transport::Hybrid => kind != Transport::Loopback,
+        only => only == kind,
+    };
+    let contents = Arc::new(Contents::new(LEASE_BYTES));
+    let mut transports = Vec::new();
+    let mut skipped = Vec::new();
+    let mut take = |kind, result: Result<Measured>| match result {
+        Ok(measured) => transports.push(measured),
+        Err(error) => skipped.push(Skipped {
+            kind,
+            reason: format!("{error:#}"),
+        }),
+    };
+    let mut registration = None;
+    if wanted(Transport::Tcp) || wanted(Transport::Rdma) {
+        // Of this process, unless one was named.
+        let own = named.is_none().then(own_donor).transpose()?;
+        let address = named.or(own.as_ref().map(Donor::address));
+        let (link, lease) = leased(address.context("no donor")?)?;
+        // RDMA reads what was written by TCP.
+        let written = fill(&lease, &contents, seconds)?;
+        if wanted(Transport::Tcp) {
+            let (lease, contents) = (lease.clone(), Arc::clone(&contents));
+            take(
+                "tcp",
+                in_time(seconds, move || {
+                    let connect = || Ok(probe::tcp(&lease)?);
+                    let mut measured = one::measure("tcp", connect, seconds, &contents)?;
+                    measured.write_bytes_per_second = Some(written);
+                    Ok(measured)
+                }),
+            );
+        }
+        if wanted(Transport::Rdma) {
+            let local = local_address(lease.address)?;
+            let (lease, contents) = (lease.clone(), Arc::clone(&contents));
+            take(
+                "rdma",
+                in_time(seconds, move || {
+                    let connect = || Ok(probe::rdma(&lease)?);
+                    one::measure("rdma", connect, seconds, &contents)
+                }),
+            );
+            // What stands in its way is said of the transport.
+            registration = in_time(seconds, move || registration_cost(local)).ok();
+        }
+        link.release();
+    }
+    if wanted(Transport::Loopback) && named.is_none() {
+        take("loopback", loopback(seconds, &contents));
+    }
+    let sum = |of: fn(&Measured) -> u64| transports.iter().map(of).sum();
+    Ok(TransportBench {
+        schema: ssi_hv::report::SCHEMA,
+        host: Host::detect(),
+        donor: named.map(|address| address.to_string()),
+        lease_bytes: LEASE_BYTES,
+        verified_bytes: sum(|measured| measured.verified_bytes),
+        corrupt_bytes: sum(|measured| measured.corrupt_bytes),
+        transports,
+        skipped,
+        registration,
+    })
+}
+
+/// Does something on a thread that is left behind when it hangs, as verbs may.
+fn in_time<T: Send + 'static>(
+    seconds: Duration,
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (give, done) = mpsc::sync_channel(1);
+    std::thread::Builder::new()
+        .name("bench".to_owned())
+        .spawn(move || {
+            take_short_turns();
+            // That nobody waits any more is no error.
+            let _ = give.send(work());
+        })
+        .context("cannot start a thread")?;
+    let limit = seconds * 2 + SETUP_TIME_MAX;
+    let late = || anyhow!("not done in {} s: it hangs", limit.as_secs());
+    done.recv_timeout(limit).map_err(|_| late())?
+}
+
+fn own_donor() -> Result<Donor> {
+    Ok(Donor::start(&DonorConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes: LEASE_BYTES,
+        lease_duration_max: Duration::from_secs(120),
+        spin: SPIN_DEFAULT,
+        rdma: DeviceChoice::Automatic,
+    })?)
+}
+
+/// A lease that is kept, and where it is.
+fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
+    let node = NodeId(1);
+    let leased = Leased::obtain(LinkConfig {
+        node,
+        address,
+        vm: "bench".to_owned(),
+        bytes: LEASE_BYTES,
+        or_less: false,
+        grace: Duration::from_secs(5),
+    })?;
+    let lease = RdmaLinkConfig {
+        node,
+        address,
+        token: leased.grant().token,
+        bytes: leased.grant().bytes,
+    };
+    let (link, _) = leased.start(Vec::new(), Arc::new(|_| {}))?;
+    Ok((link, lease))
+}
+
+/// Writes the lease by TCP; gives the bytes a second.
+fn fill(lease: &RdmaLinkConfig, contents: &Arc<Contents>, seconds: Duration) -> Result<f64> {
+    let (lease, contents) = (lease.clone(), Arc::clone(contents));
+    in_time(seconds, move || {
+        one::fill(&mut probe::tcp(&lease)?, &contents)
+    })
+}
+
+fn loopback(seconds: Duration, contents: &Arc<Contents>) -> Result<Measured> {
+    let pool = Pool::new(LEASE_BYTES, Duration::from_secs(3600));
+    let lease = pool.lend(
+        "bench".to_owned(),
+        LEASE_BYTES,
+        false,
+        Duration::from_secs(3600),
+    )?;
+    let contents = Arc::clone(contents);
+    in_time(seconds, move || {
+        let written = one::fill(&mut probe::loopback(Arc::clone(&lease)), &contents)?;
+        let connect = || Ok(probe::loopback(Arc::clone(&lease)));
+        let mut measured = one::measure("loopback", connect, seconds, &contents)?;
+        measured.connections = None;
+        measured.write_bytes_per_second = Some(written);
+        Ok(measured)
+    })
+}
+
+/// The address of this host by which a donor is reached. Nothing is sent.
+fn local_address(donor: SocketAddr) -> Result<IpAddr> {
+    let any: IpAddr = if donor.is_ipv4() {
+        [0; 4].into()
+    } else {
+        [0; 16].into()
+    };
+    let socket = UdpSocket::bind((any, 0)).context("cannot make a socket")?;
+    socket
+        .connect(donor)
+        .context("the donor is not reachable")?;
+    Ok(socket.local_addr().context("no local address")?.ip())
+}
+
+fn registration_cost(local: IpAddr) -> Result<RegistrationCost> {
+    let memory = registrations(local, &REGISTERED)?;
+    let staging = STAGING_PAGES.iter().map(|&pages| {
+        Ok(StagingTime {
+            bytes: pages * memory_fabric::page::PAGE_SIZE,
+            made_us: micros(staging_time(local, pages)?),
+        })
+    });
+    Ok(RegistrationCost {
+        staging: staging.collect::<Result<_>>()?,
+        memory: memory
+            .into_iter()
+            .map(|cost| RegistrationTime {
+                bytes: cost.bytes,
+                first_us: micros(cost.first),
+                again_us: micros(cost.again),
+                end_us: micros(cost.end),
+            })
+            .collect(),
+    })
+}
