@@ -25,6 +25,9 @@ const GUEST_MODULES: &[&str] = &[
 /// Our programs in a guest.
 const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor", "socket-pipe"];
 
+/// An archive on its way into a file.
+pub type GuestArchive<'a> = Archive<BufWriter<&'a mut tempfile::NamedTempFile>>;
+
 /// Writes the guest's initramfs for a kernel, with our static programs from the directory
 /// `programs`, to `out`, uncompressed: under emulation that
 /// is the fastest to boot. The file appears by one rename.
@@ -32,9 +35,24 @@ const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor", "socket-pipe"];
 /// # Errors
 /// Fails when busybox or one of our programs is missing, or `out` cannot be written.
 pub fn write_guest(image: &KernelImage, programs: &Path, out: &Path) -> Result<(), ImageError> {
+    write_guest_with(image, programs, out, &[], |_| Ok(()))
+}
+
+/// The same with further modules, and with what `more` adds.
+///
+/// # Errors
+/// As [`write_guest`], and when `more` fails or the kernel's cache entry lacks a module.
+pub fn write_guest_with(
+    image: &KernelImage,
+    programs: &Path,
+    out: &Path,
+    modules: &[&str],
+    more: impl FnOnce(&mut GuestArchive<'_>) -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
     write_atomically(out, |archive| {
         add_base(archive, &[])?;
-        add_modules(archive, image, GUEST_MODULES)?;
+        add_modules(archive, image, &[GUEST_MODULES, modules].concat())?;
+        more(archive)?;
         for name in GUEST_PROGRAMS {
             add_file(archive, &format!("bin/{name}"), 0o755, &programs.join(name))?;
         }
@@ -50,7 +68,7 @@ pub fn write_guest(image: &KernelImage, programs: &Path, out: &Path) -> Result<(
 /// Fails when `fill` does or `out` cannot be written.
 pub fn write_atomically(
     out: &Path,
-    fill: impl FnOnce(&mut Archive<BufWriter<&mut tempfile::NamedTempFile>>) -> Result<(), ImageError>,
+    fill: impl FnOnce(&mut GuestArchive<'_>) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
     let parent = out
         .parent()

@@ -20,7 +20,7 @@ pub enum MemoryError {
     TooLittle {
         /// What was asked for.
         asked: u64,
-        /// What `MemAvailable` allows.
+        /// What is free, and could be swapped out.
         limit: u64,
     },
     /// `mmap` failed.
@@ -243,16 +243,19 @@ fn check_room(asked: u64, available: u64) -> Result<(), MemoryError> {
     }
 }
 
-/// `MemAvailable` of `/proc/meminfo`, where that can be read.
+/// What `/proc/meminfo` says is available, in memory and on swap, where that can be read.
 fn available_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
-    line.trim()
-        .strip_suffix("kB")?
-        .trim()
-        .parse::<u64>()
-        .ok()
-        .map(|k| k * 1024)
+    parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse_meminfo(text: &str) -> Option<u64> {
+    let bytes = |key: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(key))?;
+        let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        Some(kib * 1024)
+    };
+    // A kernel without swap has no such line.
+    Some(bytes("MemAvailable:")? + bytes("SwapFree:").unwrap_or(0))
 }
 
 #[cfg(test)]
@@ -281,6 +284,14 @@ mod tests {
         assert!(error.contains("node 1023"), "{error}");
         memory.touch_write(0, 5);
         assert_eq!(memory.touch_read(0), 5);
+    }
+
+    #[test]
+    fn what_can_be_swapped_out_is_available_too() {
+        let text = "MemTotal: 100 kB\nMemAvailable:      30 kB\nSwapFree:   70 kB\n";
+        assert_eq!(parse_meminfo(text), Some(100 << 10));
+        assert_eq!(parse_meminfo("MemAvailable: 30 kB\n"), Some(30 << 10));
+        assert_eq!(parse_meminfo("SwapFree: 30 kB\n"), None);
     }
 
     #[test]

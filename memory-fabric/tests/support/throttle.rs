@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,21 +13,23 @@ const CHUNK_BYTES: usize = 2048;
 /// One direction of the link: when it is free again.
 #[derive(Debug)]
 struct Lane {
-    bytes_a_second: f64,
+    /// The bits of a number: there is no atomic one.
+    bytes_a_second: AtomicU64,
     free_at: Mutex<Instant>,
 }
 
 impl Lane {
     fn new(bytes_a_second: f64) -> Self {
         Self {
-            bytes_a_second,
+            bytes_a_second: AtomicU64::new(bytes_a_second.to_bits()),
             free_at: Mutex::new(Instant::now()),
         }
     }
 
     /// Takes the link for so many bytes, and as long as they take.
     fn carry(&self, bytes: usize) {
-        let time = Duration::from_secs_f64(bytes as f64 / self.bytes_a_second);
+        let rate = f64::from_bits(self.bytes_a_second.load(Ordering::Relaxed));
+        let time = Duration::from_secs_f64(bytes as f64 / rate);
         let until = {
             let mut free_at = self.free_at.lock().unwrap();
             *free_at = (*free_at).max(Instant::now()) + time;
@@ -55,8 +58,35 @@ impl Lane {
 
 /// The proxy's address. It ends with the test's process.
 pub fn throttled(donor: SocketAddr, mbit_a_second: f64) -> SocketAddr {
-    let bytes_a_second = mbit_a_second * 1e6 / 8.0;
-    let lanes = Arc::new([Lane::new(bytes_a_second), Lane::new(bytes_a_second)]);
+    Throttle::new(donor, mbit_a_second * 1e6 / 8.0).address
+}
+
+/// A link whose rate can change while it is used.
+pub struct Throttle {
+    pub address: SocketAddr,
+    lanes: Arc<[Lane; 2]>,
+}
+
+impl Throttle {
+    /// A proxy to the donor. It ends with the test's process.
+    pub fn new(donor: SocketAddr, bytes_a_second: f64) -> Self {
+        let lanes = Arc::new([Lane::new(bytes_a_second), Lane::new(bytes_a_second)]);
+        Self {
+            address: listen(donor, Arc::clone(&lanes)),
+            lanes,
+        }
+    }
+
+    /// The rate of both directions from now on.
+    pub fn set_rate(&self, bytes_a_second: f64) {
+        for lane in self.lanes.iter() {
+            let bits = bytes_a_second.to_bits();
+            lane.bytes_a_second.store(bits, Ordering::Relaxed);
+        }
+    }
+}
+
+fn listen(donor: SocketAddr, lanes: Arc<[Lane; 2]>) -> SocketAddr {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     let address = listener.local_addr().expect("bound");
     std::thread::spawn(move || {

@@ -5,6 +5,7 @@
 
 mod native;
 mod swap;
+mod swap_guest;
 mod table;
 
 use std::path::Path;
@@ -14,14 +15,26 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
 /// Version of the report's fields.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
-/// Measures, prints a table, and writes `target/bench/report.json`.
+/// Which parts are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// All.
+    All,
+    /// What runs on this machine as it is.
+    Native,
+    /// The comparison with swap, in the testbed.
+    Swap,
+}
+
+/// Measures, prints a table, and writes `target/bench/report.json`. `rounds` is how often what
+/// runs in the testbed is repeated.
 ///
 /// # Errors
 /// Fails when something could not be measured that could be here, and when a byte was wrong; the
 /// report has the rest. A target that is missed is no error.
-pub fn run(workspace: &Path, native_only: bool) -> anyhow::Result<()> {
+pub fn run(workspace: &Path, parts: Parts, rounds: usize) -> anyhow::Result<()> {
     let dir = workspace.join("target/bench");
     std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     let file = dir.join("report.json");
@@ -35,19 +48,26 @@ pub fn run(workspace: &Path, native_only: bool) -> anyhow::Result<()> {
         "load_average_before": load_average(),
     });
 
-    report["native"] = json!({});
-    for measure in native::MEASURES {
-        println!("{} ...", measure.about);
-        match native::measure(workspace, measure) {
-            Ok(result) => report["native"][measure.name] = result,
-            Err(error) => failed.push(format!("{}: {error:#}", measure.name)),
+    report["native"] = if parts == Parts::Swap {
+        json!({"skipped": "--swap was given"})
+    } else {
+        let mut results = json!({});
+        for measure in native::MEASURES {
+            println!("{} ...", measure.about);
+            match native::measure(workspace, measure) {
+                Ok(result) => results[measure.name] = result,
+                Err(error) => failed.push(format!("{}: {error:#}", measure.name)),
+            }
         }
-    }
-    report["swap"] = if native_only {
+        results
+    };
+    report["swap"] = if parts == Parts::Native {
         json!({"skipped": "--native was given"})
     } else {
-        println!("the same work on our memory and on swap over the network, in the testbed ...");
-        match swap::measure(workspace, &dir) {
+        println!(
+            "the same work in guests on our memory and on swap over the network, in the testbed ..."
+        );
+        match swap::measure(workspace, &dir, rounds) {
             Ok(result) => result,
             Err(error) => {
                 failed.push(format!("swap: {error:#}"));

@@ -1,55 +1,63 @@
-//! The same work on our memory and on swap over the network, in two emulated hosts.
+//! The same work in two guests of ours, on emulated hosts: one whose memory is partly on another
+//! host, and one with as much local memory that swaps to a network block device of that host.
 //!
-//! Both sides are the same program on host 1, `memory-probe`, without a guest around it: once on
-//! memory of ours with host 2 as the donor, once on plain memory under a memory limit, which
-//! the kernel swaps to a network block device that host 2 serves from its memory. Same seed, same
-//! order of pages, same link, same local memory; every byte is verified on both. A guest around
-//! the program would cost our side a nested exit for each fault and the other side one for each
-//! packet; without it neither is measured.
+//! Same kernel and initramfs, same program, seed and order of pages, same link, same local memory
+//! for the guest as a whole; every byte is verified on both sides. See `docs/bench.md`.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
+use super::swap_guest::{self, TAP};
 use super::{median, number};
-use crate::e2e::parse_faultprobe;
 use crate::share::Share;
 use crate::testbed::{Host, HostImage, RemoteProcess, Testbed, TestbedConfig};
 
-/// How often each side runs, in turn.
-const ROUNDS: usize = 3;
+/// No round begins after so long, so that the whole ends in bounded time on a busy machine too.
+const ROUNDS_TIME_MAX: Duration = Duration::from_secs(15 * 60);
 /// Memory that the program uses. An emulated page swapped in takes milliseconds.
-const PROGRAM_MIB: u64 = 64;
-/// How much of it may be local: half.
-const LOCAL_MIB: u64 = PROGRAM_MIB / 2;
-/// What the limit on the other side has on top, for the program itself: its code, its lists and
-/// page tables, some 3 MiB. Ours are not counted either.
-const PROGRAM_ITSELF_MIB: u64 = 4;
-/// The block device: room for everything.
-const DEVICE_MIB: u64 = 256;
-/// How long one run of the program may take.
-const PROGRAM_DEADLINE: Duration = Duration::from_secs(600);
-/// How long anything else may take.
+const PROGRAM_MIB: u64 = 48;
+/// Memory that each guest has on its host: half of the program's, and what its kernel takes.
+const LOCAL_MIB: u64 = 97;
+/// Memory on the host with which our side runs as well: half of the program's, whatever its kernel
+/// takes. A kernel's own memory cannot be swapped out, but ours can be elsewhere; so with as much
+/// as the other side, more than half of the program is local.
+const LOCAL_TIGHT_MIB: u64 = PROGRAM_MIB / 2;
+/// How far half of the program's memory may be from what the guest has for it, by its own account.
+const HALF_TOLERANCE_MIB: u64 = 6;
+/// The guest whose memory is on both hosts sees so much. Beyond the program's memory it has what
+/// faultprobe leaves free.
+const GUEST_MIB: u64 = 256;
+/// The block device of the other: what is not local of the first.
+const DEVICE_MIB: u64 = GUEST_MIB - LOCAL_MIB;
+/// How long a command may take.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 /// An emulated host can hang for reasons of its own; then the bed is started anew, so often.
 const ATTEMPTS: usize = 2;
 const DONOR_PORT: u16 = 7700;
 const DEVICE_PORT: u16 = 10809;
+const SEED: u64 = 1;
+/// Read-ahead of swap, `vm.page-cluster`: what the kernel has by default, and none.
+const READ_AHEAD: [&str; 2] = ["default", "0"];
+/// Names of their logs.
+const SWAP: [&str; 2] = ["swap-default", "swap-none"];
 
 /// Runs both sides and compares them.
-pub(super) fn measure(workspace: &Path, dir: &Path) -> anyhow::Result<Value> {
+pub(super) fn measure(workspace: &Path, dir: &Path, rounds: usize) -> anyhow::Result<Value> {
     let share = Share::prepare(workspace)?;
     ensure!(
         share.has_product(),
         "no ssi-hv in target/release: run scripts/bench"
     );
+    swap_guest::prepare(workspace, &share)?;
     let image = HostImage::prepare(workspace)?;
     let mut restarts = Vec::new();
     loop {
-        match on_testbed(&share, &image, dir) {
+        match on_testbed(&share, &image, dir, rounds) {
             Ok(mut result) => {
+                result["guest_kernel"] = json!(share.guest_kernel);
                 result["restarts"] = json!(restarts);
                 return Ok(result);
             }
@@ -62,62 +70,190 @@ pub(super) fn measure(workspace: &Path, dir: &Path) -> anyhow::Result<Value> {
     }
 }
 
-fn on_testbed(share: &Share, image: &HostImage, dir: &Path) -> anyhow::Result<Value> {
+fn on_testbed(
+    share: &Share,
+    image: &HostImage,
+    dir: &Path,
+    rounds: usize,
+) -> anyhow::Result<Value> {
     let config = TestbedConfig::two_hosts(&share.dir, dir.join("testbed"));
     let testbed = Testbed::start(&config, image)?;
     let (compute, lender) = (testbed.host(1), testbed.host(2));
-    let _server = serve_device(lender)?;
-    attach_swap(compute, lender)?;
+    connect_guests(compute, lender)?;
+    make_device(lender)?;
     let _donor = start_donor(lender)?;
-    let program = format!("/share/memory-probe --bytes {PROGRAM_MIB}M");
-    let ours = format!(
-        "exec {program} --local {LOCAL_MIB}M --donor {}:{DONOR_PORT}",
-        lender.address()
-    );
-    let theirs = format!("echo $$ >/sys/fs/cgroup/bench/cgroup.procs; exec {program}");
-    let (mut our_runs, mut swap_runs) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        our_runs.push(run(compute, &ours).context("on our memory")?);
-        let before = pages_swapped_in(compute)?;
-        let mut swapped = run(compute, &theirs).context("on swap")?;
-        let pages = pages_swapped_in(compute)? - before;
-        ensure!(
-            pages > 0,
-            "the program with a limit of {LOCAL_MIB} MiB did not swap"
-        );
-        swapped["pages_swapped_in"] = json!(pages);
-        swap_runs.push(swapped);
+    let begin = Instant::now();
+    let mut all = Vec::new();
+    while all.len() < rounds && (all.is_empty() || begin.elapsed() < ROUNDS_TIME_MAX) {
+        let round = all.len() + 1;
+        println!("  round {round} of {rounds} ...");
+        let console = |side: &str| dir.join(format!("{side}-{round}.log"));
+        let ours = |local, side: &str| {
+            run_ours(compute, lender, local, &console(side))
+                .with_context(|| format!("on our memory with {local} MiB here"))
+        };
+        let swap = |index: usize| {
+            run_swap(compute, lender, READ_AHEAD[index], &console(SWAP[index]))
+                .with_context(|| format!("on swap with read-ahead {}", READ_AHEAD[index]))
+        };
+        all.push(Round {
+            ours: ours(LOCAL_MIB, "ours")?,
+            swap: [swap(0)?, swap(1)?],
+            tight: ours(LOCAL_TIGHT_MIB, "tight")?,
+        });
     }
-    Ok(compare(&our_runs, &swap_runs))
+    Ok(compare(&all))
 }
 
-/// Ratios, each the median over the rounds.
-fn compare(ours: &[Value], swap: &[Value]) -> Value {
-    let ratio = |pointer: &str, invert: bool| {
-        let ratios = ours.iter().zip(swap).filter_map(|(ours, swap)| {
-            let ratio = number(ours, pointer)? / number(swap, pointer)?;
-            Some(if invert { 1.0 / ratio } else { ratio })
+/// One run of each, one after the other.
+#[derive(Debug)]
+struct Round {
+    ours: Value,
+    /// As [`READ_AHEAD`] has them.
+    swap: [Value; 2],
+    /// Ours with [`LOCAL_TIGHT_MIB`].
+    tight: Value,
+}
+
+/// The program in a guest whose memory is on both hosts, so much of it on this one.
+fn run_ours(host: &Host, lender: &Host, local_mib: u64, console: &Path) -> anyhow::Result<Value> {
+    let (memory, local) = (format!("{GUEST_MIB}M"), format!("{local_mib}M"));
+    let donor = format!("{}:{DONOR_PORT}", lender.address());
+    let flags = [
+        "--memory",
+        &memory,
+        "--local-memory",
+        &local,
+        "--donor",
+        &donor,
+        "--transport",
+        "tcp",
+    ];
+    let work = format!("ours {PROGRAM_MIB}M {SEED}");
+    let (mut run, report) = swap_guest::run(host, &work, &flags, console)?;
+    for key in ["faults", "prefetch", "evictions"] {
+        run["pager"][key] = report[key].clone();
+    }
+    ensure!(
+        report["faults"]["remote"]["count"].as_u64() > Some(0),
+        "no page came from the donor"
+    );
+    Ok(run)
+}
+
+/// The program in a guest that swaps.
+fn run_swap(host: &Host, server: &Host, read_ahead: &str, console: &Path) -> anyhow::Result<Value> {
+    let memory = format!("{LOCAL_MIB}M");
+    let work = format!(
+        "swap {PROGRAM_MIB}M {SEED} {} {DEVICE_PORT} {read_ahead}",
+        server.address(),
+    );
+    let device = serve_device(server)?;
+    let (run, _) = swap_guest::run(host, &work, &["--memory", &memory], console)?;
+    drop(device);
+    ensure!(
+        run["pages_swapped_in"].as_u64() > Some(0),
+        "the guest with {LOCAL_MIB} MiB did not swap"
+    );
+    check_half(&run)?;
+    Ok(run)
+}
+
+/// Whether half of the program fits the memory that the guest has for it.
+fn check_half(run: &Value) -> anyhow::Result<()> {
+    let available = run["available_bytes"].as_u64().context("available_bytes")? >> 20;
+    let half = PROGRAM_MIB / 2;
+    ensure!(
+        available.abs_diff(half) <= HALF_TOLERANCE_MIB,
+        "a guest with {LOCAL_MIB} MiB has {available} MiB for programs, and {half} MiB, give or take {HALF_TOLERANCE_MIB}, are to be compared: change LOCAL_MIB"
+    );
+    Ok(())
+}
+
+/// Ratios, each the median over the rounds. Those that are judged are against the read-ahead
+/// with which swap did better.
+fn compare(rounds: &[Round]) -> Value {
+    let ratio = |ours: fn(&Round) -> &Value, index: usize, pointer: &str| {
+        let ratios = rounds.iter().filter_map(|round| {
+            Some(number(ours(round), pointer)? / number(&round.swap[index], pointer)?)
         });
         median(ratios.collect())
     };
-    json!({
+    let sides = |ours: fn(&Round) -> &Value| -> Value {
+        let against: Vec<Value> = (0..READ_AHEAD.len())
+            .map(|index| {
+                json!({
+                    "read_ahead": READ_AHEAD[index],
+                    "latency_p50_ours_to_swap": ratio(ours, index, "/latency_us/p50"),
+                    "latency_p90_ours_to_swap": ratio(ours, index, "/latency_us/p90"),
+                    "latency_p99_ours_to_swap": ratio(ours, index, "/latency_us/p99"),
+                    "times_faster_than_swap": 1.0 / ratio(ours, index, "/elapsed_s"),
+                })
+            })
+            .collect();
+        let worst = |key: &str, pick: fn(f64, f64) -> f64| {
+            let values = against.iter().filter_map(|side| side[key].as_f64());
+            values.reduce(pick)
+        };
+        json!({
+            "latency_p50_ours_to_swap": worst("latency_p50_ours_to_swap", f64::max),
+            "latency_p90_ours_to_swap": worst("latency_p90_ours_to_swap", f64::max),
+            "latency_p99_ours_to_swap": worst("latency_p99_ours_to_swap", f64::max),
+            "times_faster_than_swap": worst("times_faster_than_swap", f64::min),
+            "against": against,
+        })
+    };
+    let list = |pick: fn(&Round) -> &Value| rounds.iter().map(pick).collect::<Vec<_>>();
+    let mut result = sides(|round| &round.ours);
+    let more = json!({
         "hosts": "testbed",
         "program_bytes": PROGRAM_MIB << 20,
+        "guest_bytes": GUEST_MIB << 20,
         "local_bytes": LOCAL_MIB << 20,
-        "rounds": ours.len(),
-        "latency_p50_ours_to_swap": ratio("/latency_us/p50", false),
-        "latency_p99_ours_to_swap": ratio("/latency_us/p99", false),
-        "times_faster_than_swap": ratio("/elapsed_s", true),
-        "ours": ours,
-        "swap": swap,
-    })
+        "device_bytes": DEVICE_MIB << 20,
+        "rounds": rounds.len(),
+        "tight": sides(|round| &round.tight),
+        "ours": list(|round| &round.ours),
+        "swap": {"default": list(|round| &round.swap[0]), "none": list(|round| &round.swap[1])},
+    });
+    if let (Value::Object(result), Value::Object(more)) = (&mut result, more) {
+        result.extend(more);
+    }
+    result["tight"]["local_bytes"] = json!(LOCAL_TIGHT_MIB << 20);
+    result["tight"]["ours"] = json!(list(|round| &round.tight));
+    result
 }
 
-/// Serves host 2's memory as a block device.
-fn serve_device(host: &Host) -> anyhow::Result<RemoteProcess> {
+/// A tap for the guests' card, and the way between the guest and host 2. The packets of both
+/// sides are as long as those of the link.
+fn connect_guests(compute: &Host, lender: &Host) -> anyhow::Result<()> {
+    let here = format!(
+        "set -e
+        ip tuntap add dev {TAP} mode tap
+        ip link set {TAP} mtu 9000 up
+        ip addr add 192.168.77.1/24 dev {TAP}
+        echo 1 >/proc/sys/net/ipv4/ip_forward"
+    );
+    compute
+        .check(&["sh", "-c", &here], COMMAND_DEADLINE)
+        .context("a tap on host 1")?;
+    let route = format!("ip route add 192.168.77.0/24 via {}", compute.address());
+    lender
+        .check(&["sh", "-c", &route], COMMAND_DEADLINE)
+        .context("the way to guests of host 1")?;
+    Ok(())
+}
+
+/// Makes a block device of host 2's memory.
+fn make_device(host: &Host) -> anyhow::Result<()> {
     // Written, so that its pages are there; /tmp is a tmpfs.
     let make = format!("dd if=/dev/zero of=/tmp/device bs=1M count={DEVICE_MIB}");
     host.check(&["sh", "-c", &make], COMMAND_DEADLINE)?;
+    Ok(())
+}
+
+/// Serves it, to one guest: one that is gone may not have said so.
+fn serve_device(host: &Host) -> anyhow::Result<RemoteProcess> {
     let address = format!("{}:{DEVICE_PORT}", host.address());
     let server = host.spawn(&[
         "nbd-server",
@@ -139,7 +275,7 @@ fn start_donor(host: &Host) -> anyhow::Result<RemoteProcess> {
         "--listen",
         &address,
         "--memory",
-        &format!("{DEVICE_MIB}M"),
+        &format!("{GUEST_MIB}M"),
         "--insecure",
     ])?;
     wait_listening(host, &donor, DONOR_PORT).context("ssi-hv node")?;
@@ -158,69 +294,35 @@ fn wait_listening(host: &Host, process: &RemoteProcess, port: u16) -> anyhow::Re
     Ok(())
 }
 
-/// Makes the device host 1's swap, and a control group with the limit.
-///
-/// No read-ahead: pages are visited in random order, where it would only cost.
-fn attach_swap(host: &Host, server: &Host) -> anyhow::Result<()> {
-    let limit = (LOCAL_MIB + PROGRAM_ITSELF_MIB) << 20;
-    let script = format!(
-        "set -e
-        nbd-client {} {DEVICE_PORT} /dev/nbd0 -N '' -b 4096 -swap
-        mkswap /dev/nbd0
-        swapon /dev/nbd0
-        grep -q nbd0 /proc/swaps
-        echo 0 >/proc/sys/vm/page-cluster
-        mkdir -p /sys/fs/cgroup
-        mount -t cgroup2 cgroup2 /sys/fs/cgroup
-        echo +memory >/sys/fs/cgroup/cgroup.subtree_control
-        mkdir /sys/fs/cgroup/bench
-        echo {limit} >/sys/fs/cgroup/bench/memory.max",
-        server.address()
-    );
-    host.check(&["sh", "-c", &script], COMMAND_DEADLINE)
-        .context("swap on a network block device")?;
-    Ok(())
-}
-
-/// One run of the program: its line of results.
-fn run(host: &Host, script: &str) -> anyhow::Result<Value> {
-    let output = host.run(&["sh", "-c", script], PROGRAM_DEADLINE)?;
-    ensure!(
-        output.status.code == 0,
-        "{}: {}",
-        output.status,
-        output.stderr.trim()
-    );
-    let result = parse_faultprobe(&output.stdout)?;
-    ensure!(
-        result["corrupt_bytes"] == 0,
-        "{} corrupt bytes",
-        result["corrupt_bytes"]
-    );
-    Ok(result)
-}
-
-fn pages_swapped_in(host: &Host) -> anyhow::Result<u64> {
-    let text = host.check(&["cat", "/proc/vmstat"], COMMAND_DEADLINE)?;
-    let line = text.lines().find_map(|line| line.strip_prefix("pswpin "));
-    line.and_then(|count| count.trim().parse().ok())
-        .context("no pswpin in /proc/vmstat")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn ratios_are_medians_over_rounds_and_larger_is_faster() {
+    fn ratios_are_medians_and_judged_against_the_better_read_ahead() {
         let run =
             |p50: f64, elapsed: f64| json!({"latency_us": {"p50": p50}, "elapsed_s": elapsed});
-        let ours = [run(10.0, 1.0), run(20.0, 1.0), run(90.0, 1.0)];
-        let swap = [run(100.0, 2.0), run(100.0, 3.0), run(100.0, 4.0)];
-        let result = compare(&ours, &swap);
-        assert_eq!(result["latency_p50_ours_to_swap"], 0.2);
+        let round = |p50: f64, swap: f64| Round {
+            ours: run(p50, 1.0),
+            swap: [run(100.0, swap), run(50.0, 2.0 * swap)],
+            tight: run(25.0, 1.5),
+        };
+        let result = compare(&[round(10.0, 2.0), round(20.0, 3.0), round(90.0, 4.0)]);
+        assert_eq!(result["against"][0]["latency_p50_ours_to_swap"], 0.2);
+        assert_eq!(result["against"][1]["times_faster_than_swap"], 6.0);
+        assert_eq!(result["latency_p50_ours_to_swap"], 0.4);
         assert_eq!(result["times_faster_than_swap"], 3.0);
+        assert_eq!(result["tight"]["latency_p50_ours_to_swap"], 0.5);
+        assert_eq!(result["tight"]["times_faster_than_swap"], 2.0);
         // Nothing measured is nothing said.
         assert!(result["latency_p99_ours_to_swap"].is_null());
+    }
+
+    #[test]
+    fn a_guest_with_more_or_less_than_half_is_not_compared() {
+        let available = |mib: u64| json!({"available_bytes": mib << 20});
+        assert!(check_half(&available(PROGRAM_MIB / 2)).is_ok());
+        assert!(check_half(&available(PROGRAM_MIB / 2 + 7)).is_err());
+        assert!(check_half(&available(PROGRAM_MIB / 2 - 7)).is_err());
     }
 }

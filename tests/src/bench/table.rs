@@ -255,10 +255,33 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
         let metadata = point["metadata_bytes_per_page"].as_f64();
         more(format!("metadata of {gib} GiB, bytes a page"), metadata);
     }
-    let p99 = number(report, "/swap/latency_p99_ours_to_swap");
-    more("fault p99 / that of swap".into(), p99);
+    for key in ["p90", "p99"] {
+        let pointer = format!("/swap/latency_{key}_ours_to_swap");
+        more(
+            format!("fault {key} / that of swap"),
+            number(report, &pointer),
+        );
+    }
+    for side in list("/swap/against") {
+        let name = side["read_ahead"].as_str().unwrap_or("?");
+        for (what, key) in [
+            ("fault p50 / swap", "latency_p50_ours_to_swap"),
+            ("times faster than swap", "times_faster_than_swap"),
+        ] {
+            more(format!("{what}, read-ahead {name}"), side[key].as_f64());
+        }
+    }
+    for (what, key) in [
+        (
+            "fault p50 / that of swap, tight",
+            "latency_p50_ours_to_swap",
+        ),
+        ("times faster than swap, tight", "times_faster_than_swap"),
+    ] {
+        more(what.into(), number(report, &format!("/swap/tight/{key}")));
+    }
     for (name, value) in beside {
-        writeln!(text, "{name:<44}{value:>9.1}")?;
+        writeln!(text, "{name:<44}{value:>9.2}")?;
     }
     let points = list("/native/threads/threads");
     if !points.is_empty() {

@@ -4,7 +4,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kernel_images::programs;
-use ssi_hv_tests::{bench, cleanup};
+use ssi_hv_tests::bench::{self, Parts};
+use ssi_hv_tests::cleanup;
 
 /// Measures, prints a table, and leaves target/bench/report.json.
 #[derive(Debug, Parser)]
@@ -13,13 +14,24 @@ struct Arguments {
     /// Only what runs on this machine as it is; nothing in the testbed.
     #[arg(long)]
     native: bool,
+    /// Only the comparison with swap, in the testbed.
+    #[arg(long, conflicts_with = "native")]
+    swap: bool,
+    /// How often each side of the comparison with swap runs, in turn.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
+    rounds: u8,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let parts = match (arguments.native, arguments.swap) {
+        (true, _) => Parts::Native,
+        (_, true) => Parts::Swap,
+        _ => Parts::All,
+    };
     let result = cleanup::on_signals()
         .map_err(Into::into)
-        .and_then(|()| bench::run(&programs::workspace(), arguments.native));
+        .and_then(|()| bench::run(&programs::workspace(), parts, arguments.rounds.into()));
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -131,16 +131,38 @@ impl HostImage {
     }
 }
 
-fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
-    let mut libraries = BTreeSet::from_iter(needed(Path::new(SHELL))?);
-    initramfs::add_file(archive, "bin/sh", 0o755, Path::new(SHELL))?;
-    for (name, package) in TOOLS {
+/// Adds programs of this machine (a name, and the package that has it) to `usr/local/bin`, and
+/// returns the libraries that they need.
+fn add_tools<W: Write>(
+    archive: &mut Archive<W>,
+    tools: &[(&str, &str)],
+) -> Result<BTreeSet<PathBuf>, ImageError> {
+    let mut libraries = BTreeSet::new();
+    for (name, package) in tools {
         let dirs = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
         let path = find(&dirs, name, package)?;
         libraries.extend(needed(&path)?);
         // Not in /bin, where busybox has poorer commands of the same names.
         initramfs::add_file(archive, &format!("usr/local/bin/{name}"), 0o755, &path)?;
     }
+    Ok(libraries)
+}
+
+/// The same with the libraries, where they are on this machine.
+pub(crate) fn add_tools_with_libraries<W: Write>(
+    archive: &mut Archive<W>,
+    tools: &[(&str, &str)],
+) -> Result<(), ImageError> {
+    for path in add_tools(archive, tools)? {
+        initramfs::add_file(archive, relative(&path), 0o755, &path)?;
+    }
+    Ok(())
+}
+
+fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
+    let mut libraries = add_tools(archive, TOOLS)?;
+    libraries.extend(needed(Path::new(SHELL))?);
+    initramfs::add_file(archive, "bin/sh", 0o755, Path::new(SHELL))?;
     for (name, package) in LIBRARIES {
         let path = find(LIBRARY_DIRS, name, package)?;
         libraries.extend(needed(&path)?);
@@ -185,7 +207,8 @@ fn relative(path: &Path) -> &str {
     path.to_str().unwrap_or_default().trim_start_matches('/')
 }
 
-fn add_text<W: Write>(
+/// Adds a text file.
+pub(crate) fn add_text<W: Write>(
     archive: &mut Archive<W>,
     path: &str,
     mode: u32,

@@ -18,6 +18,7 @@ mod qemu;
 pub use error::TestbedError;
 pub use host::{ExitStatus, Host, Output};
 pub use image::HostImage;
+pub(crate) use image::{add_text, add_tools_with_libraries};
 pub use process::{RemoteProcess, Tap};
 
 use std::path::{Path, PathBuf};

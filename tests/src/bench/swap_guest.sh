@@ -1,0 +1,52 @@
+#!/bin/sh
+# The work of a guest of the bench, the same on both sides of the comparison with swap:
+#   swap-guest ours BYTES SEED
+#   swap-guest swap BYTES SEED SERVER PORT READ_AHEAD
+# On the side of swap it attaches swap on a network block device first; READ_AHEAD is for
+# vm.page-cluster, a number, or "default" for what the kernel has. It prints lines "BENCH KEY VALUE"
+# around that of faultprobe, and "BENCH failed WHY" when something is missing.
+export PATH=/usr/local/bin:$PATH
+side=$1 bytes=$2 seed=$3
+
+fail() {
+    echo "BENCH failed $*"
+    exit 1
+}
+
+# Each line that is asked for must be there: a guest without it is no guest to compare with.
+tell() { # FILE KEY NAME
+    value=$(sed -n "s/^$2[: ] *\([0-9]*\).*/\1/p" "$1")
+    [ -n "$value" ] || fail "no $2 in $1"
+    echo "BENCH $3 $value"
+}
+
+work() {
+    # What init and this script left in caches must not count as the program's memory.
+    sync
+    echo 3 >/proc/sys/vm/drop_caches
+    tell /proc/meminfo MemTotal total_kib
+    tell /proc/meminfo MemAvailable available_kib
+    tell /proc/meminfo SwapFree swap_kib
+    tell /proc/vmstat pswpin swapped_in_before
+    faultprobe --bytes "$bytes" --seed "$seed" || fail "faultprobe ended with $?"
+    tell /proc/vmstat pswpin swapped_in_after
+}
+
+# The kernel's own lines would come in the middle of ours.
+dmesg -n 1
+[ "$(cat /sys/class/net/eth0/address)" ] || fail "no network card"
+ip addr add 192.168.77.2/24 dev eth0 && ip link set eth0 mtu 9000 up || fail "the network card cannot be used"
+ip route add default via 192.168.77.1 || fail "no route"
+if [ "$side" = ours ]; then
+    work
+    exit 0
+fi
+server=$4 port=$5 read_ahead=$6
+ip link set lo up
+timeout 60 nbd-client "$server" "$port" /dev/nbd0 -N '' -b 4096 -swap || fail "nbd-client ended with $?"
+mkswap /dev/nbd0 || fail "mkswap ended with $?"
+swapon /dev/nbd0 || fail "swapon ended with $?"
+grep -q nbd0 /proc/swaps || fail "the device is not used for swap"
+[ "$read_ahead" = default ] || echo "$read_ahead" >/proc/sys/vm/page-cluster || fail "read-ahead $read_ahead is refused"
+echo "BENCH page_cluster $(cat /proc/sys/vm/page-cluster)"
+work
