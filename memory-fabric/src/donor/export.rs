@@ -50,8 +50,8 @@ impl Export {
                 return Ok(None);
             }
             if let Some(region) = &state.region {
-                let there = region.domain().device();
-                if there.name() == device.name() && !there.is_gone() {
+                // The very device: one of its name may be another that came after it.
+                if Arc::ptr_eq(region.domain().device(), device) {
                     return Ok(Some(describe(region, memory)));
                 }
             }

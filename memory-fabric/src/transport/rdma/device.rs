@@ -60,6 +60,8 @@ pub(crate) struct Device {
 
 /// A device of this process, and what is used of it; which may be looked at without verbs.
 struct Known {
+    /// Where libibverbs has its entry, which is the device's own as long as it is open.
+    entry: usize,
     device: Weak<Device>,
     resources: Arc<Resources>,
 }
@@ -133,12 +135,20 @@ impl Device {
             return Ok(opened);
         }
         let opened = Arc::new(Self::open(device)?);
+        let entry = device.as_ptr().addr();
         let mut open = lock(&OPEN);
         open.retain(|known| known.device.strong_count() > 0);
+        // Somebody else may have opened it meanwhile.
+        let mut same = open.iter().filter(|known| known.entry == entry);
+        if let Some(theirs) = same.find_map(|known| known.device.upgrade()) {
+            return Ok(theirs);
+        }
         open.push(Known {
+            entry,
             device: Arc::downgrade(&opened),
             resources: Arc::clone(&opened.resources),
         });
+        drop(open);
         Ok(opened)
     }
 
