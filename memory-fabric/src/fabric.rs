@@ -18,10 +18,12 @@ use crate::pager::fault::FaultThread;
 use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
 use crate::pager::{Budget, PagerError, Shared};
 use crate::stats::PagerStats;
+use crate::stream::Carrier;
 pub use crate::transport::Compression;
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
 use crate::transport::tcp::TcpTransport;
+pub use crate::transport::udp::{Fingerprint, FingerprintError};
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::uffd::{Uffd, UffdError};
 use crate::view::{FabricView, LentBy};
@@ -46,6 +48,8 @@ pub const DONORS_MAX: usize = 64;
 pub struct DonorAddress {
     /// Where it listens.
     pub address: SocketAddr,
+    /// What the donor is known by; for connections over UDP alone.
+    pub fingerprint: Option<Fingerprint>,
     /// Bytes to lease; when not given, its share of what the guest needs, or less if it has
     /// less.
     pub bytes: Option<u64>,
@@ -144,6 +148,8 @@ pub type FabricObserver = Arc<dyn Fn(FabricEvent) + Send + Sync>;
 pub struct Fabric {
     view: FabricView,
     transport: TransportKind,
+    /// Donors that are reached over UDP.
+    by_udp: usize,
     threads: Vec<JoinHandle<()>>,
     links: Vec<Link>,
     rdma_links: Vec<RdmaLink>,
@@ -235,6 +241,7 @@ impl Fabric {
                     .collect(),
             },
             transport: config.transport,
+            by_udp: sources.by_udp(),
             threads: Vec::new(),
             links: Vec::new(),
             rdma_links: Vec::new(),
@@ -287,6 +294,7 @@ impl Fabric {
                 }
                 let stats = Arc::clone(&self.view.stats);
                 for (number, leased) in leases.into_iter().enumerate() {
+                    let by_tcp = leased.carrier() == Carrier::Tcp;
                     let rdma_config = RdmaLinkConfig {
                         node: leased.node(),
                         address: leased.address(),
@@ -297,7 +305,11 @@ impl Fabric {
                     let link_stats = Arc::clone(link.stats());
                     self.links.push(link);
                     // Now that the lease is renewed: registering its memory may take long.
-                    let (rdma, mut lanes) = self.connect_rdma(config, rdma_config, &classes)?;
+                    let (rdma, mut lanes) = if by_tcp {
+                        self.connect_rdma(config, rdma_config, &classes)?
+                    } else {
+                        (None, Vec::new())
+                    };
                     let lent_by = &mut self.view.lent_by[number];
                     lent_by.link = Some(link_stats);
                     lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));
@@ -402,7 +414,13 @@ impl Fabric {
         link_config: RdmaLinkConfig,
         classes: &[(TrafficClass, &EventFd)],
     ) -> Result<(Option<RdmaLink>, Vec<LanePort>), FabricError> {
-        if !matches!(config.transport, TransportKind::Auto | TransportKind::Rdma) {
+        // A READ has no place for a checksum of ours.
+        let wanted = match config.transport {
+            TransportKind::Auto => !config.checksum,
+            TransportKind::Rdma => true,
+            TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => false,
+        };
+        if !wanted {
             return Ok((None, Vec::new()));
         }
         let classes: Vec<_> = classes
@@ -470,7 +488,8 @@ impl Fabric {
         match self.rdma_links.len() {
             _ if self.view.plan.cache_pages == 0 => PathKind::None,
             _ if self.transport == TransportKind::Loopback => PathKind::Loopback,
-            0 => PathKind::Tcp,
+            0 if self.by_udp == donors => PathKind::Udp,
+            0 if self.by_udp == 0 => PathKind::Tcp,
             links if links == donors => PathKind::Rdma,
             _ => PathKind::Mixed,
         }

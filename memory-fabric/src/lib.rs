@@ -69,6 +69,8 @@ mod pager;
 mod spin;
 #[cfg(not(loom))]
 pub mod stats;
+#[cfg(not(loom))]
+pub mod stream;
 mod sync;
 #[cfg(not(loom))]
 pub mod transport;

@@ -5,12 +5,14 @@ use std::time::Duration;
 /// How pages travel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TransportKind {
-    /// RDMA to donors where both ends have it, TCP to the others.
+    /// RDMA to donors where both ends have it, TCP to the others, and UDP where only that passes.
     Auto,
     /// Pages are read from donors by RDMA, or nothing starts. Write-backs go by TCP.
     Rdma,
     /// TCP connections to `ssi-hv node`.
     Tcp,
+    /// The same by QUIC over UDP.
+    Udp,
     /// A slab in this process, without any donor.
     Loopback,
 }
@@ -67,9 +69,11 @@ pub enum PathKind {
     Loopback,
     /// TCP, from every donor.
     Tcp,
+    /// QUIC over UDP, from every donor.
+    Udp,
     /// RDMA, from every donor.
     Rdma,
-    /// RDMA from some donors, TCP from the others.
+    /// By one of these from some donors, and by another from others.
     Mixed,
 }
 
@@ -81,6 +85,7 @@ impl PathKind {
             Self::None => "none",
             Self::Loopback => "loopback",
             Self::Tcp => "tcp",
+            Self::Udp => "udp",
             Self::Rdma => "rdma",
             Self::Mixed => "mixed",
         }

@@ -470,7 +470,7 @@ fn connect(
     }
     let answer: ConnectAnswer = control.decode(frame.kind, &payload).map_err(donor)?;
     answer.memory.check(config.bytes).map_err(here)?;
-    let session = control.into_stream();
+    let session = control.into_tcp().map_err(donor)?;
     let watched = session.set_nonblocking(true).and(session.try_clone());
     let watched = watched.map_err(|error| donor(ControlError::Stream(address, error)))?;
     let lane = lane.connect(&answer, session).map_err(here)?;

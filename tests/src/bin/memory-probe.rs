@@ -72,6 +72,7 @@ fn on_fabric(args: &faultprobe::Args, donor: SocketAddr, local: u64) -> anyhow::
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes: local,
         donors: vec![DonorAddress {
+            fingerprint: None,
             address: donor,
             bytes: None,
         }],

@@ -15,6 +15,7 @@ mod guest;
 mod network;
 mod rdma;
 mod status;
+mod udp;
 mod vsock;
 
 pub(crate) use guest::parse_faultprobe;
@@ -95,6 +96,7 @@ pub fn scenarios() -> Vec<Scenario> {
         free_pages::SCENARIOS,
         compression::SCENARIOS,
         rdma::SCENARIOS,
+        udp::SCENARIOS,
         disks::SCENARIOS,
         network::SCENARIOS,
         vsock::SCENARIOS,

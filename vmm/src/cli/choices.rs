@@ -19,26 +19,7 @@ pub enum Transport {
     /// Pages read by RDMA verbs, or nothing
     Rdma,
     /// QUIC over UDP
-    #[value(hide = true)]
     Udp,
-}
-
-impl Transport {
-    /// Refuses a transport that is planned.
-    ///
-    /// # Errors
-    ///
-    /// If this build does not have it, with the one to use instead.
-    pub fn require_available(self) -> Result<(), ValidationError> {
-        let setting = match self {
-            Self::Auto | Self::Tcp | Self::Loopback | Self::Rdma => return Ok(()),
-            Self::Udp => "--transport udp",
-        };
-        Err(ValidationError::NotThereYet {
-            setting,
-            instead: "use --transport tcp",
-        })
-    }
 }
 
 /// What the guest is told about where its memory is.
