@@ -1,12 +1,13 @@
 //! Whole frames over a blocking stream, each with a deadline: how connections are set up, and
 //! all there is on a control connection.
 
+use crate::stream::{Carrier, Stream};
 use crate::wire::{
     CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError,
     decode_message, encode_message,
 };
 use serde::{Serialize, de::DeserializeOwned};
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -43,25 +44,33 @@ pub enum ControlError {
 /// A blocking connection that carries whole frames.
 #[derive(Debug)]
 pub struct ControlStream {
-    stream: TcpStream,
+    stream: Stream,
     peer: SocketAddr,
 }
 
 impl ControlStream {
-    /// Connects to a donor.
+    /// Connects to a donor by TCP.
     ///
     /// # Errors
     ///
     /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
     pub fn connect(peer: SocketAddr) -> Result<Self, ControlError> {
-        let stream = TcpStream::connect_timeout(&peer, CONNECT_TIMEOUT)
-            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
+        Self::connect_by(peer, Carrier::Tcp)
+    }
+
+    /// Connects to a donor.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
+    pub fn connect_by(peer: SocketAddr, carrier: Carrier) -> Result<Self, ControlError> {
+        let stream = Stream::connect(peer, carrier, CONNECT_TIMEOUT)
             .map_err(|error| ControlError::Connect(peer, error))?;
         Ok(Self { stream, peer })
     }
 
     /// Takes over a connection that a peer made.
-    pub(crate) fn accepted(stream: TcpStream, peer: SocketAddr) -> Self {
+    pub(crate) fn accepted(stream: Stream, peer: SocketAddr) -> Self {
         Self { stream, peer }
     }
 
@@ -84,6 +93,8 @@ impl ControlStream {
                 WireError::Unexpected(frame.kind),
             ));
         }
+        // Until the next one.
+        self.stream.settle();
         self.decode(frame.kind, &payload)
     }
 
@@ -96,9 +107,9 @@ impl ControlStream {
         let payload = encode_message(message);
         let header = Frame::new(kind, 0, 0, true).encode(&payload);
         let frame = [header.as_slice(), &payload].concat();
+        let deadline = Instant::now() + CONTROL_TIMEOUT;
         self.stream
-            .set_write_timeout(Some(CONTROL_TIMEOUT))
-            .and_then(|()| self.stream.write_all(&frame))
+            .write_all_by(&frame, deadline)
             .map_err(|error| self.broken(error))
     }
 
@@ -158,33 +169,38 @@ impl ControlStream {
     ///
     /// When the connection has none any more.
     pub fn local(&self) -> Result<SocketAddr, ControlError> {
-        self.stream.local_addr().map_err(|error| self.broken(error))
+        self.stream.local().map_err(|error| self.broken(error))
     }
 
     /// The connection itself, for pages.
     #[must_use]
-    pub fn into_stream(self) -> TcpStream {
+    pub fn into_stream(self) -> Stream {
         self.stream
+    }
+
+    /// The TCP connection itself.
+    ///
+    /// # Errors
+    ///
+    /// When it is none.
+    pub fn into_tcp(self) -> Result<TcpStream, ControlError> {
+        let peer = self.peer;
+        let stream = self.stream.into_tcp();
+        stream.map_err(|error| ControlError::Stream(peer, error))
+    }
+
+    /// Whether it is a TCP connection.
+    pub(crate) fn is_tcp(&self) -> bool {
+        matches!(self.stream, Stream::Tcp(_))
     }
 
     fn read_exact_by(&mut self, buffer: &mut [u8], deadline: Instant) -> Result<(), ControlError> {
         let mut filled = 0;
         while filled < buffer.len() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(self.broken(io::ErrorKind::TimedOut.into()));
-            }
-            let read = self
-                .stream
-                .set_read_timeout(Some(left))
-                .and_then(|()| self.stream.read(&mut buffer[filled..]));
-            match read {
+            match self.stream.read_by(&mut buffer[filled..], deadline) {
                 Ok(0) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return Err(self.broken(io::ErrorKind::TimedOut.into()));
-                }
                 Err(error) => return Err(self.broken(error)),
             }
         }

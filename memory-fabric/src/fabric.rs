@@ -28,6 +28,7 @@ use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
 use crate::transport::select::Selection;
 use crate::transport::tcp::TcpTransport;
+pub use crate::transport::udp::{Fingerprint, FingerprintError};
 use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::uffd::{Uffd, UffdError};
 use crate::view::{FabricView, LentBy};
@@ -54,6 +55,8 @@ pub const DONORS_MAX: usize = 64;
 pub struct DonorAddress {
     /// Where it listens.
     pub address: SocketAddr,
+    /// What the donor is known by; for connections over UDP alone.
+    pub fingerprint: Option<Fingerprint>,
     /// Bytes to lease; when not given, its share of what the guest needs, or less if it has
     /// less.
     pub bytes: Option<u64>,
@@ -154,6 +157,8 @@ pub type FabricObserver = Arc<dyn Fn(FabricEvent) + Send + Sync>;
 pub struct Fabric {
     view: FabricView,
     transport: TransportKind,
+    /// Donors that are reached over UDP.
+    by_udp: usize,
     threads: Vec<JoinHandle<()>>,
     links: Vec<Link>,
     rdma_links: Vec<RdmaLink>,
@@ -249,6 +254,7 @@ impl Fabric {
                     .collect(),
             },
             transport: config.transport,
+            by_udp: sources.by_udp(),
             threads: Vec::new(),
             links: Vec::new(),
             rdma_links: Vec::new(),
@@ -308,6 +314,7 @@ impl Fabric {
                         address: leased.address(),
                         token: leased.grant().token,
                         bytes: leased.grant().bytes,
+                        carrier: leased.carrier(),
                     };
                     let (link, ports) = connect(leased, &classes, Arc::clone(observer))?;
                     let link_stats = Arc::clone(link.stats());
@@ -520,7 +527,8 @@ impl Fabric {
         match self.rdma_links.len() {
             _ if self.view.plan.cache_pages == 0 => PathKind::None,
             _ if self.transport == TransportKind::Loopback => PathKind::Loopback,
-            0 => PathKind::Tcp,
+            0 if self.by_udp == donors => PathKind::Udp,
+            0 if self.by_udp == 0 => PathKind::Tcp,
             links if links == donors => PathKind::Rdma,
             _ => PathKind::Mixed,
         }
@@ -532,9 +540,9 @@ impl Fabric {
         let paths = self.view.paths().into_iter().flatten();
         let by_rdma: Vec<bool> = paths.map(|path| path.selection.bulk_by_rdma).collect();
         match self.path() {
-            path @ (PathKind::None | PathKind::Loopback) => path,
+            path @ (PathKind::None | PathKind::Loopback | PathKind::Udp) => path,
             _ if by_rdma.iter().all(|&by_rdma| by_rdma) => PathKind::Rdma,
-            _ if by_rdma.contains(&true) => PathKind::Mixed,
+            _ if by_rdma.contains(&true) || self.by_udp > 0 => PathKind::Mixed,
             _ => PathKind::Tcp,
         }
     }

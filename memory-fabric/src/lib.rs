@@ -71,6 +71,8 @@ pub mod policy;
 mod spin;
 #[cfg(not(loom))]
 pub mod stats;
+#[cfg(not(loom))]
+pub mod stream;
 mod sync;
 #[cfg(not(loom))]
 pub mod transport;

@@ -148,7 +148,7 @@ fn discards_racing_broken_connections_bring_no_old_byte_back() {
     let addresses: Vec<_> = donors.iter().map(|donor| donor.address()).collect();
     let mut config = config(GUEST, LOCAL, &addresses);
     config.checksum = true;
-    let breaker = Breaker::new(&donors);
+    let breaker = Breaker::new(&donors, BREAK_INTERVAL);
     race(&config, 400, || breaker.tick());
     breaker.assert_broke();
 }

@@ -72,7 +72,8 @@ fn pages_outside_the_lease_are_refused() {
     for offset in [MIB, u64::MAX - 4095, 12] {
         let mut stream = attach(donor.address(), grant.token)
             .expect("attached")
-            .into_stream();
+            .into_tcp()
+            .expect("TCP");
         stream
             .write_all(&Frame::new(FrameKind::ReadPage, 7, offset, false).encode(&[]))
             .expect("sent");
@@ -146,7 +147,8 @@ fn pages_to_be_dropped_are_those_of_the_lease_and_not_too_many() {
     ] {
         let mut stream = attach(donor.address(), grant.token)
             .expect("attached")
-            .into_stream();
+            .into_tcp()
+            .expect("TCP");
         let payload = encode_count(pages);
         let mut frame =
             Vec::from(Frame::new(FrameKind::DropPages, 7, offset, false).encode(&payload));
@@ -165,7 +167,7 @@ fn pages_to_be_dropped_are_those_of_the_lease_and_not_too_many() {
     assert_eq!(donor.pool().status().pages_dropped, 0);
     // A frame without its number of pages is no frame.
     let stream = attach(donor.address(), grant.token).expect("attached");
-    let mut stream = stream.into_stream();
+    let mut stream = stream.into_tcp().expect("TCP");
     stream
         .write_all(&Frame::new(FrameKind::DropPages, 7, 0, false).encode(&[]))
         .expect("sent");
@@ -196,7 +198,8 @@ fn runs_that_nobody_may_ask_for_are_refused() {
     ] {
         let mut stream = attach(donor.address(), grant.token)
             .expect("attached")
-            .into_stream();
+            .into_tcp()
+            .expect("TCP");
         let run = encode_count(pages);
         let header = Frame::new(FrameKind::ReadPages, 7, offset, false).encode(&run);
         stream.write_all(&header).expect("sent");
@@ -228,7 +231,7 @@ fn pages_are_packed_as_far_as_the_request_allows() {
     let donor = donor(4 * MIB);
     let (_control, grant) = lease(donor.address(), MIB);
     let stream = attach(donor.address(), grant.token).expect("attached");
-    let mut stream = stream.into_stream();
+    let mut stream = stream.into_tcp().expect("TCP");
     let page = PAGE_SIZE as u64;
     let text: Vec<u8> = b"page by page "
         .iter()
@@ -307,7 +310,7 @@ fn packed_pages_that_are_wrong_are_refused_and_not_stored() {
         (&[7; 3585], "3585 bytes, 2 to 3584 are allowed"),
     ] {
         let stream = attach(donor.address(), grant.token).expect("attached");
-        let mut stream = stream.into_stream();
+        let mut stream = stream.into_tcp().expect("TCP");
         let frame = Frame::new(FrameKind::WritePage, 7, 0, false).with_packing(Packing::Lz4);
         let (answer, message) = exchange(&mut stream, &frame, payload);
         assert_eq!(answer.kind, FrameKind::Error);
@@ -317,7 +320,7 @@ fn packed_pages_that_are_wrong_are_refused_and_not_stored() {
     }
     assert_eq!(donor.pool().status().pages_written, 0);
     let stream = attach(donor.address(), grant.token).expect("attached");
-    let mut stream = stream.into_stream();
+    let mut stream = stream.into_tcp().expect("TCP");
     let frame = Frame::new(FrameKind::ReadPage, 7, 0, false);
     assert_eq!(exchange(&mut stream, &frame, &[]).1, [0; PAGE_SIZE]);
 }
@@ -328,7 +331,8 @@ fn a_lease_that_ended_is_of_no_more_use() {
     let (mut control, grant) = lease(donor.address(), MIB);
     let mut stream = attach(donor.address(), grant.token)
         .expect("attached")
-        .into_stream();
+        .into_tcp()
+        .expect("TCP");
     let _: LeaseStatus = control
         .call(FrameKind::Release, &grant.token, FrameKind::Status)
         .expect("released");
@@ -359,7 +363,8 @@ fn a_vm_that_stops_renewing_loses_its_lease() {
     assert_eq!(grant.duration_ms, 1000, "the shortest there is");
     let mut stream = attach(donor.address(), grant.token)
         .expect("attached")
-        .into_stream();
+        .into_tcp()
+        .expect("TCP");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     // The donor ends the connection when the lease ends.
     assert!(matches!(stream.read(&mut [0; 16]), Ok(0) | Err(_)));
@@ -375,7 +380,8 @@ fn a_lease_whose_vm_is_killed_ends_soon() {
     let (control, grant) = lease_for(donor.address(), MIB, 25_000);
     let mut pages = attach(donor.address(), grant.token)
         .expect("attached")
-        .into_stream();
+        .into_tcp()
+        .expect("TCP");
     let started = Instant::now();
     drop(control);
     // The end of the lease ends this connection.
@@ -398,7 +404,8 @@ fn the_late_end_of_a_replaced_control_connection_ends_no_lease() {
     let (old, grant) = lease_for(donor.address(), MIB, 25_000);
     let mut pages = attach(donor.address(), grant.token)
         .expect("attached")
-        .into_stream();
+        .into_tcp()
+        .expect("TCP");
     let mut new = ControlStream::connect(donor.address()).expect("a donor");
     let _: LeaseStatus = new
         .call(FrameKind::Resume, &grant.token, FrameKind::Status)
@@ -423,7 +430,8 @@ fn a_new_connection_takes_the_place_of_the_old() {
     let (_control, grant) = lease(donor.address(), MIB);
     let mut old = attach(donor.address(), grant.token)
         .expect("attached")
-        .into_stream();
+        .into_tcp()
+        .expect("TCP");
     let _new = attach(donor.address(), grant.token).expect("attached again");
     old.set_read_timeout(Some(PATIENCE)).expect("a socket");
     assert!(

@@ -227,7 +227,7 @@ fn readers_find_what_may_be_there_while_connections_break() {
     let addresses: Vec<_> = donors.iter().map(|donor| donor.address()).collect();
     let mut config = config(GUEST, LOCAL, &addresses);
     config.checksum = true;
-    let breaker = Breaker::new(&donors);
+    let breaker = Breaker::new(&donors, BREAK_INTERVAL);
     race(&config, 300, || breaker.tick());
     breaker.assert_broke();
 }

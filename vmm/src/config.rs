@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use memory_fabric::fabric::Fingerprint;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::address::{Donor, HostPort};
@@ -146,7 +147,7 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
 
-    /// A donor, HOST:PORT[,memory=SIZE]; repeatable
+    /// A donor, HOST:PORT[,memory=SIZE][,fingerprint=HEX]; repeatable
     #[arg(
         long = "donor",
         value_name = "DONOR",
@@ -163,7 +164,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "auto, rdma, hybrid, tcp or loopback"
+        help = "auto, rdma, hybrid, tcp, udp or loopback"
     )]
     pub transport: Transport,
 
@@ -290,6 +291,8 @@ pub struct ResolvedDonor {
     /// How much it is asked to lend; `None` for its share of the whole guest, or less if it
     /// has less.
     pub memory: Option<ByteSize>,
+    /// What it has to show; `None` when any will do.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// A configuration that was checked, with what follows from it.
@@ -316,7 +319,6 @@ impl RunConfig {
     ///
     /// The first thing that is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<ValidatedRun, ValidationError> {
-        self.transport.require_available()?;
         let kernel = self.kernel.clone().ok_or(ValidationError::KernelNotGiven)?;
         check_file("--kernel", &kernel)?;
         if let Some(initrd) = &self.initrd {
@@ -387,6 +389,11 @@ impl RunConfig {
                     address: donor.address.clone(),
                 });
             }
+            if donor.fingerprint.is_some() && self.transport != Transport::Udp {
+                return Err(ValidationError::FingerprintWithoutUdp {
+                    address: donor.address.clone(),
+                });
+            }
             if let Some(memory) = donor.memory {
                 let least = ByteSize::from_bytes(PAGE_SIZE_BYTES);
                 check_size("--donor memory=", memory, least)?;
@@ -403,6 +410,7 @@ impl RunConfig {
                 name: donor.address.clone(),
                 address,
                 memory: donor.memory,
+                fingerprint: donor.fingerprint,
             });
         }
         Ok(resolved)

@@ -92,7 +92,6 @@ fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
             "is more than --memory",
         ),
         (run(&["--local-memory", "256M"]), "add --donor HOST:PORT"),
-        (run(&["--transport", "udp"]), "not there yet"),
         (
             run(&["--local-memory", "16M", "--donor", "192.0.2.1:7000"]),
             "add --insecure to accept that",
@@ -178,7 +177,7 @@ fn help_fits_80_columns_and_names_what_is_there() {
             "{help}"
         );
         assert!(help.lines().count() <= 49, "{help}");
-        for planned in ["udp", "--replicas", "pki"] {
+        for planned in ["--replicas", "pki"] {
             assert!(!help.contains(planned), "{planned} in {help}");
         }
     }
@@ -309,8 +308,8 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
         ("cpus = 1\nmemory = ", "vm.toml:2: "),
         ("cpus = 1\ncpus = 2\n", "vm.toml:2: duplicate key"),
         (
-            "transport = 'udp'\nkernel = 'k'",
-            "--transport udp is not there yet",
+            "numa = 'expose'\nkernel = 'k'",
+            "--numa expose is not there yet",
         ),
     ] {
         fs::write(&path, contents).expect("the file is written");

@@ -4,12 +4,12 @@ use super::export::Export;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
+use crate::stream::Closer;
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
 use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -99,7 +99,7 @@ pub struct Lease {
 #[derive(Debug, Default)]
 struct Sessions {
     ended: bool,
-    active: HashMap<SessionKind, TcpStream>,
+    active: HashMap<SessionKind, Closer>,
 }
 
 /// What a connection of a VM is for. There is one of each kind at the most.
@@ -296,7 +296,7 @@ impl Lease {
             let sessions = lock(&self.sessions);
             for (kind, stream) in &sessions.active {
                 if matches!(kind, SessionKind::Rdma(_)) {
-                    let _ = stream.shutdown(Shutdown::Both);
+                    stream.close();
                 }
             }
         }
@@ -308,12 +308,12 @@ impl Lease {
     pub(crate) fn begin_session(
         &self,
         kind: SessionKind,
-        stream: TcpStream,
+        stream: Closer,
         timeout: Duration,
     ) -> io::Result<()> {
         let mut sessions = lock(&self.sessions);
         if let Some(previous) = sessions.active.get(&kind) {
-            let _ = previous.shutdown(Shutdown::Both);
+            previous.close();
         }
         let busy = |sessions: &mut Sessions| sessions.active.contains_key(&kind);
         let (guard, waited) = self
@@ -341,7 +341,7 @@ impl Lease {
         let mut sessions = lock(&self.sessions);
         sessions.ended = true;
         for stream in sessions.active.values() {
-            let _ = stream.shutdown(Shutdown::Both);
+            stream.close();
         }
     }
 }

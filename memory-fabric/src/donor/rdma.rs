@@ -115,6 +115,10 @@ pub(super) fn serve(
     let Some(lease) = pool.find(&request.token) else {
         return refuse_unknown(&mut control);
     };
+    if !control.is_tcp() {
+        let text = "RDMA is set up by TCP".to_owned();
+        return refuse(&mut control, Refusal::NoRdma, text);
+    }
     if *choice == DeviceChoice::None {
         let text = "this node does without RDMA (--rdma-device none)".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
@@ -127,7 +131,7 @@ pub(super) fn serve(
     let broken = |error| ControlError::Stream(peer, error);
     let stream = control.into_stream();
     let kind = SessionKind::Rdma(request.class);
-    let registered = stream.try_clone().map_err(broken)?;
+    let registered = stream.closer().map_err(broken)?;
     if let Err(error) = lease.begin_session(kind, registered, TAKE_OVER_TIMEOUT) {
         let mut control = ControlStream::accepted(stream, peer);
         let text = format!("the RDMA connection there is does not end: {error}");
@@ -153,7 +157,9 @@ pub(super) fn serve(
                     here: (&answer.endpoint).into(),
                     there: (&request.endpoint).into(),
                 });
-                wait_for_end(control.into_stream());
+                if let Ok(stream) = control.into_tcp() {
+                    wait_for_end(stream);
+                }
                 drop(noted);
             }
             // Before the session counts as ended.

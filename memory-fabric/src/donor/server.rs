@@ -3,18 +3,20 @@
 use super::pool::{LeaseError, Pool, SessionKind, lock};
 use super::rdma::{self, RdmaConnection};
 use super::session;
-use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::control::{CONNECT_TIMEOUT, CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
+use crate::stream::{Closer, Stream};
 use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
+use crate::transport::udp::{Fingerprint, Listener};
 use crate::wire::{
     AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
     VM_NAME_BYTES_MAX, WireError,
 };
 use std::collections::HashMap;
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -63,6 +65,7 @@ pub struct Donor {
     shared: Arc<Shared>,
     address: SocketAddr,
     listener: TcpListener,
+    fingerprint: Option<Fingerprint>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -74,7 +77,9 @@ struct Shared {
     rdma_connections: rdma::Connections,
     stopping: AtomicBool,
     /// Every open connection by a number of its own.
-    connections: Mutex<HashMap<u64, TcpStream>>,
+    connections: Mutex<HashMap<u64, Closer>>,
+    /// The number of the next one.
+    next_connection: AtomicU64,
 }
 
 impl Donor {
@@ -109,18 +114,21 @@ impl Donor {
             rdma_connections: rdma::Connections::new(rdma_connections_max),
             stopping: AtomicBool::new(false),
             connections: Mutex::default(),
+            next_connection: AtomicU64::new(0),
         });
         let mut threads = Vec::new();
         let accepting = Arc::clone(&shared);
         threads.push(thread("donor-accept", move || {
             accept(&accepting, &accepted_from)
         })?);
+        let fingerprint = listen_on_udp(&shared, address, &mut threads)?;
         let expiring = Arc::clone(&shared);
         threads.push(thread("donor-leases", move || expire(&expiring))?);
         Ok(Self {
             shared,
             address,
             listener,
+            fingerprint,
             threads,
         })
     }
@@ -129,6 +137,12 @@ impl Donor {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What VMs know it by over UDP; `None` when it does not listen there.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        self.fingerprint
     }
 
     /// Its memory, leases and counts.
@@ -146,8 +160,8 @@ impl Donor {
 
     /// Breaks every connection, as a network does. Leases go on, VMs connect again.
     pub fn break_connections(&self) {
-        for stream in lock(&self.shared.connections).values() {
-            let _ = stream.shutdown(Shutdown::Both);
+        for connection in lock(&self.shared.connections).values() {
+            connection.close();
         }
     }
 }
@@ -176,7 +190,7 @@ fn thread(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 }
 
 fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
-    for number in 0.. {
+    loop {
         let accepted = listener.accept();
         if shared.stopping.load(Ordering::SeqCst) {
             return;
@@ -193,26 +207,71 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         let Ok(registered) = stream.try_clone() else {
             continue;
         };
-        let open = {
-            let mut connections = lock(&shared.connections);
-            connections.insert(number, registered);
-            connections.len()
-        };
-        let serving = Arc::clone(shared);
-        let started = thread("donor-conn", move || {
-            let mut connection = Connection {
-                shared: &serving,
-                peer,
-            };
-            if let Err(error) = connection.serve(stream, open) {
-                tracing::debug!(%peer, error = describe(&error), "connection ended");
-            }
-            lock(&serving.connections).remove(&number);
+        begin(shared, peer, Closer::Tcp(registered), move || {
+            stream.set_nodelay(true)?;
+            Ok(Stream::Tcp(stream))
         });
-        if let Err(error) = started {
-            tracing::warn!(%peer, error = describe(&error), "connection refused");
-            lock(&shared.connections).remove(&number);
+    }
+}
+
+/// Listens on UDP too, on the same port. Without it VMs still come by TCP.
+fn listen_on_udp(
+    shared: &Arc<Shared>,
+    address: SocketAddr,
+    threads: &mut Vec<JoinHandle<()>>,
+) -> Result<Option<Fingerprint>, DonorError> {
+    let listener = match Listener::bind(address) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::warn!(%address, %error, "cannot listen on UDP; VMs can come by TCP alone");
+            return Ok(None);
         }
+    };
+    let fingerprint = listener.fingerprint();
+    let shared = Arc::clone(shared);
+    threads.push(thread("donor-udp", move || {
+        listener.run(&shared.stopping, &mut |arrival| {
+            let (peer, closer) = (arrival.peer, Closer::Udp(arrival.closer()));
+            begin(&shared, peer, closer, move || {
+                let deadline = Instant::now() + CONNECT_TIMEOUT;
+                Ok(Stream::Udp(Box::new(arrival.accept(deadline)?)))
+            });
+        });
+    })?);
+    Ok(Some(fingerprint))
+}
+
+/// Serves a connection, on a thread of its own, once `open` has made it ready.
+fn begin(
+    shared: &Arc<Shared>,
+    peer: SocketAddr,
+    registered: Closer,
+    open: impl FnOnce() -> io::Result<Stream> + Send + 'static,
+) {
+    // Relaxed: only that no two are the same.
+    let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
+    let count = {
+        let mut connections = lock(&shared.connections);
+        connections.insert(number, registered);
+        connections.len()
+    };
+    let serving = Arc::clone(shared);
+    let started = thread("donor-conn", move || {
+        let mut connection = Connection {
+            shared: &serving,
+            peer,
+        };
+        let served = open()
+            .map_err(|error| ControlError::Stream(peer, error))
+            .and_then(|stream| connection.serve(stream, count));
+        if let Err(error) = served {
+            tracing::debug!(%peer, error = describe(&error), "connection ended");
+        }
+        lock(&serving.connections).remove(&number);
+    });
+    if let Err(error) = started {
+        tracing::warn!(%peer, error = describe(&error), "connection refused");
+        lock(&shared.connections).remove(&number);
     }
 }
 
@@ -236,9 +295,7 @@ struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    fn serve(&mut self, stream: TcpStream, open: usize) -> Result<(), ControlError> {
-        let broken = |error| ControlError::Stream(self.peer, error);
-        stream.set_nodelay(true).map_err(broken)?;
+    fn serve(&mut self, stream: Stream, open: usize) -> Result<(), ControlError> {
         let mut control = ControlStream::accepted(stream, self.peer);
         if open > CONNECTIONS_MAX {
             let text = format!("{open} connections, {CONNECTIONS_MAX} is the limit");
@@ -421,7 +478,7 @@ impl Connection<'_> {
             return refuse_unknown(&mut control);
         };
         let stream = control.into_stream();
-        let registered = stream.try_clone().map_err(broken)?;
+        let registered = stream.closer().map_err(broken)?;
         let kind = SessionKind::Pages(class);
         if let Err(error) = lease.begin_session(kind, registered, TAKE_OVER_TIMEOUT) {
             let mut control = ControlStream::accepted(stream, self.peer);
@@ -431,8 +488,8 @@ impl Connection<'_> {
         let mut control = ControlStream::accepted(stream, self.peer);
         let served = control.send(FrameKind::Attached, &());
         if served.is_ok() {
-            let stream = control.into_stream();
-            if let Err(error) = session::serve(&lease, &stream, class, self.shared.spin) {
+            let mut stream = control.into_stream();
+            if let Err(error) = session::serve(&lease, &mut stream, class, self.shared.spin) {
                 tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
             }
         }

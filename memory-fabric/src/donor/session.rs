@@ -4,14 +4,13 @@ use super::pool::{DropRefused, Lease, OutOfRange};
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
+use crate::stream::Stream;
 use crate::turns::take_short_turns;
 use crate::wire::{
     ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX, Refusal,
     TrafficClass, WireError, decode_probe, decode_run, encode_message,
 };
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
-use std::os::fd::AsRawFd;
+use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
 /// Bytes of requests read at once: room for 31 pages and their headers.
@@ -43,12 +42,12 @@ pub(super) enum SessionError {
 /// the next request before it sleeps, at the most.
 pub(super) fn serve(
     lease: &Lease,
-    stream: &TcpStream,
+    stream: &mut Stream,
     class: TrafficClass,
     spin: Duration,
 ) -> Result<(), SessionError> {
     take_short_turns();
-    stream.set_nonblocking(true)?;
+    stream.set_nonblocking()?;
     let mut session = Session {
         lease,
         stream,
@@ -82,7 +81,7 @@ pub(super) fn serve(
 
 struct Session<'a> {
     lease: &'a Lease,
-    stream: &'a TcpStream,
+    stream: &'a mut Stream,
     class: TrafficClass,
     spin: Spin,
     input: Box<[u8]>,
@@ -126,7 +125,7 @@ impl Session<'_> {
                     let since = *idle_since.get_or_insert(now);
                     if !self.spin.goes_on(now - since) {
                         // No deadline: the end of the lease shuts the connection down.
-                        wait(self.stream, libc::POLLIN, None)?;
+                        self.stream.wait(false, None)?;
                         self.spin.slept(since.elapsed());
                         idle_since = None;
                     }
@@ -233,12 +232,12 @@ impl Session<'_> {
         let deadline = Instant::now() + SEND_TIMEOUT;
         let mut rest = self.output.as_slice();
         while !rest.is_empty() {
-            match self.stream.write(rest) {
+            match self.stream.write_vectored(&[IoSlice::new(rest)]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => rest = &rest[count..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    wait(self.stream, libc::POLLOUT, Some(deadline))?;
+                    self.stream.wait(true, Some(deadline))?;
                 }
                 Err(error) => return Err(error),
             }
@@ -247,31 +246,4 @@ impl Session<'_> {
         self.compressed = 0;
         Ok(())
     }
-}
-
-/// Sleeps until the stream is ready.
-fn wait(stream: &TcpStream, events: libc::c_short, deadline: Option<Instant>) -> io::Result<()> {
-    let mut fd = libc::pollfd {
-        fd: stream.as_raw_fd(),
-        events,
-        revents: 0,
-    };
-    let timeout_ms = match deadline {
-        None => -1,
-        Some(deadline) => {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            libc::c_int::try_from(left.as_millis() + 1).unwrap_or(libc::c_int::MAX)
-        }
-    };
-    // SAFETY: one valid pollfd is passed, as the count says.
-    if unsafe { libc::poll(&raw mut fd, 1, timeout_ms) } < 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-    Ok(())
 }

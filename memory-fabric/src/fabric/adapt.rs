@@ -129,7 +129,7 @@ impl Followed {
         let gauge = if self.by_rdma() {
             probe::rdma(&self.config).map_err(|error| describe(&error))
         } else {
-            probe::tcp(&self.config).map_err(|error| describe(&error))
+            probe::stream(&self.config).map_err(|error| describe(&error))
         };
         let time = gauge?.page_round_trip(TRY_TIME);
         time.map_err(|error| error.to_string())

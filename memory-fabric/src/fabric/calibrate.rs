@@ -4,6 +4,7 @@ use super::{FabricConfig, FabricError, TransportKind};
 use crate::control::CONTROL_TIMEOUT;
 use crate::link::rdma::{RdmaLinkConfig, RdmaLinkError, registering_time};
 use crate::link::{describe, probe};
+use crate::stream::Carrier;
 use crate::transport::measure::{Gauge, Measured};
 use crate::transport::select::Selection;
 use crate::turns::take_short_turns;
@@ -34,8 +35,11 @@ pub(super) fn calibrate(
     let (by_tcp, by_rdma) = match kind {
         TransportKind::Auto | TransportKind::Hybrid => (true, true),
         TransportKind::Rdma => (false, true),
-        TransportKind::Tcp | TransportKind::Loopback => (true, false),
+        TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => (true, false),
     };
+    // It is set up over TCP, and a READ has no place for a checksum of ours.
+    let possible = link.carrier == Carrier::Tcp && !config.checksum;
+    let by_rdma = by_rdma && (possible || kind != TransportKind::Auto);
     let ways = u32::try_from(config.donors.len().max(1)).unwrap_or(u32::MAX)
         * (u32::from(by_tcp) + u32::from(by_rdma));
     let time = (TIME_MAX / ways).max(TIME_MIN);
@@ -53,7 +57,7 @@ pub(super) fn calibrate(
         TransportKind::Rdma => Selection::RDMA,
         TransportKind::Hybrid => Selection::HYBRID,
         TransportKind::Auto => Selection::best(tcp.as_ref(), rdma.as_ref()),
-        TransportKind::Tcp | TransportKind::Loopback => Selection::TCP,
+        TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => Selection::TCP,
     };
     tracing::debug!(node = %link.node, ?tcp, ?rdma, ?selection, "measured");
     Ok(Calibration {
@@ -69,7 +73,7 @@ fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
     let measured = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             take_short_turns();
-            let mut gauge = probe::tcp(link).map_err(|error| describe(&error))?;
+            let mut gauge = probe::stream(link).map_err(|error| describe(&error))?;
             measure(&mut gauge, time)
         });
         thread.join()

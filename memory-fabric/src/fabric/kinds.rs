@@ -3,7 +3,8 @@
 /// How pages travel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum TransportKind {
-    /// What is measured to be best to each donor: RDMA where both ends have it, TCP, or both.
+    /// What is measured to be best to each donor: RDMA where both ends have it, TCP, or both; and
+    /// UDP where only that passes.
     Auto,
     /// Pages are read from donors by RDMA, or nothing starts. Write-backs go by TCP.
     Rdma,
@@ -11,6 +12,8 @@ pub enum TransportKind {
     Hybrid,
     /// TCP connections to `ssi-hv node`.
     Tcp,
+    /// The same by QUIC over UDP.
+    Udp,
     /// A slab in this process, without any donor.
     Loopback,
 }
@@ -24,9 +27,11 @@ pub enum PathKind {
     Loopback,
     /// TCP, from every donor.
     Tcp,
+    /// QUIC over UDP, from every donor.
+    Udp,
     /// RDMA, from every donor.
     Rdma,
-    /// RDMA from some donors, TCP from the others.
+    /// By one of these from some donors, and by another from others.
     Mixed,
 }
 
@@ -38,6 +43,7 @@ impl PathKind {
             Self::None => "none",
             Self::Loopback => "loopback",
             Self::Tcp => "tcp",
+            Self::Udp => "udp",
             Self::Rdma => "rdma",
             Self::Mixed => "mixed",
         }

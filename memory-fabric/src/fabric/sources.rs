@@ -3,10 +3,13 @@
 use super::{
     FabricConfig, FabricError, FabricEvent, FabricObserver, LOOPBACK_LEASE, TransportKind,
 };
+use crate::control::ControlError;
 use crate::donor::pool::Pool;
 use crate::layout::NodeId;
 use crate::link::{Leased, Link, LinkConfig, LinkPort};
 use crate::page::{PAGE_SHIFT, PAGE_SIZE};
+use crate::stream::Carrier;
+use crate::transport::udp::Fingerprint;
 use crate::wire::TrafficClass;
 use std::io;
 use std::net::SocketAddr;
@@ -36,14 +39,19 @@ impl Sources {
             let pages = (missing >> PAGE_SHIFT).div_ceil(donors_left.max(1));
             let share = pages.max(1) * PAGE_SIZE as u64;
             donors_left -= 1;
-            let leased = Leased::obtain(LinkConfig {
-                node: NodeId(number),
-                address: donor.address,
-                vm: config.vm.clone(),
-                bytes: donor.bytes.unwrap_or(share),
-                or_less: donor.bytes.is_none(),
-                grace: config.grace,
-            });
+            let leased = obtain(
+                config.transport,
+                donor.fingerprint,
+                LinkConfig {
+                    node: NodeId(number),
+                    address: donor.address,
+                    carrier: Carrier::Tcp,
+                    vm: config.vm.clone(),
+                    bytes: donor.bytes.unwrap_or(share),
+                    or_less: donor.bytes.is_none(),
+                    grace: config.grace,
+                },
+            );
             let source = |source| FabricError::Donor {
                 address: donor.address,
                 source,
@@ -53,6 +61,17 @@ impl Sources {
             leases.push(leased);
         }
         Ok(Self::Donors(leases))
+    }
+
+    /// How many donors are reached over UDP.
+    pub(super) fn by_udp(&self) -> usize {
+        match self {
+            Self::None | Self::Loopback(..) => 0,
+            Self::Donors(leases) => leases
+                .iter()
+                .filter(|leased| leased.carrier() != Carrier::Tcp)
+                .count(),
+        }
     }
 
     /// Address and bytes of each loan.
@@ -65,6 +84,30 @@ impl Sources {
                 .map(|leased| (Some(leased.address()), leased.grant().bytes))
                 .collect(),
         }
+    }
+}
+
+/// Obtains a lease: over UDP when that is asked for, and with `auto` when there is no way by TCP.
+fn obtain(
+    transport: TransportKind,
+    fingerprint: Option<Fingerprint>,
+    config: LinkConfig,
+) -> Result<Leased, ControlError> {
+    let over_udp = LinkConfig {
+        carrier: Carrier::Udp(fingerprint),
+        ..config.clone()
+    };
+    if transport == TransportKind::Udp {
+        return Leased::obtain(over_udp);
+    }
+    match Leased::obtain(config) {
+        Err(by_tcp @ ControlError::Connect(address, _)) if transport == TransportKind::Auto => {
+            // What stood in the way of TCP says more than what did for UDP.
+            let leased = Leased::obtain(over_udp).map_err(|_| by_tcp)?;
+            tracing::warn!("donor {address} is not reached by TCP, but by UDP");
+            Ok(leased)
+        }
+        obtained => obtained,
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Ask, LinkConfig, LinkEvent, LinkObserver, LinkStats, describe};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::stream::Stream;
 use crate::transport::tcp::STALL_TIMEOUT;
 use crate::wire::{
     AttachRequest, FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token,
@@ -9,7 +10,6 @@ use crate::wire::{
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -32,7 +32,7 @@ const RENEWALS_PER_LEASE: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Port {
     class: TrafficClass,
-    connections: Sender<TcpStream>,
+    connections: Sender<Stream>,
     /// Rung when there is a new connection.
     wake: EventFd,
     wanted: bool,
@@ -45,7 +45,7 @@ pub(super) struct Port {
 impl Port {
     pub(super) fn new(
         class: TrafficClass,
-        connections: Sender<TcpStream>,
+        connections: Sender<Stream>,
         wake: EventFd,
         completed: Arc<AtomicU64>,
     ) -> Self {
@@ -291,7 +291,7 @@ impl Keeper {
     }
 
     fn resume(&mut self) -> Result<(), ControlError> {
-        let mut control = ControlStream::connect(self.config.address)?;
+        let mut control = ControlStream::connect_by(self.config.address, self.config.carrier)?;
         self.status = control.call(FrameKind::Resume, &self.grant.token, FrameKind::Status)?;
         self.control = Some(control);
         Ok(())
@@ -320,7 +320,8 @@ impl Keeper {
     /// Makes every connection that is wanted.
     fn connect_ports(&mut self) -> Result<(), ControlError> {
         for port in self.ports.iter_mut().filter(|port| port.wanted) {
-            let mut stream = ControlStream::connect(self.config.address)?;
+            let (address, carrier) = (self.config.address, self.config.carrier);
+            let mut stream = ControlStream::connect_by(address, carrier)?;
             let request = AttachRequest {
                 token: self.grant.token,
                 class: port.class,

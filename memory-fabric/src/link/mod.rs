@@ -12,6 +12,7 @@ mod stats;
 
 use crate::control::{ControlError, ControlStream};
 use crate::layout::NodeId;
+use crate::stream::{Carrier, Stream};
 use crate::transport::tcp::STALL_TIMEOUT;
 use crate::wire::{
     ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass, WireError,
@@ -20,7 +21,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use keeper::{Keeper, Port};
 pub use stats::LinkStats;
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -84,6 +85,8 @@ pub struct LinkConfig {
     pub node: NodeId,
     /// The donor's address.
     pub address: SocketAddr,
+    /// What connections to it are made of.
+    pub carrier: Carrier,
     /// The VM's name.
     pub vm: String,
     /// Bytes wanted.
@@ -99,7 +102,7 @@ pub struct LinkConfig {
 pub struct LinkPort {
     class: TrafficClass,
     ask: Sender<Ask>,
-    connections: Receiver<TcpStream>,
+    connections: Receiver<Stream>,
     /// Requests completed on all connections of this port.
     completed: Arc<AtomicU64>,
 }
@@ -111,7 +114,7 @@ impl LinkPort {
         self.completed.fetch_add(1, Ordering::Relaxed);
     }
     /// The newest connection, if there is a new one.
-    pub(crate) fn take_connection(&self) -> Option<TcpStream> {
+    pub(crate) fn take_connection(&self) -> Option<Stream> {
         self.connections.try_iter().last()
     }
 
@@ -155,7 +158,7 @@ impl Leased {
     ///
     /// When the donor is absent, refuses or breaks the protocol.
     pub fn obtain(config: LinkConfig) -> Result<Self, ControlError> {
-        let mut control = ControlStream::connect(config.address)?;
+        let mut control = ControlStream::connect_by(config.address, config.carrier)?;
         // Long enough that a donor which is only cut off still has the memory when the VM
         // has waited the whole grace time.
         let duration = config.grace * 2 + Duration::from_secs(10);
@@ -204,6 +207,12 @@ impl Leased {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.config.address
+    }
+
+    /// What its connections are made of.
+    #[must_use]
+    pub fn carrier(&self) -> Carrier {
+        self.config.carrier
     }
 
     /// The donor's number.

@@ -13,14 +13,14 @@ use crate::wire::{AttachRequest, FrameKind, TrafficClass, WireError};
 use crossbeam_channel::bounded;
 use std::sync::Arc;
 
-/// A connection by TCP.
+/// A connection by TCP or UDP.
 ///
 /// # Errors
 ///
 /// When it cannot be made, or the donor refuses it.
-pub fn tcp(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
+pub fn stream(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
     let (address, class) = (config.address, TrafficClass::Probe);
-    let mut stream = ControlStream::connect(address)?;
+    let mut stream = ControlStream::connect_by(address, config.carrier)?;
     let token = config.token;
     stream.send(FrameKind::Attach, &AttachRequest { token, class })?;
     let (frame, _) = stream.receive(CONTROL_TIMEOUT)?;

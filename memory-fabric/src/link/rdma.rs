@@ -8,6 +8,7 @@ use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::layout::NodeId;
 use crate::page::PageBytes;
 use crate::stats::Counter;
+use crate::stream::Carrier;
 use crate::transport::IN_FLIGHT_MAX;
 use crate::transport::rdma::{
     ConnectAnswer, ConnectRequest, Device, DeviceChoice, Lane, LaneConfig, RdmaError, ReadLane,
@@ -123,6 +124,8 @@ pub struct RdmaLinkConfig {
     pub token: Token,
     /// Its size.
     pub bytes: u64,
+    /// What the donor's other connections are made of. RDMA is set up over TCP alone.
+    pub carrier: Carrier,
 }
 
 /// Where lanes are handed over.
@@ -470,7 +473,7 @@ pub(super) fn connect(
     }
     let answer: ConnectAnswer = control.decode(frame.kind, &payload).map_err(donor)?;
     answer.memory.check(config.bytes).map_err(here)?;
-    let session = control.into_stream();
+    let session = control.into_tcp().map_err(donor)?;
     let watched = session.set_nonblocking(true).and(session.try_clone());
     let watched = watched.map_err(|error| donor(ControlError::Stream(address, error)))?;
     let lane = lane.connect(&answer, session).map_err(here)?;

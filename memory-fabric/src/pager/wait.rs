@@ -1,6 +1,7 @@
 //! Waiting of the pager's threads: look for work for a while, then sleep until there is some.
 
 use crate::spin::Spin;
+use crate::stream::poll_until;
 use crate::transport::{Interest, PageTransport};
 use std::io;
 use std::os::fd::RawFd;
@@ -78,28 +79,19 @@ impl Waiter {
         };
         self.fds
             .extend(fds.iter().map(|&fd| pollfd(fd, libc::POLLIN)));
-        let busy = transports
-            .iter()
-            .filter(|transport| transport.in_flight() > 0);
-        let mut timeout_ms = -1;
-        for transport in busy {
-            timeout_ms = libc::c_int::try_from(STALL_CHECK_INTERVAL.as_millis()).unwrap_or(500);
+        let mut until = None;
+        for transport in transports {
+            let stalls_at = (transport.in_flight() > 0).then(|| idle_since + STALL_CHECK_INTERVAL);
+            let due = [until, transport.wake_by(), stalls_at];
+            until = due.into_iter().flatten().min();
             transport.interests(&mut |Interest { fd, writable }| {
                 let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
                 self.fds.push(pollfd(fd, events));
             });
         }
-        let count = self.fds.len() as libc::nfds_t;
-        // SAFETY: the pointer and the count are those of one vector.
-        let result = unsafe { libc::poll(self.fds.as_mut_ptr(), count, timeout_ms) };
+        let slept = poll_until(&mut self.fds, until);
         self.spin.slept(idle_since.elapsed());
         self.idle_since = None;
-        if result < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
-        Ok(())
+        slept
     }
 }

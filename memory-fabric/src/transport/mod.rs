@@ -10,6 +10,7 @@ pub mod measure;
 pub mod rdma;
 pub mod select;
 pub mod tcp;
+pub mod udp;
 
 pub use choice::Compression;
 
@@ -18,6 +19,7 @@ use crate::wire::RUN_PAGES_MAX;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::os::fd::RawFd;
+use std::time::Instant;
 
 /// Most reads and writes outstanding on one transport. More would not go faster: 64 pages
 /// cover the product of bandwidth and delay of 10 Gbit/s at 200 us.
@@ -153,6 +155,11 @@ pub trait PageTransport: Send + fmt::Debug {
         true
     }
 
-    /// What to wait for while requests are outstanding, where there is a connection.
+    /// When to [`poll`](Self::poll) at the latest, also while nothing is outstanding.
+    fn wake_by(&mut self) -> Option<Instant> {
+        None
+    }
+
+    /// What to wait for, where there is a connection.
     fn interests(&self, watch: &mut dyn FnMut(Interest));
 }

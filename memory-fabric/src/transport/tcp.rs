@@ -1,6 +1,6 @@
-//! Pages over a TCP connection, requests pipelined.
+//! Pages over a TCP connection, or one over UDP that carries frames as well; requests pipelined.
 //!
-//! The socket does not block. A broken or stalled connection is handed back to the donor's
+//! It does not block. A broken or stalled connection is handed back to the donor's
 //! [link](crate::link), which makes a new one; every outstanding request is then sent again.
 //!
 //! Pages are compressed where that pays, which each connection finds out for itself (`choice`).
@@ -15,15 +15,14 @@ use crate::link::{LinkPort, Outage};
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Traffic;
+use crate::stream::Stream;
 use crate::wire::{
     COUNT_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX,
     RUN_PAGES_MAX, TrafficClass, WireError, encode_count,
 };
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::io::{self, IoSlice};
 use std::ops::RangeInclusive;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,13 +44,13 @@ const SEND_BATCH: usize = 16;
 /// Compressed pages after which they are sent: they travel while others are compressed.
 const COMPRESSED_BATCH: usize = 8;
 
-/// Requests to one donor over TCP.
+/// Requests to one donor over TCP, or over UDP.
 #[derive(Debug)]
 pub struct TcpTransport {
     port: LinkPort,
     class: TrafficClass,
     checksum: bool,
-    stream: Option<TcpStream>,
+    stream: Option<Stream>,
     slots: Box<[Slot]>,
     free: Vec<u16>,
     /// Slots in use, in the order of posting.
@@ -275,7 +274,7 @@ impl TcpTransport {
     /// Takes over a connection that the link has made.
     fn adopt_connection(&mut self) {
         if let Some(stream) = self.port.take_connection() {
-            match stream.set_nonblocking(true) {
+            match stream.set_nonblocking() {
                 Ok(()) => {
                     self.stream = Some(stream);
                     self.sent = 0;
@@ -529,6 +528,9 @@ impl PageTransport for TcpTransport {
             self.adopt_connection();
         }
         if self.posted.is_empty() {
+            if let Some(Err(error)) = self.stream.as_mut().map(Stream::tend) {
+                self.disconnect(Outage::Stream(error));
+            }
             return;
         }
         if let Err(why) = self.send().and_then(|()| self.receive(complete)) {
@@ -541,14 +543,20 @@ impl PageTransport for TcpTransport {
         self.posted.len()
     }
 
+    fn arm(&mut self) -> bool {
+        !self.stream.as_ref().is_some_and(Stream::is_ready)
+    }
+
+    fn wake_by(&mut self) -> Option<Instant> {
+        self.stream.as_mut().and_then(Stream::wake_by)
+    }
+
     fn interests(&self, watch: &mut dyn FnMut(Interest)) {
-        if let Some(stream) = &self.stream
-            && !self.posted.is_empty()
-        {
-            watch(Interest {
-                fd: stream.as_raw_fd(),
-                writable: self.sent < self.posted.len(),
-            });
+        if let Some(stream) = &self.stream {
+            let (fd, writable, while_idle) = stream.interest(self.sent < self.posted.len());
+            if while_idle || !self.posted.is_empty() {
+                watch(Interest { fd, writable });
+            }
         }
     }
 }

@@ -223,9 +223,15 @@ impl User {
                 revents: 0,
             });
         });
-        let nap_ms = i32::try_from(NAP_MAX.as_millis()).expect("short");
-        // SAFETY: the pointer and the count are those of one vector.
-        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, nap_ms) };
+        let due = self.transport.wake_by();
+        let left = due.map_or(NAP_MAX, |due| due.saturating_duration_since(Instant::now()));
+        let nap = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: left.min(NAP_MAX).subsec_nanos().into(),
+        };
+        let count = fds.len() as libc::nfds_t;
+        // SAFETY: pointer and count are those of one vector, and the time outlives the call.
+        unsafe { libc::ppoll(fds.as_mut_ptr(), count, &raw const nap, std::ptr::null()) };
     }
 
     /// Writes a version of pages.

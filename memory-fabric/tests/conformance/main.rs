@@ -12,6 +12,7 @@ use memory_fabric::fabric::Compression;
 use memory_fabric::layout::NodeId;
 use memory_fabric::link::{Leased, LinkConfig, LinkEvent};
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::stream::Carrier;
 use memory_fabric::transport::PageTransport;
 use memory_fabric::transport::loopback::LoopbackTransport;
 use memory_fabric::transport::tcp::TcpTransport;
@@ -20,9 +21,10 @@ use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::proxy::{Mischief, Proxy};
-use support::{Breaker, donor};
+use support::udp_proxy::{UdpProxy, Weather};
+use support::{BREAK_INTERVAL, Breaker, donor};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const BYTES: u64 = PAGES as u64 * PAGE_SIZE as u64;
@@ -32,6 +34,9 @@ const CLASSES: [TrafficClass; 3] = [
     TrafficClass::Bulk,
     TrafficClass::Prefetch,
 ];
+
+/// UDP, whatever the donor's fingerprint.
+const ANY_UDP: Carrier = Carrier::Udp(None);
 
 const PLAIN: Options = Options {
     compression: Compression::Off,
@@ -89,6 +94,17 @@ struct Remote<'a> {
     donor: &'a Donor,
     /// Where the VM finds it, which may be a network that does something to it.
     address: SocketAddr,
+    carrier: Carrier,
+}
+
+impl<'a> Remote<'a> {
+    fn new(donor: &'a Donor, address: SocketAddr, carrier: Carrier) -> Self {
+        Self {
+            donor,
+            address,
+            carrier,
+        }
+    }
 }
 
 impl Bed for Remote<'_> {
@@ -96,6 +112,7 @@ impl Bed for Remote<'_> {
         let leased = Leased::obtain(LinkConfig {
             node: NodeId(1),
             address: self.address,
+            carrier: self.carrier,
             vm: "test".into(),
             bytes: BYTES,
             or_less: false,
@@ -138,8 +155,9 @@ impl Bed for Remote<'_> {
 fn run_all(bed: &dyn Bed) {
     for &(name, case) in CASES {
         for options in ALL_OPTIONS {
-            println!("{name}, {options:?}");
+            let started = Instant::now();
             case(bed, options);
+            println!("{name}, {options:?}: {:?}", started.elapsed());
         }
     }
 }
@@ -153,11 +171,13 @@ fn loopback_conforms() {
 #[test]
 fn tcp_conforms() {
     let donor = donor(BYTES);
-    let address = donor.address();
-    run_all(&Remote {
-        donor: &donor,
-        address,
-    });
+    run_all(&Remote::new(&donor, donor.address(), Carrier::Tcp));
+}
+
+#[test]
+fn udp_conforms() {
+    let donor = donor(BYTES);
+    run_all(&Remote::new(&donor, donor.address(), ANY_UDP));
 }
 
 /// Everything is right over a TCP network that does `mischief` once to some frames of each class.
@@ -168,10 +188,7 @@ fn survives_over_tcp(mischief: Mischief, options: Options) {
             scope.spawn(move || {
                 let donor = donor(BYTES);
                 let proxy = Proxy::on(kind, donor.address(), mischief, 1);
-                let bed = Remote {
-                    donor: &donor,
-                    address: proxy.address,
-                };
+                let bed = Remote::new(&donor, proxy.address, Carrier::Tcp);
                 cases::use_all(&mut bed.open(options));
                 assert!(proxy.mischief_done() > 0, "nothing was put to the test");
             });
@@ -202,14 +219,55 @@ fn tcp_survives_a_peer_that_falls_silent() {
     survives_over_tcp(Mischief::Silence, GUARDED);
 }
 
+/// Everything is right over a UDP network with this weather.
+fn survives_over_udp(weather: Weather, options: Options) {
+    let donor = donor(BYTES);
+    let proxy = UdpProxy::new(donor.address(), weather);
+    let bed = Remote::new(&donor, proxy.address, ANY_UDP);
+    let mut lines = bed.open(options);
+    cases::use_all(&mut lines);
+    cases::use_at_once(&mut lines);
+    assert!(proxy.mischief_done() > 0, "nothing was put to the test");
+}
+
 #[test]
-fn tcp_survives_connections_that_are_reset() {
+fn udp_survives_datagrams_that_are_lost_or_come_twice() {
+    survives_over_udp(Weather::Loss(5), PLAIN);
+    survives_over_udp(Weather::Duplication, GUARDED);
+}
+
+#[test]
+fn udp_survives_datagrams_in_another_order_and_late_ones() {
+    survives_over_udp(Weather::Reordering, GUARDED);
+    survives_over_udp(Weather::Delay, PLAIN);
+}
+
+#[test]
+fn udp_survives_datagrams_that_are_cut_short_and_garbage() {
+    survives_over_udp(Weather::Truncation, PLAIN);
+    survives_over_udp(Weather::Garbage, PLAIN);
+}
+
+#[test]
+fn udp_survives_a_peer_that_falls_silent() {
+    survives_over_udp(Weather::Silence, GUARDED);
+}
+
+#[test]
+fn connections_may_be_reset_over_tcp() {
+    survives_resets(Carrier::Tcp, BREAK_INTERVAL);
+}
+
+#[test]
+fn connections_may_be_reset_over_udp() {
+    // Four handshakes with signatures are to fit in between.
+    survives_resets(ANY_UDP, Duration::from_secs(1));
+}
+
+fn survives_resets(carrier: Carrier, interval: Duration) {
     let donors = [donor(BYTES)];
-    let breaker = Breaker::new(&donors);
-    let bed = Remote {
-        donor: &donors[0],
-        address: donors[0].address(),
-    };
+    let breaker = Breaker::new(&donors, interval);
+    let bed = Remote::new(&donors[0], donors[0].address(), carrier);
     let mut lines = bed.open(GUARDED);
     let finished = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -221,7 +279,7 @@ fn tcp_survives_connections_that_are_reset() {
         });
         // Whatever comes of it, the thread has to end.
         let used = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            for _ in 0..2 {
+            while !breaker.is_enough() {
                 cases::use_all(&mut lines);
                 cases::use_at_once(&mut lines);
             }

@@ -6,6 +6,7 @@
 pub mod delay;
 pub mod proxy;
 pub mod throttle;
+pub mod udp_proxy;
 
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
@@ -42,17 +43,22 @@ pub fn donor(memory_bytes: u64) -> Donor {
 /// Breaks all connections of one donor after the other.
 pub struct Breaker<'a> {
     donors: &'a [Donor],
+    interval: Duration,
     started: Instant,
     broken: AtomicU64,
 }
 
-/// Time between two of them.
-const BREAK_INTERVAL_MS: u128 = 50;
+/// Time between two of them, where connecting takes a millisecond.
+pub const BREAK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Fewer say nothing.
+const BREAKS_MIN: u64 = 4;
 
 impl<'a> Breaker<'a> {
-    pub fn new(donors: &'a [Donor]) -> Self {
+    pub fn new(donors: &'a [Donor], interval: Duration) -> Self {
         Self {
             donors,
+            interval,
             started: Instant::now(),
             broken: AtomicU64::new(0),
         }
@@ -60,7 +66,7 @@ impl<'a> Breaker<'a> {
 
     /// To be called again and again: breaks what is due.
     pub fn tick(&self) {
-        let due = self.started.elapsed().as_millis() / BREAK_INTERVAL_MS;
+        let due = self.started.elapsed().as_millis() / self.interval.as_millis();
         let due = u64::try_from(due).expect("short");
         if self.broken.fetch_max(due, Ordering::Relaxed) < due {
             let turn = usize::try_from(due).expect("small") % self.donors.len();
@@ -71,7 +77,12 @@ impl<'a> Breaker<'a> {
     /// Something was put to the test.
     pub fn assert_broke(&self) {
         let broken = self.broken.load(Ordering::Relaxed);
-        assert!(broken > 3, "only {broken} were broken");
+        assert!(self.is_enough(), "only {broken} were broken");
+    }
+
+    /// Whether so many were broken that it says something.
+    pub fn is_enough(&self) -> bool {
+        self.broken.load(Ordering::Relaxed) >= BREAKS_MIN
     }
 }
 
@@ -86,6 +97,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
             .iter()
             .map(|&address| DonorAddress {
                 address,
+                fingerprint: None,
                 bytes: None,
             })
             .collect(),

@@ -73,6 +73,7 @@ fn on_fabric(args: &faultprobe::Args, donor: SocketAddr, local: u64) -> anyhow::
         local_bytes: local,
         local_use: LocalUse::Cache,
         donors: vec![DonorAddress {
+            fingerprint: None,
             address: donor,
             bytes: None,
         }],

@@ -15,6 +15,8 @@ use memory_fabric::layout::NodeId;
 use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
 use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
+use memory_fabric::stream::Carrier;
+use memory_fabric::stream::Carrier;
 use memory_fabric::transport::tcp::TcpTransport;
 use memory_fabric::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport as _, Ticket};
 use memory_fabric::wire::TrafficClass;
@@ -53,12 +55,14 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
     let leased = Leased::obtain(LinkConfig {
         node: NodeId(1),
         address: arguments.donor,
+        carrier: Carrier::Tcp,
         vm: "rdma-probe".to_owned(),
         bytes,
         or_less: false,
         grace: PATIENCE,
     })?;
     let config = RdmaLinkConfig {
+        carrier: Carrier::Tcp,
         node: NodeId(1),
         address: arguments.donor,
         token: leased.grant().token,

@@ -18,6 +18,7 @@ mod rdma_faults;
 mod runner;
 mod status;
 mod transports;
+mod udp;
 mod vsock;
 
 pub(crate) use guest::parse_faultprobe;
@@ -99,6 +100,7 @@ impl Plan {
             faults::SCENARIOS,
             rdma::SCENARIOS,
             rdma_faults::SCENARIOS,
+            udp::SCENARIOS,
             status::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,

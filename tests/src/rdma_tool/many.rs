@@ -12,6 +12,7 @@ use memory_fabric::layout::NodeId;
 use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
 use memory_fabric::link::{Leased, Link, LinkConfig, LinkPort};
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::stream::Carrier;
 use memory_fabric::transport::rdma::resources::pinned_bytes;
 use memory_fabric::transport::rdma::usage;
 use memory_fabric::transport::tcp::TcpTransport;
@@ -136,6 +137,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn hold(donor: SocketAddr, lease: u64) -> anyhow::Result<Leaseholder> {
     let bytes = PAGES * PAGE_SIZE as u64;
     let leased = Leased::obtain(LinkConfig {
+        carrier: Carrier::Tcp,
         node: NodeId(1),
         address: donor,
         vm: format!("vm-{lease}"),
@@ -144,6 +146,7 @@ fn hold(donor: SocketAddr, lease: u64) -> anyhow::Result<Leaseholder> {
         grace: PATIENCE,
     })?;
     let config = RdmaLinkConfig {
+        carrier: Carrier::Tcp,
         node: NodeId(1),
         address: donor,
         token: leased.grant().token,

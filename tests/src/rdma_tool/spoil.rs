@@ -11,6 +11,7 @@ use memory_fabric::layout::NodeId;
 use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
 use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::stream::Carrier;
 
 use super::proxy::{self, Lie};
 use super::{PATIENCE, READ_TIME_MAX, walk};
@@ -80,6 +81,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn one_read(donor: SocketAddr) -> anyhow::Result<(String, u128)> {
     let bytes = 4 * PAGE_SIZE as u64;
     let leased = Leased::obtain(LinkConfig {
+        carrier: Carrier::Tcp,
         node: NodeId(1),
         address: donor,
         vm: "spoiled".to_owned(),
@@ -88,6 +90,7 @@ fn one_read(donor: SocketAddr) -> anyhow::Result<(String, u128)> {
         grace: PATIENCE,
     })?;
     let mut reader = Reader::connect(&RdmaLinkConfig {
+        carrier: Carrier::Tcp,
         node: NodeId(1),
         address: donor,
         token: leased.grant().token,

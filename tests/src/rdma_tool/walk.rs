@@ -64,6 +64,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         donors: vec![DonorAddress {
             address: donor,
             bytes: Some(bytes),
+            fingerprint: None,
         }],
         transport,
         checksum: false,

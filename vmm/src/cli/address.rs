@@ -1,10 +1,12 @@
 //! Addresses of nodes and donors as people write them: `HOST:PORT` and
-//! `HOST:PORT,memory=SIZE`.
+//! `HOST:PORT[,memory=SIZE][,fingerprint=HEX]`.
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
+
+use memory_fabric::fabric::{Fingerprint, FingerprintError};
 
 use super::text::serde_as_text;
 use crate::size::{ByteSize, ParseSizeError};
@@ -79,18 +81,25 @@ pub enum ParseAddressError {
         /// What was given.
         text: String,
     },
-    /// Something follows the address that is not `memory=SIZE`.
-    #[error("`{option}` is not an option of a donor; write HOST:PORT,memory=SIZE")]
+    /// Something follows the address that is no option.
+    #[error(
+        "`{option}` is not an option of a donor; write HOST:PORT[,memory=SIZE][,fingerprint=HEX]"
+    )]
     Option {
         /// The part that is not known.
         option: String,
     },
-    /// The memory is given twice.
-    #[error("`{text}` gives memory= twice; give it once")]
-    MemoryTwice {
+    /// An option is given twice.
+    #[error("`{text}` gives {option} twice; give it once")]
+    Twice {
         /// What was given.
         text: String,
+        /// Which.
+        option: &'static str,
     },
+    /// The fingerprint is malformed.
+    #[error(transparent)]
+    Fingerprint(#[from] FingerprintError),
     /// The size of the memory is malformed.
     #[error(transparent)]
     Size(#[from] ParseSizeError),
@@ -139,15 +148,20 @@ pub struct Donor {
     /// How much it is asked to lend; by default its share of the whole guest, or less if it
     /// has less.
     pub memory: Option<ByteSize>,
+    /// The certificate that it has to show, over UDP.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 impl fmt::Display for Donor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.address)?;
-        match self.memory {
-            Some(memory) => write!(f, ",memory={memory}"),
-            None => Ok(()),
+        if let Some(memory) = self.memory {
+            write!(f, ",memory={memory}")?;
         }
+        if let Some(fingerprint) = self.fingerprint {
+            write!(f, ",fingerprint={fingerprint}")?;
+        }
+        Ok(())
     }
 }
 
@@ -157,18 +171,26 @@ impl FromStr for Donor {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default().parse()?;
-        let mut memory = None;
-        for option in parts {
-            let size = option
-                .strip_prefix("memory=")
-                .ok_or_else(|| ParseAddressError::Option {
-                    option: option.into(),
-                })?;
-            if memory.replace(size.parse()?).is_some() {
-                return Err(ParseAddressError::MemoryTwice { text: text.into() });
+        let (mut memory, mut fingerprint) = (None, None);
+        for part in parts {
+            let (option, twice) = if let Some(size) = part.strip_prefix("memory=") {
+                ("memory=", memory.replace(size.parse()?).is_some())
+            } else if let Some(hex) = part.strip_prefix("fingerprint=") {
+                ("fingerprint=", fingerprint.replace(hex.parse()?).is_some())
+            } else {
+                let option = part.into();
+                return Err(ParseAddressError::Option { option });
+            };
+            if twice {
+                let text = text.into();
+                return Err(ParseAddressError::Twice { text, option });
             }
         }
-        Ok(Self { address, memory })
+        Ok(Self {
+            address,
+            memory,
+            fingerprint,
+        })
     }
 }
 
@@ -232,7 +254,10 @@ mod tests {
         let refused = |text: &str| text.parse::<Donor>().expect_err(text).to_string();
         assert!(refused("h:1,size=2G").contains("`size=2G`"));
         assert!(refused("h:1,memory=2X").contains("`2X`"));
-        assert!(refused("h:1,memory=1G,memory=2G").contains("twice"));
+        assert!(refused("h:1,memory=1G,memory=2G").contains("memory= twice"));
+        let one = format!("fingerprint={}", "0b".repeat(32));
+        assert!(refused(&format!("h:1,{one},{one}")).contains("fingerprint= twice"));
+        assert!(refused("h:1,fingerprint=0b").contains("64 hexadecimal digits"));
         assert!(refused("h:1,").contains("``"));
     }
 
@@ -256,9 +281,11 @@ mod tests {
         #[test]
         fn what_is_printed_is_read_as_the_same_donor(
             host in "[a-z][a-z0-9.-]{0,20}", port: u16, memory: Option<u64>,
+            fingerprint in prop::option::of("[0-9a-f]{64}"),
         ) {
+            let fingerprint = fingerprint.map(|hex| hex.parse().expect("a fingerprint"));
             let address = HostPort { host, port };
-            let donor = Donor { address, memory: memory.map(ByteSize::from_bytes) };
+            let donor = Donor { address, memory: memory.map(ByteSize::from_bytes), fingerprint };
             prop_assert_eq!(donor.to_string().parse(), Ok(donor));
         }
     }

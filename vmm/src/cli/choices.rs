@@ -3,8 +3,6 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::validation::ValidationError;
-
 /// How pages travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -21,26 +19,7 @@ pub enum Transport {
     /// Pages that are waited for by RDMA verbs, all else by TCP
     Hybrid,
     /// QUIC over UDP
-    #[value(hide = true)]
     Udp,
-}
-
-impl Transport {
-    /// Refuses a transport that is planned.
-    ///
-    /// # Errors
-    ///
-    /// If this build does not have it, with the one to use instead.
-    pub fn require_available(self) -> Result<(), ValidationError> {
-        let setting = match self {
-            Self::Auto | Self::Tcp | Self::Loopback | Self::Rdma | Self::Hybrid => return Ok(()),
-            Self::Udp => "--transport udp",
-        };
-        Err(ValidationError::NotThereYet {
-            setting,
-            instead: "use --transport tcp",
-        })
-    }
 }
 
 /// What the guest is told about where its memory is.

@@ -199,11 +199,3 @@ fn a_checksum_of_ours_is_refused_where_pages_are_read_by_rdma() {
         &["remove --checksum", "use --transport tcp"],
     );
 }
-
-#[test]
-fn planned_values_are_refused_with_what_is_there() {
-    assert_refused(
-        |c| c.transport = Transport::Udp,
-        &["--transport udp is not there yet", "use --transport tcp"],
-    );
-}

@@ -169,14 +169,22 @@ pub enum ValidationError {
         "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"
     )]
     LoopbackWithDonor,
+    /// A fingerprint that nobody would look at.
+    #[error(
+        "donor {address} is given with a fingerprint, which only --transport udp compares; add that, or remove fingerprint="
+    )]
+    FingerprintWithoutUdp {
+        /// The donor.
+        address: HostPort,
+    },
     /// Two ways to guard pages.
     #[error(
-        "--checksum is for pages that travel by TCP; those that are read by RDMA have the CRC-32 of the adapters; remove --checksum, or use --transport tcp"
+        "--checksum is for pages that travel by TCP or UDP; those that are read by RDMA have the CRC-32 of the adapters; remove --checksum, or use --transport tcp"
     )]
     RdmaWithChecksum,
     /// Donors of a benchmark are on no network.
     #[error(
-        "--transport rdma needs a second host, and donors of this benchmark are in its process; use --transport tcp or loopback"
+        "--transport rdma needs a second host, and donors of this benchmark are in its process; use --transport tcp, udp or loopback"
     )]
     BenchByRdma,
     /// A port that nobody can listen on.

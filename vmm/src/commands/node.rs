@@ -107,6 +107,9 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
         config.memory,
         donor.address()
     ))?;
+    if let Some(fingerprint) = donor.fingerprint() {
+        print(&format!("on UDP as fingerprint={fingerprint}\n"))?;
+    }
 
     for signal in signals.forever() {
         match signal {

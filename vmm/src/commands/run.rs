@@ -246,6 +246,7 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
             .iter()
             .map(|donor| DonorAddress {
                 address: donor.address,
+                fingerprint: donor.fingerprint,
                 bytes: donor.memory.map(ByteSize::bytes),
             })
             .collect(),
@@ -253,9 +254,9 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
             Transport::Loopback => TransportKind::Loopback,
             Transport::Rdma => TransportKind::Rdma,
             Transport::Hybrid => TransportKind::Hybrid,
-            // A READ has no place for a checksum of ours.
-            Transport::Auto if !config.checksum => TransportKind::Auto,
-            Transport::Auto | Transport::Tcp | Transport::Udp => TransportKind::Tcp,
+            Transport::Auto => TransportKind::Auto,
+            Transport::Tcp => TransportKind::Tcp,
+            Transport::Udp => TransportKind::Udp,
         },
         checksum: config.checksum,
         compression: compression(config.compression),

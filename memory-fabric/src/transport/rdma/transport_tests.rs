@@ -5,6 +5,7 @@ use crate::donor::server::{Donor, DonorConfig};
 use crate::layout::NodeId;
 use crate::link::rdma::{Ask, LaneSender, RdmaStats};
 use crate::link::{Leased, Link, LinkConfig};
+use crate::stream::Carrier;
 use crate::transport::Compression;
 use crate::transport::rdma::DeviceChoice;
 use crate::wire::TrafficClass;
@@ -118,6 +119,7 @@ impl Bed {
         let leased = Leased::obtain(LinkConfig {
             node: NodeId(1),
             address: donor.address(),
+            carrier: Carrier::Tcp,
             vm: "test".into(),
             bytes: u64::from(PAGES) * PAGE_SIZE as u64,
             or_less: false,

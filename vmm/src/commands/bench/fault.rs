@@ -13,6 +13,7 @@ use memory_fabric::fabric::{
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::stats::Histogram;
+use memory_fabric::stream::Carrier;
 use memory_fabric::transport::rdma::DeviceChoice;
 use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::config::Transport;
@@ -44,7 +45,11 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     for round in 0..ROUNDS {
         bare_fault.add(&floor::userfaultfd()?);
         match donors.first() {
-            Some(donor) => bare_exchange.add(&floor::exchange(donor.address(), config.checksum)?),
+            Some(donor) => bare_exchange.add(&floor::exchange(
+                donor.address(),
+                carrier(config),
+                config.checksum,
+            )?),
             // No exchange: pages are copied within the process.
             None => bare_exchange.add(&Histogram::new()),
         }
@@ -77,7 +82,11 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         local_memory_bytes: config.local_memory.bytes(),
         threads: config.threads,
         donors: u32::try_from(donors.len())?,
-        transport: if loopback { "loopback" } else { "tcp" },
+        transport: match config.transport {
+            Transport::Loopback => "loopback",
+            Transport::Udp => "udp",
+            Transport::Auto | Transport::Tcp | Transport::Rdma | Transport::Hybrid => "tcp",
+        },
         rounds: ROUNDS,
         faults: all.count,
         faults_per_second: per_second,
@@ -99,6 +108,14 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         verified_bytes: tally.verified.load(Ordering::Relaxed),
         corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
     })
+}
+
+/// What the floor's connection is made of.
+fn carrier(config: &BenchFaultConfig) -> Carrier {
+    match config.transport {
+        Transport::Udp => Carrier::Udp(None),
+        _ => Carrier::Tcp,
+    }
 }
 
 pub(super) fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
@@ -141,11 +158,13 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
                 .iter()
                 .map(|donor| DonorAddress {
                     address: donor.address(),
+                    fingerprint: None,
                     bytes: None,
                 })
                 .collect(),
             transport: match config.transport {
                 Transport::Loopback => TransportKind::Loopback,
+                Transport::Udp => TransportKind::Udp,
                 _ => TransportKind::Tcp,
             },
             checksum: config.checksum,

@@ -1,7 +1,7 @@
 //! The floor of a remote fault: a bare userfaultfd resolution, and a bare exchange of a page.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::IoSlice;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use memory_fabric::control::{CONTROL_TIMEOUT, ControlStream};
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::stats::Histogram;
+use memory_fabric::stream::{Carrier, Stream};
 use memory_fabric::turns::take_short_turns;
 use memory_fabric::uffd::{Protection, Uffd};
 use memory_fabric::wire::{
@@ -65,10 +66,11 @@ pub(super) fn userfaultfd() -> Result<Histogram> {
 /// A lease of `bytes` of its own, and a connection for its pages.
 pub(super) fn attach(
     donor: SocketAddr,
+    carrier: Carrier,
     bytes: u64,
     class: TrafficClass,
-) -> Result<(ControlStream, LeaseGrant, TcpStream)> {
-    let mut control = ControlStream::connect(donor)?;
+) -> Result<(ControlStream, LeaseGrant, Stream)> {
+    let mut control = ControlStream::connect_by(donor, carrier)?;
     let request = LeaseRequest {
         vm: "floor".to_owned(),
         bytes,
@@ -76,7 +78,7 @@ pub(super) fn attach(
         duration_ms: 60_000,
     };
     let grant: LeaseGrant = control.call(FrameKind::Lease, &request, FrameKind::Granted)?;
-    let mut attached = ControlStream::connect(donor)?;
+    let mut attached = ControlStream::connect_by(donor, carrier)?;
     let request = AttachRequest {
         token: grant.token,
         class,
@@ -86,28 +88,33 @@ pub(super) fn attach(
     Ok((control, grant, attached.into_stream()))
 }
 
-/// Time of a request and a page in answer over TCP, by a client that does nothing else and
+/// Time of a request and a page in answer over one connection, by a client that does nothing else and
 /// never sleeps.
-pub(super) fn exchange(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
+pub(super) fn exchange(donor: SocketAddr, carrier: Carrier, checksum: bool) -> Result<Histogram> {
     // A thread of its own, since those that it makes would have short turns as well.
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
             take_short_turns();
-            exchange_here(donor, checksum)
+            exchange_here(donor, carrier, checksum)
         });
         client.join().expect("the client does not panic")
     })
 }
 
-fn exchange_here(donor: SocketAddr, checksum: bool) -> Result<Histogram> {
-    let (mut control, grant, mut stream) = attach(donor, PAGE_SIZE as u64, TrafficClass::Urgent)?;
-    stream.set_nonblocking(true)?;
+fn exchange_here(donor: SocketAddr, carrier: Carrier, checksum: bool) -> Result<Histogram> {
+    let (mut control, grant, mut stream) =
+        attach(donor, carrier, PAGE_SIZE as u64, TrafficClass::Urgent)?;
+    stream.set_nonblocking()?;
     let times = Histogram::new();
     let mut answer = [0; HEADER_BYTES + PAGE_SIZE];
     let header = Frame::new(FrameKind::ReadPage, 1, 0, checksum).encode(&[]);
     for _ in 0..SAMPLES {
         let started = Instant::now();
-        stream.write_all(&header)?;
+        let written = stream.write_vectored(&[IoSlice::new(&header)])?;
+        ensure!(
+            written == header.len(),
+            "a header of 32 bytes finds no room"
+        );
         let mut filled = 0;
         while filled < answer.len() {
             match stream.read(&mut answer[filled..]) {

@@ -4,9 +4,10 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use memory_fabric::control::ControlStream;
 use memory_fabric::page::PAGE_SIZE;
+use memory_fabric::stream::{Carrier, Stream as Connection};
 use memory_fabric::transport::IN_FLIGHT_MAX;
 use memory_fabric::wire::{Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseStatus, TrafficClass};
 
@@ -32,7 +33,10 @@ impl Stream {
     /// Leases so many pages and fills them.
     pub(super) fn connect(donor: SocketAddr, pages: usize) -> Result<Self> {
         let bytes = (pages * PAGE_SIZE) as u64;
-        let (control, grant, stream) = floor::attach(donor, bytes, TrafficClass::Urgent)?;
+        let attached = floor::attach(donor, Carrier::Tcp, bytes, TrafficClass::Urgent)?;
+        let (control, grant, Connection::Tcp(stream)) = attached else {
+            bail!("TCP was asked for");
+        };
         stream.set_read_timeout(Some(TIMEOUT))?;
         stream.set_write_timeout(Some(TIMEOUT))?;
         let mut client = Self {

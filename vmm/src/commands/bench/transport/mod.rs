@@ -15,6 +15,7 @@ use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::layout::NodeId;
 use memory_fabric::link::rdma::RdmaLinkConfig;
 use memory_fabric::link::{Leased, Link, LinkConfig, probe};
+use memory_fabric::stream::Carrier;
 use memory_fabric::transport::rdma::DeviceChoice;
 use memory_fabric::transport::rdma::probe::{registrations, staging_time};
 use memory_fabric::turns::take_short_turns;
@@ -163,7 +164,7 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
     let seconds = Duration::from_secs(config.seconds.into());
     let wanted = |kind| match config.transport {
         Transport::Auto => true,
-        Transport::Hybrid => kind != Transport::Loopback,
+        Transport::Hybrid => matches!(kind, Transport::Tcp | Transport::Rdma),
         only => only == kind,
     };
     let contents = Arc::new(Contents::new(LEASE_BYTES));
@@ -177,7 +178,8 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
         }),
     };
     let mut registration = None;
-    if wanted(Transport::Tcp) || wanted(Transport::Rdma) {
+    let by_network = [Transport::Tcp, Transport::Udp, Transport::Rdma];
+    if by_network.into_iter().any(wanted) {
         // Of this process, unless one was named.
         let own = named.is_none().then(own_donor).transpose()?;
         let address = named.or(own.as_ref().map(Donor::address));
@@ -189,8 +191,25 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
             take(
                 "tcp",
                 in_time(seconds, move || {
-                    let connect = || Ok(probe::tcp(&lease)?);
+                    let connect = || Ok(probe::stream(&lease)?);
                     let mut measured = one::measure("tcp", connect, seconds, &contents)?;
+                    measured.write_bytes_per_second = Some(written);
+                    Ok(measured)
+                }),
+            );
+        }
+        if wanted(Transport::Udp) {
+            let lease = RdmaLinkConfig {
+                carrier: Carrier::Udp(None),
+                ..lease.clone()
+            };
+            let contents = Arc::clone(&contents);
+            take(
+                "udp",
+                in_time(seconds, move || {
+                    let written = one::fill(&mut probe::stream(&lease)?, &contents)?;
+                    let connect = || Ok(probe::stream(&lease)?);
+                    let mut measured = one::measure("udp", connect, seconds, &contents)?;
                     measured.write_bytes_per_second = Some(written);
                     Ok(measured)
                 }),
@@ -263,6 +282,7 @@ fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
     let leased = Leased::obtain(LinkConfig {
         node,
         address,
+        carrier: Carrier::Tcp,
         vm: "bench".to_owned(),
         bytes: LEASE_BYTES,
         or_less: false,
@@ -273,6 +293,7 @@ fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
         address,
         token: leased.grant().token,
         bytes: leased.grant().bytes,
+        carrier: Carrier::Tcp,
     };
     let (link, _) = leased.start(Vec::new(), Arc::new(|_| {}))?;
     Ok((link, lease))
@@ -282,7 +303,7 @@ fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
 fn fill(lease: &RdmaLinkConfig, contents: &Arc<Contents>, seconds: Duration) -> Result<f64> {
     let (lease, contents) = (lease.clone(), Arc::clone(contents));
     in_time(seconds, move || {
-        one::fill(&mut probe::tcp(&lease)?, &contents)
+        one::fill(&mut probe::stream(&lease)?, &contents)
     })
 }
 

@@ -1,0 +1,243 @@
+//! A network that passes UDP only, and that badly: a proxy between VMs and a donor.
+
+use super::Random;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// What is done to datagrams, in both directions.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Weather {
+    /// Nothing.
+    Fair,
+    /// So many of a hundred are lost.
+    Loss(usize),
+    /// Every fourth comes twice.
+    Duplication,
+    /// Every fourth comes some milliseconds late, after those that follow.
+    Reordering,
+    /// All come a millisecond late.
+    Delay,
+    /// Every twentieth is cut in half.
+    Truncation,
+    /// Every twentieth has a flipped bit, and something that is no packet goes before it.
+    Garbage,
+    /// After some, nothing passes any more for the first VM's connection that has so many.
+    Silence,
+}
+
+/// Datagrams of a connection that pass before it falls silent.
+const SILENT_AFTER: u32 = 100;
+const LATE: Duration = Duration::from_millis(3);
+const DELAY: Duration = Duration::from_millis(1);
+/// How often it is looked whether it ends.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+pub struct UdpProxy {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    done: AtomicU32,
+}
+
+/// One VM's connection: towards the donor, and where it came from.
+struct Path {
+    client: SocketAddr,
+    donor: UdpSocket,
+    passed: u32,
+    silent: bool,
+}
+
+/// What is on its way: when it arrives, in which order it was sent, on which path, whether to the
+/// donor, and what.
+type Late = (Instant, u64, usize, bool, Vec<u8>);
+
+struct Network {
+    listen: UdpSocket,
+    donor: SocketAddr,
+    weather: Weather,
+    paths: Vec<Path>,
+    late: BinaryHeap<Reverse<Late>>,
+    sent: u64,
+    random: Random,
+    silenced: bool,
+    shared: Arc<Shared>,
+}
+
+impl UdpProxy {
+    pub fn new(donor: SocketAddr, weather: Weather) -> Self {
+        let listen = UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
+        listen.set_nonblocking(true).expect("a socket");
+        let address = listen.local_addr().expect("bound");
+        let shared = Arc::new(Shared::default());
+        let network = Network {
+            listen,
+            donor,
+            weather,
+            paths: Vec::new(),
+            late: BinaryHeap::new(),
+            sent: 0,
+            random: Random(7),
+            silenced: false,
+            shared: Arc::clone(&shared),
+        };
+        std::thread::spawn(move || network.run());
+        Self { address, shared }
+    }
+
+    /// How often something was done to a datagram.
+    pub fn mischief_done(&self) -> u32 {
+        self.shared.done.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for UdpProxy {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Network {
+    fn run(mut self) {
+        let mut buffer = vec![0; 1 << 16];
+        while !self.shared.stop.load(Ordering::SeqCst) {
+            self.sleep();
+            while let Ok((count, client)) = self.listen.recv_from(&mut buffer) {
+                let path = self.path_of(client);
+                self.pass(path, true, buffer[..count].to_vec());
+            }
+            for path in 0..self.paths.len() {
+                while let Some(count) = received(self.paths[path].donor.recv(&mut buffer)) {
+                    self.pass(path, false, buffer[..count].to_vec());
+                }
+            }
+            while self
+                .late
+                .peek()
+                .is_some_and(|Reverse(next)| next.0 <= Instant::now())
+            {
+                let Reverse((_, _, path, to_donor, bytes)) = self.late.pop().expect("just seen");
+                self.deliver(path, to_donor, &bytes);
+            }
+        }
+    }
+
+    fn sleep(&self) {
+        let sockets = self.paths.iter().map(|path| &path.donor);
+        let mut fds: Vec<_> = sockets
+            .chain([&self.listen])
+            .map(|socket| libc::pollfd {
+                fd: socket.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        let due = self.late.peek().map_or(LOOK_INTERVAL, |Reverse(next)| {
+            next.0
+                .saturating_duration_since(Instant::now())
+                .min(LOOK_INTERVAL)
+        });
+        let time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: due.subsec_nanos().into(),
+        };
+        // SAFETY: pointer and count are those of one vector, and the time outlives the call.
+        unsafe {
+            libc::ppoll(
+                fds.as_mut_ptr(),
+                fds.len() as libc::nfds_t,
+                &time,
+                std::ptr::null(),
+            )
+        };
+    }
+
+    fn path_of(&mut self, client: SocketAddr) -> usize {
+        if let Some(known) = self.paths.iter().position(|path| path.client == client) {
+            return known;
+        }
+        let donor = UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
+        donor.connect(self.donor).expect("a donor");
+        donor.set_nonblocking(true).expect("a socket");
+        self.paths.push(Path {
+            client,
+            donor,
+            passed: 0,
+            silent: false,
+        });
+        self.paths.len() - 1
+    }
+
+    fn pass(&mut self, path: usize, to_donor: bool, mut bytes: Vec<u8>) {
+        let now = Instant::now();
+        let chance = self.random.below(100);
+        self.paths[path].passed += 1;
+        if self.weather == Weather::Silence
+            && !self.silenced
+            && self.paths[path].passed > SILENT_AFTER
+        {
+            self.silenced = true;
+            self.paths[path].silent = true;
+        }
+        let harmed = match self.weather {
+            Weather::Fair => false,
+            Weather::Loss(share) => chance < share,
+            Weather::Duplication | Weather::Reordering => chance < 25,
+            Weather::Delay => true,
+            Weather::Truncation | Weather::Garbage => chance < 5,
+            Weather::Silence => self.paths[path].silent,
+        };
+        if !harmed {
+            return self.deliver(path, to_donor, &bytes);
+        }
+        self.shared.done.fetch_add(1, Ordering::SeqCst);
+        match self.weather {
+            Weather::Fair | Weather::Loss(_) | Weather::Silence => {}
+            Weather::Duplication => {
+                self.deliver(path, to_donor, &bytes);
+                self.deliver(path, to_donor, &bytes);
+            }
+            Weather::Reordering => self.put_off(now + LATE, path, to_donor, bytes),
+            Weather::Delay => self.put_off(now + DELAY, path, to_donor, bytes),
+            Weather::Truncation => self.deliver(path, to_donor, &bytes[..bytes.len() / 2]),
+            Weather::Garbage => {
+                let words = (0..160).map(|_| self.random.next().to_le_bytes());
+                let noise: Vec<u8> = words.flatten().collect();
+                self.deliver(path, to_donor, &noise);
+                let place = self.random.below(bytes.len());
+                bytes[place] ^= 0x10;
+                self.deliver(path, to_donor, &bytes);
+            }
+        }
+    }
+
+    fn put_off(&mut self, until: Instant, path: usize, to_donor: bool, bytes: Vec<u8>) {
+        self.sent += 1;
+        self.late
+            .push(Reverse((until, self.sent, path, to_donor, bytes)));
+    }
+
+    fn deliver(&self, path: usize, to_donor: bool, bytes: &[u8]) {
+        let path = &self.paths[path];
+        // What a socket does not take is lost, as on any network.
+        let _ = if to_donor {
+            path.donor.send(bytes)
+        } else {
+            self.listen.send_to(bytes, path.client)
+        };
+    }
+}
+
+/// What was received, when anything was.
+fn received(result: io::Result<usize>) -> Option<usize> {
+    result.ok()
+}

@@ -1,0 +1,182 @@
+//! A guest's memory over UDP: bad networks, donors that come and go, and who a donor is.
+
+mod support;
+
+use memory_fabric::fabric::{
+    Fabric, FabricConfig, FabricEvent, FabricObserver, Fingerprint, PathKind, TransportKind,
+};
+use memory_fabric::link::LinkEvent;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::udp_proxy::{UdpProxy, Weather};
+use support::*;
+
+const GUEST: u64 = 24 * MIB;
+const LOCAL: u64 = 16 * MIB;
+
+fn over_udp(donor: SocketAddr) -> FabricConfig {
+    FabricConfig {
+        transport: TransportKind::Udp,
+        ..config(GUEST, LOCAL, &[donor])
+    }
+}
+
+fn refusal(config: &FabricConfig) -> String {
+    let quiet: FabricObserver = Arc::new(|_| {});
+    let error = Fabric::start(config, &quiet).expect_err("refused");
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+#[test]
+fn memory_survives_a_network_that_loses_datagrams() {
+    let donor = donor(GUEST);
+    let proxy = UdpProxy::new(donor.address(), Weather::Loss(5));
+    let running = start(&over_udp(proxy.address));
+    assert_eq!(running.fabric.path(), PathKind::Udp);
+    let words = Words::of(&running.fabric);
+    fill(words, 1);
+    verify(words, 1);
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| verify(words, 1));
+        }
+    });
+    assert!(proxy.mischief_done() > 50, "too little was lost");
+    running.fabric.shutdown();
+    assert_eq!((donor.pool().leases(), donor.pool().lent_bytes()), (0, 0));
+}
+
+#[test]
+fn memory_survives_connections_that_break() {
+    let donor = donor(GUEST);
+    let running = start(&over_udp(donor.address()));
+    let words = Words::of(&running.fabric);
+    fill(words, 2);
+    for _ in 0..3 {
+        donor.break_connections();
+        verify(words, 2);
+    }
+    running.fabric.shutdown();
+}
+
+/// Ends the donor under a fabric that reads its memory; gives why it is lost.
+fn lost(running: Running, end: impl FnOnce()) -> String {
+    let words = Words::of(&running.fabric);
+    fill(words, 3);
+    end();
+    std::thread::spawn(move || verify(words, 3));
+    let deadline = Instant::now() + PATIENCE / 2;
+    let reason = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match running.events.recv_timeout(left).expect("an event") {
+            FabricEvent::Link(LinkEvent::Lost { reason, .. }) => break reason,
+            FabricEvent::Link(_) => {}
+            other => panic!("unexpected {other:?}"),
+        }
+    };
+    // The reader waits for a page that does not come, as a vCPU would.
+    std::mem::forget(running.fabric);
+    reason
+}
+
+#[test]
+fn a_donor_that_is_gone_is_lost_after_the_grace_time() {
+    let donor = donor(GUEST);
+    let mut config = over_udp(donor.address());
+    config.grace = Duration::from_millis(700);
+    let reason = lost(start(&config), || drop(donor));
+    assert!(reason.contains("not back within 0.7 s"), "{reason}");
+}
+
+#[test]
+fn a_donor_that_was_started_again_is_lost_at_once() {
+    let first = donor(GUEST);
+    let address = first.address();
+    let mut again = None;
+    let reason = lost(start(&over_udp(address)), || {
+        drop(first);
+        again = Some(donor_on(address, GUEST));
+    });
+    assert!(
+        reason.contains("no longer has this VM's memory"),
+        "{reason}"
+    );
+}
+
+#[test]
+fn the_donor_with_the_fingerprint_is_used_and_another_is_refused() {
+    let (right, wrong) = (donor(GUEST), donor(GUEST));
+    let of = |fingerprint: Option<Fingerprint>| {
+        let mut config = over_udp(right.address());
+        config.donors[0].fingerprint = fingerprint;
+        config
+    };
+    start(&of(right.fingerprint())).fabric.shutdown();
+    let text = refusal(&of(wrong.fingerprint()));
+    let shown = right.fingerprint().expect("it listens on UDP").to_string();
+    assert!(
+        text.contains(&format!("its fingerprint is {shown}")) && text.contains("another node"),
+        "{text}"
+    );
+    assert_eq!(right.pool().leases(), 0);
+}
+
+#[test]
+fn auto_takes_udp_only_where_tcp_does_not_pass() {
+    let donor = donor(GUEST);
+    let auto = |address| FabricConfig {
+        transport: TransportKind::Auto,
+        ..config(GUEST, LOCAL, &[address])
+    };
+    let by_tcp = start(&auto(donor.address()));
+    assert_eq!(by_tcp.fabric.path(), PathKind::Tcp);
+    by_tcp.fabric.shutdown();
+    // Nobody listens on its TCP port.
+    let proxy = UdpProxy::new(donor.address(), Weather::Fair);
+    let by_udp = start(&auto(proxy.address));
+    assert_eq!(by_udp.fabric.path(), PathKind::Udp);
+    let words = Words::of(&by_udp.fabric);
+    fill(words, 4);
+    verify(words, 4);
+    by_udp.fabric.shutdown();
+}
+
+#[test]
+fn an_absent_donor_is_named_within_the_deadline() {
+    let nobody = std::net::UdpSocket::bind(("127.0.0.1", 0)).expect("a free port");
+    let silent = nobody.local_addr().expect("bound");
+    let started = Instant::now();
+    let text = refusal(&over_udp(silent));
+    assert!(text.contains(&silent.to_string()), "{text}");
+    assert!(text.contains("timed out"), "{text}");
+    assert!(started.elapsed() < Duration::from_secs(10));
+    drop(nobody);
+    let text = refusal(&over_udp(silent));
+    assert!(text.contains("nobody listens on that UDP port"), "{text}");
+}
+
+#[test]
+fn many_connect_at_once() {
+    // Their first datagrams come while sockets of others are being made.
+    let donor = donor(16 * GUEST);
+    let address = donor.address();
+    std::thread::scope(|scope| {
+        for seed in 0..8 {
+            scope.spawn(move || {
+                let running = start(&over_udp(address));
+                let words = Words::of(&running.fabric);
+                fill(words, seed);
+                verify(words, seed);
+                running.fabric.shutdown();
+            });
+        }
+    });
+    assert_eq!(donor.pool().leases(), 0);
+}

@@ -1,0 +1,63 @@
+//! Scenarios in which only UDP is used.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+
+use super::guest::{
+    BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
+};
+use super::{Context, Result, Scenario, Verdict};
+
+/// How many of a hundred packets are lost, each way.
+const LOSS_PERCENT: u8 = 5;
+/// What guests verify.
+const PROBE: &str = "faultprobe --bytes 64M";
+const PROBE_BYTES: u64 = 64 << 20;
+
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
+    name: "udp_loss",
+    about: "a guest whose memory comes by UDP boots over a link that loses packets, and no byte is lost",
+    needs_product: true,
+    run: loss,
+}];
+
+fn loss(context: &Context<'_>) -> Result {
+    let donor = Donor::start(context)?;
+    for (from, to) in [(1, 2), (2, 1)] {
+        context
+            .testbed
+            .netem(from, to, Duration::ZERO, LOSS_PERCENT)?;
+    }
+    let result = (|| {
+        // A smaller guest: what is tested are its pages, and not how many there are.
+        let mut guest = Guest {
+            memory: "256M",
+            local_memory: Some("96M"),
+            ..Guest::remote(1, PROBE)
+        };
+        guest.more.extend(["--transport", "udp"]);
+        let process = guest.start(context)?;
+        process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+        let by_tcp = ["ss", "-Htn", "state", "established", "sport = :7700"];
+        let by_tcp = context.testbed.host(2).check(&by_tcp, SHORT)?;
+        ensure!(by_tcp.trim().is_empty(), "TCP is used too: {by_tcp}");
+        Finished::read(context, process.wait(GUEST_DEADLINE)?)
+    })();
+    context.testbed.clear_netem()?;
+    let guest = result?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    guest.faultprobe_over(PROBE_BYTES)?;
+    let transport = &guest.report["transport"];
+    ensure!(transport["kind"] == "udp", "transport {transport}");
+    let faults = guest.number("/faults/remote/count")?;
+    ensure!(faults > 0.0, "nothing was fetched");
+    context.note(format!(
+        "{faults} remote faults with {LOSS_PERCENT} % of packets lost each way: p50 {:.0} us, p99 {:.0} us (emulated)",
+        guest.number("/faults/remote/latency_us/p50")?,
+        guest.number("/faults/remote/latency_us/p99")?,
+    ));
+    let (read, written) = donor.stop(context)?;
+    ensure!(read > 0 && written > 0, "{read} read, {written} written");
+    Ok(Verdict::Pass)
+}
