@@ -97,7 +97,7 @@ fn probes_are_for_connections_that_measure_and_stay_inside_the_lease() {
     let (_control, grant) = lease(donor.address(), MIB);
     let asked = |class, offset, bytes: u32| {
         let stream = attach_for(donor.address(), grant.token, class).expect("attached");
-        let mut stream = stream.into_stream();
+        let mut stream = stream.into_tcp().expect("TCP");
         let payload = encode_count(bytes);
         let mut frame = Vec::from(Frame::new(FrameKind::Probe, 7, offset, false).encode(&payload));
         frame.extend(payload);

@@ -552,6 +552,7 @@ mod tests {
             .and_then(|listener| listener.local_addr())
             .expect("a free port");
         let config = RdmaLinkConfig {
+            carrier: Carrier::Tcp,
             node: NodeId(1),
             address,
             token: Token([0; 16]),

@@ -6,6 +6,7 @@ use crate::donor::server::{Donor, DonorConfig};
 use crate::layout::NodeId;
 use crate::link::rdma::RdmaLinkConfig;
 use crate::link::{Leased, Link, LinkConfig, probe};
+use crate::stream::Carrier;
 use crate::transport::Interest;
 use crate::transport::rdma::DeviceChoice;
 use std::collections::VecDeque;
@@ -159,6 +160,7 @@ fn donor() -> Donor {
 
 fn leased(donor: &Donor, bytes: u64) -> (Link, RdmaLinkConfig) {
     let leased = Leased::obtain(LinkConfig {
+        carrier: Carrier::Tcp,
         node: NodeId(1),
         address: donor.address(),
         vm: "measured".into(),
@@ -168,6 +170,7 @@ fn leased(donor: &Donor, bytes: u64) -> (Link, RdmaLinkConfig) {
     });
     let leased = leased.expect("a lease");
     let config = RdmaLinkConfig {
+        carrier: Carrier::Tcp,
         node: NodeId(1),
         address: donor.address(),
         token: leased.grant().token,
@@ -219,7 +222,7 @@ fn reads_back(gauge: &mut Gauge) {
 fn what_is_measured_over_tcp_is_what_was_written() {
     let donor = donor();
     let (link, config) = leased(&donor, 2 << 20);
-    let mut gauge = probe::tcp(&config).expect("a connection");
+    let mut gauge = probe::stream(&config).expect("a connection");
     reads_back(&mut gauge);
     drop(gauge);
     let own = link.release();
@@ -238,11 +241,11 @@ fn what_is_measured_over_loopback_is_what_was_written() {
 fn a_lease_that_ends_is_an_error_and_not_a_wait() {
     let donor = donor();
     let (link, config) = leased(&donor, 1 << 20);
-    let mut gauge = probe::tcp(&config).expect("a connection");
+    let mut gauge = probe::stream(&config).expect("a connection");
     link.release();
     let began = Instant::now();
     let found = gauge.calibrate(LONG);
     assert!(matches!(found, Err(MeasureError::Failed(_))), "{found:?}");
     assert!(began.elapsed() < LONG / 2);
-    assert!(probe::tcp(&config).is_err(), "no lease");
+    assert!(probe::stream(&config).is_err(), "no lease");
 }

@@ -16,7 +16,6 @@ use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
 use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::stream::Carrier;
-use memory_fabric::stream::Carrier;
 use memory_fabric::transport::tcp::TcpTransport;
 use memory_fabric::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport as _, Ticket};
 use memory_fabric::wire::TrafficClass;

@@ -18,7 +18,7 @@ use memory_fabric::transport::rdma::usage;
 use memory_fabric::transport::tcp::TcpTransport;
 use memory_fabric::transport::{Completion, PageSource, PageTransport as _, Ticket};
 use memory_fabric::wire::TrafficClass;
-use signal_hook::consts::SIGTERM;
+use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -47,12 +47,13 @@ struct Leaseholder {
     readers: Vec<Reader>,
 }
 
-/// Opens them, prints `OPEN ` and JSON, and keeps them until SIGTERM.
+/// Opens them, prints `OPEN ` and JSON, and keeps them until SIGTERM. At each SIGUSR1 all of them
+/// read again, and `AGAIN ` tells how many READs that were.
 ///
 /// # Errors
 /// When one cannot be opened, a byte is wrong, or one more than there may be is let in.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let mut stop = Signals::new([SIGTERM])?;
+    let mut signals = Signals::new([SIGTERM, SIGUSR1])?;
     let mut holders = Vec::new();
     for lease in 0..u64::from(arguments.leases) {
         let held = hold(arguments.donor, lease).with_context(|| format!("lease {lease}"))?;
@@ -73,20 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     }
     let after = (memory_here()?, available()?);
-    let mut reads = 0_u64;
-    let mut corrupt = 0;
-    // All of them are there at the same time, and each has its turn after all others.
-    for round in 0..u64::from(arguments.reads) {
-        for (lease, holder) in (0..).zip(&mut holders) {
-            for reader in &mut holder.readers {
-                let number = (round + reads) % PAGES;
-                let mut page = [0; PAGE_SIZE];
-                reader.read(number * PAGE_SIZE as u64, READ_TIME_MAX, &mut page)?;
-                corrupt += wrong_bytes(&page, lease, number);
-                reads += 1;
-            }
-        }
-    }
+    let (reads, corrupt) = read_all(&mut holders, arguments.reads)?;
     // One more than the donor has, on a lease of its own.
     let extra = hold(arguments.donor, u64::from(arguments.leases))?;
     let started = Instant::now();
@@ -117,7 +105,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     );
     ensure!(corrupt == 0, "{corrupt} bytes were wrong");
     // The agent kills this process when its client goes.
-    stop.forever().next();
+    for signal in signals.forever() {
+        if signal == SIGTERM {
+            break;
+        }
+        let (reads, corrupt) = read_all(&mut holders, arguments.reads)?;
+        ensure!(corrupt == 0, "{corrupt} bytes were wrong");
+        println!("AGAIN {reads}");
+    }
     let started = Instant::now();
     for holder in holders {
         drop(holder.readers);
@@ -131,6 +126,24 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         .sum::<u64>();
     ensure!(left == 0, "{left} queue pairs are left");
     Ok(())
+}
+
+/// Lets every connection read a page so many times, each after all others; gives the READs and
+/// the bytes that were wrong. It needs nothing of the donor's process.
+fn read_all(holders: &mut [Leaseholder], rounds: u16) -> anyhow::Result<(u64, usize)> {
+    let (mut reads, mut corrupt) = (0_u64, 0);
+    for round in 0..u64::from(rounds) {
+        for (lease, holder) in (0..).zip(holders.iter_mut()) {
+            for reader in &mut holder.readers {
+                let number = (round + reads) % PAGES;
+                let mut page = [0; PAGE_SIZE];
+                reader.read(number * PAGE_SIZE as u64, READ_TIME_MAX, &mut page)?;
+                corrupt += wrong_bytes(&page, lease, number);
+                reads += 1;
+            }
+        }
+    }
+    Ok((reads, corrupt))
 }
 
 /// A lease with pages that are known.

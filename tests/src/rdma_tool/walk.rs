@@ -23,7 +23,7 @@ use signal_hook::iterator::Signals;
 use super::scattered;
 
 const WORDS: usize = PAGE_SIZE / 8;
-/// Of so many touches one writes, unless none does.
+/// Of so many touches one writes.
 const WRITES_OF: u64 = 4;
 /// Exit code when the donor's memory is lost: that of `ssi-hv run`.
 const LOST: i32 = 5;
@@ -48,9 +48,6 @@ pub struct Arguments {
     /// How pages travel
     #[arg(long, default_value = "rdma")]
     transport: By,
-    /// Read only, once every page was written
-    #[arg(long)]
-    read_only: bool,
 }
 
 /// The memory of a VM of so many bytes, as little of it here as may be.
@@ -174,8 +171,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     (0..words.pages).for_each(|page| words.write(page, 1));
     let counts = Arc::new(Counts::default());
     let walker = {
-        let (counts, read_only) = (Arc::clone(&counts), arguments.read_only);
-        let walk = move || walk(words, read_only, &counts);
+        let counts = Arc::clone(&counts);
+        let walk = move || walk(words, &counts);
         std::thread::Builder::new()
             .name("walker".into())
             .spawn(walk)?
@@ -201,7 +198,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn walk(words: Words, read_only: bool, counts: &Counts) {
+fn walk(words: Words, counts: &Counts) {
     let mut ages = vec![1_u32; usize::try_from(words.pages).expect("a small guest")];
     for turn in 0_u64.. {
         if counts.stop.load(Ordering::Relaxed) {
@@ -212,7 +209,7 @@ fn walk(words: Words, read_only: bool, counts: &Counts) {
         let age = &mut ages[usize::try_from(page).expect("a small guest")];
         let started = Instant::now();
         let wrong = words.wrong_bytes(page, *age);
-        if !read_only && (random >> 32).is_multiple_of(WRITES_OF) {
+        if (random >> 32).is_multiple_of(WRITES_OF) {
             *age += 1;
             words.write(page, *age);
         }

@@ -1,5 +1,6 @@
 //! A connection ready for READs of one lease.
 
+use super::abi::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc_status, ibv_wr_opcode};
 use super::device::{Device, Route};
 use super::endpoint::{ConnectAnswer, Endpoint, RemoteMemory};
 use super::library::verbs;
@@ -12,7 +13,6 @@ use super::transport::ReadLane;
 use super::{LANE_STALL_TIMEOUT, RdmaError};
 use crate::page::PAGE_SIZE;
 use crate::transport::IN_FLIGHT_MAX;
-use rdma_sys::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc_status, ibv_wr_opcode};
 use std::ffi::CStr;
 use std::net::TcpStream;
 use std::os::fd::RawFd;
@@ -68,8 +68,8 @@ impl NewLane {
         let (order, part): (ibv_send_wr, ibv_sge) = unsafe { std::mem::zeroed() };
         let mut orders = Vec::with_capacity(IN_FLIGHT_MAX);
         orders.resize_with(IN_FLIGHT_MAX, || ibv_send_wr {
-            wr: rdma_sys::wr_t {
-                rdma: rdma_sys::rdma_t {
+            wr: super::abi::wr_t {
+                rdma: super::abi::rdma_t {
                     remote_addr: 0,
                     rkey: answer.memory.key,
                 },

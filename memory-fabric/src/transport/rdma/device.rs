@@ -7,15 +7,15 @@ mod route;
 pub use port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
 pub use route::{DeviceChoice, Route};
 
+use super::abi::{
+    ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
+    ibv_port_attr, ibv_port_state, ibv_transport_type,
+};
 use super::library::{Library, verbs};
 use super::memory::ProtectionDomain;
 use super::queue::CompletionQueue;
 use super::resources::{Counts, DeviceUsage, Resources};
 use super::{RdmaError, check, failed};
-use rdma_sys::{
-    ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
-    ibv_port_attr, ibv_port_state, ibv_transport_type,
-};
 use std::ffi::CStr;
 use std::io;
 use std::net::IpAddr;
@@ -332,9 +332,9 @@ impl Device {
                     // SAFETY: every bit pattern is a valid array of bytes.
                     gid: Gid(unsafe { entry.gid.raw }),
                     kind: match entry.gid_type {
-                        rdma_sys::IBV_GID_TYPE_IB => GidKind::InfiniBand,
-                        rdma_sys::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
-                        rdma_sys::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+                        super::abi::IBV_GID_TYPE_IB => GidKind::InfiniBand,
+                        super::abi::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+                        super::abi::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
                         _ => return None,
                     },
                 })

@@ -1,14 +1,11 @@
 //! libibverbs, loaded when it is first used.
-//!
-//! The binding has a loader of its own, of C functions that come under the GPL and would be linked
-//! into the binary. So only its types, and those of its functions that are Rust, are used.
 
 use super::RdmaError;
-use libc::{c_int, c_uint, c_void};
-use rdma_sys::{
+use super::abi::{
     ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid_entry, ibv_mr,
     ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_wc_status,
 };
+use libc::{c_int, c_uint, c_void};
 use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::OnceLock;

@@ -1,11 +1,11 @@
 //! Protection domains, and memory that adapters may reach.
 
+use super::abi::{ibv_access_flags, ibv_mr, ibv_pd};
 use super::device::Device;
 use super::library::verbs;
 use super::resources::{self, Share};
 use super::staging::StagingPool;
 use super::{RdmaError, check, failed};
-use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;

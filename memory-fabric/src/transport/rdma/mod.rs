@@ -2,7 +2,7 @@
 //!
 //! Layers, each with its file:
 //!
-//! - `library`: libibverbs, loaded at run time;
+//! - `abi`: structures and numbers of libibverbs; `library`: its functions, loaded at run time;
 //! - [`device`]: what adapters there are, their ports and addresses, and which one leads to a peer;
 //! - [`resources`]: what is used of what there is only so much of;
 //! - `memory`: protection domains, and memory that adapters may reach; `staging`: the buffers of
@@ -16,9 +16,10 @@
 //!
 //! libibverbs is loaded when it is first used, if the host has it. Without it that ends with
 //! [`RdmaError::NoLibrary`], and all else works. Children keep their parents: a queue
-//! pair its domain and queues, a domain its device. Unsafe code is in `library`, `device`,
+//! pair its domain and queues, a domain its device. Unsafe code is in `abi`, `library`, `device`,
 //! `memory`, `queue`, `pair` and `connection` alone.
 
+mod abi;
 mod connection;
 pub mod device;
 pub mod endpoint;

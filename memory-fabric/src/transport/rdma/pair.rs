@@ -13,6 +13,10 @@
 //! READs need no receive requests at the other end, so that a peer is never "not ready":
 //! [`NOT_READY_RETRIES`] is for one that says so all the same, and is finite.
 
+use super::abi::{
+    ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_state, ibv_qp_type, ibv_send_wr,
+};
 use super::device::{LinkLayer, Route};
 use super::endpoint::{Endpoint, NUMBER_MAX};
 use super::library::verbs;
@@ -20,19 +24,10 @@ use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
 use super::resources::Share;
 use super::{RdmaError, check, failed};
-use rdma_sys::{
-    ibv_ah_attr, ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap,
-    ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_send_wr,
-};
 use std::fs::File;
 use std::io::{self, Read};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-
-// The layout of a request in `infiniband/verbs.h`, which the binding writes by hand.
-const _: () = assert!(size_of::<ibv_send_wr>() == 128);
-const _: () = assert!(std::mem::offset_of!(ibv_send_wr, wr) == 40);
-const _: () = assert!(size_of::<ibv_ah_attr>() == 32);
 
 /// The time-out is 4.096 us times two to this (InfiniBand Architecture Specification, volume 1,
 /// section 9.7.6.1.3): 67 ms.

@@ -1,18 +1,14 @@
 //! Completion queues, and sleeping until something completes.
 
+use super::abi::{ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc};
 use super::device::Device;
 use super::library::verbs;
 use super::resources::Share;
 use super::{RdmaError, check, failed};
-use rdma_sys::{ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc};
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-
-// The layout of a completion in `infiniband/verbs.h`, which the binding writes by hand.
-const _: () = assert!(size_of::<ibv_wc>() == 48);
-const _: () = assert!(std::mem::offset_of!(ibv_wc, qp_num) == 28);
 
 /// Completions taken at once.
 const POLL_BATCH: usize = 16;
