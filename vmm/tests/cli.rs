@@ -93,6 +93,18 @@ fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
         ),
         (run(&["--local-memory", "256M"]), "add --donor HOST:PORT"),
         (
+            run(&["--transport", "hybrid", "--checksum"]),
+            "remove --checksum",
+        ),
+        (
+            vec!["bench", "transport", "--donor", "192.0.2.1:7000"],
+            "add --insecure to accept that",
+        ),
+        (
+            vec!["bench", "transport", "--seconds", "0"],
+            "--seconds 0 is outside 1 to 3600",
+        ),
+        (
             run(&["--local-memory", "16M", "--donor", "192.0.2.1:7000"]),
             "add --insecure to accept that",
         ),
@@ -146,7 +158,6 @@ fn what_is_planned_says_so() {
         &["top"],
         &["report", "out.json", "-o", "out.html"],
         &["pki", "init"],
-        &["bench", "transport"],
         &["run", "--replicas", "2"],
         &["node", "--metrics", "127.0.0.1:9000"],
     ] {
