@@ -99,14 +99,14 @@ fn number(of: &Value, bytes: u64, pointer: &str) -> anyhow::Result<f64> {
 
 /// What auto takes is what it measured to be best, and hybrid takes both.
 fn chosen(context: &Context<'_>) -> anyhow::Result<()> {
-    let short = |transport| {
-        let mut guest = Guest::remote(1, "true");
+    let run = |transport, exec| {
+        let mut guest = Guest::remote(1, exec);
         guest.more.extend(["--transport", transport]);
         let guest = guest.run(context)?;
         guest.expect_exit(exit::SHUTDOWN)?;
         anyhow::Ok(guest)
     };
-    let auto = short("auto")?;
+    let auto = run("auto", "true")?;
     let path = &auto.report["nodes"][1]["path"];
     let measured = |pointer: &str| {
         let number = path.pointer(pointer).and_then(Value::as_f64);
@@ -134,7 +134,9 @@ fn chosen(context: &Context<'_>) -> anyhow::Result<()> {
         "no warning in {said}"
     );
     context.note(format!("auto: {path}"));
-    let hybrid = short("hybrid")?;
+    // Enough memory that pages leave and come back; the probe compares every byte.
+    let hybrid = run("hybrid", "faultprobe --bytes 256M")?;
+    hybrid.faultprobe()?;
     let transport = &hybrid.report["transport"];
     ensure!(
         transport["kind"] == "rdma" && transport["bulk"] == "tcp",
