@@ -20,7 +20,7 @@ pub struct Share {
 impl Share {
     /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`,
     /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and
-    /// `ssi-hv`, `memory-probe`, `rdma-probe` and `rdma-faults` of the release build, if they exist.
+    /// `ssi-hv`, `rdma-probe` and `rdma-faults` of the release build, if they exist.
     ///
     /// # Errors
     /// Fails when a kernel cannot be had or the disk is full.
@@ -43,7 +43,7 @@ impl Share {
         for name in ["faultprobe", "socket-pipe"] {
             install(&tools.join(name), &dir.join(name))?;
         }
-        for name in ["ssi-hv", "memory-probe", "rdma-probe", "rdma-faults"] {
+        for name in ["ssi-hv", "rdma-probe", "rdma-faults"] {
             let program = workspace.join("target/release").join(name);
             if program.is_file() {
                 install(&program, &dir.join(name))?;

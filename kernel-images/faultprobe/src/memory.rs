@@ -62,13 +62,11 @@ impl fmt::Display for MemoryError {
 /// The highest number of a NUMA node that Linux is built for.
 pub const NODE_MAX: i64 = 1023;
 
-/// A mapping of whole pages; one of its own is unmapped on drop.
+/// A mapping of whole pages, unmapped on drop.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u64>,
     pages: usize,
-    /// Whether the mapping is ours to unmap.
-    owned: bool,
 }
 
 impl Memory {
@@ -107,22 +105,7 @@ impl Memory {
         Ok(Self {
             base,
             pages: length / PAGE_BYTES,
-            owned: true,
         })
-    }
-
-    /// Memory that somebody else has mapped.
-    ///
-    /// # Safety
-    ///
-    /// `bytes` bytes from `base`, which is aligned to pages, must be mapped, readable and
-    /// writable as long as this lives, and nobody else may write them meanwhile.
-    pub unsafe fn borrowed(base: NonNull<u64>, bytes: usize) -> Self {
-        Self {
-            base,
-            pages: bytes / PAGE_BYTES,
-            owned: false,
-        }
     }
 
     /// Takes pages of a NUMA node alone from now on, up to [`NODE_MAX`]; those that are there stay.
@@ -226,9 +209,6 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        if !self.owned {
-            return;
-        }
         // SAFETY: the mapping is ours, and no reference into it outlives self.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.pages * PAGE_BYTES) };
     }

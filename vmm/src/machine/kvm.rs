@@ -1,5 +1,7 @@
 //! The calls by which a machine is made of KVM.
 
+use std::time::{Duration, Instant};
+
 use kvm_bindings::{CpuId, KVM_API_VERSION, kvm_cpuid_entry2, kvm_userspace_memory_region};
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -8,6 +10,10 @@ use super::error::MachineError;
 use super::irqchip::InterruptController;
 use super::vcpu::Vcpu;
 use super::{layout, regs};
+
+/// Whoever waits longer than this for KVM to take the guest's memory is told why. The time grows with
+/// the memory: KVM prepares tables for all of it.
+const MAP_TIME_USUAL: Duration = Duration::from_secs(1);
 
 /// Opens KVM, and checks that it has what every machine needs.
 pub(super) fn open_kvm() -> Result<Kvm, MachineError> {
@@ -47,6 +53,7 @@ pub(super) fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
 
 /// Maps each region of `memory` into the VM, one slot a region.
 pub(super) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MachineError> {
+    let started = Instant::now();
     for (slot, region) in (0..).zip(memory.iter()) {
         let host_address = region.as_ptr();
         let mapping = kvm_userspace_memory_region {
@@ -66,6 +73,14 @@ pub(super) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Mach
             source: error.into(),
         })?;
     }
+    let time = started.elapsed();
+    if time > MAP_TIME_USUAL {
+        tracing::warn!(
+            "KVM took {:.1} s to take the guest's memory, a time that grows with --memory",
+            time.as_secs_f64()
+        );
+    }
+    tracing::debug!(?time, "KVM has the guest's memory");
     Ok(())
 }
 
