@@ -186,6 +186,12 @@ fn is_amd(supported: &[kvm_cpuid_entry2]) -> bool {
     })
 }
 
+/// How many bits a physical address of a guest may have: those of the host's CPU.
+pub(super) fn physical_address_bits(supported: &[kvm_cpuid_entry2]) -> Option<u32> {
+    let entry = supported.iter().find(|e| e.function == 0x8000_0008)?;
+    Some(entry.eax & 0xff).filter(|bits| *bits > 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

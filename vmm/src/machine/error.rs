@@ -98,6 +98,19 @@ pub enum MachineError {
         /// Bytes of all regions.
         bytes: u64,
     },
+    /// The host's CPU has too few address bits for it.
+    #[error(
+        "guest memory of {bytes} bytes is too large: this host's CPU has {bits} bits of physical \
+         address, {limit} bytes is the most; lower --memory"
+    )]
+    MemoryTooLarge {
+        /// Bytes of all regions.
+        bytes: u64,
+        /// Bits of a physical address.
+        bits: u32,
+        /// The most bytes.
+        limit: u64,
+    },
     /// The regions of the memory are not those of `guest_memory_ranges`.
     #[error(
         "the regions of the {bytes} bytes of guest memory are wrong: one from 0 up to at most \

@@ -130,11 +130,47 @@ pub(super) fn check_memory(memory: &GuestMemoryMmap) -> Result<MemorySize, Machi
     })
 }
 
+/// Checks that the last address of so much memory has no more than `bits` bits.
+pub(super) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), MachineError> {
+    let addresses = 1_u64.checked_shl(bits).unwrap_or(u64::MAX);
+    // Beyond the hole, if it comes so far.
+    let hole = DEVICE_HOLE_END - DEVICE_HOLE_START;
+    let limit = addresses
+        .saturating_sub(hole)
+        .max(addresses.min(DEVICE_HOLE_START));
+    if size.total > limit {
+        return Err(MachineError::MemoryTooLarge {
+            bytes: size.total,
+            bits,
+            limit,
+        });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn memory_ends_within_the_addresses_of_the_host() {
+        let size = |total| MemorySize {
+            total,
+            low_end: DEVICE_HOLE_START.min(total),
+        };
+        assert!(check_address_bits(size(1023 * GIB), 40).is_ok());
+        let error = check_address_bits(size(1024 * GIB), 40).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("40 bits") && text.contains(&(1023 * GIB).to_string()),
+            "{text}"
+        );
+        assert!(check_address_bits(size(3 * GIB), 32).is_ok());
+        assert!(check_address_bits(size(4 * GIB), 32).is_err());
+        assert!(check_address_bits(size(8192 * GIB), 64).is_ok());
+    }
 
     #[test]
     fn memory_up_to_the_hole_is_one_range() {

@@ -245,6 +245,12 @@ impl Machine {
         let kvm = kvm::open_kvm()?;
         let host_limit = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX);
         MachineError::check_cpus(u32::from(config.cpus), host_limit)?;
+        let supported = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(MachineError::kvm("tell its CPU features"))?;
+        if let Some(bits) = cpuid::physical_address_bits(supported.as_slice()) {
+            layout::check_address_bits(size, bits)?;
+        }
 
         let kernel = kernel::load_kernel(&config.kernel, &memory, size.low_end)?;
         tracing::debug!(format = ?kernel.format, entry = kernel.entry.0, end = kernel.end, "kernel");
@@ -276,9 +282,6 @@ impl Machine {
         let mut mmio = Bus::mmio();
         virtio.connect(&vm, &interrupts, &mut mmio)?;
 
-        let supported = kvm
-            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-            .map_err(MachineError::kvm("tell its CPU features"))?;
         let tsc_deadline = interrupts.has_tsc_deadline(&vm);
         let emulated = hypervisor_vendor() == Some(TCG_VENDOR);
         let vcpus = (0..config.cpus)
