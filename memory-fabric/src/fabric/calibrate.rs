@@ -48,7 +48,13 @@ pub(super) fn calibrate(
     let mut rdma = None;
     if by_rdma {
         match measure_rdma(link, time) {
-            Ok(measured) => rdma = measured,
+            Ok(Ok(measured)) => rdma = Some(measured),
+            Ok(Err(why)) if kind == TransportKind::Auto => {
+                let address = link.address;
+                refusal = Some(RdmaLinkError::Tried { address, why });
+            }
+            // The connections for pages are tried out when they are made.
+            Ok(Err(why)) => tracing::debug!(node = %link.node, why, "RDMA was not measured"),
             Err(error) if kind != TransportKind::Auto => return Err(error.into()),
             Err(error) => refusal = Some(error),
         }
@@ -85,9 +91,12 @@ fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
         .ok()
 }
 
-/// On a thread that is left behind when a verb hangs. No measurement is no error: the connections
-/// for pages are tried out when they are made.
-fn measure_rdma(link: &RdmaLinkConfig, time: Duration) -> Result<Option<Measured>, RdmaLinkError> {
+/// On a thread that is left behind when a verb hangs. Inside, why there is a connection and no
+/// measurement.
+fn measure_rdma(
+    link: &RdmaLinkConfig,
+    time: Duration,
+) -> Result<Result<Measured, String>, RdmaLinkError> {
     let (give, measured) = bounded(1);
     let config = link.clone();
     std::thread::Builder::new()
@@ -102,12 +111,7 @@ fn measure_rdma(link: &RdmaLinkConfig, time: Duration) -> Result<Option<Measured
     let (address, after) = (link.address, registering_time(link.bytes) + CONTROL_TIMEOUT);
     let late = RdmaLinkError::Late { address, after };
     match measured.recv_timeout(after) {
-        Ok(Ok(Ok(measured))) => Ok(Some(measured)),
-        Ok(Ok(Err(why))) => {
-            tracing::debug!(node = %link.node, why, "RDMA was not measured");
-            Ok(None)
-        }
-        Ok(Err(error)) => Err(error),
+        Ok(found) => found,
         Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Err(late),
     }
 }

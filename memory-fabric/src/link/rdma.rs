@@ -62,6 +62,14 @@ pub enum RdmaLinkError {
         #[source]
         source: ControlError,
     },
+    /// A connection was made, and READs on it failed or took too long.
+    #[error("no RDMA to donor {address}; use --transport tcp, or auto: {why}")]
+    Tried {
+        /// The donor.
+        address: SocketAddr,
+        /// What came of it.
+        why: String,
+    },
     /// Nothing came of it in time.
     #[error(
         "no RDMA to donor {address} within {} s: a verb or the donor hangs; use --transport tcp",
