@@ -151,7 +151,8 @@ pub struct RunConfig {
     #[arg(
         long = "donor",
         value_name = "DONOR",
-        help_heading = "Where the memory is"
+        help_heading = "Where the memory is",
+        help = "HOST:PORT[,memory=SIZE][,fingerprint=HEX]; many"
     )]
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
@@ -164,7 +165,8 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "auto, rdma, hybrid, tcp, udp or loopback"
+        hide_default_value = true,
+        help = "auto (default), rdma, hybrid, tcp, udp, loopback"
     )]
     pub transport: Transport,
 

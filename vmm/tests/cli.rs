@@ -318,10 +318,6 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
         ),
         ("cpus = 1\nmemory = ", "vm.toml:2: "),
         ("cpus = 1\ncpus = 2\n", "vm.toml:2: duplicate key"),
-        (
-            "numa = 'expose'\nkernel = 'k'",
-            "--numa expose is not there yet",
-        ),
     ] {
         fs::write(&path, contents).expect("the file is written");
         let line = refused(&["run", "--config", name], ExitCode::Usage);

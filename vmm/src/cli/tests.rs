@@ -54,7 +54,6 @@ fn what_is_planned_says_so_and_what_is_there_instead() {
         ("top", "top is not there yet"),
         ("report out.json -o out.html", "report is not there yet"),
         ("pki init", "pki is not there yet"),
-        ("bench transport --json", "bench transport is not there yet"),
         ("run --replicas 2", "run --replicas is not there yet"),
         ("run --cluster c.toml", "run --cluster is not there yet"),
         ("run --cluster=c.toml", "run --cluster is not there yet"),

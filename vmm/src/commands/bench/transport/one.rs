@@ -175,8 +175,10 @@ fn bars(times: &Histogram) -> Vec<Bar> {
         })
         .collect();
     bars.dedup_by(|one, other| one.up_to_us <= other.up_to_us);
+    // By rounding the row before may end above the 99.9th percentile.
+    let before = bars.last().map_or(most, |bar| bar.up_to_us);
     bars.push(Bar {
-        up_to_us: micros(summary.max).max(most),
+        up_to_us: micros(summary.max).max(before),
         count: 0,
     });
     for (up_to, count) in counts {
