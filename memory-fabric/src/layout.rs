@@ -310,6 +310,12 @@ mod tests {
             .collect()
     }
 
+    /// The node of each extent, and its pages.
+    fn homes(plan: &Plan) -> Vec<(u16, u32)> {
+        let extents = plan.layout.extents().iter();
+        extents.map(|e| (e.home.0, e.pages.count)).collect()
+    }
+
     #[test]
     fn a_guest_that_fits_locally_has_no_remote_page() {
         let plan =
@@ -344,13 +350,7 @@ mod tests {
         assert_eq!(plan.home_here_pages, 65_536);
         assert_eq!(plan.cache_pages, CACHE_PAGES_MIN);
         assert_eq!(plan.cache_beyond_budget_pages, CACHE_PAGES_MIN);
-        let homes: Vec<_> = plan
-            .layout
-            .extents()
-            .iter()
-            .map(|e| (e.home.0, e.pages.count))
-            .collect();
-        assert_eq!(homes, [(0, 32_768), (1, 196_608), (0, 32_768)]);
+        assert_eq!(homes(&plan), [(0, 32_768), (1, 196_608), (0, 32_768)]);
     }
 
     #[test]
@@ -362,13 +362,7 @@ mod tests {
             &loans(&[197_144]),
         )
         .expect("fits");
-        let homes: Vec<_> = plan
-            .layout
-            .extents()
-            .iter()
-            .map(|e| (e.home.0, e.pages.count))
-            .collect();
-        assert_eq!(homes, [(0, 32_768), (1, 197_144), (0, 32_232)]);
+        assert_eq!(homes(&plan), [(0, 32_768), (1, 197_144), (0, 32_232)]);
         // Too little for a huge page is all at the bottom.
         let plan =
             Plan::new(&[range(0, 1000)], 100, LocalUse::Cache, &loans(&[900])).expect("fits");
@@ -403,14 +397,8 @@ mod tests {
         .expect("fits");
         assert_eq!(plan.home_here_pages, 49_152);
         assert_eq!(plan.cache_pages, 16_384);
-        let homes: Vec<_> = plan
-            .layout
-            .extents()
-            .iter()
-            .map(|e| (e.home.0, e.pages.count))
-            .collect();
         assert_eq!(
-            homes,
+            homes(&plan),
             [(0, 24_576), (1, 106_496), (2, 106_496), (0, 24_576)]
         );
         // Little local memory is all cache.
