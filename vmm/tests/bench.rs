@@ -25,9 +25,9 @@ fn four_tib_cost_no_more_than_what_of_them_is_touched() {
     };
     assert!(number("start_ms") < 2000.0, "{result}");
     assert!(number("touched_bytes") < f64::from(64 << 20), "{result}");
-    // The page map has 8 bytes for each page. What threads of the start give back meanwhile may
-    // make it seem less.
-    assert!(number("metadata_bytes_per_page") < 16.0, "{result}");
+    // The page map has 8 bytes for each page.
+    let metadata = number("metadata_bytes_per_page");
+    assert!((8.0..16.0).contains(&metadata), "{result}");
     assert!(number("verified_bytes") >= f64::from(64 << 20), "{result}");
     assert_eq!(result["corrupt_bytes"], 0);
 }

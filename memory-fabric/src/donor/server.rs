@@ -158,6 +158,12 @@ impl Donor {
         (connections.usage(), connections.active())
     }
 
+    /// How many connections are open. One that has ended is counted until what it used is free.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        lock(&self.shared.connections).len()
+    }
+
     /// Breaks every connection, as a network does. Leases go on, VMs connect again.
     pub fn break_connections(&self) {
         for connection in lock(&self.shared.connections).values() {

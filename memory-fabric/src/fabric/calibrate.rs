@@ -5,7 +5,8 @@ use crate::control::CONTROL_TIMEOUT;
 use crate::link::rdma::{RdmaLinkConfig, RdmaLinkError, registering_time};
 use crate::link::{describe, probe};
 use crate::stream::Carrier;
-use crate::transport::measure::{Gauge, Measured};
+use crate::transport::measure::{Gauge, MeasureError, Measured};
+use crate::transport::rdma::LANE_STALL_TIMEOUT;
 use crate::transport::select::Selection;
 use crate::turns::take_short_turns;
 use crossbeam_channel::{RecvTimeoutError, bounded};
@@ -80,7 +81,7 @@ fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
         let thread = scope.spawn(|| {
             take_short_turns();
             let mut gauge = probe::stream(link).map_err(|error| describe(&error))?;
-            measure(&mut gauge, time)
+            gauge.calibrate(time).map_err(|error| error.to_string())
         });
         thread.join()
     });
@@ -108,7 +109,8 @@ fn measure_rdma(
             let _ = give.send(found);
         })
         .map_err(RdmaLinkError::Thread)?;
-    let (address, after) = (link.address, registering_time(link.bytes) + CONTROL_TIMEOUT);
+    let after = registering_time(link.bytes) + CONTROL_TIMEOUT + LANE_STALL_TIMEOUT;
+    let address = link.address;
     let late = RdmaLinkError::Late { address, after };
     match measured.recv_timeout(after) {
         Ok(found) => found,
@@ -116,6 +118,11 @@ fn measure_rdma(
     }
 }
 
+/// Where there is no answer, why: an adapter tries for longer than measuring waits.
 fn measure(gauge: &mut Gauge, time: Duration) -> Result<Measured, String> {
-    gauge.calibrate(time).map_err(|error| error.to_string())
+    gauge.calibrate(time).map_err(|error| {
+        let silent = matches!(error, MeasureError::Silent(_));
+        let reason = silent.then(|| gauge.reason_for_silence(LANE_STALL_TIMEOUT));
+        reason.flatten().unwrap_or_else(|| error.to_string())
+    })
 }

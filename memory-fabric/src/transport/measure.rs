@@ -332,6 +332,19 @@ impl Gauge {
         Ok(())
     }
 
+    /// Why there is no answer, once the connection knows: it may try for long before it gives up,
+    /// and is waited for until then, but for `patience` at the most.
+    pub fn reason_for_silence(&mut self, patience: Duration) -> Option<String> {
+        let since = Instant::now();
+        loop {
+            match self.wait(since, patience) {
+                Ok(()) => self.transport.poll(&mut |_| {}),
+                Err(MeasureError::Failed(why)) => return Some(why),
+                Err(MeasureError::Silent(_) | MeasureError::Length { .. }) => return None,
+            }
+        }
+    }
+
     /// Measures small and page-sized round trips and the stream, in about `time_max` altogether
     /// unless answers take longer.
     ///

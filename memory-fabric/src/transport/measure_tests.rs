@@ -114,6 +114,20 @@ fn measuring_ends_with_its_time_and_a_silent_link_is_an_error() {
 }
 
 #[test]
+fn a_connection_that_gives_up_later_than_measuring_says_why() {
+    let mut gauge = Slow::gauge(LONG, false);
+    let silence = Duration::from_millis(10);
+    let gives_up_at = Instant::now() + silence * 5;
+    gauge.failure =
+        Box::new(move || (Instant::now() >= gives_up_at).then(|| "READ failed".to_owned()));
+    assert_eq!(gauge.calibrate(silence), Err(MeasureError::Silent(silence)));
+    let why = gauge.reason_for_silence(LONG);
+    assert_eq!(why.as_deref(), Some("READ failed"));
+    gauge.failure = Box::new(|| None);
+    assert_eq!(gauge.reason_for_silence(silence), None);
+}
+
+#[test]
 fn a_stream_keeps_requests_outstanding() {
     let latency = Duration::from_millis(5);
     let mut gauge = Slow::gauge(latency, false);

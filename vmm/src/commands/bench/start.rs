@@ -2,9 +2,9 @@
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::page::PAGE_SIZE;
@@ -26,6 +26,11 @@ const LOCAL: ByteSize = ByteSize::from_mib(256);
 const DENSE_PAGES: usize = (64 << 20) / PAGE_SIZE;
 /// Pages touched far from each other.
 const SPARSE_PAGES: usize = 256;
+
+/// Connections that a fabric keeps to a donor: that of the lease, and one for each class of traffic.
+const CONNECTIONS: usize = 4;
+/// One that is closed has ended by then.
+const ENDED_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// What was measured.
 #[derive(Debug, Deserialize, Serialize)]
@@ -72,7 +77,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     let donor = Donor::start(&DonorConfig {
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes: memory.bytes(),
-        lease_duration_max: std::time::Duration::from_secs(120),
+        lease_duration_max: Duration::from_secs(120),
         spin: SPIN_DEFAULT,
         rdma: DeviceChoice::None,
     })?;
@@ -93,6 +98,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     let started_at = Instant::now();
     let fabric = start_fabric(&config, &donors)?;
     let start_ms = started_at.elapsed().as_secs_f64() * 1e3;
+    until_measured(&donors[0])?;
     let started = Memory::now()?;
     let resident = || {
         let bytes = fabric.memory().resident_bytes();
@@ -140,6 +146,22 @@ fn measure(memory: ByteSize) -> Result<Started> {
     };
     fabric.shutdown();
     Ok(result)
+}
+
+/// Waits until the connection by which the start measured the donor has ended there too: what it
+/// used would else be free in the middle of what follows.
+fn until_measured(donor: &Donor) -> Result<()> {
+    let deadline = Instant::now() + ENDED_TIME_MAX;
+    while donor.connections() > CONNECTIONS {
+        let open = donor.connections();
+        ensure!(
+            Instant::now() < deadline,
+            "{open} connections of the donor are open {ENDED_TIME_MAX:?} after the start, \
+             {CONNECTIONS} are in use"
+        );
+        std::thread::yield_now();
+    }
+    Ok(())
 }
 
 fn write(view: &View, page: usize) {
