@@ -394,8 +394,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Connects to a donor by RDMA, as far as that is wanted; for reading alone, so without the
-    /// class of write-backs.
+    /// Connects to a donor by RDMA, as far as that is wanted.
     fn connect_rdma(
         &mut self,
         config: &FabricConfig,
@@ -405,12 +404,7 @@ impl Fabric {
         if !matches!(config.transport, TransportKind::Auto | TransportKind::Rdma) {
             return Ok((None, Vec::new()));
         }
-        let classes: Vec<_> = classes
-            .iter()
-            .copied()
-            .filter(|(class, _)| *class != TrafficClass::Bulk)
-            .collect();
-        match RdmaLink::start(link_config, bells(&classes)?) {
+        match RdmaLink::start(link_config, bells(classes)?) {
             Ok((link, lanes)) => Ok((Some(link), lanes)),
             Err(error) if config.transport == TransportKind::Rdma => Err(error.into()),
             Err(error) => {

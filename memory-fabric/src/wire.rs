@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
-//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, pipelined |
+//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, `Fence`, pipelined |
 //! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
@@ -29,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 5;
+pub const VERSION: u8 = 6;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -128,6 +128,11 @@ pub enum FrameKind {
     ReadPages = 22,
     /// The pages one after the other: the answer to `ReadPages`.
     PagesData = 23,
+    /// No payload: end the RDMA connection for write-backs, if there is one. What comes behind
+    /// this on its connection is carried out when no WRITE can change the lease any more.
+    Fence = 24,
+    /// No payload: the answer to `Fence`.
+    Fenced = 25,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
 }
@@ -138,7 +143,7 @@ impl FrameKind {
         let all = [
             Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, Connect, Connected,
             ReadPage, PageData, WritePage, Written, DropPages, Dropped, ReadPages, PagesData,
-            Error,
+            Fence, Fenced, Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -165,7 +170,12 @@ impl FrameKind {
         }
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
-            Self::Attached | Self::ReadPage | Self::Written | Self::Dropped => (0, 0),
+            Self::Attached
+            | Self::ReadPage
+            | Self::Written
+            | Self::Dropped
+            | Self::Fence
+            | Self::Fenced => (0, 0),
             Self::DropPages | Self::ReadPages => (COUNT_BYTES, COUNT_BYTES),
             Self::PagesData => (PAGE_SIZE, PAYLOAD_BYTES_MAX),
             _ => (0, CONTROL_BYTES_MAX),

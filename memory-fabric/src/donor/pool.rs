@@ -1,5 +1,7 @@
 //! The memory that a donor lends, and its leases.
 
+mod fence;
+
 use super::export::Export;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};

@@ -6,9 +6,9 @@ use crate::control::{ControlError, ControlStream};
 use crate::link::describe;
 use crate::transport::rdma::{
     Access, CompletionQueue, ConnectAnswer, ConnectRequest, Device, DeviceChoice, QueuePair,
-    RdmaError, endpoint::Endpoint,
+    RdmaError, pair::NOT_READY_RETRIES,
 };
-use crate::wire::{FrameKind, Refusal};
+use crate::wire::{FrameKind, Refusal, TrafficClass};
 use std::io::Read;
 use std::net::TcpStream;
 
@@ -41,13 +41,7 @@ pub(super) fn serve(
         return refuse(&mut control, Refusal::Busy, text);
     }
     let mut control = ControlStream::accepted(stream, peer);
-    let connected = connect(
-        &lease,
-        choice,
-        local.ip(),
-        &request.endpoint,
-        &peer.to_string(),
-    );
+    let connected = connect(&lease, choice, local.ip(), request, &peer.to_string());
     let served = match connected {
         Ok(Some((pair, answer))) => {
             let sent = control.send(FrameKind::Connected, &answer);
@@ -74,7 +68,7 @@ fn connect(
     lease: &Lease,
     choice: &DeviceChoice,
     local: std::net::IpAddr,
-    other: &Endpoint,
+    request: &ConnectRequest,
     peer: &str,
 ) -> Result<Option<(QueuePair, ConnectAnswer)>, RdmaError> {
     let (device, route) = Device::for_peer(choice, local)?;
@@ -83,9 +77,14 @@ fn connect(
     };
     // Of the device that the memory is registered with, which may have been open before.
     let queue = CompletionQueue::silent(domain.device())?;
-    let access = Access::RemoteRead;
+    // A connection for reading cannot be used for anything else.
+    let access = match request.class {
+        TrafficClass::Bulk => Access::RemoteWrite,
+        TrafficClass::Urgent | TrafficClass::Prefetch => Access::RemoteRead,
+    };
     let mut pair = QueuePair::new(&domain, &queue, &route, 1, access, peer)?;
-    pair.connect(other)?;
+    // This end asks for nothing.
+    pair.connect(&request.endpoint, NOT_READY_RETRIES)?;
     let answer = ConnectAnswer {
         endpoint: pair.endpoint(),
         memory,

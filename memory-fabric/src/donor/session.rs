@@ -1,6 +1,7 @@
 //! One page connection of a VM: reads requests in batches, answers in order.
 
 use super::pool::{DropRefused, Lease, OutOfRange};
+use super::server::TAKE_OVER_TIMEOUT;
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
@@ -37,6 +38,8 @@ pub(super) enum SessionError {
     OutOfRange(#[from] OutOfRange),
     #[error(transparent)]
     Drop(#[from] DropRefused),
+    #[error("the RDMA connection for write-backs does not end")]
+    Fence(#[source] io::Error),
 }
 
 /// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
@@ -60,6 +63,7 @@ pub(super) fn serve(lease: &Lease, stream: &TcpStream, spin: Duration) -> Result
         Ok(()) | Err(SessionError::Stream(_)) => return result,
         Err(SessionError::Protocol(_)) => Refusal::Malformed,
         Err(SessionError::OutOfRange(_) | SessionError::Drop(_)) => Refusal::OutOfRange,
+        Err(SessionError::Fence(_)) => Refusal::Busy,
     };
     let text = result
         .as_ref()
@@ -165,6 +169,11 @@ impl Session<'_> {
                     let pages = u32::from_le_bytes(count);
                     self.lease.drop_pages(frame.offset, pages)?;
                     self.output.extend(reply(FrameKind::Dropped).encode(&[]));
+                }
+                FrameKind::Fence => {
+                    let fenced = self.lease.fence_writes(TAKE_OVER_TIMEOUT);
+                    fenced.map_err(SessionError::Fence)?;
+                    self.output.extend(reply(FrameKind::Fenced).encode(&[]));
                 }
                 other => return Err(WireError::Unexpected(other).into()),
             }

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub enum TransportKind {
     /// RDMA to donors where both ends have it, TCP to the others.
     Auto,
-    /// Pages are read from donors by RDMA, or nothing starts. Write-backs go by TCP.
+    /// Pages travel from and to donors by RDMA, or nothing starts.
     Rdma,
     /// TCP connections to `ssi-hv node`.
     Tcp,

@@ -1,7 +1,7 @@
 //! RDMA devices, their ports and addresses, and which of them leads to a peer.
 
 use super::library::{Library, verbs};
-use super::{RdmaError, check, failed};
+use super::{RdmaError, check, failed, on_demand};
 use rdma_sys::{
     ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
     ibv_port_attr, ibv_port_state, ibv_transport_type,
@@ -291,6 +291,7 @@ pub(crate) struct Device {
     path: PathBuf,
     reliable: bool,
     limits: Limits,
+    pages_on_demand: bool,
 }
 
 // SAFETY: a context is not bound to a thread, and libibverbs locks what calls share.
@@ -359,6 +360,8 @@ impl Device {
                 reads_answered: 0,
                 ports: 0,
             },
+            // SAFETY: the context is open.
+            pages_on_demand: unsafe { on_demand::is_offered(context.as_ptr()) },
         };
         // SAFETY: a structure of numbers, for which zero is a value.
         let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -380,6 +383,11 @@ impl Device {
 
     pub(crate) fn limits(&self) -> Limits {
         self.limits
+    }
+
+    /// Whether memory can be registered without being pinned.
+    pub(crate) fn pages_on_demand(&self) -> bool {
+        self.pages_on_demand
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_context {

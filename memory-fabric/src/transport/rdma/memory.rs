@@ -4,7 +4,8 @@ use super::device::Device;
 use super::library::verbs;
 use super::{RdmaError, check, failed};
 use crate::mapping::Mapping;
-use crate::page::PAGE_SIZE;
+use crate::page::{PAGE_SIZE, PageBytes};
+use crate::transport::PageSource;
 use rdma_sys::{ibv_access_flags, ibv_mr, ibv_pd};
 use std::io;
 use std::ptr::NonNull;
@@ -13,10 +14,13 @@ use std::sync::Arc;
 /// What may be done to registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Access {
-    /// Answers of the other end are put here; it can reach nothing by itself.
+    /// Answers of the other end are put here, and pages for it are sent from here; it can reach
+    /// nothing by itself.
     Local,
     /// The other end reads.
     RemoteRead,
+    /// The other end reads and writes.
+    RemoteWrite,
 }
 
 impl Access {
@@ -25,6 +29,9 @@ impl Access {
         match self {
             Self::Local => ibv_access_flags(0),
             Self::RemoteRead => ibv_access_flags::IBV_ACCESS_REMOTE_READ,
+            Self::RemoteWrite => {
+                ibv_access_flags::IBV_ACCESS_REMOTE_READ | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+            }
         }
     }
 
@@ -79,10 +86,20 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// Memory that an adapter may reach by a key, until this is dropped. It is pinned meanwhile.
+/// Whether pages of registered memory have to stay where they are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Paging {
+    /// All are made, and stay.
+    Pinned,
+    /// The adapter takes them when it needs them, and follows what the kernel does with them.
+    OnDemand,
+}
+
+/// Memory that an adapter may reach by a key, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct MemoryRegion {
     region: NonNull<ibv_mr>,
+    paging: Paging,
     domain: Arc<ProtectionDomain>,
 }
 
@@ -92,13 +109,13 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers `bytes` bytes from `start` on. Takes a time that grows with them, since all
-    /// are made and pinned.
+    /// Registers `bytes` bytes from `start` on. If they are pinned, that takes a time that grows
+    /// with them, since all are made.
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped, and be the same pages, for as long as the region lives:
-    /// the adapter goes by the pages, whatever is mapped at their addresses later. With
+    /// The memory must stay mapped for as long as the region lives; and be the same pages if they
+    /// are pinned: the adapter goes by these, whatever is mapped at their addresses later. With
     /// [`Access::Local`] nobody may rely on what is in it while a request that targets it is
     /// outstanding.
     pub(crate) unsafe fn register(
@@ -106,8 +123,14 @@ impl MemoryRegion {
         start: *mut u8,
         bytes: usize,
         access: Access,
+        paging: Paging,
     ) -> Result<Self, RdmaError> {
-        let flags = libc::c_int::try_from(access.flags().0).expect("small flags");
+        let flags = match paging {
+            Paging::Pinned => access.flags(),
+            Paging::OnDemand => access.flags() | ibv_access_flags::IBV_ACCESS_ON_DEMAND,
+        };
+        let flags = flags.0;
+        let flags = libc::c_int::try_from(flags).expect("small flags");
         // SAFETY: the domain is there, and the memory is, as the caller promises.
         let region = unsafe { (verbs().ibv_reg_mr)(domain.as_ptr(), start.cast(), bytes, flags) };
         let region = NonNull::new(region).ok_or_else(|| RdmaError::Register {
@@ -117,12 +140,18 @@ impl MemoryRegion {
         });
         Ok(Self {
             region: region?,
+            paging,
             domain: Arc::clone(domain),
         })
     }
 
     pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
+    }
+
+    /// Whether its pages have to stay where they are.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.paging == Paging::Pinned
     }
 
     /// The key for requests of this end.
@@ -149,7 +178,7 @@ impl Drop for MemoryRegion {
     }
 }
 
-/// Where answers are put: registered once, used again and again.
+/// Where answers are put and pages are sent from: registered once, used again and again.
 #[derive(Debug)]
 pub(super) struct Staging {
     // Before the memory, which it keeps pinned.
@@ -162,10 +191,11 @@ impl Staging {
         let bytes = pages * PAGE_SIZE;
         let memory =
             Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
+        let start = memory.as_ptr();
         // SAFETY: the mapping lives as long as the region, and longer; nobody advises it away.
         // What is in it is read through `bytes` alone.
         let region =
-            unsafe { MemoryRegion::register(domain, memory.as_ptr(), bytes, Access::Local)? };
+            unsafe { MemoryRegion::register(domain, start, bytes, Access::Local, Paging::Pinned)? };
         Ok(Self { region, memory })
     }
 
@@ -178,11 +208,23 @@ impl Staging {
         self.memory.at(page * PAGE_SIZE, count * PAGE_SIZE).addr() as u64
     }
 
+    /// Puts a page here, to be sent.
+    ///
+    /// # Safety
+    ///
+    /// No request that uses the place may be outstanding.
+    pub(super) unsafe fn put(&mut self, page: usize, source: PageSource) {
+        let place = self.memory.at(page * PAGE_SIZE, PAGE_SIZE);
+        // SAFETY: the place is a page of the mapping, which is ours; nobody else uses it, as
+        // promised.
+        source.copy_to(unsafe { &mut *place.cast::<PageBytes>() });
+    }
+
     /// The bytes of some pages.
     ///
     /// # Safety
     ///
-    /// No request that targets them may be outstanding, nor be made while the result lives.
+    /// No request that writes to them may be outstanding, nor be made while the result lives.
     pub(super) unsafe fn bytes(&self, page: usize, count: usize) -> &[u8] {
         let length = count * PAGE_SIZE;
         let start = self.memory.at(page * PAGE_SIZE, length);

@@ -1,27 +1,32 @@
-//! Pages by one-sided RDMA READ: the adapter of the donor answers, and its processor has no part.
+//! Pages by one-sided RDMA READ and WRITE: the adapter of the donor does it, and its processor has
+//! no part.
 //!
 //! Layers, each with its file:
 //!
 //! - `library`: libibverbs, loaded at run time;
 //! - [`device`]: what adapters there are, their ports and addresses, and which one leads to a peer;
 //! - `memory`: protection domains, and memory that adapters may reach;
+//! - `on_demand`: whether memory need not be pinned for that;
 //! - `queue`: completion queues, and sleeping until something completes;
 //! - `pair`: queue pairs of reliable connections, and their states;
 //! - [`endpoint`]: what two ends tell each other to be connected;
-//! - `connection`: a [`Lane`], a connection ready for READs of one lease;
+//! - `batch`: requests that are posted together;
+//! - `connection`: a [`Lane`], a connection ready for READs and WRITEs of one lease;
 //! - `transport`: the [`PageTransport`](super::PageTransport) over a lane, with TCP beside it.
 //!
 //! libibverbs is loaded when it is first used, if the host has it. Without it that ends with
 //! [`RdmaError::NoLibrary`], and all else works. Children keep their parents: a queue
 //! pair its domain and queues, a domain its device. Unsafe code is in `library`, `device`,
-//! `memory`, `queue`, `pair` and `connection` alone.
+//! `memory`, `on_demand`, `queue`, `pair`, `batch`, `connection` and `transport` alone.
 
+mod batch;
 mod connection;
 pub mod device;
 pub mod endpoint;
 mod library;
 mod memory;
-mod pair;
+mod on_demand;
+pub(crate) mod pair;
 mod queue;
 mod room;
 mod transport;
@@ -30,10 +35,10 @@ pub(crate) use connection::{Lane, LaneConfig};
 pub(crate) use device::Device;
 pub use device::{DeviceChoice, LinkLayer, PortSummary, summaries};
 pub(crate) use endpoint::{ConnectAnswer, ConnectRequest, RemoteMemory};
-pub(crate) use memory::{Access, MemoryRegion, ProtectionDomain};
+pub(crate) use memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 pub(crate) use pair::QueuePair;
 pub(crate) use queue::CompletionQueue;
-pub(crate) use transport::{RdmaTransport, ReadLane};
+pub(crate) use transport::{PageLane, RdmaTransport};
 
 use std::io;
 use std::net::IpAddr;
@@ -99,7 +104,7 @@ pub enum RdmaError {
         source: io::Error,
     },
     /// A request failed.
-    #[error("READ failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]
+    #[error("a request failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]
     Completion {
         /// Queue pair and peer.
         on: String,
