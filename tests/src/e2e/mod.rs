@@ -17,7 +17,9 @@ mod rdma;
 mod status;
 mod vsock;
 
+pub(crate) use bed::add_rxe;
 pub(crate) use guest::parse_faultprobe;
+pub(crate) use rdma::processor_ticks;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
