@@ -31,6 +31,8 @@ const REFUSAL_MS_MAX: u64 = 3500;
 const PROBE: &str = "faultprobe --bytes 256M";
 /// The fewest pages that such a guest reads from its donor.
 const READ_PAGES_MIN: u64 = 1000;
+/// Pages that are read over TCP to measure it at the start.
+const MEASURING_READS_MAX: u64 = 64;
 /// A second donor on the same host.
 const OTHER_DONOR: &str = "10.77.0.2:7701";
 /// Faults of each kind, fewer of which say nothing.
@@ -215,8 +217,15 @@ fn boot(context: &Context<'_>) -> Result {
     );
     let rdma = rdma_of(&guest)?;
     ensure!(
-        rdma.pages_read >= READ_PAGES_MIN && rdma.pages_written > 0 && rdma.failures == 0,
+        rdma.pages_read >= READ_PAGES_MIN && rdma.failures == 0,
         "{rdma:?}"
+    );
+    // What was measured decides whether write-backs go by RDMA too.
+    let bulk_by_rdma = guest.report["nodes"][1]["path"]["bulk"] == "rdma";
+    ensure!(
+        bulk_by_rdma == (rdma.pages_written > 0),
+        "{rdma:?}, {}",
+        guest.report["nodes"][1]["path"]
     );
     let count = |path: &str| -> anyhow::Result<u64> {
         let found = guest.report.pointer(path).and_then(Value::as_u64);
@@ -229,14 +238,16 @@ fn boot(context: &Context<'_>) -> Result {
     other.kill(libc::SIGTERM)?;
     other.wait(SHORT)?;
     let (read, written) = donor.stop(context)?;
+    // What is fetched ahead goes as write-backs do. The READs that the connections were tried out
+    // with are not counted.
+    let ahead_by_tcp = fetched.saturating_sub(rdma.pages_read);
     ensure!(
-        read == 0,
-        "the donor's process served {read} reads of pages, none is due"
-    );
-    // The READs that the connections were tried out with are not counted.
-    ensure!(
-        fetched == rdma.pages_read,
+        ahead_by_tcp == 0 || !bulk_by_rdma,
         "{fetched} pages fetched: {rdma:?}"
+    );
+    ensure!(
+        (ahead_by_tcp..=ahead_by_tcp + MEASURING_READS_MAX).contains(&read),
+        "the donor's process served {read} reads of pages, {ahead_by_tcp} are due: {rdma:?}"
     );
     // Behind drops of free pages, pages go by TCP.
     ensure!(
@@ -257,7 +268,7 @@ fn boot(context: &Context<'_>) -> Result {
         "{by_rdma} faults by RDMA and {by_tcp} by TCP: too few to compare"
     );
     context.note(format!(
-        "the same guest: p50 of {by_rdma} faults by RDMA {ours:.0} us (fetch {fetch:.0} us), of {by_tcp} by TCP {theirs:.0} us (fetch {fetch_tcp:.0} us), ratio {:.2}; {} pages by WRITE, {written} by TCP (emulated)",
+        "bulk by RDMA: {bulk_by_rdma}; the same guest: p50 of {by_rdma} faults by RDMA {ours:.0} us (fetch {fetch:.0} us), of {by_tcp} by TCP {theirs:.0} us (fetch {fetch_tcp:.0} us), ratio {:.2}; {} pages by WRITE, {written} by TCP (emulated)",
         ours / theirs,
         rdma.pages_written,
     ));
@@ -408,7 +419,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     guest.faultprobe()?;
     let rdma = rdma_of(&guest)?;
     ensure!(
-        rdma.failures >= 1 && rdma.connections > rdma.failures,
+        rdma.failures >= 1 && rdma.connections > rdma.failures && rdma.pages_written > 0,
         "{rdma:?}"
     );
     let (read, _) = donor.stop(context)?;
