@@ -452,7 +452,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Notes why a donor is not read by RDMA.
+    /// Notes why a donor is not used by RDMA.
     fn note_refusal(&mut self, refusal: Option<RdmaLinkError>) {
         match refusal {
             // That this host has none is nothing to speak of.
@@ -462,8 +462,7 @@ impl Fabric {
         }
     }
 
-    /// Connects to a donor by RDMA, as far as that was selected; for reading alone, so without the
-    /// class of write-backs.
+    /// Connects to a donor by RDMA, as far as that was selected.
     fn connect_rdma(
         &mut self,
         config: &FabricConfig,
@@ -477,7 +476,6 @@ impl Fabric {
         let classes: Vec<_> = classes
             .iter()
             .copied()
-            .filter(|(class, _)| *class != TrafficClass::Bulk)
             .filter(|(class, _)| *class == TrafficClass::Urgent || selection.bulk_by_rdma)
             .collect();
         match RdmaLink::start(link_config, bells(&classes)?) {

@@ -39,6 +39,8 @@ pub struct NodeSummary {
 pub struct RdmaSummary {
     /// Pages that came by READ.
     pub pages_read: u64,
+    /// Pages that went home by WRITE.
+    pub pages_written: u64,
     /// Connections made.
     pub connections: u64,
     /// Of these, failed.
@@ -130,6 +132,7 @@ impl FabricView {
             pages_written_back: stats.pages_written_back.get(),
             rdma: lent_by.rdma.as_ref().map(|rdma| RdmaSummary {
                 pages_read: rdma.pages_read.get(),
+                pages_written: rdma.pages_written.get(),
                 connections: rdma.connections.get(),
                 failures: rdma.failures.get(),
             }),

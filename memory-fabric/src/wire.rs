@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
-//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, pipelined; `Probe` on one for measuring |
+//! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, `Fence`, pipelined; `Probe` on one for measuring |
 //! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
 //! Requests carry an id that the answer repeats. Answers on one connection come in the order
@@ -29,7 +29,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 2] = *b"SV";
 
 /// The protocol's version. Peers of different versions do not talk.
-pub const VERSION: u8 = 6;
+pub const VERSION: u8 = 7;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = size_of::<Header>();
@@ -137,6 +137,11 @@ pub enum FrameKind {
     Probe = 24,
     /// The bytes: the answer to `Probe`.
     ProbeData = 25,
+    /// No payload: end the RDMA connection for write-backs, if there is one. What comes behind
+    /// this on its connection is carried out when no WRITE can change the lease any more.
+    Fence = 26,
+    /// No payload: the answer to `Fence`.
+    Fenced = 27,
     /// [`ErrorMessage`]: the request was refused; the connection ends.
     Error = 31,
 }
@@ -147,7 +152,7 @@ impl FrameKind {
         let all = [
             Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, Connect, Connected,
             ReadPage, PageData, WritePage, Written, DropPages, Dropped, ReadPages, PagesData,
-            Probe, ProbeData, Error,
+            Probe, ProbeData, Fence, Fenced, Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
@@ -174,7 +179,12 @@ impl FrameKind {
         }
         match self {
             Self::PageData | Self::WritePage => (PAGE_SIZE, PAGE_SIZE),
-            Self::Attached | Self::ReadPage | Self::Written | Self::Dropped => (0, 0),
+            Self::Attached
+            | Self::ReadPage
+            | Self::Written
+            | Self::Dropped
+            | Self::Fence
+            | Self::Fenced => (0, 0),
             Self::DropPages | Self::ReadPages | Self::Probe => (COUNT_BYTES, COUNT_BYTES),
             Self::ProbeData => (1, PROBE_BYTES_MAX as usize),
             Self::PagesData => (PAGE_SIZE, PAYLOAD_BYTES_MAX),

@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
 use crate::cleanup::{self, Process};
-use crate::e2e::parse_faultprobe;
+use crate::e2e::{add_rxe, parse_faultprobe, processor_ticks};
 use crate::share::Share;
 use crate::testbed::{HostImage, Tap, Testbed, TestbedConfig};
 
@@ -21,6 +21,30 @@ const DONOR_DEADLINE: Duration = Duration::from_secs(30);
 /// What the guest runs: with the kernel it needs more than the local memory, so that pages must move.
 const CMDLINE: &str = "ssi_exec=\"faultprobe --bytes 256M\"";
 const PORT: u16 = 7700;
+/// Processor times of processes are told in units of this.
+const MS_PER_TICK: u64 = 10;
+
+/// How pages are to travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Transport {
+    /// By RDMA where it works, else by TCP.
+    Auto,
+    /// By RDMA, or not at all.
+    Rdma,
+    /// By TCP.
+    Tcp,
+}
+
+impl Transport {
+    /// As `ssi-hv run` takes it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Rdma => "rdma",
+            Self::Tcp => "tcp",
+        }
+    }
+}
 
 /// Where the demo runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +67,7 @@ struct Outcome {
 ///
 /// # Errors
 /// Fails when the guest does not run to its end, or found a corrupt byte.
-pub fn run(workspace: &Path) -> anyhow::Result<()> {
+pub fn run(workspace: &Path, transport: Option<Transport>) -> anyhow::Result<()> {
     let dir = workspace.join("target/demo");
     std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     let file = dir.join("report.json");
@@ -65,8 +89,8 @@ pub fn run(workspace: &Path) -> anyhow::Result<()> {
     }
     let begin = Instant::now();
     let (outcome, local) = match place {
-        Place::Here => run_here(&share, &dir)?,
-        Place::Testbed => run_on_testbed(workspace, &share, &dir)?,
+        Place::Here => run_here(&share, &dir, transport)?,
+        Place::Testbed => run_on_testbed(workspace, &share, &dir, transport)?,
     };
     if outcome.exit_code != Some(0) {
         bail!(
@@ -137,7 +161,12 @@ fn has_virtualization(cpuinfo: &str) -> bool {
 
 /// The arguments of `ssi-hv run`: with most memory on the donor and the probe as its work, or
 /// with all memory local and nothing to do, to compare the time to init.
-fn run_args(dir: &str, donor: Option<&str>, report: &str) -> Vec<String> {
+fn run_args(
+    dir: &str,
+    donor: Option<&str>,
+    transport: Option<Transport>,
+    report: &str,
+) -> Vec<String> {
     let (kernel, initrd) = (format!("{dir}/cloud-vmlinuz"), format!("{dir}/guest.cpio"));
     let mut args = vec![
         "run", "--kernel", &kernel, "--initrd", &initrd, "--cpus", "2", "--memory", "1G",
@@ -153,6 +182,9 @@ fn run_args(dir: &str, donor: Option<&str>, report: &str) -> Vec<String> {
             donor,
         ]);
         args.push("--insecure");
+        if let Some(transport) = transport {
+            args.extend(["--transport", transport.name()]);
+        }
     }
     args.into_iter().map(str::to_owned).collect()
 }
@@ -161,11 +193,16 @@ fn run_on_testbed(
     workspace: &Path,
     share: &Share,
     dir: &Path,
+    transport: Option<Transport>,
 ) -> anyhow::Result<(Outcome, Outcome)> {
     let image = HostImage::prepare(workspace)?;
     let config = TestbedConfig::two_hosts(&share.dir, workspace.join("target/testbed/demo"));
     let testbed = Testbed::start(&config, &image)?;
     let (compute, lender) = (testbed.host(1), testbed.host(2));
+    if matches!(transport, Some(Transport::Rdma | Transport::Auto)) {
+        println!("Both hosts get software RDMA: rdma link add rxe0 type rxe netdev ...");
+        testbed.hosts().iter().try_for_each(add_rxe)?;
+    }
     let address = format!("{}:{PORT}", lender.address());
     println!("Host 2 lends memory: ssi-hv node --listen {address} --memory 1G --insecure");
     let donor = lender.spawn(&[
@@ -191,7 +228,7 @@ fn run_on_testbed(
     let remote_report = "/tmp/demo.json";
     let run = |donor: Option<&str>, tap: Tap| -> anyhow::Result<Outcome> {
         let mut argv = vec!["/share/ssi-hv".to_owned()];
-        argv.extend(run_args("/share", donor, remote_report));
+        argv.extend(run_args("/share", donor, transport, remote_report));
         if donor.is_some() {
             println!("Host 1 runs the guest:  ssi-hv {}\n", argv[1..].join(" "));
         }
@@ -209,12 +246,22 @@ fn run_on_testbed(
             report,
         })
     };
+    let before = processor_ticks(lender, donor.pid())?;
     let remote = run(Some(&address), Box::new(show))?;
+    let used = processor_ticks(lender, donor.pid())?.saturating_sub(before);
+    println!(
+        "\nThe donor's process used {} ms of its processor meanwhile.",
+        used * MS_PER_TICK
+    );
     println!("\nThe same guest with all its memory local, for comparison...");
     Ok((remote, run(None, Box::new(|_: &[u8]| {}))?))
 }
 
-fn run_here(share: &Share, dir: &Path) -> anyhow::Result<(Outcome, Outcome)> {
+fn run_here(
+    share: &Share,
+    dir: &Path,
+    transport: Option<Transport>,
+) -> anyhow::Result<(Outcome, Outcome)> {
     let program = share.dir.join("ssi-hv");
     let address = format!("127.0.0.1:{PORT}");
     println!("Lends memory:   ssi-hv node --listen {address} --memory 1G");
@@ -225,23 +272,25 @@ fn run_here(share: &Share, dir: &Path) -> anyhow::Result<(Outcome, Outcome)> {
     )
     .context("ssi-hv node")?;
     wait_listening(&donor, &address)?;
-    let remote = run_guest_here(share, dir, Some(&address), show)?;
+    let remote = run_guest_here(share, dir, Some(&address), transport, show)?;
     donor.signal(libc::SIGTERM)?;
     donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
     println!("\nThe same guest with all its memory local, for comparison...");
-    Ok((remote, run_guest_here(share, dir, None, |_| {})?))
+    Ok((remote, run_guest_here(share, dir, None, None, |_| {})?))
 }
 
 fn run_guest_here(
     share: &Share,
     dir: &Path,
     donor: Option<&str>,
+    transport: Option<Transport>,
     show: fn(&[u8]),
 ) -> anyhow::Result<Outcome> {
     let report = dir.join("run.json");
     let args = run_args(
         &share.dir.display().to_string(),
         donor,
+        transport,
         &report.display().to_string(),
     );
     if donor.is_some() {

@@ -248,6 +248,8 @@ pub struct TrafficClass {
 pub struct RdmaUsed {
     /// Pages that came by READ.
     pub pages_read: u64,
+    /// Pages that went home by WRITE.
+    pub pages_written: u64,
     /// Connections made.
     pub connections: u64,
     /// Of these, failed: pages went on by TCP.

@@ -4,7 +4,7 @@
 use super::pool::lock;
 use crate::mapping::Mapping;
 use crate::transport::rdma::{
-    Access, Device, MemoryRegion, ProtectionDomain, RdmaError, RemoteMemory,
+    Access, Device, MemoryRegion, Paging, ProtectionDomain, RdmaError, RemoteMemory,
 };
 use std::sync::{Arc, Mutex};
 
@@ -26,8 +26,8 @@ struct State {
 }
 
 impl Export {
-    /// Registers `memory` for READs of the VM it is lent to, unless it is. What comes back is
-    /// the domain in which it can be read, and how to name it there. `None` when the lease has
+    /// Registers `memory` for READs and WRITEs of the VM it is lent to, unless it is. What comes
+    /// back is the domain in which it can be reached, and how to name it there. `None` when the lease has
     /// ended.
     ///
     /// The lease's memory has a domain of its own: who guesses the key of another lease can do
@@ -45,7 +45,7 @@ impl Export {
     ) -> Result<Option<(Arc<ProtectionDomain>, RemoteMemory)>, RdmaError> {
         let _one_at_a_time = lock(&self.registering);
         {
-            let mut state = lock(&self.state);
+            let state = lock(&self.state);
             if state.ended {
                 return Ok(None);
             }
@@ -55,18 +55,28 @@ impl Export {
                     return Ok(Some(describe(region, memory)));
                 }
             }
-            state.pinned = true;
         }
         let registered = ProtectionDomain::new(device).and_then(|domain| {
             // A child that shared the pages would have them copied when they are written.
             memory
                 .advise(0, memory.bytes(), libc::MADV_DONTFORK)
                 .map_err(|error| RdmaError::System("keep memory from child processes", error))?;
-            // SAFETY: the mapping lives for as long as the region, as the caller promises, and
-            // its pages stay, since they count as pinned from before on.
-            unsafe {
-                MemoryRegion::register(&domain, memory.as_ptr(), memory.bytes(), Access::RemoteRead)
+            let register = |paging| {
+                lock(&self.state).pinned |= paging == Paging::Pinned;
+                let (start, bytes) = (memory.as_ptr(), memory.bytes());
+                // SAFETY: the mapping lives for as long as the region, as the caller promises,
+                // and its pages stay if they have to, since they count as pinned from before on.
+                unsafe {
+                    MemoryRegion::register(&domain, start, bytes, Access::RemoteWrite, paging)
+                }
+            };
+            if device.pages_on_demand() {
+                match register(Paging::OnDemand) {
+                    Ok(region) => return Ok(region),
+                    Err(error) => tracing::debug!(%error, "memory is pinned instead"),
+                }
             }
+            register(Paging::Pinned)
         });
         let mut state = lock(&self.state);
         match registered {
@@ -74,17 +84,18 @@ impl Export {
             Ok(_) if state.ended => Ok(None),
             Ok(region) => {
                 let described = describe(&region, memory);
+                state.pinned = region.is_pinned();
                 state.region = Some(region);
                 Ok(Some(described))
             }
             Err(error) => {
-                state.pinned = state.region.is_some();
+                state.pinned = state.region.as_ref().is_some_and(MemoryRegion::is_pinned);
                 Err(error)
             }
         }
     }
 
-    /// Ends every access, for good: a READ fails from now on.
+    /// Ends every access, for good: READs and WRITEs fail from now on.
     pub(super) fn end(&self) {
         let mut state = lock(&self.state);
         state.ended = true;
@@ -114,6 +125,7 @@ impl Export {
 fn describe(region: &MemoryRegion, memory: &Mapping) -> (Arc<ProtectionDomain>, RemoteMemory) {
     let remote = RemoteMemory {
         key: region.remote_key(),
+        pinned: region.is_pinned(),
         base: memory.as_ptr().addr() as u64,
         bytes: memory.bytes() as u64,
     };

@@ -1,5 +1,7 @@
 //! The memory that a donor lends, and its leases.
 
+mod fence;
+
 use super::export::Export;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};
@@ -99,6 +101,8 @@ pub struct Lease {
 #[derive(Debug, Default)]
 struct Sessions {
     ended: bool,
+    /// Whether a queue pair for write-backs could not be ended, so that it may write at any time.
+    late_writes: bool,
     active: HashMap<SessionKind, Closer>,
 }
 

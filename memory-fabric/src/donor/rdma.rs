@@ -8,7 +8,7 @@ use crate::transport::rdma::endpoint::Endpoint;
 use crate::transport::rdma::resources::{Quota, Share, Usage};
 use crate::transport::rdma::{
     Access, CompletionQueue, ConnectAnswer, ConnectRequest, Device, DeviceChoice, QueuePair,
-    RdmaError,
+    RdmaError, pair::NOT_READY_RETRIES,
 };
 use crate::wire::{FrameKind, Refusal, TrafficClass};
 use std::collections::BTreeMap;
@@ -140,8 +140,7 @@ pub(super) fn serve(
     let mut control = ControlStream::accepted(stream, peer);
     // One that this one replaces has been given back by now.
     let connected = connections.quota.take().and_then(|share| {
-        let other = &request.endpoint;
-        let ends = connect(&lease, choice, local.ip(), other, &peer.to_string())?;
+        let ends = connect(&lease, choice, local.ip(), request, &peer.to_string())?;
         Ok(ends.map(|(pair, answer)| (pair, answer, share)))
     });
     let served = match connected {
@@ -163,7 +162,10 @@ pub(super) fn serve(
                 drop(noted);
             }
             // Before the session counts as ended.
-            drop::<(QueuePair, Share)>((pair, share));
+            if !pair.end() && request.class == TrafficClass::Bulk {
+                lease.distrust_writes();
+            }
+            drop::<Share>(share);
             sent
         }
         Ok(None) => refuse_unknown(&mut control),
@@ -181,7 +183,7 @@ fn connect(
     lease: &Lease,
     choice: &DeviceChoice,
     local: std::net::IpAddr,
-    other: &Endpoint,
+    request: &ConnectRequest,
     peer: &str,
 ) -> Result<Option<(QueuePair, ConnectAnswer)>, RdmaError> {
     let (device, route) = Device::for_peer(choice, local)?;
@@ -190,9 +192,14 @@ fn connect(
     };
     // Of the device that the memory is registered with, which may have been open before.
     let queue = CompletionQueue::silent(domain.device())?;
-    let access = Access::RemoteRead;
+    // A connection for reading cannot be used for anything else.
+    let access = match request.class {
+        TrafficClass::Bulk => Access::RemoteWrite,
+        TrafficClass::Urgent | TrafficClass::Prefetch | TrafficClass::Probe => Access::RemoteRead,
+    };
     let mut pair = QueuePair::new(&domain, &queue, &route, 1, access, peer)?;
-    pair.connect(other)?;
+    // This end asks for nothing.
+    pair.connect(&request.endpoint, NOT_READY_RETRIES)?;
     let answer = ConnectAnswer {
         endpoint: pair.endpoint(),
         memory,

@@ -1,6 +1,7 @@
 //! One page connection of a VM: reads requests in batches, answers in order.
 
 use super::pool::{DropRefused, Lease, OutOfRange};
+use super::server::TAKE_OVER_TIMEOUT;
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;
@@ -36,6 +37,8 @@ pub(super) enum SessionError {
     OutOfRange(#[from] OutOfRange),
     #[error(transparent)]
     Drop(#[from] DropRefused),
+    #[error("the RDMA connection for write-backs does not end")]
+    Fence(#[source] io::Error),
 }
 
 /// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
@@ -65,6 +68,7 @@ pub(super) fn serve(
         Ok(()) | Err(SessionError::Stream(_)) => return result,
         Err(SessionError::Protocol(_)) => Refusal::Malformed,
         Err(SessionError::OutOfRange(_) | SessionError::Drop(_)) => Refusal::OutOfRange,
+        Err(SessionError::Fence(_)) => Refusal::Busy,
     };
     let text = result
         .as_ref()
@@ -175,6 +179,11 @@ impl Session<'_> {
                 FrameKind::Probe if self.class == TrafficClass::Probe => {
                     let bytes = decode_probe(payload)?;
                     self.probe(&frame, bytes)?;
+                }
+                FrameKind::Fence => {
+                    let fenced = self.lease.fence_writes(TAKE_OVER_TIMEOUT);
+                    fenced.map_err(SessionError::Fence)?;
+                    self.output.extend(reply(FrameKind::Fenced).encode(&[]));
                 }
                 other => return Err(WireError::Unexpected(other).into()),
             }

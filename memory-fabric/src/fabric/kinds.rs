@@ -6,7 +6,7 @@ pub enum TransportKind {
     /// What is measured to be best to each donor: RDMA where both ends have it, TCP, or both; and
     /// UDP where only that passes.
     Auto,
-    /// Pages are read from donors by RDMA, or nothing starts. Write-backs go by TCP.
+    /// Pages travel from and to donors by RDMA, or nothing starts.
     Rdma,
     /// Pages that vCPUs wait for are read by RDMA, or nothing starts. All else goes by TCP.
     Hybrid,

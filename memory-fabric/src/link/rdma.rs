@@ -9,10 +9,12 @@ use crate::layout::NodeId;
 use crate::page::PageBytes;
 use crate::stats::Counter;
 use crate::stream::Carrier;
-use crate::transport::IN_FLIGHT_MAX;
 use crate::transport::rdma::{
-    ConnectAnswer, ConnectRequest, Device, DeviceChoice, Lane, LaneConfig, RdmaError, ReadLane,
+    ConnectAnswer, ConnectRequest, Device, DeviceChoice, Lane, LaneConfig, PageLane, RdmaError,
+    RdmaTransport,
 };
+use crate::transport::tcp::TcpTransport;
+use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::wire::{FrameKind, RUN_PAGES_MAX, Token, TrafficClass, WireError};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use std::io;
@@ -21,7 +23,7 @@ use std::sync::Arc;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use vmm_sys_util::eventfd::EventFd;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 /// First pause before a lane that failed is made again; doubled each time that this fails, or
 /// that the new one does soon.
@@ -105,6 +107,8 @@ impl RdmaLinkError {
 pub struct RdmaStats {
     /// Pages that came by READ.
     pub pages_read: Counter,
+    /// Pages that went home by WRITE.
+    pub pages_written: Counter,
     /// Connections made.
     pub connections: Counter,
     /// Of these, failed.
@@ -137,13 +141,13 @@ pub struct RdmaLinkConfig {
 }
 
 /// Where lanes are handed over.
-pub(crate) type LaneSender = Sender<Box<dyn ReadLane>>;
+pub(crate) type LaneSender = Sender<Box<dyn PageLane>>;
 
 /// The end of the link in the hands of a transport.
 #[derive(Debug)]
 pub(crate) struct LanePort {
     class: TrafficClass,
-    lanes: Receiver<Box<dyn ReadLane>>,
+    lanes: Receiver<Box<dyn PageLane>>,
     ask: Sender<Ask>,
     stats: Arc<RdmaStats>,
 }
@@ -174,12 +178,12 @@ impl LanePort {
     }
 
     /// The newest lane, if there is a new one.
-    pub(crate) fn take_lane(&self) -> Option<Box<dyn ReadLane>> {
+    pub(crate) fn take_lane(&self) -> Option<Box<dyn PageLane>> {
         self.lanes.try_recv().ok()
     }
 
     /// Hands back a lane that failed, or is not needed any more.
-    pub(crate) fn give_back(&self, lane: Box<dyn ReadLane>, why: Option<RdmaError>) {
+    pub(crate) fn give_back(&self, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
         // There is room: no class has more than two lanes. Closed: then it ends here.
         let _ = self.ask.try_send(Ask::Back(self.class, lane, why));
     }
@@ -188,12 +192,17 @@ impl LanePort {
     pub(crate) fn note_read(&self, pages: u32) {
         self.stats.pages_read.add(pages.into());
     }
+
+    /// A page has gone home.
+    pub(crate) fn note_written(&self) {
+        self.stats.pages_written.increment();
+    }
 }
 
 #[derive(Debug)]
 pub(crate) enum Ask {
     /// A lane comes back.
-    Back(TrafficClass, Box<dyn ReadLane>, Option<RdmaError>),
+    Back(TrafficClass, Box<dyn PageLane>, Option<RdmaError>),
     Stop,
 }
 
@@ -271,8 +280,25 @@ impl RdmaLink {
         Ok((link, ports))
     }
 
+    /// Connects for one class and gives the transport, with `tcp` beside it, as the pager has it.
+    /// For measuring and for tests: nobody rings when there is a new lane, so it has to be polled.
+    ///
+    /// # Errors
+    ///
+    /// See [`RdmaLinkError`].
+    pub fn transport(
+        config: RdmaLinkConfig,
+        class: TrafficClass,
+        tcp: TcpTransport,
+    ) -> Result<(Self, Box<dyn PageTransport>), RdmaLinkError> {
+        let bell = EventFd::new(EFD_NONBLOCK).map_err(RdmaLinkError::Thread)?;
+        let (link, mut ports) = Self::start(config, vec![(class, bell)])?;
+        let port = ports.pop().expect("one for the class");
+        Ok((link, Box::new(RdmaTransport::new(port, tcp))))
+    }
+
     /// Its numbers, also while it runs.
-    pub(crate) fn stats(&self) -> &Arc<RdmaStats> {
+    pub fn stats(&self) -> &Arc<RdmaStats> {
         &self.stats
     }
 
@@ -368,7 +394,7 @@ impl LaneKeeper {
         while asked.try_recv().is_ok() {}
     }
 
-    fn take_back(&mut self, class: TrafficClass, lane: Box<dyn ReadLane>, why: Option<RdmaError>) {
+    fn take_back(&mut self, class: TrafficClass, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
         drop(lane);
         let node = self.config.node;
         let Some(end) = self.ends.iter_mut().find(|end| end.class == class) else {
@@ -463,6 +489,7 @@ pub(super) fn connect(
         device: Arc::clone(&device),
         route,
         pages: staging_pages(class),
+        writes: class == TrafficClass::Bulk,
         peer: address.to_string(),
     });
     let lane = lane.map_err(here)?;

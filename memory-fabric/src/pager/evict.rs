@@ -244,7 +244,7 @@ impl Evictor {
                 continue;
             }
             let donor = self.donor_of(page);
-            if self.transports[donor].in_flight() == IN_FLIGHT_MAX {
+            if self.transports[donor].in_flight() >= IN_FLIGHT_MAX {
                 // Its home is busy: that must not keep pages of other donors here.
                 self.ranking.on_probation(&shared.map, page);
                 continue;

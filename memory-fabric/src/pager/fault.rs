@@ -116,9 +116,11 @@ impl FaultThread {
         let mut faults = Vec::with_capacity(FAULT_BATCH);
         let shared = Arc::clone(&self.shared);
         let fds = [shared.uffd.as_raw_fd(), shared.fault_wake.as_raw_fd()];
+        // Not when an answer ended the sleep: it is not to wait for a look at something else.
+        let mut looks_for_faults = true;
         loop {
             let mut worked = self.retry()?;
-            if self.deferred.len() < DEFERRED_MAX {
+            if looks_for_faults && self.deferred.len() < DEFERRED_MAX {
                 let read = shared
                     .uffd
                     .read_faults(&mut events, |fault| faults.push(fault));
@@ -129,6 +131,7 @@ impl FaultThread {
                     self.begin(fault, read_at)?;
                 }
             }
+            looks_for_faults = true;
             worked |= self.complete()?;
             if worked {
                 self.waiter.worked();
@@ -146,8 +149,12 @@ impl FaultThread {
             };
             let slept = self.waiter.idle(watched, &mut self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
-                // That nobody rang is no error.
-                let _ = shared.fault_wake.read();
+                let bell = watched.len() - 1;
+                if self.waiter.is_ready(bell) {
+                    // That nobody rang is no error.
+                    let _ = shared.fault_wake.read();
+                }
+                looks_for_faults = bell == 0 || self.waiter.is_ready(0);
             }
         }
     }

@@ -49,6 +49,12 @@ impl Waiter {
         Ok(true)
     }
 
+    /// Whether there may be something on the descriptor in this place of those that were slept for
+    /// last.
+    pub(super) fn is_ready(&self, place: usize) -> bool {
+        self.fds.get(place).is_none_or(|fd| fd.revents != 0)
+    }
+
     /// There was no work: whether to look again, after a short pause, or to sleep.
     pub(super) fn looks_again(&mut self) -> bool {
         let now = Instant::now();
@@ -63,6 +69,7 @@ impl Waiter {
         fds: &[RawFd],
         transports: &mut [Box<dyn PageTransport>],
     ) -> io::Result<()> {
+        self.fds.clear();
         let mut armed = true;
         for transport in transports.iter_mut() {
             armed &= transport.arm();
@@ -71,7 +78,6 @@ impl Waiter {
             return Ok(());
         }
         let idle_since = *self.idle_since.get_or_insert_with(Instant::now);
-        self.fds.clear();
         let pollfd = |fd, events| libc::pollfd {
             fd,
             events,

@@ -5,6 +5,8 @@
 //!
 //! Pages are compressed where that pays, which each connection finds out for itself (`choice`).
 
+mod slot;
+
 use super::choice::{Choice, Part};
 use super::{
     Completion, Compression, Full, IN_FLIGHT_MAX, Interest, PAGE_BYTES, PageSource, PageTransport,
@@ -12,14 +14,15 @@ use super::{
 };
 use crate::link::path::PathStats;
 use crate::link::{LinkPort, Outage};
-use crate::packing::{Packer, Packing, unpack};
-use crate::page::{PAGE_SIZE, PageBytes};
+use crate::packing::{Packer, Packing};
+use crate::page::PAGE_SIZE;
 use crate::stats::Traffic;
 use crate::stream::Stream;
 use crate::wire::{
-    COUNT_BYTES, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX,
+    ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX,
     RUN_PAGES_MAX, TrafficClass, WireError, encode_count,
 };
+use slot::Slot;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::ops::RangeInclusive;
@@ -44,6 +47,9 @@ const SEND_BATCH: usize = 16;
 /// Compressed pages after which they are sent: they travel while others are compressed.
 const COMPRESSED_BATCH: usize = 8;
 
+/// Requests that may be outstanding: [`IN_FLIGHT_MAX`], and a fence before them.
+const SLOTS: usize = IN_FLIGHT_MAX + 1;
+
 /// Requests to one donor over TCP, or over UDP.
 #[derive(Debug)]
 pub struct TcpTransport {
@@ -55,6 +61,9 @@ pub struct TcpTransport {
     free: Vec<u16>,
     /// Slots in use, in the order of posting.
     posted: VecDeque<u16>,
+    /// How many of them are fences, and how many tell to drop pages.
+    fences: usize,
+    drops: usize,
     /// How many of `posted`, from the front, are wholly sent.
     sent: usize,
     /// Bytes sent of the one after.
@@ -75,97 +84,12 @@ pub struct TcpTransport {
     unpacked: Box<[u8]>,
 }
 
-#[derive(Debug)]
-struct Slot {
-    ticket: Ticket,
-    kind: FrameKind,
-    offset: u64,
-    /// Distinguishes the uses of a slot, so that a late answer is not taken for another's.
-    generation: u64,
-    in_use: bool,
-    header: [u8; HEADER_BYTES],
-    /// How many pages a request that names several is about.
-    count: [u8; COUNT_BYTES],
-    /// The page of a write; reads have none. Made at the first write and kept.
-    page: Option<Box<PageBytes>>,
-    /// How many bytes of that are sent: less than a page if it is packed.
-    page_bytes: usize,
-    /// How the pages are packed, or may be at the most.
-    packing: Packing,
-    part: Part,
-}
-
 /// What goes with a request.
 #[derive(Clone, Copy)]
 enum Payload {
     None,
     Page(PageSource),
     Count(u32),
-}
-
-impl Slot {
-    /// What follows the header.
-    fn payload(&self) -> &[u8] {
-        match (self.kind, &self.page) {
-            (FrameKind::WritePage, Some(page)) => &page[..self.page_bytes],
-            (FrameKind::ReadPages | FrameKind::DropPages | FrameKind::Probe, _) => &self.count,
-            _ => &[],
-        }
-    }
-
-    fn frame_bytes(&self) -> usize {
-        HEADER_BYTES + self.payload().len()
-    }
-
-    /// How many pages it is about.
-    fn pages(&self) -> u32 {
-        match self.kind {
-            FrameKind::ReadPages | FrameKind::DropPages => u32::from_le_bytes(self.count),
-            _ => 1,
-        }
-    }
-
-    /// The pages that came in answer, and how many of them took less than a page. Those that
-    /// were packed are unpacked into `room`, and the time for that is added to `unpacking`.
-    fn pages_of<'a>(
-        &self,
-        frame: &Frame,
-        payload: &'a [u8],
-        room: &'a mut [u8],
-        unpacking: &mut Duration,
-    ) -> Result<(&'a [u8], u64), WireError> {
-        let (kind, request) = (frame.kind, frame.request);
-        if frame.packing > self.packing {
-            return Err(WireError::Unexpected(kind));
-        }
-        let bytes = self.pages() as usize * PAGE_SIZE;
-        if frame.packing == Packing::Plain {
-            let asked = payload.len() == bytes;
-            return asked
-                .then_some((payload, 0))
-                .ok_or(WireError::Unasked { kind, request });
-        }
-        let started = Instant::now();
-        let pages = &mut room[..bytes];
-        let compressed =
-            unpack(payload, pages).map_err(|cause| WireError::Unpack { kind, cause })?;
-        *unpacking += started.elapsed();
-        Ok((pages, compressed))
-    }
-
-    /// Takes the page of a write, smaller if that is wanted and possible.
-    fn take_page(&mut self, source: PageSource, packer: &mut Packer) {
-        let page = self.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
-        source.copy_to(page);
-        self.page_bytes = PAGE_SIZE;
-        // What is packed is the copy: a guest may write to the page meanwhile.
-        if let Some(packed) = packer.pack(page.as_slice(), self.packing) {
-            self.page_bytes = packed.len();
-            page[..packed.len()].copy_from_slice(packed);
-        } else {
-            self.packing = Packing::Plain;
-        }
-    }
 }
 
 impl TcpTransport {
@@ -179,19 +103,6 @@ impl TcpTransport {
         compression: Compression,
         traffic: Arc<Traffic>,
     ) -> Self {
-        let slot = |_| Slot {
-            ticket: Ticket(0),
-            kind: FrameKind::ReadPage,
-            offset: 0,
-            generation: 0,
-            in_use: false,
-            header: [0; HEADER_BYTES],
-            count: [0; COUNT_BYTES],
-            page: None,
-            page_bytes: 0,
-            packing: Packing::Plain,
-            part: Part::default(),
-        };
         let (input_bytes, pages_max) = match class {
             TrafficClass::Urgent | TrafficClass::Bulk => (INPUT_BYTES, 1),
             TrafficClass::Prefetch => (RUN_INPUT_BYTES, RUN_PAGES_MAX as usize),
@@ -199,15 +110,17 @@ impl TcpTransport {
         };
         let choice = Choice::new(compression, class);
         traffic.set_compressing(choice.is_compressing());
-        let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
+        let most = u16::try_from(SLOTS).expect("a small constant");
         Self {
             port,
             class,
             checksum,
             stream: None,
-            slots: (0..IN_FLIGHT_MAX).map(slot).collect(),
+            slots: (0..SLOTS).map(|_| Slot::new()).collect(),
             free: (0..most).rev().collect(),
-            posted: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            posted: VecDeque::with_capacity(SLOTS),
+            fences: 0,
+            drops: 0,
             sent: 0,
             sent_bytes: 0,
             input: vec![0; input_bytes].into_boxed_slice(),
@@ -237,6 +150,9 @@ impl TcpTransport {
         offset: u64,
         payload: Payload,
     ) -> Result<(), Full> {
+        if kind != FrameKind::Fence && self.posted.len() - self.fences >= IN_FLIGHT_MAX {
+            return Err(Full);
+        }
         let index = self.free.pop().ok_or(Full)?;
         if self.posted.is_empty() {
             self.progress = Instant::now();
@@ -253,7 +169,7 @@ impl TcpTransport {
             slot.count = encode_count(pages);
         }
         (slot.packing, slot.part) = match kind {
-            FrameKind::DropPages | FrameKind::Probe => Default::default(),
+            FrameKind::DropPages | FrameKind::Probe | FrameKind::Fence => Default::default(),
             _ => self.choice.next(slot.pages()),
         };
         if let Payload::Page(source) = payload {
@@ -264,6 +180,25 @@ impl TcpTransport {
         slot.header = frame.encode(slot.payload());
         self.posted.push_back(index);
         Ok(())
+    }
+
+    /// Sends a fence before all that is posted from here on, unless one is under way already.
+    pub(super) fn post_fence(&mut self) {
+        if self.fences == 0 {
+            let posted = self.post(Ticket(0), FrameKind::Fence, 0, Payload::None);
+            posted.expect("there is a place for it");
+            self.fences = 1;
+        }
+    }
+
+    /// Whether a fence has not been answered yet.
+    pub(super) fn is_fencing(&self) -> bool {
+        self.fences > 0
+    }
+
+    /// Whether the donor was told to drop pages, and may not have done so yet.
+    pub(super) fn is_dropping(&self) -> bool {
+        self.drops > 0
     }
 
     /// A request was completed by other means: the donor is there.
@@ -447,11 +382,16 @@ impl TcpTransport {
                     complete(Completion::ReadRun(slot.ticket, payload));
                 }
                 (FrameKind::DropPages, FrameKind::Dropped) => {
+                    self.drops -= 1;
                     complete(Completion::Dropped(slot.pages()));
                 }
+                (FrameKind::Fence, FrameKind::Fenced) => self.fences -= 1,
                 _ => return Err(unasked),
             }
-            if !matches!(slot.kind, FrameKind::DropPages | FrameKind::Probe) {
+            if !matches!(
+                slot.kind,
+                FrameKind::DropPages | FrameKind::Probe | FrameKind::Fence
+            ) {
                 self.choice.answered(slot.part, slot.pages());
                 answered = true;
             }
@@ -514,7 +454,9 @@ impl PageTransport for TcpTransport {
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
         // The completion says how many pages, not for which ticket.
         let payload = Payload::Count(pages);
-        self.post(Ticket(0), FrameKind::DropPages, offset, payload)
+        self.post(Ticket(0), FrameKind::DropPages, offset, payload)?;
+        self.drops += 1;
+        Ok(())
     }
 
     fn flush(&mut self) {

@@ -1,7 +1,11 @@
-//! Reads a lease by RDMA, as the pager does and without one: a page after the other, each
-//! compared with what was written. Then it ends the lease, and a READ must fail.
+//! Writes and reads a lease by RDMA, as the pager does and without one.
 //!
-//! Prints `FILLED` when the donor has the pages, and at the end one line of JSON.
+//! Pages are written by WRITE in rounds, each with other bytes. Then some are read by READ, one
+//! after the other, and all of them over TCP, from the donor's processor; each is compared with
+//! what was written last. Then the lease ends, and a READ must fail.
+//!
+//! Prints `WRITING` when writing begins, `FILLED` when it has ended, and at the end one line of
+//! JSON.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -12,21 +16,23 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use memory_fabric::fabric::Compression;
 use memory_fabric::layout::NodeId;
-use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
-use memory_fabric::link::{Leased, LinkConfig};
+use memory_fabric::link::rdma::{RdmaLink, RdmaLinkConfig, RdmaStats, Reader};
+use memory_fabric::link::{Leased, LinkConfig, LinkPort};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::stream::Carrier;
 use memory_fabric::transport::tcp::TcpTransport;
-use memory_fabric::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport as _, Ticket};
+use memory_fabric::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
 use memory_fabric::wire::TrafficClass;
 use vmm_sys_util::eventfd::EventFd;
 
 /// How long anything may take that takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long RDMA may be away, in all.
+const AWAY_MAX: Duration = Duration::from_secs(60);
 /// How long one READ may take: longer than the adapter needs to give up.
 const READ_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Reads a lease by RDMA.
+/// Writes and reads a lease by RDMA.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// The donor (`ssi-hv node`).
@@ -34,6 +40,12 @@ struct Arguments {
     /// Pages of the lease.
     #[arg(long, default_value_t = 1024)]
     pages: u32,
+    /// How often all of them are written.
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+    /// Write until RDMA has failed, and works again; at least so many rounds.
+    #[arg(long)]
+    until_back: bool,
     /// READs.
     #[arg(long, default_value_t = 2000)]
     reads: u32,
@@ -67,19 +79,27 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
         token: leased.grant().token,
         bytes,
     };
-    let bell = EventFd::new(0)?;
-    let (link, mut ports) = leased.start(vec![(TrafficClass::Bulk, bell)], Arc::new(|_| {}))?;
-    let port = ports.pop().context("a port")?;
-    fill(
-        TcpTransport::new(
-            port,
-            TrafficClass::Bulk,
-            false,
-            Compression::Off,
-            Arc::default(),
-        ),
-        arguments.pages,
-    )?;
+    let classes = [TrafficClass::Bulk, TrafficClass::Urgent];
+    let bells: std::io::Result<Vec<_>> = classes
+        .iter()
+        .map(|&class| Ok((class, EventFd::new(0)?)))
+        .collect();
+    let (link, ports) = leased.start(bells?, Arc::new(|_| {}))?;
+    let mut ports = ports.into_iter();
+    let mut next = |class| tcp(ports.next().expect("one for each class"), class);
+    let (bulk, mut urgent) = (next(classes[0]), next(classes[1]));
+    let (rdma, mut transport) = RdmaLink::transport(config.clone(), TrafficClass::Bulk, bulk)?;
+    // That takes the connection into use.
+    transport.poll(&mut |_| {});
+    println!("WRITING");
+    let deadline = Instant::now() + AWAY_MAX;
+    let mut rounds = 0;
+    while rounds < arguments.rounds || arguments.until_back && !is_back(rdma.stats()) {
+        ensure!(Instant::now() < deadline, "RDMA does not come back");
+        write(&mut *transport, arguments.pages, rounds)?;
+        rounds += 1;
+    }
+    let last = rounds.checked_sub(1).context("nothing was written")?;
     let mut reader = Reader::connect(&config)?;
     println!("FILLED");
     let mut times = Vec::new();
@@ -89,9 +109,14 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
         let number = scattered(read) % arguments.pages;
         let offset = u64::from(number) * PAGE_SIZE as u64;
         times.push(reader.read(offset, READ_TIME_MAX, &mut page)?);
-        corrupt += wrong_bytes(&page, number);
+        corrupt += wrong_bytes(&page, number, last);
     }
     times.sort_unstable();
+    drop(transport);
+    let pages_written = rdma.stats().pages_written.get();
+    let failures = rdma.stats().failures.get();
+    drop(rdma);
+    corrupt += wrong_over_tcp(&mut urgent, arguments.pages, last)?;
     let own = link.release();
     let started = Instant::now();
     let after = reader.read(0, READ_TIME_MAX, &mut page);
@@ -107,10 +132,14 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
         "{}",
         serde_json::json!({
             "reads": times.len(),
+            "rounds": rounds,
+            "pages_written": pages_written,
+            "failures": failures,
             "corrupt_bytes": corrupt,
             "p50_us": percentile(50),
             "p99_us": percentile(99),
-            "pages_read_by_donor": own.pages_read,
+            "pages_read_by_donor": own.pages_read.saturating_sub(arguments.pages.into()),
+            "pages_written_by_donor": own.pages_written,
             "after_release": refusal.to_string(),
             "after_release_ms": refused_after.as_millis(),
         })
@@ -119,14 +148,23 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes every page over TCP.
-fn fill(mut transport: TcpTransport, pages: u32) -> anyhow::Result<()> {
+fn tcp(port: LinkPort, class: TrafficClass) -> TcpTransport {
+    TcpTransport::new(port, class, false, Compression::Off, Arc::default())
+}
+
+/// Whether RDMA has failed, and works again.
+fn is_back(stats: &RdmaStats) -> bool {
+    stats.failures.get() > 0 && stats.is_connected()
+}
+
+/// Writes every page, with the bytes of a round.
+fn write(transport: &mut dyn PageTransport, pages: u32, round: u32) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let (mut next, mut done) = (0, 0);
     while done < pages {
         ensure!(Instant::now() < deadline, "the donor takes no pages");
         while next < pages && transport.in_flight() < IN_FLIGHT_MAX {
-            let page = content(next);
+            let page = content(next, round);
             // SAFETY: the page lives until the call returns.
             let source = unsafe { PageSource::new(&raw const page) };
             let offset = u64::from(next) * PAGE_SIZE as u64;
@@ -144,27 +182,49 @@ fn fill(mut transport: TcpTransport, pages: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Reads every page over TCP; gives how many bytes are not those of a round.
+fn wrong_over_tcp(transport: &mut TcpTransport, pages: u32, round: u32) -> anyhow::Result<usize> {
+    let deadline = Instant::now() + PATIENCE;
+    let (mut next, mut done, mut wrong) = (0, 0, 0);
+    while done < pages {
+        ensure!(Instant::now() < deadline, "the donor sends no pages");
+        while next < pages && transport.in_flight() < IN_FLIGHT_MAX {
+            transport.post_read(Ticket(next), u64::from(next) * PAGE_SIZE as u64)?;
+            next += 1;
+        }
+        transport.flush();
+        transport.poll(&mut |completion| {
+            if let Completion::Read(Ticket(number), page) = completion {
+                done += 1;
+                wrong += wrong_bytes(page, number, round);
+            }
+        });
+        std::thread::yield_now();
+    }
+    Ok(wrong)
+}
+
 /// A number that looks random, the same in each run.
 fn scattered(number: u32) -> u32 {
     let mixed = (number ^ (number >> 15)).wrapping_mul(0x2c1b_3c6d);
     mixed ^ (mixed >> 13)
 }
 
-fn byte(page: u32, place: usize) -> u8 {
-    let word = scattered(
-        page.wrapping_mul(1024)
-            .wrapping_add(u32::try_from(place / 4).unwrap_or(0)),
-    );
+fn byte(page: u32, round: u32, place: usize) -> u8 {
+    let number = page
+        .wrapping_mul(1024)
+        .wrapping_add(u32::try_from(place / 4).unwrap_or(0));
+    let word = scattered(number.wrapping_add(round.wrapping_mul(0x9e37_79b9)));
     word.to_le_bytes()[place % 4]
 }
 
-fn content(page: u32) -> PageBytes {
-    std::array::from_fn(|place| byte(page, place))
+fn content(page: u32, round: u32) -> PageBytes {
+    std::array::from_fn(|place| byte(page, round, place))
 }
 
-fn wrong_bytes(page: &PageBytes, number: u32) -> usize {
+fn wrong_bytes(page: &PageBytes, number: u32, round: u32) -> usize {
     let places = page.iter().enumerate();
     places
-        .filter(|(place, found)| **found != byte(number, *place))
+        .filter(|(place, found)| **found != byte(number, round, *place))
         .count()
 }

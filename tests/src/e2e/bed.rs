@@ -218,7 +218,7 @@ fn rdma(context: &Context<'_>) -> Result {
 }
 
 /// Makes a SoftRoCE device of the link to the other host.
-pub(super) fn add_rxe(host: &Host) -> anyhow::Result<()> {
+pub(crate) fn add_rxe(host: &Host) -> anyhow::Result<()> {
     let link = format!("link{}", 3 - host.number());
     let argv = [
         "rdma", "link", "add", "rxe0", "type", "rxe", "netdev", &link,

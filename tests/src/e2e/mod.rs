@@ -21,7 +21,9 @@ mod transports;
 mod udp;
 mod vsock;
 
+pub(crate) use bed::add_rxe;
 pub(crate) use guest::parse_faultprobe;
+pub(crate) use rdma::processor_ticks;
 pub use runner::Runner;
 
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Scenarios in which pages are read by RDMA, over SoftRoCE.
+//! Scenarios in which pages travel by RDMA, over SoftRoCE.
 
 use std::time::Duration;
 
@@ -10,12 +10,14 @@ use super::guest::{
     BOOT_DEADLINE, DONOR, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
 };
 use super::{Context, Result, Scenario, Verdict};
-use crate::testbed::{Host, Output};
+use crate::testbed::{Host, Output, RemoteProcess};
 
 /// READs of one page that the probe makes.
 const READS: u64 = 3000;
 /// READs over a link that loses packets, and how many of them it loses.
 const LOSSY_READS: u64 = 500;
+/// How often 64 pages are written over it.
+const LOSSY_ROUNDS: u64 = 8;
 const LOSS_PERCENT: u8 = 5;
 /// After so long the adapter sends a READ again, in microseconds.
 const RETRY_US: f64 = 60_000.0;
@@ -28,25 +30,33 @@ const REFUSAL_MS_MAX: u64 = 3500;
 /// What guests run: enough memory that pages leave and come back.
 const PROBE: &str = "faultprobe --bytes 256M";
 /// The fewest pages that such a guest reads from its donor.
-const READ_PAGES_MIN: u64 = 2000;
+const READ_PAGES_MIN: u64 = 1000;
+/// Pages that are read over TCP to measure it at the start.
+const MEASURING_READS_MAX: u64 = 64;
+/// A second donor on the same host.
+const OTHER_DONOR: &str = "10.77.0.2:7701";
+/// Faults of each kind, fewer of which say nothing.
+const COMPARED_FAULTS_MIN: u64 = 500;
+/// How long a fault by RDMA may take at p50, compared with one by TCP of the same guest.
+const RATIO_TO_TCP_MAX: f64 = 1.1;
 
 /// Scenarios that compare times.
 pub(super) const MEASURED: &[Scenario] = &[
     Scenario {
         name: "rdma_probe",
-        about: "READs bring what was written, use no processor of the donor's, and end with the lease",
+        about: "READs bring what WRITEs left, use no processor of the donor's, and end with the lease",
         needs_product: true,
         run: probe,
     },
     Scenario {
         name: "rdma_loss",
-        about: "READs over a link that loses packets are sent again by the adapter, and come right",
+        about: "READs and WRITEs over a link that loses packets are sent again by the adapter, and come right",
         needs_product: true,
         run: loss,
     },
     Scenario {
         name: "rdma_boot",
-        about: "a guest whose pages are read by RDMA boots, and no byte is lost",
+        about: "a guest whose pages travel by RDMA and by TCP boots, no byte is lost, and RDMA is not slower",
         needs_product: true,
         run: boot,
     },
@@ -81,13 +91,13 @@ fn probe(context: &Context<'_>) -> Result {
     let reads = READS.to_string();
     let process = one.spawn(&["/share/rdma-probe", DONOR, "--reads", &reads])?;
     process.wait_for_line("FILLED", SHORT)?;
-    let before = ticks(two, donor.pid())?;
+    let before = processor_ticks(two, donor.pid())?;
     let output = process.wait(Duration::from_secs(60))?;
-    let after = ticks(two, donor.pid())?;
+    let after = processor_ticks(two, donor.pid())?;
     let found = probed(&output, READS)?;
     ensure!(
-        found["pages_read_by_donor"] == 0,
-        "the donor's process served reads: {found}"
+        found["pages_read_by_donor"] == 0 && found["pages_written_by_donor"] == 0,
+        "the donor's process served pages: {found}"
     );
     let refused_after = found["after_release_ms"].as_u64().unwrap_or(u64::MAX);
     ensure!(
@@ -119,11 +129,14 @@ fn loss(context: &Context<'_>) -> Result {
     let donor = Donor::lending(context, "64M", &[])?;
     context.testbed.netem(1, 2, Duration::ZERO, LOSS_PERCENT)?;
     let reads = LOSSY_READS.to_string();
+    let rounds = LOSSY_ROUNDS.to_string();
     let argv = [
         "/share/rdma-probe",
         DONOR,
         "--pages",
         "64",
+        "--rounds",
+        &rounds,
         "--reads",
         &reads,
     ];
@@ -131,6 +144,10 @@ fn loss(context: &Context<'_>) -> Result {
     context.testbed.clear_netem()?;
     let output = output?;
     let found = probed(&output, LOSSY_READS)?;
+    ensure!(
+        found["pages_written"] == LOSSY_ROUNDS * 64 && found["failures"] == 0,
+        "not all pages were written by RDMA: {found}"
+    );
     let p99 = found["p99_us"].as_f64().unwrap_or(0.0);
     ensure!(
         p99 >= RETRY_US,
@@ -163,7 +180,7 @@ fn probed(output: &Output, reads: u64) -> anyhow::Result<Value> {
 }
 
 /// Processor time of a process, user and system, in clock ticks.
-fn ticks(host: &Host, pid: i32) -> anyhow::Result<u64> {
+pub(crate) fn processor_ticks(host: &Host, pid: i32) -> anyhow::Result<u64> {
     let stat = host.check(&["cat", &format!("/proc/{pid}/stat")], SHORT)?;
     ticks_of(&stat).with_context(|| format!("no times in {stat:?}"))
 }
@@ -175,15 +192,26 @@ fn ticks_of(stat: &str) -> Option<u64> {
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
+/// Two donors on one host, one that can be reached by RDMA and one that cannot: so the same guest
+/// has faults of both kinds at the same time.
 fn boot(context: &Context<'_>) -> Result {
     let hosts = context.testbed.hosts();
     hosts.iter().try_for_each(add_rxe)?;
-    let donor = Donor::lending(context, "1G", &["--rdma-device", "rxe0"])?;
-    let guest = by("rdma").run(context)?;
+    let donor = Donor::lending(context, "256M", &["--rdma-device", "rxe0"])?;
+    let other = donor_without_rdma(context)?;
+    let mut guest = Guest {
+        memory: "512M",
+        local_memory: Some("192M"),
+        ..Guest::remote(1, "faultprobe --bytes 192M")
+    };
+    guest
+        .more
+        .extend(["--transport", "auto", "--donor", OTHER_DONOR]);
+    let guest = guest.run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe()?;
+    guest.faultprobe_over(192 << 20)?;
     ensure!(
-        guest.report["transport"]["kind"] == "rdma",
+        guest.report["transport"]["kind"] == "mixed",
         "transport {}",
         guest.report["transport"]
     );
@@ -192,28 +220,84 @@ fn boot(context: &Context<'_>) -> Result {
         rdma.pages_read >= READ_PAGES_MIN && rdma.failures == 0,
         "{rdma:?}"
     );
-    let fetched = guest.number("/nodes/1/pages_fetched")?;
-    let (read, written) = donor.stop(context)?;
+    // What was measured decides whether write-backs go by RDMA too.
+    let bulk_by_rdma = guest.report["nodes"][1]["path"]["bulk"] == "rdma";
     ensure!(
-        read == 0,
-        "the donor's process served {read} reads of pages, none is due"
+        bulk_by_rdma == (rdma.pages_written > 0),
+        "{rdma:?}, {}",
+        guest.report["nodes"][1]["path"]
     );
-    ensure!(written > 0, "nothing was written back");
-    // The READs that the connections were tried out with are not counted.
-    #[allow(clippy::cast_precision_loss, reason = "small numbers")]
-    let by_read = rdma.pages_read as f64;
+    let count = |path: &str| -> anyhow::Result<u64> {
+        let found = guest.report.pointer(path).and_then(Value::as_u64);
+        found.with_context(|| format!("{path} in the report"))
+    };
+    let (fetched, written_back) = (
+        count("/nodes/1/pages_fetched")?,
+        count("/nodes/1/pages_written_back")?,
+    );
+    other.kill(libc::SIGTERM)?;
+    other.wait(SHORT)?;
+    let (read, written) = donor.stop(context)?;
+    // What is fetched ahead goes as write-backs do. The READs that the connections were tried out
+    // with are not counted.
+    let ahead_by_tcp = fetched.saturating_sub(rdma.pages_read);
     ensure!(
-        fetched == by_read,
-        "{fetched} pages fetched, {by_read} came by READ"
+        ahead_by_tcp == 0 || !bulk_by_rdma,
+        "{fetched} pages fetched: {rdma:?}"
+    );
+    ensure!(
+        (ahead_by_tcp..=ahead_by_tcp + MEASURING_READS_MAX).contains(&read),
+        "the donor's process served {read} reads of pages, {ahead_by_tcp} are due: {rdma:?}"
+    );
+    // Behind drops of free pages, pages go by TCP.
+    ensure!(
+        written_back == rdma.pages_written + written,
+        "{written_back} pages written back, {written} of them by TCP: {rdma:?}"
+    );
+    let faults = |node: usize| -> anyhow::Result<(u64, f64, f64)> {
+        let faults = format!("/nodes/{node}/faults");
+        Ok((
+            count(&format!("{faults}/count"))?,
+            guest.number(&format!("{faults}/latency_us/p50"))?,
+            guest.number(&format!("{faults}/stages/fetch/p50"))?,
+        ))
+    };
+    let ((by_rdma, ours, fetch), (by_tcp, theirs, fetch_tcp)) = (faults(1)?, faults(2)?);
+    ensure!(
+        by_rdma.min(by_tcp) >= COMPARED_FAULTS_MIN,
+        "{by_rdma} faults by RDMA and {by_tcp} by TCP: too few to compare"
     );
     context.note(format!(
-        "{} pages by READ; remote faults p50 {:.0} us, init after {:.0} ms (emulated)",
-        rdma.pages_read,
-        guest.number("/faults/remote/latency_us/p50")?,
-        guest.number("/boot/to_init_ms")?,
+        "bulk by RDMA: {bulk_by_rdma}; the same guest: p50 of {by_rdma} faults by RDMA {ours:.0} us (fetch {fetch:.0} us), of {by_tcp} by TCP {theirs:.0} us (fetch {fetch_tcp:.0} us), ratio {:.2}; {} pages by WRITE, {written} by TCP (emulated)",
+        ours / theirs,
+        rdma.pages_written,
     ));
+    ensure!(
+        ours <= theirs * RATIO_TO_TCP_MAX,
+        "faults take {ours} us by RDMA and {theirs} us by TCP"
+    );
     hosts.iter().try_for_each(remove_rxe)?;
     Ok(Verdict::Pass)
+}
+
+/// A donor beside the other one, without RDMA.
+fn donor_without_rdma(context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
+    let host = context.testbed.host(2);
+    let process = host.spawn(&[
+        "/share/ssi-hv",
+        "node",
+        "--insecure",
+        "--listen",
+        OTHER_DONOR,
+        "--memory",
+        "256M",
+        "--rdma-device",
+        "none",
+    ])?;
+    let listening = "i=0; until ss -Hltn | grep -q :7701; do i=$((i+1)); [ $i -lt 200 ] || exit 1; sleep 0.1; done";
+    host.check(&["sh", "-c", listening], SHORT)
+        .context("the second donor does not listen")?;
+    Ok(process)
 }
 
 fn choice(context: &Context<'_>) -> Result {
@@ -290,16 +374,36 @@ fn choice(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
+/// Removes the device of one host while pages are written all the time, and adds it again; gives
+/// what the probe found.
+fn removed_while_writing(context: &Context<'_>, host: &Host) -> anyhow::Result<Value> {
+    let donor = Donor::lending(context, "64M", &[])?;
+    let argv = ["/share/rdma-probe", DONOR, "--until-back", "--reads", "0"];
+    let process = context.testbed.host(1).spawn(&argv)?;
+    process.wait_for_line("WRITING", SHORT)?;
+    remove_rxe(host)?;
+    add_rxe(host)?;
+    let found = probed(&process.wait(Duration::from_secs(120))?, 0)?;
+    let by_tcp = found["pages_written_by_donor"].as_u64();
+    ensure!(
+        found["failures"] == 1 && by_tcp.is_some_and(|pages| pages > 0),
+        "RDMA did not fail once while pages were written: {found}"
+    );
+    donor.stop(context)?;
+    Ok(found)
+}
+
 /// Removes the device of one host under a running guest, and adds it again.
 fn removed(context: &Context<'_>, number: usize) -> Result {
     let hosts = context.testbed.hosts();
     hosts.iter().try_for_each(add_rxe)?;
+    let host = context.testbed.host(number);
+    let written = removed_while_writing(context, host)?;
     let donor = Donor::lending(context, "1G", &[])?;
     let mut guest = Guest::remote(1, "faultprobe --bytes 256M && faultprobe --bytes 256M");
     guest.more.extend(["--transport", "rdma"]);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
-    let host = context.testbed.host(number);
     remove_rxe(host)?;
     // By now pages travel by TCP, or will when the READs that are outstanding have failed.
     process.wait_for_line("pages go on over TCP", SHORT)?;
@@ -315,14 +419,19 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     guest.faultprobe()?;
     let rdma = rdma_of(&guest)?;
     ensure!(
-        rdma.failures >= 1 && rdma.connections > rdma.failures,
+        rdma.failures >= 1 && rdma.connections > rdma.failures && rdma.pages_written > 0,
         "{rdma:?}"
     );
     let (read, _) = donor.stop(context)?;
     ensure!(read > 0, "no page came by TCP meanwhile");
     context.note(format!(
-        "{} pages by READ, {read} by TCP; {} connections, {} of them failed",
-        rdma.pages_read, rdma.connections, rdma.failures
+        "{} pages by READ, {read} by TCP; {} connections, {} of them failed; written in {} rounds meanwhile: {} pages by WRITE, {} by TCP",
+        rdma.pages_read,
+        rdma.connections,
+        rdma.failures,
+        written["rounds"],
+        written["pages_written"],
+        written["pages_written_by_donor"],
     ));
     hosts.iter().try_for_each(remove_rxe)?;
     Ok(Verdict::Pass)
@@ -337,6 +446,7 @@ fn by(transport: &'static str) -> Guest {
 #[derive(Debug)]
 struct Rdma {
     pages_read: u64,
+    pages_written: u64,
     connections: u64,
     failures: u64,
 }
@@ -351,6 +461,7 @@ fn rdma_of(guest: &Finished) -> anyhow::Result<Rdma> {
     };
     Ok(Rdma {
         pages_read: number("pages_read")?,
+        pages_written: number("pages_written")?,
         connections: number("connections")?,
         failures: number("failures")?,
     })

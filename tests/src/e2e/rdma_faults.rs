@@ -187,7 +187,7 @@ fn lies(context: &Context<'_>) -> Result {
             // Verb, status, queue pair, device and peer.
             ensure!(
                 [
-                    "READ failed on queue pair ",
+                    "a request failed on queue pair ",
                     " of rxe0 to 10.77.0.1:",
                     status
                 ]
@@ -247,7 +247,7 @@ fn faults(context: &Context<'_>) -> Result {
     let error = error.unwrap_or_default();
     ensure!(
         [
-            "READ failed on queue pair ",
+            "a request failed on queue pair ",
             " of rxe0 to 10.77.0.2:7700",
             "status 12"
         ]

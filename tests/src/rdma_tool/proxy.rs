@@ -157,6 +157,7 @@ mod tests {
             endpoint: endpoint(),
             memory: RemoteMemory {
                 key: 0x1234,
+                pinned: true,
                 base: 4096,
                 bytes: 4096,
             },

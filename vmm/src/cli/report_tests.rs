@@ -79,7 +79,7 @@ fn the_fields_have_the_promised_names() {
             "pages_written_back": 0,
             "faults": kind,
             "traffic": { "urgent": class, "prefetch": class, "write_back": class },
-            "rdma": { "pages_read": 0, "connections": 0, "failures": 0 },
+            "rdma": { "pages_read": 0, "pages_written": 0, "connections": 0, "failures": 0 },
             "path": {
                 "faults": "",
                 "bulk": "",

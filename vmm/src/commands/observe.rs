@@ -152,6 +152,7 @@ pub fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
             traffic: summary.address.and(donor).map(traffic),
             rdma: summary.rdma.map(|rdma| RdmaUsed {
                 pages_read: rdma.pages_read,
+                pages_written: rdma.pages_written,
                 connections: rdma.connections,
                 failures: rdma.failures,
             }),

@@ -119,6 +119,28 @@ pub struct ibv_device {
 pub struct ibv_context {
     pub device: *mut ibv_device,
     pub ops: ibv_context_ops,
+    _descriptors: [c_int; 3],
+    _mutex: libc::pthread_mutex_t,
+    pub abi_compat: *mut c_void,
+}
+
+/// The end of what an open device is a part of, when its `abi_compat` says so: `verbs_context`
+/// grows at its front.
+#[repr(C)]
+pub struct verbs_context_end {
+    pub query_device_ex: Option<
+        unsafe extern "C" fn(
+            *mut ibv_context,
+            *const c_void,
+            *mut ibv_device_attr_ex,
+            usize,
+        ) -> c_int,
+    >,
+    /// From `ibv_destroy_flow` to `_ABI_placeholder3`.
+    _unused: [*mut c_void; 11],
+    /// Of the whole.
+    pub sz: usize,
+    pub context: ibv_context,
 }
 
 /// What is called most; the rest of the table is for other uses, or for old libraries.
@@ -208,6 +230,31 @@ pub struct ibv_device_attr {
     pub max_pkeys: u16,
     pub local_ca_ack_delay: u8,
     pub phys_port_cnt: u8,
+}
+
+/// What a device can do of on-demand paging.
+#[repr(C)]
+pub struct ibv_odp_caps {
+    pub general_caps: u64,
+    pub per_transport_caps: per_transport_caps,
+}
+
+/// The same for each kind of queue pair.
+#[repr(C)]
+pub struct per_transport_caps {
+    pub rc_odp_caps: u32,
+    pub uc_odp_caps: u32,
+    pub ud_odp_caps: u32,
+}
+
+/// What a device can do, as `query_device_ex` fills it, which is told how long this is.
+#[repr(C)]
+pub struct ibv_device_attr_ex {
+    pub orig_attr: ibv_device_attr,
+    pub comp_mask: u32,
+    pub odp_caps: ibv_odp_caps,
+    /// From `completion_timestamp_mask` to `phys_port_cnt_ex`.
+    _unused: [u64; 17],
 }
 
 /// A port, as `ibv_query_port` fills it.

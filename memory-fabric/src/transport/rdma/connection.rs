@@ -1,22 +1,33 @@
-//! A connection ready for READs of one lease.
+//! A connection ready for READs and WRITEs of one lease.
+//!
+//! # When a page that was written is there
+//!
+//! That a WRITE has completed tells that the other adapter has taken it, and not that its bytes can
+//! be seen in memory by others (InfiniBand Architecture Specification, volume 1, section 9.5,
+//! o9-20): by READs on another queue pair, or by the processor there. But a READ on the same queue
+//! pair is carried out after the WRITEs that were posted before it, and fetches from memory, before
+//! which what is to be written goes there. So WRITEs are posted unsignalled, and each batch of up to
+//! [`WRITES_PER_FLUSH`] has a READ of a few bytes behind it, its *flush*. When that completes, all
+//! pages of the batch are where anybody finds them; so one completion stands for a whole batch.
 
-use super::abi::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wc_status, ibv_wr_opcode};
+use super::abi::ibv_wc_status;
+use super::batch::{Batch, Place};
 use super::device::{Device, Route};
 use super::endpoint::{ConnectAnswer, Endpoint, RemoteMemory};
 use super::library::verbs;
 use super::memory::{Access, ProtectionDomain};
-use super::pair::QueuePair;
+use super::pair::{NOT_READY_RETRIES, NOT_READY_RETRIES_PAGING, QueuePair};
 use super::queue::{CompletionQueue, Taken};
 use super::room::Room;
 use super::staging::Staging;
-use super::transport::ReadLane;
+use super::transport::PageLane;
 use super::{LANE_STALL_TIMEOUT, RdmaError};
-use crate::page::PAGE_SIZE;
-use crate::transport::IN_FLIGHT_MAX;
+use crate::page::{PAGE_SIZE, PageBytes};
+use crate::transport::{IN_FLIGHT_MAX, PageSource};
+use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::net::TcpStream;
 use std::os::fd::RawFd;
-use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -24,6 +35,21 @@ use std::time::{Duration, Instant};
 /// How long a lane that is taken down waits for what is outstanding on it. Nothing depends on
 /// it: the end of the queue pair ends it all.
 const DRAIN_TIME_MAX: Duration = Duration::from_millis(100);
+
+/// WRITEs after which there is a flush, at the most: their pages are free when it completes, and
+/// the evictor has others meanwhile.
+const WRITES_PER_FLUSH: usize = 16;
+
+/// Bytes that a flush reads: from the end of the page that was written last.
+const FLUSH_BYTES: u32 = 8;
+
+/// Set in the id of a flush, with the number of its WRITEs; requests have their number, which is
+/// small.
+const FLUSH: u64 = 1 << 32;
+
+/// Places in the queues of a lane that writes: each request may be a WRITE that has a flush of its
+/// own. The completion queue has as many: when the lane fails, each of them completes.
+const WRITING_QUEUE_ENTRIES: usize = 2 * IN_FLIGHT_MAX;
 
 /// What a lane is to be.
 #[derive(Clone, Debug)]
@@ -34,6 +60,8 @@ pub(crate) struct LaneConfig {
     pub route: Route,
     /// Pages that may be on their way at once.
     pub pages: usize,
+    /// Whether pages are written too. Flushes take a page more.
+    pub writes: bool,
     /// The other end, for errors.
     pub peer: String,
 }
@@ -45,6 +73,8 @@ pub(crate) struct NewLane {
     staging: Staging,
     queue: Arc<CompletionQueue>,
     pages: usize,
+    writes: bool,
+    entries: usize,
 }
 
 impl NewLane {
@@ -58,25 +88,16 @@ impl NewLane {
         answer: &ConnectAnswer,
         session: TcpStream,
     ) -> Result<Lane, RdmaError> {
-        self.pair.connect(&answer.endpoint)?;
+        let retries = if answer.memory.pinned {
+            NOT_READY_RETRIES
+        } else {
+            NOT_READY_RETRIES_PAGING
+        };
+        self.pair.connect(&answer.endpoint, retries)?;
         let requests = (0..IN_FLIGHT_MAX).map(|_| Request {
             page: 0,
             pages: 0,
-            posted: false,
-        });
-        // SAFETY: structures of numbers and pointers, for which zero is a value.
-        let (order, part): (ibv_send_wr, ibv_sge) = unsafe { std::mem::zeroed() };
-        let mut orders = Vec::with_capacity(IN_FLIGHT_MAX);
-        orders.resize_with(IN_FLIGHT_MAX, || ibv_send_wr {
-            wr: super::abi::wr_t {
-                rdma: super::abi::rdma_t {
-                    remote_addr: 0,
-                    rkey: answer.memory.key,
-                },
-            },
-            opcode: ibv_wr_opcode::IBV_WR_RDMA_READ,
-            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
-            ..copy_of(&order)
+            state: RequestState::Idle,
         });
         Ok(Lane {
             pair: self.pair,
@@ -85,9 +106,11 @@ impl NewLane {
             memory: answer.memory,
             room: Room::new(self.pages),
             requests: requests.collect(),
-            orders: orders.into_boxed_slice(),
-            parts: vec![part; IN_FLIGHT_MAX].into_boxed_slice(),
-            batch: 0,
+            batch: Batch::new(self.entries, answer.memory.key),
+            writes: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            unflushed: 0,
+            written_end: 0,
+            flush_page: self.writes.then_some(self.pages),
             outstanding: 0,
             taken: Taken::new(),
             progress: Instant::now(),
@@ -98,21 +121,22 @@ impl NewLane {
     }
 }
 
-/// A request without what differs between requests.
-fn copy_of(order: &ibv_send_wr) -> ibv_send_wr {
-    // SAFETY: the structure is plain data; the binding only does not say that it can be copied.
-    unsafe { ptr::read(order) }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Request {
     /// Where in the staging buffer.
     page: usize,
     pages: usize,
-    posted: bool,
+    state: RequestState,
 }
 
-/// A reliable connection for READs from one lease into a staging buffer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum RequestState {
+    Idle,
+    Reading,
+    Writing,
+}
+
+/// A reliable connection for READs from one lease into a staging buffer, and WRITEs from there.
 ///
 /// When something fails the lane is of no more use; its owner hands it to the thread that made
 /// it, which takes it down: that may take time, and no page is waited for meanwhile.
@@ -126,10 +150,18 @@ pub(crate) struct Lane {
     room: Room,
     /// Indexed by the number of a request.
     requests: Box<[Request]>,
-    /// The batch that is posted next: `batch` of them, each with its part.
-    orders: Box<[ibv_send_wr]>,
-    parts: Box<[ibv_sge]>,
-    batch: usize,
+    /// What is posted next.
+    batch: Batch,
+    /// WRITEs by their numbers, in the order of posting.
+    writes: VecDeque<u16>,
+    /// How many of them, the last ones, have no flush behind them yet.
+    unflushed: usize,
+    /// Where the last WRITE ends in the lease.
+    written_end: u64,
+    /// The place in the staging buffer where flushes put what they read; `None` when the lane
+    /// does not write.
+    flush_page: Option<usize>,
+    /// Requests that were posted, flushes among them.
     outstanding: usize,
     taken: Taken,
     /// When something completed, or was first posted after all had.
@@ -140,9 +172,6 @@ pub(crate) struct Lane {
     /// Its end tells the donor that this end is gone.
     _session: TcpStream,
 }
-
-// SAFETY: the pointers in requests are to this lane's own boxes, and are set before each use.
-unsafe impl Send for Lane {}
 
 impl std::fmt::Debug for Lane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -159,20 +188,27 @@ impl Lane {
     /// Makes this end of a lane.
     pub(crate) fn prepare(config: &LaneConfig) -> Result<NewLane, RdmaError> {
         let domain = ProtectionDomain::own(&config.device)?;
-        let queue = CompletionQueue::with_events(&config.device, IN_FLIGHT_MAX)?;
+        let (entries, flush_pages) = if config.writes {
+            (WRITING_QUEUE_ENTRIES, 1)
+        } else {
+            (IN_FLIGHT_MAX, 0)
+        };
+        let queue = CompletionQueue::with_events(&config.device, entries)?;
         let pair = QueuePair::new(
             &domain,
             &queue,
             &config.route,
-            IN_FLIGHT_MAX,
+            entries,
             Access::Local,
             &config.peer,
         )?;
         Ok(NewLane {
             pair,
-            staging: Staging::new(&domain, config.pages)?,
+            staging: Staging::new(&domain, config.pages + flush_pages)?,
             queue,
             pages: config.pages,
+            writes: config.writes,
+            entries,
         })
     }
 
@@ -200,15 +236,17 @@ impl Lane {
                     vendor: done.vendor,
                 });
             }
+            if done.id & FLUSH != 0 {
+                self.flushed(done.id, complete)?;
+                continue;
+            }
             let number = u16::try_from(done.id).unwrap_or(u16::MAX);
             let request = self.requests.get_mut(usize::from(number));
-            let Some(request) = request.filter(|request| request.posted) else {
-                return Err(RdmaError::Unasked {
-                    on: self.pair.on().to_owned(),
-                    id: done.id,
-                });
+            let Some(request) = request.filter(|request| request.state == RequestState::Reading)
+            else {
+                return Err(self.unasked(done.id));
             };
-            request.posted = false;
+            request.state = RequestState::Idle;
             let Request { page, pages, .. } = *request;
             self.outstanding -= 1;
             // SAFETY: the READ that targeted them has completed, and none is made before the
@@ -218,13 +256,81 @@ impl Lane {
         }
     }
 
-    /// As [`ReadLane::add`], of a number of bytes.
+    /// As [`PageLane::add`], of a number of bytes.
     pub(super) fn add_bytes(&mut self, number: u16, offset: u64, bytes: u32) -> bool {
-        let placed = self.add(number, offset, (bytes as usize).div_ceil(PAGE_SIZE));
-        if placed {
-            self.parts[self.batch - 1].length = bytes;
+        let pages = (bytes as usize).div_ceil(PAGE_SIZE);
+        if !self.take_place(number, offset, pages, RequestState::Reading) {
+            return false;
         }
-        placed
+        let place = Place {
+            bytes,
+            ..self.place(self.requests[usize::from(number)].page, pages)
+        };
+        self.batch
+            .read(number.into(), self.memory.base + offset, place);
+        true
+    }
+
+    /// A flush has completed, and with it all its WRITEs.
+    fn flushed(&mut self, id: u64, complete: &mut dyn FnMut(u16, &[u8])) -> Result<(), RdmaError> {
+        let count = usize::try_from(id & !FLUSH).unwrap_or(usize::MAX);
+        if count == 0 || count > self.writes.len() - self.unflushed {
+            return Err(self.unasked(id));
+        }
+        self.outstanding -= 1 + count;
+        for number in self.writes.drain(..count) {
+            let request = &mut self.requests[usize::from(number)];
+            request.state = RequestState::Idle;
+            self.room.give_back(request.page, request.pages);
+            complete(number, &[]);
+        }
+        Ok(())
+    }
+
+    fn unasked(&self, id: u64) -> RdmaError {
+        let on = self.pair.on().to_owned();
+        RdmaError::Unasked { on, id }
+    }
+
+    /// Takes a place for a request that is idle: where its pages are in the staging buffer.
+    fn take_place(&mut self, number: u16, offset: u64, pages: usize, state: RequestState) -> bool {
+        let bytes = (pages * PAGE_SIZE) as u64;
+        assert!(
+            offset
+                .checked_add(bytes)
+                .is_some_and(|end| end <= self.memory.bytes),
+            "the layout stays inside the lease"
+        );
+        let request = &mut self.requests[usize::from(number)];
+        assert!(
+            request.state == RequestState::Idle,
+            "number {number} is in use"
+        );
+        let Some(page) = self.room.take(pages) else {
+            return false;
+        };
+        *request = Request { page, pages, state };
+        true
+    }
+
+    fn place(&self, page: usize, pages: usize) -> Place {
+        Place {
+            address: self.staging.address(page, pages),
+            bytes: u32::try_from(pages * PAGE_SIZE).expect("a run is short"),
+            key: self.staging.local_key(),
+        }
+    }
+
+    /// Adds a flush for the WRITEs that have none.
+    fn add_flush(&mut self) {
+        let id = FLUSH | self.unflushed as u64;
+        self.unflushed = 0;
+        let place = Place {
+            bytes: FLUSH_BYTES,
+            ..self.place(self.flush_page.expect("a lane that writes"), 1)
+        };
+        let from = self.memory.base + self.written_end - u64::from(FLUSH_BYTES);
+        self.batch.read(id, from, place);
     }
 
     /// Reads one page at `offset` of the lease, with nothing else outstanding; gives the time that
@@ -273,65 +379,59 @@ impl Lane {
     }
 }
 
-impl ReadLane for Lane {
+impl PageLane for Lane {
     fn add(&mut self, number: u16, offset: u64, pages: usize) -> bool {
-        let bytes = (pages * PAGE_SIZE) as u64;
-        assert!(
-            offset
-                .checked_add(bytes)
-                .is_some_and(|end| end <= self.memory.bytes),
-            "the layout stays inside the lease"
-        );
-        let request = &mut self.requests[usize::from(number)];
-        assert!(!request.posted, "number {number} is in use");
-        let Some(page) = self.room.take(pages) else {
+        let bytes = u32::try_from(pages * PAGE_SIZE).expect("a run is short");
+        self.add_bytes(number, offset, bytes)
+    }
+
+    fn add_write(&mut self, number: u16, offset: u64, source: PageSource) -> bool {
+        assert!(self.flush_page.is_some(), "a lane that writes");
+        if !self.take_place(number, offset, 1, RequestState::Writing) {
             return false;
-        };
-        *request = Request {
-            page,
-            pages,
-            posted: true,
-        };
-        self.parts[self.batch] = ibv_sge {
-            addr: self.staging.address(page, pages),
-            length: u32::try_from(bytes).expect("a run is short"),
-            lkey: self.staging.local_key(),
-        };
-        let order = &mut self.orders[self.batch];
-        order.wr_id = u64::from(number);
-        order.wr.rdma.remote_addr = self.memory.base + offset;
-        self.batch += 1;
+        }
+        let page = self.requests[usize::from(number)].page;
+        // SAFETY: the place was free until now, so that no request uses it.
+        unsafe { self.staging.put(page, source) };
+        let place = self.place(page, 1);
+        self.batch
+            .write(number.into(), self.memory.base + offset, place);
+        self.writes.push_back(number);
+        self.unflushed += 1;
+        self.written_end = offset + PAGE_SIZE as u64;
+        if self.unflushed == WRITES_PER_FLUSH {
+            self.add_flush();
+        }
         true
     }
 
+    fn page_of(&self, number: u16) -> &PageBytes {
+        let request = &self.requests[usize::from(number)];
+        assert!(
+            request.state == RequestState::Writing,
+            "number {number} is not a WRITE"
+        );
+        // SAFETY: adapters only read what is to be written, and it was put there before.
+        let bytes = unsafe { self.staging.bytes(request.page, 1) };
+        bytes.try_into().expect("a page")
+    }
+
     fn post(&mut self) -> Result<(), RdmaError> {
-        if self.batch == 0 {
+        if self.batch.len() == 0 {
             return Ok(());
+        }
+        if self.unflushed > 0 {
+            self.add_flush();
         }
         if self.outstanding == 0 {
             self.progress = Instant::now();
         }
-        let parts = self.parts.as_mut_ptr();
-        let orders = self.orders.as_mut_ptr();
-        for index in 0..self.batch {
-            let last = index + 1 == self.batch;
-            // SAFETY: both boxes have a place for each request of a batch.
-            unsafe {
-                let order = &mut *orders.add(index);
-                order.sg_list = parts.add(index);
-                order.num_sge = 1;
-                order.next = if last {
-                    ptr::null_mut()
-                } else {
-                    orders.add(index + 1)
-                };
-            }
-        }
-        self.outstanding += self.batch;
-        self.batch = 0;
+        self.outstanding += self.batch.len();
+        let orders = self.batch.take();
         // SAFETY: the chain was just made of valid requests, which the call copies. Their
-        // targets are runs of the staging buffer that belong to no other request, and are
-        // read only after completion; the buffer outlives the pair.
+        // places are runs of the staging buffer that belong to no other request: those of READs
+        // are read only after completion, those of WRITEs not changed before it. That of
+        // flushes is never read. The buffer outlives the pair.
         let posted = unsafe { self.pair.post(orders) };
         posted.inspect_err(|_| self.failed = true)
     }

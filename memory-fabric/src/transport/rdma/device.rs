@@ -15,7 +15,7 @@ use super::library::{Library, verbs};
 use super::memory::ProtectionDomain;
 use super::queue::CompletionQueue;
 use super::resources::{Counts, DeviceUsage, Resources};
-use super::{RdmaError, check, failed};
+use super::{RdmaError, check, failed, on_demand};
 use std::ffi::CStr;
 use std::io;
 use std::net::IpAddr;
@@ -52,6 +52,7 @@ pub(crate) struct Device {
     path: PathBuf,
     reliable: bool,
     limits: Limits,
+    pages_on_demand: bool,
     resources: Arc<Resources>,
     /// What all connections of one kind have together, for as long as there are any.
     domain: Mutex<Weak<ProtectionDomain>>,
@@ -181,6 +182,8 @@ impl Device {
             path: path.into(),
             reliable: transport == ibv_transport_type::IBV_TRANSPORT_IB,
             limits: Limits::default(),
+            // SAFETY: the context is open.
+            pages_on_demand: unsafe { on_demand::is_offered(context.as_ptr()) },
             domain: Mutex::default(),
             silent: Mutex::default(),
         };
@@ -241,6 +244,11 @@ impl Device {
         let made = CompletionQueue::for_answers(self)?;
         *queue = Arc::downgrade(&made);
         Ok(made)
+    }
+
+    /// Whether memory can be registered without being pinned.
+    pub(crate) fn pages_on_demand(&self) -> bool {
+        self.pages_on_demand
     }
 
     pub(super) fn as_ptr(&self) -> *mut ibv_context {

@@ -66,6 +66,9 @@ impl Endpoint {
 pub struct RemoteMemory {
     /// The key to it.
     pub key: u32,
+    /// Whether all its pages are there at any time. Others may have to be made first, for which a
+    /// request has to wait.
+    pub pinned: bool,
     /// The address of its first byte.
     pub base: u64,
     /// Its size.
@@ -151,6 +154,7 @@ mod tests {
     fn memory_must_hold_the_lease_and_not_wrap() {
         let memory = |base, bytes| RemoteMemory {
             key: 1,
+            pinned: true,
             base,
             bytes,
         };
@@ -173,6 +177,7 @@ mod tests {
             endpoint: endpoint(),
             memory: RemoteMemory {
                 key: u32::MAX,
+                pinned: false,
                 base: u64::MAX,
                 bytes: u64::MAX,
             },

@@ -14,10 +14,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// What may be done to registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Access {
-    /// Answers of the other end are put here; it can reach nothing by itself.
+    /// Answers of the other end are put here, and pages for it are sent from here; it can reach
+    /// nothing by itself.
     Local,
     /// The other end reads.
     RemoteRead,
+    /// The other end reads and writes.
+    RemoteWrite,
 }
 
 impl Access {
@@ -26,6 +29,9 @@ impl Access {
         match self {
             Self::Local => ibv_access_flags(0),
             Self::RemoteRead => ibv_access_flags::IBV_ACCESS_REMOTE_READ,
+            Self::RemoteWrite => {
+                ibv_access_flags::IBV_ACCESS_REMOTE_READ | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE
+            }
         }
     }
 
@@ -108,10 +114,20 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// Memory that an adapter may reach by a key, until this is dropped. It is pinned meanwhile.
+/// Whether pages of registered memory have to stay where they are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Paging {
+    /// All are made, and stay.
+    Pinned,
+    /// The adapter takes them when it needs them, and follows what the kernel does with them.
+    OnDemand,
+}
+
+/// Memory that an adapter may reach by a key, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct MemoryRegion {
     region: NonNull<ibv_mr>,
+    paging: Paging,
     domain: Arc<ProtectionDomain>,
     _shares: [Share; 2],
 }
@@ -122,13 +138,13 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers `bytes` bytes from `start` on. Takes a time that grows with them, since all
-    /// are made and pinned.
+    /// Registers `bytes` bytes from `start` on. If they are pinned, that takes a time that grows
+    /// with them, since all are made.
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped, and be the same pages, for as long as the region lives:
-    /// the adapter goes by the pages, whatever is mapped at their addresses later. With
+    /// The memory must stay mapped for as long as the region lives; and be the same pages if they
+    /// are pinned: the adapter goes by these, whatever is mapped at their addresses later. With
     /// [`Access::Local`] nobody may rely on what is in it while a request that targets it is
     /// outstanding.
     pub(crate) unsafe fn register(
@@ -136,6 +152,7 @@ impl MemoryRegion {
         start: *mut u8,
         bytes: usize,
         access: Access,
+        paging: Paging,
     ) -> Result<Self, RdmaError> {
         let limit = domain.device.limits().region_bytes;
         if bytes as u64 > limit {
@@ -146,8 +163,12 @@ impl MemoryRegion {
             });
         }
         let of_device = domain.device.resources().memory_regions.take()?;
-        let pinned = resources::pinned().count(bytes as u64);
-        let flags = libc::c_int::try_from(access.flags().0).expect("small flags");
+        let (flags, pinned_bytes) = match paging {
+            Paging::Pinned => (access.flags(), bytes as u64),
+            Paging::OnDemand => (access.flags() | ibv_access_flags::IBV_ACCESS_ON_DEMAND, 0),
+        };
+        let pinned = resources::pinned().count(pinned_bytes);
+        let flags = libc::c_int::try_from(flags.0).expect("small flags");
         // SAFETY: the domain is there, and the memory is, as the caller promises.
         let region = unsafe { (verbs().ibv_reg_mr)(domain.as_ptr(), start.cast(), bytes, flags) };
         let region = NonNull::new(region).ok_or_else(|| RdmaError::Register {
@@ -157,6 +178,7 @@ impl MemoryRegion {
         });
         Ok(Self {
             region: region?,
+            paging,
             domain: Arc::clone(domain),
             _shares: [of_device, pinned],
         })
@@ -164,6 +186,11 @@ impl MemoryRegion {
 
     pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
+    }
+
+    /// Whether its pages have to stay where they are.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.paging == Paging::Pinned
     }
 
     /// The key for requests of this end.

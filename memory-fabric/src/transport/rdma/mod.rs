@@ -1,4 +1,5 @@
-//! Pages by one-sided RDMA READ: the adapter of the donor answers, and its processor has no part.
+//! Pages by one-sided RDMA READ and WRITE: the adapter of the donor does it, and its processor has
+//! no part.
 //!
 //! Layers, each with its file:
 //!
@@ -6,26 +7,29 @@
 //! - [`device`]: what adapters there are, their ports and addresses, and which one leads to a peer;
 //! - [`resources`]: what is used of what there is only so much of;
 //! - `memory`: protection domains, and memory that adapters may reach; `staging`: the buffers of
-//!   connections in it;
+//!   connections in it; `on_demand`: whether memory need not be pinned for that;
 //! - `queue`: completion queues, and sleeping until something completes;
 //! - `pair`: queue pairs of reliable connections, and their states;
 //! - [`endpoint`]: what two ends tell each other to be connected;
-//! - `connection`: a [`Lane`], a connection ready for READs of one lease;
+//! - `batch`: requests that are posted together;
+//! - `connection`: a [`Lane`], a connection ready for READs and WRITEs of one lease;
 //! - `transport`: the [`PageTransport`](super::PageTransport) over a lane, with TCP beside it;
 //! - `probe`: the same over a lane alone, for measuring.
 //!
 //! libibverbs is loaded when it is first used, if the host has it. Without it that ends with
 //! [`RdmaError::NoLibrary`], and all else works. Children keep their parents: a queue
 //! pair its domain and queues, a domain its device. Unsafe code is in `abi`, `library`, `device`,
-//! `memory`, `queue`, `pair` and `connection` alone.
+//! `memory`, `staging`, `on_demand`, `queue`, `pair`, `batch`, `connection` and `transport` alone.
 
 mod abi;
+mod batch;
 mod connection;
 pub mod device;
 pub mod endpoint;
 mod library;
 mod memory;
-mod pair;
+mod on_demand;
+pub(crate) mod pair;
 pub mod probe;
 mod queue;
 pub mod resources;
@@ -37,10 +41,10 @@ pub(crate) use connection::{Lane, LaneConfig};
 pub(crate) use device::Device;
 pub use device::{DeviceChoice, LinkLayer, PortSummary, summaries, usage};
 pub(crate) use endpoint::{ConnectAnswer, ConnectRequest, RemoteMemory};
-pub(crate) use memory::{Access, MemoryRegion, ProtectionDomain};
+pub(crate) use memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 pub(crate) use pair::QueuePair;
 pub(crate) use queue::CompletionQueue;
-pub(crate) use transport::{RdmaTransport, ReadLane};
+pub(crate) use transport::{PageLane, RdmaTransport};
 
 use std::io;
 use std::net::IpAddr;
@@ -132,7 +136,7 @@ pub enum RdmaError {
         remedy: &'static str,
     },
     /// A request failed.
-    #[error("READ failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]
+    #[error("a request failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]
     Completion {
         /// Queue pair and peer.
         on: String,

@@ -10,8 +10,10 @@
 //! is only slow to answer; a longer one makes each lost packet dearer, since the last packet
 //! of an answer is missed by the time-out alone.
 //!
-//! READs need no receive requests at the other end, so that a peer is never "not ready":
-//! [`NOT_READY_RETRIES`] is for one that says so all the same, and is finite.
+//! READs and WRITEs need no receive requests at the other end, so that a peer with pinned memory is
+//! never "not ready": [`NOT_READY_RETRIES`] is for one that says so all the same, and is finite. One
+//! whose memory is paged on demand says it while it makes a page, which takes as long as the kernel
+//! there takes: [`NOT_READY_RETRIES_PAGING`] is for ever, and the lane's own deadline ends it.
 
 use super::abi::{
     ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
@@ -36,6 +38,8 @@ pub const TIMEOUT_EXPONENT: u8 = 14;
 pub const RETRIES: u8 = 6;
 /// How often a request is sent again to a peer that is not ready. 7 would be for ever.
 pub const NOT_READY_RETRIES: u8 = 6;
+/// The same with a peer that makes pages when they are needed.
+pub const NOT_READY_RETRIES_PAGING: u8 = 7;
 /// For how long a peer that is not ready is left alone: code 12 is 0.64 ms.
 const NOT_READY_TIMER: u8 = 12;
 /// Routers that a packet may pass.
@@ -175,8 +179,12 @@ impl QueuePair {
         }
     }
 
-    /// Connects to the other end.
-    pub(crate) fn connect(&mut self, other: &Endpoint) -> Result<(), RdmaError> {
+    /// Connects to the other end, which may be not ready so many times for one request.
+    pub(crate) fn connect(
+        &mut self,
+        other: &Endpoint,
+        not_ready_retries: u8,
+    ) -> Result<(), RdmaError> {
         let mtu = other.check()?.min(self.route.mtu);
         if other.link != self.route.link {
             return Err(RdmaError::Mismatch {
@@ -211,7 +219,7 @@ impl QueuePair {
         let mut attributes = empty();
         attributes.timeout = TIMEOUT_EXPONENT;
         attributes.retry_cnt = RETRIES;
-        attributes.rnr_retry = NOT_READY_RETRIES;
+        attributes.rnr_retry = not_ready_retries;
         attributes.sq_psn = self.packet_number;
         attributes.max_rd_atomic = self.reads_sent.min(other.reads_answered);
         let mask = ibv_qp_attr_mask::IBV_QP_TIMEOUT
@@ -264,6 +272,14 @@ impl QueuePair {
         // SAFETY: the pair is there; the rest the caller promises.
         let result = unsafe { ibv_post_send(self.pair.as_ptr(), first, &raw mut bad) };
         check("ibv_post_send", &self.on, result)
+    }
+
+    /// Takes it away. False when that failed, so that the adapter may still work for it, or when
+    /// it did for another pair of the domain.
+    pub(crate) fn end(self) -> bool {
+        let domain = Arc::clone(&self.domain);
+        drop(self);
+        domain.is_trusted()
     }
 
     /// The device's name.

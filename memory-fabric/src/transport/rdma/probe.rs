@@ -3,9 +3,9 @@
 use super::RdmaError;
 use super::connection::Lane;
 use super::device::{Device, DeviceChoice};
-use super::memory::{Access, MemoryRegion, ProtectionDomain};
+use super::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 use super::staging::Staging;
-use super::transport::ReadLane as _;
+use super::transport::PageLane as _;
 use crate::link::describe;
 use crate::mapping::Mapping;
 use crate::page::PageBytes;
@@ -152,8 +152,15 @@ pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>
             let began = Instant::now();
             // SAFETY: the mapping outlives the region, which is dropped in this function, and
             // nobody reads or advises it.
-            let region =
-                unsafe { MemoryRegion::register(&domain, memory.as_ptr(), bytes, Access::Local)? };
+            let region = unsafe {
+                MemoryRegion::register(
+                    &domain,
+                    memory.as_ptr(),
+                    bytes,
+                    Access::Local,
+                    Paging::Pinned,
+                )?
+            };
             Ok((began.elapsed(), region))
         };
         let (first, region) = register()?;

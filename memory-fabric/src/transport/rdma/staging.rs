@@ -2,15 +2,16 @@
 //! connections share.
 
 use super::RdmaError;
-use super::memory::{Access, MemoryRegion, ProtectionDomain};
+use super::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 use super::room::Room;
 use crate::mapping::Mapping;
-use crate::page::PAGE_SIZE;
+use crate::page::{PAGE_SIZE, PageBytes};
+use crate::transport::PageSource;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Pages of a slab: what connections for faults, for prefetching and for write-backs of one donor
-/// take together, so that each donor costs one region. 2.5 MiB.
-const SLAB_PAGES: usize = 640;
+/// Pages of a slab: what connections for faults (64), for prefetching (512) and for write-backs (64,
+/// and one for flushes) of one donor take together, so that each donor costs one region. 2.5 MiB.
+const SLAB_PAGES: usize = 641;
 
 /// The slabs of a domain that are in use. Each is given back to the system with the last of its
 /// buffers.
@@ -66,11 +67,22 @@ impl Staging {
         self.at(page, count).addr() as u64
     }
 
+    /// Puts a page here, to be sent.
+    ///
+    /// # Safety
+    ///
+    /// No request that uses the place may be outstanding.
+    pub(super) unsafe fn put(&mut self, page: usize, source: PageSource) {
+        // SAFETY: the place is a page of the slab that is this buffer's alone; nobody else uses
+        // it, as promised.
+        source.copy_to(unsafe { &mut *self.at(page, 1).cast::<PageBytes>() });
+    }
+
     /// The bytes of some pages.
     ///
     /// # Safety
     ///
-    /// No request that targets them may be outstanding, nor be made while the result lives.
+    /// No request that writes to them may be outstanding, nor be made while the result lives.
     pub(super) unsafe fn bytes(&self, page: usize, count: usize) -> &[u8] {
         // SAFETY: the range is this buffer's alone, and nobody writes to it, as promised.
         unsafe { std::slice::from_raw_parts(self.at(page, count), count * PAGE_SIZE) }
@@ -84,7 +96,7 @@ impl Staging {
 }
 
 impl Drop for Staging {
-    /// Its owner has ended the queue pair before, so that no adapter writes to it any more. Where
+    /// Its owner has ended the queue pair before, so that no adapter uses it any more. Where
     /// that failed, nobody may have these pages again.
     fn drop(&mut self) {
         if self.slab.region.domain().is_trusted() {
@@ -100,8 +112,15 @@ impl Slab {
             Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
         // SAFETY: the mapping lives as long as the region, and longer; nobody advises it away.
         // What is in it is read through `Staging::bytes` alone.
-        let region =
-            unsafe { MemoryRegion::register(domain, memory.as_ptr(), bytes, Access::Local)? };
+        let region = unsafe {
+            MemoryRegion::register(
+                domain,
+                memory.as_ptr(),
+                bytes,
+                Access::Local,
+                Paging::Pinned,
+            )?
+        };
         Ok(Self {
             region,
             memory,

@@ -1,4 +1,18 @@
-//! Pages by READ, with TCP beside it for all else and for when a lane fails.
+//! Pages by READ and WRITE, with TCP beside it for all else and for when a lane fails.
+//!
+//! # What is written twice
+//!
+//! A lane that fails may have WRITEs under way that nobody knows the end of: in the network, or in
+//! the other adapter. Their pages are sent again over TCP. But should one of them land later still,
+//! after the page was fetched, changed, and written back once more, it would put the old bytes in
+//! place of the new ones. So a *fence* goes before them on the TCP connection: the donor takes its
+//! end of the lane away, after which nothing that comes on it is carried out, and only then goes
+//! on with what is behind the fence. No new lane is taken before the fence was answered.
+//!
+//! Drops go by TCP, and a WRITE could overtake one that names its page. So while drops are
+//! outstanding, pages are written over TCP, behind them. A drop that overtakes a WRITE does no
+//! harm: it names pages that nobody will read before they are written once more, and there is
+//! one write of a page at a time.
 
 use super::RdmaError;
 use crate::link::rdma::LanePort;
@@ -11,12 +25,23 @@ use crate::wire::RUN_PAGES_MAX;
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
-/// A way to read pages of a lease without its donor's processor.
-pub(crate) trait ReadLane: Send + std::fmt::Debug {
+/// WRITEs after which they are posted: the first travel while others are copied, and with SoftRoCE,
+/// whose adapter is the thread that posts, faults get their turn in between.
+const WRITES_PER_DOORBELL: usize = 16;
+
+/// A way to read and write pages of a lease without its donor's processor.
+pub(crate) trait PageLane: Send + std::fmt::Debug {
     /// Adds a READ of `pages` pages from `offset` of the lease on to the next batch, under a
     /// number below [`IN_FLIGHT_MAX`] that is not in use. False when there is no room for the
     /// answer just now.
     fn add(&mut self, number: u16, offset: u64, pages: usize) -> bool;
+
+    /// Adds a WRITE of a page to `offset` of the lease in the same way. The bytes are taken before
+    /// this returns.
+    fn add_write(&mut self, number: u16, offset: u64, page: PageSource) -> bool;
+
+    /// What a WRITE that has not completed is to write.
+    fn page_of(&self, number: u16) -> &PageBytes;
 
     /// Posts the batch.
     ///
@@ -26,8 +51,8 @@ pub(crate) trait ReadLane: Send + std::fmt::Debug {
     fn post(&mut self) -> Result<(), RdmaError>;
 
     /// Gives what has completed to `complete`: its number and bytes, which are valid during the
-    /// call. True when there was something. What has completed before an error was given all
-    /// the same.
+    /// call; WRITEs have none. True when there was something. What has completed before an error
+    /// was given all the same. A page whose WRITE has completed is found by whoever reads it there.
     fn poll(&mut self, complete: &mut dyn FnMut(u16, &[u8])) -> Result<bool, RdmaError>;
 
     /// To be called before sleeping: false when something has completed already. Otherwise the
@@ -38,30 +63,47 @@ pub(crate) trait ReadLane: Send + std::fmt::Debug {
     fn event_fd(&self) -> Option<RawFd>;
 }
 
-/// Requests to one donor: READs on a lane while there is one, all else over TCP.
+/// Requests to one donor: READs and WRITEs on a lane while there is one, all else over TCP.
 ///
-/// A lane that fails is handed back, and what was outstanding on it is sent over TCP. That is
-/// safe at any time: a READ changes nothing, and where its answer may still be put is the old
+/// A lane that fails is handed back, and what was outstanding on it is sent over TCP. For a READ
+/// that is safe at any time: it changes nothing, and where its answer may still be put is the old
 /// lane's own. A new lane is taken when there is one.
 #[derive(Debug)]
 pub(crate) struct RdmaTransport {
     tcp: TcpTransport,
     port: LanePort,
-    lane: Option<Box<dyn ReadLane>>,
-    /// READs on the lane, by number.
-    reads: Box<[Option<Read>]>,
+    lane: Option<Box<dyn PageLane>>,
+    /// Requests on the lane, by number.
+    requests: Box<[Option<Request>]>,
     free: Vec<u16>,
     /// Those that wait for room on the lane.
     waiting: VecDeque<u16>,
+    /// WRITEs that were added and not posted yet.
+    unposted_writes: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Read {
+struct Request {
     ticket: Ticket,
     offset: u64,
-    pages: u32,
-    /// Whether it was asked for as a run.
-    run: bool,
+    kind: RequestKind,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum RequestKind {
+    Read,
+    /// Of so many pages.
+    ReadRun(u32),
+    Write,
+}
+
+impl Request {
+    fn pages(self) -> u32 {
+        match self.kind {
+            RequestKind::ReadRun(pages) => pages,
+            RequestKind::Read | RequestKind::Write => 1,
+        }
+    }
 }
 
 impl RdmaTransport {
@@ -72,23 +114,25 @@ impl RdmaTransport {
             tcp,
             port,
             lane: None,
-            reads: vec![None; IN_FLIGHT_MAX].into_boxed_slice(),
+            requests: vec![None; IN_FLIGHT_MAX].into_boxed_slice(),
             free: (0..most).rev().collect(),
             waiting: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            unposted_writes: 0,
         }
     }
 
-    fn post(&mut self, read: Read) -> Result<(), Full> {
+    fn post(&mut self, read: Request) -> Result<(), Full> {
         if self.in_flight() >= IN_FLIGHT_MAX {
             return Err(Full);
         }
         let Some(lane) = &mut self.lane else {
-            return over_tcp(&mut self.tcp, read);
+            return read_over_tcp(&mut self.tcp, read);
         };
         let number = self.free.pop().ok_or(Full)?;
-        self.reads[usize::from(number)] = Some(read);
+        self.requests[usize::from(number)] = Some(read);
         // In order: a long run must not wait for ever because short ones find room.
-        let placed = self.waiting.is_empty() && lane.add(number, read.offset, read.pages as usize);
+        let placed =
+            self.waiting.is_empty() && lane.add(number, read.offset, read.pages() as usize);
         if !placed {
             self.waiting.push_back(number);
         }
@@ -101,8 +145,8 @@ impl RdmaTransport {
             return;
         };
         while let Some(&number) = self.waiting.front() {
-            let read = self.reads[usize::from(number)].expect("a number in use");
-            if !lane.add(number, read.offset, read.pages as usize) {
+            let read = self.requests[usize::from(number)].expect("a number in use");
+            if !lane.add(number, read.offset, read.pages() as usize) {
                 break;
             }
             self.waiting.pop_front();
@@ -111,17 +155,30 @@ impl RdmaTransport {
 
     /// Gives up the lane: what was outstanding on it goes over TCP.
     fn fail_over(&mut self, why: RdmaError) {
-        if let Some(lane) = self.lane.take() {
-            self.port.give_back(lane, Some(why));
-        }
+        let Some(lane) = self.lane.take() else {
+            return;
+        };
         self.waiting.clear();
-        for number in 0..self.reads.len() {
-            if let Some(read) = self.reads[number].take() {
-                self.free
-                    .push(u16::try_from(number).expect("a small number"));
-                over_tcp(&mut self.tcp, read).expect("as many places as READs");
-            }
+        let is_write = |request: &Request| request.kind == RequestKind::Write;
+        if self.requests.iter().flatten().any(is_write) {
+            self.tcp.post_fence();
         }
+        for (number, request) in (0..).zip(&mut self.requests) {
+            let Some(request) = request.take() else {
+                continue;
+            };
+            self.free.push(number);
+            let posted = match request.kind {
+                RequestKind::Write => {
+                    // SAFETY: the page is the lane's, and longer there than this call takes.
+                    let page = unsafe { PageSource::new(lane.page_of(number)) };
+                    self.tcp.post_write(request.ticket, request.offset, page)
+                }
+                _ => read_over_tcp(&mut self.tcp, request),
+            };
+            posted.expect("as many places as requests");
+        }
+        self.port.give_back(lane, Some(why));
         self.tcp.flush();
     }
 
@@ -129,57 +186,80 @@ impl RdmaTransport {
         let Some(lane) = &mut self.lane else {
             return Ok(());
         };
-        let (reads, free) = (&mut self.reads, &mut self.free);
+        let (requests, free) = (&mut self.requests, &mut self.free);
         let (port, tcp) = (&self.port, &self.tcp);
         lane.poll(&mut |number, bytes| {
-            let read = reads[usize::from(number)].take().expect("a READ of ours");
+            let request = requests[usize::from(number)].take();
+            let request = request.expect("a request of ours");
             free.push(number);
-            port.note_read(read.pages);
             tcp.note_progress();
-            if read.run {
-                complete(Completion::ReadRun(read.ticket, bytes));
-            } else {
-                let page: &PageBytes = bytes.try_into().expect("one page");
-                complete(Completion::Read(read.ticket, page));
+            match request.kind {
+                RequestKind::Write => port.note_written(),
+                _ => port.note_read(request.pages()),
             }
+            complete(match request.kind {
+                RequestKind::Read => {
+                    let page: &PageBytes = bytes.try_into().expect("one page");
+                    Completion::Read(request.ticket, page)
+                }
+                RequestKind::ReadRun(_) => Completion::ReadRun(request.ticket, bytes),
+                RequestKind::Write => Completion::Written(request.ticket),
+            });
         })?;
         self.place_waiting();
         self.lane.as_mut().map_or(Ok(()), |lane| lane.post())
     }
 }
 
-fn over_tcp(tcp: &mut TcpTransport, read: Read) -> Result<(), Full> {
-    if read.run {
-        tcp.post_read_run(read.ticket, read.offset, read.pages)
-    } else {
-        tcp.post_read(read.ticket, read.offset)
+fn read_over_tcp(tcp: &mut TcpTransport, read: Request) -> Result<(), Full> {
+    match read.kind {
+        RequestKind::ReadRun(pages) => tcp.post_read_run(read.ticket, read.offset, pages),
+        _ => tcp.post_read(read.ticket, read.offset),
     }
 }
 
 impl PageTransport for RdmaTransport {
     fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
-        self.post(Read {
+        let kind = RequestKind::Read;
+        self.post(Request {
             ticket,
             offset,
-            pages: 1,
-            run: false,
+            kind,
         })
     }
 
     fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
         assert!((1..=RUN_PAGES_MAX).contains(&pages), "a run of {pages}");
         debug_assert!(offset.is_multiple_of(PAGE_SIZE as u64));
-        self.post(Read {
+        let kind = RequestKind::ReadRun(pages);
+        self.post(Request {
             ticket,
             offset,
-            pages,
-            run: true,
+            kind,
         })
     }
 
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
         if self.in_flight() >= IN_FLIGHT_MAX {
             return Err(Full);
+        }
+        let behind_drops = self.tcp.is_dropping();
+        if let Some(lane) = self.lane.as_mut().filter(|_| !behind_drops) {
+            let number = self.free.pop().ok_or(Full)?;
+            if lane.add_write(number, offset, page) {
+                let kind = RequestKind::Write;
+                self.requests[usize::from(number)] = Some(Request {
+                    ticket,
+                    offset,
+                    kind,
+                });
+                self.unposted_writes += 1;
+                if self.unposted_writes == WRITES_PER_DOORBELL {
+                    self.flush();
+                }
+                return Ok(());
+            }
+            self.free.push(number);
         }
         self.tcp.post_write(ticket, offset, page)
     }
@@ -192,6 +272,7 @@ impl PageTransport for RdmaTransport {
     }
 
     fn flush(&mut self) {
+        self.unposted_writes = 0;
         if let Some(lane) = &mut self.lane
             && let Err(why) = lane.post()
         {
@@ -201,7 +282,7 @@ impl PageTransport for RdmaTransport {
     }
 
     fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
-        if self.lane.is_none() {
+        if self.lane.is_none() && !self.tcp.is_fencing() {
             self.lane = self.port.take_lane();
         }
         if let Err(why) = self.poll_lane(complete) {
@@ -211,7 +292,7 @@ impl PageTransport for RdmaTransport {
     }
 
     fn in_flight(&self) -> usize {
-        self.reads.len() - self.free.len() + self.tcp.in_flight()
+        self.requests.len() - self.free.len() + self.tcp.in_flight()
     }
 
     fn arm(&mut self) -> bool {
@@ -220,8 +301,8 @@ impl PageTransport for RdmaTransport {
 
     fn interests(&self, watch: &mut dyn FnMut(Interest)) {
         // An event may be left over from what was found without it.
-        let reading = self.free.len() < self.reads.len();
-        let lane = self.lane.as_ref().filter(|_| reading);
+        let waiting = self.free.len() < self.requests.len();
+        let lane = self.lane.as_ref().filter(|_| waiting);
         if let Some(fd) = lane.and_then(|lane| lane.event_fd()) {
             watch(Interest {
                 fd,

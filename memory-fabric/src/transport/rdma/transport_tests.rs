@@ -1,11 +1,13 @@
 //! The transport over a lane that tests hold in their hands, with TCP to a real donor beside it.
 
 use super::*;
+use crate::donor::pool::{Lease, SessionKind};
 use crate::donor::server::{Donor, DonorConfig};
 use crate::layout::NodeId;
 use crate::link::rdma::{Ask, LaneSender, RdmaStats};
 use crate::link::{Leased, Link, LinkConfig};
 use crate::stream::Carrier;
+use crate::stream::Closer;
 use crate::transport::Compression;
 use crate::transport::rdma::DeviceChoice;
 use crate::wire::TrafficClass;
@@ -33,7 +35,11 @@ struct Hand {
 }
 
 #[derive(Clone, Debug)]
-struct HeldLane(Arc<Mutex<Hand>>);
+struct HeldLane {
+    hand: Arc<Mutex<Hand>>,
+    /// What is to be written, by number.
+    pages: HashMap<u16, Box<PageBytes>>,
+}
 
 impl HeldLane {
     fn new(room: usize) -> Self {
@@ -41,15 +47,18 @@ impl HeldLane {
             room,
             ..Hand::default()
         };
-        Self(Arc::new(Mutex::new(hand)))
+        Self {
+            hand: Arc::new(Mutex::new(hand)),
+            pages: HashMap::new(),
+        }
     }
 
     fn hand(&self) -> MutexGuard<'_, Hand> {
-        self.0.lock().expect("no test panics with it")
+        self.hand.lock().expect("no test panics with it")
     }
 }
 
-impl ReadLane for HeldLane {
+impl PageLane for HeldLane {
     fn add(&mut self, number: u16, offset: u64, pages: usize) -> bool {
         let mut hand = self.hand();
         let fits = hand.added.len() + hand.posted.len() < hand.room;
@@ -57,6 +66,20 @@ impl ReadLane for HeldLane {
             hand.added.push((number, offset, pages));
         }
         fits
+    }
+
+    fn add_write(&mut self, number: u16, offset: u64, page: PageSource) -> bool {
+        let fits = self.add(number, offset, 1);
+        if fits {
+            let mut bytes = Box::new([0; PAGE_SIZE]);
+            page.copy_to(&mut bytes);
+            self.pages.insert(number, bytes);
+        }
+        fits
+    }
+
+    fn page_of(&self, number: u16) -> &PageBytes {
+        &self.pages[&number]
     }
 
     fn post(&mut self) -> Result<(), RdmaError> {
@@ -73,7 +96,10 @@ impl ReadLane for HeldLane {
             (hand.posted.drain(..count).collect::<Vec<_>>(), hand.fails)
         };
         for &(number, _, pages) in &done {
-            complete(number, &vec![BY_LANE; pages * PAGE_SIZE]);
+            match self.pages.remove(&number) {
+                Some(_) => complete(number, &[]),
+                None => complete(number, &vec![BY_LANE; pages * PAGE_SIZE]),
+            }
         }
         if fails {
             return Err(RdmaError::CalledBack("a test".to_owned()));
@@ -97,6 +123,9 @@ struct Bed {
     stats: Arc<RdmaStats>,
     /// For each ticket, the first byte of what came and how many pages.
     came: HashMap<u32, (u8, usize)>,
+    /// Tickets of writes, in the order in which they were completed.
+    written: Vec<u32>,
+    lease: Arc<Lease>,
     _link: Link,
     _donor: Donor,
 }
@@ -153,6 +182,8 @@ impl Bed {
             back,
             stats,
             came: HashMap::new(),
+            written: Vec::new(),
+            lease,
             _link: link,
             _donor: donor,
         }
@@ -170,13 +201,39 @@ impl Bed {
         self.transport.flush();
     }
 
+    /// Writes a page full of `byte` to the place of its number.
+    fn write(&mut self, number: u32, byte: u8) {
+        let page = [byte; PAGE_SIZE];
+        // SAFETY: the page lives until the call returns.
+        let source = unsafe { PageSource::new(&raw const page) };
+        let offset = u64::from(number) * PAGE_SIZE as u64;
+        let posted = self.transport.post_write(Ticket(number), offset, source);
+        posted.expect("there is a place");
+        self.transport.flush();
+    }
+
+    /// The first byte of a page as the donor has it.
+    fn stored(&self, number: u32) -> u8 {
+        let mut page = [0; PAGE_SIZE];
+        let read = self
+            .lease
+            .read(u64::from(number) * PAGE_SIZE as u64, &mut page);
+        read.expect("inside");
+        page[0]
+    }
+
     fn poll(&mut self) {
-        let came = &mut self.came;
+        let (came, written) = (&mut self.came, &mut self.written);
         self.transport.poll(&mut |completion| {
             let (ticket, bytes) = match completion {
                 Completion::Read(ticket, page) => (ticket, page.as_slice()),
                 Completion::ReadRun(ticket, run) => (ticket, run),
-                other => panic!("{other:?} was not asked for"),
+                Completion::Dropped(_) => return,
+                Completion::Written(Ticket(ticket)) => {
+                    assert!(!written.contains(&ticket), "{ticket} was written twice");
+                    written.push(ticket);
+                    return;
+                }
             };
             let before = came.insert(ticket.0, (bytes[0], bytes.len() / PAGE_SIZE));
             assert!(before.is_none(), "{ticket:?} completed twice");
@@ -318,4 +375,155 @@ fn the_lane_is_given_back_at_the_end() {
     bed.give(&HeldLane::new(1));
     drop(bed.transport);
     assert!(matches!(bed.back.try_recv(), Ok(Ask::Back(_, _, None))));
+}
+
+#[test]
+fn writes_go_by_the_lane_and_the_donor_knows_nothing_of_them() {
+    let mut bed = Bed::new(TrafficClass::Bulk);
+    let lane = HeldLane::new(IN_FLIGHT_MAX);
+    bed.give(&lane);
+    bed.write(3, 0x33);
+    bed.write(4, 0x44);
+    bed.poll();
+    assert!(bed.written.is_empty(), "nothing has completed yet");
+    assert_eq!(bed.transport.in_flight(), 2);
+    lane.hand().complete = 2;
+    bed.poll();
+    assert_eq!(bed.written, [3, 4]);
+    assert_eq!(bed.transport.in_flight(), 0);
+    assert_eq!(bed.stats.pages_written.get(), 2);
+    assert_eq!(bed.lease.status().pages_written, u64::from(PAGES));
+}
+
+#[test]
+fn without_room_on_the_lane_a_page_is_written_over_tcp() {
+    let mut bed = Bed::new(TrafficClass::Bulk);
+    let lane = HeldLane::new(1);
+    bed.give(&lane);
+    bed.write(3, 0x33);
+    bed.write(4, 0x44);
+    bed.poll_until(|bed| bed.written == [4]);
+    assert_eq!(bed.stored(4), 0x44);
+    assert_eq!(bed.stored(3), at_donor(3), "this one is on the lane still");
+}
+
+#[test]
+fn pages_are_written_behind_drops_and_not_past_them() {
+    let mut bed = Bed::new(TrafficClass::Bulk);
+    let lane = HeldLane::new(IN_FLIGHT_MAX);
+    bed.give(&lane);
+    bed.transport.post_drop(0, 8).expect("there is a place");
+    bed.write(3, 0x33);
+    assert!(
+        lane.hand().posted.is_empty(),
+        "that would overtake the drop"
+    );
+    bed.poll_until(|bed| bed.written == [3]);
+    assert_eq!((bed.stored(2), bed.stored(3)), (0, 0x33));
+    bed.write(4, 0x44);
+    assert_eq!(lane.hand().posted.len(), 1, "nothing is dropped any more");
+}
+
+/// The donor's part of an RDMA connection for write-backs, without any RDMA: told to end, it lets
+/// the test say when it does; and a WRITE that was late lands right before.
+struct LateWrites {
+    told: Receiver<()>,
+    end: crossbeam_channel::Sender<()>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl LateWrites {
+    fn begin(lease: &Arc<Lease>, numbers: std::ops::Range<u32>, byte: u8) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let ours = std::net::TcpStream::connect(address).expect("connects");
+        let (stream, _) = listener.accept().expect("accepts");
+        let kind = SessionKind::Rdma(TrafficClass::Bulk);
+        let registered = stream.try_clone().map(Closer::Tcp).expect("a clone");
+        let begun = lease.begin_session(kind, registered, PATIENCE);
+        begun.expect("there is none");
+        let (tell, told) = crossbeam_channel::bounded(1);
+        let (end, ends) = crossbeam_channel::bounded(1);
+        let lease = Arc::clone(lease);
+        let thread = std::thread::spawn(move || {
+            let _ours = ours;
+            let mut stream = stream;
+            let read = std::io::Read::read(&mut stream, &mut [0]);
+            assert_eq!(read.expect("an end"), 0);
+            tell.send(()).expect("the test listens");
+            ends.recv_timeout(PATIENCE).expect("the test goes on");
+            for number in numbers {
+                let page = [byte; PAGE_SIZE];
+                let written = lease.write(u64::from(number) * PAGE_SIZE as u64, &page);
+                written.expect("inside");
+            }
+            lease.end_session(kind);
+        });
+        Self { told, end, thread }
+    }
+}
+
+#[test]
+fn a_late_write_of_a_lane_that_failed_never_lands_on_newer_bytes() {
+    const OLD: u8 = 0xee;
+    let mut bed = Bed::new(TrafficClass::Bulk);
+    let lane = HeldLane::new(IN_FLIGHT_MAX);
+    bed.give(&lane);
+    let late = LateWrites::begin(&bed.lease, 0..40, OLD);
+    for number in 0..40 {
+        bed.write(number, 0x11);
+    }
+    {
+        let mut hand = lane.hand();
+        hand.complete = 10;
+        hand.fails = true;
+    }
+    bed.poll();
+    assert_eq!(bed.written, (0..10).collect::<Vec<_>>());
+    // Another page, and a lane that is there already.
+    bed.write(50, 0x22);
+    let next = HeldLane::new(IN_FLIGHT_MAX);
+    bed.give(&next);
+    bed.write(51, 0x22);
+    late.told.recv_timeout(PATIENCE).expect("the fence came");
+    for _ in 0..100 {
+        bed.poll();
+    }
+    assert_eq!(bed.written.len(), 10, "the old lane is not at its end yet");
+    assert!(next.hand().posted.is_empty(), "a lane before the fence");
+    assert_eq!(bed.stored(20), at_donor(20), "nothing passes the fence");
+    late.end.send(()).expect("it waits");
+    bed.poll_until(|bed| bed.written.len() == 42);
+    late.thread.join().expect("no panic");
+    for number in 10..40 {
+        assert_eq!(bed.stored(number), 0x11, "page {number}");
+    }
+    assert_eq!((bed.stored(50), bed.stored(51)), (0x22, 0x22));
+    bed.poll_until(|bed| bed.transport.in_flight() == 0);
+    bed.poll();
+    bed.write(60, 0x33);
+    assert_eq!(next.hand().posted.len(), 1, "the next lane is in use");
+}
+
+#[test]
+fn a_lane_that_fails_without_writes_under_way_needs_no_fence() {
+    let mut bed = Bed::new(TrafficClass::Bulk);
+    let lane = HeldLane::new(IN_FLIGHT_MAX);
+    bed.give(&lane);
+    let late = LateWrites::begin(&bed.lease, 0..0, 0);
+    bed.write(1, 0x11);
+    {
+        let mut hand = lane.hand();
+        hand.complete = 1;
+        hand.fails = true;
+    }
+    bed.poll();
+    assert_eq!(bed.written, [1]);
+    bed.write(2, 0x22);
+    bed.poll_until(|bed| bed.written == [1, 2]);
+    assert!(late.told.try_recv().is_err(), "nothing is to be ended");
+    bed.lease.fence_writes(Duration::ZERO).expect_err("not yet");
+    late.end.send(()).expect("it waits");
+    bed.lease.fence_writes(PATIENCE).expect("it has ended");
+    late.thread.join().expect("no panic");
 }

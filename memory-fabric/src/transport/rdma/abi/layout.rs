@@ -27,7 +27,7 @@ layout! {
         node_type 16; transport_type 20; name 24; dev_name 88; dev_path 152; ibdev_path 408;
     }
     ibv_context, None, {
-        device 0; ops 8;
+        device 0; ops 8; abi_compat 320;
     }
     ibv_context_ops, Some(256), {
         poll_cq 88; req_notify_cq 96; post_send 200;
@@ -49,6 +49,12 @@ layout! {
     }
     ibv_device_attr, Some(232), {
         max_mr_size 80; max_qp 108; max_qp_wr 112; max_cq 128; max_cqe 132; max_mr 136; max_pd 140; max_qp_rd_atom 144; max_qp_init_rd_atom 156; max_pkeys 224; phys_port_cnt 227;
+    }
+    ibv_odp_caps, Some(24), {
+        general_caps 0; per_transport_caps 8;
+    }
+    ibv_device_attr_ex, Some(400), {
+        orig_attr 0; comp_mask 232; odp_caps 240;
     }
     ibv_port_attr, None, {
         state 0; active_mtu 8; lid 34; link_layer 46; flags 47; port_cap_flags2 48;
@@ -84,6 +90,14 @@ layout! {
         wr_id 0; status 8; opcode 12; vendor_err 16; byte_len 20; qp_num 28; src_qp 32; wc_flags 36;
     }
 }
+
+// These are counted from the end, so that the test compares them itself.
+const _: () = {
+    assert!(offset_of!(verbs_context_end, sz) == 96);
+    assert!(offset_of!(verbs_context_end, context) == 104);
+    assert!(size_of::<verbs_context_end>() == 104 + size_of::<ibv_context>());
+    assert!(size_of::<ibv_context>() == 328);
+};
 
 #[cfg(test)]
 #[path = "layout_tests.rs"]

@@ -1,5 +1,6 @@
 //! The header itself, asked by a C compiler, must agree.
 
+use super::super::super::on_demand;
 use super::*;
 use std::fmt::Write as _;
 use std::process::Command;
@@ -74,6 +75,35 @@ fn layouts_and_numbers_are_those_of_the_header() {
         assert(format!(
             "offsetof(struct ibv_send_wr, wr.rdma.{field}) == {offset}"
         ));
+    }
+
+    // What is counted from the end.
+    assert(format!(
+        "sizeof(struct ibv_context) == {}",
+        size_of::<ibv_context>()
+    ));
+    let (all, first) = ("sizeof(struct verbs_context)", "query_device_ex");
+    for (field, place) in [
+        (first, 0),
+        ("sz", offset_of!(verbs_context_end, sz)),
+        ("context", offset_of!(verbs_context_end, context)),
+    ] {
+        let behind = size_of::<verbs_context_end>() - place;
+        assert(format!(
+            "{all} - offsetof(struct verbs_context, {field}) == {behind}"
+        ));
+    }
+    for (place, field) in [
+        (offset_of!(per_transport_caps, rc_odp_caps), "rc_odp_caps"),
+        (offset_of!(per_transport_caps, ud_odp_caps), "ud_odp_caps"),
+    ] {
+        let place = offset_of!(ibv_odp_caps, per_transport_caps) + place;
+        assert(format!(
+            "offsetof(struct ibv_odp_caps, per_transport_caps.{field}) == {place}"
+        ));
+    }
+    for (name, value) in on_demand::CONSTANTS {
+        assert(format!("{name} == {value}"));
     }
 
     let source = std::env::temp_dir().join(format!("ssi-hv-abi-{}.c", std::process::id()));
