@@ -2,6 +2,7 @@
 
 mod adapt;
 mod calibrate;
+mod connections;
 mod kinds;
 mod sources;
 
@@ -12,8 +13,7 @@ use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
 pub use crate::layout::LocalUse;
 use crate::layout::{Loan, NodeId, Plan, PlanError};
-use crate::link::path::PathStats;
-use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
+use crate::link::rdma::{RdmaLink, RdmaLinkError};
 use crate::link::{Link, LinkEvent, describe};
 use crate::page::{PAGE_SHIFT, PAGES_MAX, PageRange};
 use crate::page_map::PageMap;
@@ -24,21 +24,17 @@ use crate::pager::{Budget, PagerError, Policies, Shared};
 pub use crate::policy::{FAST_ROUND_TRIP_MAX, RDMA_ROUND_TRIP_MAX, Tier};
 use crate::stats::PagerStats;
 pub use crate::transport::Compression;
-use crate::transport::loopback::LoopbackTransport;
-use crate::transport::rdma::RdmaTransport;
-use crate::transport::select::Selection;
-use crate::transport::tcp::TcpTransport;
+use crate::transport::IN_FLIGHT_MAX;
 pub use crate::transport::udp::{Fingerprint, FingerprintError};
-use crate::transport::{IN_FLIGHT_MAX, PageTransport};
 use crate::uffd::{Uffd, UffdError};
 use crate::view::{FabricView, LentBy};
 pub use crate::view::{NodeSummary, RdmaSummary};
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
-use adapt::{Adapter, Followed};
-use calibrate::calibrate;
+use adapt::Adapter;
+use connections::Connections;
 pub use kinds::{PathKind, TransportKind};
-use sources::{Sources, bells, connect};
+use sources::Sources;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -285,88 +281,26 @@ impl Fabric {
         }
         let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
         let prefetches = config.prefetch || !config.replay.is_empty();
-        let mut urgent: Vec<Box<dyn PageTransport>> = Vec::new();
-        let mut bulk: Vec<Box<dyn PageTransport>> = Vec::new();
-        let mut ahead: Vec<Box<dyn PageTransport>> = Vec::new();
-        let mut followed = Vec::new();
-        match sources {
-            Sources::None => {}
-            Sources::Loopback(pool, bytes) => {
-                let lease = pool
-                    .lend(config.vm.clone(), bytes, false, LOOPBACK_LEASE)
-                    .map_err(FabricError::Loopback)?;
-                urgent.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
-                bulk.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
-                ahead.push(Box::new(LoopbackTransport::new(lease)));
-            }
-            Sources::Donors(leases) => {
-                let mut classes = vec![
-                    (TrafficClass::Urgent, &fault_wake),
-                    (TrafficClass::Bulk, &evict_wake),
-                ];
-                if prefetches {
-                    classes.push((TrafficClass::Prefetch, &prefetch_wake));
-                }
-                let stats = Arc::clone(&self.view.stats);
-                for (number, leased) in leases.into_iter().enumerate() {
-                    let rdma_config = RdmaLinkConfig {
-                        node: leased.node(),
-                        address: leased.address(),
-                        token: leased.grant().token,
-                        bytes: leased.grant().bytes,
-                        carrier: leased.carrier(),
-                    };
-                    let (link, ports) = connect(leased, &classes, Arc::clone(observer))?;
-                    let link_stats = Arc::clone(link.stats());
-                    self.links.push(link);
-                    // Now that the lease is renewed: registering its memory may take long.
-                    let found = calibrate(config, &rdma_config)?;
-                    self.note_refusal(found.refusal);
-                    let selection = found.selection;
-                    let (rdma, mut lanes) =
-                        self.connect_rdma(config, rdma_config.clone(), &classes, selection)?;
-                    // What stands in for what could not be measured.
-                    let latency = rdma
-                        .as_ref()
-                        .map_or(link_stats.round_trip_min(), RdmaLink::round_trip);
-                    let selection = rdma.as_ref().map_or(Selection::TCP, |_| selection);
-                    let path = PathStats::new(selection, found.tcp, found.rdma, latency);
-                    let path = Arc::new(path);
-                    let lent_by = &mut self.view.lent_by[number];
-                    lent_by.link = Some(Arc::clone(&link_stats));
-                    lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));
-                    lent_by.path = Some(Arc::clone(&path));
-                    let rdma_stats = lent_by.rdma.clone();
-                    followed.push(Followed::new(
-                        rdma_config,
-                        link_stats,
-                        rdma_stats,
-                        Arc::clone(&path),
-                    ));
-                    self.rdma_links.extend(rdma);
-                    for (port, &(class, _)) in ports.into_iter().zip(&classes) {
-                        let transports = match class {
-                            TrafficClass::Urgent => &mut urgent,
-                            TrafficClass::Bulk => &mut bulk,
-                            TrafficClass::Prefetch => &mut ahead,
-                            TrafficClass::Probe => unreachable!("not among the classes above"),
-                        };
-                        let traffic = Arc::clone(stats.donors[number].traffic(class));
-                        let (checksum, compression) = (config.checksum, config.compression);
-                        let tcp = TcpTransport::new(port, class, checksum, compression, traffic)
-                            .following(Arc::clone(&path));
-                        let lane = lanes.iter().position(|lane| lane.class() == class);
-                        transports.push(match lane {
-                            Some(lane) => {
-                                Box::new(RdmaTransport::new(lanes.swap_remove(lane), tcp))
-                            }
-                            None => Box::new(tcp),
-                        });
-                    }
-                }
-            }
+        let mut classes = vec![
+            (TrafficClass::Urgent, &fault_wake),
+            (TrafficClass::Bulk, &evict_wake),
+        ];
+        if prefetches {
+            classes.push((TrafficClass::Prefetch, &prefetch_wake));
         }
         let view = &mut self.view;
+        let (stats, lent_by) = (&view.stats, &mut view.lent_by);
+        let Connections {
+            urgent,
+            bulk,
+            ahead,
+            rdma_links,
+            links,
+            rdma_refusals,
+            followed,
+        } = Connections::make(config, sources, &classes, stats, lent_by, observer)?;
+        (self.rdma_links, self.links) = (rdma_links, links);
+        self.rdma_refusals = rdma_refusals;
         // Faults that meet a page being dropped: at most one a page and evictor step, and the
         // fault thread never stops taking them.
         let (retries, retried) = crossbeam_channel::bounded(IN_FLIGHT_MAX * 16);
@@ -450,42 +384,6 @@ impl Fabric {
             self.adapter = Some(adapter.map_err(system("start a thread"))?);
         }
         Ok(())
-    }
-
-    /// Notes why a donor is not used by RDMA.
-    fn note_refusal(&mut self, refusal: Option<RdmaLinkError>) {
-        match refusal {
-            // That this host has none is nothing to speak of.
-            Some(error) if error.is_absence() => tracing::debug!("{}", describe(&error)),
-            Some(error) => self.rdma_refusals.push(describe(&error)),
-            None => {}
-        }
-    }
-
-    /// Connects to a donor by RDMA, as far as that was selected.
-    fn connect_rdma(
-        &mut self,
-        config: &FabricConfig,
-        link_config: RdmaLinkConfig,
-        classes: &[(TrafficClass, &EventFd)],
-        selection: Selection,
-    ) -> Result<(Option<RdmaLink>, Vec<LanePort>), FabricError> {
-        if !selection.faults_by_rdma {
-            return Ok((None, Vec::new()));
-        }
-        let classes: Vec<_> = classes
-            .iter()
-            .copied()
-            .filter(|(class, _)| *class == TrafficClass::Urgent || selection.bulk_by_rdma)
-            .collect();
-        match RdmaLink::start(link_config, bells(&classes)?) {
-            Ok((link, lanes)) => Ok((Some(link), lanes)),
-            Err(error) if config.transport != TransportKind::Auto => Err(error.into()),
-            Err(error) => {
-                self.note_refusal(Some(error));
-                Ok((None, Vec::new()))
-            }
-        }
     }
 
     /// What can be looked at from any thread, while the VM runs and after.

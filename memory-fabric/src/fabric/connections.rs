@@ -1,0 +1,171 @@
+//! Connecting to all who lend: what pages travel on, and what was found out about each way.
+
+use super::adapt::Followed;
+use super::calibrate::calibrate;
+use super::sources::{Sources, bells, connect};
+use super::{FabricConfig, FabricError, FabricObserver, LOOPBACK_LEASE, TransportKind};
+use crate::link::path::PathStats;
+use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
+use crate::link::{Leased, Link, describe};
+use crate::stats::{PagerStats, Traffic};
+use crate::transport::PageTransport;
+use crate::transport::loopback::LoopbackTransport;
+use crate::transport::rdma::RdmaTransport;
+use crate::transport::select::Selection;
+use crate::transport::tcp::TcpTransport;
+use crate::view::LentBy;
+use crate::wire::TrafficClass;
+use std::sync::Arc;
+use vmm_sys_util::eventfd::EventFd;
+
+/// One transport to each who lends.
+pub(super) type Transports = Vec<Box<dyn PageTransport>>;
+
+/// What pages travel on.
+#[derive(Default)]
+pub(super) struct Connections {
+    /// For faults.
+    pub urgent: Transports,
+    /// For write-backs.
+    pub bulk: Transports,
+    /// For prefetching, if there is any.
+    pub ahead: Transports,
+    /// Before the links, whose leases they are about.
+    pub rdma_links: Vec<RdmaLink>,
+    pub links: Vec<Link>,
+    /// Why some donors are not read by RDMA although this was tried.
+    pub rdma_refusals: Vec<String>,
+    /// What is to be measured again while the VM runs.
+    pub followed: Vec<Followed>,
+}
+
+impl Connections {
+    /// Connects to all. Each class has the bell of the thread that uses it. What is known of each
+    /// donor then is noted in `lent_by`.
+    pub(super) fn make(
+        config: &FabricConfig,
+        sources: Sources,
+        classes: &[(TrafficClass, &EventFd)],
+        stats: &PagerStats,
+        lent_by: &mut [LentBy],
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        let mut all = Self::default();
+        match sources {
+            Sources::None => {}
+            Sources::Loopback(pool, bytes) => {
+                let lease = pool
+                    .lend(config.vm.clone(), bytes, false, LOOPBACK_LEASE)
+                    .map_err(FabricError::Loopback)?;
+                for transports in [&mut all.urgent, &mut all.bulk, &mut all.ahead] {
+                    transports.push(Box::new(LoopbackTransport::new(Arc::clone(&lease))));
+                }
+            }
+            Sources::Donors(leases) => {
+                for ((leased, lent_by), stats) in leases.into_iter().zip(lent_by).zip(&stats.donors)
+                {
+                    let traffic = |class| Arc::clone(stats.traffic(class));
+                    all.add(config, leased, classes, &traffic, lent_by, observer)?;
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    fn add(
+        &mut self,
+        config: &FabricConfig,
+        leased: Leased,
+        classes: &[(TrafficClass, &EventFd)],
+        traffic: &dyn Fn(TrafficClass) -> Arc<Traffic>,
+        lent_by: &mut LentBy,
+        observer: &FabricObserver,
+    ) -> Result<(), FabricError> {
+        let rdma_config = RdmaLinkConfig {
+            node: leased.node(),
+            address: leased.address(),
+            token: leased.grant().token,
+            bytes: leased.grant().bytes,
+            carrier: leased.carrier(),
+        };
+        let (link, ports) = connect(leased, classes, Arc::clone(observer))?;
+        let link_stats = Arc::clone(link.stats());
+        self.links.push(link);
+        // Now that the lease is renewed: registering its memory may take long.
+        let found = calibrate(config, &rdma_config)?;
+        self.note_refusal(found.refusal);
+        let (rdma, mut lanes) =
+            self.connect_rdma(config, rdma_config.clone(), classes, found.selection)?;
+        // What stands in for what could not be measured.
+        let latency = rdma
+            .as_ref()
+            .map_or(link_stats.round_trip_min(), RdmaLink::round_trip);
+        let selection = rdma.as_ref().map_or(Selection::TCP, |_| found.selection);
+        let path = PathStats::new(selection, found.tcp, found.rdma, latency);
+        let path = Arc::new(path);
+        lent_by.link = Some(Arc::clone(&link_stats));
+        lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));
+        lent_by.path = Some(Arc::clone(&path));
+        let rdma_stats = lent_by.rdma.clone();
+        self.followed.push(Followed::new(
+            rdma_config,
+            link_stats,
+            rdma_stats,
+            Arc::clone(&path),
+        ));
+        self.rdma_links.extend(rdma);
+        for (port, &(class, _)) in ports.into_iter().zip(classes) {
+            let transports = match class {
+                TrafficClass::Urgent => &mut self.urgent,
+                TrafficClass::Bulk => &mut self.bulk,
+                TrafficClass::Prefetch => &mut self.ahead,
+                TrafficClass::Probe => unreachable!("the pager has no such class"),
+            };
+            let (checksum, compression) = (config.checksum, config.compression);
+            let tcp = TcpTransport::new(port, class, checksum, compression, traffic(class))
+                .following(Arc::clone(&path));
+            let lane = lanes.iter().position(|lane| lane.class() == class);
+            transports.push(match lane {
+                Some(lane) => Box::new(RdmaTransport::new(lanes.swap_remove(lane), tcp)),
+                None => Box::new(tcp),
+            });
+        }
+        Ok(())
+    }
+
+    /// Notes why a donor is not used by RDMA.
+    fn note_refusal(&mut self, refusal: Option<RdmaLinkError>) {
+        match refusal {
+            // That this host has none is nothing to speak of.
+            Some(error) if error.is_absence() => tracing::debug!("{}", describe(&error)),
+            Some(error) => self.rdma_refusals.push(describe(&error)),
+            None => {}
+        }
+    }
+
+    /// Connects to a donor by RDMA, as far as that was selected.
+    fn connect_rdma(
+        &mut self,
+        config: &FabricConfig,
+        link_config: RdmaLinkConfig,
+        classes: &[(TrafficClass, &EventFd)],
+        selection: Selection,
+    ) -> Result<(Option<RdmaLink>, Vec<LanePort>), FabricError> {
+        if !selection.faults_by_rdma {
+            return Ok((None, Vec::new()));
+        }
+        let classes: Vec<_> = classes
+            .iter()
+            .copied()
+            .filter(|(class, _)| *class == TrafficClass::Urgent || selection.bulk_by_rdma)
+            .collect();
+        match RdmaLink::start(link_config, bells(&classes)?) {
+            Ok((link, lanes)) => Ok((Some(link), lanes)),
+            Err(error) if config.transport != TransportKind::Auto => Err(error.into()),
+            Err(error) => {
+                self.note_refusal(Some(error));
+                Ok((None, Vec::new()))
+            }
+        }
+    }
+}
