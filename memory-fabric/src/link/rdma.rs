@@ -145,7 +145,7 @@ pub(crate) type LaneSender = Sender<Box<dyn PageLane>>;
 
 /// The end of the link in the hands of a transport.
 #[derive(Debug)]
-pub(crate) struct LanePort {
+pub struct LanePort {
     class: TrafficClass,
     lanes: Receiver<Box<dyn PageLane>>,
     ask: Sender<Ask>,
@@ -222,7 +222,7 @@ impl RdmaLink {
     /// # Errors
     ///
     /// See [`RdmaLinkError`].
-    pub(crate) fn start(
+    pub fn start(
         config: RdmaLinkConfig,
         classes: Vec<(TrafficClass, EventFd)>,
     ) -> Result<(Self, Vec<LanePort>), RdmaLinkError> {

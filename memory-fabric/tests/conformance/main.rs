@@ -2,22 +2,17 @@
 //! peers do wrong.
 
 mod cases;
+mod remote;
 #[path = "../support/mod.rs"]
 mod support;
 
-use cases::{Bed, CASES, Lines, Options, PAGES, User};
+use cases::{Bed, CASES, Lines, Options, User};
 use memory_fabric::donor::pool::Pool;
-use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::Compression;
-use memory_fabric::layout::NodeId;
-use memory_fabric::link::{Leased, LinkConfig, LinkEvent};
-use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::stream::Carrier;
-use memory_fabric::transport::PageTransport;
 use memory_fabric::transport::loopback::LoopbackTransport;
-use memory_fabric::transport::tcp::TcpTransport;
-use memory_fabric::wire::{FrameKind, Token, TrafficClass};
-use std::net::SocketAddr;
+use memory_fabric::wire::{FrameKind, Token};
+use remote::{BYTES, Remote, run_over_rdma};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,15 +20,6 @@ use std::time::{Duration, Instant};
 use support::proxy::{Mischief, Proxy};
 use support::udp_proxy::{UdpProxy, Weather};
 use support::{BREAK_INTERVAL, Breaker, donor};
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-
-const BYTES: u64 = PAGES as u64 * PAGE_SIZE as u64;
-
-const CLASSES: [TrafficClass; 3] = [
-    TrafficClass::Urgent,
-    TrafficClass::Bulk,
-    TrafficClass::Prefetch,
-];
 
 /// UDP, whatever the donor's fingerprint.
 const ANY_UDP: Carrier = Carrier::Udp(None);
@@ -78,6 +64,10 @@ impl Bed for Loopback {
     fn leases(&self) -> usize {
         self.0.leases()
     }
+
+    fn forgets_drops(&self) -> bool {
+        true
+    }
 }
 
 /// Ends its lease.
@@ -86,69 +76,6 @@ struct LoopbackLease(Arc<Pool>, Token);
 impl Drop for LoopbackLease {
     fn drop(&mut self) {
         self.0.end(&self.1);
-    }
-}
-
-/// Leases from a donor, over connections that a link makes.
-struct Remote<'a> {
-    donor: &'a Donor,
-    /// Where the VM finds it, which may be a network that does something to it.
-    address: SocketAddr,
-    carrier: Carrier,
-}
-
-impl<'a> Remote<'a> {
-    fn new(donor: &'a Donor, address: SocketAddr, carrier: Carrier) -> Self {
-        Self {
-            donor,
-            address,
-            carrier,
-        }
-    }
-}
-
-impl Bed for Remote<'_> {
-    fn open(&self, options: Options) -> Lines {
-        let leased = Leased::obtain(LinkConfig {
-            node: NodeId(1),
-            address: self.address,
-            carrier: self.carrier,
-            vm: "test".into(),
-            bytes: BYTES,
-            or_less: false,
-            grace: Duration::from_secs(30),
-        });
-        let bell = |class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
-        let observer = Arc::new(|event: LinkEvent| {
-            // Who waits for pages finds out by its own deadline.
-            if let LinkEvent::Lost { reason, .. } = event {
-                eprintln!("the donor is lost: {reason}");
-            }
-        });
-        let started = leased
-            .expect("a lease")
-            .start(CLASSES.map(bell).into(), observer);
-        let (link, ports) = started.expect("connections");
-        let mut users = ports.into_iter().zip(CLASSES).map(|(port, class)| {
-            let Options {
-                compression,
-                checksum,
-            } = options;
-            let transport = TcpTransport::new(port, class, checksum, compression, Arc::default());
-            let transport: Box<dyn PageTransport> = Box::new(transport);
-            User::new(transport)
-        });
-        let mut next = || users.next().expect("a port of each class");
-        Lines {
-            urgent: next(),
-            bulk: next(),
-            ahead: next(),
-            _lease: Box::new(link),
-        }
-    }
-
-    fn leases(&self) -> usize {
-        self.donor.pool().leases()
     }
 }
 
@@ -178,6 +105,16 @@ fn tcp_conforms() {
 fn udp_conforms() {
     let donor = donor(BYTES);
     run_all(&Remote::new(&donor, donor.address(), ANY_UDP));
+}
+
+/// The scenario `rdma_conforms` runs the same in the testbed.
+#[test]
+#[ignore = "needs an RDMA device: name its address in SSI_HV_RDMA_ADDRESS"]
+fn rdma_conforms() {
+    let here = std::env::var("SSI_HV_RDMA_ADDRESS").expect("SSI_HV_RDMA_ADDRESS is set");
+    run_over_rdma(here.parse().expect("an address"), |name, time| {
+        println!("{name}: {time:?}");
+    });
 }
 
 /// Everything is right over a TCP network that does `mischief` once to some frames of each class.

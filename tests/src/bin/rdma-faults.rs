@@ -4,11 +4,13 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use ssi_hv_tests::rdma_tool::{many, spoil, walk};
+use ssi_hv_tests::rdma_tool::{conform, many, spoil, walk};
 
 /// Tries RDMA connections to a donor (`ssi-hv node`).
 #[derive(Debug, Parser)]
 enum Command {
+    /// Runs the suite of all transports over RDMA, to a donor in this process
+    Conform(conform::Arguments),
     /// Opens many connections at once, reads by each, and asks for one more
     Many(many::Arguments),
     /// Falsifies what the two ends tell each other, and shows what comes of it
@@ -24,6 +26,10 @@ fn main() -> ExitCode {
         .without_time()
         .init();
     let done = match Command::parse() {
+        Command::Conform(arguments) => {
+            conform::run(&arguments);
+            Ok(())
+        }
         Command::Many(arguments) => many::run(&arguments),
         Command::Spoil(arguments) => spoil::run(&arguments),
         Command::Walk(arguments) => walk::run(&arguments),

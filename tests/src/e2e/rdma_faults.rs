@@ -16,6 +16,8 @@ use crate::testbed::{Host, RemoteProcess};
 const CONNECTIONS: u64 = 256;
 /// How long they may take to come about, all of them, on an emulated host.
 const MANY_DEADLINE: Duration = Duration::from_secs(120);
+/// How long the suite of all transports may take, on an emulated host.
+const CONFORMING_DEADLINE: Duration = Duration::from_secs(120);
 /// How long what is refused may take: an adapter's retries, with room for emulation.
 const REFUSED_MS_MAX: f64 = 10_000.0;
 /// For how long a link carries nothing.
@@ -37,6 +39,12 @@ const ROCE_PORT: &str = "4791";
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
+        name: "rdma_conforms",
+        about: "RDMA passes the suite of all transports",
+        needs_product: true,
+        run: conforms,
+    },
+    Scenario {
         name: "rdma_many",
         about: "256 RDMA connections, also of a stopped donor; one more is refused, and auto takes TCP",
         needs_product: true,
@@ -55,6 +63,17 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: faults,
     },
 ];
+
+fn conforms(context: &Context<'_>) -> Result {
+    let one = context.testbed.host(1);
+    add_rxe(one)?;
+    let argv = ["/share/rdma-faults", "conform", &one.address()];
+    let output = one.run(&argv, CONFORMING_DEADLINE)?;
+    let last = output.stdout.lines().last().unwrap_or_default();
+    ensure!(output.status.code == 0 && last == "CONFORMS", "{output:?}");
+    remove_rxe(one)?;
+    Ok(Verdict::Pass)
+}
 
 fn many(context: &Context<'_>) -> Result {
     let (one, two) = (context.testbed.host(1), context.testbed.host(2));

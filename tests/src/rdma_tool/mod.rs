@@ -2,6 +2,7 @@
 //! on a testbed host. It uses the product's links, lanes and pager, and needs no guest, so that
 //! much can be tried in one boot of the testbed.
 
+pub mod conform;
 pub mod many;
 mod proxy;
 pub mod spoil;

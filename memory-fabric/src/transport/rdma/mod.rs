@@ -44,7 +44,8 @@ pub(crate) use endpoint::{ConnectAnswer, ConnectRequest, RemoteMemory};
 pub(crate) use memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 pub(crate) use pair::QueuePair;
 pub(crate) use queue::CompletionQueue;
-pub(crate) use transport::{PageLane, RdmaTransport};
+pub(crate) use transport::PageLane;
+pub use transport::RdmaTransport;
 
 use std::io;
 use std::net::IpAddr;
