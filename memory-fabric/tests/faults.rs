@@ -2,13 +2,12 @@
 
 mod support;
 
-use memory_fabric::fabric::{Fabric, FabricEvent, FabricObserver};
+use memory_fabric::fabric::FabricEvent;
 use memory_fabric::link::LinkEvent;
 use memory_fabric::transport::IN_FLIGHT_MAX;
 use memory_fabric::wire::{FrameKind, ORPHAN_TIME};
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use support::proxy::{Mischief, Proxy};
@@ -311,18 +310,6 @@ fn an_idle_vm_whose_connections_break_keeps_its_memory() {
     assert_eq!(donor.pool().leases(), 1);
     verify(words, 7);
     running.fabric.shutdown();
-}
-
-fn refusal(config: &memory_fabric::fabric::FabricConfig) -> String {
-    let quiet: FabricObserver = Arc::new(|_| {});
-    let error = Fabric::start(config, &quiet).expect_err("refused");
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[test]

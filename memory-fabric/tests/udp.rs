@@ -2,12 +2,9 @@
 
 mod support;
 
-use memory_fabric::fabric::{
-    Fabric, FabricConfig, FabricEvent, FabricObserver, Fingerprint, PathKind, TransportKind,
-};
+use memory_fabric::fabric::{FabricConfig, FabricEvent, Fingerprint, PathKind, TransportKind};
 use memory_fabric::link::LinkEvent;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::udp_proxy::{UdpProxy, Weather};
 use support::*;
@@ -20,18 +17,6 @@ fn over_udp(donor: SocketAddr) -> FabricConfig {
         transport: TransportKind::Udp,
         ..config(GUEST, LOCAL, &[donor])
     }
-}
-
-fn refusal(config: &FabricConfig) -> String {
-    let quiet: FabricObserver = Arc::new(|_| {});
-    let error = Fabric::start(config, &quiet).expect_err("refused");
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(&error);
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 #[test]

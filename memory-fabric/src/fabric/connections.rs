@@ -81,13 +81,7 @@ impl Connections {
         lent_by: &mut LentBy,
         observer: &FabricObserver,
     ) -> Result<(), FabricError> {
-        let rdma_config = RdmaLinkConfig {
-            node: leased.node(),
-            address: leased.address(),
-            token: leased.grant().token,
-            bytes: leased.grant().bytes,
-            carrier: leased.carrier(),
-        };
+        let rdma_config = leased.rdma_config();
         let (link, ports) = connect(leased, classes, Arc::clone(observer))?;
         let link_stats = Arc::clone(link.stats());
         self.links.push(link);

@@ -19,6 +19,7 @@ use crate::wire::{
 };
 use crossbeam_channel::{Receiver, Sender, bounded};
 use keeper::{Keeper, Port};
+use rdma::RdmaLinkConfig;
 pub use stats::LinkStats;
 use std::io;
 use std::net::SocketAddr;
@@ -215,10 +216,16 @@ impl Leased {
         self.config.carrier
     }
 
-    /// The donor's number.
+    /// Where RDMA to it would lead.
     #[must_use]
-    pub fn node(&self) -> NodeId {
-        self.config.node
+    pub fn rdma_config(&self) -> RdmaLinkConfig {
+        RdmaLinkConfig {
+            node: self.config.node,
+            address: self.config.address,
+            token: self.grant.token,
+            bytes: self.grant.bytes,
+            carrier: self.config.carrier,
+        }
     }
 
     /// Starts the link's thread. For each class there is one port; its bell is rung when there

@@ -145,7 +145,7 @@ pub(crate) type LaneSender = Sender<Box<dyn PageLane>>;
 
 /// The end of the link in the hands of a transport.
 #[derive(Debug)]
-pub struct LanePort {
+pub(crate) struct LanePort {
     class: TrafficClass,
     lanes: Receiver<Box<dyn PageLane>>,
     ask: Sender<Ask>,
@@ -222,7 +222,7 @@ impl RdmaLink {
     /// # Errors
     ///
     /// See [`RdmaLinkError`].
-    pub fn start(
+    pub(crate) fn start(
         config: RdmaLinkConfig,
         classes: Vec<(TrafficClass, EventFd)>,
     ) -> Result<(Self, Vec<LanePort>), RdmaLinkError> {

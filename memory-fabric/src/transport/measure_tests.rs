@@ -183,13 +183,7 @@ fn leased(donor: &Donor, bytes: u64) -> (Link, RdmaLinkConfig) {
         grace: Duration::from_secs(1),
     });
     let leased = leased.expect("a lease");
-    let config = RdmaLinkConfig {
-        carrier: Carrier::Tcp,
-        node: NodeId(1),
-        address: donor.address(),
-        token: leased.grant().token,
-        bytes,
-    };
+    let config = leased.rdma_config();
     let (link, _) = leased.start(Vec::new(), Arc::new(|_| {})).expect("a link");
     (link, config)
 }

@@ -4,14 +4,14 @@ use super::cases::{Bed, CASES, Lines, Options, PAGES, User};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{Compression, SPIN_DEFAULT};
 use memory_fabric::layout::NodeId;
-use memory_fabric::link::rdma::{RdmaLink, RdmaLinkConfig};
+use memory_fabric::link::rdma::{RdmaLink, RdmaStats};
 use memory_fabric::link::{Leased, LinkConfig, LinkEvent};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::stream::Carrier;
-use memory_fabric::transport::PageTransport;
-use memory_fabric::transport::rdma::{DeviceChoice, RdmaTransport};
+use memory_fabric::transport::rdma::DeviceChoice;
 use memory_fabric::transport::tcp::TcpTransport;
 use memory_fabric::wire::TrafficClass;
+use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,8 @@ pub struct Remote<'a> {
     /// Where the VM finds it, which may be a network that does something to it.
     address: SocketAddr,
     carrier: Carrier,
-    by_rdma: bool,
+    /// What the connections by RDMA count, where there are any.
+    by_rdma: Option<RefCell<Vec<Arc<RdmaStats>>>>,
 }
 
 impl<'a> Remote<'a> {
@@ -41,7 +42,7 @@ impl<'a> Remote<'a> {
             donor,
             address,
             carrier,
-            by_rdma: false,
+            by_rdma: None,
         }
     }
 }
@@ -58,13 +59,7 @@ impl Bed for Remote<'_> {
             grace: Duration::from_secs(30),
         });
         let leased = leased.expect("a lease");
-        let rdma = RdmaLinkConfig {
-            node: leased.node(),
-            address: leased.address(),
-            token: leased.grant().token,
-            bytes: leased.grant().bytes,
-            carrier: leased.carrier(),
-        };
+        let rdma = leased.rdma_config();
         let bell = |class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
         let observer = Arc::new(|event: LinkEvent| {
             // Who waits for pages finds out by its own deadline.
@@ -75,21 +70,22 @@ impl Bed for Remote<'_> {
         let (link, ports) = leased
             .start(CLASSES.map(bell).into(), observer)
             .expect("connections");
-        let (rdma, lanes) = self
-            .by_rdma
-            .then(|| RdmaLink::start(rdma, CLASSES.map(bell).into()).expect("RDMA"))
-            .unzip();
-        let mut lanes = lanes.into_iter().flatten();
+        let mut rdma_links = Vec::new();
         let mut users = ports.into_iter().zip(CLASSES).map(|(port, class)| {
             let Options {
                 compression,
                 checksum,
             } = options;
             let tcp = TcpTransport::new(port, class, checksum, compression, Arc::default());
-            let transport: Box<dyn PageTransport> = match lanes.next() {
-                Some(lane) => Box::new(RdmaTransport::new(lane, tcp)),
-                None => Box::new(tcp),
+            let Some(stats) = &self.by_rdma else {
+                return User::new(Box::new(tcp));
             };
+            let over_rdma = RdmaLink::transport(rdma.clone(), class, tcp);
+            let (link, mut transport) = over_rdma.expect("RDMA");
+            stats.borrow_mut().push(Arc::clone(link.stats()));
+            rdma_links.push(link);
+            // That takes the connection into use.
+            transport.poll(&mut |_| {});
             User::new(transport)
         });
         let mut next = || users.next().expect("a port of each class");
@@ -98,7 +94,7 @@ impl Bed for Remote<'_> {
             bulk: next(),
             ahead: next(),
             // In the order in which they have to end.
-            _lease: Box::new((rdma, link)),
+            _lease: Box::new((rdma_links, link)),
         }
     }
 
@@ -108,7 +104,7 @@ impl Bed for Remote<'_> {
 
     fn forgets_drops(&self) -> bool {
         // What an adapter may reach stays where it is.
-        !self.by_rdma
+        self.by_rdma.is_none()
     }
 }
 
@@ -123,7 +119,7 @@ pub fn run_over_rdma(here: IpAddr, mut tell: impl FnMut(&str, Duration)) {
     });
     let donor = donor.expect("a donor");
     let bed = Remote {
-        by_rdma: true,
+        by_rdma: Some(RefCell::default()),
         ..Remote::new(&donor, donor.address(), Carrier::Tcp)
     };
     // A READ or a WRITE has neither a checksum nor compression of ours.
@@ -136,4 +132,15 @@ pub fn run_over_rdma(here: IpAddr, mut tell: impl FnMut(&str, Duration)) {
         case(&bed, options);
         tell(name, started.elapsed());
     }
+    let stats = bed.by_rdma.expect("there is RDMA").into_inner();
+    let count = |of: fn(&RdmaStats) -> u64| stats.iter().map(|stats| of(stats)).sum::<u64>();
+    let (read, written) = (
+        count(|stats| stats.pages_read.get()),
+        count(|stats| stats.pages_written.get()),
+    );
+    assert_eq!(count(|stats| stats.failures.get()), 0, "RDMA failed");
+    assert!(
+        read > 10_000 && written > 5_000,
+        "{read} pages were read by RDMA, and {written} written"
+    );
 }

@@ -10,7 +10,8 @@ pub mod udp_proxy;
 
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, LocalUse, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
+    TransportKind,
 };
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::transport::rdma::DeviceChoice;
@@ -258,4 +259,17 @@ impl Random {
     pub fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit as u64).expect("below a usize")
     }
+}
+
+/// Starts a fabric that is refused, and gives why.
+pub fn refusal(config: &FabricConfig) -> String {
+    let quiet: FabricObserver = Arc::new(|_| {});
+    let error = Fabric::start(config, &quiet).expect_err("refused");
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
 }

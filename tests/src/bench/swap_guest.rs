@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use kernel_images::{ImageCache, Manifest, initramfs, programs};
+use kernel_images::{ImageCache, Manifest, command, initramfs, programs};
 use serde_json::{Value, json};
 
 use crate::e2e::parse_faultprobe;
@@ -15,7 +16,7 @@ use crate::testbed::{Host, add_text, add_tools_with_libraries};
 /// What the guest runs.
 const SCRIPT: &str = include_str!("swap_guest.sh");
 /// Its initramfs, in the shared directory.
-const INITRAMFS: &str = "guest-swap.cpio";
+const INITRAMFS: &str = "guest-swap.cpio.gz";
 /// Debian's programs in it, with their packages.
 const TOOLS: &[(&str, &str)] = &[("nbd-client", "nbd-client")];
 /// The kernel's modules that it loads, beside those of every guest.
@@ -33,10 +34,17 @@ pub(super) fn prepare(workspace: &Path, share: &Share) -> anyhow::Result<()> {
     let image = cache.ensure(Manifest::built_in()?.kernel("cloud")?)?;
     let tools = programs::build_static(workspace, &["testbed-agent", "faultprobe"])?;
     let out = share.dir.join(INITRAMFS);
-    initramfs::write_guest_with(&image, &tools, &out, MODULES, |archive| {
+    let plain = out.with_extension("");
+    initramfs::write_guest_with(&image, &tools, &plain, MODULES, |archive| {
         add_text(archive, "bin/swap-guest", 0o755, SCRIPT)?;
         add_tools_with_libraries(archive, TOOLS)
     })?;
+    // The guest that swaps has it in memory twice while it unpacks it, and little memory.
+    command::output(
+        Command::new("gzip").args(["-n", "-f"]).arg(&plain),
+        "gzip",
+        "look whether the disk is full",
+    )?;
     Ok(())
 }
 

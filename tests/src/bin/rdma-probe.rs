@@ -15,18 +15,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use memory_fabric::fabric::Compression;
-use memory_fabric::layout::NodeId;
-use memory_fabric::link::rdma::{RdmaLink, RdmaLinkConfig, RdmaStats, Reader};
-use memory_fabric::link::{Leased, LinkConfig, LinkPort};
+use memory_fabric::link::LinkPort;
+use memory_fabric::link::rdma::{RdmaLink, RdmaStats, Reader};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
-use memory_fabric::stream::Carrier;
 use memory_fabric::transport::tcp::TcpTransport;
 use memory_fabric::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
 use memory_fabric::wire::TrafficClass;
+use ssi_hv_tests::rdma_tool::{PATIENCE, lease};
 use vmm_sys_util::eventfd::EventFd;
 
-/// How long anything may take that takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(30);
 /// How long RDMA may be away, in all.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 /// How long one READ may take: longer than the adapter needs to give up.
@@ -62,23 +59,8 @@ fn main() -> ExitCode {
 }
 
 fn probe(arguments: &Arguments) -> anyhow::Result<()> {
-    let bytes = u64::from(arguments.pages) * PAGE_SIZE as u64;
-    let leased = Leased::obtain(LinkConfig {
-        node: NodeId(1),
-        address: arguments.donor,
-        carrier: Carrier::Tcp,
-        vm: "rdma-probe".to_owned(),
-        bytes,
-        or_less: false,
-        grace: PATIENCE,
-    })?;
-    let config = RdmaLinkConfig {
-        carrier: Carrier::Tcp,
-        node: NodeId(1),
-        address: arguments.donor,
-        token: leased.grant().token,
-        bytes,
-    };
+    let leased = lease(arguments.donor, "rdma-probe", arguments.pages.into())?;
+    let config = leased.rdma_config();
     let classes = [TrafficClass::Bulk, TrafficClass::Urgent];
     let bells: std::io::Result<Vec<_>> = classes
         .iter()

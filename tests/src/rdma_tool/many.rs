@@ -8,11 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use memory_fabric::fabric::Compression;
-use memory_fabric::layout::NodeId;
 use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
-use memory_fabric::link::{Leased, Link, LinkConfig, LinkPort};
+use memory_fabric::link::{Link, LinkPort};
 use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::stream::Carrier;
 use memory_fabric::transport::rdma::resources::pinned_bytes;
 use memory_fabric::transport::rdma::usage;
 use memory_fabric::transport::tcp::TcpTransport;
@@ -22,7 +20,7 @@ use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{PATIENCE, READ_TIME_MAX, content, wrong_bytes};
+use super::{PATIENCE, READ_TIME_MAX, content, lease, wrong_bytes};
 
 /// Pages of each lease.
 const PAGES: u64 = 4;
@@ -147,27 +145,12 @@ fn read_all(holders: &mut [Leaseholder], rounds: u16) -> anyhow::Result<(u64, us
 }
 
 /// A lease with pages that are known.
-fn hold(donor: SocketAddr, lease: u64) -> anyhow::Result<Leaseholder> {
-    let bytes = PAGES * PAGE_SIZE as u64;
-    let leased = Leased::obtain(LinkConfig {
-        carrier: Carrier::Tcp,
-        node: NodeId(1),
-        address: donor,
-        vm: format!("vm-{lease}"),
-        bytes,
-        or_less: false,
-        grace: PATIENCE,
-    })?;
-    let config = RdmaLinkConfig {
-        carrier: Carrier::Tcp,
-        node: NodeId(1),
-        address: donor,
-        token: leased.grant().token,
-        bytes,
-    };
+fn hold(donor: SocketAddr, number: u64) -> anyhow::Result<Leaseholder> {
+    let leased = lease(donor, &format!("vm-{number}"), PAGES)?;
+    let config = leased.rdma_config();
     let bell = EventFd::new(0)?;
     let (link, mut ports) = leased.start(vec![(TrafficClass::Bulk, bell)], Arc::new(|_| {}))?;
-    fill(ports.pop().context("a port")?, lease)?;
+    fill(ports.pop().context("a port")?, number)?;
     Ok(Leaseholder {
         config,
         link,

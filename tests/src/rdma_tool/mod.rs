@@ -8,15 +8,36 @@ mod proxy;
 pub mod spoil;
 pub mod walk;
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
+use memory_fabric::control::ControlError;
+use memory_fabric::layout::NodeId;
+use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
+use memory_fabric::stream::Carrier;
 
 /// How long anything may take that takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long one READ may take: longer than the adapter needs to give up, and than a silent lane
 /// is kept.
 const READ_TIME_MAX: Duration = Duration::from_secs(6);
+
+/// A lease of so many pages.
+///
+/// # Errors
+/// When the donor does not lend.
+pub fn lease(donor: SocketAddr, vm: &str, pages: u64) -> Result<Leased, ControlError> {
+    Leased::obtain(LinkConfig {
+        node: NodeId(1),
+        address: donor,
+        carrier: Carrier::Tcp,
+        vm: vm.to_owned(),
+        bytes: pages * PAGE_SIZE as u64,
+        or_less: false,
+        grace: PATIENCE,
+    })
+}
 
 /// A number that looks random, the same in each run.
 fn scattered(number: u64) -> u64 {

@@ -7,14 +7,11 @@ use std::time::Instant;
 use anyhow::{bail, ensure};
 use clap::Args;
 use memory_fabric::fabric::{Fabric, PathKind, TransportKind};
-use memory_fabric::layout::NodeId;
-use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
-use memory_fabric::link::{Leased, LinkConfig};
+use memory_fabric::link::rdma::Reader;
 use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::stream::Carrier;
 
 use super::proxy::{self, Lie};
-use super::{PATIENCE, READ_TIME_MAX, walk};
+use super::{READ_TIME_MAX, lease, walk};
 
 /// Pages that are touched with `auto`: some leave, so that some come back over TCP.
 const TOUCHES: u64 = 200;
@@ -79,23 +76,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// The error of one READ by such a connection, and its time in milliseconds.
 fn one_read(donor: SocketAddr) -> anyhow::Result<(String, u128)> {
-    let bytes = 4 * PAGE_SIZE as u64;
-    let leased = Leased::obtain(LinkConfig {
-        carrier: Carrier::Tcp,
-        node: NodeId(1),
-        address: donor,
-        vm: "spoiled".to_owned(),
-        bytes,
-        or_less: false,
-        grace: PATIENCE,
-    })?;
-    let mut reader = Reader::connect(&RdmaLinkConfig {
-        carrier: Carrier::Tcp,
-        node: NodeId(1),
-        address: donor,
-        token: leased.grant().token,
-        bytes,
-    })?;
+    let leased = lease(donor, "spoiled", 4)?;
+    let mut reader = Reader::connect(&leased.rdma_config())?;
     let started = Instant::now();
     let mut page = [0; PAGE_SIZE];
     let Err(error) = reader.read(0, READ_TIME_MAX, &mut page) else {

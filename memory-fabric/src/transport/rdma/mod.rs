@@ -44,8 +44,7 @@ pub(crate) use endpoint::{ConnectAnswer, ConnectRequest, RemoteMemory};
 pub(crate) use memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 pub(crate) use pair::QueuePair;
 pub(crate) use queue::CompletionQueue;
-pub(crate) use transport::PageLane;
-pub use transport::RdmaTransport;
+pub(crate) use transport::{PageLane, RdmaTransport};
 
 use std::io;
 use std::net::IpAddr;

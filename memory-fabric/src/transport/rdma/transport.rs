@@ -69,7 +69,7 @@ pub(crate) trait PageLane: Send + std::fmt::Debug {
 /// that is safe at any time: it changes nothing, and where its answer may still be put is the old
 /// lane's own. A new lane is taken when there is one.
 #[derive(Debug)]
-pub struct RdmaTransport {
+pub(crate) struct RdmaTransport {
     tcp: TcpTransport,
     port: LanePort,
     lane: Option<Box<dyn PageLane>>,
@@ -108,8 +108,7 @@ impl Request {
 
 impl RdmaTransport {
     /// A transport with lanes from `port`, and `tcp` for the rest.
-    #[must_use]
-    pub fn new(port: LanePort, tcp: TcpTransport) -> Self {
+    pub(crate) fn new(port: LanePort, tcp: TcpTransport) -> Self {
         let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
             tcp,

@@ -278,9 +278,8 @@ fn own_donor() -> Result<Donor> {
 
 /// A lease that is kept, and where it is.
 fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
-    let node = NodeId(1);
     let leased = Leased::obtain(LinkConfig {
-        node,
+        node: NodeId(1),
         address,
         carrier: Carrier::Tcp,
         vm: "bench".to_owned(),
@@ -288,13 +287,7 @@ fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
         or_less: false,
         grace: Duration::from_secs(5),
     })?;
-    let lease = RdmaLinkConfig {
-        node,
-        address,
-        token: leased.grant().token,
-        bytes: leased.grant().bytes,
-        carrier: Carrier::Tcp,
-    };
+    let lease = leased.rdma_config();
     let (link, _) = leased.start(Vec::new(), Arc::new(|_| {}))?;
     Ok((link, lease))
 }
