@@ -206,7 +206,7 @@ fn lies(context: &Context<'_>) -> Result {
             // Verb, status, queue pair, device and peer.
             ensure!(
                 [
-                    "a request failed on queue pair ",
+                    "READ failed on queue pair ",
                     " of rxe0 to 10.77.0.1:",
                     status
                 ]
@@ -266,7 +266,7 @@ fn faults(context: &Context<'_>) -> Result {
     let error = error.unwrap_or_default();
     ensure!(
         [
-            "a request failed on queue pair ",
+            "READ failed on queue pair ",
             " of rxe0 to 10.77.0.2:7700",
             "status 12"
         ]

@@ -230,6 +230,7 @@ impl Lane {
             any = true;
             if done.status != ibv_wc_status::IBV_WC_SUCCESS {
                 return Err(RdmaError::Completion {
+                    verb: self.verb(done.id),
                     on: self.pair.on().to_owned(),
                     status: status_text(done.status),
                     code: done.status,
@@ -285,6 +286,15 @@ impl Lane {
             complete(number, &[]);
         }
         Ok(())
+    }
+
+    /// What a completion is of. The flush behind WRITEs is a READ.
+    fn verb(&self, id: u64) -> &'static str {
+        let number = usize::try_from(id).unwrap_or(usize::MAX);
+        match self.requests.get(number).map(|request| request.state) {
+            Some(RequestState::Writing) => "WRITE",
+            _ => "READ",
+        }
     }
 
     fn unasked(&self, id: u64) -> RdmaError {

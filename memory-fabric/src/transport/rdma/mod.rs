@@ -136,8 +136,10 @@ pub enum RdmaError {
         remedy: &'static str,
     },
     /// A request failed.
-    #[error("a request failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]
+    #[error("{verb} failed on {on}: {status} (status {code}, vendor error {vendor:#x})")]
     Completion {
+        /// The verb: READ or WRITE.
+        verb: &'static str,
         /// Queue pair and peer.
         on: String,
         /// The status in words.
