@@ -4,38 +4,27 @@
 //! them. So neither the lease nor the pager waits for it; while there is no lane, pages travel
 //! by TCP.
 
-use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+mod connect;
+mod keeper;
+
+use crate::control::{CONTROL_TIMEOUT, ControlError};
 use crate::layout::NodeId;
-use crate::page::PageBytes;
 use crate::stats::Counter;
 use crate::stream::Carrier;
-use crate::transport::rdma::{
-    ConnectAnswer, ConnectRequest, Device, DeviceChoice, Lane, LaneConfig, PageLane, RdmaError,
-    RdmaTransport,
-};
+use crate::transport::PageTransport;
+use crate::transport::rdma::{PageLane, RdmaError, RdmaTransport};
 use crate::transport::tcp::TcpTransport;
-use crate::transport::{IN_FLIGHT_MAX, PageTransport};
-use crate::wire::{FrameKind, RUN_PAGES_MAX, Token, TrafficClass, WireError};
+use crate::wire::{Token, TrafficClass};
+pub use connect::Reader;
+pub(super) use connect::connect;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use keeper::{End, LaneKeeper};
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::Weak;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// First pause before a lane that failed is made again; doubled each time that this fails, or
-/// that the new one does soon.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// Longest such pause.
-const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// A lane that lasted for so long was no failure from the start.
-const LASTING: Duration = Duration::from_secs(10);
-/// How often it is looked whether a lane is over, while it is in use.
-const WATCH_INTERVAL: Duration = Duration::from_millis(250);
-/// READs that a new lane is tried out with: as many as round trips are measured of a lease.
-const TRIALS: usize = 8;
 /// How long they may take together: more than the adapter takes to give up one.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(3);
 /// The least speed, bytes a second, at which a donor is expected to make and pin its memory.
@@ -241,25 +230,13 @@ impl RdmaLink {
                 ask: ask.clone(),
                 stats: Arc::clone(&stats),
             });
-            ends.push(End {
-                class,
-                wake,
-                lanes,
-                watch: None,
-                retry_at: None,
-                pause: PAUSE_MIN,
-                made_at: Instant::now(),
-            });
+            ends.push(End::new(class, wake, lanes));
         }
         let address = config.address;
         let most = registering_time(config.bytes) + TRIAL_TIME_MAX * 2 + CONTROL_TIMEOUT;
         let after = most * u32::try_from(ends.len()).unwrap_or(1).max(1);
-        let keeper = LaneKeeper {
-            config,
-            ends,
-            stats: Arc::clone(&stats),
-        };
-        let name = format!("rdma-{}", keeper.config.node.0);
+        let name = format!("rdma-{}", config.node.0);
+        let keeper = LaneKeeper::new(config, ends, Arc::clone(&stats));
         std::thread::Builder::new()
             .name(name)
             .spawn(move || {
@@ -320,253 +297,6 @@ impl Drop for RdmaLink {
 /// How long a donor may take for registering a lease.
 pub(crate) fn registering_time(bytes: u64) -> Duration {
     CONTROL_TIMEOUT + Duration::from_secs(bytes / REGISTERING_SPEED_MIN)
-}
-
-/// One class, as the thread sees it.
-#[derive(Debug)]
-struct End {
-    class: TrafficClass,
-    wake: EventFd,
-    lanes: LaneSender,
-    /// What to watch for the lane that was made last.
-    watch: Option<Watch>,
-    /// When the next attempt is due.
-    retry_at: Option<Instant>,
-    pause: Duration,
-    made_at: Instant,
-}
-
-/// What tells that a lane has to be let go of, and how to call it back.
-#[derive(Debug)]
-struct Watch {
-    device: Weak<Device>,
-    /// The connection by which the donor's end was made, and with which that ends.
-    session: TcpStream,
-    revoked: Arc<AtomicBool>,
-}
-
-impl Watch {
-    fn is_over(&self) -> bool {
-        if self.device.upgrade().is_some_and(|device| device.is_gone()) {
-            return true;
-        }
-        // The donor sends nothing: there is something to read when it has ended.
-        match self.session.peek(&mut [0]) {
-            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
-            Ok(_) => true,
-        }
-    }
-}
-
-struct LaneKeeper {
-    config: RdmaLinkConfig,
-    ends: Vec<End>,
-    stats: Arc<RdmaStats>,
-}
-
-impl LaneKeeper {
-    fn run(mut self, first: &Sender<Result<Duration, RdmaLinkError>>, asked: &Receiver<Ask>) {
-        let mut longest = Duration::ZERO;
-        for index in 0..self.ends.len() {
-            match self.make(index) {
-                Ok(round_trip) => longest = longest.max(round_trip),
-                Err(error) => {
-                    let _ = first.send(Err(error));
-                    return;
-                }
-            }
-        }
-        if first.send(Ok(longest)).is_err() {
-            return;
-        }
-        loop {
-            let wake_at = Instant::now() + WATCH_INTERVAL;
-            match asked.recv_deadline(wake_at) {
-                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(Ask::Back(class, lane, why)) => self.take_back(class, lane, why),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            self.watch();
-            self.retry();
-        }
-        // What was never taken, and what was given back meanwhile.
-        self.ends.clear();
-        while asked.try_recv().is_ok() {}
-    }
-
-    fn take_back(&mut self, class: TrafficClass, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
-        drop(lane);
-        let node = self.config.node;
-        let Some(end) = self.ends.iter_mut().find(|end| end.class == class) else {
-            return;
-        };
-        end.watch = None;
-        match why {
-            None => self.stats.returned.increment(),
-            Some(error) => {
-                self.stats.failures.increment();
-                if end.made_at.elapsed() >= LASTING {
-                    end.pause = PAUSE_MIN;
-                }
-                end.retry_at = Some(Instant::now() + end.pause);
-                end.pause = (end.pause * 2).min(PAUSE_MAX);
-                let error = super::describe(&error);
-                tracing::warn!(%node, ?class, error, "RDMA failed; pages go on over TCP");
-            }
-        }
-    }
-
-    /// Calls back the lanes that are over, or whose device is being removed.
-    fn watch(&self) {
-        for end in &self.ends {
-            if let Some(watch) = end.watch.as_ref().filter(|watch| watch.is_over()) {
-                // Relaxed: it says nothing about other memory; the bell makes the thread look.
-                watch.revoked.store(true, Ordering::Relaxed);
-                let _ = end.wake.write(1);
-            }
-        }
-    }
-
-    /// Makes again what is due.
-    fn retry(&mut self) {
-        for index in 0..self.ends.len() {
-            let end = &mut self.ends[index];
-            if end.retry_at.is_none_or(|at| at > Instant::now()) {
-                continue;
-            }
-            end.retry_at = None;
-            let (node, class) = (self.config.node, end.class);
-            match self.make(index) {
-                Ok(_) => tracing::info!(%node, ?class, "back on RDMA"),
-                Err(error) => {
-                    let end = &mut self.ends[index];
-                    end.retry_at = Some(Instant::now() + end.pause);
-                    end.pause = (end.pause * 2).min(PAUSE_MAX);
-                    let error = super::describe(&error);
-                    tracing::debug!(%node, ?class, error, "still no RDMA");
-                }
-            }
-        }
-    }
-
-    /// Makes a lane, tries it out and hands it over; gives its shortest round trip.
-    fn make(&mut self, index: usize) -> Result<Duration, RdmaLinkError> {
-        let (mut lane, device, session) = connect(&self.config, self.ends[index].class)?;
-        let address = self.config.address;
-        let mut shortest = Duration::MAX;
-        for _ in 0..TRIALS {
-            let trip = lane.read_now(0, TRIAL_TIME_MAX, &mut |_| {});
-            shortest =
-                shortest.min(trip.map_err(|source| RdmaLinkError::Here { address, source })?);
-        }
-        self.stats.connections.increment();
-        let end = &mut self.ends[index];
-        end.made_at = Instant::now();
-        end.watch = Some(Watch {
-            device: Arc::downgrade(&device),
-            session,
-            revoked: lane.revocation(),
-        });
-        // There is room: the one before came back.
-        let _ = end.lanes.try_send(Box::new(lane));
-        let _ = end.wake.write(1);
-        Ok(shortest)
-    }
-}
-
-/// Connects to the lease by RDMA.
-pub(super) fn connect(
-    config: &RdmaLinkConfig,
-    class: TrafficClass,
-) -> Result<(Lane, Arc<Device>, TcpStream), RdmaLinkError> {
-    let address = config.address;
-    let here = |source| RdmaLinkError::Here { address, source };
-    let donor = |source| RdmaLinkError::Donor { address, source };
-    let mut control = ControlStream::connect(address).map_err(donor)?;
-    let local = control.local().map_err(donor)?;
-    let (device, route) = Device::for_peer(&DeviceChoice::Automatic, local.ip()).map_err(here)?;
-    let lane = Lane::prepare(&LaneConfig {
-        device: Arc::clone(&device),
-        route,
-        pages: staging_pages(class),
-        writes: class == TrafficClass::Bulk,
-        peer: address.to_string(),
-    });
-    let lane = lane.map_err(here)?;
-    let request = ConnectRequest {
-        token: config.token,
-        class,
-        endpoint: lane.endpoint(),
-    };
-    control.send(FrameKind::Connect, &request).map_err(donor)?;
-    let (frame, payload) = control
-        .receive(registering_time(config.bytes))
-        .map_err(donor)?;
-    if frame.kind != FrameKind::Connected {
-        let wrong = WireError::Unexpected(frame.kind);
-        return Err(donor(ControlError::Protocol(address, wrong)));
-    }
-    let answer: ConnectAnswer = control.decode(frame.kind, &payload).map_err(donor)?;
-    answer.memory.check(config.bytes).map_err(here)?;
-    let session = control.into_tcp().map_err(donor)?;
-    let watched = session.set_nonblocking(true).and(session.try_clone());
-    let watched = watched.map_err(|error| donor(ControlError::Stream(address, error)))?;
-    let lane = lane.connect(&answer, session).map_err(here)?;
-    Ok((lane, device, watched))
-}
-
-/// Reads a lease page by page, without a pager: for measuring and for tests.
-#[derive(Debug)]
-pub struct Reader(Lane);
-
-impl Reader {
-    /// Connects to a lease by RDMA, in place of another connection for faults.
-    ///
-    /// # Errors
-    ///
-    /// See [`RdmaLinkError`].
-    pub fn connect(config: &RdmaLinkConfig) -> Result<Self, RdmaLinkError> {
-        Self::connect_for(config, TrafficClass::Urgent)
-    }
-
-    /// The same in place of another connection for `class`.
-    ///
-    /// # Errors
-    ///
-    /// See [`RdmaLinkError`].
-    pub fn connect_for(
-        config: &RdmaLinkConfig,
-        class: TrafficClass,
-    ) -> Result<Self, RdmaLinkError> {
-        let (lane, ..) = connect(config, class)?;
-        Ok(Self(lane))
-    }
-
-    /// Reads the page at `offset` (bytes) of the lease; gives the time from posting the request
-    /// to its completion.
-    ///
-    /// # Errors
-    ///
-    /// When the request fails, or has not completed `within` that time. The reader is of no more
-    /// use then.
-    pub fn read(
-        &mut self,
-        offset: u64,
-        within: Duration,
-        page: &mut PageBytes,
-    ) -> Result<Duration, RdmaError> {
-        let mut take = |bytes: &[u8]| page.copy_from_slice(bytes);
-        self.0.read_now(offset, within, &mut take)
-    }
-}
-
-/// Pages that may be on their way at once. Runs of pages need neighbouring room.
-fn staging_pages(class: TrafficClass) -> usize {
-    match class {
-        TrafficClass::Urgent | TrafficClass::Bulk => IN_FLIGHT_MAX,
-        // 2 MiB: twice what the prefetcher has on its way.
-        TrafficClass::Prefetch | TrafficClass::Probe => 8 * RUN_PAGES_MAX as usize,
-    }
 }
 
 #[cfg(test)]

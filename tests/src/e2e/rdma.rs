@@ -400,7 +400,10 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     let host = context.testbed.host(number);
     let written = removed_while_writing(context, host)?;
     let donor = Donor::lending(context, "1G", &[])?;
-    let mut guest = Guest::remote(1, "faultprobe --bytes 256M && faultprobe --bytes 256M");
+    let mut guest = Guest {
+        local_memory: Some("128M"),
+        ..Guest::remote(1, "faultprobe --bytes 128M && faultprobe --bytes 128M")
+    };
     guest.more.extend(["--transport", "rdma"]);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
@@ -416,7 +419,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     process.wait_for_line("back on RDMA", Duration::from_secs(90))?;
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe()?;
+    guest.faultprobe_over(128 << 20)?;
     let rdma = rdma_of(&guest)?;
     ensure!(
         rdma.failures >= 1 && rdma.connections > rdma.failures && rdma.pages_written > 0,

@@ -28,7 +28,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 fn status_while_running(context: &Context<'_>) -> Result {
     let (here, there) = (context.testbed.host(1), context.testbed.host(2));
     let donor = Donor::start(context)?;
-    let mut guest = Guest::remote(2, "faultprobe --bytes 256M");
+    let mut guest = Guest {
+        local_memory: Some("128M"),
+        ..Guest::remote(2, "faultprobe --bytes 128M")
+    };
     guest.more.extend(["--name", "looked-at"]);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
@@ -98,7 +101,7 @@ fn status_while_running(context: &Context<'_>) -> Result {
     let last = json(here, &["ssi-hv", "status", "--json"]);
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe()?;
+    guest.faultprobe_over(128 << 20)?;
     // The guest may have ended before the last look.
     for seen in [&Ok(first), &Ok(heat), &last].into_iter().flatten() {
         for pointer in [

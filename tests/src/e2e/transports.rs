@@ -42,7 +42,7 @@ fn bench(context: &Context<'_>) -> anyhow::Result<()> {
         "--donor",
         DONOR,
         "--seconds",
-        "3",
+        "1",
         "--json",
     ];
     let text = one.check(&argv, BENCH_DEADLINE)?;

@@ -1,0 +1,207 @@
+//! The thread that makes a donor's RDMA connections, watches them, and makes them again.
+
+use super::connect::connect;
+use super::{Ask, LaneSender, RdmaLinkConfig, RdmaLinkError, RdmaStats, TRIAL_TIME_MAX};
+use crate::link::describe;
+use crate::transport::rdma::{Device, PageLane, RdmaError};
+use crate::wire::TrafficClass;
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use std::io;
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+use vmm_sys_util::eventfd::EventFd;
+
+/// First pause before a lane that failed is made again; doubled each time that this fails, or
+/// that the new one does soon.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// Longest such pause.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// A lane that lasted for so long was no failure from the start.
+const LASTING: Duration = Duration::from_secs(10);
+/// How often it is looked whether a lane is over, while it is in use.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+/// READs that a new lane is tried out with: as many as round trips are measured of a lease.
+const TRIALS: usize = 8;
+
+/// One class, as the thread sees it.
+#[derive(Debug)]
+pub(super) struct End {
+    class: TrafficClass,
+    wake: EventFd,
+    lanes: LaneSender,
+    /// What to watch for the lane that was made last.
+    watch: Option<Watch>,
+    /// When the next attempt is due.
+    retry_at: Option<Instant>,
+    pause: Duration,
+    made_at: Instant,
+}
+
+impl End {
+    /// Before its first lane.
+    pub(super) fn new(class: TrafficClass, wake: EventFd, lanes: LaneSender) -> Self {
+        Self {
+            class,
+            wake,
+            lanes,
+            watch: None,
+            retry_at: None,
+            pause: PAUSE_MIN,
+            made_at: Instant::now(),
+        }
+    }
+}
+
+/// What tells that a lane has to be let go of, and how to call it back.
+#[derive(Debug)]
+struct Watch {
+    device: Weak<Device>,
+    /// The connection by which the donor's end was made, and with which that ends.
+    session: TcpStream,
+    revoked: Arc<AtomicBool>,
+}
+
+impl Watch {
+    fn is_over(&self) -> bool {
+        if self.device.upgrade().is_some_and(|device| device.is_gone()) {
+            return true;
+        }
+        // The donor sends nothing: there is something to read when it has ended.
+        match self.session.peek(&mut [0]) {
+            Err(error) => error.kind() != io::ErrorKind::WouldBlock,
+            Ok(_) => true,
+        }
+    }
+}
+
+/// The thread's own.
+pub(super) struct LaneKeeper {
+    config: RdmaLinkConfig,
+    ends: Vec<End>,
+    stats: Arc<RdmaStats>,
+}
+
+impl LaneKeeper {
+    pub(super) fn new(config: RdmaLinkConfig, ends: Vec<End>, stats: Arc<RdmaStats>) -> Self {
+        Self {
+            config,
+            ends,
+            stats,
+        }
+    }
+
+    /// Makes a lane of each class, tells how fast they are, and keeps them until it is told to stop.
+    pub(super) fn run(
+        mut self,
+        first: &Sender<Result<Duration, RdmaLinkError>>,
+        asked: &Receiver<Ask>,
+    ) {
+        let mut longest = Duration::ZERO;
+        for index in 0..self.ends.len() {
+            match self.make(index) {
+                Ok(round_trip) => longest = longest.max(round_trip),
+                Err(error) => {
+                    let _ = first.send(Err(error));
+                    return;
+                }
+            }
+        }
+        if first.send(Ok(longest)).is_err() {
+            return;
+        }
+        loop {
+            let wake_at = Instant::now() + WATCH_INTERVAL;
+            match asked.recv_deadline(wake_at) {
+                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(Ask::Back(class, lane, why)) => self.take_back(class, lane, why),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.watch();
+            self.retry();
+        }
+        // What was never taken, and what was given back meanwhile.
+        self.ends.clear();
+        while asked.try_recv().is_ok() {}
+    }
+
+    fn take_back(&mut self, class: TrafficClass, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
+        drop(lane);
+        let node = self.config.node;
+        let Some(end) = self.ends.iter_mut().find(|end| end.class == class) else {
+            return;
+        };
+        end.watch = None;
+        match why {
+            None => self.stats.returned.increment(),
+            Some(error) => {
+                self.stats.failures.increment();
+                if end.made_at.elapsed() >= LASTING {
+                    end.pause = PAUSE_MIN;
+                }
+                end.retry_at = Some(Instant::now() + end.pause);
+                end.pause = (end.pause * 2).min(PAUSE_MAX);
+                let error = describe(&error);
+                tracing::warn!(%node, ?class, error, "RDMA failed; pages go on over TCP");
+            }
+        }
+    }
+
+    /// Calls back the lanes that are over, or whose device is being removed.
+    fn watch(&self) {
+        for end in &self.ends {
+            if let Some(watch) = end.watch.as_ref().filter(|watch| watch.is_over()) {
+                // Relaxed: it says nothing about other memory; the bell makes the thread look.
+                watch.revoked.store(true, Ordering::Relaxed);
+                let _ = end.wake.write(1);
+            }
+        }
+    }
+
+    /// Makes again what is due.
+    fn retry(&mut self) {
+        for index in 0..self.ends.len() {
+            let end = &mut self.ends[index];
+            if end.retry_at.is_none_or(|at| at > Instant::now()) {
+                continue;
+            }
+            end.retry_at = None;
+            let (node, class) = (self.config.node, end.class);
+            match self.make(index) {
+                Ok(_) => tracing::info!(%node, ?class, "back on RDMA"),
+                Err(error) => {
+                    let end = &mut self.ends[index];
+                    end.retry_at = Some(Instant::now() + end.pause);
+                    end.pause = (end.pause * 2).min(PAUSE_MAX);
+                    let error = describe(&error);
+                    tracing::debug!(%node, ?class, error, "still no RDMA");
+                }
+            }
+        }
+    }
+
+    /// Makes a lane, tries it out and hands it over; gives its shortest round trip.
+    fn make(&mut self, index: usize) -> Result<Duration, RdmaLinkError> {
+        let (mut lane, device, session) = connect(&self.config, self.ends[index].class)?;
+        let address = self.config.address;
+        let mut shortest = Duration::MAX;
+        for _ in 0..TRIALS {
+            let trip = lane.read_now(0, TRIAL_TIME_MAX, &mut |_| {});
+            shortest =
+                shortest.min(trip.map_err(|source| RdmaLinkError::Here { address, source })?);
+        }
+        self.stats.connections.increment();
+        let end = &mut self.ends[index];
+        end.made_at = Instant::now();
+        end.watch = Some(Watch {
+            device: Arc::downgrade(&device),
+            session,
+            revoked: lane.revocation(),
+        });
+        // There is room: the one before came back.
+        let _ = end.lanes.try_send(Box::new(lane));
+        let _ = end.wake.write(1);
+        Ok(shortest)
+    }
+}
