@@ -1,23 +1,25 @@
 //! The memory that a donor lends, and its leases.
 
-mod fence;
+mod lease;
 
-use super::export::Export;
-use crate::mapping::Mapping;
-use crate::page::{PAGE_SIZE, PageBytes};
+pub(crate) use lease::SessionKind;
+pub use lease::{DropRefused, Lease, OutOfRange};
+
+use crate::page::PAGE_SIZE;
 use crate::stats::Counter;
-use crate::stream::Closer;
-use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
-use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
+use crate::wire::{LeaseStatus, Token};
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Shortest time between renewals: with less, one lost packet ends a lease.
 pub const LEASE_DURATION_MIN: Duration = Duration::from_secs(1);
+
+/// How long connections may take to end with their lease. They wait for nothing by then, but a verb
+/// may hang: then others must not wait for it.
+const CLOSING_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Most leases at once.
 pub const LEASES_MAX: usize = 1024;
@@ -46,308 +48,6 @@ pub enum LeaseError {
     /// The system refused.
     #[error("cannot map the memory: {0}")]
     System(#[from] io::Error),
-}
-
-/// An access outside a lease.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("page at offset {offset:#x} asked, the lease has {bytes:#x} bytes")]
-pub struct OutOfRange {
-    /// Offset asked for, bytes.
-    pub offset: u64,
-    /// Size of the lease, bytes.
-    pub bytes: u64,
-}
-
-/// Pages to be dropped that are not in the lease, or too many at once.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error(
-    "{pages} pages at offset {offset:#x} to be dropped; 1 to {DROP_PAGES_MAX} whole pages of the lease's {bytes:#x} bytes are allowed"
-)]
-pub struct DropRefused {
-    /// Offset of the first, bytes.
-    pub offset: u64,
-    /// How many.
-    pub pages: u32,
-    /// Size of the lease, bytes.
-    pub bytes: u64,
-}
-
-/// Memory promised to one VM. Each lease has a mapping of its own, so that its pages are
-/// zeroed by the kernel before anyone else has them.
-#[derive(Debug)]
-pub struct Lease {
-    /// The VM's name.
-    pub vm: String,
-    /// The secret.
-    pub token: Token,
-    /// The lease ends when it was not renewed for so long.
-    pub duration: Duration,
-    // Before the memory, which adapters may reach by it.
-    export: Export,
-    memory: Mapping,
-    ends_at: Mutex<Instant>,
-    /// Control connections so far.
-    controls: AtomicU64,
-    sessions: Mutex<Sessions>,
-    session_ended: Condvar,
-    /// Pages sent.
-    pub pages_read: Counter,
-    /// Pages stored.
-    pub pages_written: Counter,
-    /// Pages that the VM told to forget.
-    pub pages_dropped: Counter,
-}
-
-#[derive(Debug, Default)]
-struct Sessions {
-    ended: bool,
-    /// Whether a queue pair for write-backs could not be ended, so that it may write at any time.
-    late_writes: bool,
-    active: HashMap<SessionKind, Closer>,
-}
-
-/// What a connection of a VM is for. There is one of each kind at the most.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(crate) enum SessionKind {
-    /// Pages.
-    Pages(TrafficClass),
-    /// It lives as long as an RDMA connection.
-    Rdma(TrafficClass),
-}
-
-impl Lease {
-    /// Bytes lent.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.memory.bytes() as u64
-    }
-
-    /// Reads the page at `offset`.
-    ///
-    /// # Errors
-    ///
-    /// [`OutOfRange`].
-    pub fn read(&self, offset: u64, target: &mut PageBytes) -> Result<(), OutOfRange> {
-        let page = self.pages(offset, 1)?;
-        // SAFETY: `page` is a mapped page of this lease. A write by the VM's other
-        // connection may race; the VM, whose memory it is, orders its requests.
-        unsafe { std::ptr::copy_nonoverlapping(page, target, 1) };
-        self.pages_read.increment();
-        Ok(())
-    }
-
-    /// Appends `count` pages from `offset` on to `target`.
-    ///
-    /// # Errors
-    ///
-    /// [`OutOfRange`], when any of them is outside.
-    pub fn read_run(
-        &self,
-        offset: u64,
-        count: u32,
-        target: &mut Vec<u8>,
-    ) -> Result<(), OutOfRange> {
-        let pages = self.pages(offset, count as usize)?;
-        let bytes = count as usize * PAGE_SIZE;
-        target.reserve(bytes);
-        let filled = target.len();
-        // SAFETY: the source is inside this lease, as was checked; the target has room for so
-        // much, which is initialized when its length grows. For races see `read`.
-        unsafe {
-            let room = target.as_mut_ptr().add(filled);
-            std::ptr::copy_nonoverlapping(pages.cast::<u8>(), room, bytes);
-            target.set_len(filled + bytes);
-        }
-        self.pages_read.add(count.into());
-        Ok(())
-    }
-
-    /// Appends `bytes` bytes from `offset` on to `target`. They do not count as pages.
-    ///
-    /// # Errors
-    ///
-    /// [`OutOfRange`], when any of them is outside, or the first begins no page.
-    pub fn read_bytes(
-        &self,
-        offset: u64,
-        bytes: u32,
-        target: &mut Vec<u8>,
-    ) -> Result<(), OutOfRange> {
-        let bytes = bytes as usize;
-        let source = self.pages(offset, bytes.div_ceil(PAGE_SIZE))?;
-        target.reserve(bytes);
-        let filled = target.len();
-        // SAFETY: as for `read_run`.
-        unsafe {
-            let room = target.as_mut_ptr().add(filled);
-            std::ptr::copy_nonoverlapping(source.cast::<u8>(), room, bytes);
-            target.set_len(filled + bytes);
-        }
-        Ok(())
-    }
-
-    /// Stores a page at `offset`.
-    ///
-    /// # Errors
-    ///
-    /// [`OutOfRange`].
-    pub fn write(&self, offset: u64, source: &PageBytes) -> Result<(), OutOfRange> {
-        let page = self.pages(offset, 1)?;
-        // SAFETY: as for `read`.
-        unsafe { std::ptr::copy_nonoverlapping(source, page, 1) };
-        self.pages_written.increment();
-        Ok(())
-    }
-
-    /// Forgets `pages` pages from `offset` on: they read as zero, and take no memory. Where the
-    /// system does not let go of memory, as of what is locked, they stay as they are; and so they
-    /// do once the lease is registered for RDMA: the adapter would go on with the old pages, and
-    /// this processor with new ones.
-    ///
-    /// # Errors
-    ///
-    /// When they are not pages of the lease, none, or more than [`DROP_PAGES_MAX`].
-    pub fn drop_pages(&self, offset: u64, pages: u32) -> Result<(), DropRefused> {
-        let outside = || DropRefused {
-            offset,
-            pages,
-            bytes: self.bytes(),
-        };
-        if !(1..=DROP_PAGES_MAX).contains(&pages) || !offset.is_multiple_of(PAGE_SIZE as u64) {
-            return Err(outside());
-        }
-        let length = pages as usize * PAGE_SIZE;
-        let start = usize::try_from(offset).map_err(|_| outside())?;
-        start
-            .checked_add(length)
-            .filter(|&end| end <= self.memory.bytes())
-            .ok_or_else(outside)?;
-        // The mapping is private and anonymous, so what is touched next is zero.
-        let drop = || self.memory.advise(start, length, libc::MADV_DONTNEED);
-        match self.export.unless_pinned(drop) {
-            Some(Ok(())) => self.pages_dropped.add(u64::from(pages)),
-            Some(Err(error)) => tracing::debug!(%error, pages, "pages are kept"),
-            None => {}
-        }
-        Ok(())
-    }
-
-    fn pages(&self, offset: u64, count: usize) -> Result<*mut PageBytes, OutOfRange> {
-        let outside = OutOfRange {
-            offset,
-            bytes: self.bytes(),
-        };
-        let start = usize::try_from(offset).map_err(|_| outside)?;
-        let bytes = count * PAGE_SIZE;
-        let inside = start
-            .checked_add(bytes)
-            .is_some_and(|end| end <= self.memory.bytes());
-        if !inside || !start.is_multiple_of(PAGE_SIZE) {
-            return Err(outside);
-        }
-        Ok(self.memory.at(start, bytes).cast())
-    }
-
-    /// The counts for the VM.
-    #[must_use]
-    pub fn status(&self) -> LeaseStatus {
-        LeaseStatus {
-            pages_read: self.pages_read.get(),
-            pages_written: self.pages_written.get(),
-            pages_dropped: self.pages_dropped.get(),
-        }
-    }
-
-    /// Keeps the lease for another duration.
-    pub fn renew(&self) {
-        *lock(&self.ends_at) = Instant::now() + self.duration;
-    }
-
-    /// A control connection begins to serve the lease, in place of any before it. Gives its
-    /// number, for [`Self::orphan`].
-    pub fn begin_control(&self) -> u64 {
-        self.controls.fetch_add(1, Ordering::AcqRel) + 1
-    }
-
-    /// Control connection `number` was closed from the other side. If it was the newest, the VM
-    /// has ended, or connects again soon.
-    pub fn orphan(&self, number: u64) {
-        let soon = Instant::now() + ORPHAN_TIME.min(self.duration);
-        let mut ends_at = lock(&self.ends_at);
-        // Under the lock that a renewal takes too, so that one that comes later wins.
-        if self.controls.load(Ordering::Acquire) == number {
-            *ends_at = soon.min(*ends_at);
-        }
-    }
-
-    fn ends_at(&self) -> Instant {
-        *lock(&self.ends_at)
-    }
-
-    /// Lets adapters read the lease's memory through `device`; see [`Export::open`].
-    pub(super) fn export(
-        &self,
-        device: &Arc<Device>,
-    ) -> Result<Option<(Arc<ProtectionDomain>, RemoteMemory)>, RdmaError> {
-        // SAFETY: the memory is that of this lease, always. The export is declared before it, so
-        // that it is dropped first, and pages are dropped in `drop_pages` alone.
-        unsafe { self.export.open(&self.memory, device) }
-    }
-
-    /// Ends RDMA connections over a device that is being removed.
-    fn let_go_of_removed_device(&self) {
-        if self.export.let_go_of_removed() {
-            let sessions = lock(&self.sessions);
-            for (kind, stream) in &sessions.active {
-                if matches!(kind, SessionKind::Rdma(_)) {
-                    stream.close();
-                }
-            }
-        }
-    }
-
-    /// Makes `stream` the lease's connection of a kind. One that was there before is shut
-    /// down, and has served its last request when this returns: so nothing that was sent on
-    /// it can take effect after what is sent on the new one.
-    pub(crate) fn begin_session(
-        &self,
-        kind: SessionKind,
-        stream: Closer,
-        timeout: Duration,
-    ) -> io::Result<()> {
-        let mut sessions = lock(&self.sessions);
-        if let Some(previous) = sessions.active.get(&kind) {
-            previous.close();
-        }
-        let busy = |sessions: &mut Sessions| sessions.active.contains_key(&kind);
-        let (guard, waited) = self
-            .session_ended
-            .wait_timeout_while(sessions, timeout, busy)
-            .unwrap_or_else(PoisonError::into_inner);
-        sessions = guard;
-        if waited.timed_out() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        if sessions.ended {
-            return Err(io::ErrorKind::NotConnected.into());
-        }
-        sessions.active.insert(kind, stream);
-        Ok(())
-    }
-
-    /// The lease's connection of a kind has served its last request.
-    pub(crate) fn end_session(&self, kind: SessionKind) {
-        lock(&self.sessions).active.remove(&kind);
-        self.session_ended.notify_all();
-    }
-
-    fn disconnect(&self) {
-        let mut sessions = lock(&self.sessions);
-        sessions.ended = true;
-        for stream in sessions.active.values() {
-            stream.close();
-        }
-    }
 }
 
 /// All memory that a donor lends.
@@ -441,22 +141,8 @@ impl Pool {
             });
         }
         let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
-        let memory = Mapping::anonymous(size)?;
         let duration = duration.clamp(LEASE_DURATION_MIN, self.duration_max);
-        let lease = Arc::new(Lease {
-            vm,
-            token: random_token()?,
-            duration,
-            export: Export::default(),
-            memory,
-            ends_at: Mutex::new(Instant::now() + duration),
-            controls: AtomicU64::new(0),
-            sessions: Mutex::default(),
-            session_ended: Condvar::new(),
-            pages_read: Counter::default(),
-            pages_written: Counter::default(),
-            pages_dropped: Counter::default(),
-        });
+        let lease = Arc::new(Lease::new(vm, random_token()?, size, duration)?);
         *lent += granted;
         leases.insert(lease.token, Arc::clone(&lease));
         self.granted.increment();
@@ -483,16 +169,7 @@ impl Pool {
             }
             leases.remove(token)?
         };
-        lease.disconnect();
-        lease.export.end();
-        let mut sessions = lock(&lease.sessions);
-        while !sessions.active.is_empty() {
-            sessions = lease
-                .session_ended
-                .wait(sessions)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(sessions);
+        let closed = lease.close(CLOSING_TIME_MAX);
         // Now that nobody counts any more.
         let status = lease.status();
         {
@@ -503,8 +180,17 @@ impl Pool {
         }
         // The bytes count as free only when they are.
         let bytes = lease.bytes();
-        drop(lease);
-        *lock(&self.lent) -= bytes;
+        if closed {
+            drop(lease);
+            *lock(&self.lent) -= bytes;
+        } else {
+            tracing::warn!(
+                vm = lease.vm,
+                bytes,
+                "a connection does not end, perhaps in a verb that hangs; its memory stays lent \
+                 until this node ends"
+            );
+        }
         Some(status)
     }
 

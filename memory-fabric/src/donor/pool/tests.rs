@@ -1,4 +1,7 @@
 use super::*;
+use crate::stream::Closer;
+use crate::wire::TrafficClass;
+use std::net::{TcpListener, TcpStream};
 
 const SECOND: Duration = Duration::from_secs(1);
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -104,4 +107,19 @@ fn offsets_outside_or_across_pages_are_refused() {
     assert!(lease.read_run(0, 2, &mut run).is_ok());
     assert_eq!(run, [0; 2 * PAGE_SIZE]);
     assert_eq!(lease.status().pages_read, 2, "only what was sent counts");
+}
+
+#[test]
+fn a_connection_that_does_not_end_is_not_waited_for_for_ever() {
+    let pool = pool(1);
+    let lease = pool.lend("vm".into(), 4096, false, Duration::from_secs(60));
+    let lease = lease.expect("free memory");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
+    let (kind, time) = (SessionKind::Pages(TrafficClass::Urgent), Duration::ZERO);
+    let began = lease.begin_session(kind, Closer::Tcp(stream), time);
+    began.expect("the first of its kind");
+    assert!(!lease.close(Duration::from_millis(1)), "it has not ended");
+    lease.end_session(kind);
+    assert!(lease.close(Duration::ZERO));
 }
