@@ -1,14 +1,30 @@
-//! Boots a stock kernel in a guest whose memory is on two hosts, and measures faults.
+//! Boots a stock kernel, or a whole distribution, in a guest whose memory is on two hosts.
 
 use std::process::ExitCode;
 
+use clap::Parser;
 use kernel_images::programs;
-use ssi_hv_tests::{cleanup, demo};
+use ssi_hv_tests::{cleanup, demo, distro};
+
+/// One guest whose memory is on two hosts, beside the same guest with all of it local.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Boot a whole Debian on emulated hosts, log in, let it do verified work, and reboot it.
+    #[arg(long)]
+    distro: bool,
+}
 
 fn main() -> ExitCode {
-    let result = cleanup::on_signals()
-        .map_err(Into::into)
-        .and_then(|()| demo::run(&programs::workspace()));
+    let args = Args::parse();
+    let result = cleanup::on_signals().map_err(Into::into).and_then(|()| {
+        let workspace = programs::workspace();
+        if args.distro {
+            distro::demo::run(&workspace)
+        } else {
+            demo::run(&workspace)
+        }
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
