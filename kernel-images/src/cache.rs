@@ -188,12 +188,7 @@ impl ImageCache {
         let path = made.join("image.json");
         std::fs::write(&path, text).map_err(ImageError::io(&path))?;
 
-        let dir = self.root.join(&spec.name);
-        if dir.exists() {
-            let old = temp.path().join("old");
-            std::fs::rename(&dir, &old).map_err(ImageError::io(&dir))?;
-        }
-        std::fs::rename(&made, &dir).map_err(ImageError::io(&dir))?;
+        let dir = self.install(&made, &spec.name, &temp)?;
         Ok(KernelImage {
             record,
             origin,
@@ -201,8 +196,24 @@ impl ImageCache {
         })
     }
 
+    /// Puts what was made under `temp` in the place of `name`.
+    pub(crate) fn install(
+        &self,
+        made: &Path,
+        name: &str,
+        temp: &tempfile::TempDir,
+    ) -> Result<PathBuf, ImageError> {
+        let dir = self.root.join(name);
+        if dir.exists() {
+            let old = temp.path().join("old");
+            std::fs::rename(&dir, &old).map_err(ImageError::io(&dir))?;
+        }
+        std::fs::rename(made, &dir).map_err(ImageError::io(&dir))?;
+        Ok(dir)
+    }
+
     /// A directory on the same file system, which goes away by itself.
-    fn temp_dir(&self) -> Result<tempfile::TempDir, ImageError> {
+    pub(crate) fn temp_dir(&self) -> Result<tempfile::TempDir, ImageError> {
         tempfile::Builder::new()
             .prefix(".making-")
             .tempdir_in(&self.root)

@@ -18,6 +18,12 @@ pub fn file(path: &Path) -> Result<String, ImageError> {
     Ok(hex(hasher))
 }
 
+/// The hash of bytes, as 64 hexadecimal digits.
+#[must_use]
+pub fn bytes(bytes: &[u8]) -> String {
+    hex(Sha256::new_with_prefix(bytes))
+}
+
 /// The hash of every regular file below `root`: of their relative paths, sizes and bytes.
 ///
 /// # Errors

@@ -21,6 +21,23 @@ pub enum ImageError {
         /// The names there are.
         known: String,
     },
+    /// No distribution of this name in the manifest.
+    #[error("no distribution is called \"{name}\"; the manifest has: {known}")]
+    UnknownDistro {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// Files of other users can be made by root only.
+    #[error("only root can make the root file system of \"{name}\": run as root")]
+    NeedsRoot {
+        /// The distribution.
+        name: String,
+    },
+    /// apt has no lists, or is set up for another distribution.
+    #[error("apt has no lists of a Debian release: run \"apt-get update\"")]
+    NoRelease,
     /// A command is not installed.
     #[error("command \"{command}\" not found: run \"apt-get install {package}\"")]
     CommandMissing {

@@ -8,6 +8,8 @@
 //! so an interrupted run leaves nothing half-made; an entry whose hashes no longer match is
 //! made again, from the package at hand where that is still good.
 //!
+//! [`distro`] makes the disk of a whole distribution, with which guests boot as machines do.
+//!
 //! [`initramfs`] packs busybox, modules and `faultprobe` into a cpio archive whose `/init`
 //! runs the command given on the kernel's command line.
 
@@ -16,6 +18,7 @@ pub mod cache;
 pub mod command;
 pub mod cpio;
 pub mod digest;
+pub mod distro;
 pub mod error;
 pub mod initramfs;
 pub mod manifest;
@@ -24,5 +27,6 @@ pub mod programs;
 pub mod vmlinux;
 
 pub use cache::{ImageCache, KernelImage};
+pub use distro::DistroImage;
 pub use error::ImageError;
-pub use manifest::{KernelSpec, Manifest};
+pub use manifest::{DistroSpec, KernelSpec, Manifest};

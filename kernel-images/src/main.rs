@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use kernel_images::{ImageCache, Manifest, initramfs, programs};
+use kernel_images::{ImageCache, Manifest, distro, initramfs, programs};
 
 /// Fetches the kernels that SSI-HV boots, and builds the guest's initramfs.
 #[derive(Debug, Parser)]
@@ -32,6 +32,13 @@ enum Action {
         /// Ask apt for the newest version even where a kernel is cached.
         #[arg(long)]
         refresh: bool,
+    },
+    /// Makes the disk of a distribution ready, and prints where it, its kernel and its initial RAM disk
+    /// are. A guest that is to write to the disk needs a copy.
+    Distro {
+        /// The name of the distribution.
+        #[arg(default_value = "debian")]
+        name: String,
     },
     /// Builds the guest's initramfs for a kernel.
     Guest {
@@ -93,6 +100,13 @@ fn run(args: Args) -> anyhow::Result<()> {
                     image.origin,
                     image.record.vmlinuz_sha256
                 );
+            }
+        }
+        Action::Distro { name } => {
+            let image = distro::ensure(&ImageCache::open(&root)?, manifest.distro(&name)?)?;
+            println!("{name}: {} ({:?})", image.record.release, image.origin);
+            for path in [image.disk(), image.kernel(), image.initrd()] {
+                println!("{}", path.display());
             }
         }
         Action::Guest {

@@ -25,12 +25,29 @@ pub struct KernelSpec {
     pub modules: Vec<String>,
 }
 
-/// All kernels.
+/// One distribution: a name for us, and what is installed.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct DistroSpec {
+    /// The name used in file names and on the command line.
+    pub name: String,
+    /// What it is for.
+    #[serde(default)]
+    pub about: String,
+    /// The size of its disk, in MiB.
+    pub disk_mib: u32,
+    /// The packages that are installed, beside those without which there is no Debian.
+    pub packages: Vec<String>,
+}
+
+/// All kernels and distributions.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     #[serde(rename = "kernel")]
     kernels: Vec<KernelSpec>,
+    #[serde(rename = "distro", default)]
+    distros: Vec<DistroSpec>,
 }
 
 impl Manifest {
@@ -57,20 +74,29 @@ impl Manifest {
             reason,
         };
         let manifest: Self = toml::from_str(text).map_err(|e| bad(e.message().to_owned()))?;
-        for (i, kernel) in manifest.kernels.iter().enumerate() {
-            if !is_plain(&kernel.name) {
-                return Err(bad(format!(
-                    "kernel name \"{}\" must be a-z, 0-9 and -",
-                    kernel.name
-                )));
+        let of_kernels = manifest
+            .kernels
+            .iter()
+            .map(|k| (k.name.as_str(), &k.package));
+        let of_distros = manifest.distros.iter();
+        let of_distros = of_distros.flat_map(|d| d.packages.iter().map(|p| (d.name.as_str(), p)));
+        for (name, package) in of_kernels.chain(of_distros) {
+            if !is_plain(name) {
+                return Err(bad(format!("name \"{name}\" must be a-z, 0-9 and -")));
             }
             // A package name goes to apt as an argument, so it must not look like an option.
-            if !is_plain(&kernel.package) {
-                return Err(bad(format!("\"{}\" is not a package name", kernel.package)));
+            if !is_plain(package) {
+                return Err(bad(format!("\"{package}\" is not a package name")));
             }
-            if manifest.kernels[..i].iter().any(|k| k.name == kernel.name) {
-                return Err(bad(format!("kernel \"{}\" is there twice", kernel.name)));
-            }
+        }
+        // Each is a directory of the cache.
+        let names = manifest.kernels.iter().map(|k| &k.name);
+        let mut names: Vec<_> = names
+            .chain(manifest.distros.iter().map(|d| &d.name))
+            .collect();
+        names.sort_unstable();
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(bad(format!("\"{}\" is there twice", twice[0])));
         }
         Ok(manifest)
     }
@@ -80,18 +106,21 @@ impl Manifest {
     /// # Errors
     /// Fails when there is none.
     pub fn kernel(&self, name: &str) -> Result<&KernelSpec, ImageError> {
-        self.kernels
-            .iter()
-            .find(|k| k.name == name)
-            .ok_or_else(|| ImageError::UnknownKernel {
-                name: name.to_owned(),
-                known: self
-                    .kernels
-                    .iter()
-                    .map(|k| k.name.as_str())
-                    .collect::<Vec<_>>()
-                    .join(", "),
-            })
+        find(&self.kernels, |kernel| &kernel.name, name).map_err(|known| {
+            let name = name.to_owned();
+            ImageError::UnknownKernel { name, known }
+        })
+    }
+
+    /// The distribution of this name.
+    ///
+    /// # Errors
+    /// Fails when there is none.
+    pub fn distro(&self, name: &str) -> Result<&DistroSpec, ImageError> {
+        find(&self.distros, |distro| &distro.name, name).map_err(|known| {
+            let name = name.to_owned();
+            ImageError::UnknownDistro { name, known }
+        })
     }
 
     /// All kernels, in the manifest's order.
@@ -99,6 +128,13 @@ impl Manifest {
     pub fn kernels(&self) -> &[KernelSpec] {
         &self.kernels
     }
+}
+
+/// The one of this name, or the names that there are.
+fn find<'a, T>(list: &'a [T], name_of: fn(&T) -> &str, name: &str) -> Result<&'a T, String> {
+    let found = list.iter().find(|item| name_of(item) == name);
+    let known = || list.iter().map(name_of).collect::<Vec<_>>().join(", ");
+    found.ok_or_else(known)
 }
 
 /// Letters, digits, dots, pluses and dashes, beginning with a letter or digit.
@@ -147,6 +183,23 @@ mod tests {
     fn a_package_name_that_looks_like_an_option_is_refused() {
         let text = "[[kernel]]\nname = \"a\"\npackage = \"--help\"\n";
         assert!(parse(text).unwrap_err().to_string().contains("--help"));
+    }
+
+    #[test]
+    fn a_distribution_has_a_name_of_its_own_and_packages_that_are_names() {
+        assert!(Manifest::built_in().unwrap().distro("debian").is_ok());
+        let distro = |name: &str, package: &str| {
+            format!(
+                "[[kernel]]\nname=\"a\"\npackage=\"p\"\n[[distro]]\nname=\"{name}\"\n\
+                 disk_mib=1\npackages=[\"{package}\"]\n"
+            )
+        };
+        assert!(parse(&distro("b", "p")).is_ok());
+        let text = parse(&distro("a", "p")).unwrap_err().to_string();
+        assert!(text.contains("\"a\" is there twice"), "{text}");
+        assert!(parse(&distro("b", "p,--help")).is_err());
+        let text = parse(&distro("b", "p")).unwrap().distro("c").unwrap_err();
+        assert!(text.to_string().contains("has: b"), "{text}");
     }
 
     #[test]

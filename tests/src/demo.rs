@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::cleanup::{self, Process};
 use crate::e2e::{add_rxe, parse_faultprobe, processor_ticks};
 use crate::share::Share;
-use crate::testbed::{HostImage, Tap, Testbed, TestbedConfig};
+use crate::testbed::{Host, HostImage, RemoteProcess, Tap, Testbed, TestbedConfig};
 
 /// How long the guest may take from its start to its end.
 const GUEST_DEADLINE: Duration = Duration::from_secs(240);
@@ -205,26 +205,7 @@ fn run_on_testbed(
     }
     let address = format!("{}:{PORT}", lender.address());
     println!("Host 2 lends memory: ssi-hv node --listen {address} --memory 1G --insecure");
-    let donor = lender.spawn(&[
-        "/share/ssi-hv",
-        "node",
-        "--listen",
-        &address,
-        "--memory",
-        "1G",
-        "--insecure",
-    ])?;
-    let listening = format!(
-        "i=0; until ss -Hltn | grep -q :{PORT}; do i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
-        donor.pid()
-    );
-    if let Err(error) = lender.check(&["sh", "-c", &listening], DONOR_DEADLINE) {
-        bail!(
-            "the donor does not listen: {error}; it wrote: {}{}",
-            donor.stdout(),
-            donor.stderr()
-        );
-    }
+    let donor = start_donor(lender, &address)?;
     let remote_report = "/tmp/demo.json";
     let run = |donor: Option<&str>, tap: Tap| -> anyhow::Result<Outcome> {
         let mut argv = vec!["/share/ssi-hv".to_owned()];
@@ -255,6 +236,32 @@ fn run_on_testbed(
     );
     println!("\nThe same guest with all its memory local, for comparison...");
     Ok((remote, run(None, Box::new(|_: &[u8]| {}))?))
+}
+
+/// Starts a donor on a host of the testbed, and waits until it listens.
+pub(crate) fn start_donor(lender: &Host, address: &str) -> anyhow::Result<RemoteProcess> {
+    let donor = lender.spawn(&[
+        "/share/ssi-hv",
+        "node",
+        "--listen",
+        address,
+        "--memory",
+        "1G",
+        "--insecure",
+    ])?;
+    let port = address.rsplit(':').next().unwrap_or_default();
+    let listening = format!(
+        "i=0; until ss -Hltn | grep -q :{port}; do i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
+        donor.pid()
+    );
+    if let Err(error) = lender.check(&["sh", "-c", &listening], DONOR_DEADLINE) {
+        bail!(
+            "the donor does not listen: {error}; it wrote: {}{}",
+            donor.stdout(),
+            donor.stderr()
+        );
+    }
+    Ok(donor)
 }
 
 fn run_here(
@@ -347,7 +354,7 @@ fn wait_listening(donor: &Process, address: &str) -> anyhow::Result<()> {
 }
 
 /// Shows a piece of the guest's console.
-fn show(bytes: &[u8]) {
+pub(crate) fn show(bytes: &[u8]) {
     let mut out = std::io::stdout();
     // Whoever closed our output does not want it.
     let _ = out.write_all(bytes).and_then(|()| out.flush());

@@ -6,6 +6,7 @@
 //! - [`share`]: what hosts and guests boot, in one directory.
 //! - [`bench`]: what remote memory costs, here and beside swap over the network.
 //! - [`demo`]: one guest on two hosts, for people to look at.
+//! - [`distro`]: a whole distribution as the guest, for both.
 //! - [`e2e`]: the scenarios, and [`summary`], what they came to.
 //! - [`rdma_tool`]: many RDMA connections, and RDMA going wrong, without a guest.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
@@ -14,6 +15,7 @@ pub mod bench;
 pub mod cargo;
 pub mod cleanup;
 pub mod demo;
+pub mod distro;
 pub mod e2e;
 pub mod rdma_tool;
 pub mod share;

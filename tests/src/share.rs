@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use kernel_images::{ImageCache, Manifest, initramfs, programs};
+use kernel_images::{ImageCache, Manifest, distro, initramfs, programs};
 use serde::Serialize;
 
 /// What is in the directory.
@@ -15,6 +15,8 @@ pub struct Share {
     pub guest_kernel: String,
     /// `uname -r` of the testbed hosts and of the second guest.
     pub host_kernel: String,
+    /// Why there is no distribution; `None` when there is one, or nobody asked for one.
+    pub distro_missing: Option<String>,
 }
 
 impl Share {
@@ -55,7 +57,28 @@ impl Share {
             dir,
             guest_kernel,
             host_kernel,
+            distro_missing: None,
         })
+    }
+
+    /// Adds `debian-vmlinuz` and `debian-initrd.img`, and gives the image of the disk that goes with them.
+    /// It is made if need be, which takes about a minute. Where it cannot be made, the reason is kept.
+    pub fn add_distro(&mut self, workspace: &Path) -> Option<PathBuf> {
+        match self.try_add_distro(workspace) {
+            Ok(disk) => Some(disk),
+            Err(error) => {
+                self.distro_missing = Some(format!("{error:#}"));
+                None
+            }
+        }
+    }
+
+    fn try_add_distro(&self, workspace: &Path) -> anyhow::Result<PathBuf> {
+        let cache = ImageCache::open(&workspace.join("target/images"))?;
+        let image = distro::ensure(&cache, Manifest::built_in()?.distro("debian")?)?;
+        install(&image.kernel(), &self.dir.join("debian-vmlinuz"))?;
+        install(&image.initrd(), &self.dir.join("debian-initrd.img"))?;
+        Ok(image.disk())
     }
 
     /// Whether the product is there.

@@ -12,7 +12,9 @@ use memory_fabric::fabric::Fingerprint;
 use serde::{Deserialize, Serialize};
 
 use crate::cli::address::{Donor, HostPort};
-pub use crate::cli::choices::{Compression, HugePages, Numa, Prefetching, Switch, Transport};
+pub use crate::cli::choices::{
+    Compression, HugePages, Numa, OnReboot, Prefetching, Switch, Transport,
+};
 use crate::cli::disk::DiskArg;
 use crate::cli::name::VmName;
 use crate::cli::net::NetArg;
@@ -142,8 +144,26 @@ pub struct RunConfig {
     )]
     pub rng: Switch,
 
+    /// What to do when the guest reboots
+    #[arg(
+        long,
+        value_name = "WHAT",
+        help_heading = "Guest",
+        value_enum,
+        default_value_t,
+        hide_possible_values = true,
+        help = "When it reboots: exit or restart [default: exit]",
+        hide_default_value = true
+    )]
+    pub on_reboot: OnReboot,
+
     /// How much is here at once [default: all, or what donors with memory= leave]
-    #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        help_heading = "Where the memory is",
+        help = "How much is here [default: what donors leave]"
+    )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
 
@@ -266,6 +286,7 @@ impl Default for RunConfig {
             nets: Vec::new(),
             vsock: None,
             rng: Switch::On,
+            on_reboot: OnReboot::Exit,
             local_memory: None,
             donors: Vec::new(),
             transport: Transport::Auto,

@@ -126,8 +126,11 @@ pub struct MemoryUsed {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Boot {
     /// From the start of the process until the guest's init ran, in milliseconds; `null` when
-    /// it was not seen.
+    /// it was not seen. After a restart, from there.
     pub to_init_ms: Option<f64>,
+    /// How often the guest rebooted and was booted again.
+    #[serde(default)]
+    pub restarts: u64,
 }
 
 /// How pages travelled.

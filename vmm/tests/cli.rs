@@ -269,6 +269,7 @@ disk = ["path=a.img", "path=b.img,readonly"]
 net = ["tap=tap0,mac=02:00:00:00:00:0a"]
 vsock = "cid=3,path=vm.sock"
 rng = "on"
+on-reboot = "exit"
 local-memory = "512 MiB"
 donor = ["127.0.0.1:7002"]
 transport = "auto"

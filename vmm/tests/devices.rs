@@ -84,3 +84,45 @@ fn a_guest_that_is_ended_leaves_no_socket_and_no_lock() {
     assert!(!directory.path().join("v.sock").exists());
     devices::virtio::Disk::open(&image, false).expect("nobody has it");
 }
+
+#[test]
+fn a_guest_that_reboots_is_booted_again_with_new_memory_and_its_disk() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let image = directory.path().join("disk.img");
+    fs::write(&image, "a".repeat(512)).expect("is written");
+    let report = directory.path().join("report.json");
+    let mut more = vec![
+        "--balloon",
+        "off",
+        "--rng",
+        "off",
+        "--disk",
+        "path=disk.img",
+    ];
+    more.extend(["--report", "report.json"]);
+    let code = guests::reboot_until_c::code();
+    let read_report = || -> serde_json::Value {
+        let text = fs::read_to_string(&report).expect("there is a report");
+        serde_json::from_str(&text).expect("it is JSON")
+    };
+
+    let output = run(directory.path(), code, &more).output();
+    let output = output.expect("it starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{errors}");
+    assert_eq!(output.stdout, b"a", "{errors}");
+    assert_eq!(read_report()["boot"]["restarts"], 0);
+
+    fs::write(&image, "a".repeat(512)).expect("is written");
+    more.extend(["--on-reboot", "restart"]);
+    let output = run(directory.path(), code, &more).output();
+    let output = output.expect("it starts");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    assert_eq!(output.stdout, b"abc", "{errors}");
+    assert_eq!(read_report()["boot"]["restarts"], 2);
+    assert!(errors.contains("start 3"), "{errors}");
+}

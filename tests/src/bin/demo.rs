@@ -1,25 +1,34 @@
-//! Boots a stock kernel in a guest whose memory is on two hosts, and measures faults.
+//! Boots a stock kernel, or a whole distribution, in a guest whose memory is on two hosts.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use kernel_images::programs;
-use ssi_hv_tests::{cleanup, demo};
+use ssi_hv_tests::{cleanup, demo, distro};
 
-/// Boots a stock kernel in a guest whose memory is on two hosts, and measures its faults.
+/// One guest whose memory is on two hosts, beside the same guest with all of it local.
 #[derive(Debug, Parser)]
-struct Arguments {
+#[command(version)]
+struct Args {
+    /// Boot a whole Debian on emulated hosts, log in, let it do verified work, and reboot it.
+    #[arg(long)]
+    distro: bool,
     /// How pages travel: `tcp`, `rdma` or `auto`. With the latter two, emulated hosts get software
     /// RDMA first (SoftRoCE) [default: what `ssi-hv run` does by itself, without it].
-    #[arg(long)]
+    #[arg(long, conflicts_with = "distro")]
     transport: Option<demo::Transport>,
 }
 
 fn main() -> ExitCode {
-    let transport = Arguments::parse().transport;
-    let result = cleanup::on_signals()
-        .map_err(Into::into)
-        .and_then(|()| demo::run(&programs::workspace(), transport));
+    let args = Args::parse();
+    let result = cleanup::on_signals().map_err(Into::into).and_then(|()| {
+        let workspace = programs::workspace();
+        if args.distro {
+            distro::demo::run(&workspace)
+        } else {
+            demo::run(&workspace, args.transport)
+        }
+    });
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -12,7 +12,7 @@ use ssi_hv_tests::summary::Summary;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Run scenarios whose names contain one of these; all, if none is given.
+    /// Run scenarios whose names contain one of these; all but the longest, if none is given.
     names: Vec<String>,
     /// List the scenarios and run none.
     #[arg(long)]
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     let mut summary = Summary::default();
     match cleanup::on_signals()
         .map_err(Into::into)
-        .and_then(|()| Runner::prepare(&programs::workspace(), args.beds.map(usize::from)))
+        .and_then(|()| Runner::prepare(&programs::workspace(), args.beds.map(usize::from), &chosen))
     {
         Ok(runner) => runner.run(&chosen, &mut summary),
         Err(error) => {

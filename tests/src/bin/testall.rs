@@ -131,6 +131,7 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
         }
         return Ok(());
     }
-    Runner::prepare(&workspace, None)?.run(&Plan::all(), summary);
+    let plan = Plan::all();
+    Runner::prepare(&workspace, None, &plan)?.run(&plan, summary);
     Ok(())
 }

@@ -56,6 +56,9 @@ struct Bed {
     /// A directory that hosts see as /share [default: target/share, made now].
     #[arg(long)]
     share: Option<PathBuf>,
+    /// A raw image that host 1 has as /dev/vda; it stays as it is.
+    #[arg(long)]
+    disk: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -149,6 +152,7 @@ fn start(bed: &Bed, workspace: &Path, logs: &Path) -> anyhow::Result<Testbed> {
         share,
         mtu: bed.mtu,
         logs: logs.to_path_buf(),
+        disk: bed.disk.clone(),
     };
     let begin = Instant::now();
     let testbed = Testbed::start(&config, &image)?;

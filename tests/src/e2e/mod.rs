@@ -8,6 +8,7 @@ mod boot;
 mod cli;
 mod compression;
 mod disks;
+mod distro;
 mod faults;
 mod free_pages;
 mod guest;
@@ -90,6 +91,8 @@ pub struct Plan {
     pub alone: Vec<Scenario>,
     /// Those that may run while others do.
     pub together: Vec<Scenario>,
+    /// Those that take so long that they are skipped unless they are named.
+    pub long: Vec<Scenario>,
 }
 
 impl Plan {
@@ -121,12 +124,21 @@ impl Plan {
         Self {
             alone: alone.concat(),
             together: together.concat(),
+            long: distro::SCENARIOS.to_vec(),
         }
     }
 
-    /// Those whose names contain one of `parts`.
+    /// Whether a whole distribution is booted.
+    #[must_use]
+    pub fn needs_distro(&self) -> bool {
+        let boots_it = |s: &Scenario| distro::SCENARIOS.iter().any(|other| other.name == s.name);
+        self.alone.iter().chain(&self.together).any(boots_it)
+    }
+
+    /// Those whose names contain one of `parts`, also long ones.
     #[must_use]
     pub fn named(mut self, parts: &[String]) -> Self {
+        self.alone.append(&mut self.long);
         for kind in [&mut self.alone, &mut self.together] {
             kind.retain(|s| parts.iter().any(|part| s.name.contains(part.as_str())));
         }
@@ -135,7 +147,7 @@ impl Plan {
 
     /// Each of them.
     pub fn scenarios(&self) -> impl Iterator<Item = &Scenario> {
-        self.alone.iter().chain(&self.together)
+        self.alone.iter().chain(&self.together).chain(&self.long)
     }
 }
 
@@ -155,6 +167,17 @@ mod tests {
         names.sort_unstable();
         names.dedup();
         assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn a_long_scenario_runs_by_its_name_only() {
+        let plan = Plan::all();
+        let is_long = |s: &Scenario| s.name == "distro_work_tcp";
+        assert!(plan.long.iter().any(is_long) && !plan.alone.iter().any(is_long));
+        assert!(!plan.needs_distro());
+        let named = plan.named(&["distro_work_tcp".into()]);
+        assert!(named.long.is_empty() && named.alone.iter().any(is_long));
+        assert!(named.needs_distro());
     }
 
     #[test]

@@ -55,6 +55,9 @@ const TOOLS: &[(&str, &str)] = &[
     ("ib_write_bw", "perftest"),
     ("nbd-server", "nbd-server"),
     ("nbd-client", "nbd-client"),
+    ("dnsmasq", "dnsmasq-base"),
+    ("ssh", "openssh-client"),
+    ("iperf3", "iperf3"),
 ];
 
 /// Libraries that no tool may need, but `ssi-hv` does, or loads while it runs.

@@ -49,6 +49,8 @@ pub struct TestbedConfig {
     pub mtu: u32,
     /// Where `hostN/console.log` and `hostN/qemu.log` go.
     pub logs: PathBuf,
+    /// A raw image that host 1 has as `/dev/vda`. What is written there is gone with the host.
+    pub disk: Option<PathBuf>,
 }
 
 impl TestbedConfig {
@@ -63,6 +65,7 @@ impl TestbedConfig {
             share: share.to_path_buf(),
             mtu: 9000,
             logs,
+            disk: None,
         }
     }
 }

@@ -156,15 +156,38 @@ impl RemoteProcess {
             line.map(Some)
                 .or_else(|| state.ended.as_ref().map(|_| None))
         })?;
-        found.ok_or_else(|| {
-            let detail = format!("; the process has ended{}", self.quote());
-            TestbedError::Deadline {
-                host: self.endpoint.host,
-                what,
-                within,
-                detail,
-            }
-        })
+        found.ok_or_else(|| self.ended_before(what, within))
+    }
+
+    fn ended_before(&self, what: String, within: Duration) -> TestbedError {
+        let detail = format!("; the process has ended{}", self.quote());
+        TestbedError::Deadline {
+            host: self.endpoint.host,
+            what,
+            within,
+            detail,
+        }
+    }
+
+    /// Waits until standard output has `pattern` so many times, be it in a line that is not whole.
+    ///
+    /// # Errors
+    /// As [`wait_for_line`](Self::wait_for_line).
+    pub fn wait_for_text(
+        &self,
+        pattern: &str,
+        times: usize,
+        within: Duration,
+    ) -> Result<(), TestbedError> {
+        let what = format!("\"{pattern}\" {times} times from \"{}\"", self.what);
+        let found = self.wait_until(&what, within, |state| {
+            let is_there = text(&state.stdout).matches(pattern).count() >= times;
+            (is_there || state.ended.is_some()).then_some(is_there)
+        })?;
+        if found {
+            return Ok(());
+        }
+        Err(self.ended_before(what, within))
     }
 
     /// Waits for the end.

@@ -61,6 +61,11 @@ pub fn command(
                 &format!("virtio-net-pci,netdev={id},mac=52:54:00:10:{peer:02}:{number:02}"),
             ]);
     }
+    if let Some(disk) = config.disk.as_deref().filter(|_| number == 1) {
+        command
+            .args(["-drive", &drive(disk)])
+            .args(["-device", "virtio-blk-pci,drive=disk"]);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::null());
     command
 }
@@ -76,6 +81,14 @@ fn kernel_parameters(number: usize, config: &TestbedConfig) -> String {
 fn share(path: &Path) -> String {
     format!(
         "local,path={},mount_tag=share,security_model=none,readonly=on",
+        escape(path)
+    )
+}
+
+/// `snapshot=on`: what is written goes to a temporary file of the emulator.
+fn drive(path: &Path) -> String {
+    format!(
+        "id=disk,if=none,format=raw,snapshot=on,file={}",
         escape(path)
     )
 }

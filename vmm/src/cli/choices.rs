@@ -54,6 +54,17 @@ pub enum Switch {
     Off,
 }
 
+/// What becomes of a run whose guest asks for a reboot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum OnReboot {
+    /// It ends, with an exit code of its own
+    #[default]
+    Exit,
+    /// The guest is booted again
+    Restart,
+}
+
 /// Whether pages are fetched before they are asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -15,75 +15,59 @@ use super::free_memory::FreeMemory;
 /// What tells this host from others (machine-id(5)), where it is there.
 const MACHINE_ID_PATH: &str = "/etc/machine-id";
 
-/// What the devices use: opened before anything is started, so that what is wrong with it is
-/// told before a donor is asked.
+/// The devices that use something of this host: opened before anything is started, so that what is
+/// wrong with it is told before a donor is asked, and kept while the guest restarts.
 #[derive(Debug)]
 pub struct HostDevices {
-    disks: Vec<Disk>,
-    nets: Vec<(Tap, MacAddress)>,
-    vsock: Option<Vsock>,
+    devices: Vec<Arc<dyn VirtioDevice>>,
     /// Goes at the end of the run.
     _socket: Option<VsockSocket>,
-    entropy: Option<Entropy>,
 }
 
 impl HostDevices {
     /// Opens all that a configuration names.
     pub fn open(config: &RunConfig) -> Result<Self, Failure> {
-        let disks = config
-            .disks
-            .iter()
-            .map(|disk| Disk::open(&disk.path, disk.read_only));
-        let disks = disks.collect::<Result<_, _>>()?;
-        let mut nets = Vec::new();
-        for net in &config.nets {
+        let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
+        if config.rng == Switch::On {
+            devices.push(Arc::new(Entropy::new().context(
+                "cannot open /dev/urandom; mount devtmpfs on /dev, or leave the device away with --rng off",
+            )?));
+        }
+        for (number, disk) in config.disks.iter().enumerate() {
+            let disk = Disk::open(&disk.path, disk.read_only)?;
+            devices.push(Arc::new(Block::new(number, disk)));
+        }
+        for (number, net) in config.nets.iter().enumerate() {
             let tap = Tap::open(&net.tap)?;
             let mac = net.mac.unwrap_or_else(|| derived_address(tap.name()));
             tracing::info!("network card on the tap {} with address {mac}", tap.name());
-            nets.push((tap, mac));
+            devices.push(Arc::new(Net::new(number, tap, mac)));
         }
-        let vsock = match &config.vsock {
+        let socket = match &config.vsock {
             Some(vsock) => {
                 let socket = VsockSocket::listen(&vsock.path)?;
-                Some((Vsock::new(vsock.cid, &socket)?, socket))
+                devices.push(Arc::new(Vsock::new(vsock.cid, &socket)?));
+                Some(socket)
             }
             None => None,
         };
-        let (vsock, socket) = vsock.unzip();
-        let entropy = match config.rng {
-            Switch::On => Some(Entropy::new().context(
-                "cannot open /dev/urandom; mount devtmpfs on /dev, or leave the device away with --rng off",
-            )?),
-            Switch::Off => None,
-        };
         Ok(Self {
-            disks,
-            nets,
-            vsock,
+            devices,
             _socket: socket,
-            entropy,
         })
     }
 
-    /// The devices, in the order in which the guest finds them. Gives them once; what is left here
-    /// is kept until the run has ended.
-    pub fn for_guest(&mut self, config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
+    /// The devices of a guest that starts, in the order in which it finds them. No earlier guest
+    /// uses them any more; what it left in them is forgotten.
+    pub fn for_guest(&self, config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         if config.balloon == Switch::On {
             let free_memory = FreeMemory(fabric.discarder());
             devices.push(Arc::new(Balloon::new(Arc::new(free_memory))));
         }
-        if let Some(entropy) = self.entropy.take() {
-            devices.push(Arc::new(entropy));
-        }
-        for (number, disk) in self.disks.drain(..).enumerate() {
-            devices.push(Arc::new(Block::new(number, disk)));
-        }
-        for (number, (tap, mac)) in self.nets.drain(..).enumerate() {
-            devices.push(Arc::new(Net::new(number, tap, mac)));
-        }
-        if let Some(vsock) = self.vsock.take() {
-            devices.push(Arc::new(vsock));
+        for device in &self.devices {
+            device.reset();
+            devices.push(Arc::clone(device));
         }
         devices
     }

@@ -28,6 +28,8 @@ use super::supervisor::Supervisor;
 pub struct Watched {
     pub name: String,
     pub started: Instant,
+    /// How often the guest was restarted before.
+    pub restarts: u64,
     pub guest: Guest,
     pub transport: TransportUsed,
     pub view: FabricView,
@@ -79,6 +81,7 @@ impl Watched {
                     .machine
                     .get()
                     .and_then(|(machine, prepared)| time_to_init(machine, *prepared)),
+                restarts: self.restarts,
             },
             transport: self.transport.clone(),
             memory: memory(&self.view, walk),

@@ -12,7 +12,9 @@ use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::cli::name::VmName;
-use ssi_hv::config::{self, HugePages, Numa, Prefetching, RunConfig, Transport, ValidatedRun};
+use ssi_hv::config::{
+    self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
+};
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
@@ -59,7 +61,7 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         directory: directory.as_ref(),
         started,
     };
-    let mut result = run.boot(devices, &mut report);
+    let mut result = run.boot_until_it_ends(&devices, &mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -151,8 +153,41 @@ impl Run<'_> {
         }
     }
 
-    /// Boots the guest and runs it to its end; fills the report with what was seen.
-    fn boot(&self, mut devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
+    /// Boots the guest, and again each time that it reboots, where that is wanted.
+    fn boot_until_it_ends(
+        &self,
+        devices: &HostDevices,
+        report: &mut Report,
+    ) -> Result<ExitCode, Failure> {
+        let mut begun = self.started;
+        loop {
+            let (code, is_all_gone) = self.boot(devices, begun, report)?;
+            if code != ExitCode::GuestReboot || self.config.on_reboot == OnReboot::Exit {
+                return Ok(code);
+            }
+            if !is_all_gone {
+                self.supervisor.note(
+                    "the guest is not restarted: a thread of it still waits for a page".to_owned(),
+                );
+                return Ok(code);
+            }
+            if !self.supervisor.begin_anew() {
+                return Ok(code);
+            }
+            begun = Instant::now();
+            report.boot.restarts += 1;
+            tracing::info!("the guest reboots: start {}", report.boot.restarts + 1);
+        }
+    }
+
+    /// Boots the guest and runs it to its end; fills the report with what was seen. Beside the exit
+    /// code it gives whether nothing of the machine and its memory is left.
+    fn boot(
+        &self,
+        devices: &HostDevices,
+        begun: Instant,
+        report: &mut Report,
+    ) -> Result<(ExitCode, bool), Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
@@ -165,6 +200,7 @@ impl Run<'_> {
         let watched = Arc::new(Watched {
             name: vm_name(config),
             started: self.started,
+            restarts: report.boot.restarts,
             guest: report.guest.clone(),
             transport: transport_used(&fabric),
             view: fabric.view().clone(),
@@ -183,7 +219,7 @@ impl Run<'_> {
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
         let handle = machine.handle();
-        let prepared = self.started.elapsed();
+        let prepared = begun.elapsed();
         // Set once, here.
         let _ = watched.machine.set((handle.clone(), prepared));
         let outcome = if supervisor.attend(handle.clone()) {
@@ -197,8 +233,8 @@ impl Run<'_> {
             // The guest has run all the same.
             supervisor.note(error);
         }
-        finish(fabric, &handle, prepared, report);
-        Ok(match outcome? {
+        let is_all_gone = finish(fabric, &handle, prepared, report);
+        let code = match outcome? {
             Outcome::Shutdown => ExitCode::Success,
             Outcome::Reboot => ExitCode::GuestReboot,
             // The console's escape sequence; why else is for the supervisor to say.
@@ -209,7 +245,8 @@ impl Run<'_> {
                     anyhow!("the guest crashed: {detail}"),
                 ));
             }
-        })
+        };
+        Ok((code, is_all_gone))
     }
 }
 
@@ -319,14 +356,20 @@ fn guest_memory(memory: &GuestMemory, size: ByteSize) -> Result<GuestMemoryMmap,
     Ok(GuestMemoryMmap::from_regions(regions).context("guest memory overlaps")?)
 }
 
-/// Ends the fabric and reports what it did.
-fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &mut Report) {
+/// Ends the fabric and reports what it did. False when the fabric has to stay as it is.
+fn finish(
+    fabric: Fabric,
+    machine: &MachineHandle,
+    prepared: Duration,
+    report: &mut Report,
+) -> bool {
     report.boot.to_init_ms = time_to_init(machine, prepared);
     report.memory = memory(fabric.view(), true);
     report.transport = transport_used(&fabric);
     let stats = Arc::clone(fabric.stats());
     let view = fabric.view().clone();
-    let summaries = if machine.all_vcpus_ended() {
+    let is_all_gone = machine.all_vcpus_ended();
+    let summaries = if is_all_gone {
         fabric.shutdown()
     } else {
         // A vCPU waits for a page. Were its userfaultfd closed it would go on with zeros;
@@ -353,4 +396,5 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
         write_protect = stats.write_protect.summary().count,
         "pager"
     );
+    is_all_gone
 }

@@ -105,6 +105,15 @@ impl Supervisor {
         true
     }
 
+    /// The machine is gone, with its donors' links, and another one follows. False when the run is to
+    /// end instead.
+    pub fn begin_anew(&self) -> bool {
+        let mut state = self.lock();
+        state.machine = None;
+        state.away = 0;
+        state.end.is_none()
+    }
+
     /// What the run is doing, and the errors so far.
     pub fn now(&self) -> (VmState, Vec<String>) {
         let state = self.lock();

@@ -157,6 +157,7 @@ fn status() -> VmStatus {
         },
         boot: Boot {
             to_init_ms: Some(8200.0),
+            restarts: 0,
         },
         transport: TransportUsed {
             kind: "tcp".into(),

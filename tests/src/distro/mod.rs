@@ -1,0 +1,331 @@
+//! A whole distribution as a guest on host 1 of a testbed: with a disk, a network card, and an SSH
+//! server by which it is told what to do.
+//!
+//! The host has the other end of the card, and a DHCP and DNS server there. What the guest is
+//! given to do is in [`work`], and [`comparison`] has how long it took.
+
+pub mod comparison;
+pub mod demo;
+pub mod work;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use crate::testbed::{Host, Output, RemoteProcess, Tap};
+
+/// The disk of the guest's image on host 1.
+pub const DISK: &str = "/dev/vda";
+/// Where `ssi-hv` leaves its report.
+pub const REPORT: &str = "/tmp/distro.json";
+/// How the host is called in the guest's network.
+pub const HOST_NAME: &str = "host.ssi.internal";
+
+/// The host's address in that network, and the guest's.
+const HOST_ADDRESS: &str = "192.168.78.1";
+const GUEST_ADDRESS: &str = "192.168.78.2";
+const TAP: &str = "debian0";
+const KEY: &str = "/tmp/distro-key";
+/// What the console shows when somebody may log in.
+const LOGIN: &str = "debian login:";
+
+/// How long the guest may take from its start to its login prompt. Emulated and alone on its machine it
+/// takes a minute or so.
+const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
+/// How long it may take from there until it answers by SSH.
+const SSH_DEADLINE: Duration = Duration::from_secs(120);
+/// How long it may take to end.
+const END_DEADLINE: Duration = Duration::from_secs(120);
+/// How long a small command of the host may take.
+const SHORT: Duration = Duration::from_secs(30);
+
+/// What the kernel says when something has gone wrong, in lower case and behind a space.
+const COMPLAINTS: &[&str] = &[
+    "blocked for more than",
+    "soft lockup",
+    "detected stalls",
+    "rcu_sched self-detected",
+    "kernel bug",
+    " bug: ",
+    " oops: ",
+    "call trace",
+    "i/o error",
+    "ext4-fs error",
+    "nobody cared",
+    "tx timeout",
+    "clocksource: timekeeping watchdog",
+    "out of memory",
+];
+
+/// The other end of the guest's network on host 1; dropping it ends its servers.
+#[derive(Debug)]
+pub struct Network<'a> {
+    host: &'a Host,
+    /// DHCP and DNS.
+    _names: RemoteProcess,
+    /// What an `iperf3` in the guest talks to.
+    _iperf: RemoteProcess,
+    /// The public half of the key by which the guest is reached.
+    key: String,
+}
+
+impl<'a> Network<'a> {
+    /// Makes it, with a key for the guest. Files of this machine go to `dir`.
+    ///
+    /// # Errors
+    /// Fails when the host lacks something, or a server does not come up.
+    pub fn up(host: &'a Host, dir: &Path) -> anyhow::Result<Self> {
+        let public = key_of(host, dir)?;
+        let tap = format!(
+            "ip link del {TAP} 2>/dev/null; rm -f /tmp/leases; ip tuntap add dev {TAP} mode tap && \
+             ip addr add {HOST_ADDRESS}/24 dev {TAP} && ip link set {TAP} up"
+        );
+        host.check(&["sh", "-c", &tap], SHORT)?;
+        let names = host.spawn(&[
+            "dnsmasq",
+            "--keep-in-foreground",
+            "--conf-file=/dev/null",
+            "--user=root",
+            "--pid-file=",
+            "--bind-interfaces",
+            "--except-interface=lo",
+            &format!("--interface={TAP}"),
+            &format!("--dhcp-range={GUEST_ADDRESS},{GUEST_ADDRESS},1h"),
+            "--dhcp-ignore-clid",
+            "--dhcp-leasefile=/tmp/leases",
+            "--no-hosts",
+            "--no-resolv",
+            &format!("--host-record={HOST_NAME},{HOST_ADDRESS}"),
+        ])?;
+        let iperf = host.spawn(&["iperf3", "--server", "--bind", HOST_ADDRESS])?;
+        let listening = "i=0; until ss -Hlnut | grep -q :67 && ss -Hlnt | grep -q :5201; do \
+             i=$((i+1)); [ $i -lt 200 ] || exit 1; sleep 0.1; done";
+        host.check(&["sh", "-c", listening], SHORT)
+            .with_context(|| format!("servers: {}{}", names.stderr(), iperf.stderr()))?;
+        Ok(Self {
+            host,
+            _names: names,
+            _iperf: iperf,
+            key: public.trim().to_owned(),
+        })
+    }
+
+    /// The arguments of `ssi-hv` that boot the guest, with two vCPUs, 1 GiB of memory and further
+    /// flags.
+    fn arguments(&self, more: &[&str]) -> Vec<String> {
+        // Debian boots silently by default too.
+        let cmdline = format!(
+            "root={DISK} quiet \"systemd.set_credential=ssh.authorized_keys.root:{}\"",
+            self.key
+        );
+        let (disk, net) = (format!("path={DISK}"), format!("tap={TAP}"));
+        let mut arguments = vec!["run", "--kernel", "/share/debian-vmlinuz"];
+        arguments.extend([
+            "--initrd",
+            "/share/debian-initrd.img",
+            "--cmdline",
+            &cmdline,
+        ]);
+        arguments.extend([
+            "--cpus", "2", "--memory", "1G", "--disk", &disk, "--net", &net,
+        ]);
+        arguments.extend(["--on-reboot", "restart", "--report", REPORT]);
+        arguments.extend(more);
+        arguments.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Boots the guest and waits until it asks who wants to log in.
+    ///
+    /// # Errors
+    /// Fails when it does not come so far in time.
+    pub fn boot(&self, more: &[&str], console: Tap) -> anyhow::Result<Guest<'a>> {
+        self.host.check(&["rm", "-f", REPORT], SHORT)?;
+        let mut argv = vec!["/share/ssi-hv".to_owned()];
+        argv.extend(self.arguments(more));
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        let begin = Instant::now();
+        let process = self.host.spawn_with(&argv, &[], console)?;
+        process.wait_for_text(LOGIN, 1, LOGIN_DEADLINE)?;
+        Ok(Guest {
+            host: self.host,
+            process,
+            to_login: begin.elapsed(),
+            logins: 1,
+        })
+    }
+}
+
+impl Drop for Network<'_> {
+    fn drop(&mut self) {
+        // A host that is gone has no tap either.
+        let _ = self.host.run(&["ip", "link", "del", TAP], SHORT);
+    }
+}
+
+/// Gives the host a key, unless it has one, and returns the public half. The disk keeps the first key
+/// that it was given, as long as there is the host.
+fn key_of(host: &Host, dir: &Path) -> anyhow::Result<String> {
+    let public = format!("{KEY}.pub");
+    let there = host.run(&["cat", &public], SHORT)?;
+    if there.status.code == 0 {
+        return Ok(there.stdout);
+    }
+    let key = dir.join("ssh-key");
+    // ssh-keygen asks before it writes over one.
+    let _ = std::fs::remove_file(&key);
+    let made = Command::new("ssh-keygen")
+        .args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"])
+        .arg(&key)
+        .output()
+        .context("ssh-keygen (apt-get install openssh-client)")?;
+    ensure!(made.status.success(), "ssh-keygen: {made:?}");
+    host.put(&key, KEY, 0o600)?;
+    host.put(&key.with_extension("pub"), &public, 0o644)?;
+    Ok(std::fs::read_to_string(key.with_extension("pub"))?)
+}
+
+/// The guest, up.
+#[derive(Debug)]
+pub struct Guest<'a> {
+    host: &'a Host,
+    process: RemoteProcess,
+    /// From its start to its login prompt.
+    pub to_login: Duration,
+    /// How many login prompts there were.
+    logins: usize,
+}
+
+impl Guest<'_> {
+    fn ssh(&self, command: &str, within: Duration) -> anyhow::Result<Output> {
+        let argv = [
+            "ssh",
+            "-i",
+            KEY,
+            "-o",
+            "BatchMode=yes",
+            "-o",
+            "ConnectTimeout=20",
+            // Each start of the testbed has another guest there.
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+            "-o",
+            "LogLevel=ERROR",
+            &format!("root@{GUEST_ADDRESS}"),
+            command,
+        ];
+        Ok(self.host.run(&argv, within)?)
+    }
+
+    /// Waits until the guest takes commands.
+    ///
+    /// # Errors
+    /// Fails when it does not in time.
+    pub fn wait_for_ssh(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + SSH_DEADLINE;
+        loop {
+            // Each try waits for the guest's answer, or for ssh's own time to be over.
+            let output = self.ssh("true", SSH_DEADLINE)?;
+            if output.status.code == 0 {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "no SSH: {}", output.stderr);
+            self.host.check(&["sleep", "0.5"], SHORT)?;
+        }
+    }
+
+    /// Runs a command in the guest that must succeed, and gives its output.
+    ///
+    /// # Errors
+    /// Fails when it does not succeed, or not in time.
+    pub fn run(&self, command: &str, within: Duration) -> anyhow::Result<String> {
+        let output = self.ssh(command, within)?;
+        ensure!(
+            output.status.code == 0,
+            "in the guest `{command}` ended with {}; it said: {}{}",
+            output.status,
+            output.stdout,
+            output.stderr
+        );
+        Ok(output.stdout)
+    }
+
+    /// Reboots the guest, and waits until it is there again. What it has on its disk has to be the same,
+    /// and it has to have been another start. Gives the time to the next login prompt.
+    ///
+    /// # Errors
+    /// Fails when it does not come back, or is not as it was.
+    pub fn reboot(&mut self) -> anyhow::Result<Duration> {
+        const LOOK: &str =
+            "cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub; sha256sum /root/kept";
+        const START: &str = "cat /proc/sys/kernel/random/boot_id";
+        self.run("head -c 1M /dev/urandom >/root/kept; sync", SHORT)?;
+        let (before, start) = (self.run(LOOK, SHORT)?, self.run(START, SHORT)?);
+        let begin = Instant::now();
+        // The connection may break before the command ends.
+        let _ = self.ssh("systemctl reboot", SHORT)?;
+        self.logins += 1;
+        self.process
+            .wait_for_text(LOGIN, self.logins, LOGIN_DEADLINE)
+            .context("the guest does not come back after a reboot")?;
+        let time = begin.elapsed();
+        self.wait_for_ssh()?;
+        let (after, new_start) = (self.run(LOOK, SHORT)?, self.run(START, SHORT)?);
+        ensure!(
+            before == after,
+            "before the reboot {before}, after it {after}"
+        );
+        ensure!(start != new_start, "it was no new start: {start}");
+        Ok(time)
+    }
+
+    /// Fails when the guest's kernel or one of its services has something to complain about.
+    ///
+    /// # Errors
+    /// Says what.
+    pub fn check_log(&self) -> anyhow::Result<()> {
+        let log = self.run("journalctl --no-pager -q -k -o cat", SHORT)?;
+        ensure!(log.contains("Linux version"), "no log: {log}");
+        if let Some(line) = complaint(&log) {
+            anyhow::bail!("the guest's kernel says: {line}");
+        }
+        let failed = self.run("systemctl --failed --no-legend --plain", SHORT)?;
+        ensure!(failed.trim().is_empty(), "services failed: {failed}");
+        Ok(())
+    }
+
+    /// Switches the guest off, and gives how the run ended.
+    ///
+    /// # Errors
+    /// Fails when it does not end in time.
+    pub fn power_off(self) -> anyhow::Result<Output> {
+        let _ = self.ssh("systemctl poweroff", SHORT)?;
+        Ok(self.process.wait(END_DEADLINE)?)
+    }
+}
+
+/// The first line in which a kernel complains.
+fn complaint(log: &str) -> Option<&str> {
+    log.lines().find(|line| {
+        let line = format!(" {}", line.to_lowercase());
+        COMPLAINTS.iter().any(|complaint| line.contains(complaint))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hung_task_and_an_error_of_a_disk_are_complaints_and_a_start_is_not() {
+        let log = "Linux version 6.1\nDMA: debug\nDEBUG: x\nINFO: task dd:5 blocked for more than 120 seconds.\n";
+        assert!(complaint(log).is_some_and(|line| line.contains("task dd")));
+        let error = "EXT4-fs error (device vda): ext4_lookup\n";
+        assert_eq!(complaint(error), Some(error.trim_end()));
+        assert!(complaint("BUG: unable to handle page fault\n").is_some());
+        assert_eq!(complaint("EXT4-fs (vda): mounted\nDebug: on\n"), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! Scenarios with a whole distribution as the guest.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::bed::{add_rxe, remove_rxe};
+use super::guest::Donor;
+use super::{Context, Result, Scenario, Verdict};
+use crate::distro::comparison::{Comparison, Measured, donor_flags, measure};
+use crate::distro::work;
+
+/// They run by name only: making the image and booting it takes minutes.
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "distro_boot",
+        about: "Debian boots from its disk to a login prompt, has a network, and keeps what a database wrote",
+        needs_product: true,
+        run: boots,
+    },
+    Scenario {
+        name: "distro_work_tcp",
+        about: "Debian does verified work in memory that is mostly on a donor, by TCP, and reboots",
+        needs_product: true,
+        run: |context| works(context, "tcp"),
+    },
+    Scenario {
+        name: "distro_work_rdma",
+        about: "the same by RDMA",
+        needs_product: true,
+        run: |context| works(context, "rdma"),
+    },
+];
+
+/// Boots the guest with most of its memory on a donor, lets it do this, reboot if that is wanted, and
+/// switches it off.
+fn remote(
+    context: &Context<'_>,
+    transport: &str,
+    local_memory: &str,
+    pieces: &[work::Work],
+    reboots: bool,
+) -> anyhow::Result<(Measured, Value)> {
+    let donor = Donor::lending(
+        context,
+        "1G",
+        &[
+            "--rdma-device",
+            if transport == "rdma" { "rxe0" } else { "none" },
+        ],
+    )?;
+    let flags = [&donor_flags(local_memory)[..], &["--transport", transport]].concat();
+    let result = one(context, "remote", &flags, pieces, reboots)?;
+    donor.stop(context)?;
+    let count = result.1.pointer("/faults/remote/count");
+    ensure!(
+        count
+            .and_then(Value::as_u64)
+            .is_some_and(|count| count > 1000),
+        "remote faults: {count:?}"
+    );
+    ensure!(
+        result.1["transport"]["kind"] == transport,
+        "{}",
+        result.1["transport"]
+    );
+    Ok(result)
+}
+
+/// Boots the guest with these flags; its console goes to a file of the scenario.
+fn one(
+    context: &Context<'_>,
+    name: &str,
+    flags: &[&str],
+    pieces: &[work::Work],
+    reboots: bool,
+) -> anyhow::Result<(Measured, Value)> {
+    let path = context.artifacts.join(format!("{name}-console.log"));
+    let mut log = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
+    let console = Box::new(move |bytes: &[u8]| {
+        // It is for looking at when something failed.
+        let _ = log.write_all(bytes);
+    });
+    let (host, dir) = (context.testbed.host(1), &context.artifacts);
+    measure(host, dir, flags, console, pieces, reboots)
+}
+
+/// Why Debian cannot be booted, if it cannot.
+fn missing(context: &Context<'_>) -> Option<Verdict> {
+    let reason = context.share.distro_missing.as_ref()?;
+    Some(Verdict::Skip(format!("no image of Debian: {reason}")))
+}
+
+fn boots(context: &Context<'_>) -> Result {
+    if let Some(skipped) = missing(context) {
+        return Ok(skipped);
+    }
+    let (measured, report) = remote(
+        context,
+        "tcp",
+        // In 256 MiB it would find room for all that it does.
+        "128M",
+        &[work::NETWORK, work::DATABASE],
+        false,
+    )?;
+    context.note(format!(
+        "login prompt after {:.0} s, {} remote faults (emulated)",
+        measured.to_login.as_secs_f64(),
+        report["faults"]["remote"]["count"]
+    ));
+    Ok(Verdict::Pass)
+}
+
+fn works(context: &Context<'_>, transport: &str) -> Result {
+    if let Some(skipped) = missing(context) {
+        return Ok(skipped);
+    }
+    let hosts = context.testbed.hosts();
+    if transport == "rdma" {
+        hosts.iter().try_for_each(add_rxe)?;
+    }
+    let (there, report) = remote(context, transport, "256M", work::ALL, true)?;
+    if transport == "rdma" {
+        hosts.iter().try_for_each(remove_rxe)?;
+    }
+    let (here, _) = one(context, "local", &[], work::ALL, false)?;
+    let comparison = Comparison { here, there };
+    let path = context.artifacts.join("comparison.json");
+    std::fs::write(&path, serde_json::to_string_pretty(&comparison.json())?)?;
+    let mut note = format!("{} remote faults;", report["faults"]["remote"]["count"]);
+    for (name, here, there) in comparison.rows() {
+        // Writing to a String cannot fail.
+        let _ = write!(note, " {name} {there:.0} s, local {here:.0} s;");
+    }
+    context.note(note);
+    Ok(Verdict::Pass)
+}
