@@ -1,5 +1,6 @@
 //! The demo: one guest whose memory is on two hosts.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -14,6 +15,8 @@ use crate::e2e::{add_rxe, parse_faultprobe, processor_ticks};
 use crate::share::Share;
 use crate::testbed::{Host, HostImage, RemoteProcess, Tap, Testbed, TestbedConfig};
 
+/// What the guest's kernel says first.
+const GUEST_BEGINS: &str = "Linux version";
 /// How long the guest may take from its start to its end.
 const GUEST_DEADLINE: Duration = Duration::from_secs(240);
 /// How long a donor may take to listen or to end.
@@ -205,7 +208,8 @@ fn run_on_testbed(
     }
     let address = format!("{}:{PORT}", lender.address());
     println!("Host 2 lends memory: ssi-hv node --listen {address} --memory 1G --insecure");
-    let donor = start_donor(lender, &address)?;
+    let lends = start_donor(lender, &address)?;
+    let before = Cell::new(0);
     let remote_report = "/tmp/demo.json";
     let run = |donor: Option<&str>, tap: Tap| -> anyhow::Result<Outcome> {
         let mut argv = vec!["/share/ssi-hv".to_owned()];
@@ -214,7 +218,13 @@ fn run_on_testbed(
             println!("Host 1 runs the guest:  ssi-hv {}\n", argv[1..].join(" "));
         }
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        let output = compute.spawn_with(&argv, &[], tap)?.wait(GUEST_DEADLINE)?;
+        let guest = compute.spawn_with(&argv, &[], tap)?;
+        if donor.is_some() {
+            // By then all connections are made, and memory is registered for RDMA.
+            guest.wait_for_line(GUEST_BEGINS, GUEST_DEADLINE)?;
+            before.set(processor_ticks(lender, lends.pid())?);
+        }
+        let output = guest.wait(GUEST_DEADLINE)?;
         let file = dir.join("run.json");
         let report = compute
             .get(remote_report, &file)
@@ -227,11 +237,10 @@ fn run_on_testbed(
             report,
         })
     };
-    let before = processor_ticks(lender, donor.pid())?;
     let remote = run(Some(&address), Box::new(show))?;
-    let used = processor_ticks(lender, donor.pid())?.saturating_sub(before);
+    let used = processor_ticks(lender, lends.pid())?.saturating_sub(before.get());
     println!(
-        "\nThe donor's process used {} ms of its processor meanwhile.",
+        "\nWhile the guest ran, the donor's process used {} ms of its processor.",
         used * MS_PER_TICK
     );
     println!("\nThe same guest with all its memory local, for comparison...");
