@@ -25,6 +25,7 @@ pub struct HostDevices {
     /// Goes at the end of the run.
     _socket: Option<VsockSocket>,
     entropy: Option<Entropy>,
+    balloon: Option<Arc<Balloon>>,
 }
 
 impl HostDevices {
@@ -62,6 +63,7 @@ impl HostDevices {
             vsock,
             _socket: socket,
             entropy,
+            balloon: None,
         })
     }
 
@@ -71,7 +73,9 @@ impl HostDevices {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         if config.balloon == Switch::On {
             let free_memory = FreeMemory(fabric.discarder());
-            devices.push(Arc::new(Balloon::new(Arc::new(free_memory))));
+            let balloon = Arc::new(Balloon::new(Arc::new(free_memory)));
+            self.balloon = Some(Arc::clone(&balloon));
+            devices.push(balloon);
         }
         if let Some(entropy) = self.entropy.take() {
             devices.push(Arc::new(entropy));
@@ -86,6 +90,13 @@ impl HostDevices {
             devices.push(Arc::new(vsock));
         }
         devices
+    }
+}
+
+impl HostDevices {
+    /// The guest's balloon, if it has been given one.
+    pub fn balloon(&self) -> Option<Arc<Balloon>> {
+        self.balloon.clone()
     }
 }
 

@@ -11,16 +11,16 @@ use memory_fabric::fabric::{
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
-use ssi_hv::cli::name::VmName;
 use ssi_hv::config::{self, HugePages, Numa, Prefetching, RunConfig, Transport, ValidatedRun};
 use ssi_hv::control_socket::directory::{Directory, Kind};
-use ssi_hv::control_socket::server::{Server, Service};
+use ssi_hv::control_socket::route::Service;
+use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
     guest_memory_ranges,
 };
-use ssi_hv::report::{FreePages, Guest, Host, Report, ReportFile};
+use ssi_hv::report::{Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
@@ -29,8 +29,9 @@ use super::Failure;
 use super::devices::HostDevices;
 use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
-use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
+use super::observe::{Paged, Watched, fill, memory, time_to_init};
 use super::supervisor::Supervisor;
+use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 
 /// Boots a guest and stays until it ends.
@@ -42,8 +43,6 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         .as_deref()
         .map(ReportFile::prepare)
         .transpose()?;
-    let directory = socket_directory(config.name.as_ref())?;
-    let devices = HostDevices::open(config)?;
     let supervisor = Supervisor::start(report_file.clone()).context("cannot watch for signals")?;
 
     let mut report = Report::new(Host::detect());
@@ -52,12 +51,24 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         cpus: config.cpus,
         kernel: Some(wanted.kernel.display().to_string()),
     };
+    let watched = Arc::new(Watched {
+        name: vm_name(config),
+        started,
+        host: report.host.clone(),
+        guest: report.guest.clone(),
+        supervisor: Arc::clone(&supervisor),
+        paged: OnceLock::new(),
+        machine: OnceLock::new(),
+        balloon: OnceLock::new(),
+    });
+    let server = listen(config, &watched)?;
+    let devices = HostDevices::open(config)?;
     let run = Run {
         config,
         wanted: &wanted,
         supervisor: &supervisor,
-        directory: directory.as_ref(),
-        started,
+        server,
+        watched,
     };
     let mut result = run.boot(devices, &mut report);
     let (end, errors) = supervisor.finish();
@@ -90,35 +101,26 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
     result
 }
 
-/// Where this run can be asked about, if there is such a place. A name that another VM has is
-/// refused before anything is started.
-fn socket_directory(name: Option<&VmName>) -> Result<Option<Directory>, Failure> {
-    let directory = Directory::for_listening().and_then(|directory| {
-        let sockets = directory.sockets()?;
-        Ok((directory, sockets))
-    });
-    let (directory, sockets) = match directory {
-        Ok(found) => found,
+/// From now on this run can be asked about and told things, if there is a place for that. A name
+/// that another VM has is refused before anything is started.
+fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, Failure> {
+    let service = Service {
+        subject: Arc::clone(watched),
+        routes: ROUTES,
+    };
+    let server = Directory::for_listening()
+        .map_err(ServerError::from)
+        .and_then(|directory| Server::start(&directory, Kind::Vm, config.name.as_ref(), service));
+    match server {
+        Ok(server) => Ok(Some(server)),
+        Err(error @ ServerError::NameTaken { .. }) => Err(Failure::new(ExitCode::Usage, error)),
         Err(error) => {
             tracing::warn!(
                 "`ssi-hv status` will not find this VM: {:#}",
                 anyhow!(error)
             );
-            return Ok(None);
+            Ok(None)
         }
-    };
-    let namesake = sockets
-        .iter()
-        .find(|entry| name.is_some() && entry.name.as_ref() == name);
-    match (name, namesake) {
-        (Some(name), Some(other)) => Err(Failure::new(
-            ExitCode::Usage,
-            anyhow!(
-                "--name {name} is taken by the VM of process {}; choose another name, or end that VM",
-                other.pid
-            ),
-        )),
-        _ => Ok(Some(directory)),
     }
 }
 
@@ -127,33 +129,15 @@ struct Run<'a> {
     config: &'a RunConfig,
     wanted: &'a ValidatedRun,
     supervisor: &'a Arc<Supervisor>,
-    directory: Option<&'a Directory>,
-    started: Instant,
+    watched: Arc<Watched>,
+    server: Option<Server>,
 }
 
 impl Run<'_> {
-    /// From now on the run can be asked about, if there is a place for that.
-    fn listen(&self, watched: &Arc<Watched>) -> Option<Server> {
-        let service = Service {
-            subject: Arc::clone(watched),
-            requests: VM_REQUESTS,
-        };
-        let name = self.config.name.as_ref();
-        match Server::start(self.directory?, Kind::Vm, name, service) {
-            Ok(server) => Some(server),
-            Err(error) => {
-                tracing::warn!(
-                    "`ssi-hv status` will not find this VM: {:#}",
-                    anyhow!(error)
-                );
-                None
-            }
-        }
-    }
-
     /// Boots the guest and runs it to its end; fills the report with what was seen.
-    fn boot(&self, mut devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
+    fn boot(self, mut devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
+        let watched = &self.watched;
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
         let fabric =
@@ -162,16 +146,11 @@ impl Run<'_> {
         if let Some(advice) = advice(&fabric) {
             tracing::warn!("{advice}");
         }
-        let watched = Arc::new(Watched {
-            name: vm_name(config),
-            started: self.started,
-            guest: report.guest.clone(),
+        // Each of these is set once, here.
+        let _ = watched.paged.set(Paged {
             transport: transport_used(&fabric),
             view: fabric.view().clone(),
-            supervisor: Arc::clone(supervisor),
-            machine: OnceLock::new(),
         });
-        let server = self.listen(&watched);
         let machine_config = MachineConfig {
             kernel: wanted.kernel.clone(),
             initrd: wanted.initrd.clone(),
@@ -180,11 +159,13 @@ impl Run<'_> {
             devices: devices.for_guest(config, &fabric),
             numa: super::numa::nodes(config, &fabric),
         };
+        if let Some(balloon) = devices.balloon() {
+            let _ = watched.balloon.set(balloon);
+        }
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
         let handle = machine.handle();
-        let prepared = self.started.elapsed();
-        // Set once, here.
+        let prepared = watched.started.elapsed();
         let _ = watched.machine.set((handle.clone(), prepared));
         let outcome = if supervisor.attend(handle.clone()) {
             machine.run()
@@ -192,7 +173,7 @@ impl Run<'_> {
             Ok(Outcome::Stopped)
         };
         // Who asks from now on is told by the report.
-        drop(server);
+        drop(self.server);
         if let Some(error) = working_set.save(&fabric) {
             // The guest has run all the same.
             supervisor.note(error);
@@ -335,15 +316,7 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
         std::mem::forget(fabric);
         summaries
     };
-    report.nodes = nodes(&summaries, &view);
-    report.evictions = stats.evictions.get();
-    report.free_pages = FreePages {
-        reported: stats.free_pages.reported.get(),
-        dropped_here: stats.free_pages.dropped_here.get(),
-        dropped_at_home: stats.free_pages.dropped_at_home.get(),
-    };
-    report.faults = faults(&stats);
-    report.prefetch = prefetch(&stats);
+    fill(report, &summaries, &view);
     tracing::debug!(
         replayed = stats.replayed.get(),
         stalled_for_memory = stats.stalled_for_memory.get(),
