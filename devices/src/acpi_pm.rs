@@ -1,12 +1,14 @@
-//! The ACPI fixed hardware that a guest needs to switch itself off and to restart.
+//! The ACPI fixed hardware that a guest needs to switch itself off and to restart, and the power
+//! button by which it is asked to.
 //!
-//! ACPI specification 6.5, sections 4.8.3.1 (PM1 event), 4.8.3.2 (PM1 control) and 4.8.3.6
-//! (reset register).
+//! ACPI specification 6.5, sections 4.8.2.2.1 (fixed power button), 4.8.3.1 (PM1 event), 4.8.3.2
+//! (PM1 control) and 4.8.3.6 (reset register).
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use crate::bus::{BusDevice, read_bytes, write_bytes};
 use crate::event::{MachineEvent, MachineEvents};
+use crate::trigger::InterruptLine;
 
 /// Offset of the PM1a event block: status (2 bytes), then enable (2 bytes).
 pub const PM1_EVENT_OFFSET: u64 = 0;
@@ -17,6 +19,9 @@ pub const PM_REGISTERS_LEN: u64 = 6;
 
 /// The SLP_TYP value that means S5 (soft off) on this machine; `\_S5` in the DSDT names it.
 pub const S5_SLEEP_TYPE: u8 = 5;
+
+/// PM1 status and PM1 enable: the power button.
+const POWER_BUTTON: u16 = 1 << 8;
 
 /// PM1 control: ACPI mode is on. There is no other mode here, so it is always set.
 const SCI_EN: u16 = 1 << 0;
@@ -30,22 +35,48 @@ struct Pm1 {
     status: u16,
     enable: u16,
     control: u16,
+    /// The level of the interrupt line.
+    raised: bool,
 }
 
 /// PM1a event and control blocks. Sleeping in state S5 asks the machine to shut down; other
-/// sleep states are ignored, none being announced.
+/// sleep states are ignored, none being announced. Of the fixed events there is one, the power
+/// button; its interrupt line is raised while its bits in status and enable are both set.
 #[derive(Debug)]
 pub struct PmRegisters {
     registers: Mutex<Pm1>,
     events: MachineEvents,
+    interrupt: Arc<dyn InterruptLine>,
 }
 
 impl PmRegisters {
-    /// Registers that signal a power-off to `events`.
-    pub fn new(events: MachineEvents) -> Self {
+    /// Registers that signal a power-off to `events`, and events of their own by `interrupt`.
+    pub fn new(events: MachineEvents, interrupt: Arc<dyn InterruptLine>) -> Self {
         Self {
             registers: Mutex::new(Pm1::default()),
             events,
+            interrupt,
+        }
+    }
+
+    /// Presses the power button. False when the guest does not listen to it, which it tells by the
+    /// enable register; then nothing is changed.
+    pub fn press_power_button(&self) -> bool {
+        let mut registers = crate::lock(&self.registers);
+        if registers.enable & POWER_BUTTON == 0 {
+            return false;
+        }
+        registers.status |= POWER_BUTTON;
+        self.update_interrupt(&mut registers);
+        true
+    }
+
+    /// Under the lock, so that the line has the level of the newest registers.
+    fn update_interrupt(&self, registers: &mut Pm1) {
+        let raised = registers.status & registers.enable & POWER_BUTTON != 0;
+        if registers.raised != raised {
+            registers.raised = raised;
+            self.interrupt.set(raised);
         }
     }
 }
@@ -90,6 +121,7 @@ impl BusDevice for PmRegisters {
             }
             _ => {}
         });
+        self.update_interrupt(&mut registers);
     }
 }
 
@@ -127,9 +159,58 @@ impl BusDevice for ResetRegister {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use proptest::prelude::*;
 
     use super::*;
+
+    /// A line that keeps its level.
+    #[derive(Debug, Default)]
+    struct Line(AtomicBool);
+
+    impl InterruptLine for Line {
+        fn set(&self, raised: bool) {
+            let before = self.0.swap(raised, Ordering::Relaxed);
+            assert_ne!(before, raised, "told what it is already");
+        }
+    }
+
+    fn registers(events: &MachineEvents) -> (PmRegisters, Arc<Line>) {
+        let line = Arc::new(Line::default());
+        (PmRegisters::new(events.clone(), line.clone()), line)
+    }
+
+    #[test]
+    fn a_pressed_button_raises_the_line_until_the_guest_has_seen_it() {
+        const ENABLE_OFFSET: u64 = PM1_EVENT_OFFSET + 2;
+        let events = MachineEvents::new().unwrap();
+        let (device, line) = registers(&events);
+        let raised = || line.0.load(Ordering::Relaxed);
+        assert!(!device.press_power_button(), "nobody listens yet");
+        assert_eq!(read_word(&device, PM1_EVENT_OFFSET), 0);
+        device.write(ENABLE_OFFSET, &POWER_BUTTON.to_le_bytes());
+        assert!(!raised(), "a button that was pressed before is forgotten");
+        for _ in 0..2 {
+            assert!(device.press_power_button());
+            assert!(device.press_power_button());
+            assert!(raised());
+            assert_eq!(read_word(&device, PM1_EVENT_OFFSET), POWER_BUTTON);
+            // Zeroes leave it, and so does the byte beside it.
+            device.write(PM1_EVENT_OFFSET, &[0xff]);
+            device.write(PM1_EVENT_OFFSET, &[0, 0]);
+            assert!(raised());
+            device.write(PM1_EVENT_OFFSET + 1, &[1]);
+            assert!(!raised());
+            assert_eq!(read_word(&device, PM1_EVENT_OFFSET), 0);
+        }
+        assert!(device.press_power_button());
+        device.write(ENABLE_OFFSET, &[0, 0]);
+        assert!(!raised(), "masked");
+        device.write(ENABLE_OFFSET, &POWER_BUTTON.to_le_bytes());
+        assert!(raised(), "still set");
+        assert_eq!(events.get(), None);
+    }
 
     fn read_word(device: &PmRegisters, offset: u64) -> u16 {
         let mut data = [0; 2];
@@ -140,7 +221,7 @@ mod tests {
     #[test]
     fn sleeping_in_s5_asks_for_a_shutdown_when_slp_en_is_written() {
         let events = MachineEvents::new().unwrap();
-        let device = PmRegisters::new(events.clone());
+        let (device, _) = registers(&events);
         let s5 = u16::from(S5_SLEEP_TYPE) << SLP_TYP_SHIFT;
         device.write(PM1_CONTROL_OFFSET, &s5.to_le_bytes());
         assert_eq!(events.get(), None);
@@ -154,7 +235,7 @@ mod tests {
     #[test]
     fn other_sleep_states_are_ignored() {
         let events = MachineEvents::new().unwrap();
-        let device = PmRegisters::new(events.clone());
+        let (device, _) = registers(&events);
         for sleep_type in (0..8u16).filter(|t| *t != u16::from(S5_SLEEP_TYPE)) {
             let value = (sleep_type << SLP_TYP_SHIFT) | SLP_EN;
             device.write(PM1_CONTROL_OFFSET, &value.to_le_bytes());
@@ -178,7 +259,7 @@ mod tests {
             let events = MachineEvents::new().unwrap();
             let offset = offset >> 1;
             for device in [
-                &PmRegisters::new(events.clone()) as &dyn BusDevice,
+                &registers(&events).0 as &dyn BusDevice,
                 &ResetRegister::new(events.clone()),
             ] {
                 device.write(offset, &data);

@@ -52,7 +52,7 @@ pub use i8042::{I8042, I8042_LEN, I8042_PORT};
 pub use panic_port::{PANIC_ACPI_ID, PANIC_PORT, PanicPort};
 pub use rtc::{CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc, RTC_CENTURY_REGISTER};
 pub use serial::{COM1_IRQ, COM1_PORT, SERIAL_LEN, SerialPort};
-pub use trigger::EventFdTrigger;
+pub use trigger::{EventFdTrigger, InterruptLine};
 
 use std::sync::{Mutex, MutexGuard};
 

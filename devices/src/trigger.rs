@@ -1,10 +1,18 @@
-//! Interrupts as event descriptors.
+//! Interrupts: as event descriptors, and as lines with a level.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
 use vm_superio::Trigger;
 use vmm_sys_util::eventfd::EventFd;
+
+/// A level-triggered interrupt line, which the monitor connects with an input of the interrupt
+/// controller.
+pub trait InterruptLine: Send + Sync + fmt::Debug {
+    /// Raises or lowers the line.
+    fn set(&self, raised: bool);
+}
 
 /// An edge-triggered interrupt line: each trigger adds one to an event descriptor, which the
 /// monitor has bound to an interrupt.

@@ -20,6 +20,8 @@ const GUEST_MODULES: &[&str] = &[
     "virtio_balloon",
     "virtio_rng",
     "vmw_vsock_virtio_transport",
+    "button",
+    "evdev",
 ];
 
 /// Our programs in a guest.

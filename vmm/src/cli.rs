@@ -3,6 +3,7 @@
 pub mod address;
 pub mod bench;
 pub mod choices;
+pub mod control;
 pub mod disk;
 pub mod file;
 pub mod name;
@@ -23,6 +24,7 @@ use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, 
 use self::bench::{
     BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig, BenchTransportConfig,
 };
+use self::control::{ControlCommand, ControlConfig};
 use self::file::ConfigFileError;
 use self::node::NodeConfig;
 use self::status::StatusConfig;
@@ -73,6 +75,14 @@ enum Command {
     Node(NodeConfig),
     /// Show what runs here and how it does
     Status(StatusConfig),
+    /// Let a VM stand still
+    Pause(ControlConfig),
+    /// Let a paused VM go on
+    Resume(ControlConfig),
+    /// Press the power button of a VM, so that its guest shuts down
+    Shutdown(control::ShutdownConfig),
+    /// End a VM at once, as a power cut does
+    Kill(ControlConfig),
     /// Tell whether this host is ready, and how to mend what is not
     Doctor(DoctorConfig),
     /// Measure what remote memory costs
@@ -116,6 +126,8 @@ pub enum Action {
     Node(NodeConfig),
     /// Ask what runs here.
     Status(StatusConfig),
+    /// Tell a VM what to do.
+    Control(ControlCommand),
     /// Look at this host.
     Doctor(DoctorConfig),
     /// Measure faults. The configuration is not validated yet.
@@ -192,6 +204,10 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Run(args) => run_action(*args, matches)?,
         Command::Node(config) => Action::Node(config),
         Command::Status(config) => Action::Status(config),
+        Command::Pause(config) => Action::Control(ControlCommand::Pause(config)),
+        Command::Resume(config) => Action::Control(ControlCommand::Resume(config)),
+        Command::Shutdown(config) => Action::Control(ControlCommand::Shutdown(config)),
+        Command::Kill(config) => Action::Control(ControlCommand::Kill(config)),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),

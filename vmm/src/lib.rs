@@ -11,3 +11,6 @@ pub mod memory_speed;
 pub mod report;
 pub mod size;
 pub mod status;
+
+#[cfg(test)]
+mod schemas;

@@ -9,7 +9,7 @@ use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
 
-use crate::commands::{Failure, bench, doctor, node, print, run, status};
+use crate::commands::{Failure, bench, control, doctor, node, print, run, status};
 
 fn main() -> process::ExitCode {
     let outcome = match cli::parse(std::env::args_os()) {
@@ -49,6 +49,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Node(config) => node::node(&config),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
+        Action::Control(command) => control::control(&command),
         Action::BenchMemory(config) => bench::memory(&config),
         Action::BenchStart(config) => bench::start(&config),
         Action::BenchTransport(config) => bench::transport(&config),

@@ -3,17 +3,23 @@
 //! A field may be added under the same number; renaming one, removing one or changing its
 //! meaning or unit takes the next.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+mod file;
+
+use std::fs;
 
 use serde::{Deserialize, Serialize};
+
+pub use file::{ReportError, ReportFile};
 
 /// The version of the report's fields.
 pub const SCHEMA: u32 = 1;
 
+/// The `outcome` of a run that has not ended, for who asks meanwhile.
+pub const RUNNING: &str = "running";
+
 /// Everything that is known about one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
@@ -39,7 +45,7 @@ pub struct Report {
     pub prefetch: Prefetch,
     /// Errors in the order of their time, one line each.
     pub errors: Vec<String>,
-    /// How the run ended: a name from `docs/exit-codes.md`.
+    /// How the run ended: a name from `docs/exit-codes.md`; [`RUNNING`] while it has not.
     pub outcome: String,
     /// The exit code of the process.
     pub exit_code: u8,
@@ -61,6 +67,7 @@ impl Report {
 ///
 /// Times from emulated hosts are not representative; only their ratios mean something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Virtualization {
     /// The processor, by its virtualization extension.
@@ -72,6 +79,7 @@ pub enum Virtualization {
 
 /// The host that ran the virtual CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Host {
     /// What executes the guest's instructions.
     pub virtualization: Virtualization,
@@ -97,6 +105,7 @@ impl Host {
 
 /// The guest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Guest {
     /// Its memory.
     pub memory_bytes: u64,
@@ -109,6 +118,7 @@ pub struct Guest {
 
 /// Memory of the compute node that the guest takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MemoryUsed {
     /// Memory of the guest with its home here.
     pub home_here_bytes: u64,
@@ -124,6 +134,7 @@ pub struct MemoryUsed {
 
 /// How long the guest's start took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Boot {
     /// From the start of the process until the guest's init ran, in milliseconds; `null` when
     /// it was not seen. After a restart, from there.
@@ -135,6 +146,7 @@ pub struct Boot {
 
 /// How pages travelled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransportUsed {
     /// `rdma`, `tcp`, `mixed` (RDMA from some donors), `loopback`, or `none` when all memory stayed
     /// here.
@@ -149,6 +161,7 @@ pub struct TransportUsed {
 
 /// What a node does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// It runs virtual CPUs.
@@ -159,6 +172,7 @@ pub enum Role {
 
 /// A node that took part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Node {
     /// Its number; 0 is the compute node.
     pub id: u32,
@@ -186,6 +200,7 @@ pub struct Node {
 
 /// The way to a donor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PathUsed {
     /// What pages that virtual CPUs wait for came by at the start: `rdma` or `tcp`.
     pub faults: String,
@@ -205,6 +220,7 @@ pub struct PathUsed {
 
 /// What was measured of a way at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PathMeasured {
     /// Median round trip of 64 bytes, in microseconds.
     pub small_us: f64,
@@ -216,6 +232,7 @@ pub struct PathMeasured {
 
 /// Pages between the compute node and a donor, by class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Traffic {
     /// Received, because virtual CPUs waited for them.
     pub urgent: TrafficClass,
@@ -235,6 +252,7 @@ impl Traffic {
 
 /// Pages of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TrafficClass {
     /// What they have: pages of 4096 bytes.
     pub plain_bytes: u64,
@@ -248,6 +266,7 @@ pub struct TrafficClass {
 
 /// What came of RDMA with a donor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RdmaUsed {
     /// Pages that came by READ.
     pub pages_read: u64,
@@ -261,6 +280,7 @@ pub struct RdmaUsed {
 
 /// The faults that were served, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Faults {
     /// The page's bytes were on another node.
     pub remote: FaultKind,
@@ -276,6 +296,7 @@ pub struct Faults {
 
 /// The faults of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FaultKind {
     /// How many there were.
     pub count: u64,
@@ -287,6 +308,7 @@ pub struct FaultKind {
 
 /// The stages of a fault, each in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Stages {
     /// From reading the fault until its request was sent, or until it was taken up.
     pub queue: Percentiles,
@@ -298,6 +320,7 @@ pub struct Stages {
 
 /// A distribution, in the unit that the field's name says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Percentiles {
     /// Half are at most this.
     pub p50: f64,
@@ -313,6 +336,7 @@ pub struct Percentiles {
 
 /// Pages that the guest did not use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FreePages {
     /// How many it reported to be free, each time.
     pub reported: u64,
@@ -324,6 +348,7 @@ pub struct FreePages {
 
 /// Pages fetched before they were asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Prefetch {
     /// How many were fetched.
     pub issued: u64,
@@ -333,126 +358,6 @@ pub struct Prefetch {
     pub wasted: u64,
     /// Touches that came while the page was on its way.
     pub late: u64,
-}
-
-/// Why a report cannot be written.
-#[derive(Debug, thiserror::Error)]
-pub enum ReportError {
-    /// Its directory or the file does not allow it.
-    #[error("cannot write --report {}; name a file in a directory that exists, has room and that you may write to", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        source: io::Error,
-    },
-    /// The contents cannot be JSON.
-    #[error("cannot express the report as JSON")]
-    Json(#[source] serde_json::Error),
-}
-
-/// A place for a report that was found to be writable before the work began.
-///
-/// A regular file is replaced as a whole: readers see the old one or the new one. Anything else
-/// (a pipe, a device) is written to.
-#[derive(Clone, Debug)]
-pub struct ReportFile {
-    /// As it was named, for messages.
-    named: PathBuf,
-    target: Target,
-}
-
-#[derive(Clone, Debug)]
-enum Target {
-    /// A file to replace, and the temporary one beside it.
-    Replace { file: PathBuf, temporary: PathBuf },
-    /// Something that is not a file.
-    Direct(PathBuf),
-}
-
-impl ReportFile {
-    /// Finds out whether a report can be written to `path`, and leaves nothing behind.
-    ///
-    /// # Errors
-    ///
-    /// If it cannot.
-    pub fn prepare(path: &Path) -> Result<Self, ReportError> {
-        let failed = |source| ReportError::Write {
-            path: path.into(),
-            source,
-        };
-        let target = target_of(path).map_err(failed)?;
-        match &target {
-            Target::Replace { temporary, .. } => {
-                create_new(temporary).map_err(failed)?;
-                fs::remove_file(temporary).map_err(failed)?;
-            }
-            // A pipe is not opened early: its reader would see an end.
-            Target::Direct(_) => {}
-        }
-        Ok(Self {
-            named: path.into(),
-            target,
-        })
-    }
-
-    /// Writes a report, or anything else that is written the same way.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be written; an older file is then still there, whole.
-    pub fn write(&self, report: &impl Serialize) -> Result<(), ReportError> {
-        let mut text = serde_json::to_vec_pretty(report).map_err(ReportError::Json)?;
-        text.push(b'\n');
-        let written = match &self.target {
-            Target::Replace { file, temporary } => replace(file, temporary, &text),
-            Target::Direct(path) => OpenOptions::new()
-                .write(true)
-                .open(path)
-                .and_then(|mut file| file.write_all(&text)),
-        };
-        written.map_err(|source| ReportError::Write {
-            path: self.named.clone(),
-            source,
-        })
-    }
-}
-
-fn target_of(path: &Path) -> io::Result<Target> {
-    let file = match fs::metadata(path) {
-        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        Ok(found) if !found.is_file() => return Ok(Target::Direct(path.into())),
-        // Through a symbolic link, so that what it points to is replaced and not the link.
-        Ok(_) => fs::canonicalize(path)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => path.into(),
-        Err(error) => return Err(error),
-    };
-    let name = file
-        .file_name()
-        .ok_or(io::ErrorKind::InvalidFilename)?
-        .to_os_string();
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    hidden.push(format!(".{}.tmp", std::process::id()));
-    let temporary = file.with_file_name(hidden);
-    Ok(Target::Replace { file, temporary })
-}
-
-fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).open(path)
-}
-
-fn replace(file: &Path, temporary: &Path, text: &[u8]) -> io::Result<()> {
-    let written = create_new(temporary).and_then(|mut opened| {
-        opened.write_all(text)?;
-        opened.sync_all()?;
-        fs::rename(temporary, file)
-    });
-    if written.is_err() {
-        // The error that matters is the first; a temporary file that was never made is no other.
-        let _ = fs::remove_file(temporary);
-    }
-    written
 }
 
 /// The value of a field in `/proc/cpuinfo`, of the first processor.

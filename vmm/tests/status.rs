@@ -5,134 +5,22 @@
 #[path = "tiny_guest/guests.rs"]
 mod guests;
 #[allow(dead_code, reason = "other tests use the rest")]
+mod running;
+#[allow(dead_code, reason = "other tests use the rest")]
 #[path = "tiny_guest/support.rs"]
 mod support;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
 
-/// No step of a test takes longer on a host that works, however loaded.
-const LIMIT: Duration = Duration::from_secs(60);
-
-/// A directory for sockets, and commands that use it.
-struct Place {
-    directory: tempfile::TempDir,
-}
-
-impl Place {
-    fn new() -> Self {
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        Self { directory }
-    }
-
-    fn sockets(&self) -> PathBuf {
-        self.directory.path().join("sockets")
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
-        command
-            .args(arguments)
-            .env("SSI_HV_RUNTIME_DIR", self.sockets())
-            .stdin(Stdio::null());
-        command
-    }
-
-    fn output(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().expect("it starts")
-    }
-
-    /// What a command that succeeds prints.
-    fn printed(&self, arguments: &[&str]) -> String {
-        let output = self.output(arguments);
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}: {stderr}");
-        String::from_utf8(output.stdout).expect("UTF-8")
-    }
-
-    fn json(&self, arguments: &[&str]) -> Value {
-        serde_json::from_str(&self.printed(arguments)).expect("JSON")
-    }
-
-    /// The one line of a command that fails with exit code 1.
-    fn failed(&self, arguments: &[&str], code: ExitCode) -> String {
-        let output = self.output(arguments);
-        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
-        assert_eq!(output.status.code(), Some(code.code().into()), "{stderr}");
-        assert_eq!(stderr.lines().count(), 1, "{stderr}");
-        stderr
-    }
-
-    fn files(&self) -> usize {
-        fs::read_dir(self.sockets()).map_or(0, Iterator::count)
-    }
-}
-
-/// A process that is killed when a test ends early.
-struct Running {
-    child: Child,
-    console: BufReader<std::process::ChildStdout>,
-}
-
-impl Running {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it starts");
-        let console = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, console }
-    }
-
-    fn pid(&self) -> String {
-        self.child.id().to_string()
-    }
-
-    fn signal(&self, signal: libc::c_int) {
-        let pid = i32::try_from(self.child.id()).expect("a process id");
-        // SAFETY: a signal to a child that was not waited for.
-        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
-    }
-
-    fn end(mut self, signal: libc::c_int) -> Option<i32> {
-        self.signal(signal);
-        self.child.wait().expect("it ends").code()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A guest that walks through 46 MiB with 16 MiB here, once it runs.
-fn vm(place: &Place, more: &[&str]) -> Running {
-    let kernel = place.directory.path().join("kernel");
-    fs::write(&kernel, support::elf(guests::walk_for_ever::code())).expect("is written");
-    let kernel = kernel.to_str().expect("UTF-8");
-    let mut arguments = vec!["run", "--kernel", kernel, "--memory", "64M"];
-    arguments.extend(["--local-memory", "16M", "--transport", "loopback"]);
-    arguments.extend(more);
-    let mut running = Running::start(&mut place.command(&arguments));
-    let mut said = [0];
-    running
-        .console
-        .read_exact(&mut said)
-        .expect("the guest talks");
-    assert_eq!(&said, b"r");
-    running
-}
+use running::{LIMIT, Place, count, node, vm};
 
 #[test]
 fn nothing_running_is_said_and_no_error() {
@@ -177,17 +65,29 @@ fn a_process_that_talks_nonsense_is_told_of_and_not_believed() {
     let place = Place::new();
     fs::create_dir(place.sockets()).expect("is made");
     fs::set_permissions(place.sockets(), fs::Permissions::from_mode(0o700)).expect("is changed");
-    let path = place.sockets().join("vm-1-bad.sock");
-    let listener = UnixListener::bind(path).expect("is bound");
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            let mut line = String::new();
-            let _ = BufReader::new(&stream).read_line(&mut line);
-            let _ = (&stream).write_all(b"{\"version\":1,\"answer\":{\"name\":3}}\n");
-        }
-    });
-    let line = place.failed(&["status", "bad"], ExitCode::HostError);
-    assert!(line.contains("not understood"), "{line}");
+    for (file, said) in [
+        ("vm-1-bad.sock", "{\"version\":1,\"answer\":{\"name\":3}}\n"),
+        (
+            "vm-1-worse.sock",
+            "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{\"name\":3}",
+        ),
+    ] {
+        let path = place.sockets().join(file);
+        let listener = UnixListener::bind(path).expect("is bound");
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let lines = BufReader::new(&stream).lines();
+                let head =
+                    lines.take_while(|line| line.as_ref().is_ok_and(|line| !line.is_empty()));
+                let _ = head.count();
+                let _ = (&stream).write_all(said.as_bytes());
+            }
+        });
+    }
+    for name in ["bad", "worse"] {
+        let line = place.failed(&["status", name], ExitCode::HostError);
+        assert!(line.contains("not understood"), "{line}");
+    }
     let output = place.output(&["status"]);
     assert!(output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("process 1"));
@@ -196,11 +96,7 @@ fn a_process_that_talks_nonsense_is_told_of_and_not_believed() {
 #[test]
 fn a_node_is_shown_and_ends_without_a_trace() {
     let place = Place::new();
-    let mut node =
-        Running::start(&mut place.command(&["node", "--listen", "127.0.0.1:0", "--memory", "64M"]));
-    let mut line = String::new();
-    node.console.read_line(&mut line).expect("it prints");
-    let address = line.trim().rsplit(' ').next().expect("an address");
+    let (node, address) = node(&place, &[]);
     let text = place.printed(&["status"]);
     assert!(text.contains(&format!("listens on {address}")), "{text}");
     let json = place.json(&["status", &node.pid(), "--json"]);
@@ -223,11 +119,6 @@ fn sum(json: &Value, key: &str) -> u64 {
         .flatten()
         .map(|block| block[key].as_u64().expect("a number"))
         .sum()
-}
-
-fn count(json: &Value, pointer: &str) -> u64 {
-    let found = json.pointer(pointer).and_then(Value::as_u64);
-    found.unwrap_or_else(|| panic!("no {pointer} in {json}"))
 }
 
 #[test]

@@ -80,6 +80,11 @@ impl Balloon {
         self.target_pages.store(pages, Ordering::Relaxed);
     }
 
+    /// How many pages the guest was asked for.
+    pub fn target_pages(&self) -> u32 {
+        self.target_pages.load(Ordering::Relaxed)
+    }
+
     /// How many pages the guest says to have put into the balloon.
     pub fn actual_pages(&self) -> u32 {
         self.actual_pages.load(Ordering::Relaxed)
@@ -182,7 +187,7 @@ impl VirtioDevice for Balloon {
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let mut config = [0; 8];
-        let target = self.target_pages.load(Ordering::Relaxed);
+        let target = self.target_pages();
         config[TARGET_OFFSET..ACTUAL_OFFSET].copy_from_slice(&target.to_le_bytes());
         config[ACTUAL_OFFSET..].copy_from_slice(&self.actual_pages().to_le_bytes());
         read_bytes_of(&config, offset, data);

@@ -7,6 +7,7 @@ mod bed;
 mod boot;
 mod cli;
 mod compression;
+mod control;
 mod disks;
 mod distro;
 mod faults;
@@ -107,6 +108,7 @@ impl Plan {
             rdma_faults::SCENARIOS,
             udp::SCENARIOS,
             status::SCENARIOS,
+            control::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,
             numa::SCENARIOS,

@@ -136,12 +136,12 @@ fn status_while_running(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-fn json(host: &Host, argv: &[&str]) -> anyhow::Result<Value> {
+pub(super) fn json(host: &Host, argv: &[&str]) -> anyhow::Result<Value> {
     let text = host.check(argv, SHORT)?;
     serde_json::from_str(&text).with_context(|| argv.join(" "))
 }
 
-fn number(value: &Value, pointer: &str) -> anyhow::Result<u64> {
+pub(super) fn number(value: &Value, pointer: &str) -> anyhow::Result<u64> {
     let found = value.pointer(pointer).and_then(Value::as_u64);
     found.with_context(|| format!("no number at {pointer} in {value}"))
 }

@@ -1,5 +1,8 @@
 //! Tests of the report's fields and of writing it.
 
+use std::io;
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::*;

@@ -58,18 +58,26 @@ impl HostDevices {
     }
 
     /// The devices of a guest that starts, in the order in which it finds them. No earlier guest
-    /// uses them any more; what it left in them is forgotten.
-    pub fn for_guest(&self, config: &RunConfig, fabric: &Fabric) -> Vec<Arc<dyn VirtioDevice>> {
+    /// uses them any more; what it left in them is forgotten. Beside them its balloon, if it has
+    /// one.
+    pub fn for_guest(
+        &self,
+        config: &RunConfig,
+        fabric: &Fabric,
+    ) -> (Vec<Arc<dyn VirtioDevice>>, Option<Arc<Balloon>>) {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
+        let mut balloon = None;
         if config.balloon == Switch::On {
             let free_memory = FreeMemory(fabric.discarder());
-            devices.push(Arc::new(Balloon::new(Arc::new(free_memory))));
+            let device = Arc::new(Balloon::new(Arc::new(free_memory)));
+            devices.push(Arc::clone(&device) as Arc<dyn VirtioDevice>);
+            balloon = Some(device);
         }
         for device in &self.devices {
             device.reset();
             devices.push(Arc::clone(device));
         }
-        devices
+        (devices, balloon)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The commands, a file each, and what they share.
 
 pub mod bench;
+pub mod control;
 mod devices;
 pub mod doctor;
 mod free_memory;
@@ -8,9 +9,12 @@ mod links;
 pub mod node;
 mod numa;
 mod observe;
+#[cfg(test)]
+mod routes_tests;
 pub mod run;
 pub mod status;
 mod supervisor;
+mod vm_routes;
 mod working_set;
 
 use std::io::{self, Write};

@@ -10,34 +10,39 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use ssi_hv::cli::node::NodeConfig;
 use ssi_hv::control_socket::directory::{Directory, Kind};
-use ssi_hv::control_socket::server::{Request, Server, ServerError, Service};
+use ssi_hv::control_socket::route::{Route, Service, answer};
+use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
 use ssi_hv::status::rdma::NodeRdma;
 use ssi_hv::status::{NodeCounters, NodeStatus};
 
-use super::observe::json;
 use super::{Failure, print};
 
 /// A node as it can be asked about.
 #[derive(Debug)]
-struct Watched {
+pub(super) struct Watched {
     started: Instant,
     donor: Arc<Donor>,
 }
 
 /// What can be asked of a node.
-const REQUESTS: &[Request<Watched>] = &[Request {
-    name: "status",
-    answer: |watched| {
-        json(&NodeStatus {
-            pid: std::process::id(),
-            uptime_s: watched.started.elapsed().as_secs_f64(),
-            counters: counters(&watched.donor),
-        })
-    },
-}];
+pub(super) const ROUTES: &[Route<Watched>] = &[
+    Route::look("/v1/status", |watched, _| {
+        answer(
+            200,
+            &NodeStatus {
+                pid: std::process::id(),
+                uptime_s: watched.started.elapsed().as_secs_f64(),
+                counters: counters(&watched.donor),
+            },
+        )
+    }),
+    Route::look("/v1/report", |watched, _| {
+        answer(200, &counters(&watched.donor))
+    }),
+];
 
 fn counters(donor: &Donor) -> NodeCounters {
     let pool = donor.pool();
@@ -64,7 +69,7 @@ fn watch(donor: &Arc<Donor>) -> Option<Server> {
             started: Instant::now(),
             donor: Arc::clone(donor),
         },
-        requests: REQUESTS,
+        routes: ROUTES,
     };
     let server = Directory::for_listening()
         .map_err(ServerError::from)

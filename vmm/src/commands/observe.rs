@@ -1,22 +1,21 @@
 //! What is known of a run, for its report at the end and for who asks meanwhile.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use devices::virtio::Balloon;
 use memory_fabric::fabric::NodeSummary;
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::link::rdma::RdmaStats;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
 use memory_fabric::view::FabricView;
-use serde_json::Value;
-use ssi_hv::control_socket::server::Request;
 use ssi_hv::machine::MachineHandle;
 use ssi_hv::report::{
-    Boot, FaultKind, Faults, Guest, MemoryUsed, Node, Percentiles, Prefetch, RdmaUsed, Role,
-    Stages, Traffic, TrafficClass, TransportUsed,
+    Boot, FaultKind, Faults, FreePages, Guest, Host, MemoryUsed, Node, Percentiles, Prefetch,
+    RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass, TransportUsed,
 };
-use ssi_hv::status::heat::HeatStatus;
 use ssi_hv::status::rdma::RdmaResources;
 use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
 
@@ -28,64 +27,116 @@ use super::supervisor::Supervisor;
 pub struct Watched {
     pub name: String,
     pub started: Instant,
+    pub host: Host,
     /// How often the guest was restarted before.
-    pub restarts: u64,
+    pub restarts: AtomicU64,
     pub guest: Guest,
-    pub transport: TransportUsed,
-    pub view: FabricView,
     pub supervisor: Arc<Supervisor>,
+    /// Its memory, once that is there.
+    pub paged: Current<Paged>,
     /// The machine, once there is one, and how long it took until it ran.
-    pub machine: OnceLock<(MachineHandle, Duration)>,
+    pub machine: Current<(MachineHandle, Duration)>,
+    /// Its balloon, once there is one.
+    pub balloon: Current<Arc<Balloon>>,
 }
 
-/// What can be asked of a VM.
-pub const VM_REQUESTS: &[Request<Arc<Watched>>] = &[
-    Request {
-        name: "status",
-        answer: |watched| json(&watched.status(false)),
-    },
-    Request {
-        name: "heat",
-        answer: |watched| json(&watched.status(true)),
-    },
-];
+/// Something that each boot of the guest has anew.
+#[derive(Debug)]
+pub struct Current<T>(Mutex<Option<T>>);
 
-/// The answer to a request.
-pub fn json(answer: &impl serde::Serialize) -> Result<Value, String> {
-    serde_json::to_value(answer).map_err(|error| error.to_string())
+impl<T> Default for Current<T> {
+    fn default() -> Self {
+        Self(Mutex::new(None))
+    }
+}
+
+impl<T: Clone> Current<T> {
+    /// That of this boot, once it is there.
+    pub fn get(&self) -> Option<T> {
+        self.lock().clone()
+    }
+
+    /// It is there.
+    pub fn set(&self, value: T) {
+        *self.lock() = Some(value);
+    }
+
+    fn clear(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The memory of a run.
+#[derive(Clone, Debug)]
+pub struct Paged {
+    pub transport: TransportUsed,
+    pub view: FabricView,
 }
 
 /// Most memory in small pages whose huge neighbours are counted while the guest runs: the kernel
 /// walks the page tables, and whoever changes mappings meanwhile waits for that.
 const HUGE_WALK_BYTES_MAX: u64 = 16 << 30;
 
+fn may_walk(view: &FabricView) -> bool {
+    view.resident_bytes()
+        .is_ok_and(|bytes| bytes <= HUGE_WALK_BYTES_MAX)
+}
+
 impl Watched {
-    fn status(&self, with_heat: bool) -> VmStatus {
-        let (state, mut errors) = self.supervisor.now();
-        let stats = self.view.stats();
-        let walk = self
-            .view
-            .resident_bytes()
-            .is_ok_and(|bytes| bytes <= HUGE_WALK_BYTES_MAX);
+    /// Lets go of the boot that has ended; gives how often there has been another one.
+    pub fn begin_anew(&self) -> u64 {
+        self.machine.clear();
+        self.balloon.clear();
+        self.paged.clear();
+        // Relaxed: a number to look at.
+        self.restarts.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn boot(&self) -> Boot {
+        let machine = self.machine.get();
+        Boot {
+            to_init_ms: machine.and_then(|(machine, prepared)| time_to_init(&machine, prepared)),
+            restarts: self.restarts.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The report as it would be now.
+    pub fn report(&self, paged: &Paged) -> Report {
+        let mut report = Report::new(self.host.clone());
+        report.guest = self.guest.clone();
+        report.boot = self.boot();
+        report.transport = paged.transport.clone();
+        report.memory = memory(&paged.view, may_walk(&paged.view));
+        fill(&mut report, &paged.view.nodes(), &paged.view);
+        report.errors = self.supervisor.now().errors;
+        report.outcome = RUNNING.to_owned();
+        report
+    }
+
+    /// What it is doing, and how it does.
+    pub fn status(&self, paged: &Paged) -> VmStatus {
+        let now = self.supervisor.now();
+        let mut errors = now.errors;
+        let view = &paged.view;
+        let stats = view.stats();
         let newest = errors.len().saturating_sub(ERRORS_MAX);
-        let links = std::iter::once(None).chain(self.view.links());
-        let rdma = std::iter::once(None).chain(self.view.rdma());
+        let links = std::iter::once(None).chain(view.links());
+        let rdma = std::iter::once(None).chain(view.rdma());
         VmStatus {
             name: self.name.clone(),
             pid: std::process::id(),
-            state,
+            state: now.state,
+            paused_by_user: now.held,
             uptime_s: self.started.elapsed().as_secs_f64(),
             guest: self.guest.clone(),
-            boot: Boot {
-                to_init_ms: self
-                    .machine
-                    .get()
-                    .and_then(|(machine, prepared)| time_to_init(machine, *prepared)),
-                restarts: self.restarts,
-            },
-            transport: self.transport.clone(),
-            memory: memory(&self.view, walk),
-            nodes: nodes(&self.view.nodes(), &self.view)
+            boot: self.boot(),
+            transport: paged.transport.clone(),
+            memory: memory(view, may_walk(view)),
+            nodes: nodes(&view.nodes(), view)
                 .into_iter()
                 .zip(links)
                 .zip(rdma)
@@ -111,7 +162,7 @@ impl Watched {
             prefetch: prefetch(stats),
             rdma: RdmaResources::now(),
             errors: errors.split_off(newest),
-            heat: with_heat.then(|| HeatStatus::from(self.view.heat())),
+            heat: None,
         }
     }
 }
@@ -134,8 +185,22 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
     }
 }
 
+/// What the pager counted, into a report.
+pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
+    let stats = view.stats();
+    report.nodes = nodes(summaries, view);
+    report.evictions = stats.evictions.get();
+    report.free_pages = FreePages {
+        reported: stats.free_pages.reported.get(),
+        dropped_here: stats.free_pages.dropped_here.get(),
+        dropped_at_home: stats.free_pages.dropped_at_home.get(),
+    };
+    report.faults = faults(stats);
+    report.prefetch = prefetch(stats);
+}
+
 /// Every node's part, for donors with the faults that they served.
-pub fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
+fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
     let faults = std::iter::once(None).chain(view.stats().donors.iter().map(Some));
     let paths = std::iter::once(None).chain(view.paths());
     let nodes = summaries.iter().zip(faults).zip(paths);
@@ -190,7 +255,7 @@ fn traffic(donor: &DonorStats) -> Traffic {
 }
 
 /// The faults so far, by kind.
-pub fn faults(stats: &PagerStats) -> Faults {
+fn faults(stats: &PagerStats) -> Faults {
     let stages = Stages {
         queue: percentiles(&stats.queue.summary()),
         fetch: percentiles(&stats.fetch.summary()),
@@ -206,7 +271,7 @@ pub fn faults(stats: &PagerStats) -> Faults {
 }
 
 /// The pages that were fetched ahead so far.
-pub fn prefetch(stats: &PagerStats) -> Prefetch {
+fn prefetch(stats: &PagerStats) -> Prefetch {
     Prefetch {
         issued: stats.prefetch_issued.get(),
         used: stats.prefetch_used.get(),

@@ -1,6 +1,7 @@
 //! `ssi-hv run`.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
@@ -11,18 +12,18 @@ use memory_fabric::fabric::{
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
-use ssi_hv::cli::name::VmName;
 use ssi_hv::config::{
     self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
 };
 use ssi_hv::control_socket::directory::{Directory, Kind};
-use ssi_hv::control_socket::server::{Server, Service};
+use ssi_hv::control_socket::route::Service;
+use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
     guest_memory_ranges,
 };
-use ssi_hv::report::{FreePages, Guest, Host, Report, ReportFile};
+use ssi_hv::report::{Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
@@ -31,8 +32,9 @@ use super::Failure;
 use super::devices::HostDevices;
 use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
-use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
+use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
 use super::supervisor::Supervisor;
+use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 
 /// Boots a guest and stays until it ends.
@@ -44,8 +46,6 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         .as_deref()
         .map(ReportFile::prepare)
         .transpose()?;
-    let directory = socket_directory(config.name.as_ref())?;
-    let devices = HostDevices::open(config)?;
     let supervisor = Supervisor::start(report_file.clone()).context("cannot watch for signals")?;
 
     let mut report = Report::new(Host::detect());
@@ -54,14 +54,28 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         cpus: config.cpus,
         kernel: Some(wanted.kernel.display().to_string()),
     };
+    let watched = Arc::new(Watched {
+        name: vm_name(config),
+        started,
+        host: report.host.clone(),
+        guest: report.guest.clone(),
+        supervisor: Arc::clone(&supervisor),
+        restarts: AtomicU64::new(0),
+        paged: Current::default(),
+        machine: Current::default(),
+        balloon: Current::default(),
+    });
+    let server = listen(config, &watched)?;
+    let devices = HostDevices::open(config)?;
     let run = Run {
         config,
         wanted: &wanted,
         supervisor: &supervisor,
-        directory: directory.as_ref(),
-        started,
+        watched: &watched,
     };
     let mut result = run.boot_until_it_ends(&devices, &mut report);
+    // Who asks from now on is told by the report.
+    drop(server);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -92,35 +106,26 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
     result
 }
 
-/// Where this run can be asked about, if there is such a place. A name that another VM has is
-/// refused before anything is started.
-fn socket_directory(name: Option<&VmName>) -> Result<Option<Directory>, Failure> {
-    let directory = Directory::for_listening().and_then(|directory| {
-        let sockets = directory.sockets()?;
-        Ok((directory, sockets))
-    });
-    let (directory, sockets) = match directory {
-        Ok(found) => found,
+/// From now on this run can be asked about and told things, if there is a place for that. A name
+/// that another VM has is refused before anything is started.
+fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, Failure> {
+    let service = Service {
+        subject: Arc::clone(watched),
+        routes: ROUTES,
+    };
+    let server = Directory::for_listening()
+        .map_err(ServerError::from)
+        .and_then(|directory| Server::start(&directory, Kind::Vm, config.name.as_ref(), service));
+    match server {
+        Ok(server) => Ok(Some(server)),
+        Err(error @ ServerError::NameTaken { .. }) => Err(Failure::new(ExitCode::Usage, error)),
         Err(error) => {
             tracing::warn!(
                 "`ssi-hv status` will not find this VM: {:#}",
                 anyhow!(error)
             );
-            return Ok(None);
+            Ok(None)
         }
-    };
-    let namesake = sockets
-        .iter()
-        .find(|entry| name.is_some() && entry.name.as_ref() == name);
-    match (name, namesake) {
-        (Some(name), Some(other)) => Err(Failure::new(
-            ExitCode::Usage,
-            anyhow!(
-                "--name {name} is taken by the VM of process {}; choose another name, or end that VM",
-                other.pid
-            ),
-        )),
-        _ => Ok(Some(directory)),
     }
 }
 
@@ -129,37 +134,17 @@ struct Run<'a> {
     config: &'a RunConfig,
     wanted: &'a ValidatedRun,
     supervisor: &'a Arc<Supervisor>,
-    directory: Option<&'a Directory>,
-    started: Instant,
+    watched: &'a Watched,
 }
 
 impl Run<'_> {
-    /// From now on the run can be asked about, if there is a place for that.
-    fn listen(&self, watched: &Arc<Watched>) -> Option<Server> {
-        let service = Service {
-            subject: Arc::clone(watched),
-            requests: VM_REQUESTS,
-        };
-        let name = self.config.name.as_ref();
-        match Server::start(self.directory?, Kind::Vm, name, service) {
-            Ok(server) => Some(server),
-            Err(error) => {
-                tracing::warn!(
-                    "`ssi-hv status` will not find this VM: {:#}",
-                    anyhow!(error)
-                );
-                None
-            }
-        }
-    }
-
     /// Boots the guest, and again each time that it reboots, where that is wanted.
     fn boot_until_it_ends(
         &self,
         devices: &HostDevices,
         report: &mut Report,
     ) -> Result<ExitCode, Failure> {
-        let mut begun = self.started;
+        let mut begun = self.watched.started;
         loop {
             let (code, is_all_gone) = self.boot(devices, begun, report)?;
             if code != ExitCode::GuestReboot || self.config.on_reboot == OnReboot::Exit {
@@ -175,7 +160,7 @@ impl Run<'_> {
                 return Ok(code);
             }
             begun = Instant::now();
-            report.boot.restarts += 1;
+            report.boot.restarts = self.watched.begin_anew();
             tracing::info!("the guest reboots: start {}", report.boot.restarts + 1);
         }
     }
@@ -189,6 +174,7 @@ impl Run<'_> {
         report: &mut Report,
     ) -> Result<(ExitCode, bool), Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
+        let watched = self.watched;
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
         let fabric =
@@ -197,38 +183,32 @@ impl Run<'_> {
         if let Some(advice) = advice(&fabric) {
             tracing::warn!("{advice}");
         }
-        let watched = Arc::new(Watched {
-            name: vm_name(config),
-            started: self.started,
-            restarts: report.boot.restarts,
-            guest: report.guest.clone(),
+        watched.paged.set(Paged {
             transport: transport_used(&fabric),
             view: fabric.view().clone(),
-            supervisor: Arc::clone(supervisor),
-            machine: OnceLock::new(),
         });
-        let server = self.listen(&watched);
+        let (devices, balloon) = devices.for_guest(config, &fabric);
+        if let Some(balloon) = balloon {
+            watched.balloon.set(balloon);
+        }
         let machine_config = MachineConfig {
             kernel: wanted.kernel.clone(),
             initrd: wanted.initrd.clone(),
             cmdline: command_line(&config.cmdline),
             cpus: u8::try_from(config.cpus).context("--cpus")?,
-            devices: devices.for_guest(config, &fabric),
+            devices,
             numa: super::numa::nodes(config, &fabric),
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
         let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
         let handle = machine.handle();
         let prepared = begun.elapsed();
-        // Set once, here.
-        let _ = watched.machine.set((handle.clone(), prepared));
+        watched.machine.set((handle.clone(), prepared));
         let outcome = if supervisor.attend(handle.clone()) {
             machine.run()
         } else {
             Ok(Outcome::Stopped)
         };
-        // Who asks from now on is told by the report.
-        drop(server);
         if let Some(error) = working_set.save(&fabric) {
             // The guest has run all the same.
             supervisor.note(error);
@@ -378,15 +358,7 @@ fn finish(
         std::mem::forget(fabric);
         summaries
     };
-    report.nodes = nodes(&summaries, &view);
-    report.evictions = stats.evictions.get();
-    report.free_pages = FreePages {
-        reported: stats.free_pages.reported.get(),
-        dropped_here: stats.free_pages.dropped_here.get(),
-        dropped_at_home: stats.free_pages.dropped_at_home.get(),
-    };
-    report.faults = faults(&stats);
-    report.prefetch = prefetch(&stats);
+    fill(report, &summaries, &view);
     tracing::debug!(
         replayed = stats.replayed.get(),
         stalled_for_memory = stats.stalled_for_memory.get(),

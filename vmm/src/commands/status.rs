@@ -5,19 +5,17 @@ use std::io;
 use anyhow::anyhow;
 use ssi_hv::cli::status::StatusConfig;
 use ssi_hv::control_socket::client::{ClientError, ask};
-use ssi_hv::control_socket::directory::{Directory, Entry, Kind};
+use ssi_hv::control_socket::directory::{Directory, DirectoryError, Entry, Kind};
+use ssi_hv::control_socket::protocol::RefusalCode;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging::may_colour;
-use ssi_hv::status::{Everything, SCHEMA, screen};
+use ssi_hv::status::{Everything, SCHEMA, VmStatus, screen};
 
 use super::{Failure, print};
 
 /// Asks what runs here and shows what it tells.
 pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {
-    let mut running = Vec::new();
-    for directory in Directory::for_looking()? {
-        running.extend(directory.sockets()?);
-    }
+    let running = running()?;
     let asked: Vec<&Entry> = match &config.vm {
         None => running.iter().collect(),
         Some(wanted) => vec![named(&running, wanted)?],
@@ -31,8 +29,17 @@ pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
+/// All that run here.
+pub(super) fn running() -> Result<Vec<Entry>, DirectoryError> {
+    let mut running = Vec::new();
+    for directory in Directory::for_looking()? {
+        running.extend(directory.sockets()?);
+    }
+    Ok(running)
+}
+
 /// The one that is meant.
-fn named<'a>(running: &'a [Entry], wanted: &str) -> Result<&'a Entry, Failure> {
+pub(super) fn named<'a>(running: &'a [Entry], wanted: &str) -> Result<&'a Entry, Failure> {
     let found: Vec<_> = running.iter().filter(|e| e.is_called(wanted)).collect();
     let listed = |entries: &[&Entry]| {
         let names = entries.iter().map(|entry| match &entry.name {
@@ -71,11 +78,10 @@ fn everything(asked: &[&Entry], config: &StatusConfig) -> Result<Everything, Fai
         vms: Vec::new(),
         nodes: Vec::new(),
     };
-    let request = if config.heat { "heat" } else { "status" };
     for entry in asked {
         let result = match entry.kind {
-            Kind::Vm => ask(&entry.path, request).map(|vm| everything.vms.push(vm)),
-            Kind::Node => ask(&entry.path, "status").map(|node| everything.nodes.push(node)),
+            Kind::Vm => vm_status(entry, config.heat).map(|vm| everything.vms.push(vm)),
+            Kind::Node => ask(&entry.path, "/v1/status").map(|node| everything.nodes.push(node)),
         };
         match result {
             Ok(()) => {}
@@ -85,10 +91,21 @@ fn everything(asked: &[&Entry], config: &StatusConfig) -> Result<Everything, Fai
                     .into());
             }
             Err(ClientError::Stream(error)) if is_end(&error) => {}
+            Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::Starting => {
+                tracing::warn!("process {} is starting: {}", entry.pid, refusal.text);
+            }
             Err(error) => tracing::warn!("process {} {:#}", entry.pid, anyhow!(error)),
         }
     }
     Ok(everything)
+}
+
+fn vm_status(entry: &Entry, heat: bool) -> Result<VmStatus, ClientError> {
+    let mut status: VmStatus = ask(&entry.path, "/v1/status")?;
+    if heat {
+        status.heat = Some(ask(&entry.path, "/v1/heat")?);
+    }
+    Ok(status)
 }
 
 fn is_end(error: &io::Error) -> bool {

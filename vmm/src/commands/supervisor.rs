@@ -39,6 +39,69 @@ struct State {
     errors: Vec<String>,
     /// Donors that cannot be reached now.
     away: u32,
+    /// Whether somebody has paused the guest.
+    held: bool,
+}
+
+/// What a run is doing.
+#[derive(Clone, Debug)]
+pub struct Now {
+    /// What the guest is doing.
+    pub state: VmState,
+    /// Whether somebody has paused it.
+    pub held: bool,
+    /// The errors so far.
+    pub errors: Vec<String>,
+}
+
+/// Why a run does not do what it was told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotDone {
+    /// It ends.
+    Ending,
+    /// Its processors do not run yet.
+    Starting,
+    /// Something in it does not stand still in time.
+    Late,
+    /// The guest does not listen to its power button.
+    NoButton,
+}
+
+impl State {
+    fn doing(&self) -> VmState {
+        if self.end.is_some() || self.finished {
+            VmState::Ending
+        } else if self.machine.is_none() && !self.held {
+            VmState::Starting
+        } else if self.away > 0 || self.held {
+            VmState::Paused
+        } else {
+            VmState::Running
+        }
+    }
+
+    fn not_ending(&self) -> Result<(), NotDone> {
+        match self.doing() {
+            VmState::Ending => Err(NotDone::Ending),
+            _ => Ok(()),
+        }
+    }
+
+    /// Resumes the machine, unless something else keeps it paused.
+    fn go_on(&self) {
+        if let (VmState::Running, Some(machine)) = (self.doing(), &self.machine) {
+            machine.resume();
+        }
+    }
+
+    /// What follows from a donor's return.
+    fn prospect(&self) -> &'static str {
+        match (self.away, self.held) {
+            (0, false) => "goes on",
+            (0, true) => "stays paused until it is resumed",
+            _ => "stays paused for another one",
+        }
+    }
 }
 
 /// Watches over one run.
@@ -95,7 +158,7 @@ impl Supervisor {
     /// the run is to end already.
     pub fn attend(&self, machine: MachineHandle) -> bool {
         let mut state = self.lock();
-        if state.away > 0 {
+        if state.away > 0 || state.held {
             machine.pause();
         }
         if state.end.is_some() {
@@ -114,19 +177,64 @@ impl Supervisor {
         state.end.is_none()
     }
 
-    /// What the run is doing, and the errors so far.
-    pub fn now(&self) -> (VmState, Vec<String>) {
+    /// What the run is doing.
+    pub fn now(&self) -> Now {
         let state = self.lock();
-        let doing = if state.end.is_some() || state.finished {
-            VmState::Ending
-        } else if state.machine.is_none() {
-            VmState::Starting
-        } else if state.away > 0 {
-            VmState::Paused
-        } else {
-            VmState::Running
+        Now {
+            state: state.doing(),
+            held: state.held,
+            errors: state.errors.clone(),
+        }
+    }
+
+    /// Pauses the guest, and waits up to `limit` until it stands still. If it does not, the pause
+    /// stays asked for.
+    pub fn hold(&self, limit: Duration) -> Result<VmState, NotDone> {
+        let machine = {
+            let mut state = self.lock();
+            state.not_ending()?;
+            state.held = true;
+            if let Some(machine) = &state.machine {
+                machine.pause();
+            }
+            state.machine.clone()
         };
-        (doing, state.errors.clone())
+        // One that is not there yet begins paused.
+        if machine.is_some_and(|machine| !machine.wait_until_paused(limit)) {
+            return Err(NotDone::Late);
+        }
+        Ok(self.now().state)
+    }
+
+    /// Lets the guest go on, as far as its donors are there.
+    pub fn release(&self) -> Result<VmState, NotDone> {
+        let mut state = self.lock();
+        state.not_ending()?;
+        state.held = false;
+        state.go_on();
+        Ok(state.doing())
+    }
+
+    /// Presses the guest's power button. One that somebody has paused goes on, or it would not
+    /// notice.
+    pub fn press_power_button(&self) -> Result<VmState, NotDone> {
+        let mut state = self.lock();
+        state.not_ending()?;
+        let machine = state.machine.as_ref().ok_or(NotDone::Starting)?;
+        if !machine.press_power_button() {
+            return Err(NotDone::NoButton);
+        }
+        state.held = false;
+        state.go_on();
+        Ok(state.doing())
+    }
+
+    /// Ends the run as SIGTERM does.
+    pub fn kill(&self) {
+        self.end(End {
+            code: ExitCode::Terminated,
+            error: None,
+        });
     }
 
     /// The run has ended by itself or as it was told. Gives why it was told, and the errors
@@ -155,12 +263,10 @@ impl Supervisor {
                 }
             }
             FabricEvent::Link(LinkEvent::Up { node }) => {
-                tracing::warn!("donor {node} is back; the guest goes on");
                 let mut state = self.lock();
                 state.away = state.away.saturating_sub(1);
-                if let (0, Some(machine)) = (state.away, &state.machine) {
-                    machine.resume();
-                }
+                state.go_on();
+                tracing::warn!("donor {node} is back; the guest {}", state.prospect());
             }
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
                 let error = format!("guest memory on {node} is lost: {reason}");

@@ -6,12 +6,18 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::Request;
+use hyper::client::conn::http1;
+use hyper::header::{CONTENT_TYPE, HOST};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::protocol::{
-    ANSWER_BYTES_MAX, AnswerLine, LineError, RequestLine, VERSION, read_line, write_line,
-};
+use super::protocol::{ANSWER_BYTES_MAX, ErrorBody, Refusal};
+use super::route::Method;
 
 /// How long an answer is waited for. Longer than other clients can hold it up.
 pub const CLIENT_TIME_MAX: Duration = Duration::from_secs(20);
@@ -22,44 +28,110 @@ const FULL_PAUSE: Duration = Duration::from_millis(20);
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody there, or they do not read.
+    /// Nobody there.
     #[error("cannot be asked")]
     Stream(#[source] io::Error),
-    /// No line came back.
-    #[error("does not answer")]
-    Line(#[source] LineError),
+    /// It closed the connection, or what came is not HTTP.
+    #[error("{}", if .0.is_parse() { "answers something that is not understood" } else { "does not answer" })]
+    Http(#[source] hyper::Error),
+    /// Nothing came in time.
+    #[error("does not answer within {} s", CLIENT_TIME_MAX.as_secs())]
+    Late,
+    /// The answer has no end, or broke off.
+    #[error("gives no whole answer")]
+    Body(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Something else came back.
     #[error("answers something that is not understood")]
     Malformed(#[source] serde_json::Error),
     /// It refused.
-    #[error("refuses: {0}")]
-    Refused(String),
+    #[error("refuses: {}", .0.text)]
+    Refused(Refusal),
 }
 
-/// Asks the process that listens on `socket`.
+/// Asks the process that listens on `socket` for what is at `path`.
 ///
 /// # Errors
 ///
 /// When there is no answer in time, or none that is understood.
-pub fn ask<T: DeserializeOwned>(socket: &Path, request: &str) -> Result<T, ClientError> {
+pub fn ask<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
+    call(socket, Method::Get, path, None::<&()>)
+}
+
+/// Sends a request, with a body if there is one.
+///
+/// # Errors
+///
+/// When there is no answer in time, or none that is understood.
+pub fn call<T: DeserializeOwned>(
+    socket: &Path,
+    method: Method,
+    path: &str,
+    body: Option<&impl Serialize>,
+) -> Result<T, ClientError> {
     let deadline = Instant::now() + CLIENT_TIME_MAX;
-    let mut stream = connect(socket, deadline).map_err(ClientError::Stream)?;
-    let line = RequestLine {
-        version: VERSION,
-        request: request.to_owned(),
+    let stream = connect(socket, deadline).map_err(ClientError::Stream)?;
+    let body = match body {
+        Some(body) => serde_json::to_vec(body).map_err(ClientError::Malformed)?,
+        None => Vec::new(),
     };
-    write_line(&mut stream, &line, deadline).map_err(ClientError::Stream)?;
-    let line = read_line(&mut stream, ANSWER_BYTES_MAX, deadline).map_err(ClientError::Line)?;
-    let line: AnswerLine = serde_json::from_slice(&line).map_err(ClientError::Malformed)?;
-    match (line.answer, line.error) {
-        (Some(answer), _) => serde_json::from_value(answer).map_err(ClientError::Malformed),
-        (None, error) => Err(ClientError::Refused(
-            error.map_or_else(|| "without saying why".into(), |refusal| refusal.text),
-        )),
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .build()
+        .map_err(ClientError::Stream)?;
+    let exchange = async {
+        let left = deadline.saturating_duration_since(Instant::now());
+        tokio::time::timeout(left, exchange(stream, method, path, body)).await
+    };
+    let (status, answer) = runtime
+        .block_on(exchange)
+        .unwrap_or(Err(ClientError::Late))?;
+    if status.is_success() {
+        return serde_json::from_slice(&answer).map_err(ClientError::Malformed);
     }
+    let refused: ErrorBody = serde_json::from_slice(&answer).map_err(ClientError::Malformed)?;
+    Err(ClientError::Refused(refused.error))
+}
+
+async fn exchange(
+    stream: UnixStream,
+    method: Method,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<(hyper::StatusCode, Bytes), ClientError> {
+    let stream = tokio::net::UnixStream::from_std(stream).map_err(ClientError::Stream)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+        .await
+        .map_err(ClientError::Http)?;
+    // What goes wrong there the request meets as well.
+    tokio::spawn(connection);
+    let mut request = Request::new(Full::new(Bytes::from(body)));
+    *request.method_mut() = match method {
+        Method::Get => hyper::Method::GET,
+        Method::Post => hyper::Method::POST,
+        Method::Put => hyper::Method::PUT,
+    };
+    *request.uri_mut() = path
+        .parse()
+        .map_err(|error| ClientError::Body(Box::new(error)))?;
+    let headers = request.headers_mut();
+    headers.insert(HOST, hyper::header::HeaderValue::from_static("ssi-hv"));
+    headers.insert(
+        CONTENT_TYPE,
+        hyper::header::HeaderValue::from_static("application/json"),
+    );
+    let answer = sender
+        .send_request(request)
+        .await
+        .map_err(ClientError::Http)?;
+    let status = answer.status();
+    let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
+    let body = body.collect().await.map_err(ClientError::Body)?;
+    Ok((status, body.to_bytes()))
 }
 
 /// Connects before `deadline`. An ordinary connect to a socket whose queue is full waits for ever.
+/// The stream does not block.
 fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     loop {
         match try_connect(path) {
@@ -68,11 +140,7 @@ fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
             {
                 std::thread::sleep(FULL_PAUSE);
             }
-            Ok(stream) => {
-                stream.set_nonblocking(false)?;
-                return Ok(stream);
-            }
-            Err(error) => return Err(error),
+            result => return result,
         }
     }
 }

@@ -1,16 +1,23 @@
 //! Where the sockets are: a directory that only its user can enter.
 
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use super::client::try_connect;
 use crate::cli::name::VmName;
 
 /// The variable that names the directory, if it is not to be the usual one.
 pub const VARIABLE: &str = "SSI_HV_RUNTIME_DIR";
+
+/// How long others who start at the same time are waited for, each of whom takes milliseconds.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
+/// Pause between attempts.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why there is no such directory.
 #[derive(Debug, thiserror::Error)]
@@ -214,6 +221,36 @@ impl Directory {
                 problem,
             }),
             None => Ok(Self { path: path.into() }),
+        }
+    }
+
+    /// Keeps others who want to listen here out, until it is dropped: so that of two VMs with one
+    /// name that are started at once only one gets it.
+    ///
+    /// # Errors
+    ///
+    /// When the directory cannot be opened, or another one stays in the way.
+    pub fn lock(&self) -> Result<File, DirectoryError> {
+        let unusable = |source| DirectoryError::Unusable {
+            path: self.path.clone(),
+            source,
+        };
+        let directory = File::open(&self.path).map_err(unusable)?;
+        let deadline = Instant::now() + LOCK_TIME_MAX;
+        loop {
+            // SAFETY: the descriptor is open; the call takes two integers.
+            if unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+                return Ok(directory);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(unusable(error));
+            }
+            if Instant::now() >= deadline {
+                let text = "another process has locked it";
+                return Err(unusable(io::Error::other(text)));
+            }
+            std::thread::sleep(LOCK_PAUSE);
         }
     }
 

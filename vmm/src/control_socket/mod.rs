@@ -1,21 +1,28 @@
-//! The control socket: how a running `ssi-hv run` or `ssi-hv node` is asked things.
+//! The control socket: how a running `ssi-hv run` or `ssi-hv node` is asked and told things.
 //!
-//! Each such process listens on a Unix socket in a directory of its user ([`directory`]). A
-//! client sends one line of JSON and gets one line back ([`protocol`]):
+//! Each such process listens on a Unix socket in a directory of its user ([`directory`]), and
+//! speaks HTTP/1.1 there. What can be asked is a table ([`route::Route`]): a method, a path and a
+//! function; `docs/openapi.json` is the same table for readers. Messages other than answers are in
+//! [`protocol`], with all limits.
 //!
-//! ```text
-//! {"version":1,"request":"status"}
-//! {"version":1,"answer":{...}}             or  {"version":1,"error":{"code":...,"text":...}}
-//! ```
+//! # Whom it can hold up
 //!
-//! What can be asked is a table ([`server::Request`]): a name and a function. These functions run
-//! on the threads of the socket, of which there are [`server::THREADS`]; no thread of the machine
-//! or of the pager ever waits for a client. Each client has a deadline for its line and one for
-//! taking the answer, so that one which is slow or silent holds up other clients for seconds at
-//! the most, and the VM not at all. Guest memory is never touched from here: a touch could wait
-//! for the network.
+//! One thread speaks HTTP ([`server`]), with a bounded number of connections, and a deadline for
+//! each step of each. It runs no function of the table: two threads do that for what only looks, and
+//! one for what changes something, all there from the start. No thread of the machine or of the
+//! pager ever waits for a client. Guest memory is never touched from here: a touch could wait for
+//! the network.
+//!
+//! One request that changes something is carried out at a time; another is refused meanwhile, not
+//! queued, since its sender could not know what it would apply to. Ending the VM by force is never
+//! refused.
 
 pub mod client;
 pub mod directory;
 pub mod protocol;
+pub mod route;
 pub mod server;
+mod workers;
+
+#[cfg(test)]
+mod tests;

@@ -1,52 +1,112 @@
-//! The lines that client and server exchange.
+//! What is said on the socket beside answers, and its limits.
 
-use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-/// The version of the protocol.
-pub const VERSION: u32 = 1;
+use crate::status::VmState;
 
-/// The longest request, with its newline: a name and a few arguments.
-pub const REQUEST_BYTES_MAX: usize = 4096;
+/// What all paths begin with: the version of the interface.
+pub const PREFIX: &str = "/v1/";
 
-/// The longest answer, with its newline. A heat map has about 160 KiB.
+/// The longest head of a request that is read: a path and some headers. The least that hyper takes.
+pub const HEAD_BYTES_MAX: usize = 8192;
+
+/// The longest body of a request: a few numbers.
+pub const BODY_BYTES_MAX: usize = 4096;
+
+/// The longest answer that a client takes. A heat map has about 160 KiB.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// How long a client may take to send its request.
+/// How long a client may take to send the head of its request, and how long to send the body.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long a client may take to take the answer.
-pub const ANSWER_TIME_MAX: Duration = Duration::from_secs(5);
+/// How long pausing waits until everything stands still. A vCPU that waits for a page cannot be
+/// stopped before it comes, which over a bad network takes a while.
+pub const PAUSE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What a client asks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RequestLine {
-    /// [`VERSION`].
-    pub version: u32,
-    /// A name from the server's table.
-    pub request: String,
+/// How long a connection may take in all: for its request, for what it asks, and to take the answer.
+pub const CONNECTION_TIME_MAX: Duration = Duration::from_secs(12);
+
+/// Connections at once. Others wait in the kernel until one of these ends.
+pub const CONNECTIONS_MAX: usize = 64;
+
+/// Why a request is not answered, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum RefusalCode {
+    /// The request makes no sense: its body, or something where nothing is expected.
+    Malformed,
+    /// There is no such path.
+    UnknownPath,
+    /// The path is there, for other methods.
+    UnknownMethod,
+    /// The request did not come in time.
+    Slow,
+    /// Its body is larger than 4096 bytes.
+    TooLarge,
+    /// Something else is being changed, or too much is asked at once. Later it may work.
+    Busy,
+    /// It does not fit what the VM is doing, or how it was started.
+    State,
+    /// Answering failed.
+    Failed,
+    /// This is not built, or not yet.
+    NotBuilt,
+    /// The VM has no memory yet.
+    Starting,
+    /// It was begun, and has not come to its end in time.
+    Late,
 }
 
-/// What the server says.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct AnswerLine {
-    /// [`VERSION`].
-    pub version: u32,
-    /// The answer, if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub answer: Option<Value>,
-    /// Why there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub error: Option<Refusal>,
+impl RefusalCode {
+    /// All of them.
+    pub const ALL: [Self; 11] = [
+        Self::Malformed,
+        Self::UnknownPath,
+        Self::UnknownMethod,
+        Self::Slow,
+        Self::TooLarge,
+        Self::Busy,
+        Self::State,
+        Self::Failed,
+        Self::NotBuilt,
+        Self::Starting,
+        Self::Late,
+    ];
+
+    /// What any request can be refused for.
+    pub const COMMON: [Self; 6] = [
+        Self::Malformed,
+        Self::UnknownMethod,
+        Self::Slow,
+        Self::TooLarge,
+        Self::Busy,
+        Self::Failed,
+    ];
+
+    /// The status code of HTTP that goes with it.
+    #[must_use]
+    pub const fn status(self) -> u16 {
+        match self {
+            Self::Malformed => 400,
+            Self::UnknownPath => 404,
+            Self::UnknownMethod => 405,
+            Self::Slow => 408,
+            Self::Busy | Self::State => 409,
+            Self::TooLarge => 413,
+            Self::Failed => 500,
+            Self::NotBuilt => 501,
+            Self::Starting => 503,
+            Self::Late => 504,
+        }
+    }
 }
 
 /// Why a request is not answered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Refusal {
     /// For programs.
     pub code: RefusalCode,
@@ -54,118 +114,47 @@ pub struct Refusal {
     pub text: String,
 }
 
-/// Kinds of refusals.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RefusalCode {
-    /// The line is not a request.
-    Malformed,
-    /// It is longer than [`REQUEST_BYTES_MAX`].
-    TooLong,
-    /// It has another version.
-    Version,
-    /// There is no such request.
-    UnknownRequest,
-    /// It could not be done.
-    Failed,
-}
-
-impl AnswerLine {
+impl Refusal {
     /// A refusal.
-    #[must_use]
-    pub fn refused(code: RefusalCode, text: impl Into<String>) -> Self {
+    pub fn new(code: RefusalCode, text: impl Into<String>) -> Self {
         Self {
-            version: VERSION,
-            answer: None,
-            error: Some(Refusal {
-                code,
-                text: text.into(),
-            }),
+            code,
+            text: text.into(),
         }
     }
 }
 
-/// Why there is no line.
-#[derive(Debug, thiserror::Error)]
-pub enum LineError {
-    /// The stream broke, or the time was over.
-    #[error("the stream broke")]
-    Stream(#[source] io::Error),
-    /// The other side closed it before the end of the line.
-    #[error("closed before the end of a line")]
-    Closed,
-    /// It does not end.
-    #[error("a line of more than {0} bytes")]
-    TooLong(usize),
+/// The body of a refusal.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ErrorBody {
+    /// Why.
+    pub error: Refusal,
 }
 
-/// Reads one line, without its newline, of at most `bytes_max` bytes with it, until `deadline`.
-///
-/// # Errors
-///
-/// When no such line comes in time.
-pub fn read_line(
-    stream: &mut UnixStream,
-    bytes_max: usize,
-    deadline: Instant,
-) -> Result<Vec<u8>, LineError> {
-    let mut line = Vec::new();
-    let mut piece = [0; 4096];
-    loop {
-        let room = piece.len().min(bytes_max - line.len());
-        if room == 0 {
-            return Err(LineError::TooLong(bytes_max));
-        }
-        let left = time_left(deadline).map_err(LineError::Stream)?;
-        stream
-            .set_read_timeout(Some(left))
-            .map_err(LineError::Stream)?;
-        match stream.read(&mut piece[..room]) {
-            Ok(0) => return Err(LineError::Closed),
-            Ok(count) => {
-                let end = piece[..count].iter().position(|&byte| byte == b'\n');
-                line.extend_from_slice(&piece[..end.unwrap_or(count)]);
-                if end.is_some() {
-                    return Ok(line);
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(LineError::Stream(error)),
-        }
-    }
+/// What a VM is doing after it was told something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct StateBody {
+    /// What it is doing.
+    pub state: VmState,
 }
 
-/// Writes a message as one line, until `deadline`.
-///
-/// # Errors
-///
-/// When the other side does not take it in time.
-pub fn write_line(
-    stream: &mut UnixStream,
-    message: &impl Serialize,
-    deadline: Instant,
-) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    let mut rest = &line[..];
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(time_left(deadline)?))?;
-        match stream.write(rest) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => rest = &rest[count..],
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
+/// How large the balloon is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct BalloonTarget {
+    /// Memory that the guest is to give up, in whole pages of 4096 bytes.
+    pub target_bytes: u64,
 }
 
-/// Never zero, which would mean for ever.
-fn time_left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() {
-        Err(io::ErrorKind::TimedOut.into())
-    } else {
-        Ok(left)
-    }
+/// The balloon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct BalloonBody {
+    /// What the guest was asked to give up.
+    pub target_bytes: u64,
+    /// What it says to have given up; the guest follows in its own time.
+    pub actual_bytes: u64,
 }

@@ -1,53 +1,46 @@
 //! The side that answers.
 
 use std::fs;
+use std::future::poll_fn;
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::pin::pin;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
 
-use serde_json::Value;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Body, Incoming};
+use hyper::header::{ALLOW, CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::time::timeout;
 
 use super::directory::{Directory, DirectoryError, Kind};
 use super::protocol::{
-    ANSWER_TIME_MAX, AnswerLine, LineError, REQUEST_BYTES_MAX, REQUEST_TIME_MAX, RefusalCode,
-    RequestLine, VERSION, read_line, write_line,
+    BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, ErrorBody, HEAD_BYTES_MAX,
+    REQUEST_TIME_MAX, Refusal, RefusalCode,
 };
+use super::route::{Answer, Done, Route, Service};
+use super::workers::Workers;
 use crate::cli::name::VmName;
 
-/// Clients that are served at once, each by a thread that is there from the start: a client
-/// makes the process take nothing new. Others wait in the kernel.
-pub const THREADS: usize = 2;
-
-/// Stack of such a thread: answers are made on the heap.
-const STACK_BYTES: usize = 256 << 10;
+/// Stack of the thread that speaks HTTP.
+const STACK_BYTES: usize = 512 << 10;
 
 /// Pause after the kernel refused a connection, for want of descriptors or memory.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// Something that can be asked.
-#[derive(Debug)]
-pub struct Request<S> {
-    /// Its name in the protocol.
-    pub name: &'static str,
-    /// Gives the answer, or why there is none in one line. Must neither touch guest memory nor
-    /// wait for anything that could.
-    pub answer: fn(&S) -> Result<Value, String>,
-}
-
-/// What is asked, and what can be asked of it.
-#[derive(Debug)]
-pub struct Service<S: 'static> {
-    /// What it is about.
-    pub subject: S,
-    /// The table.
-    pub requests: &'static [Request<S>],
-}
+/// How long the end of a server waits for answers that are on their way, such as that to the
+/// request that ends it.
+const LAST_ANSWERS_TIME_MAX: Duration = Duration::from_millis(250);
 
 /// Why nobody can ask.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +48,16 @@ pub enum ServerError {
     /// No directory.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
+    /// Somebody else has the name.
+    #[error(
+        "--name {name} is taken by the VM of process {pid}; choose another name, or end that VM"
+    )]
+    NameTaken {
+        /// The name.
+        name: VmName,
+        /// Who has it.
+        pid: u32,
+    },
     /// No socket.
     #[error("cannot listen on {}", path.display())]
     Listen {
@@ -63,7 +66,7 @@ pub enum ServerError {
         /// Why not.
         source: io::Error,
     },
-    /// No thread.
+    /// No thread, or nothing to wait with.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
@@ -72,9 +75,10 @@ pub enum ServerError {
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    listener: Arc<UnixListener>,
-    stopping: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    /// Dropped to have the thread end.
+    stop: Option<oneshot::Sender<()>>,
+    /// Disconnected when it has.
+    ended: mpsc::Receiver<()>,
 }
 
 impl Server {
@@ -82,41 +86,41 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// When there is no socket to be had, or no thread.
+    /// When another VM has the name, or there is no socket to be had, or no thread.
     pub fn start<S: Send + Sync>(
         directory: &Directory,
         kind: Kind,
         name: Option<&VmName>,
         service: Service<S>,
     ) -> Result<Self, ServerError> {
-        // What ended processes left; one of them may have had this process's number.
-        directory.sockets()?;
-        let path = directory.socket_path(kind, std::process::id(), name);
-        let listen = |source| ServerError::Listen {
-            path: path.clone(),
-            source,
+        let (path, listener) = listen(directory, kind, name)?;
+        let (stop, stopped) = oneshot::channel();
+        let (alive, ended) = mpsc::channel();
+        let server = Self {
+            path,
+            stop: Some(stop),
+            ended,
         };
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(listen(error)),
-            _ => {}
-        }
-        let listener = Arc::new(UnixListener::bind(&path).map_err(listen)?);
-        let mut server = Self {
-            path: path.clone(),
-            listener: Arc::clone(&listener),
-            stopping: Arc::default(),
-            threads: Vec::new(),
-        };
-        let service = Arc::new(service);
-        for number in 0..THREADS {
-            let (listener, service) = (Arc::clone(&listener), Arc::clone(&service));
-            let stopping = Arc::clone(&server.stopping);
-            let thread = std::thread::Builder::new()
-                .name(format!("control-{number}"))
-                .stack_size(STACK_BYTES)
-                .spawn(move || serve(&listener, &stopping, &service));
-            server.threads.push(thread.map_err(ServerError::Thread)?);
-        }
+        let inner = Arc::new(Inner {
+            service: Arc::new(service),
+            workers: Workers::start().map_err(ServerError::Thread)?,
+            answering: watch::Sender::new(0),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(ServerError::Thread)?;
+        std::thread::Builder::new()
+            .name("control".into())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                let _alive: mpsc::Sender<()> = alive;
+                runtime.block_on(serve(listener, stopped, &inner));
+                // Connections end with the runtime.
+                drop(runtime);
+            })
+            .map_err(ServerError::Thread)?;
         Ok(server)
     }
 }
@@ -124,81 +128,284 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.path);
-        // SeqCst: before the shutdown, after which the threads look at it.
-        self.stopping.store(true, Ordering::SeqCst);
-        // SAFETY: the descriptor is open, since `listener` is alive. Wakes who accepts.
-        unsafe { libc::shutdown(self.listener.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
-        // Who is just served has its deadlines; nobody waits for that here, since the end of
-        // a VM must not depend on clients.
-        self.threads.clear();
+        self.stop = None;
+        // Clients have their deadlines; beyond this nobody waits for them, since the end of a VM
+        // must not depend on them.
+        let _ = self.ended.recv_timeout(LAST_ANSWERS_TIME_MAX * 2);
     }
 }
 
-fn serve<S>(listener: &UnixListener, stopping: &AtomicBool, service: &Service<S>) {
-    while !stopping.load(Ordering::SeqCst) {
-        match listener.accept() {
-            Ok((stream, _)) => attend(stream, service),
-            Err(_) if stopping.load(Ordering::SeqCst) => return,
-            Err(error) => {
-                tracing::debug!(%error, "control socket");
-                std::thread::sleep(REFUSED_PAUSE);
+/// Binds the socket, unless another VM has the name. Held against others who start meanwhile.
+fn listen(
+    directory: &Directory,
+    kind: Kind,
+    name: Option<&VmName>,
+) -> Result<(PathBuf, StdListener), ServerError> {
+    let _lock = directory.lock()?;
+    // Removes what ended processes left; one of them may have had this process's number.
+    let sockets = directory.sockets()?;
+    let namesake = sockets
+        .iter()
+        .find(|entry| name.is_some() && entry.name.as_ref() == name);
+    if let (Some(name), Some(other)) = (name, namesake) {
+        return Err(ServerError::NameTaken {
+            name: name.clone(),
+            pid: other.pid,
+        });
+    }
+    let path = directory.socket_path(kind, std::process::id(), name);
+    let bind = || {
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = StdListener::bind(&path)?;
+        // Nobody else can enter the directory; this is for who would change that.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    };
+    match bind() {
+        Ok(listener) => Ok((path, listener)),
+        Err(source) => Err(ServerError::Listen { path, source }),
+    }
+}
+
+struct Inner<S: 'static> {
+    service: Arc<Service<S>>,
+    workers: Workers,
+    /// Connections whose request was read and whose answer is not out.
+    answering: watch::Sender<usize>,
+}
+
+/// Counts a connection among those that are answered.
+struct Answering<S: 'static>(Arc<Inner<S>>);
+
+impl<S> Answering<S> {
+    fn begin(inner: &Arc<Inner<S>>) -> Self {
+        inner.answering.send_modify(|count| *count += 1);
+        Self(Arc::clone(inner))
+    }
+}
+
+impl<S> Drop for Answering<S> {
+    fn drop(&mut self) {
+        self.0.answering.send_modify(|count| *count -= 1);
+    }
+}
+
+/// Takes connections until it is told to stop.
+async fn serve<S: Send + Sync>(
+    listener: StdListener,
+    mut stopped: oneshot::Receiver<()>,
+    inner: &Arc<Inner<S>>,
+) {
+    let listener = match UnixListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => return tracing::warn!(%error, "the control socket is not served"),
+    };
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let mut accepting = pin!(async {
+        loop {
+            // Never closed.
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+                return;
+            };
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let inner = Arc::clone(inner);
+                    tokio::spawn(async move {
+                        let _place = place;
+                        if timeout(CONNECTION_TIME_MAX, attend(stream, inner))
+                            .await
+                            .is_err()
+                        {
+                            tracing::debug!("a client of the control socket took too long");
+                        }
+                    });
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "control socket");
+                    tokio::time::sleep(REFUSED_PAUSE).await;
+                }
             }
         }
-    }
+    });
+    poll_fn(|context| {
+        use std::future::Future;
+        if std::pin::Pin::new(&mut stopped).poll(context).is_ready() {
+            return std::task::Poll::Ready(());
+        }
+        accepting.as_mut().poll(context)
+    })
+    .await;
+    let mut answering = inner.answering.subscribe();
+    let _ = timeout(
+        LAST_ANSWERS_TIME_MAX,
+        answering.wait_for(|count| *count == 0),
+    )
+    .await;
 }
 
-/// Takes one request and answers it. What a client does wrong is between it and its answer.
-fn attend<S>(mut stream: UnixStream, service: &Service<S>) {
-    let line = read_line(
-        &mut stream,
-        REQUEST_BYTES_MAX,
-        Instant::now() + REQUEST_TIME_MAX,
+/// Answers one request, and closes. What a client does wrong is between it and its answer.
+async fn attend<S: Send + Sync>(stream: UnixStream, inner: Arc<Inner<S>>) {
+    let answering = OnceLock::new();
+    let service = service_fn(|request| {
+        let inner = Arc::clone(&inner);
+        let _ = answering.set(Answering::begin(&inner));
+        Box::pin(async move { Ok::<_, std::convert::Infallible>(respond(&inner, request).await) })
+    });
+    let mut connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_TIME_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .keep_alive(false)
+        // Who has said all may close its half, and wait for the answer.
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), service);
+    let result = poll_fn(|context| connection.poll_without_shutdown(context)).await;
+    let mut stream = connection.into_parts().io.into_inner();
+    match result {
+        Err(error) if error.is_timeout() => {
+            // No head came in time; hyper leaves it at that.
+            let text = format!("no request within {} s", REQUEST_TIME_MAX.as_secs());
+            let refused = refusal_bytes(&Refusal::new(RefusalCode::Slow, text));
+            let _ = stream.write_all(&refused).await;
+        }
+        Err(error) => tracing::debug!(%error, "a client of the control socket"),
+        Ok(()) => {}
+    }
+    let _ = stream.shutdown().await;
+    drop(answering);
+    linger(&stream).await;
+}
+
+/// Reads what the client still sends of a request that was refused before its end: closing before
+/// that would be a broken pipe to it, which many programs take for all that happened.
+async fn linger(stream: &UnixStream) {
+    let mut nothing = [0; 4096];
+    let drain = async {
+        loop {
+            let ready = stream.ready(Interest::READABLE).await;
+            match ready.and_then(|_| stream.try_read(&mut nothing)) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    };
+    let _ = timeout(REQUEST_TIME_MAX, drain).await;
+}
+
+/// The bytes of a refusal, for where there is no request to answer.
+fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
+    let status = StatusCode::from_u16(refusal.code.status());
+    let reason = status.ok().and_then(|status| status.canonical_reason());
+    let body = body_of(refusal);
+    let head = format!(
+        "HTTP/1.1 {} {}\r\ncontent-type: application/json\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n",
+        refusal.code.status(),
+        reason.unwrap_or_default(),
+        body.len()
     );
-    let answer = match line {
-        Ok(line) => answer(&line, service),
-        Err(error @ LineError::TooLong(_)) => {
-            AnswerLine::refused(RefusalCode::TooLong, error.to_string())
-        }
-        Err(LineError::Stream(_) | LineError::Closed) => return,
-    };
-    let written = write_line(&mut stream, &answer, Instant::now() + ANSWER_TIME_MAX);
-    if let Err(error) = written {
-        tracing::debug!(%error, "a client of the control socket did not take its answer");
-    }
-    let _ = stream.shutdown(Shutdown::Both);
+    [head.into_bytes(), body].concat()
 }
 
-fn answer<S>(line: &[u8], service: &Service<S>) -> AnswerLine {
-    let request: RequestLine = match serde_json::from_slice(line) {
-        Ok(request) => request,
-        Err(error) => {
-            let text = format!("not a request: {error}");
-            return AnswerLine::refused(RefusalCode::Malformed, text);
+fn body_of(refusal: &Refusal) -> Vec<u8> {
+    let body = ErrorBody {
+        error: refusal.clone(),
+    };
+    // A code and a string are always JSON.
+    serde_json::to_vec(&body).unwrap_or_default()
+}
+
+/// The answer to a request, or why there is none.
+async fn respond<S: Send + Sync>(
+    inner: &Inner<S>,
+    request: Request<Incoming>,
+) -> Response<Full<Bytes>> {
+    let path = request.uri().path().to_owned();
+    let answer = match answer(inner, request).await {
+        Ok(done) => Ok(done),
+        Err(refusal) => {
+            tracing::debug!(path, ?refusal, "control socket");
+            Err(refusal)
         }
     };
-    if request.version != VERSION {
-        let text = format!("version {}, {VERSION} is spoken here", request.version);
-        return AnswerLine::refused(RefusalCode::Version, text);
-    }
-    let known = service.requests.iter().find(|r| r.name == request.request);
-    let Some(known) = known else {
-        let names: Vec<_> = service.requests.iter().map(|r| r.name).collect();
-        let text = format!("no such request; there are: {}", names.join(", "));
-        return AnswerLine::refused(RefusalCode::UnknownRequest, text);
+    let allow = match &answer {
+        Err(refusal) if refusal.code == RefusalCode::UnknownMethod => {
+            HeaderValue::from_str(&inner.service.methods_of(&path)).ok()
+        }
+        _ => None,
     };
-    // Answering only reads, so a panic leaves nothing half done; the thread goes on.
-    let attempt = std::panic::AssertUnwindSafe(|| (known.answer)(&service.subject));
-    match std::panic::catch_unwind(attempt) {
-        Ok(Ok(answer)) => AnswerLine {
-            version: VERSION,
-            answer: Some(answer),
-            error: None,
-        },
-        Ok(Err(text)) => AnswerLine::refused(RefusalCode::Failed, text),
-        Err(_) => AnswerLine::refused(RefusalCode::Failed, "answering failed"),
+    let (status, body) = match answer {
+        Ok(done) => (done.status, done.body),
+        Err(refusal) => (refusal.code.status(), body_of(&refusal)),
+    };
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() =
+        StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    if let Some(allow) = allow {
+        headers.insert(ALLOW, allow);
+    }
+    response
+}
+
+async fn answer<S: Send + Sync>(inner: &Inner<S>, request: Request<Incoming>) -> Answer {
+    let uri = request.uri();
+    let route = inner.service.find(request.method().as_str(), uri.path())?;
+    if uri.query().is_some() {
+        return Err(malformed("no parameters belong to this path"));
+    }
+    let body = body(request.into_body()).await?;
+    if !route.takes_body && !body.is_empty() {
+        return Err(malformed("no body belongs to this request"));
+    }
+    let receiver = inner.workers.carry_out(&inner.service, route, body)?;
+    let answer = receiver
+        .await
+        .unwrap_or_else(|_| Err(Refusal::new(RefusalCode::Failed, "answering was given up")));
+    check(route, &answer);
+    answer
+}
+
+/// Holds a function of the table to what the table says of it, and so to the documents.
+fn check<S>(route: &Route<S>, answer: &Answer) {
+    match answer {
+        Ok(Done { status, .. }) => debug_assert_eq!(*status, route.status, "{}", route.path),
+        Err(Refusal { code, .. }) => {
+            debug_assert!(route.may_refuse(*code), "{}: {code:?}", route.path);
+        }
     }
 }
 
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;
+fn malformed(text: &str) -> Refusal {
+    Refusal::new(RefusalCode::Malformed, text)
+}
+
+/// The whole body of a request.
+async fn body(body: Incoming) -> Result<Vec<u8>, Refusal> {
+    let too_large = || {
+        let text = format!("a body of more than {BODY_BYTES_MAX} bytes, the limit");
+        Refusal::new(RefusalCode::TooLarge, text)
+    };
+    let announced = body.size_hint().lower();
+    if usize::try_from(announced).map_or(true, |bytes| bytes > BODY_BYTES_MAX) {
+        return Err(too_large());
+    }
+    let limited = Limited::new(body, BODY_BYTES_MAX).collect();
+    match timeout(REQUEST_TIME_MAX, limited).await {
+        Ok(Ok(collected)) => Ok(collected.to_bytes().to_vec()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_large()),
+        Ok(Err(error)) => Err(malformed(&format!("the body broke off: {error}"))),
+        Err(_) => {
+            let text = format!("no whole body within {} s", REQUEST_TIME_MAX.as_secs());
+            Err(Refusal::new(RefusalCode::Slow, text))
+        }
+    }
+}

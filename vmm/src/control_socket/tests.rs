@@ -1,28 +1,71 @@
-//! Tests of the server against clients of every kind.
+//! The server against clients of every kind.
 
-use std::io::{Read, Write};
-use std::sync::atomic::AtomicU32;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
-use super::*;
-use crate::control_socket::client::{ClientError, ask, try_connect};
+use serde_json::Value;
 
-const REQUESTS: &[Request<AtomicU32>] = &[
-    Request {
-        name: "count",
-        answer: |count| Ok(count.fetch_add(1, Ordering::Relaxed).into()),
+use super::client::{ClientError, ask, call, try_connect};
+use super::directory::{Directory, Kind};
+use super::protocol::{
+    BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, ErrorBody, HEAD_BYTES_MAX,
+    REQUEST_TIME_MAX, Refusal, RefusalCode,
+};
+use super::route::{Method, Route, Service, Work, answer};
+use super::server::{Server, ServerError};
+
+/// No step of a test takes longer on a host that works, however loaded.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What is asked.
+struct Subject {
+    count: AtomicU32,
+    /// Tells that a change has begun, which then waits for leave to end.
+    begun: mpsc::Sender<()>,
+    leave: Mutex<mpsc::Receiver<()>>,
+}
+
+const ROUTES: &[Route<Subject>] = &[
+    Route::look("/v1/count", |subject, _| {
+        answer(200, &subject.count.fetch_add(1, Ordering::Relaxed))
+    }),
+    // More than the kernel keeps for a client that does not read.
+    Route::look("/v1/large", |_, _| answer(200, &"x".repeat(2 << 20))),
+    Route::look("/v1/fail", |_, _| {
+        Err(Refusal::new(RefusalCode::Failed, "on purpose"))
+    }),
+    Route::look("/v1/panic", |_, _| panic!("on purpose")),
+    Route {
+        method: Method::Post,
+        work: Work::Change,
+        ..Route::look("/v1/change", |subject, _| {
+            subject.begun.send(()).expect("the test waits");
+            let leave = subject.leave.lock().expect("one at a time");
+            leave.recv_timeout(LIMIT).expect("the test lets it go on");
+            answer(200, &"changed")
+        })
     },
-    Request {
-        name: "large",
-        // More than the kernel keeps for a client that does not read.
-        answer: |_| Ok("x".repeat(2 << 20).into()),
+    Route {
+        method: Method::Put,
+        work: Work::Change,
+        takes_body: true,
+        ..Route::look("/v1/echo", |_, body| {
+            answer(200, &String::from_utf8_lossy(body))
+        })
     },
-    Request {
-        name: "fail",
-        answer: |_| Err("on purpose".into()),
-    },
-    Request {
-        name: "panic",
-        answer: |_| panic!("on purpose"),
+    Route {
+        method: Method::Post,
+        work: Work::End,
+        status: 202,
+        ..Route::look("/v1/end", |_, _| answer(202, &"ends"))
     },
 ];
 
@@ -31,14 +74,22 @@ struct Running {
     directory: Directory,
     path: PathBuf,
     server: Server,
+    begun: mpsc::Receiver<()>,
+    leave: mpsc::Sender<()>,
 }
 
 fn start() -> Running {
     let place = tempfile::tempdir().expect("a temporary directory");
     let directory = Directory::create(&place.path().join("s")).expect("is made");
+    let (begun_sender, begun) = mpsc::channel();
+    let (leave, leave_receiver) = mpsc::channel();
     let service = Service {
-        subject: AtomicU32::new(0),
-        requests: REQUESTS,
+        subject: Subject {
+            count: AtomicU32::new(0),
+            begun: begun_sender,
+            leave: Mutex::new(leave_receiver),
+        },
+        routes: ROUTES,
     };
     let name = "test".parse().expect("a name");
     let server = Server::start(&directory, Kind::Vm, Some(&name), service).expect("it listens");
@@ -48,95 +99,293 @@ fn start() -> Running {
         directory,
         path,
         server,
+        begun,
+        leave,
     }
 }
 
-/// The whole answer to these bytes.
-fn said_to(running: &Running, bytes: &[u8]) -> String {
-    let mut stream = UnixStream::connect(&running.path).expect("it listens");
+fn connected(path: &std::path::Path) -> UnixStream {
+    let stream = UnixStream::connect(path).expect("it listens");
+    stream.set_read_timeout(Some(LIMIT)).expect("is set");
     stream
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .expect("is set");
+}
+
+/// All that comes back for these bytes.
+fn said_to(running: &Running, bytes: &[u8]) -> String {
+    let mut stream = connected(&running.path);
     stream.write_all(bytes).expect("is taken");
-    let mut answer = Vec::new();
-    // It may be reset instead of closed when more was sent than was read.
-    let _ = stream.read_to_end(&mut answer);
-    String::from_utf8(answer).expect("UTF-8")
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("UTF-8");
+    answer
+}
+
+/// The status code, and the code in the body if there is one.
+fn refused(said: &str) -> (u16, String) {
+    let status = said.split(' ').nth(1).and_then(|code| code.parse().ok());
+    let body = said.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let code = serde_json::from_str::<Value>(body)
+        .map(|body| body["error"]["code"].as_str().unwrap_or("none").to_owned());
+    (
+        status.unwrap_or_else(|| panic!("no status in {said:?}")),
+        code.unwrap_or_default(),
+    )
+}
+
+fn count(running: &Running) -> u32 {
+    ask(&running.path, "/v1/count").expect("an answer")
 }
 
 #[test]
 fn a_request_gets_its_answer_and_an_error_its_reason() {
     let running = start();
-    assert_eq!(ask::<u32>(&running.path, "count").expect("an answer"), 0);
-    assert_eq!(ask::<u32>(&running.path, "count").expect("an answer"), 1);
-    for (request, said) in [
-        ("fail", "on purpose"),
-        ("panic", "answering failed"),
-        ("other", "there are: count, large, fail, panic"),
+    assert_eq!((count(&running), count(&running)), (0, 1));
+    for (path, code, said) in [
+        ("/v1/fail", RefusalCode::Failed, "on purpose"),
+        ("/v1/panic", RefusalCode::Failed, "answering failed"),
+        (
+            "/v1/other",
+            RefusalCode::UnknownPath,
+            "there are: GET /v1/count",
+        ),
+        ("/v1/change", RefusalCode::UnknownMethod, "takes POST"),
     ] {
-        match ask::<u32>(&running.path, request) {
-            Err(ClientError::Refused(text)) => assert!(text.contains(said), "{text}"),
-            other => panic!("{request}: {other:?}"),
+        match ask::<u32>(&running.path, path) {
+            Err(ClientError::Refused(refusal)) => {
+                assert_eq!(refusal.code, code);
+                assert!(refusal.text.contains(said), "{}", refusal.text);
+            }
+            other => panic!("{path}: {other:?}"),
         }
     }
     // Every thread has met a panic by now, or another one serves.
-    for _ in 0..THREADS * 2 {
-        let _ = ask::<u32>(&running.path, "panic");
+    for _ in 0..8 {
+        let _ = ask::<u32>(&running.path, "/v1/panic");
     }
-    assert_eq!(ask::<u32>(&running.path, "count").expect("an answer"), 2);
+    assert_eq!(count(&running), 2);
+    let large: String = ask(&running.path, "/v1/large").expect("an answer");
+    assert_eq!(large.len(), 2 << 20);
+    let echo: String = call(&running.path, Method::Put, "/v1/echo", Some(&7)).expect("an answer");
+    assert_eq!(echo, "7");
+    let mode = fs::metadata(&running.path).expect("is there").permissions();
+    assert_eq!(mode.mode() & 0o777, 0o600);
 }
 
 #[test]
 fn what_is_no_request_is_refused_by_its_code() {
     let running = start();
-    for (bytes, code) in [
-        (&b"hello\n"[..], "malformed"),
-        (b"\n", "malformed"),
-        (b"\xff\xfe\x00\n", "malformed"),
-        (b"{\"version\":1}\n", "malformed"),
+    let head = |line: &str, more: &str| format!("{line} HTTP/1.1\r\nhost: x\r\n{more}\r\n");
+    let long = "x".repeat(2 * HEAD_BYTES_MAX);
+    let body = "y".repeat(BODY_BYTES_MAX + 1);
+    let many: String = (0..200).map(|n| format!("h{n}: v\r\n")).collect();
+    for (bytes, status, code) in [
+        ("hello\r\n\r\n".to_owned(), 400, ""),
+        ("\0\u{1}\u{2}\r\n\r\n".to_owned(), 400, ""),
         (
-            b"{\"version\":1,\"request\":\"count\",\"more\":1}\n",
+            "{\"version\":1,\"request\":\"status\"}\n\r\n".to_owned(),
+            400,
+            "",
+        ),
+        (head("GET /v1/count", &format!("h: {long}\r\n")), 431, ""),
+        (head("GET /v1/count", &many), 431, ""),
+        (head(&format!("GET /{long}"), ""), 431, ""),
+        (head("GET /", ""), 404, "unknown-path"),
+        (head("GET /v2/count", ""), 404, "unknown-path"),
+        (head("GET /v1/count/", ""), 404, "unknown-path"),
+        (head("DELETE /v1/count", ""), 405, "unknown-method"),
+        (head("BREW /v1/echo", ""), 405, "unknown-method"),
+        (head("GET /v1/count?pretty", ""), 400, "malformed"),
+        (
+            head("GET /v1/count", "content-length: 2\r\n") + "{}",
+            400,
             "malformed",
         ),
-        (b"{\"version\":2,\"request\":\"count\"}\n", "version"),
-        (b"{\"version\":1,\"request\":\"x\"}\n", "unknown-request"),
-        (&[b'['; REQUEST_BYTES_MAX], "too-long"),
+        (head("PUT /v1/echo", "content-length: -1\r\n"), 400, ""),
+        (
+            head("PUT /v1/echo", "content-length: 5000\r\n"),
+            413,
+            "too-large",
+        ),
+        (
+            head("PUT /v1/echo", "content-length: 4097\r\n") + &body,
+            413,
+            "too-large",
+        ),
+        (
+            head("PUT /v1/echo", "content-length: 999999999999999\r\n"),
+            413,
+            "too-large",
+        ),
+        (
+            head("PUT /v1/echo", "transfer-encoding: chunked\r\n")
+                + "1001\r\n"
+                + &body
+                + "\r\n0\r\n\r\n",
+            413,
+            "too-large",
+        ),
+        (
+            head("PUT /v1/echo", "transfer-encoding: chunked\r\n") + "zz\r\n",
+            400,
+            "malformed",
+        ),
+        // Half requests.
+        ("GET /v1/count HTTP/1.1\r\nhost".to_owned(), 408, "slow"),
+        (
+            head("PUT /v1/echo", "content-length: 9\r\n") + "half",
+            408,
+            "slow",
+        ),
     ] {
-        let said = said_to(&running, bytes);
-        let line: AnswerLine = serde_json::from_str(&said).expect("an answer");
-        let found = serde_json::to_value(line.error.expect("an error").code).expect("JSON");
-        assert_eq!(found, code, "{said}");
+        let said = said_to(&running, bytes.as_bytes());
+        assert_eq!(
+            refused(&said),
+            (status, code.to_owned()),
+            "{bytes:.60} {said}"
+        );
     }
-    // Deeply nested input must not take the stack of its thread.
-    let nested = format!("{{\"version\":1,\"request\":{}\n", "[".repeat(4000));
-    assert!(said_to(&running, nested.as_bytes()).contains("malformed"));
-    assert_eq!(ask::<u32>(&running.path, "count").expect("an answer"), 0);
+    // Another version of HTTP cannot be answered in this one.
+    assert_eq!(said_to(&running, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), "");
+    assert_eq!(count(&running), 0, "none of them was carried out");
+    let said = said_to(&running, head("BREW /v1/echo", "").as_bytes());
+    assert!(said.to_lowercase().contains("\r\nallow: put\r\n"), "{said}");
+    let said = said_to(&running, head("HEAD /v1/count", "").as_bytes());
+    assert!(
+        said.starts_with("HTTP/1.1 200 ") && said.ends_with("\r\n\r\n"),
+        "{said}"
+    );
+    let expecting = head(
+        "PUT /v1/echo",
+        "content-length: 1\r\nexpect: 100-continue\r\n",
+    ) + "1";
+    let said = said_to(&running, expecting.as_bytes());
+    assert!(said.contains("HTTP/1.1 200 OK"), "{said}");
+}
+
+#[test]
+fn a_client_that_has_said_all_may_close_its_half() {
+    let running = start();
+    let mut stream = connected(&running.path);
+    stream
+        .write_all(b"GET /v1/count HTTP/1.1\r\nhost: x\r\n\r\n")
+        .expect("is taken");
+    stream.shutdown(Shutdown::Write).expect("is shut");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).expect("UTF-8");
+    assert!(
+        said.starts_with("HTTP/1.1 200 ") && said.ends_with("\r\n\r\n0"),
+        "{said}"
+    );
+}
+
+#[test]
+fn fifty_clients_at_once_all_get_their_answers() {
+    let running = start();
+    let clients: Vec<_> = (0..50)
+        .map(|_| {
+            let path = running.path.clone();
+            thread::spawn(move || {
+                let mut seen = Vec::new();
+                for _ in 0..20 {
+                    seen.push(ask::<u32>(&path, "/v1/count").expect("an answer"));
+                }
+                seen
+            })
+        })
+        .collect();
+    let mut seen: Vec<u32> = clients
+        .into_iter()
+        .flat_map(|client| client.join().expect("no panic"))
+        .collect();
+    seen.sort_unstable();
+    assert_eq!(
+        seen,
+        (0..1000).collect::<Vec<_>>(),
+        "each is carried out once"
+    );
 }
 
 #[test]
 fn silent_slow_and_vanishing_clients_hold_nobody_up_for_long() {
     let running = start();
-    // More than there are threads: some say nothing, some half a line, some do not read.
+    // More than there are places: some say nothing, some half a request, some do not read.
     let mut clients = Vec::new();
-    for number in 0..6 {
-        let mut stream = UnixStream::connect(&running.path).expect("it listens");
-        match number % 3 {
-            0 => {}
-            1 => stream.write_all(b"{\"version\":").expect("is taken"),
-            _ => stream
-                .write_all(b"{\"version\":1,\"request\":\"large\"}\n")
-                .expect("is taken"),
-        }
+    for number in 0..CONNECTIONS_MAX + 6 {
+        let mut stream = connected(&running.path);
+        let bytes: &[u8] = match number % 3 {
+            0 => b"",
+            1 => b"GET /v1/cou",
+            _ => b"GET /v1/large HTTP/1.1\r\nhost: x\r\n\r\n",
+        };
+        stream.write_all(bytes).expect("is taken");
         clients.push(stream);
     }
     for _ in 0..20 {
-        drop(UnixStream::connect(&running.path).expect("it listens"));
+        drop(connected(&running.path));
     }
     let asked_at = Instant::now();
-    assert_eq!(ask::<u32>(&running.path, "count").expect("an answer"), 0);
-    let most = (REQUEST_TIME_MAX + ANSWER_TIME_MAX) * 3;
-    assert!(asked_at.elapsed() < most, "{:?}", asked_at.elapsed());
-    drop(clients);
+    assert_eq!(count(&running), 0);
+    assert!(
+        asked_at.elapsed() < CONNECTION_TIME_MAX,
+        "{:?}",
+        asked_at.elapsed()
+    );
+    // Those that do not read are let go as well.
+    for mut client in clients {
+        let mut nothing = [0; 4096];
+        while client.read(&mut nothing).expect("it is closed in time") > 0 {}
+    }
+}
+
+#[test]
+fn one_change_at_a_time_and_others_are_told() {
+    let running = start();
+    let change = || {
+        let path = running.path.clone();
+        thread::spawn(move || call::<String>(&path, Method::Post, "/v1/change", None::<&()>))
+    };
+    let first = change();
+    running.begun.recv_timeout(LIMIT).expect("it begins");
+    for _ in 0..3 {
+        let refused = call::<String>(&running.path, Method::Put, "/v1/echo", Some(&1));
+        assert!(
+            matches!(&refused, Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::Busy),
+            "{refused:?}"
+        );
+    }
+    // Who looks is not held up, nor who ends it all.
+    assert_eq!(count(&running), 0);
+    let ends: String =
+        call(&running.path, Method::Post, "/v1/end", None::<&()>).expect("an answer");
+    assert_eq!(ends, "ends");
+    running.leave.send(()).expect("it waits");
+    assert_eq!(
+        first.join().expect("no panic").expect("an answer"),
+        "changed"
+    );
+    let echo: String = call(&running.path, Method::Put, "/v1/echo", Some(&1)).expect("its turn");
+    assert_eq!(echo, "1");
+}
+
+#[test]
+fn a_change_goes_on_without_its_client_and_then_another_may() {
+    let running = start();
+    let mut client = connected(&running.path);
+    client
+        .write_all(b"POST /v1/change HTTP/1.1\r\nhost: x\r\n\r\n")
+        .expect("is taken");
+    running.begun.recv_timeout(LIMIT).expect("it begins");
+    drop(client);
+    running.leave.send(()).expect("it waits");
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        match call::<String>(&running.path, Method::Put, "/v1/echo", Some(&1)) {
+            Ok(_) => break,
+            Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::Busy => {
+                assert!(Instant::now() < deadline, "its turn does not end");
+            }
+            Err(error) => panic!("{error:?}"),
+        }
+    }
 }
 
 #[test]
@@ -155,17 +404,72 @@ fn a_full_queue_keeps_nobody_from_looking_around() {
     assert_eq!(running.directory.sockets().expect("is read").len(), 1);
     assert!(looked_at.elapsed() < REQUEST_TIME_MAX);
     drop(clients);
-    assert_eq!(ask::<u32>(&running.path, "count").expect("an answer"), 0);
+    assert_eq!(count(&running), 0);
 }
 
 #[test]
 fn a_server_that_ends_takes_its_socket_along_and_waits_for_nobody() {
     let running = start();
-    let silent = UnixStream::connect(&running.path).expect("it listens");
+    let silent = connected(&running.path);
+    let mut unread = connected(&running.path);
+    unread
+        .write_all(b"GET /v1/large HTTP/1.1\r\nhost: x\r\n\r\n")
+        .expect("is taken");
     let ended_at = Instant::now();
     drop(running.server);
     assert!(ended_at.elapsed() < REQUEST_TIME_MAX);
     assert!(!running.path.exists());
     assert!(running.directory.sockets().expect("is read").is_empty());
-    drop(silent);
+    drop((silent, unread));
+}
+
+#[test]
+fn of_servers_that_want_one_name_at_once_one_gets_it() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let directory = Directory::create(&place.path().join("s")).expect("is made");
+    let name: crate::cli::name::VmName = "web".parse().expect("a name");
+    let start = |name| {
+        let service = Service {
+            subject: (),
+            routes: &[] as &[Route<()>],
+        };
+        Server::start(&directory, Kind::Vm, Some(name), service)
+    };
+    let other: crate::cli::name::VmName = "other".parse().expect("a name");
+    let first = start(&name).expect("it is free");
+    // In one process both would have one number, and so a name of its own does not help a second.
+    let error = start(&name).expect_err("it is taken");
+    assert!(matches!(&error, ServerError::NameTaken { pid, .. } if *pid == std::process::id()));
+    assert!(error.to_string().contains("--name web is taken"), "{error}");
+    let second = start(&other).expect("another name");
+    drop(first);
+    let third = start(&name).expect("it is free again");
+    // Whoever looks and listens keeps others out meanwhile.
+    let lock = directory.lock().expect("nobody has it");
+    let directory_of_thread = directory.clone();
+    let (sender, locked) = mpsc::channel();
+    let waiting = thread::spawn(move || {
+        let lock = directory_of_thread.lock();
+        sender.send(()).expect("the test waits");
+        lock.is_ok()
+    });
+    assert!(locked.try_recv().is_err());
+    drop(lock);
+    assert!(waiting.join().expect("no panic"));
+    drop((second, third));
+}
+
+#[test]
+fn every_code_has_a_status_of_http_and_travels_as_json() {
+    for code in RefusalCode::ALL {
+        assert!((400..600).contains(&code.status()));
+        let body = ErrorBody {
+            error: Refusal::new(code, "why"),
+        };
+        let text = serde_json::to_string(&body).expect("is JSON");
+        assert_eq!(
+            serde_json::from_str::<ErrorBody>(&text).expect("is one"),
+            body
+        );
+    }
 }

@@ -221,8 +221,8 @@ fn fadt(dsdt: u64, facs: u64) -> Vec<u8> {
         .preferred_pm_profile(PmProfile::Unspecified)
         .flag(Flags::Wbinvd)
         .flag(Flags::ProcC1)
-        // No fixed power or sleep button.
-        .flag(Flags::PwrButton)
+        // No sleep button. That there is no flag for the power button means that it is fixed
+        // hardware: a bit of the PM1 event registers.
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup);
     // Below 4 GiB, so both the old and the new fields can say it.
@@ -321,6 +321,16 @@ mod tests {
         assert_eq!(u64_at(xsdt, 36), *fadt_address);
         assert_eq!(u64_at(xsdt, 44), find(&tables, b"APIC").0);
         assert_eq!(u64_at(fadt, 140), find(&tables, b"DSDT").0);
+    }
+
+    #[test]
+    fn the_power_button_is_fixed_hardware_and_there_is_no_sleep_button() {
+        let tables = AcpiTables::new(1, &[], &[]);
+        let fadt = &find(&tables, b"FACP").1;
+        // ACPI 6.5, table 5.10: PWR_BUTTON and SLP_BUTTON, set for what is not fixed hardware.
+        let flags = u32::from_le_bytes(fadt[112..116].try_into().unwrap());
+        assert_eq!(flags & (1 << 4 | 1 << 5), 1 << 5);
+        assert_eq!(fadt[46..48], u16::from(SCI_IRQ).to_le_bytes());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Pausing, resuming and ending: what the vCPU threads, the device loop and the handles share.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, Once, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -44,10 +44,14 @@ struct State {
 pub(super) struct Control {
     state: Mutex<State>,
     changed: Condvar,
-    /// vCPU threads must look at `state` before they enter the guest. Sequentially consistent,
-    /// and so is the `immediate_exit` of each vCPU: a kick stores this, then `immediate_exit`;
-    /// a vCPU thread clears `immediate_exit`, then loads this. One of the two sees the other.
+    /// vCPU threads must look at `state` before they enter the guest, and device threads before
+    /// they serve. Sequentially consistent, and so is the `immediate_exit` of each vCPU: a kick
+    /// stores this, then `immediate_exit`; a vCPU thread clears `immediate_exit`, then loads this.
+    /// One of the two sees the other. The same goes for `serving`: who pauses stores this, then
+    /// loads `serving`; a device thread adds to `serving`, then loads this.
     attention: AtomicBool,
+    /// Device threads that serve, and so may touch guest memory. Pairs with `attention`.
+    serving: AtomicUsize,
     kicks: Vec<Kick>,
     /// Readable from the moment the run has ended.
     wake: EventFd,
@@ -68,6 +72,7 @@ impl Control {
             state: Mutex::default(),
             changed: Condvar::new(),
             attention: AtomicBool::new(false),
+            serving: AtomicUsize::new(0),
             kicks: (0..cpus).map(|_| Kick::default()).collect(),
             wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
         })
@@ -110,7 +115,7 @@ impl Control {
         lock(&self.state).end.take()
     }
 
-    /// Asks all vCPUs to leave the guest and wait.
+    /// Asks all vCPUs to leave the guest and wait, and devices to be served no more.
     pub fn pause(&self) {
         {
             let mut state = lock(&self.state);
@@ -132,12 +137,13 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Waits until every vCPU thread waits or has ended; false when that took longer than
-    /// `limit`, or when nobody has asked for a pause.
+    /// Waits until every vCPU thread waits or has ended and no device is served; false when that
+    /// took longer than `limit`, or when nobody has asked for a pause.
     pub fn wait_paused(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = lock(&self.state);
-        while state.paused && state.parked < state.live {
+        while state.paused && (state.parked < state.live || self.serving.load(Ordering::SeqCst) > 0)
+        {
             let now = Instant::now();
             if now >= deadline {
                 return false;
@@ -216,9 +222,45 @@ impl Control {
         if state.ended { Next::Exit } else { next }
     }
 
+    /// A device thread is about to serve: waits while the machine is paused. `None` when the run
+    /// has ended.
+    pub fn device_turn(&self) -> Option<DeviceTurn<'_>> {
+        loop {
+            self.serving.fetch_add(1, Ordering::SeqCst);
+            let turn = DeviceTurn(self);
+            if !self.attention.load(Ordering::SeqCst) {
+                return Some(turn);
+            }
+            drop(turn);
+            let state = self
+                .changed
+                .wait_while(lock(&self.state), |s| s.paused && !s.ended)
+                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            if state.ended {
+                return None;
+            }
+        }
+    }
+
     fn kick_all(&self) {
         for kick in &self.kicks {
             kick.kick();
+        }
+    }
+}
+
+/// A device is served while this is there.
+#[derive(Debug)]
+pub(super) struct DeviceTurn<'a>(&'a Control);
+
+impl Drop for DeviceTurn<'_> {
+    fn drop(&mut self) {
+        let control = self.0;
+        let was = control.serving.fetch_sub(1, Ordering::SeqCst);
+        if was == 1 && control.attention.load(Ordering::SeqCst) {
+            // Under the lock, so that whoever has just seen the count of before waits already.
+            let _state = lock(&control.state);
+            control.changed.notify_all();
         }
     }
 }
@@ -386,6 +428,33 @@ mod tests {
         assert!(!control.wait_all_ended(Duration::ZERO));
         control.device_thread_ended();
         assert!(control.wait_all_ended(LIMIT));
+    }
+
+    #[test]
+    fn pausing_waits_for_a_device_that_is_served_and_lets_no_other_begin() {
+        let control = Arc::new(Control::new(0).unwrap());
+        for _ in 0..100 {
+            let turn = control.device_turn().expect("it runs");
+            control.pause();
+            assert!(!control.wait_paused(Duration::ZERO), "one is served");
+            let (sender, served) = mpsc::channel();
+            let of_thread = Arc::clone(&control);
+            let thread = thread::spawn(move || {
+                let turn = of_thread.device_turn();
+                sender.send(turn.is_some()).unwrap();
+            });
+            drop(turn);
+            assert!(control.wait_paused(LIMIT));
+            assert!(served.try_recv().is_err(), "served while paused");
+            control.resume();
+            assert!(served.recv_timeout(LIMIT).unwrap());
+            thread.join().unwrap();
+        }
+        control.pause();
+        let of_thread = Arc::clone(&control);
+        let thread = thread::spawn(move || of_thread.device_turn().is_none());
+        control.end(Ok(Outcome::Stopped));
+        assert!(thread.join().unwrap(), "the end lets it go");
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! knows of them passes through [`InterruptController`], so that controllers in user space,
 //! which interrupts between hosts need, can stand in the same place.
 
-use devices::EventFdTrigger;
+use std::sync::Arc;
+
+use devices::{EventFdTrigger, InterruptLine};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_lapic_state, kvm_pit_config};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
@@ -64,6 +66,16 @@ impl InterruptController {
         }
     }
 
+    /// The line of ISA interrupt `irq`, as one that has a level.
+    pub fn line(&self, vm: &Arc<VmFd>, irq: u32) -> Arc<dyn InterruptLine> {
+        match self {
+            Self::Kernel => Arc::new(KernelLine {
+                vm: Arc::clone(vm),
+                irq,
+            }),
+        }
+    }
+
     /// Sets the local controller of a CPU as firmware does: input 0 takes the interrupts of
     /// the 8259s, input 1 is the non-maskable interrupt.
     pub fn set_up_cpu(&self, vcpu: &VcpuFd) -> Result<(), MachineError> {
@@ -77,6 +89,22 @@ impl InterruptController {
                 vcpu.set_lapic(&lapic)
                     .map_err(MachineError::kvm("set the local interrupt controller"))
             }
+        }
+    }
+}
+
+/// An input of KVM's controllers.
+#[derive(Debug)]
+struct KernelLine {
+    vm: Arc<VmFd>,
+    irq: u32,
+}
+
+impl InterruptLine for KernelLine {
+    fn set(&self, raised: bool) {
+        if let Err(error) = self.vm.set_irq_line(self.irq, raised) {
+            let error = std::io::Error::from(error);
+            tracing::warn!(%error, irq = self.irq, "an interrupt does not reach the guest");
         }
     }
 }

@@ -198,14 +198,14 @@ impl MachineHandle {
         self.shared.control.end(Ok(Outcome::Stopped));
     }
 
-    /// Asks all vCPUs to leave the guest and wait. Does not wait for them: a vCPU that waits
-    /// for a page stays where it is until the page is served.
+    /// Asks all vCPUs to leave the guest and wait, and devices not to go on. Does not wait for
+    /// them: what waits for a page stays where it is until the page is served.
     pub fn pause(&self) {
         self.shared.control.pause();
     }
 
-    /// Waits up to `limit` until a pause that was asked for has reached every vCPU; false when
-    /// it has not, or when none was asked for.
+    /// Waits up to `limit` until a pause that was asked for has reached every vCPU and device;
+    /// false when it has not, or when none was asked for.
     pub fn wait_until_paused(&self, limit: Duration) -> bool {
         self.shared.control.wait_paused(limit)
     }
@@ -213,6 +213,20 @@ impl MachineHandle {
     /// Lets the vCPUs run again. The guest's watchdogs are told that it stood still.
     pub fn resume(&self) {
         self.shared.control.resume();
+    }
+
+    /// Presses the power button. False when the guest does not listen to it, so that nothing
+    /// would come of it.
+    pub fn press_power_button(&self) -> bool {
+        self.shared.power.press_power_button()
+    }
+
+    /// Tells the guest's driver of this device that its configuration has changed.
+    pub fn config_changed(&self, device: &dyn VirtioDevice) {
+        let transports = self.shared.transports.iter();
+        for transport in transports.filter(|t| t.device().device_id() == device.device_id()) {
+            transport.config_changed();
+        }
     }
 
     /// Whether no thread, of a vCPU or of devices, touches the guest's memory any more. False
@@ -263,7 +277,7 @@ impl Machine {
         boot_params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
         regs::write_boot_tables(&memory)?;
 
-        let vm = kvm::create_vm(&kvm)?;
+        let vm = Arc::new(kvm::create_vm(&kvm)?);
         kvm::map_memory(&vm, &memory)?;
         let interrupts = InterruptController::in_kernel(&vm)?;
 
@@ -278,7 +292,9 @@ impl Machine {
         let boot_timer = Arc::new(BootTimer::new());
         let events =
             MachineEvents::new().map_err(MachineError::host("create an event descriptor"))?;
-        let ports = port_bus(&serial, &boot_timer, &events)?;
+        let sci = interrupts.line(&vm, u32::from(layout::SCI_IRQ));
+        let power = Arc::new(PmRegisters::new(events.clone(), sci));
+        let ports = port_bus(&serial, &boot_timer, &events, &power)?;
         let mut mmio = Bus::mmio();
         virtio.connect(&vm, &interrupts, &mut mmio)?;
 
@@ -305,6 +321,8 @@ impl Machine {
                 mmio,
                 events,
                 control,
+                power,
+                transports: virtio.transports(),
                 _vm: vm,
                 _memory: memory,
             }),
@@ -434,6 +452,7 @@ fn port_bus(
     serial: &Arc<SerialPort>,
     boot_timer: &Arc<BootTimer>,
     events: &MachineEvents,
+    power: &Arc<PmRegisters>,
 ) -> Result<Bus, MachineError> {
     let mut ports = Bus::port_io();
     ports.insert(COM1_PORT, SERIAL_LEN, Arc::clone(serial) as _)?;
@@ -444,7 +463,7 @@ fn port_bus(
     ports.insert(
         u64::from(layout::PM_PORT),
         PM_REGISTERS_LEN,
-        Arc::new(PmRegisters::new(events.clone())),
+        Arc::clone(power) as _,
     )?;
     ports.insert(
         u64::from(layout::RESET_PORT),

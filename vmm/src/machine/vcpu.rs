@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::thread;
 
-use devices::{Bus, MachineEvents};
+use devices::virtio::MmioTransport;
+use devices::{Bus, MachineEvents, PmRegisters};
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
@@ -20,7 +21,11 @@ pub(super) struct Shared {
     pub mmio: Bus,
     pub events: MachineEvents,
     pub control: Control,
-    pub _vm: VmFd,
+    /// Holds the VM, for its interrupt.
+    pub power: Arc<PmRegisters>,
+    /// The virtio devices.
+    pub transports: Vec<Arc<MmioTransport>>,
+    pub _vm: Arc<VmFd>,
     /// Mapped into the VM, so it comes after the VM: fields drop in order.
     pub _memory: GuestMemoryMmap,
 }

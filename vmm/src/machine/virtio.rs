@@ -85,6 +85,12 @@ impl VirtioDevices {
         self.placed.iter().map(|(slot, ..)| *slot).collect()
     }
 
+    /// The registers of each device.
+    pub fn transports(&self) -> Vec<Arc<MmioTransport>> {
+        let transports = self.placed.iter().map(|(_, transport, _)| transport);
+        transports.cloned().collect()
+    }
+
     /// Connects interrupts and bells with KVM, and puts the registers on the bus.
     pub fn connect(
         &self,
@@ -141,11 +147,32 @@ fn serve(transport: Arc<MmioTransport>, shared: &Arc<Shared>) -> Result<(), Mach
     let mut manager: EventManager<Box<dyn MutEventSubscriber>> =
         EventManager::new().map_err(MachineError::EventLoop)?;
     manager.add_subscriber(Box::new(End(Arc::clone(shared))));
-    manager.add_subscriber(Box::new(QueueServer::new(transport)));
+    manager.add_subscriber(Box::new(Gate {
+        server: QueueServer::new(transport),
+        shared: Arc::clone(shared),
+    }));
     while !shared.control.has_ended() {
         manager.run().map_err(MachineError::EventLoop)?;
     }
     Ok(())
+}
+
+/// Lets a device be served while the machine is not paused.
+struct Gate {
+    server: QueueServer,
+    shared: Arc<Shared>,
+}
+
+impl MutEventSubscriber for Gate {
+    fn init(&mut self, ops: &mut EventOps) {
+        self.server.init(ops);
+    }
+
+    fn process(&mut self, events: Events, ops: &mut EventOps) {
+        if let Some(_turn) = self.shared.control.device_turn() {
+            self.server.process(events, ops);
+        }
+    }
 }
 
 /// Wakes the loop when the run has ended.

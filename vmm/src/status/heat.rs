@@ -13,6 +13,7 @@ const COLUMNS: usize = 64;
 
 /// Which part of memory is here, and which was touched lately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HeatStatus {
     /// Pages of a block, but for those that an extent cuts.
     pub block_pages: u32,
@@ -26,6 +27,7 @@ pub struct HeatStatus {
 
 /// One extent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ExtentStatus {
     /// Its first page.
     pub first_page: u32,
@@ -39,6 +41,7 @@ pub struct ExtentStatus {
 
 /// One block; see [`BlockHeat`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BlockStatus {
     /// Pages in it.
     pub pages: u32,

@@ -21,13 +21,14 @@ pub const ERRORS_MAX: usize = 20;
 
 /// What a VM is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
     /// Its memory is there, its processors do not run yet.
     Starting,
     /// Its processors run.
     Running,
-    /// They stand still, because a donor cannot be reached.
+    /// They stand still, because somebody asked for it or a donor cannot be reached.
     Paused,
     /// It is being ended.
     Ending,
@@ -35,6 +36,7 @@ pub enum VmState {
 
 /// One running VM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VmStatus {
     /// Its name: what `--name` said, or `ssi-hv-PID`.
     pub name: String,
@@ -42,6 +44,9 @@ pub struct VmStatus {
     pub pid: u32,
     /// What it is doing.
     pub state: VmState,
+    /// Whether somebody has paused it (`ssi-hv pause`).
+    #[serde(default)]
+    pub paused_by_user: bool,
     /// Since the start of the process.
     pub uptime_s: f64,
     /// What was booted.
@@ -74,6 +79,7 @@ pub struct VmStatus {
 
 /// A node as its VM sees it now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeNow {
     /// What the report says of it.
     #[serde(flatten)]
@@ -84,6 +90,7 @@ pub struct NodeNow {
 
 /// A link to a donor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct LinkNow {
     /// Whether the donor can be reached, as far as is known.
     pub reachable: bool,
@@ -99,6 +106,7 @@ pub struct LinkNow {
 
 /// Pages dropped to make room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Evictions {
     /// All of them.
     pub total: u64,
@@ -112,6 +120,7 @@ pub struct Evictions {
 
 /// What a node counted since its start: its report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeCounters {
     /// The version of the report's fields.
     pub schema: u32,
@@ -140,6 +149,7 @@ pub struct NodeCounters {
 
 /// One running node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeStatus {
     /// Its process.
     pub pid: u32,
@@ -152,6 +162,7 @@ pub struct NodeStatus {
 
 /// Everything that runs here: what `ssi-hv status --json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Everything {
     /// [`SCHEMA`].
     pub schema: u32,

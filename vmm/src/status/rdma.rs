@@ -12,6 +12,7 @@ use crate::size::ByteSize;
 
 /// What this process uses of what there is only so much of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RdmaResources {
     /// Memory that is pinned for adapters.
     pub pinned_bytes: InUse,
@@ -21,6 +22,7 @@ pub struct RdmaResources {
 
 /// What is in use of something.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct InUse {
     /// By this process.
     pub in_use: u64,
@@ -30,6 +32,7 @@ pub struct InUse {
 
 /// What is in use of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DeviceInUse {
     /// The device.
     pub device: String,
@@ -45,6 +48,7 @@ pub struct DeviceInUse {
 
 /// What a node has of RDMA.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeRdma {
     /// What it uses.
     #[serde(flatten)]
@@ -57,6 +61,7 @@ pub struct NodeRdma {
 
 /// Both ends of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Endpoints {
     /// The VM.
     pub vm: String,
@@ -74,6 +79,7 @@ pub struct Endpoints {
 
 /// One end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Endpoint {
     /// The number of its queue pair.
     pub queue_pair: u32,

@@ -13,6 +13,7 @@ pub fn vm(status: &VmStatus) -> String {
     let state = match status.state {
         VmState::Starting => "starting",
         VmState::Running => "running",
+        VmState::Paused if status.paused_by_user => "paused by `ssi-hv pause`",
         VmState::Paused => "paused, a donor cannot be reached",
         VmState::Ending => "ending",
     };

@@ -149,6 +149,7 @@ fn status() -> VmStatus {
         name: "web".into(),
         pid: 17,
         state: VmState::Running,
+        paused_by_user: false,
         uptime_s: 7300.0,
         guest: Guest {
             memory_bytes: 1 << 30,

@@ -1,7 +1,7 @@
 //! The guests. Each is loaded at [`ENTRY`](crate::support::ENTRY) and does not return.
 
 /// Assembles a guest into a module whose function `code` gives its bytes. Macros of the assembler
-/// are there for all guests: `say` and `power_off`, and for disks `start_disk` and `ask_disk`.
+/// are there for all guests: `say`, `power_off` and `walk`, and for disks `start_disk` and `ask_disk`.
 macro_rules! guest {
     ($name:ident, $($line:literal),+ $(,)?) => {
         pub mod $name {
@@ -55,7 +55,16 @@ macro_rules! guest {
                 "mov edi, \\registers",
                 "mov dword ptr [rdi + 0x50], 0",
                 ".endm",
+                // Counts in a word of each page between 2 and 48 MiB.
+                ".macro walk",
+                "mov rbx, 0x200000",
+                "91: inc qword ptr [rbx]",
+                "add rbx, 0x1000",
+                "cmp rbx, 0x3000000",
+                "jb 91b",
+                ".endm",
                 $($line,)+
+                ".purgem walk",
                 ".purgem say",
                 ".purgem power_off",
                 ".purgem start_disk",
@@ -170,15 +179,23 @@ guest!(
     "jmp 2b",
 );
 // Counts in a word of each page between 2 and 48 MiB, round after round.
+guest!(walk_for_ever, "say 'r'", "2: walk", "jmp 2b",);
+// The same until its power button is pressed, to which it listens.
 guest!(
-    walk_for_ever,
+    walk_until_power_button,
+    "mov dx, 0x602",
+    "mov ax, 0x100",
+    "out dx, ax",
     "say 'r'",
-    "2: mov rbx, 0x200000",
-    "3: inc qword ptr [rbx]",
-    "add rbx, 0x1000",
-    "cmp rbx, 0x3000000",
-    "jb 3b",
-    "jmp 2b",
+    "2: walk",
+    "mov dx, 0x600",
+    "in ax, dx",
+    "test ah, 1",
+    "jz 2b",
+    "say 'b'",
+    "power_off",
+    "4: hlt",
+    "jmp 4b",
 );
 guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
 guest!(talk_for_ever, "2: say 'x'", "jmp 2b");

@@ -4,6 +4,7 @@
 //! mode, with the first 4 GiB mapped to themselves and interrupts off. A test whose host has no
 //! KVM says `SKIPPED` and does nothing.
 
+mod balloon;
 mod disks;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod guests;
@@ -17,18 +18,15 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use devices::virtio::{Balloon, FreePages, FreeRange, VirtioDevice};
 use ssi_hv::machine::{ConsoleConfig, Outcome, STOP_TIME_MAX};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use guests::{
     count_for_ever, echo_until_q, halt_for_ever, hello, init_reached, keyboard_reset,
-    report_free_pages, reset_register, run_where_no_memory_is, second_cpu, talk_for_ever,
-    touch_absent_page, triple_fault, unknown_port,
+    reset_register, run_where_no_memory_is, second_cpu, talk_for_ever, touch_absent_page,
+    triple_fault, unknown_port,
 };
-use support::{
-    COUNTER, LIMIT, kvm_is_there, machine, machine_with, memory, run, start, start_with,
-};
+use support::{COUNTER, LIMIT, kvm_is_there, machine, memory, run, start, start_with};
 
 #[test]
 fn serial_output_is_captured_and_s5_ends_with_shutdown() {
@@ -38,55 +36,6 @@ fn serial_output_is_captured_and_s5_ends_with_shutdown() {
     let (outcome, said) = start(hello::code()).finish();
     assert_eq!(outcome, Outcome::Shutdown);
     assert_eq!(said, "hello\n");
-}
-
-/// Remembers what the guest does not use.
-#[derive(Debug, Default)]
-struct FreeRanges(Mutex<Vec<(u64, u64)>>);
-
-impl FreePages for FreeRanges {
-    fn discard(&self, ranges: &[FreeRange]) {
-        let ranges = ranges.iter().map(|range| (range.start.0, range.bytes));
-        self.0.lock().unwrap().extend(ranges);
-    }
-}
-
-#[test]
-fn a_guest_reports_free_pages_through_its_balloon() {
-    if !kvm_is_there() {
-        return;
-    }
-    for balloon in [true, false] {
-        let ranges = Arc::new(FreeRanges::default());
-        let free_pages: Arc<dyn FreePages> = Arc::clone(&ranges) as _;
-        let devices = balloon.then(|| Arc::new(Balloon::new(free_pages)) as Arc<dyn VirtioDevice>);
-        let (sender, output) = mpsc::channel();
-        let console = ConsoleConfig::output_only(Box::new(support::Sender::new(sender)));
-        let machine = machine_with(
-            report_free_pages::code(),
-            1,
-            memory(),
-            console,
-            devices.into_iter().collect(),
-        );
-        let running = run(machine, output);
-        let handle = running.handle.clone();
-        let (outcome, said) = running.finish();
-        assert_eq!(outcome, Outcome::Shutdown);
-        assert!(
-            handle.all_vcpus_ended(),
-            "the device's thread has ended too"
-        );
-        let reported = ranges.0.lock().unwrap();
-        if balloon {
-            assert_eq!(
-                (said.as_str(), reported.as_slice()),
-                ("f", &[(0x30_0000, 0x2000)][..])
-            );
-        } else {
-            assert_eq!((said.as_str(), reported.len()), ("?", 0));
-        }
-    }
 }
 
 #[test]

@@ -1,0 +1,66 @@
+//! The commands that tell a VM what to do.
+
+use clap::Args;
+
+/// The longest time that `ssi-hv shutdown` can be told to wait: a day.
+const WAIT_SECONDS_MAX: i64 = 86_400;
+
+/// The flags of `ssi-hv pause`, `resume` and `kill`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct ControlConfig {
+    /// The VM, by its name or process
+    #[arg(value_name = "VM")]
+    pub vm: String,
+}
+
+/// The flags of `ssi-hv shutdown`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct ShutdownConfig {
+    /// The VM, by its name or process
+    #[arg(value_name = "VM")]
+    pub vm: String,
+
+    /// How long to wait until it has ended
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=WAIT_SECONDS_MAX)
+    )]
+    pub wait: u32,
+}
+
+/// What to tell a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ControlCommand {
+    /// Stand still.
+    Pause(ControlConfig),
+    /// Go on.
+    Resume(ControlConfig),
+    /// Shut down.
+    Shutdown(ShutdownConfig),
+    /// End at once.
+    Kill(ControlConfig),
+}
+
+impl ControlCommand {
+    /// Whom to tell.
+    #[must_use]
+    pub fn vm(&self) -> &str {
+        match self {
+            Self::Pause(config) | Self::Resume(config) | Self::Kill(config) => &config.vm,
+            Self::Shutdown(config) => &config.vm,
+        }
+    }
+
+    /// The path to which it is sent.
+    #[must_use]
+    pub const fn path(&self) -> &'static str {
+        match self {
+            Self::Pause(_) => "/v1/pause",
+            Self::Resume(_) => "/v1/resume",
+            Self::Shutdown(_) => "/v1/shutdown",
+            Self::Kill(_) => "/v1/kill",
+        }
+    }
+}

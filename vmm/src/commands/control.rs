@@ -1,0 +1,131 @@
+//! `ssi-hv pause`, `resume`, `shutdown` and `kill`.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use ssi_hv::cli::control::ControlCommand;
+use ssi_hv::control_socket::client::{ClientError, call};
+use ssi_hv::control_socket::directory::{Entry, Kind};
+use ssi_hv::control_socket::protocol::StateBody;
+use ssi_hv::control_socket::route::Method;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::status::VmState;
+
+use super::status::{named, running};
+use super::{Failure, print};
+
+/// How long a VM that was killed may take to end: more than its own limit, after which it ends by
+/// force.
+const KILL_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// Tells a VM what to do.
+pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
+    let running = running()?;
+    let entry = named(&running, command.vm())?;
+    if entry.kind == Kind::Node {
+        return Err(anyhow!("process {} is a node, not a VM; SIGTERM ends it", entry.pid).into());
+    }
+    let who = entry
+        .name
+        .as_ref()
+        .map_or_else(|| entry.pid.to_string(), ToString::to_string);
+    let (wait, said) = match command {
+        ControlCommand::Shutdown(config) if config.wait == 0 => {
+            tell(entry, command)?;
+            (None, format!("{who}: its power button is pressed\n"))
+        }
+        ControlCommand::Shutdown(config) => {
+            let process = Process::open(entry)?;
+            tell(entry, command)?;
+            let limit = Duration::from_secs(config.wait.into());
+            (Some((process, limit)), format!("{who}: ended\n"))
+        }
+        ControlCommand::Kill(_) => {
+            let process = Process::open(entry)?;
+            match tell(entry, command) {
+                // It may end before its answer is out.
+                Ok(_) | Err(ClientError::Http(_) | ClientError::Body(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+            (Some((process, KILL_TIME_MAX)), format!("{who}: ended\n"))
+        }
+        ControlCommand::Pause(_) | ControlCommand::Resume(_) => {
+            let said = match tell(entry, command)? {
+                VmState::Starting => "starting",
+                VmState::Running => "running",
+                VmState::Paused if matches!(command, ControlCommand::Resume(_)) => {
+                    "paused still, until its donors can be reached"
+                }
+                VmState::Paused => "paused",
+                VmState::Ending => "ending",
+            };
+            (None, format!("{who}: {said}\n"))
+        }
+    };
+    if let Some((process, limit)) = wait
+        && !process
+            .wait_for_end(limit)
+            .context("cannot wait for its end")?
+    {
+        return Err(anyhow!(
+            "{who} has not ended within {} s; `ssi-hv kill {who}` ends it at once",
+            limit.as_secs()
+        )
+        .into());
+    }
+    print(&said)?;
+    Ok(ExitCode::Success)
+}
+
+fn tell(entry: &Entry, command: &ControlCommand) -> Result<VmState, ClientError> {
+    let body: StateBody = call(&entry.path, Method::Post, command.path(), None::<&()>)?;
+    Ok(body.state)
+}
+
+/// A process to wait for.
+struct Process(OwnedFd);
+
+impl Process {
+    /// The process of this socket. It answers afterwards, so that no other has got its number.
+    fn open(entry: &Entry) -> Result<Self, anyhow::Error> {
+        let pid = libc::pid_t::try_from(entry.pid).context("process number")?;
+        // SAFETY: the call takes two integers, and gives a new descriptor or -1.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = libc::c_int::try_from(fd).unwrap_or(-1);
+        if fd < 0 {
+            let error = io::Error::last_os_error();
+            return Err(anyhow!(error).context(format!("cannot watch process {pid}")));
+        }
+        // SAFETY: the descriptor is new and belongs to nobody else.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Whether it ends within `limit`.
+    fn wait_for_end(&self, limit: Duration) -> io::Result<bool> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // Rounded up, so that the time is over when it says so.
+            let left = left.as_millis().saturating_add(1);
+            let left = libc::c_int::try_from(left).unwrap_or(libc::c_int::MAX);
+            let mut wanted = libc::pollfd {
+                fd: self.0.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: `wanted` is one pollfd, and lives through the call.
+            match unsafe { libc::poll(&raw mut wanted, 1, left) } {
+                1 => return Ok(true),
+                0 => return Ok(false),
+                _ => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Writing a report to its file.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+/// Why a report cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// Its directory or the file does not allow it.
+    #[error("cannot write --report {}; name a file in a directory that exists, has room and that you may write to", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The contents cannot be JSON.
+    #[error("cannot express the report as JSON")]
+    Json(#[source] serde_json::Error),
+}
+
+/// A place for a report that was found to be writable before the work began.
+///
+/// A regular file is replaced as a whole: readers see the old one or the new one. Anything else
+/// (a pipe, a device) is written to.
+#[derive(Clone, Debug)]
+pub struct ReportFile {
+    /// As it was named, for messages.
+    named: PathBuf,
+    target: Target,
+}
+
+#[derive(Clone, Debug)]
+enum Target {
+    /// A file to replace, and the temporary one beside it.
+    Replace { file: PathBuf, temporary: PathBuf },
+    /// Something that is not a file.
+    Direct(PathBuf),
+}
+
+impl ReportFile {
+    /// Finds out whether a report can be written to `path`, and leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot.
+    pub fn prepare(path: &Path) -> Result<Self, ReportError> {
+        let failed = |source| ReportError::Write {
+            path: path.into(),
+            source,
+        };
+        let target = target_of(path).map_err(failed)?;
+        match &target {
+            Target::Replace { temporary, .. } => {
+                create_new(temporary).map_err(failed)?;
+                fs::remove_file(temporary).map_err(failed)?;
+            }
+            // A pipe is not opened early: its reader would see an end.
+            Target::Direct(_) => {}
+        }
+        Ok(Self {
+            named: path.into(),
+            target,
+        })
+    }
+
+    /// Writes a report, or anything else that is written the same way.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be written; an older file is then still there, whole.
+    pub fn write(&self, report: &impl Serialize) -> Result<(), ReportError> {
+        let mut text = serde_json::to_vec_pretty(report).map_err(ReportError::Json)?;
+        text.push(b'\n');
+        let written = match &self.target {
+            Target::Replace { file, temporary } => replace(file, temporary, &text),
+            Target::Direct(path) => OpenOptions::new()
+                .write(true)
+                .open(path)
+                .and_then(|mut file| file.write_all(&text)),
+        };
+        written.map_err(|source| ReportError::Write {
+            path: self.named.clone(),
+            source,
+        })
+    }
+}
+
+fn target_of(path: &Path) -> io::Result<Target> {
+    let file = match fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(found) if !found.is_file() => return Ok(Target::Direct(path.into())),
+        // Through a symbolic link, so that what it points to is replaced and not the link.
+        Ok(_) => fs::canonicalize(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => path.into(),
+        Err(error) => return Err(error),
+    };
+    let name = file
+        .file_name()
+        .ok_or(io::ErrorKind::InvalidFilename)?
+        .to_os_string();
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(name);
+    hidden.push(format!(".{}.tmp", std::process::id()));
+    let temporary = file.with_file_name(hidden);
+    Ok(Target::Replace { file, temporary })
+}
+
+fn create_new(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create_new(true).open(path)
+}
+
+fn replace(file: &Path, temporary: &Path, text: &[u8]) -> io::Result<()> {
+    let written = create_new(temporary).and_then(|mut opened| {
+        opened.write_all(text)?;
+        opened.sync_all()?;
+        fs::rename(temporary, file)
+    });
+    if written.is_err() {
+        // The error that matters is the first; a temporary file that was never made is no other.
+        let _ = fs::remove_file(temporary);
+    }
+    written
+}

@@ -1,0 +1,163 @@
+//! Processes of the real binary, and the directory of their sockets.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use ssi_hv::exit::ExitCode;
+
+use crate::{guests, support};
+
+/// No step of a test takes longer on a host that works, however loaded.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// A directory for sockets, and commands that use it.
+pub struct Place {
+    pub directory: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        Self { directory }
+    }
+
+    pub fn sockets(&self) -> PathBuf {
+        self.directory.path().join("sockets")
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+        command
+            .args(arguments)
+            .env("SSI_HV_RUNTIME_DIR", self.sockets())
+            .stdin(Stdio::null());
+        command
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("it starts")
+    }
+
+    /// What a command that succeeds prints.
+    pub fn printed(&self, arguments: &[&str]) -> String {
+        let output = self.output(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{arguments:?}: {stderr}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_str(&self.printed(arguments)).expect("JSON")
+    }
+
+    /// The one line of a command that fails with exit code 1.
+    pub fn failed(&self, arguments: &[&str], code: ExitCode) -> String {
+        let output = self.output(arguments);
+        let stderr = String::from_utf8(output.stderr).expect("UTF-8");
+        assert_eq!(output.status.code(), Some(code.code().into()), "{stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        stderr
+    }
+
+    pub fn files(&self) -> usize {
+        fs::read_dir(self.sockets()).map_or(0, Iterator::count)
+    }
+}
+
+/// A process that is killed when a test ends early.
+pub struct Running {
+    child: Child,
+    pub console: BufReader<std::process::ChildStdout>,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let console = BufReader::new(child.stdout.take().expect("a pipe"));
+        Self { child, console }
+    }
+
+    pub fn pid(&self) -> String {
+        self.child.id().to_string()
+    }
+
+    pub fn signal(&self, signal: libc::c_int) {
+        let pid = i32::try_from(self.child.id()).expect("a process id");
+        // SAFETY: a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    pub fn end(mut self, signal: libc::c_int) -> Option<i32> {
+        self.signal(signal);
+        self.code()
+    }
+
+    /// Its exit code, when it has ended.
+    pub fn code(&mut self) -> Option<i32> {
+        self.child.wait().expect("it ends").code()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A guest that walks through 46 MiB with 16 MiB here, once it runs.
+pub fn vm(place: &Place, more: &[&str]) -> Running {
+    let flags = [&["--transport", "loopback"], more].concat();
+    vm_with(place, guests::walk_for_ever::code(), &flags)
+}
+
+/// A guest of 64 MiB with 16 MiB here, once it has said that it runs.
+pub fn vm_with(place: &Place, code: &[u8], more: &[&str]) -> Running {
+    let kernel = place.directory.path().join("kernel");
+    fs::write(&kernel, support::elf(code)).expect("is written");
+    let kernel = kernel.to_str().expect("UTF-8");
+    let mut arguments = vec!["run", "--kernel", kernel, "--memory", "64M"];
+    arguments.extend(["--local-memory", "16M"]);
+    arguments.extend(more);
+    let mut running = Running::start(&mut place.command(&arguments));
+    let mut said = [0];
+    running
+        .console
+        .read_exact(&mut said)
+        .expect("the guest talks");
+    assert_eq!(&said, b"r");
+    running
+}
+
+/// The number at a place.
+pub fn count(json: &Value, pointer: &str) -> u64 {
+    let found = json.pointer(pointer).and_then(Value::as_u64);
+    found.unwrap_or_else(|| panic!("no {pointer} in {json}"))
+}
+
+/// A node, and where it listens.
+pub fn node(place: &Place, more: &[&str]) -> (Running, String) {
+    let arguments = [
+        &["node", "--listen", "127.0.0.1:0", "--memory", "64M"],
+        more,
+    ]
+    .concat();
+    let mut node = Running::start(&mut place.command(&arguments));
+    let mut line = String::new();
+    node.console.read_line(&mut line).expect("it prints");
+    let address = line
+        .trim()
+        .rsplit(' ')
+        .next()
+        .expect("an address")
+        .to_owned();
+    (node, address)
+}
