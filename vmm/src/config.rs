@@ -223,12 +223,12 @@ pub struct RunConfig {
     pub prefetch: Prefetching,
 
     /// Write which pages the guest touched first
-    #[arg(long, value_name = "FILE", help_heading = "Working set")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record_working_set: Option<PathBuf>,
 
     /// Make ready what a recorded run touched first
-    #[arg(long, value_name = "FILE", help_heading = "Working set")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_working_set: Option<PathBuf>,
 
@@ -247,7 +247,7 @@ pub struct RunConfig {
     pub insecure: bool,
 
     /// Write a report in JSON at the end
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
 }

@@ -5,15 +5,20 @@ mod commands;
 use std::io::{self, Write};
 use std::process;
 
+use ssi_hv::cli::verbosity::LogFormat;
 use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
 
-use crate::commands::{Failure, bench, doctor, node, print, run, status};
+use crate::commands::{Failure, bench, doctor, man, node, print, run, status};
 
 fn main() -> process::ExitCode {
+    let mut json = false;
     let outcome = match cli::parse(std::env::args_os()) {
-        Ok(invocation) => follow(invocation),
+        Ok(invocation) => {
+            json = invocation.verbosity.log_format == LogFormat::Json;
+            follow(invocation)
+        }
         Err(CliError::NothingAsked(help)) => {
             // Nobody to tell when stderr is closed; the exit code says it.
             let _ = write!(io::stderr(), "{help}");
@@ -24,7 +29,11 @@ fn main() -> process::ExitCode {
     match outcome {
         Ok(code) => code.into(),
         Err(failure) => {
-            let _ = writeln!(io::stderr(), "ssi-hv: error: {}", failure.one_line());
+            if json {
+                tracing::error!(exit_code = failure.code().code(), "{}", failure.one_line());
+            } else {
+                let _ = writeln!(io::stderr(), "ssi-hv: error: {}", failure.one_line());
+            }
             failure.code().into()
         }
     }
@@ -39,7 +48,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
             | Action::BenchStart(_)
             | Action::BenchTransport(_)
     );
-    if bench && verbosity.verbose == 0 {
+    if bench && verbosity.is_default() {
         // Its own donors would tell of every lease between the results.
         verbosity.quiet = true;
     }
@@ -53,6 +62,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::BenchStart(config) => bench::start(&config),
         Action::BenchTransport(config) => bench::transport(&config),
         Action::Doctor(config) => doctor::doctor(config),
+        Action::Man(config) => man::man(&config),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),
     }
 }

@@ -179,6 +179,8 @@ fn help_fits_80_columns_and_names_what_is_there() {
         &["bench", "memory", "--help"],
         &["bench", "start", "--help"],
         &["bench", "transport", "--help"],
+        &["completions", "--help"],
+        &["man", "--help"],
     ] {
         let output = output(arguments);
         assert!(output.status.success());
@@ -312,6 +314,7 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
         ("cpus = 'two'", "vm.toml:1: invalid type"),
         ("cpus = -1", "vm.toml:1: invalid value"),
         ("transport = 'rmda'", "vm.toml:1: unknown variant `rmda`"),
+        ("transport = 'rmda'", "did you mean `rdma`?"),
         (
             "donor = ['nowhere']",
             "vm.toml:1: `nowhere` has no valid port",

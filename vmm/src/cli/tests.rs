@@ -12,7 +12,7 @@ fn usage_error(arguments: &str) -> String {
 
 #[test]
 fn the_definition_is_consistent() {
-    Cli::command().debug_assert();
+    <Cli as clap::CommandFactory>::command().debug_assert();
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod devices;
 pub mod doctor;
 mod free_memory;
 mod links;
+pub mod man;
 pub mod node;
 mod numa;
 mod observe;
