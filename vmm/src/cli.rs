@@ -176,6 +176,20 @@ where
     }
 }
 
+/// Whether a command line, be it wrong, asks for a command in the guest: its caller takes most exit
+/// codes for that command's.
+pub fn names_exec<I, T>(arguments: I) -> bool
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString>,
+{
+    arguments.into_iter().map(Into::into).any(|argument| {
+        argument
+            .to_str()
+            .is_some_and(|text| text == "--exec" || text.starts_with("--exec="))
+    })
+}
+
 fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
     let action = match cli.command {
         Command::Run(args) => run_action(*args, matches)?,

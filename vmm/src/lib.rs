@@ -4,6 +4,7 @@ pub mod cli;
 pub mod config;
 pub mod control_socket;
 pub mod doctor;
+pub mod exec;
 pub mod exit;
 pub mod logging;
 pub mod machine;

@@ -13,6 +13,11 @@ use ssi_hv::logging;
 use crate::commands::{Failure, bench, doctor, man, node, print, run, status};
 
 fn main() -> process::ExitCode {
+    let usage = if cli::names_exec(std::env::args_os()) {
+        ExitCode::Usage.with_exec()
+    } else {
+        ExitCode::Usage
+    };
     let mut json = false;
     let outcome = match cli::parse(std::env::args_os()) {
         Ok(invocation) => {
@@ -24,7 +29,7 @@ fn main() -> process::ExitCode {
             let _ = write!(io::stderr(), "{help}");
             return ExitCode::Usage.into();
         }
-        Err(error) => Err(Failure::new(ExitCode::Usage, error)),
+        Err(error) => Err(Failure::new(usage, error)),
     };
     match outcome {
         Ok(code) => code.into(),
@@ -48,8 +53,10 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
             | Action::BenchStart(_)
             | Action::BenchTransport(_)
     );
-    if bench && verbosity.is_default() {
-        // Its own donors would tell of every lease between the results.
+    let exec = matches!(&invocation.action, Action::Run(config) if config.exec.is_some());
+    if (bench || exec) && verbosity.is_default() {
+        // Donors of the process would tell of every lease between the results; and what a
+        // command in a guest says on stderr is not to be mixed with more than is needed.
         verbosity.quiet = true;
     }
     logging::init(verbosity);

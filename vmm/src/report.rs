@@ -3,6 +3,10 @@
 //! A field may be added under the same number; renaming one, removing one or changing its
 //! meaning or unit takes the next.
 
+mod details;
+
+pub use details::Exec;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -37,6 +41,9 @@ pub struct Report {
     pub free_pages: FreePages,
     /// Pages fetched before they were asked for.
     pub prefetch: Prefetch,
+    /// The command of `--exec`, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exec: Option<Exec>,
     /// Errors in the order of their time, one line each.
     pub errors: Vec<String>,
     /// How the run ended: a name from `docs/exit-codes.md`.

@@ -315,6 +315,7 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
         ("cpus = -1", "vm.toml:1: invalid value"),
         ("transport = 'rmda'", "vm.toml:1: unknown variant `rmda`"),
         ("transport = 'rmda'", "did you mean `rdma`?"),
+        ("tiemout = 5", "did you mean `timeout`?"),
         (
             "donor = ['nowhere']",
             "vm.toml:1: `nowhere` has no valid port",

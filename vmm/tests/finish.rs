@@ -39,7 +39,7 @@ fn every_command_has_a_man_page_with_its_flags() {
         assert!(written.contains(&page), "{page} in {written:?}");
     }
     let run = fs::read_to_string(pages.join("ssi-hv-run.1")).expect("a page");
-    for flag in ["local\\-memory", "donor\\-grace"] {
+    for flag in ["exec", "local\\-memory", "donor\\-grace"] {
         assert!(run.contains(flag), "{flag}");
     }
     let output = ssi_hv(&["man", "/proc/no"]);

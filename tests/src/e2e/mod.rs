@@ -8,6 +8,7 @@ mod boot;
 mod cli;
 mod compression;
 mod disks;
+mod exec;
 mod faults;
 mod free_pages;
 mod guest;
@@ -106,6 +107,7 @@ impl Plan {
             network::SCENARIOS,
             numa::SCENARIOS,
             vsock::SCENARIOS,
+            exec::SCENARIOS,
             boot::SCENARIOS,
             cli::SCENARIOS,
         ];

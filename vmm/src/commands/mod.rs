@@ -3,6 +3,7 @@
 pub mod bench;
 mod devices;
 pub mod doctor;
+mod exec;
 mod free_memory;
 mod links;
 pub mod man;
@@ -33,6 +34,14 @@ impl Failure {
         Self {
             code,
             error: error.into(),
+        }
+    }
+
+    /// The same, where the exit code is that of a command in the guest.
+    pub fn with_exec(self) -> Self {
+        Self {
+            code: self.code.with_exec(),
+            ..self
         }
     }
 

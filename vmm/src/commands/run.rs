@@ -1,5 +1,6 @@
 //! `ssi-hv run`.
 
+use std::fs::File;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,7 @@ use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::server::{Server, Service};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
-    ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
-    guest_memory_ranges,
+    Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
 };
 use ssi_hv::report::{FreePages, Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
@@ -27,14 +27,23 @@ use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
 use super::devices::HostDevices;
+use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
 use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
 use super::supervisor::Supervisor;
 use super::working_set::WorkingSet;
 
-/// Boots a guest and stays until it ends.
+/// Boots a guest and stays until it ends. With a command in it the exit code is that command's.
 pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
+    let result = run_to_end(config);
+    match config.exec {
+        Some(_) => result.map_err(Failure::with_exec),
+        None => result,
+    }
+}
+
+fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let wanted = config.validate()?;
     let report_file = config
@@ -44,7 +53,10 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         .transpose()?;
     let directory = socket_directory(config.name.as_ref())?;
     let devices = HostDevices::open(config)?;
-    let supervisor = Supervisor::start(report_file.clone()).context("cannot watch for signals")?;
+    let console = console_file(config)?;
+    let exec = Exec::prepare(config, wanted.initrd.as_deref())?;
+    let supervisor =
+        Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
 
     let mut report = Report::new(Host::detect());
     report.guest = Guest {
@@ -57,9 +69,10 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         wanted: &wanted,
         supervisor: &supervisor,
         directory: directory.as_ref(),
+        exec: exec.as_ref(),
         started,
     };
-    let mut result = run.boot(devices, &mut report);
+    let mut result = run.boot(devices, console, &mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -76,8 +89,12 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
             failure.code()
         }
     };
+    report.exec = exec.as_ref().map(Exec::report);
     report.outcome = code.name().to_owned();
-    report.exit_code = code.code();
+    report.exit_code = match &exec {
+        Some(_) => code.with_exec().code(),
+        None => code.code(),
+    };
     if let Some(file) = report_file {
         let written = file.write(&report);
         // A failure of the run matters more than that of its report.
@@ -128,6 +145,7 @@ struct Run<'a> {
     wanted: &'a ValidatedRun,
     supervisor: &'a Arc<Supervisor>,
     directory: Option<&'a Directory>,
+    exec: Option<&'a Exec>,
     started: Instant,
 }
 
@@ -152,7 +170,12 @@ impl Run<'_> {
     }
 
     /// Boots the guest and runs it to its end; fills the report with what was seen.
-    fn boot(&self, mut devices: HostDevices, report: &mut Report) -> Result<ExitCode, Failure> {
+    fn boot(
+        &self,
+        mut devices: HostDevices,
+        console: Option<File>,
+        report: &mut Report,
+    ) -> Result<ExitCode, Failure> {
         let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
@@ -174,15 +197,27 @@ impl Run<'_> {
         let server = self.listen(&watched);
         let machine_config = MachineConfig {
             kernel: wanted.kernel.clone(),
-            initrd: wanted.initrd.clone(),
-            cmdline: command_line(&config.cmdline),
+            initrd: match self.exec {
+                Some(exec) => Some(exec.initrd()),
+                None => wanted.initrd.clone().map(Initrd::File),
+            },
+            cmdline: match self.exec {
+                Some(exec) => exec.command_line(&config.cmdline),
+                None => command_line(&config.cmdline),
+            },
             cpus: u8::try_from(config.cpus).context("--cpus")?,
             devices: devices.for_guest(config, &fabric),
             numa: super::numa::nodes(config, &fabric),
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
-        let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
+        let console = match self.exec {
+            Some(exec) => exec.console(console)?,
+            None => exec::console(console),
+        };
+        let machine = Machine::new(&machine_config, memory, console)?;
         let handle = machine.handle();
+        let watch = self.exec.map(|exec| exec.watch(handle.clone()));
+        let watch = watch.transpose()?;
         let prepared = self.started.elapsed();
         // Set once, here.
         let _ = watched.machine.set((handle.clone(), prepared));
@@ -191,6 +226,7 @@ impl Run<'_> {
         } else {
             Ok(Outcome::Stopped)
         };
+        drop(watch);
         // Who asks from now on is told by the report.
         drop(server);
         if let Some(error) = working_set.save(&fabric) {
@@ -198,6 +234,9 @@ impl Run<'_> {
             supervisor.note(error);
         }
         finish(fabric, &handle, prepared, report);
+        if let Some(exec) = self.exec {
+            return exec.verdict(outcome, handle.time_to_init().is_some());
+        }
         Ok(match outcome? {
             Outcome::Shutdown => ExitCode::Success,
             Outcome::Reboot => ExitCode::GuestReboot,
