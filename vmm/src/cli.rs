@@ -11,6 +11,7 @@ mod nearest;
 pub mod net;
 pub mod node;
 pub mod planned;
+pub mod report;
 pub mod status;
 mod text;
 pub mod validation;
@@ -29,6 +30,7 @@ use self::bench::{
 use self::file::ConfigFileError;
 use self::generate::{CompletionsConfig, ManConfig};
 use self::node::NodeConfig;
+use self::report::ReportConfig;
 use self::status::StatusConfig;
 pub use self::verbosity::Verbosity;
 use crate::config::RunConfig;
@@ -65,6 +67,8 @@ enum Command {
     /// Measure what remote memory costs
     #[command(subcommand, arg_required_else_help = true)]
     Bench(BenchCommand),
+    /// Turn the report of a run into a page to look at
+    Report(ReportConfig),
     /// Print completions for a shell
     Completions(CompletionsConfig),
     /// Write man pages
@@ -113,6 +117,8 @@ pub enum Action {
     BenchStart(BenchStartConfig),
     /// Measure transports. The configuration is not validated yet.
     BenchTransport(BenchTransportConfig),
+    /// Make a page of a report.
+    Report(ReportConfig),
     /// Write man pages.
     Man(ManConfig),
     /// Print a text that was asked for, such as the help.
@@ -200,6 +206,7 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),
         Command::Bench(BenchCommand::Start(config)) => Action::BenchStart(config),
         Command::Bench(BenchCommand::Transport(config)) => Action::BenchTransport(config),
+        Command::Report(config) => Action::Report(config),
         Command::Completions(config) => Action::Print(generate::completions(config.shell)),
         Command::Man(config) => Action::Man(config),
     };

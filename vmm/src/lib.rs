@@ -9,6 +9,7 @@ pub mod exit;
 pub mod logging;
 pub mod machine;
 pub mod memory_speed;
+pub mod page;
 pub mod report;
 pub mod size;
 pub mod status;

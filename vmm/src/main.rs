@@ -10,7 +10,7 @@ use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
 
-use crate::commands::{Failure, bench, doctor, man, node, print, run, status};
+use crate::commands::{Failure, bench, doctor, man, node, print, report, run, status};
 
 fn main() -> process::ExitCode {
     let usage = if cli::names_exec(std::env::args_os()) {
@@ -69,6 +69,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::BenchStart(config) => bench::start(&config),
         Action::BenchTransport(config) => bench::transport(&config),
         Action::Doctor(config) => doctor::doctor(config),
+        Action::Report(config) => report::report(&config),
         Action::Man(config) => man::man(&config),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),
     }

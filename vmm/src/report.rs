@@ -5,7 +5,7 @@
 
 mod details;
 
-pub use details::Exec;
+pub use details::{Distribution, Distributions, Exec, FaultCounts, TIMELINE_SAMPLES_MAX, Timeline};
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -41,6 +41,12 @@ pub struct Report {
     pub free_pages: FreePages,
     /// Pages fetched before they were asked for.
     pub prefetch: Prefetch,
+    /// How many faults took how long; where the guest ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distributions: Option<Distributions>,
+    /// Faults over time; where the guest ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<Timeline>,
     /// The command of `--exec`, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<Exec>,

@@ -1,10 +1,12 @@
-//! What is around the commands: man pages, completions, and the form of messages.
+//! What is around the commands: pages of reports, man pages, completions, and the form of messages.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use ssi_hv::report::{Host, Report};
 
 fn ssi_hv(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
@@ -16,11 +18,84 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
 }
 
+fn name(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+#[test]
+fn a_report_becomes_a_page_beside_it_where_it_is_said_or_on_stdout() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("out.json");
+    let mut report = Report::new(Host::detect());
+    report.outcome = "shutdown".into();
+    fs::write(&json, serde_json::to_vec(&report).expect("is JSON")).expect("is written");
+
+    let output = ssi_hv(&["report", name(&json)]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let beside = directory.path().join("out.html");
+    assert_eq!(text(&output.stdout).trim(), name(&beside));
+    let page = fs::read_to_string(&beside).expect("a page");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>\n"));
+
+    let named = directory.path().join("other.html");
+    assert!(
+        ssi_hv(&["report", name(&json), "-o", name(&named)])
+            .status
+            .success()
+    );
+    assert_eq!(fs::read_to_string(&named).expect("a page"), page);
+    assert_eq!(
+        text(&ssi_hv(&["report", name(&json), "-o", "-"]).stdout),
+        page
+    );
+}
+
+#[test]
+fn what_is_no_report_is_one_line_that_says_so() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("x.json");
+    for (contents, part) in [
+        ("", "is not JSON: EOF"),
+        ("{", "is not JSON: EOF while parsing an object at line 1"),
+        ("[1]", "it has no `schema`"),
+        ("{\"schema\": 99}", "has schema 99, this build reads 1"),
+        ("{\"schema\": 1, \"vms\": []}", "is no report of a run"),
+    ] {
+        fs::write(&path, contents).expect("is written");
+        let output = ssi_hv(&["report", name(&path)]);
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{errors}");
+        assert!(errors.contains(part), "{contents}: {errors}");
+        assert!(
+            errors.contains(name(&path)) && errors.lines().count() == 1,
+            "{errors}"
+        );
+        assert!(!directory.path().join("x.html").exists());
+    }
+    for (file, part) in [
+        ("/no/such.json", "cannot read /no/such.json"),
+        ("/", "cannot read /"),
+    ] {
+        let output = ssi_hv(&["report", file]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(part));
+    }
+    let json = directory.path().join("good.json");
+    let report = Report::new(Host::default());
+    fs::write(&json, serde_json::to_vec(&report).expect("is JSON")).expect("is written");
+    let output = ssi_hv(&["report", name(&json), "-o", "/no/such/page.html"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("cannot write /no/such/page.html; name"));
+    let output = ssi_hv(&["report", name(&json), "-o", name(&json)]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("would replace the report"));
+}
+
 #[test]
 fn every_command_has_a_man_page_with_its_flags() {
     let directory = tempfile::tempdir().expect("a directory");
     let pages = directory.path().join("man1");
-    let output = ssi_hv(&["man", pages.to_str().expect("UTF-8")]);
+    let output = ssi_hv(&["man", name(&pages)]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let entries = fs::read_dir(&pages).expect("the directory").flatten();
     let written: BTreeSet<String> = entries
@@ -34,6 +109,7 @@ fn every_command_has_a_man_page_with_its_flags() {
         "-doctor",
         "-bench",
         "-bench-fault",
+        "-report",
     ] {
         let page = format!("ssi-hv{command}.1");
         assert!(written.contains(&page), "{page} in {written:?}");

@@ -52,7 +52,6 @@ fn what_is_planned_says_so_and_what_is_there_instead() {
     for (arguments, start) in [
         ("up cluster.toml", "up is not there yet"),
         ("top", "top is not there yet"),
-        ("report out.json -o out.html", "report is not there yet"),
         ("pki init", "pki is not there yet"),
         ("run --replicas 2", "run --replicas is not there yet"),
         ("run --cluster c.toml", "run --cluster is not there yet"),

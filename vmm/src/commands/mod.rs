@@ -10,9 +10,11 @@ pub mod man;
 pub mod node;
 mod numa;
 mod observe;
+pub mod report;
 pub mod run;
 pub mod status;
 mod supervisor;
+mod timeline;
 mod working_set;
 
 use std::io::{self, Write};

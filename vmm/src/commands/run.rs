@@ -32,6 +32,7 @@ use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
 use super::observe::{VM_REQUESTS, Watched, faults, memory, nodes, prefetch, time_to_init};
 use super::supervisor::Supervisor;
+use super::timeline::{Sampler, distributions};
 use super::working_set::WorkingSet;
 
 /// Boots a guest and stays until it ends. With a command in it the exit code is that command's.
@@ -195,6 +196,8 @@ impl Run<'_> {
             machine: OnceLock::new(),
         });
         let server = self.listen(&watched);
+        let sampler =
+            Sampler::start(Arc::clone(fabric.stats())).context("cannot start a thread")?;
         let machine_config = MachineConfig {
             kernel: wanted.kernel.clone(),
             initrd: match self.exec {
@@ -233,6 +236,7 @@ impl Run<'_> {
             // The guest has run all the same.
             supervisor.note(error);
         }
+        report.timeline = sampler.finish();
         finish(fabric, &handle, prepared, report);
         if let Some(exec) = self.exec {
             return exec.verdict(outcome, handle.time_to_init().is_some());
@@ -382,6 +386,7 @@ fn finish(fabric: Fabric, machine: &MachineHandle, prepared: Duration, report: &
         dropped_at_home: stats.free_pages.dropped_at_home.get(),
     };
     report.faults = faults(&stats);
+    report.distributions = Some(distributions(&stats));
     report.prefetch = prefetch(&stats);
     tracing::debug!(
         replayed = stats.replayed.get(),
