@@ -69,24 +69,18 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initrd: Option<PathBuf>,
 
-    /// Run a command in the guest; its output and exit code are ours
+    /// Run this; its output and exit code are ours
     #[arg(
         long,
         value_name = "COMMAND",
         help_heading = "Guest",
-        allow_hyphen_values = true,
-        help = "Run this; its output and exit code are ours"
+        allow_hyphen_values = true
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exec: Option<String>,
 
-    /// End the guest after this time, with exit code 124
-    #[arg(
-        long = "timeout",
-        value_name = "SECONDS",
-        help_heading = "Guest",
-        help = "Stop the guest after this time, with exit code 124"
-    )]
+    /// Stop the guest after this time, with exit code 124
+    #[arg(long = "timeout", value_name = "SECONDS", help_heading = "Guest")]
     #[serde(rename = "timeout", skip_serializing_if = "Option::is_none")]
     pub timeout_seconds: Option<u32>,
 

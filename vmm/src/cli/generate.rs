@@ -60,7 +60,10 @@ fn hide_what_is_shared(arg: Arg) -> Arg {
 pub fn completions(shell: Shell) -> String {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "ssi-hv", &mut script);
-    String::from_utf8_lossy(&script).into_owned()
+    let script = String::from_utf8_lossy(&script);
+    // In the script for bash clap_complete 4.6.11 looks for commands of `ssi__hv` and calls them
+    // those of this: it takes the hyphen of our name for one between commands.
+    script.replace("ssi__subcmd__hv", "ssi__hv")
 }
 
 #[cfg(test)]

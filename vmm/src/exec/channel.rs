@@ -166,7 +166,9 @@ impl<O: Write + Send, E: Write + Send> Receiver<O, E> {
             }
             (STATUS, [status]) => self.channel.end(CommandEnd::Status(*status)),
             (FAILURE, _) => {
-                let text = String::from_utf8_lossy(contents).into_owned();
+                // Shown on a terminal, and any program in the guest could have sent it.
+                let text = String::from_utf8_lossy(contents);
+                let text = text.chars().filter(|c| !c.is_control()).collect();
                 self.channel.end(CommandEnd::NotRun(text));
             }
             _ => {
@@ -270,7 +272,7 @@ mod tests {
             };
             assert!(text.contains(expected), "{text}");
         }
-        let (_, _, progress) = received([&HELLO[..], &frame(FAILURE, b"no shell")]);
+        let (_, _, progress) = received([&HELLO[..], &frame(FAILURE, b"no\x1b shell\n")]);
         assert_eq!(progress.end, Some(CommandEnd::NotRun("no shell".into())));
     }
 

@@ -170,7 +170,7 @@ fn shell_status(status: i32) -> i32 {
 
 fn become_shell(command: &CStr, pipes: &Pipes) -> Errno {
     sys::setsid();
-    let files = sys::open(c"/dev/null", sys::O_RDONLY).and_then(|null| {
+    let files = sys::open(c"/dev/null", sys::O_RDONLY | sys::O_CLOEXEC).and_then(|null| {
         sys::dup2(null, 0)?;
         sys::dup2(pipes.out.1, 1)?;
         sys::dup2(pipes.err.1, 2)
