@@ -68,7 +68,7 @@ fn legend(svg: &mut Svg, (mut x, y): (f64, f64), entries: &[(&str, String)]) {
         svg.text(x + 14.0, y, Anchor::Start, "label", text);
         // What the letters take at the most.
         let letters = u64::try_from(text.chars().count()).unwrap_or(0);
-        x += 30.0 + 6.8 * float(letters);
+        x += 30.0 + 7.2 * float(letters);
     }
 }
 
@@ -118,7 +118,7 @@ pub fn distribution(report: &Report) -> Option<String> {
     let mut svg = Svg::new(270.0, "Distribution of the latency of faults, by kind");
     let entries = there
         .iter()
-        .map(|(name, class, _, total)| (*class, format!("{name} {}", count(*total))));
+        .map(|(name, class, ..)| (*class, (*name).to_owned()));
     legend(&mut svg, (LEFT, 16.0), &entries.collect::<Vec<_>>());
     time_axis(&mut svg, &axis, top, bottom);
     share_axis(&mut svg, peak, top, bottom);
