@@ -5,7 +5,7 @@ mod commands;
 use std::io::{self, Write};
 use std::process;
 
-use ssi_hv::cli::verbosity::LogFormat;
+use ssi_hv::cli::verbosity::{LogFormat, LogLevel};
 use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
@@ -54,10 +54,13 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
             | Action::BenchTransport(_)
     );
     let exec = matches!(&invocation.action, Action::Run(config) if config.exec.is_some());
-    if (bench || exec) && verbosity.is_default() {
-        // Donors of the process would tell of every lease between the results; and what a
-        // command in a guest says on stderr is not to be mixed with more than is needed.
+    if bench && verbosity.is_default() {
+        // Its own donors would tell of every lease between the results.
         verbosity.quiet = true;
+    }
+    if exec && verbosity.is_default() {
+        // What the command says on stderr is not to be mixed with what is not asked for.
+        verbosity.log_level = Some(LogLevel::Error);
     }
     logging::init(verbosity);
     match invocation.action {

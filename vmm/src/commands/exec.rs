@@ -174,7 +174,7 @@ impl Exec {
             return;
         }
         for line in self.tail.lines(LINES_SHOWN) {
-            tracing::warn!("console: {line}");
+            tracing::error!("console: {line}");
         }
     }
 }
