@@ -9,7 +9,7 @@
 //!
 //! | device | where | what it is for |
 //! |---|---|---|
-//! | [`SerialPort`] | ports 0x3f8..0x400 | 16550 console |
+//! | [`SerialPort`] | ports 0x3f8..0x400 | 16550 console; a second one at 0x2f8 |
 //! | [`I8042`] | ports 0x60..0x65 | restart by the keyboard controller |
 //! | [`PmRegisters`] | 6 ports | ACPI PM1 blocks: power off by S5 |
 //! | [`ResetRegister`] | 1 port | ACPI reset register |
@@ -51,7 +51,7 @@ pub use event::{MachineEvent, MachineEvents};
 pub use i8042::{I8042, I8042_LEN, I8042_PORT};
 pub use panic_port::{PANIC_ACPI_ID, PANIC_PORT, PanicPort};
 pub use rtc::{CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc, RTC_CENTURY_REGISTER};
-pub use serial::{COM1_IRQ, COM1_PORT, SERIAL_LEN, SerialPort};
+pub use serial::{COM1_IRQ, COM1_PORT, COM2_IRQ, COM2_PORT, SERIAL_LEN, SerialPort};
 pub use trigger::{EventFdTrigger, InterruptLine};
 
 use std::sync::{Mutex, MutexGuard};

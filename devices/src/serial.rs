@@ -16,6 +16,10 @@ use crate::trigger::EventFdTrigger;
 pub const COM1_PORT: u64 = 0x3f8;
 /// Interrupt of COM1.
 pub const COM1_IRQ: u32 = 4;
+/// First port of COM2.
+pub const COM2_PORT: u64 = 0x2f8;
+/// Interrupt of COM2.
+pub const COM2_IRQ: u32 = 3;
 /// Ports of a 16550.
 pub const SERIAL_LEN: u64 = 8;
 

@@ -6,28 +6,35 @@ pub mod choices;
 pub mod control;
 pub mod disk;
 pub mod file;
+pub mod generate;
 pub mod name;
+mod nearest;
 pub mod net;
 pub mod node;
 pub mod planned;
+pub mod report;
 pub mod status;
 mod text;
 pub mod validation;
+pub mod verbosity;
 pub mod vsock;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 
 use self::bench::{
     BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig, BenchTransportConfig,
 };
 use self::control::{ControlCommand, ControlConfig};
 use self::file::ConfigFileError;
+use self::generate::{CompletionsConfig, ManConfig};
 use self::node::NodeConfig;
+use self::report::ReportConfig;
 use self::status::StatusConfig;
+pub use self::verbosity::Verbosity;
 use crate::config::RunConfig;
 
 /// One virtual machine whose memory is spread over several hosts.
@@ -47,24 +54,6 @@ struct Cli {
 
     #[command(flatten)]
     verbosity: Verbosity,
-}
-
-/// How much is said on stderr.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
-pub struct Verbosity {
-    /// Say more on stderr; twice for everything
-    #[arg(short, long, global = true, action = ArgAction::Count, help_heading = "Output")]
-    pub verbose: u8,
-
-    /// Say nothing on stderr but warnings and errors
-    #[arg(
-        short,
-        long,
-        global = true,
-        conflicts_with = "verbose",
-        help_heading = "Output"
-    )]
-    pub quiet: bool,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -88,6 +77,12 @@ enum Command {
     /// Measure what remote memory costs
     #[command(subcommand, arg_required_else_help = true)]
     Bench(BenchCommand),
+    /// Turn the report of a run into a page to look at
+    Report(ReportConfig),
+    /// Print completions for a shell
+    Completions(CompletionsConfig),
+    /// Write man pages
+    Man(ManConfig),
 }
 
 /// The flags of `run`: the configuration, and where else to take it from.
@@ -97,15 +92,11 @@ struct RunArgs {
     config: RunConfig,
 
     /// Take what is not given here from a file
-    #[arg(
-        long = "config",
-        value_name = "VM.TOML",
-        help_heading = "Configuration"
-    )]
+    #[arg(long = "config", value_name = "VM.TOML", help_heading = "Files")]
     file: Option<PathBuf>,
 
     /// Print the resulting configuration and stop
-    #[arg(long, help_heading = "Configuration")]
+    #[arg(long, help_heading = "Files")]
     print_config: bool,
 }
 
@@ -138,6 +129,10 @@ pub enum Action {
     BenchStart(BenchStartConfig),
     /// Measure transports. The configuration is not validated yet.
     BenchTransport(BenchTransportConfig),
+    /// Make a page of a report.
+    Report(ReportConfig),
+    /// Write man pages.
+    Man(ManConfig),
     /// Print a text that was asked for, such as the help.
     Print(String),
 }
@@ -176,7 +171,7 @@ where
     T: Into<OsString>,
 {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let matched = Cli::command().try_get_matches_from(&arguments);
+    let matched = generate::command().try_get_matches_from(&arguments);
     let parsed = matched.and_then(|matches| {
         let cli = Cli::from_arg_matches(&matches)?;
         Ok((cli, matches))
@@ -199,6 +194,20 @@ where
     }
 }
 
+/// Whether a command line, be it wrong, asks for a command in the guest: its caller takes most exit
+/// codes for that command's.
+pub fn names_exec<I, T>(arguments: I) -> bool
+where
+    I: IntoIterator<Item = T>,
+    T: Into<OsString>,
+{
+    arguments.into_iter().map(Into::into).any(|argument| {
+        argument
+            .to_str()
+            .is_some_and(|text| text == "--exec" || text.starts_with("--exec="))
+    })
+}
+
 fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
     let action = match cli.command {
         Command::Run(args) => run_action(*args, matches)?,
@@ -213,6 +222,9 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),
         Command::Bench(BenchCommand::Start(config)) => Action::BenchStart(config),
         Command::Bench(BenchCommand::Transport(config)) => Action::BenchTransport(config),
+        Command::Report(config) => Action::Report(config),
+        Command::Completions(config) => Action::Print(generate::completions(config.shell)),
+        Command::Man(config) => Action::Man(config),
     };
     Ok(Invocation {
         action,
@@ -275,7 +287,7 @@ fn one_line(error: &clap::Error, command: &str) -> String {
 
 /// The command that was meant: `ssi-hv bench fault` of `ssi-hv -v bench fault --memory 1G`.
 fn command_named(arguments: &[OsString]) -> String {
-    let top = Cli::command();
+    let top = generate::command();
     let mut command = &top;
     let mut words = vec![command.get_name()];
     for argument in arguments.iter().skip(1).filter_map(|word| word.to_str()) {

@@ -19,7 +19,9 @@ use crate::cli::disk::DiskArg;
 use crate::cli::name::VmName;
 use crate::cli::net::NetArg;
 pub use crate::cli::validation::ValidationError;
-use crate::cli::validation::{check_file, check_range, check_size, resolve_permitted};
+use crate::cli::validation::{
+    check_command, check_file, check_range, check_size, resolve_permitted,
+};
 use crate::cli::vsock::VsockArg;
 use crate::machine::VIRTIO_DEVICES_MAX;
 use crate::size::ByteSize;
@@ -41,6 +43,8 @@ pub const DONORS_MAX: usize = 64;
 /// The longest time that a guest stays paused for a donor, in seconds: a guest that stood still
 /// for longer than an hour is better restarted.
 pub const DONOR_GRACE_SECONDS_MAX: u32 = 3600;
+/// The longest `--timeout`, in seconds: a week. What runs for longer is no job.
+pub const TIMEOUT_SECONDS_MAX: u32 = 7 * 24 * 3600;
 /// What `--memory` is when it is not given.
 pub const DEFAULT_MEMORY: ByteSize = ByteSize::from_mib(1024);
 /// What `--donor-grace` is when it is not given, in seconds.
@@ -66,6 +70,26 @@ pub struct RunConfig {
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initrd: Option<PathBuf>,
+
+    /// Run this; its output and exit code are ours
+    #[arg(
+        long,
+        value_name = "COMMAND",
+        help_heading = "Guest",
+        allow_hyphen_values = true
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exec: Option<String>,
+
+    /// Stop the guest after this time, with exit code 124
+    #[arg(long = "timeout", value_name = "SECONDS", help_heading = "Guest")]
+    #[serde(rename = "timeout", skip_serializing_if = "Option::is_none")]
+    pub timeout_seconds: Option<u32>,
+
+    /// Write the guest's console to a file
+    #[arg(long, value_name = "FILE", help_heading = "Guest")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub console: Option<PathBuf>,
 
     /// Kernel parameters, appended to the default ones
     #[arg(
@@ -243,12 +267,12 @@ pub struct RunConfig {
     pub prefetch: Prefetching,
 
     /// Write which pages the guest touched first
-    #[arg(long, value_name = "FILE", help_heading = "Working set")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record_working_set: Option<PathBuf>,
 
     /// Make ready what a recorded run touched first
-    #[arg(long, value_name = "FILE", help_heading = "Working set")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_working_set: Option<PathBuf>,
 
@@ -267,7 +291,7 @@ pub struct RunConfig {
     pub insecure: bool,
 
     /// Write a report in JSON at the end
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
 }
@@ -278,6 +302,9 @@ impl Default for RunConfig {
             name: None,
             kernel: None,
             initrd: None,
+            exec: None,
+            timeout_seconds: None,
+            console: None,
             cmdline: String::new(),
             cpus: 1,
             memory: DEFAULT_MEMORY,
@@ -346,6 +373,12 @@ impl RunConfig {
         check_file("--kernel", &kernel)?;
         if let Some(initrd) = &self.initrd {
             check_file("--initrd", initrd)?;
+        }
+        if let Some(command) = &self.exec {
+            check_command(command)?;
+        }
+        if let Some(seconds) = self.timeout_seconds {
+            check_range("--timeout", seconds, 1, TIMEOUT_SECONDS_MAX)?;
         }
         check_range("--cpus", self.cpus, 1, CPUS_MAX)?;
         check_range(

@@ -25,6 +25,12 @@ pub enum ExitCode {
     DonorLost,
     /// At the start a donor was not reachable, refused, or lends less than was asked.
     DonorUnavailable,
+    /// `--timeout` was over before the guest had ended.
+    TimedOut,
+    /// With `--exec`: anything but the status of the command. What it was is in the report.
+    ExecFailed,
+    /// With `--exec`: the command ended with this status, and the guest switched itself off.
+    Exec(u8),
     /// Ended by SIGINT, or by the console's escape sequence.
     Interrupted,
     /// Ended by SIGTERM or SIGHUP.
@@ -32,8 +38,8 @@ pub enum ExitCode {
 }
 
 impl ExitCode {
-    /// Every exit code, in the order of its number.
-    pub const ALL: [Self; 9] = [
+    /// Every exit code but the status of a command, in the order of its number.
+    pub const ALL: [Self; 11] = [
         Self::Success,
         Self::HostError,
         Self::Usage,
@@ -41,6 +47,8 @@ impl ExitCode {
         Self::GuestCrash,
         Self::DonorLost,
         Self::DonorUnavailable,
+        Self::TimedOut,
+        Self::ExecFailed,
         Self::Interrupted,
         Self::Terminated,
     ];
@@ -56,6 +64,10 @@ impl ExitCode {
             Self::GuestCrash => 4,
             Self::DonorLost => 5,
             Self::DonorUnavailable => 6,
+            // What timeout(1) ends with: for the time, and when it fails itself.
+            Self::TimedOut => 124,
+            Self::ExecFailed => 125,
+            Self::Exec(status) => status,
             Self::Interrupted => 130,
             Self::Terminated => 143,
         }
@@ -65,15 +77,29 @@ impl ExitCode {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Success => "shutdown",
+            Self::Success | Self::Exec(_) => "shutdown",
             Self::HostError => "host-error",
             Self::Usage => "usage",
             Self::GuestReboot => "reboot",
             Self::GuestCrash => "crash",
             Self::DonorLost => "donor-lost",
             Self::DonorUnavailable => "donor-unavailable",
+            Self::TimedOut => "timed-out",
+            Self::ExecFailed => "exec-failed",
             Self::Interrupted => "interrupted",
             Self::Terminated => "terminated",
+        }
+    }
+}
+
+impl ExitCode {
+    /// What this becomes where the exit code is that of a command: a code that commands do not
+    /// use by custom (timeout(1), docker-run(1)), or one that says what a shell would.
+    #[must_use]
+    pub const fn with_exec(self) -> Self {
+        match self {
+            Self::Exec(_) | Self::TimedOut | Self::Interrupted | Self::Terminated => self,
+            _ => Self::ExecFailed,
         }
     }
 }
@@ -107,6 +133,16 @@ mod tests {
             .map(|code| (code.code(), code.name().to_owned()))
             .collect();
         assert_eq!(documented(), in_code);
+    }
+
+    #[test]
+    fn with_a_command_every_failure_of_ours_is_125_but_those_that_shells_know() {
+        let codes = ExitCode::ALL.map(|code| code.with_exec().code());
+        assert_eq!(
+            codes,
+            [125, 125, 125, 125, 125, 125, 125, 124, 125, 130, 143]
+        );
+        assert_eq!(ExitCode::Exec(42).with_exec().code(), 42);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::io::{self, IsTerminal};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::time;
 
-use crate::cli::Verbosity;
+use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
 
 /// Whether text on a stream may be coloured: a terminal, and the user has not set `NO_COLOR`.
 #[must_use]
@@ -26,25 +26,35 @@ pub fn may_colour(stream: &impl IsTerminal) -> bool {
 
 /// Starts logging to stderr. Only the first call has an effect.
 pub fn init(verbosity: Verbosity) {
-    let started = tracing_subscriber::fmt()
+    let lines = tracing_subscriber::fmt()
         .with_max_level(level(verbosity))
         .with_writer(io::stderr)
         .with_ansi(may_colour(&io::stderr()))
-        .with_target(verbosity.verbose > 0)
-        .with_timer(time::uptime())
-        .compact()
-        .try_init();
+        .with_timer(time::uptime());
+    let started = match verbosity.log_format {
+        LogFormat::Text => lines
+            .with_target(verbosity.verbose > 0)
+            .compact()
+            .try_init(),
+        // The time of the day: lines of several hosts are put together.
+        LogFormat::Json => lines
+            .with_timer(time::SystemTime)
+            .json()
+            .flatten_event(true)
+            .try_init(),
+    };
     if started.is_err() {
         tracing::debug!("logging was started before");
     }
 }
 
 fn level(verbosity: Verbosity) -> LevelFilter {
-    match (verbosity.quiet, verbosity.verbose) {
-        (true, _) => LevelFilter::WARN,
-        (false, 0) => LevelFilter::INFO,
-        (false, 1) => LevelFilter::DEBUG,
-        (false, _) => LevelFilter::TRACE,
+    match (verbosity.log_level, verbosity.quiet, verbosity.verbose) {
+        (Some(LogLevel::Error), ..) => LevelFilter::ERROR,
+        (Some(LogLevel::Warn), ..) | (None, true, _) => LevelFilter::WARN,
+        (Some(LogLevel::Info), ..) | (None, false, 0) => LevelFilter::INFO,
+        (Some(LogLevel::Debug), ..) | (None, false, 1) => LevelFilter::DEBUG,
+        (Some(LogLevel::Trace), ..) | (None, false, _) => LevelFilter::TRACE,
     }
 }
 
@@ -54,10 +64,21 @@ mod tests {
 
     #[test]
     fn flags_choose_the_level() {
-        let with = |verbose, quiet| level(Verbosity { verbose, quiet });
+        let with = |verbose, quiet| {
+            level(Verbosity {
+                verbose,
+                quiet,
+                ..Verbosity::default()
+            })
+        };
         assert_eq!(with(0, true), LevelFilter::WARN);
         assert_eq!(with(0, false), LevelFilter::INFO);
         assert_eq!(with(1, false), LevelFilter::DEBUG);
         assert_eq!(with(5, false), LevelFilter::TRACE);
+        let error = level(Verbosity {
+            log_level: Some(LogLevel::Error),
+            ..Verbosity::default()
+        });
+        assert_eq!(error, LevelFilter::ERROR);
     }
 }

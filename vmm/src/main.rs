@@ -5,26 +5,40 @@ mod commands;
 use std::io::{self, Write};
 use std::process;
 
+use ssi_hv::cli::verbosity::{LogFormat, LogLevel};
 use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
 
-use crate::commands::{Failure, bench, control, doctor, node, print, run, status};
+use crate::commands::{Failure, bench, control, doctor, man, node, print, report, run, status};
 
 fn main() -> process::ExitCode {
+    let usage = if cli::names_exec(std::env::args_os()) {
+        ExitCode::Usage.with_exec()
+    } else {
+        ExitCode::Usage
+    };
+    let mut json = false;
     let outcome = match cli::parse(std::env::args_os()) {
-        Ok(invocation) => follow(invocation),
+        Ok(invocation) => {
+            json = invocation.verbosity.log_format == LogFormat::Json;
+            follow(invocation)
+        }
         Err(CliError::NothingAsked(help)) => {
             // Nobody to tell when stderr is closed; the exit code says it.
             let _ = write!(io::stderr(), "{help}");
             return ExitCode::Usage.into();
         }
-        Err(error) => Err(Failure::new(ExitCode::Usage, error)),
+        Err(error) => Err(Failure::new(usage, error)),
     };
     match outcome {
         Ok(code) => code.into(),
         Err(failure) => {
-            let _ = writeln!(io::stderr(), "ssi-hv: error: {}", failure.one_line());
+            if json {
+                tracing::error!(exit_code = failure.code().code(), "{}", failure.one_line());
+            } else {
+                let _ = writeln!(io::stderr(), "ssi-hv: error: {}", failure.one_line());
+            }
             failure.code().into()
         }
     }
@@ -39,9 +53,14 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
             | Action::BenchStart(_)
             | Action::BenchTransport(_)
     );
-    if bench && verbosity.verbose == 0 {
+    let exec = matches!(&invocation.action, Action::Run(config) if config.exec.is_some());
+    if bench && verbosity.is_default() {
         // Its own donors would tell of every lease between the results.
         verbosity.quiet = true;
+    }
+    if exec && verbosity.is_default() {
+        // What the command says on stderr is not to be mixed with what is not asked for.
+        verbosity.log_level = Some(LogLevel::Error);
     }
     logging::init(verbosity);
     match invocation.action {
@@ -54,6 +73,8 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::BenchStart(config) => bench::start(&config),
         Action::BenchTransport(config) => bench::transport(&config),
         Action::Doctor(config) => doctor::doctor(config),
+        Action::Report(config) => report::report(&config),
+        Action::Man(config) => man::man(&config),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),
     }
 }

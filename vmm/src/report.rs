@@ -3,7 +3,10 @@
 //! A field may be added under the same number; renaming one, removing one or changing its
 //! meaning or unit takes the next.
 
+mod details;
 mod file;
+
+pub use details::{Distribution, Distributions, Exec, FaultCounts, TIMELINE_SAMPLES_MAX, Timeline};
 
 use std::fs;
 
@@ -43,6 +46,15 @@ pub struct Report {
     pub free_pages: FreePages,
     /// Pages fetched before they were asked for.
     pub prefetch: Prefetch,
+    /// How many faults took how long; where the guest ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub distributions: Option<Distributions>,
+    /// Faults over time; where the guest ran.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<Timeline>,
+    /// The command of `--exec`, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exec: Option<Exec>,
     /// Errors in the order of their time, one line each.
     pub errors: Vec<String>,
     /// How the run ended: a name from `docs/exit-codes.md`; [`RUNNING`] while it has not.

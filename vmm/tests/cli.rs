@@ -156,7 +156,6 @@ fn what_is_planned_says_so() {
     for arguments in [
         &["up", "cluster.toml"][..],
         &["top"],
-        &["report", "out.json", "-o", "out.html"],
         &["pki", "init"],
         &["run", "--replicas", "2"],
         &["node", "--metrics", "127.0.0.1:9000"],
@@ -179,6 +178,9 @@ fn help_fits_80_columns_and_names_what_is_there() {
         &["bench", "memory", "--help"],
         &["bench", "start", "--help"],
         &["bench", "transport", "--help"],
+        &["report", "--help"],
+        &["completions", "--help"],
+        &["man", "--help"],
     ] {
         let output = output(arguments);
         assert!(output.status.success());
@@ -313,6 +315,8 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
         ("cpus = 'two'", "vm.toml:1: invalid type"),
         ("cpus = -1", "vm.toml:1: invalid value"),
         ("transport = 'rmda'", "vm.toml:1: unknown variant `rmda`"),
+        ("transport = 'rmda'", "did you mean `rdma`?"),
+        ("tiemout = 5", "did you mean `timeout`?"),
         (
             "donor = ['nowhere']",
             "vm.toml:1: `nowhere` has no valid port",

@@ -10,6 +10,7 @@ mod compression;
 mod control;
 mod disks;
 mod distro;
+mod exec;
 mod faults;
 mod free_pages;
 mod guest;
@@ -113,6 +114,7 @@ impl Plan {
             network::SCENARIOS,
             numa::SCENARIOS,
             vsock::SCENARIOS,
+            exec::SCENARIOS,
             boot::SCENARIOS,
             cli::SCENARIOS,
         ];

@@ -10,6 +10,7 @@ use clap::{ArgMatches, Args, Command};
 use serde::Deserialize;
 use toml::Table;
 
+use super::nearest::{nearest, with_suggestion};
 use super::planned;
 use crate::config::RunConfig;
 
@@ -147,15 +148,10 @@ fn checked_table(path: &Path, text: &str) -> Result<Table, ConfigFileError> {
 /// The known key that is most like `key`, or where the keys are listed.
 fn nearest_key(key: &str, known: &BTreeSet<String>) -> String {
     let dashed = key.replace('_', "-");
-    known
-        .iter()
-        .map(|candidate| (strsim::jaro_winkler(&dashed, candidate), candidate))
-        .filter(|(likeness, _)| *likeness > 0.8)
-        .max_by(|(a, _), (b, _)| a.total_cmp(b))
-        .map_or_else(
-            || "the keys are the flags of `ssi-hv run --help`".to_owned(),
-            |(_, candidate)| format!("did you mean `{candidate}`?"),
-        )
+    match nearest(&dashed, known.iter().map(String::as_str)) {
+        Some(candidate) => format!("did you mean `{candidate}`?"),
+        None => "the keys are the flags of `ssi-hv run --help`".to_owned(),
+    }
 }
 
 fn malformed(path: &Path, text: &str, error: &toml::de::Error) -> ConfigFileError {
@@ -166,6 +162,6 @@ fn malformed(path: &Path, text: &str, error: &toml::de::Error) -> ConfigFileErro
     ConfigFileError::Malformed {
         path: path.into(),
         line,
-        message: error.message().replace('\n', ", "),
+        message: with_suggestion(error.message().replace('\n', ", ")),
     }
 }

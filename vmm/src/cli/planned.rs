@@ -20,18 +20,13 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 }
 
 /// Commands that are planned.
-const COMMANDS: [Planned; 4] = [
+const COMMANDS: [Planned; 3] = [
     planned(
         "",
         "up",
         "start `ssi-hv node` on each donor and `ssi-hv run --donor` here",
     ),
     planned("", "top", "`ssi-hv status` shows the numbers once"),
-    planned(
-        "",
-        "report",
-        "the file of `ssi-hv run --report FILE` is JSON",
-    ),
     planned(
         "",
         "pki",

@@ -50,6 +50,19 @@ fn the_fields_have_the_promised_names() {
             ..PathUsed::default()
         }),
     });
+    report.distributions = Some(Distributions {
+        remote: vec![(12.5, 3)],
+        ..Distributions::default()
+    });
+    report.timeline = Some(Timeline {
+        interval_s: 0.25,
+        intervals: vec![FaultCounts::default()],
+    });
+    report.exec = Some(Exec {
+        command: "true".into(),
+        exit_status: Some(0),
+        ..Exec::default()
+    });
     let value = serde_json::to_value(&report).expect("is JSON");
     let percentiles = json!({ "p50": 0.0, "p90": 0.0, "p99": 0.0, "p999": 0.0, "max": 0.0 });
     let stages = json!({ "queue": percentiles, "fetch": percentiles, "install": percentiles });
@@ -103,6 +116,12 @@ fn the_fields_have_the_promised_names() {
         "evictions": 0,
         "free_pages": { "reported": 0, "dropped_here": 0, "dropped_at_home": 0 },
         "prefetch": { "issued": 0, "used": 0, "wasted": 0, "late": 0 },
+        "distributions": { "remote": [[12.5, 3]], "zero": [], "minor": [], "write_protect": [] },
+        "timeline": {
+            "interval_s": 0.25,
+            "intervals": [{ "remote": 0, "zero": 0, "minor": 0, "write_protect": 0 }],
+        },
+        "exec": { "command": "true", "exit_status": 0, "stdout_bytes": 0, "stderr_bytes": 0 },
         "errors": [],
         "outcome": "",
         "exit_code": 0,

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::address::HostPort;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
+use crate::exec::frame::COMMAND_BYTES_MAX;
 use crate::size::ByteSize;
 
 /// Why a configuration cannot be run: value, limit and remedy in one line.
@@ -35,6 +36,14 @@ pub enum ValidationError {
         path: PathBuf,
         /// What it is instead.
         found: &'static str,
+    },
+    /// A command that a guest cannot be given.
+    #[error(
+        "--exec has {found}; give a command of 1 to {COMMAND_BYTES_MAX} bytes, without zero bytes, or put a script on a --disk or in the --initrd"
+    )]
+    CommandUnusable {
+        /// What is wrong with it.
+        found: String,
     },
     /// A number is outside its range.
     #[error("{flag} {value} is outside {min} to {max}; choose a number in that range")]
@@ -286,6 +295,17 @@ pub(crate) fn check_range(
         min: min.into(),
         max: max.into(),
     })
+}
+
+/// Checks that a command can be given to a guest.
+pub(crate) fn check_command(command: &str) -> Result<(), ValidationError> {
+    let found = match command.len() {
+        0 => "no command".to_owned(),
+        len if len > COMMAND_BYTES_MAX => format!("{len} bytes"),
+        _ if command.contains('\0') => "a zero byte".to_owned(),
+        _ => return Ok(()),
+    };
+    Err(ValidationError::CommandUnusable { found })
 }
 
 /// Checks that a file can be read and is not empty.

@@ -4,16 +4,20 @@ pub mod bench;
 pub mod control;
 mod devices;
 pub mod doctor;
+mod exec;
 mod free_memory;
 mod links;
+pub mod man;
 pub mod node;
 mod numa;
 mod observe;
+pub mod report;
 #[cfg(test)]
 mod routes_tests;
 pub mod run;
 pub mod status;
 mod supervisor;
+mod timeline;
 mod vm_routes;
 mod working_set;
 
@@ -36,6 +40,14 @@ impl Failure {
         Self {
             code,
             error: error.into(),
+        }
+    }
+
+    /// The same, where the exit code is that of a command in the guest.
+    pub fn with_exec(self) -> Self {
+        Self {
+            code: self.code.with_exec(),
+            ..self
         }
     }
 

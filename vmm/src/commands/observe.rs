@@ -21,6 +21,7 @@ use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
 
 use super::links::path_used;
 use super::supervisor::Supervisor;
+use super::timeline::distributions;
 
 /// A run as it can be asked about. Nothing in it leads to guest memory.
 #[derive(Debug)]
@@ -196,6 +197,7 @@ pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
         dropped_at_home: stats.free_pages.dropped_at_home.get(),
     };
     report.faults = faults(stats);
+    report.distributions = Some(distributions(stats));
     report.prefetch = prefetch(stats);
 }
 

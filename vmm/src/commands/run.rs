@@ -1,5 +1,6 @@
 //! `ssi-hv run`.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
@@ -20,8 +21,7 @@ use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
-    ConsoleConfig, Machine, MachineConfig, MachineHandle, Outcome, command_line,
-    guest_memory_ranges,
+    Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
 };
 use ssi_hv::report::{Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
@@ -30,15 +30,25 @@ use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
 use super::devices::HostDevices;
+use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
 use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
 use super::supervisor::Supervisor;
+use super::timeline::Sampler;
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 
-/// Boots a guest and stays until it ends.
+/// Boots a guest and stays until it ends. With a command in it the exit code is that command's.
 pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
+    let result = run_to_end(config);
+    match config.exec {
+        Some(_) => result.map_err(Failure::with_exec),
+        None => result,
+    }
+}
+
+fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let wanted = config.validate()?;
     let report_file = config
@@ -46,7 +56,10 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         .as_deref()
         .map(ReportFile::prepare)
         .transpose()?;
-    let supervisor = Supervisor::start(report_file.clone()).context("cannot watch for signals")?;
+    let console = console_file(config)?;
+    let exec = Exec::prepare(config, wanted.initrd.as_deref())?;
+    let supervisor =
+        Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
 
     let mut report = Report::new(Host::detect());
     report.guest = Guest {
@@ -71,6 +84,8 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
         config,
         wanted: &wanted,
         supervisor: &supervisor,
+        exec: exec.as_ref(),
+        console: console.as_ref(),
         watched: &watched,
     };
     let mut result = run.boot_until_it_ends(&devices, &mut report);
@@ -92,8 +107,12 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
             failure.code()
         }
     };
+    report.exec = exec.as_ref().map(Exec::report);
     report.outcome = code.name().to_owned();
-    report.exit_code = code.code();
+    report.exit_code = match &exec {
+        Some(_) => code.with_exec().code(),
+        None => code.code(),
+    };
     if let Some(file) = report_file {
         let written = file.write(&report);
         // A failure of the run matters more than that of its report.
@@ -135,6 +154,9 @@ struct Run<'a> {
     wanted: &'a ValidatedRun,
     supervisor: &'a Arc<Supervisor>,
     watched: &'a Watched,
+    exec: Option<&'a Exec>,
+    /// Where the guest's console goes, if not to the terminal.
+    console: Option<&'a File>,
 }
 
 impl Run<'_> {
@@ -191,17 +213,33 @@ impl Run<'_> {
         if let Some(balloon) = balloon {
             watched.balloon.set(balloon);
         }
+        let sampler =
+            Sampler::start(Arc::clone(fabric.stats())).context("cannot start a thread")?;
         let machine_config = MachineConfig {
             kernel: wanted.kernel.clone(),
-            initrd: wanted.initrd.clone(),
-            cmdline: command_line(&config.cmdline),
+            initrd: match self.exec {
+                Some(exec) => Some(exec.initrd()),
+                None => wanted.initrd.clone().map(Initrd::File),
+            },
+            cmdline: match self.exec {
+                Some(exec) => exec.command_line(&config.cmdline),
+                None => command_line(&config.cmdline),
+            },
             cpus: u8::try_from(config.cpus).context("--cpus")?,
             devices,
             numa: super::numa::nodes(config, &fabric),
         };
         let memory = guest_memory(fabric.memory(), wanted.memory)?;
-        let machine = Machine::new(&machine_config, memory, ConsoleConfig::stdio())?;
+        let console = self.console.map(File::try_clone).transpose();
+        let console = console.context("cannot use the file of --console")?;
+        let console = match self.exec {
+            Some(exec) => exec.console(console)?,
+            None => exec::console(console),
+        };
+        let machine = Machine::new(&machine_config, memory, console)?;
         let handle = machine.handle();
+        let watch = self.exec.map(|exec| exec.watch(handle.clone()));
+        let watch = watch.transpose()?;
         let prepared = begun.elapsed();
         watched.machine.set((handle.clone(), prepared));
         let outcome = if supervisor.attend(handle.clone()) {
@@ -209,11 +247,17 @@ impl Run<'_> {
         } else {
             Ok(Outcome::Stopped)
         };
+        drop(watch);
         if let Some(error) = working_set.save(&fabric) {
             // The guest has run all the same.
             supervisor.note(error);
         }
+        report.timeline = sampler.finish();
         let is_all_gone = finish(fabric, &handle, prepared, report);
+        if let Some(exec) = self.exec {
+            let code = exec.verdict(outcome, handle.time_to_init().is_some())?;
+            return Ok((code, is_all_gone));
+        }
         let code = match outcome? {
             Outcome::Shutdown => ExitCode::Success,
             Outcome::Reboot => ExitCode::GuestReboot,

@@ -10,6 +10,7 @@ use memory_fabric::fabric::{FabricEvent, FabricObserver};
 use memory_fabric::link::LinkEvent;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use ssi_hv::config::RunConfig;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal};
 use ssi_hv::report::{Host, Report, ReportFile};
@@ -110,15 +111,25 @@ pub struct Supervisor {
     state: Mutex<State>,
     changed: Condvar,
     report: Option<ReportFile>,
+    /// The exit code is that of a command in the guest.
+    exec: bool,
 }
 
 impl Supervisor {
-    /// Starts to watch. Should the process have to be ended by force, a report is left.
-    pub fn start(report: Option<ReportFile>) -> io::Result<Arc<Self>> {
+    /// Starts to watch the run of this configuration. Should the process have to be ended by
+    /// force, a report is left.
+    pub fn start(config: &RunConfig, report: Option<ReportFile>) -> io::Result<Arc<Self>> {
         let supervisor = Arc::new(Self {
             report,
+            exec: config.exec.is_some(),
             ..Self::default()
         });
+        if let Some(seconds) = config.timeout_seconds {
+            let supervisor = Arc::clone(&supervisor);
+            std::thread::Builder::new()
+                .name("timeout".into())
+                .spawn(move || supervisor.end_after(seconds))?;
+        }
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let of_signals = Arc::clone(&supervisor);
         std::thread::Builder::new()
@@ -304,6 +315,25 @@ impl Supervisor {
         self.changed.notify_all();
     }
 
+    /// Ends the run when it lasts for longer than `--timeout`.
+    fn end_after(&self, seconds: u32) {
+        let limit = Duration::from_secs(seconds.into());
+        let over = |state: &mut State| state.end.is_none() && !state.finished;
+        let (state, waited) = self
+            .changed
+            .wait_timeout_while(self.lock(), limit, over)
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(state);
+        if waited.timed_out() {
+            self.end(End {
+                code: ExitCode::TimedOut,
+                error: Some(format!(
+                    "the guest has not ended within --timeout {seconds}; it was stopped"
+                )),
+            });
+        }
+    }
+
     /// Ends the process when the run does not: a thread that waits for a page of a lost donor
     /// waits for ever.
     fn watch_end(&self) {
@@ -330,12 +360,17 @@ impl Supervisor {
             return;
         }
         let Some(end) = state.end.clone() else { return };
+        let code = if self.exec {
+            end.code.with_exec()
+        } else {
+            end.code
+        };
         restore_terminal();
         if let Some(report) = &self.report {
             let mut text = Report::new(Host::detect());
             text.errors = state.errors.iter().chain(&end.error).cloned().collect();
             text.outcome = end.code.name().to_owned();
-            text.exit_code = end.code.code();
+            text.exit_code = code.code();
             if let Err(error) = report.write(&text) {
                 eprintln!("ssi-hv: error: {:#}", anyhow!(error));
             }
@@ -343,6 +378,6 @@ impl Supervisor {
         if let Some(error) = &end.error {
             eprintln!("ssi-hv: error: {error}");
         }
-        std::process::exit(end.code.code().into());
+        std::process::exit(code.code().into());
     }
 }

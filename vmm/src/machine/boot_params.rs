@@ -3,7 +3,8 @@
 //! Linux, Documentation/arch/x86/boot.rst, section "64-bit boot protocol".
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use linux_loader::configurator::linux::LinuxBootConfigurator;
 use linux_loader::configurator::{BootConfigurator, BootParams};
@@ -40,9 +41,54 @@ pub(super) struct LoadedInitrd {
     pub bytes: u64,
 }
 
+/// The archive of a first root file system.
+#[derive(Clone, Debug)]
+pub enum Initrd {
+    /// In a file.
+    File(PathBuf),
+    /// In memory.
+    Built(Arc<[u8]>),
+}
+
+impl Initrd {
+    /// How messages name it.
+    fn path(&self) -> &Path {
+        match self {
+            Self::File(path) => path,
+            Self::Built(_) => Path::new("of --exec"),
+        }
+    }
+}
+
 /// Loads the initrd as high as it fits below the device hole, so that it is out of the way of
 /// the kernel, which ends at `kernel_end`.
 pub(super) fn load_initrd(
+    initrd: &Initrd,
+    memory: &GuestMemoryMmap,
+    size: MemorySize,
+    kernel_end: u64,
+) -> Result<LoadedInitrd, MachineError> {
+    match initrd {
+        Initrd::File(path) => load_initrd_file(path, memory, size, kernel_end),
+        Initrd::Built(archive) => {
+            let bytes = u64::try_from(archive.len()).unwrap_or(u64::MAX);
+            let start = room_for_initrd(initrd.path(), bytes, size, kernel_end)?;
+            memory
+                .write_slice(archive, GuestAddress(start))
+                .map_err(initrd_not_written)?;
+            Ok(LoadedInitrd { start, bytes })
+        }
+    }
+}
+
+fn initrd_not_written(source: vm_memory::GuestMemoryError) -> MachineError {
+    MachineError::WriteMemory {
+        what: "initrd",
+        source,
+    }
+}
+
+fn load_initrd_file(
     path: &Path,
     memory: &GuestMemoryMmap,
     size: MemorySize,
@@ -63,23 +109,28 @@ pub(super) fn load_initrd(
             path: path.to_owned(),
         });
     }
-    let start =
-        initrd_start(bytes, size, kernel_end).ok_or_else(|| MachineError::InitrdTooLarge {
-            path: path.to_owned(),
-            bytes,
-            room: size
-                .low_end
-                .saturating_sub(kernel_end.next_multiple_of(PAGE_BYTES)),
-        })?;
+    let start = room_for_initrd(path, bytes, size, kernel_end)?;
     let count =
         usize::try_from(bytes).map_err(|_| read_error(std::io::ErrorKind::FileTooLarge.into()))?;
     memory
         .read_exact_volatile_from(GuestAddress(start), &mut file, count)
-        .map_err(|source| MachineError::WriteMemory {
-            what: "initrd",
-            source,
-        })?;
+        .map_err(initrd_not_written)?;
     Ok(LoadedInitrd { start, bytes })
+}
+
+fn room_for_initrd(
+    path: &Path,
+    bytes: u64,
+    size: MemorySize,
+    kernel_end: u64,
+) -> Result<u64, MachineError> {
+    initrd_start(bytes, size, kernel_end).ok_or_else(|| MachineError::InitrdTooLarge {
+        path: path.to_owned(),
+        bytes,
+        room: size
+            .low_end
+            .saturating_sub(kernel_end.next_multiple_of(PAGE_BYTES)),
+    })
 }
 
 /// The highest page from which `bytes` fit in low RAM after the kernel.
@@ -260,7 +311,7 @@ mod tests {
     fn an_initrd_larger_than_memory_is_refused_with_the_room_there_is() {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap();
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        let load = |path: &Path| load_initrd(path, &memory, size(4 << 20), 3 << 20);
+        let load = |path: &Path| load_initrd_file(path, &memory, size(4 << 20), 3 << 20);
         assert!(matches!(
             load(file.path()),
             Err(MachineError::InitrdEmpty { .. })

@@ -21,6 +21,8 @@ const INPUT_BATCH_BYTES: usize = 4096;
 pub struct ConsoleConfig {
     pub(super) input: Option<OwnedFd>,
     pub(super) output: Box<dyn Write + Send>,
+    /// Where a second serial port leads, if there is one.
+    pub(super) second: Option<Box<dyn Write + Send>>,
 }
 
 impl fmt::Debug for ConsoleConfig {
@@ -43,10 +45,11 @@ impl ConsoleConfig {
             .is_some_and(|fd| fd.is_terminal() && !is_foreground_terminal(fd.as_raw_fd()));
         Self {
             input: input.filter(|_| !of_others),
-            output: match io::stdout().as_fd().try_clone_to_owned() {
-                Ok(fd) => Box::new(BlockingWriter(File::from(fd))),
+            output: match BlockingWriter::to(io::stdout()) {
+                Ok(stdout) => Box::new(stdout),
                 Err(_) => Box::new(io::sink()),
             },
+            second: None,
         }
     }
 
@@ -55,6 +58,17 @@ impl ConsoleConfig {
         Self {
             input: None,
             output: writer,
+            second: None,
+        }
+    }
+
+    /// The same, and a second serial port of which the output goes to `writer`, also from a
+    /// thread of its own.
+    #[must_use]
+    pub fn with_second_port(self, writer: Box<dyn Write + Send>) -> Self {
+        Self {
+            second: Some(writer),
+            ..self
         }
     }
 
@@ -63,12 +77,25 @@ impl ConsoleConfig {
         Self {
             input: Some(input),
             output: writer,
+            second: None,
         }
     }
 }
 
 /// A file that is waited for when another process has set it to non-blocking.
-struct BlockingWriter(File);
+#[derive(Debug)]
+pub struct BlockingWriter(File);
+
+impl BlockingWriter {
+    /// Writes to the file of `fd`, by a descriptor of its own.
+    ///
+    /// # Errors
+    ///
+    /// Fails when `fd` is closed, or the process is out of descriptors.
+    pub fn to(fd: impl AsFd) -> io::Result<Self> {
+        Ok(Self(File::from(fd.as_fd().try_clone_to_owned()?)))
+    }
+}
 
 impl Write for BlockingWriter {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {

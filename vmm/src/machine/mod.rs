@@ -73,16 +73,18 @@ use std::time::Duration;
 
 use devices::virtio::VirtioDevice;
 use devices::{
-    BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_IRQ, COM1_PORT, CmosRtc,
-    ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvent, MachineEvents,
-    PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
+    BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_IRQ, COM1_PORT, COM2_IRQ,
+    COM2_PORT, CmosRtc, ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvent,
+    MachineEvents, PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN,
+    SerialPort,
 };
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::EventSet;
 
-pub use console::ConsoleConfig;
+pub use boot_params::Initrd;
+pub use console::{BlockingWriter, ConsoleConfig};
 pub use elf_check::ElfError;
 pub use error::MachineError;
 pub use kernel::KernelError;
@@ -116,6 +118,10 @@ pub const STOP_TIME_MAX: Duration = Duration::from_secs(2);
 /// How long ending a run waits for a slow console to take the last output.
 pub const CONSOLE_DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
+/// How long ending a run waits for whoever takes the output of the second serial port: that is
+/// data, which a slow reader must not lose.
+pub const SECOND_PORT_DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// The command line that a stock kernel needs here: its console on the serial port, and an
 /// immediate restart after a panic, which ends the run with [`Outcome::Reboot`], unless the kernel has a
 /// driver to tell that it panicked. Restarting goes by the ACPI reset register, the kernel's own default.
@@ -136,7 +142,7 @@ pub struct MachineConfig {
     /// A kernel for x86-64: an ELF file (`vmlinux`) or a bzImage (`vmlinuz`).
     pub kernel: PathBuf,
     /// The archive of the first root file system, if any.
-    pub initrd: Option<PathBuf>,
+    pub initrd: Option<Initrd>,
     /// The whole command line of the kernel; see [`command_line`].
     pub cmdline: String,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
@@ -182,6 +188,7 @@ pub struct Machine {
     serial: Arc<SerialPort>,
     console_input: Option<std::os::fd::OwnedFd>,
     console_output: ConsoleOutput,
+    second_output: Option<ConsoleOutput>,
     boot_timer: Arc<BootTimer>,
 }
 
@@ -269,7 +276,7 @@ impl Machine {
         let kernel = kernel::load_kernel(&config.kernel, &memory, size.low_end)?;
         tracing::debug!(format = ?kernel.format, entry = kernel.entry.0, end = kernel.end, "kernel");
         let initrd = match &config.initrd {
-            Some(path) => Some(boot_params::load_initrd(path, &memory, size, kernel.end)?),
+            Some(initrd) => Some(boot_params::load_initrd(initrd, &memory, size, kernel.end)?),
             None => None,
         };
         let virtio = VirtioDevices::new(&memory, &config.devices)?;
@@ -281,20 +288,19 @@ impl Machine {
         kvm::map_memory(&vm, &memory)?;
         let interrupts = InterruptController::in_kernel(&vm)?;
 
-        let com1_interrupt =
-            EventFdTrigger::new().map_err(MachineError::host("create an event descriptor"))?;
-        interrupts.connect(&vm, &com1_interrupt, COM1_IRQ)?;
-        let console_output = ConsoleOutput::spawn(console.output)
-            .map_err(MachineError::host("start the console thread"))?;
-        let serial = SerialPort::new(com1_interrupt, console_output.clone())
-            .map_err(MachineError::host("create an event descriptor"))?;
-        let serial = Arc::new(serial);
+        let serial_port = |irq, writer| serial_port(&vm, &interrupts, irq, writer);
+        let (serial, console_output) = serial_port(COM1_IRQ, console.output)?;
+        let second = console.second.map(|writer| serial_port(COM2_IRQ, writer));
+        let (second, second_output) = second.transpose()?.unzip();
         let boot_timer = Arc::new(BootTimer::new());
         let events =
             MachineEvents::new().map_err(MachineError::host("create an event descriptor"))?;
         let sci = interrupts.line(&vm, u32::from(layout::SCI_IRQ));
         let power = Arc::new(PmRegisters::new(events.clone(), sci));
-        let ports = port_bus(&serial, &boot_timer, &events, &power)?;
+        let mut ports = port_bus(&serial, &boot_timer, &events, &power)?;
+        if let Some(second) = second {
+            ports.insert(COM2_PORT, SERIAL_LEN, second)?;
+        }
         let mut mmio = Bus::mmio();
         virtio.connect(&vm, &interrupts, &mut mmio)?;
 
@@ -331,6 +337,7 @@ impl Machine {
             serial,
             console_input: console.input,
             console_output,
+            second_output,
             boot_timer,
         })
     }
@@ -363,6 +370,12 @@ impl Machine {
         let lost_bytes = self.console_output.close(CONSOLE_DRAIN_TIME_MAX);
         if lost_bytes > 0 {
             tracing::warn!(lost_bytes, "the console did not take all output");
+        }
+        if let Some(second) = &self.second_output {
+            let lost_bytes = second.close(SECOND_PORT_DRAIN_TIME_MAX);
+            if lost_bytes > 0 {
+                tracing::warn!(lost_bytes, "not all output of the second port was taken");
+            }
         }
         drop(raw_terminal);
         self.shared
@@ -421,7 +434,9 @@ impl Machine {
 impl Drop for Machine {
     fn drop(&mut self) {
         // Lets the console's thread end also when the machine was never run.
-        self.console_output.close(Duration::ZERO);
+        for output in [Some(&self.console_output), self.second_output.as_ref()] {
+            output.map(|output| output.close(Duration::ZERO));
+        }
     }
 }
 
@@ -445,6 +460,23 @@ impl MutEventSubscriber for EndWatcher {
             self.shared.control.end(Ok(event.into()));
         }
     }
+}
+
+/// A serial port whose output goes to `writer`, and that output.
+fn serial_port(
+    vm: &kvm_ioctls::VmFd,
+    interrupts: &InterruptController,
+    irq: u32,
+    writer: Box<dyn std::io::Write + Send>,
+) -> Result<(Arc<SerialPort>, ConsoleOutput), MachineError> {
+    let descriptor = "create an event descriptor";
+    let interrupt = EventFdTrigger::new().map_err(MachineError::host(descriptor))?;
+    interrupts.connect(vm, &interrupt, irq)?;
+    let output =
+        ConsoleOutput::spawn(writer).map_err(MachineError::host("start the console thread"))?;
+    let port =
+        SerialPort::new(interrupt, output.clone()).map_err(MachineError::host(descriptor))?;
+    Ok((Arc::new(port), output))
 }
 
 /// The port devices, each at its place.

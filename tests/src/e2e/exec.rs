@@ -1,0 +1,93 @@
+//! One command in a guest: what a CI job calls (`docs/ci.md`).
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::bed::{add_rxe, remove_rxe};
+use super::guest::{DONOR, Donor, GUEST_DEADLINE, SHORT};
+use super::{Context, Result, Scenario, Verdict};
+
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
+    name: "exec",
+    about: "a command in a guest with memory over RDMA gives its output and exit code; a panic gives 125",
+    needs_product: true,
+    run: exec,
+}];
+
+/// The exit code of everything that is not the command's.
+const EXEC_FAILED: i32 = 125;
+
+/// What docs/ci.md shows: more data than is local, checked after it has been away; then bytes that a
+/// terminal would change, errors apart from them, and a status.
+const COMMAND: &str = r"
+head -c 67108864 /dev/urandom >/tmp/data && sha256sum </tmp/data >/tmp/sum || exit 1
+sha256sum </tmp/data | cmp - /tmp/sum || exit 1
+printf 'a\000b\r\n\033\377'; seq 1 2000
+echo no-such-thing >&2
+exit 42";
+
+/// Runs `ssi-hv run` with these flags on host 1: exit code, output, errors.
+fn run(context: &Context<'_>, flags: &[&str]) -> anyhow::Result<(i32, Vec<u8>, String)> {
+    let host = context.testbed.host(1);
+    // Through files, since what comes over the agent is taken for text.
+    let script = "out=$1; shift; exec ssi-hv run --kernel /share/cloud-vmlinuz \"$@\" >$out";
+    let argv = [&["sh", "-c", script, "sh", "/tmp/exec.out"], flags].concat();
+    let output = host.run(&argv, GUEST_DEADLINE)?;
+    let local = context.artifacts.join("exec.out");
+    host.get("/tmp/exec.out", &local)?;
+    Ok((output.status.code, std::fs::read(local)?, output.stderr))
+}
+
+fn exec(context: &Context<'_>) -> Result {
+    let hosts = context.testbed.hosts();
+    hosts.iter().try_for_each(add_rxe)?;
+    let donor = Donor::start(context)?;
+    let flags = [
+        ["--memory", "384M"],
+        ["--local-memory", "96M"],
+        ["--donor", DONOR],
+        ["--transport", "rdma"],
+        ["--timeout", "180"],
+        ["--report", "/tmp/exec.json"],
+        ["--exec", COMMAND],
+    ];
+    let flags = [&["--insecure"], flags.as_flattened()].concat();
+    let (code, output, errors) = run(context, &flags)?;
+    ensure!(code == 42, "exit code {code}: {errors}");
+    let lines: String = (1..=2000).map(|n| format!("{n}\n")).collect();
+    let expected = [&b"a\0b\r\n\x1b\xff"[..], lines.as_bytes()].concat();
+    ensure!(
+        output == expected,
+        "{} bytes of output, {} expected: {:?}",
+        output.len(),
+        expected.len(),
+        String::from_utf8_lossy(&output[..output.len().min(200)])
+    );
+    ensure!(errors == "no-such-thing\n", "errors: {errors:?}");
+
+    let text = hosts[0].check(&["cat", "/tmp/exec.json"], SHORT)?;
+    let report: Value = serde_json::from_str(&text).context("the report")?;
+    let remote = report["faults"]["remote"]["count"].as_u64();
+    ensure!(report["exec"]["exit_status"] == 42, "{}", report["exec"]);
+    ensure!(
+        report["transport"]["kind"] == "rdma",
+        "{}",
+        report["transport"]
+    );
+    ensure!(remote.is_some_and(|n| n > 1000), "{remote:?} remote faults");
+    context.note(format!(
+        "{} remote faults by RDMA, init after {:.0} ms (emulated)",
+        remote.unwrap_or(0),
+        report["boot"]["to_init_ms"].as_f64().unwrap_or(f64::NAN),
+    ));
+    donor.stop(context)?;
+    hosts.iter().try_for_each(remove_rxe)?;
+
+    let command = "echo begun; echo c >/proc/sysrq-trigger; echo not reached";
+    let (code, output, errors) = run(context, &["--memory", "128M", "--exec", command])?;
+    ensure!(code == EXEC_FAILED, "exit code {code}: {errors}");
+    ensure!(output == b"begun\n", "{}", String::from_utf8_lossy(&output));
+    let told = "its console says: Kernel panic - not syncing: sysrq triggered crash";
+    ensure!(errors.contains(told), "{errors}");
+    Ok(Verdict::Pass)
+}

@@ -1,0 +1,94 @@
+//! What is made from the definitions of the command line: shorter help, man pages, completions.
+
+use std::path::PathBuf;
+
+use clap::{Arg, Args, Command, CommandFactory};
+use clap_complete::Shell;
+
+use super::Cli;
+
+/// The flags that every command has: the help of each would else repeat them.
+const EVERYWHERE: [&str; 5] = ["verbose", "quiet", "log_level", "log_format", "help"];
+
+/// What the help of each command says instead.
+const SEE_TOP: &str = "-h, -v, -q, --log-level and --log-format: see `ssi-hv --help`.";
+
+/// The flags of `ssi-hv man`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct ManConfig {
+    /// Directory to write them to, a file for each command; made if it is not there
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+}
+
+/// The flags of `ssi-hv completions`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct CompletionsConfig {
+    /// Shell for which they are
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: Shell,
+}
+
+/// The command line, with what all commands share shown at the top only.
+#[must_use]
+pub fn command() -> Command {
+    let mut top = Cli::command();
+    // What is shared reaches the commands here.
+    top.build();
+    shorten_below(top)
+}
+
+fn shorten_below(mut command: Command) -> Command {
+    for below in command.get_subcommands_mut() {
+        let shortened = std::mem::take(below).mut_args(hide_what_is_shared);
+        let text = match shortened.get_after_help() {
+            Some(text) => format!("{text}\n\n{SEE_TOP}"),
+            None => SEE_TOP.to_owned(),
+        };
+        *below = shorten_below(shortened.after_help(text));
+    }
+    command
+}
+
+fn hide_what_is_shared(arg: Arg) -> Arg {
+    let shared = EVERYWHERE.contains(&arg.get_id().as_str());
+    arg.hide(shared)
+}
+
+/// The completions for a shell, as a script for it.
+#[must_use]
+pub fn completions(shell: Shell) -> String {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "ssi-hv", &mut script);
+    let script = String::from_utf8_lossy(&script);
+    // In the script for bash clap_complete 4.6.11 looks for commands of `ssi__hv` and calls them
+    // those of this: it takes the hyphen of our name for one between commands.
+    script.replace("ssi__subcmd__hv", "ssi__hv")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_command_but_the_top_leaves_away_what_is_shared() {
+        let mut top = command();
+        assert!(top.render_help().to_string().contains("--log-level"));
+        for name in ["run", "node", "bench"] {
+            let below = top.find_subcommand_mut(name).expect("is there");
+            let help = below.render_help().to_string();
+            assert!(!help.contains("  -v, --verbose"), "{help}");
+            assert!(help.contains(SEE_TOP), "{help}");
+        }
+    }
+
+    #[test]
+    fn every_shell_gets_completions_of_flags_and_commands() {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            let script = completions(shell);
+            for word in ["local-memory", "completions", "log-level"] {
+                assert!(script.contains(word), "{shell}: {word}");
+            }
+        }
+    }
+}

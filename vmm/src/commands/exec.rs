@@ -1,0 +1,297 @@
+//! `ssi-hv run --exec`: one command in the guest, and what came of it.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use ssi_hv::config::RunConfig;
+use ssi_hv::exec::archive;
+use ssi_hv::exec::channel::{Channel, CommandEnd, Progress};
+use ssi_hv::exec::tail::Tail;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::machine::{
+    BlockingWriter, ConsoleConfig, Initrd, MachineError, MachineHandle, Outcome, command_line,
+};
+use ssi_hv::report::Exec as ExecReport;
+
+use super::Failure;
+
+/// How long a guest may take to switch itself off once its command has ended. Some kernels
+/// cannot; the monitor then does it.
+const POWER_OFF_TIME_MAX: Duration = Duration::from_secs(5);
+/// How many lines of a console that nobody watched are shown when there is no result.
+const LINES_SHOWN: usize = 20;
+
+/// A command to run in the guest.
+#[derive(Debug)]
+pub struct Exec {
+    command: String,
+    archive: Arc<[u8]>,
+    channel: Channel,
+    tail: Tail,
+    /// The console goes to a file too.
+    console_is_kept: bool,
+}
+
+/// Where the guest's console goes, opened before anything is started.
+pub fn console_file(config: &RunConfig) -> Result<Option<File>, Failure> {
+    let Some(path) = config.console.as_deref() else {
+        return Ok(None);
+    };
+    let opened = File::create(path).with_context(|| {
+        format!(
+            "cannot write --console {}; name a file in a directory that exists and that you may write to",
+            path.display()
+        )
+    });
+    Ok(Some(
+        opened.map_err(|error| Failure::new(ExitCode::Usage, error))?,
+    ))
+}
+
+/// The console of a guest without a command.
+pub fn console(file: Option<File>) -> ConsoleConfig {
+    match file {
+        Some(file) => ConsoleConfig::output_only(Box::new(file)),
+        None => ConsoleConfig::stdio(),
+    }
+}
+
+impl Exec {
+    /// Makes ready what the guest boots with, if there is a command to run.
+    pub fn prepare(config: &RunConfig, initrd: Option<&Path>) -> Result<Option<Self>, Failure> {
+        let Some(command) = &config.exec else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            command: command.clone(),
+            archive: archive::with_command(command, initrd)?.into(),
+            channel: Channel::default(),
+            tail: Tail::default(),
+            console_is_kept: config.console.is_some(),
+        }))
+    }
+
+    /// The initial RAM disk.
+    pub fn initrd(&self) -> Initrd {
+        Initrd::Built(Arc::clone(&self.archive))
+    }
+
+    /// The kernel's command line. A console that nobody reads costs time at the boot.
+    pub fn command_line(&self, extra: &str) -> String {
+        let quiet = if self.console_is_kept { "" } else { "quiet " };
+        let init = archive::kernel_parameter();
+        command_line(&format!("{quiet}{init} {extra}"))
+    }
+
+    /// The console, which is not shown, and the second serial port, by which the command's
+    /// output comes.
+    pub fn console(&self, file: Option<File>) -> Result<ConsoleConfig, Failure> {
+        let console: Box<dyn Write + Send> = match file {
+            Some(file) => Box::new(Both(self.tail.clone(), file)),
+            None => Box::new(self.tail.clone()),
+        };
+        let stdout = BlockingWriter::to(io::stdout()).context("cannot use stdout")?;
+        let stderr = BlockingWriter::to(io::stderr()).context("cannot use stderr")?;
+        let receiver = self.channel.receiver(stdout, stderr);
+        Ok(ConsoleConfig::output_only(console).with_second_port(Box::new(receiver)))
+    }
+
+    /// Stops the machine when the command has ended and the guest does not switch itself off.
+    pub fn watch(&self, machine: MachineHandle) -> Result<Watch, Failure> {
+        let channel = self.channel.clone();
+        let thread = std::thread::Builder::new().name("exec".into()).spawn({
+            let channel = channel.clone();
+            move || {
+                let limit = match channel.wait_for_end().end {
+                    None => return,
+                    Some(CommandEnd::Status(_) | CommandEnd::NotRun(_)) => POWER_OFF_TIME_MAX,
+                    Some(_) => Duration::ZERO,
+                };
+                if !channel.wait_until_closed(limit) {
+                    machine.stop();
+                }
+            }
+        });
+        Ok(Watch {
+            channel,
+            thread: Some(thread.context("cannot start a thread")?),
+        })
+    }
+
+    /// What the report says of it.
+    pub fn report(&self) -> ExecReport {
+        let progress = self.channel.progress();
+        ExecReport {
+            command: self.command.clone(),
+            exit_status: match progress.end {
+                Some(CommandEnd::Status(status)) => Some(status),
+                _ => None,
+            },
+            stdout_bytes: progress.stdout_bytes,
+            stderr_bytes: progress.stderr_bytes,
+        }
+    }
+
+    /// What the run comes to.
+    pub fn verdict(
+        &self,
+        outcome: Result<Outcome, MachineError>,
+        init_reached: bool,
+    ) -> Result<ExitCode, Failure> {
+        let progress = self.channel.progress();
+        let failed = |error| Err(Failure::new(ExitCode::HostError, error));
+        match &progress.end {
+            Some(CommandEnd::Status(status)) => Ok(ExitCode::Exec(*status)),
+            Some(CommandEnd::NotRun(reason)) => failed(anyhow!(
+                "the guest could not run --exec: {reason}; the initial RAM disk needs a /bin/sh that runs there: leave --initrd away for the busybox of this host"
+            )),
+            Some(CommandEnd::OutputLost(reason)) => failed(anyhow!(
+                "what the command wrote cannot be passed on to {reason}; the guest was stopped"
+            )),
+            Some(CommandEnd::Garbled(what)) => failed(anyhow!(
+                "the second serial port carries {what}, which is not of the init of --exec; leave ttyS1 to it, in --cmdline and in the command"
+            )),
+            None => {
+                self.show_console();
+                let (code, what) = no_result(&outcome?, &progress, init_reached);
+                let console = match self.tail.reason() {
+                    Some(line) => format!("; its console says: {line}"),
+                    None => "; its console is empty".to_owned(),
+                };
+                Err(Failure::new(code, anyhow!("{what}{console}")))
+            }
+        }
+    }
+
+    /// The end of a console that went nowhere else, for whoever has to find out why.
+    fn show_console(&self) {
+        if self.console_is_kept {
+            return;
+        }
+        for line in self.tail.lines(LINES_SHOWN) {
+            tracing::error!("console: {line}");
+        }
+    }
+}
+
+/// How a guest ended that has not told the command's status.
+fn no_result(outcome: &Outcome, progress: &Progress, init_reached: bool) -> (ExitCode, String) {
+    let when = if progress.opened {
+        "before the command had ended"
+    } else {
+        "before the command had begun"
+    };
+    match outcome {
+        Outcome::Crash(detail) => (
+            ExitCode::GuestCrash,
+            format!("the guest crashed {when}: {detail}"),
+        ),
+        Outcome::Reboot => (
+            ExitCode::GuestReboot,
+            format!("the guest restarted {when}, as a kernel does that panics"),
+        ),
+        Outcome::Shutdown | Outcome::Stopped if init_reached && !progress.opened => (
+            ExitCode::HostError,
+            "the kernel has no driver for the second serial port, by which the command's output comes; it needs CONFIG_SERIAL_8250=y and two ports (8250.nr_uarts=2)".to_owned(),
+        ),
+        Outcome::Shutdown | Outcome::Stopped => (
+            ExitCode::HostError,
+            format!("the guest switched itself off {when}"),
+        ),
+    }
+}
+
+/// While it lives, a thread waits for the end of the command.
+#[derive(Debug)]
+pub struct Watch {
+    channel: Channel,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.channel.close();
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to say.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Writes to two places; the first never fails.
+#[derive(Debug)]
+struct Both(Tail, File);
+
+impl Write for Both {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.1.write(bytes)?;
+        self.0.write_all(bytes.get(..written).unwrap_or_default())?;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.1.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(opened: bool) -> Progress {
+        Progress {
+            opened,
+            ..Progress::default()
+        }
+    }
+
+    #[test]
+    fn each_way_to_end_without_a_result_is_told_apart() {
+        for (outcome, opened, init_reached, code, part) in [
+            (
+                Outcome::Reboot,
+                false,
+                false,
+                ExitCode::GuestReboot,
+                "before the command had begun, as a kernel does that panics",
+            ),
+            (
+                Outcome::Crash("boom".into()),
+                true,
+                true,
+                ExitCode::GuestCrash,
+                "crashed before the command had ended: boom",
+            ),
+            (
+                Outcome::Shutdown,
+                true,
+                true,
+                ExitCode::HostError,
+                "switched itself off before the command had ended",
+            ),
+            (
+                Outcome::Shutdown,
+                false,
+                true,
+                ExitCode::HostError,
+                "CONFIG_SERIAL_8250=y",
+            ),
+            (
+                Outcome::Shutdown,
+                false,
+                false,
+                ExitCode::HostError,
+                "switched itself off before the command had begun",
+            ),
+        ] {
+            let (found, text) = no_result(&outcome, &progress(opened), init_reached);
+            assert_eq!(found, code, "{text}");
+            assert!(text.contains(part), "{text}");
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! The initial RAM disk that runs one command.
+
+use std::ffi::CStr;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use kernel_images::cpio::Archive;
+use kernel_images::{ImageError, initramfs};
+
+use super::frame::{COMMAND_PATH, INIT_PATH};
+
+/// Our init: `build.rs` makes it.
+static INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/exec-init"));
+
+/// Why the initial RAM disk cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// This host has no busybox that could go into the guest.
+    #[error(
+        "--exec needs a shell in the guest: install busybox-static on this host (apt-get install busybox-static), or give an initial RAM disk with a /bin/sh by --initrd"
+    )]
+    Shell(#[source] ImageError),
+    /// The initial RAM disk that was given cannot be read.
+    #[error("cannot read --initrd {}", path.display())]
+    Initrd {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The archive cannot be written.
+    #[error("cannot make the initial RAM disk of --exec")]
+    Write(#[source] io::Error),
+}
+
+/// An initial RAM disk for `command`: with what is in `initrd`, or else with the busybox of this
+/// host.
+///
+/// # Errors
+///
+/// If there is no shell to run the command by, or `initrd` cannot be read.
+pub fn with_command(command: &str, initrd: Option<&Path>) -> Result<Vec<u8>, ArchiveError> {
+    let mut archive = Archive::new(Vec::new());
+    if initrd.is_none() {
+        initramfs::add_base(&mut archive, &[]).map_err(ArchiveError::Shell)?;
+    }
+    let mut add = |path, mode, bytes: &[u8]| {
+        archive
+            .file(in_archive(path), mode, bytes)
+            .map_err(ArchiveError::Write)
+    };
+    add(INIT_PATH, 0o755, INIT)?;
+    add(COMMAND_PATH, 0o644, &[command.as_bytes(), b"\0"].concat())?;
+    let mut bytes = archive.finish().map_err(ArchiveError::Write)?;
+    if let Some(path) = initrd {
+        // The kernel unpacks one archive after the other, each compressed or not; the first ends
+        // at a multiple of four bytes, where the second has to begin
+        // (Documentation/driver-api/early-userspace/buffer-format.rst).
+        let theirs = std::fs::read(path).map_err(|source| ArchiveError::Initrd {
+            path: path.into(),
+            source,
+        })?;
+        bytes.extend(theirs);
+    }
+    Ok(bytes)
+}
+
+/// The kernel's parameter that starts our init.
+#[must_use]
+pub fn kernel_parameter() -> String {
+    format!("rdinit=/{}", in_archive(INIT_PATH))
+}
+
+/// A path as archives have it, without the slash.
+fn in_archive(path: &'static CStr) -> &'static str {
+    path.to_str().unwrap_or_default().trim_start_matches('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contains(bytes: &[u8], part: &[u8]) -> bool {
+        bytes.windows(part.len()).any(|window| window == part)
+    }
+
+    #[test]
+    fn the_init_is_a_static_program() {
+        assert!(INIT.starts_with(b"\x7fELF\x02\x01\x01"));
+        assert!(!contains(INIT, b"ld-linux"), "names a loader");
+        assert!(INIT.len() < 64 << 10, "{} bytes", INIT.len());
+    }
+
+    #[test]
+    fn an_initial_ram_disk_that_is_given_follows_ours_unchanged() {
+        let given = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(given.path(), b"\x1f\x8b compressed").expect("is written");
+        let all = with_command("echo hi", Some(given.path())).expect("is made");
+        assert!(contains(&all, b"echo hi\0"));
+        assert!(contains(&all, INIT));
+        let (ours, theirs) = all.split_at(all.len() - 13);
+        assert_eq!(theirs, b"\x1f\x8b compressed");
+        assert!(ours.len().is_multiple_of(4) && contains(ours, b"TRAILER!!!"));
+        let error = with_command("true", Some(Path::new("/no/such"))).expect_err("is absent");
+        assert!(error.to_string().contains("--initrd /no/such"), "{error}");
+    }
+
+    #[test]
+    fn the_kernel_is_told_where_the_init_is() {
+        assert_eq!(kernel_parameter(), "rdinit=/ssi-hv/init");
+    }
+}

@@ -1,0 +1,99 @@
+//! From the kernel's start of init to the power switch.
+
+use core::ffi::CStr;
+
+use super::super::frame::{COMMAND_BYTES_MAX, COMMAND_PATH, HELLO};
+use super::shell;
+use super::sys;
+
+/// The port that the monitor watches, and what it takes for "init reached"
+/// (`BOOT_TIMER_PORT` and `BOOT_TIMER_INIT_REACHED` of the devices).
+const MONITOR_PORT: u16 = 0x5f4;
+const INIT_REACHED: u8 = 0x7b;
+
+/// The second serial port: its path, and its numbers (`Documentation/admin-guide/devices.txt`).
+const CHANNEL: (&CStr, usize, usize) = (c"/dev/ttyS1", 4, 65);
+const NULL: (&CStr, usize, usize) = (c"/dev/null", 1, 3);
+
+/// File systems and where they go. What a kernel does not have is left away: whether a command
+/// needs it is not known here.
+const MOUNTS: [(&CStr, &CStr); 7] = [
+    (c"devtmpfs", c"/dev"),
+    (c"devpts", c"/dev/pts"),
+    (c"tmpfs", c"/dev/shm"),
+    (c"proc", c"/proc"),
+    (c"sysfs", c"/sys"),
+    (c"tmpfs", c"/tmp"),
+    (c"tmpfs", c"/run"),
+];
+
+/// Does all of it.
+pub fn main() -> ! {
+    if sys::ioperm(MONITOR_PORT).is_ok() {
+        // SAFETY: the right was given; on a machine without such a device nothing happens.
+        unsafe { sys::out(MONITOR_PORT, INIT_REACHED) };
+    }
+    for (kind, on) in MOUNTS {
+        sys::mkdir(on);
+        let _ = sys::mount(kind, on);
+    }
+    for (path, major, minor) in [CHANNEL, NULL] {
+        sys::mknod(path, major, minor);
+    }
+    // A kernel that found no console starts init without the first three files.
+    while let Ok(fd) = sys::open(NULL.0, sys::O_RDWR) {
+        if fd > 2 {
+            sys::close(fd);
+            break;
+        }
+    }
+    // Without waiting for a carrier, which nobody raises.
+    let flags = sys::O_RDWR | sys::O_NOCTTY | sys::O_NONBLOCK | sys::O_CLOEXEC;
+    let channel = sys::open(CHANNEL.0, flags).and_then(|channel| {
+        sys::make_raw(channel)?;
+        sys::set_blocking(channel)?;
+        sys::write_all(channel, &HELLO)?;
+        Ok(channel)
+    });
+    let Ok(channel) = channel else {
+        give_up(c"ssi-hv init: the kernel has no driver for the second serial port\n");
+    };
+    let mut text = [0; COMMAND_BYTES_MAX + 1];
+    match read_command(&mut text) {
+        Some(command) => shell::run(command, channel, true),
+        None => shell::fail(
+            channel,
+            b"the command cannot be read from the initial RAM disk",
+        ),
+    }
+    sys::drain(channel);
+    end()
+}
+
+fn read_command(into: &mut [u8]) -> Option<&CStr> {
+    let file = sys::open(COMMAND_PATH, sys::O_RDONLY).ok()?;
+    let mut len = 0;
+    loop {
+        match sys::read(file, into.get_mut(len..)?) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(_) => return None,
+        }
+    }
+    sys::close(file);
+    CStr::from_bytes_until_nul(into).ok()
+}
+
+/// Says so on the console, and ends the machine.
+pub fn give_up(text: &CStr) -> ! {
+    let _ = sys::write_all(2, text.to_bytes());
+    end()
+}
+
+fn end() -> ! {
+    sys::power_off();
+    // Init must not end: the monitor switches off a machine whose command has ended.
+    loop {
+        sys::pause();
+    }
+}

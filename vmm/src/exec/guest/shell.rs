@@ -1,0 +1,190 @@
+//! Runs the command by a shell, and sends what it writes and how it ended.
+
+use core::ffi::CStr;
+use core::ptr;
+
+use super::super::frame::{self, CONTENTS_BYTES_MAX, HEADER_BYTES};
+use super::sys::{self, Errno, Fd, Poll};
+
+const SHELL: &CStr = c"/bin/sh";
+const ENVIRONMENT: [&CStr; 3] = [
+    c"PATH=/bin:/sbin:/usr/bin:/usr/sbin:/usr/local/bin",
+    c"HOME=/root",
+    c"TERM=dumb",
+];
+
+/// How often children that lost their parent are looked for while nothing else happens.
+const REAP_INTERVAL_MS: usize = 1000;
+
+/// The shell has ended, with this status.
+const ENDED: u8 = b'e';
+/// The shell could not be started, with this error.
+const NOT_STARTED: u8 = b'x';
+
+/// The pipes between the command and who sends on what it writes: reading end, writing end.
+struct Pipes {
+    out: (Fd, Fd),
+    err: (Fd, Fd),
+    /// Two bytes at the end: what happened, and its number.
+    news: (Fd, Fd),
+}
+
+/// Runs `command` and sends frames to `channel`, up to the last one. `reap` is for the first
+/// process: it takes children that lost their parent.
+pub fn run(command: &CStr, channel: Fd, reap: bool) {
+    let pipes = match (sys::pipe(), sys::pipe(), sys::pipe()) {
+        (Ok(out), Ok(err), Ok(news)) => Pipes { out, err, news },
+        _ => return fail(channel, b"the guest's init cannot make pipes"),
+    };
+    let waiter = match sys::fork() {
+        Ok(0) => wait_for_shell(command, &pipes),
+        Ok(pid) => pid,
+        Err(error) => return fail_with(channel, b"the guest's init cannot fork", error),
+    };
+    for (_, writing) in [pipes.out, pipes.err, pipes.news] {
+        sys::close(writing);
+    }
+    let news = relay(channel, &pipes, reap);
+    for (reading, _) in [pipes.out, pipes.err, pipes.news] {
+        sys::close(reading);
+    }
+    let _ = sys::wait(waiter, true);
+    match news {
+        Some([ENDED, status]) => send(channel, frame::STATUS, &[status]),
+        Some([_, error]) => fail_with(channel, b"cannot start /bin/sh", error.into()),
+        None => fail(channel, b"the guest's init lost the shell"),
+    }
+}
+
+/// Sends that there is no result, and why.
+pub fn fail(channel: Fd, why: &[u8]) {
+    send(channel, frame::FAILURE, why);
+}
+
+/// The same with the number of an error.
+fn fail_with(channel: Fd, why: &[u8], error: Errno) {
+    let mut text = [0_u8; 96];
+    let mut len = 0;
+    let mut push = |bytes: &[u8]| {
+        for byte in bytes {
+            if let Some(place) = text.get_mut(len) {
+                *place = *byte;
+                len += 1;
+            }
+        }
+    };
+    push(why);
+    push(b": error ");
+    let error = u8::try_from(error).unwrap_or(u8::MAX);
+    for (unit, shown) in [(100, error >= 100), (10, error >= 10), (1, true)] {
+        if shown {
+            push(&[b'0' + error / unit % 10]);
+        }
+    }
+    fail(channel, text.get(..len).unwrap_or_default());
+}
+
+/// Sends a frame. Nobody is there to tell when that fails.
+fn send(channel: Fd, kind: u8, contents: &[u8]) {
+    let header: [u8; HEADER_BYTES] = frame::header(kind, contents.len());
+    let _ = sys::write_all(channel, &header);
+    let _ = sys::write_all(channel, contents);
+}
+
+/// Sends what the command writes until its shell has ended, and what is left in the pipes then.
+/// A process that it leaves behind is not waited for. Gives the news.
+fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
+    let waiting_for = |fd| Poll {
+        fd,
+        events: sys::POLLIN,
+        revents: 0,
+    };
+    let mut polls = [pipes.out.0, pipes.err.0, pipes.news.0].map(waiting_for);
+    let mut buffer = [0_u8; CONTENTS_BYTES_MAX];
+    let mut ended = false;
+    loop {
+        for poll in &mut polls {
+            poll.revents = 0;
+        }
+        let limit = if ended { 0 } else { REAP_INTERVAL_MS };
+        let ready = sys::poll(&mut polls, limit).unwrap_or(0);
+        if ready == 0 && ended {
+            break;
+        }
+        for (at, kind) in [(0, frame::STDOUT), (1, frame::STDERR)] {
+            if polls[at].revents == 0 {
+                continue;
+            }
+            match sys::read(polls[at].fd, &mut buffer) {
+                Ok(len @ 1..) => send(channel, kind, buffer.get(..len).unwrap_or_default()),
+                // Nobody can write to it any more; negative numbers are not polled.
+                _ => polls[at].fd = -1,
+            }
+        }
+        if polls[2].revents != 0 {
+            ended = true;
+            polls[2].fd = -1;
+        }
+        if reap && !ended {
+            while matches!(sys::wait(-1, false), Ok((1.., _))) {}
+        }
+    }
+    let mut news = [0; 2];
+    (sys::read(pipes.news.0, &mut news) == Ok(2)).then_some(news)
+}
+
+/// In a process of its own: starts the shell in another one, and waits for that alone.
+fn wait_for_shell(command: &CStr, pipes: &Pipes) -> ! {
+    let tell = |what: u8, number: i32| {
+        let number = u8::try_from(number).unwrap_or(u8::MAX);
+        let _ = sys::write_all(pipes.news.1, &[what, number]);
+    };
+    match sys::fork() {
+        Ok(0) => {
+            let error = become_shell(command, pipes);
+            tell(NOT_STARTED, error);
+            sys::exit(1)
+        }
+        Ok(shell) => {
+            // Else the pipes would not end with the command.
+            sys::close(pipes.out.1);
+            sys::close(pipes.err.1);
+            match sys::wait(shell, true) {
+                // What was told first is what counts.
+                Ok((_, status)) => tell(ENDED, shell_status(status)),
+                Err(error) => tell(NOT_STARTED, error),
+            }
+        }
+        Err(error) => tell(NOT_STARTED, error),
+    }
+    sys::exit(0)
+}
+
+/// The status of a process as a shell has it: 128 and the number of a signal that ended it.
+fn shell_status(status: i32) -> i32 {
+    match status & 0x7f {
+        0 => status >> 8 & 0xff,
+        signal => 128 + signal,
+    }
+}
+
+fn become_shell(command: &CStr, pipes: &Pipes) -> Errno {
+    sys::setsid();
+    let files = sys::open(c"/dev/null", sys::O_RDONLY | sys::O_CLOEXEC).and_then(|null| {
+        sys::dup2(null, 0)?;
+        sys::dup2(pipes.out.1, 1)?;
+        sys::dup2(pipes.err.1, 2)
+    });
+    if let Err(error) = files {
+        return error;
+    }
+    let text = |text: &CStr| text.as_ptr().cast::<u8>();
+    let arguments = [text(c"sh"), text(c"-c"), text(command), ptr::null()];
+    let [path, home, term] = ENVIRONMENT.map(text);
+    // SAFETY: all of them are texts that end with a zero, and live until the end.
+    unsafe { sys::execve(SHELL, &arguments, &[path, home, term, ptr::null()]) }
+}
+
+#[cfg(test)]
+#[path = "shell_tests.rs"]
+mod tests;

@@ -1,0 +1,210 @@
+//! `ssi-hv run --exec`, `--timeout` and `--console` with guests of a few instructions, which do on
+//! the serial ports what a kernel and the init would.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/guests.rs"]
+mod guests;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/support.rs"]
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use serde_json::Value;
+use support::LIMIT;
+
+/// Any file passes for an initial RAM disk; with one no shell of this host is needed.
+const INITRD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+/// A directory with a kernel, and runs of it.
+struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(guest: &[u8]) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        fs::write(directory.path().join("kernel"), support::elf(guest)).expect("is written");
+        Self { directory }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// A run with further flags.
+    fn command(&self, more: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+        command
+            .args(["run", "--memory", "64M", "--initrd", INITRD, "--kernel"])
+            .arg(self.path("kernel"))
+            .arg("--report")
+            .arg(self.path("report.json"))
+            .args(more)
+            .env("SSI_HV_RUNTIME_DIR", self.path("sockets"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        let begin = Instant::now();
+        let output = self.command(more).output().expect("it starts");
+        assert!(begin.elapsed() < LIMIT, "it took {:?}", begin.elapsed());
+        output
+    }
+
+    fn report(&self) -> Value {
+        let text = fs::read(self.path("report.json")).expect("a report");
+        serde_json::from_slice(&text).expect("is JSON")
+    }
+}
+
+/// The one line that tells of the error.
+#[track_caller]
+fn error(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<_> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("ssi-hv: error: "))
+        .collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    lines[0].to_owned()
+}
+
+#[test]
+fn output_errors_and_exit_code_are_those_of_the_command() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    for guest in [guests::exec_result::code(), guests::exec_and_stay::code()] {
+        let place = Place::new(guest);
+        let output = place.run(&["--exec", "any"]);
+        assert_eq!(output.stdout, b"a\0\xff");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "b\n");
+        assert_eq!(output.status.code(), Some(42));
+        let report = place.report();
+        let expected = serde_json::json!({
+            "command": "any", "exit_status": 42, "stdout_bytes": 3, "stderr_bytes": 2,
+        });
+        assert_eq!(report["exec"], expected);
+        assert_eq!(report["outcome"], "shutdown");
+        assert_eq!(report["exit_code"], 42);
+    }
+}
+
+#[test]
+fn without_a_result_it_is_125_and_the_error_says_why() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    for (guest, outcome, part) in [
+        (
+            guests::hello::code(),
+            "host-error",
+            "switched itself off before the command had begun; its console says: hello",
+        ),
+        (
+            guests::init_reached::code(),
+            "host-error",
+            "no driver for the second serial port",
+        ),
+        (
+            guests::reset_register::code(),
+            "reboot",
+            "restarted before the command had begun, as a kernel does that panics; its console is empty",
+        ),
+        (guests::triple_fault::code(), "crash", "triple fault"),
+        (
+            guests::panics::code(),
+            "crash",
+            "its console says: Kernel panic - not syncing: boom",
+        ),
+        (guests::exec_garbled::code(), "host-error", "kind 0x3f"),
+    ] {
+        let place = Place::new(guest);
+        let output = place.run(&["--exec", "any"]);
+        let error = error(&output);
+        assert!(error.contains(part), "{error}");
+        assert_eq!(output.status.code(), Some(125), "{error}");
+        assert_eq!(output.stdout, b"");
+        let report = place.report();
+        assert_eq!(report["outcome"], outcome);
+        assert_eq!(report["exit_code"], 125);
+        assert_eq!(report["exec"]["exit_status"], Value::Null);
+    }
+}
+
+#[test]
+fn output_that_nobody_reads_stops_the_guest() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new(guests::exec_and_stay::code());
+    let full = fs::OpenOptions::new().write(true).open("/dev/full");
+    let mut command = place.command(&["--exec", "any"]);
+    let child = command
+        .stdout(full.expect("/dev/full"))
+        .stderr(Stdio::piped());
+    let output = child.output().expect("it starts");
+    assert_eq!(output.status.code(), Some(125));
+    assert!(error(&output).contains("standard output: No space left"));
+}
+
+#[test]
+fn a_guest_that_does_not_end_is_stopped_after_its_time() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    for more in [
+        &["--timeout", "1"][..],
+        &["--timeout", "1", "--exec", "any"],
+    ] {
+        let place = Place::new(guests::halt_for_ever::code());
+        let output = place.run(more);
+        assert_eq!(output.status.code(), Some(124));
+        assert!(error(&output).contains("has not ended within --timeout 1"));
+        assert_eq!(place.report()["outcome"], "timed-out");
+    }
+}
+
+#[test]
+fn the_console_goes_to_a_file() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    for (more, code) in [(&[][..], 0), (&["--exec", "any"], 125)] {
+        let place = Place::new(guests::hello::code());
+        let log = place.path("console.log");
+        let log_name = log.to_str().expect("UTF-8");
+        let output = place.run(&[more, &["--console", log_name]].concat());
+        assert_eq!(output.status.code(), Some(code));
+        assert_eq!(output.stdout, b"");
+        assert_eq!(fs::read(&log).expect("a console"), b"hello\n");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_run_of_a_command_is_125_too() {
+    for (more, part) in [
+        (&["--exec", ""][..], "--exec has no command"),
+        (&["--exec", "x", "--cpus", "65"], "--cpus 65 is outside"),
+        (&["--exec", "x", "--memry", "1G"], "'--memory'"),
+        (&["--exec=x", "--timeout", "0"], "--timeout 0 is outside"),
+        (
+            &["--exec", "x", "--console", "/no/such/log"],
+            "cannot write --console /no/such/log; name a file",
+        ),
+    ] {
+        let place = Place::new(guests::hello::code());
+        let output = place.run(more);
+        let error = error(&output);
+        assert!(error.contains(part), "{error}");
+        assert_eq!(output.status.code(), Some(125), "{error}");
+    }
+    let place = Place::new(guests::hello::code());
+    let output = place.run(&["--timeout", "0"]);
+    assert_eq!(output.status.code(), Some(2));
+}
