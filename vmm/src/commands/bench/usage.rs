@@ -64,8 +64,24 @@ mod tests {
         assert!(field(text, "Anon").is_err());
     }
 
+    /// In a process of its own: the other tests of this one use memory as well.
     #[test]
     fn memory_and_time_grow_with_what_is_used() {
+        const ALONE: &str = "SSI_HV_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let name = "commands::bench::usage::tests::memory_and_time_grow_with_what_is_used";
+            let alone = std::process::Command::new(std::env::current_exe().expect("a path"))
+                .args(["--exact", name])
+                .env(ALONE, "1")
+                .output()
+                .expect("it starts");
+            let said = String::from_utf8_lossy(&alone.stdout);
+            assert!(
+                alone.status.success() && said.contains("1 passed"),
+                "{said}"
+            );
+            return;
+        }
         let (memory, time) = (
             Memory::now().expect("/proc"),
             processor_time().expect("time"),
