@@ -1,7 +1,7 @@
 //! What runs scenarios.
 //!
-//! A scenario that fails because a testbed host hung (its heartbeat stopped: the emulation of
-//! nested virtualisation is not perfect) is run again on a new testbed, at most
+//! A scenario that fails because a testbed host hung (its heartbeat stopped, or the emulator took
+//! nothing more from its network card: emulation is not perfect) is run again on a new testbed, at most
 //! [`RESTARTS_MAX`] times, and each restart is reported.
 
 use std::cell::RefCell;
@@ -213,7 +213,9 @@ impl<'a, 's> Lane<'a, 's> {
             .as_ref()
             .map(Testbed::hosts)
             .unwrap_or_default();
-        hosts.iter().any(|host| host.check_health().is_err())
+        hosts
+            .iter()
+            .any(|host| host.check_health().is_err() || host.is_link_stuck())
     }
 }
 
