@@ -376,6 +376,9 @@ impl RunConfig {
         }
         if let Some(command) = &self.exec {
             check_command(command)?;
+            if self.on_reboot == OnReboot::Restart {
+                return Err(ValidationError::ExecWithRestart);
+            }
         }
         if let Some(seconds) = self.timeout_seconds {
             check_range("--timeout", seconds, 1, TIMEOUT_SECONDS_MAX)?;

@@ -199,3 +199,14 @@ fn a_checksum_of_ours_is_refused_where_pages_are_read_by_rdma() {
         &["remove --checksum", "use --transport tcp"],
     );
 }
+
+#[test]
+fn a_command_is_not_run_again_and_again() {
+    assert_refused(
+        |config| {
+            config.exec = Some("true".to_owned());
+            config.on_reboot = OnReboot::Restart;
+        },
+        &["--exec", "--on-reboot restart", "remove one"],
+    );
+}

@@ -191,6 +191,11 @@ pub enum ValidationError {
         "--checksum is for pages that travel by TCP or UDP; those that are read by RDMA have the CRC-32 of the adapters; remove --checksum, or use --transport tcp"
     )]
     RdmaWithChecksum,
+    /// A command that would run again and again.
+    #[error(
+        "--exec runs its command once, and --on-reboot restart would boot its guest again; remove one of them"
+    )]
+    ExecWithRestart,
     /// Donors of a benchmark are on no network.
     #[error(
         "--transport rdma needs a second host, and donors of this benchmark are in its process; use --transport tcp, udp or loopback"
