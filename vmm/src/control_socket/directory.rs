@@ -16,7 +16,7 @@ pub const VARIABLE: &str = "SSI_HV_RUNTIME_DIR";
 
 /// How long others who start at the same time are waited for, each of whom takes milliseconds.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
-/// Pause between attempts.
+/// Pause between attempts: waiting for flock(2) itself has no deadline.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why there is no such directory.
