@@ -38,6 +38,17 @@ pub enum MeasureError {
     },
 }
 
+/// What a silence came to.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Silence {
+    /// All answers came: the connection can be measured anew.
+    Ended,
+    /// The connection is of no more use, and why.
+    Failed(String),
+    /// There is still no answer.
+    Lasts,
+}
+
 /// How much is to be measured: it ends with what is reached first.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
@@ -88,6 +99,19 @@ pub struct Measured {
     pub page: Duration,
     /// Bytes a second of runs of pages.
     pub stream_bytes_per_second: f64,
+}
+
+impl Measured {
+    /// The better of both: what disturbs a measurement never makes a link faster.
+    #[must_use]
+    pub fn better_of(self, other: Self) -> Self {
+        let (one, two) = (self.stream_bytes_per_second, other.stream_bytes_per_second);
+        Self {
+            small: self.small.min(other.small),
+            page: self.page.min(other.page),
+            stream_bytes_per_second: one.max(two),
+        }
+    }
 }
 
 /// Takes what came: its offset in the lease, and the bytes.
@@ -332,17 +356,20 @@ impl Gauge {
         Ok(())
     }
 
-    /// Why there is no answer, once the connection knows: it may try for long before it gives up,
-    /// and is waited for until then, but for `patience` at the most.
-    pub fn reason_for_silence(&mut self, patience: Duration) -> Option<String> {
+    /// Waits for the end of a silence, for `patience` at the most: an adapter sends again what was
+    /// lost, and tries for long before it gives up.
+    pub fn outlast_silence(&mut self, patience: Duration) -> Silence {
         let since = Instant::now();
-        loop {
+        while self.transport.in_flight() > 0 {
             match self.wait(since, patience) {
                 Ok(()) => self.transport.poll(&mut |_| {}),
-                Err(MeasureError::Failed(why)) => return Some(why),
-                Err(MeasureError::Silent(_) | MeasureError::Length { .. }) => return None,
+                Err(MeasureError::Failed(why)) => return Silence::Failed(why),
+                Err(MeasureError::Silent(_) | MeasureError::Length { .. }) => {
+                    return Silence::Lasts;
+                }
             }
         }
+        Silence::Ended
     }
 
     /// Measures small and page-sized round trips and the stream, in about `time_max` altogether
@@ -413,6 +440,9 @@ fn check_length(asked: u32, came: Option<usize>) -> Result<(), MeasureError> {
     }
     Err(MeasureError::Length { asked, came })
 }
+
+#[cfg(test)]
+pub(crate) use tests::hesitant;
 
 #[cfg(test)]
 #[path = "measure_tests.rs"]

@@ -16,6 +16,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 struct Slow {
     latency: Duration,
+    /// So many requests take so long in place of that.
+    late: (u32, Duration),
     posted: VecDeque<(Ticket, u32, Instant)>,
     /// Answers with a byte less.
     short: bool,
@@ -24,14 +26,36 @@ struct Slow {
 
 impl Slow {
     fn gauge(latency: Duration, short: bool) -> Gauge {
-        let transport = Self {
+        Self::new(latency, short).into_gauge()
+    }
+
+    fn new(latency: Duration, short: bool) -> Self {
+        Self {
             latency,
+            late: (0, Duration::ZERO),
             posted: VecDeque::new(),
             short,
             zeroes: vec![0; 1 << 20],
-        };
-        Gauge::new(Box::new(transport), 1 << 20, Box::new(|| None))
+        }
     }
+
+    fn takes(&self) -> Duration {
+        let (requests, time) = self.late;
+        if requests > 0 { time } else { self.latency }
+    }
+
+    fn into_gauge(self) -> Gauge {
+        Gauge::new(Box::new(self), 1 << 20, Box::new(|| None))
+    }
+}
+
+/// Answers at once, but for the first requests, which take so long.
+pub(crate) fn hesitant(requests: u32, time: Duration) -> Gauge {
+    Slow {
+        late: (requests, time),
+        ..Slow::new(Duration::ZERO, false)
+    }
+    .into_gauge()
 }
 
 impl PageTransport for Slow {
@@ -57,9 +81,10 @@ impl PageTransport for Slow {
 
     fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
         while let Some(&(ticket, bytes, at)) = self.posted.front()
-            && at.elapsed() >= self.latency
+            && at.elapsed() >= self.takes()
         {
             self.posted.pop_front();
+            self.late.0 = self.late.0.saturating_sub(1);
             let bytes = bytes as usize - usize::from(self.short);
             complete(Completion::ReadRun(ticket, &self.zeroes[..bytes]));
         }
@@ -121,10 +146,10 @@ fn a_connection_that_gives_up_later_than_measuring_says_why() {
     gauge.failure =
         Box::new(move || (Instant::now() >= gives_up_at).then(|| "READ failed".to_owned()));
     assert_eq!(gauge.calibrate(silence), Err(MeasureError::Silent(silence)));
-    let why = gauge.reason_for_silence(LONG);
-    assert_eq!(why.as_deref(), Some("READ failed"));
+    let failed = Silence::Failed("READ failed".to_owned());
+    assert_eq!(gauge.outlast_silence(LONG), failed);
     gauge.failure = Box::new(|| None);
-    assert_eq!(gauge.reason_for_silence(silence), None);
+    assert_eq!(gauge.outlast_silence(silence), Silence::Lasts);
 }
 
 #[test]

@@ -212,8 +212,10 @@ fn boot(context: &Context<'_>) -> Result {
     guest.faultprobe_over(192 << 20)?;
     ensure!(
         guest.report["transport"]["kind"] == "mixed",
-        "transport {}",
-        guest.report["transport"]
+        "transport {}, path {}: {}",
+        guest.report["transport"],
+        guest.report["nodes"][1]["path"],
+        guest.output.stderr
     );
     let rdma = rdma_of(&guest)?;
     ensure!(
