@@ -189,6 +189,19 @@ fn link(context: &Context<'_>) -> Result {
     let clear =
         fastest_ping_ms(&one.check(&["ping", "-c", "5", &address], SHORT)?).context("no times")?;
     ensure!(clear < 150.0, "without delay a ping takes {clear} ms");
+
+    // What a scenario left cut or lossy is not taken for a link that the emulator lost.
+    testbed.netem(1, 2, Duration::ZERO, 100)?;
+    testbed.cut_link(1, 2)?;
+    let stuck = testbed.stuck_link()?;
+    ensure!(stuck.is_none(), "{stuck:?} after restoring it");
+    let deaf = "/proc/sys/net/ipv4/icmp_echo_ignore_all";
+    let set = |value: &str| two.check(&["sh", "-c", &format!("echo {value} > {deaf}")], SHORT);
+    set("1")?;
+    let stuck = testbed.stuck_link();
+    set("0")?;
+    let stuck = stuck?;
+    ensure!(stuck == Some((1, 2)), "{stuck:?} while nothing answers");
     context.note(format!(
         "fastest ping {clear} ms, {fastest} ms under 200 ms of delay"
     ));

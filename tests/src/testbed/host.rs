@@ -172,14 +172,6 @@ impl Host {
         format!("10.77.0.{}", self.endpoint.host)
     }
 
-    /// Whether the emulator has stopped taking what the host sends on a link: its kernel says so
-    /// after 5 s. Seen once in some hundred scenarios, under bursts of SoftRoCE.
-    #[must_use]
-    pub fn is_link_stuck(&self) -> bool {
-        let log = std::fs::read(&self.endpoint.log).unwrap_or_default();
-        String::from_utf8_lossy(&log).contains("NETDEV WATCHDOG")
-    }
-
     /// Fails when the host has stopped answering.
     ///
     /// # Errors

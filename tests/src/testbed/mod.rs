@@ -205,4 +205,27 @@ impl Testbed {
         }
         Ok(())
     }
+
+    /// Two hosts between which nothing passes any more, after restoring their links as they were at
+    /// the start: then the emulator is to blame, which now and then takes no more packets of one
+    /// end, or gives none to the other.
+    ///
+    /// # Errors
+    /// Fails when a host does.
+    pub fn stuck_link(&self) -> Result<Option<(usize, usize)>, TestbedError> {
+        self.clear_netem()?;
+        for a in 1..=self.hosts.len() {
+            for b in a + 1..=self.hosts.len() {
+                self.restore_link(a, b)?;
+                let address = self.host(b).address();
+                let ping = ["ping", "-c", "3", "-W", "3", &address];
+                let answer = self.host(a).run(&ping, COMMAND_DEADLINE)?;
+                // It succeeds when one of them was answered.
+                if answer.status.code != 0 {
+                    return Ok(Some((a, b)));
+                }
+            }
+        }
+        Ok(None)
+    }
 }
