@@ -1,7 +1,7 @@
 //! Runs cargo's checks and reads what its tests came to.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,12 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// Where its output goes.
+    #[must_use]
+    pub fn log(&self, logs: &Path) -> PathBuf {
+        logs.join(format!("{}.log", self.name))
+    }
+
     /// Runs the step, records its outcome, and says whether it succeeded.
     ///
     /// # Errors
@@ -42,7 +48,7 @@ impl Step<'_> {
         let begin = Instant::now();
         println!("{:<36} running  cargo {}", self.name, self.args.join(" "));
         std::fs::create_dir_all(logs)?;
-        let path = logs.join(format!("{}.log", self.name));
+        let path = self.log(logs);
         let log = File::create(&path).with_context(|| path.display().to_string())?;
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command
@@ -73,11 +79,7 @@ impl Step<'_> {
             Some(status) => Outcome::Failed(format!("{status}; log in {}", path.display())),
         };
         if !succeeded {
-            let lines: Vec<&str> = text.lines().collect();
-            println!(
-                "{}",
-                lines[lines.len().saturating_sub(LINES_SHOWN_MAX)..].join("\n")
-            );
+            show_end(&text);
         }
         if tests.passed + tests.failed.len() == 0 || (!succeeded && tests.failed.is_empty()) {
             // The step itself is what counts: it has no tests, or broke before or between them.
@@ -91,31 +93,43 @@ impl Step<'_> {
                 tests.skipped.len(),
                 begin.elapsed().as_secs_f64()
             );
-            for test in tests.failed {
-                summary.add_silently(&test, Outcome::Failed(format!("see {}", path.display())));
-            }
         }
-        summary.add_passed(tests.passed);
-        for (test, reason) in tests.skipped {
-            summary.add_silently(&test, Outcome::Skipped(reason));
-        }
+        tests.add_to(summary, &path.display().to_string());
         Ok(succeeded)
     }
 }
 
+/// Prints the end of what a failed step printed.
+pub(crate) fn show_end(text: &str) {
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(LINES_SHOWN_MAX);
+    println!("{}", lines[from..].join("\n"));
+}
+
 /// What the tests of a `cargo test` run came to.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Tests {
-    passed: usize,
-    failed: Vec<String>,
+pub(crate) struct Tests {
+    pub passed: usize,
+    pub failed: Vec<String>,
     /// Names and reasons.
-    skipped: Vec<(String, String)>,
+    pub skipped: Vec<(String, String)>,
 }
 
 impl Tests {
+    /// Counts them; the whole output is in `log`.
+    pub fn add_to(self, summary: &mut Summary, log: &str) {
+        for test in self.failed {
+            summary.add_silently(&test, Outcome::Failed(format!("see {log}")));
+        }
+        summary.add_passed(self.passed);
+        for (test, reason) in self.skipped {
+            summary.add_silently(&test, Outcome::Skipped(reason));
+        }
+    }
+
     /// Reads what `cargo test -- --show-output` printed. A test that could not run prints a
     /// line with `SKIPPED: reason` and returns; the harness says "ok", so it is subtracted.
-    fn parse(text: &str) -> Self {
+    pub fn parse(text: &str) -> Self {
         let mut tests = Self::default();
         let mut printing = "a test";
         for line in text.lines() {

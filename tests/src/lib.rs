@@ -2,7 +2,7 @@
 //!
 //! - [`testbed`]: emulated hosts with KVM, userfaultfd and software RDMA, linked by a network
 //!   that can be cut and slowed down.
-//! - [`cargo`]: cargo's own checks, counted together with the scenarios.
+//! - [`cargo`]: cargo's own checks, counted together with the scenarios, and [`test_binaries`].
 //! - [`share`]: what hosts and guests boot, in one directory.
 //! - [`bench`]: what remote memory costs, here and beside swap over the network.
 //! - [`demo`]: one guest on two hosts, for people to look at.
@@ -20,4 +20,5 @@ pub mod e2e;
 pub mod rdma_tool;
 pub mod share;
 pub mod summary;
+pub mod test_binaries;
 pub mod testbed;

@@ -9,6 +9,7 @@ use ssi_hv_tests::cargo::Step;
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{Plan, Runner};
 use ssi_hv_tests::summary::{Outcome, Summary};
+use ssi_hv_tests::test_binaries;
 
 /// Runs every check: format, lints, unit and property tests, loom models, guests of a few
 /// instructions under KVM, and the end-to-end scenarios.
@@ -20,7 +21,7 @@ struct Args {
     no_e2e: bool,
 }
 
-/// What comes before the end-to-end scenarios, in this order.
+/// What comes first, in this order.
 const STEPS: &[Step<'static>] = &[
     Step {
         name: "format",
@@ -42,14 +43,8 @@ const STEPS: &[Step<'static>] = &[
         runs_tests: false,
     },
     Step {
-        name: "tests",
-        args: &[
-            "test",
-            "--workspace",
-            "--no-fail-fast",
-            "--",
-            "--show-output",
-        ],
+        name: "doc tests",
+        args: &["test", "--workspace", "--doc"],
         env: &[],
         runs_tests: true,
     },
@@ -72,6 +67,14 @@ const STEPS: &[Step<'static>] = &[
         runs_tests: true,
     },
 ];
+
+/// Builds the tests, and says where they are.
+const TEST_BUILD: Step<'static> = Step {
+    name: "test build",
+    args: &["test", "--workspace", "--no-run", "--message-format=json"],
+    env: &[],
+    runs_tests: false,
+};
 
 /// What the end-to-end scenarios run.
 const BUILD: Step<'static> = Step {
@@ -114,6 +117,9 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
     let logs = workspace.join("target/test-logs");
     for step in STEPS {
         step.run(&workspace, &logs, summary)?;
+    }
+    if TEST_BUILD.run(&workspace, &logs, summary)? {
+        test_binaries::run(&TEST_BUILD.log(&logs), &logs, summary)?;
     }
     let built = BUILD.run(&workspace, &logs, summary)?;
     let reason = if args.no_e2e {

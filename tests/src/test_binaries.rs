@@ -1,0 +1,233 @@
+//! Runs the test binaries that cargo built, two at a time: many of them wait for most of their time.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::cargo::{Tests, show_end};
+use crate::cleanup::{self, Process};
+use crate::summary::{Outcome, Summary};
+
+/// The longest that one binary may take.
+const DEADLINE: Duration = Duration::from_secs(10 * 60);
+/// Binaries whose tests measure, or give something little time: nothing runs beside them.
+const ALONE: &[&str] = &["compression", "bench", "links", "udp"];
+/// Binaries that take long begin first, so that none is left over at the end.
+const LONG: &[&str] = &[
+    "race_ahead",
+    "faults",
+    "discard",
+    "hostile_client",
+    "conformance",
+];
+/// How many run side by side.
+const AT_ONCE: usize = 2;
+
+/// One binary of tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TestBinary {
+    /// The target's name, such as that of the file in `tests`.
+    name: String,
+    path: PathBuf,
+    /// The directory of its package, in which cargo runs tests too.
+    package: PathBuf,
+}
+
+impl TestBinary {
+    /// Reads what `cargo test --no-run --message-format=json` printed.
+    fn listed(text: &str) -> anyhow::Result<Vec<Self>> {
+        let mut binaries = Vec::new();
+        for line in text.lines().filter(|line| line.starts_with('{')) {
+            let message: Value = serde_json::from_str(line).context("cargo's output")?;
+            let path = message["executable"].as_str();
+            let (true, Some(path)) = (message["profile"]["test"] == true, path) else {
+                continue;
+            };
+            let manifest = message["manifest_path"].as_str().unwrap_or_default();
+            let package = Path::new(manifest).parent();
+            binaries.push(Self {
+                name: message["target"]["name"]
+                    .as_str()
+                    .context("a target without a name")?
+                    .to_owned(),
+                path: path.into(),
+                package: package.context("a target without a package")?.into(),
+            });
+        }
+        if binaries.is_empty() {
+            bail!("cargo listed no test binary");
+        }
+        Ok(binaries)
+    }
+
+    /// Runs it to its end.
+    fn run(&self, logs: &Path) -> anyhow::Result<Ended> {
+        // Names of targets are not unique, those of executables are.
+        let file = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let log = logs.join(format!("{file}.log"));
+        let output = File::create(&log).with_context(|| log.display().to_string())?;
+        let mut command = Command::new(&self.path);
+        command
+            .arg("--show-output")
+            .env("CARGO_MANIFEST_DIR", &self.package)
+            .current_dir(&self.package)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output);
+        let process = Process::spawn(&mut command).with_context(|| self.name.clone())?;
+        let status = process.wait_until(cleanup::after(DEADLINE))?;
+        drop(process);
+        let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
+        let tests = Tests::parse(&text);
+        let wrong = match status {
+            Some(status) if status.success() => None,
+            Some(status) => Some(status.to_string()),
+            None => Some(format!("not within {} minutes", DEADLINE.as_secs() / 60)),
+        };
+        if wrong.is_some() {
+            show_end(&text);
+        }
+        Ok(Ended { tests, wrong, log })
+    }
+}
+
+/// How a binary ended.
+#[derive(Debug)]
+struct Ended {
+    tests: Tests,
+    /// What was wrong with how it ended, if something was.
+    wrong: Option<String>,
+    log: PathBuf,
+}
+
+/// Runs all binaries that the log of the build lists, and counts their tests.
+///
+/// # Errors
+/// Fails when the log cannot be read, or a binary not be started.
+pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Result<()> {
+    let begin = Instant::now();
+    let text = std::fs::read(build_log).with_context(|| build_log.display().to_string())?;
+    let binaries = TestBinary::listed(&String::from_utf8_lossy(&text))?;
+    println!("{:<36} running  {} binaries", "tests", binaries.len());
+    let (alone, mut together): (Vec<_>, Vec<_>) = binaries
+        .into_iter()
+        .partition(|binary| ALONE.contains(&binary.name.as_str()));
+    let rank = |binary: &TestBinary| {
+        let place = LONG.iter().position(|name| *name == binary.name);
+        place.unwrap_or(LONG.len())
+    };
+    together.sort_by_key(rank);
+    let mut ended = run_all(alone, 1, logs)?;
+    ended.extend(run_all(together, AT_ONCE, logs)?);
+
+    let count = |of: fn(&Tests) -> usize| ended.iter().map(|(_, e)| of(&e.tests)).sum::<usize>();
+    println!(
+        "{:<36} {} passed, {} failed, {} skipped in {:.0}s",
+        "tests",
+        count(|tests| tests.passed),
+        count(|tests| tests.failed.len()),
+        count(|tests| tests.skipped.len()),
+        begin.elapsed().as_secs_f64()
+    );
+    for (binary, ended) in ended {
+        let log = ended.log.display().to_string();
+        if let (Some(wrong), true) = (&ended.wrong, ended.tests.failed.is_empty()) {
+            // It broke before or between its tests.
+            summary.add_silently(&binary, Outcome::Failed(format!("{wrong}; see {log}")));
+        }
+        ended.tests.add_to(summary, &log);
+    }
+    Ok(())
+}
+
+/// Runs so many binaries at once until all have run.
+fn run_all(
+    binaries: Vec<TestBinary>,
+    at_once: usize,
+    logs: &Path,
+) -> anyhow::Result<Vec<(String, Ended)>> {
+    fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    let queue = Mutex::new(VecDeque::from(binaries));
+    let ended = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        let work = || -> anyhow::Result<()> {
+            loop {
+                let Some(binary) = lock(&queue).pop_front() else {
+                    return Ok(());
+                };
+                let result = binary.run(logs)?;
+                lock(&ended).push((binary.name, result));
+            }
+        };
+        let threads: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(_) => bail!("a thread that runs tests panicked"),
+            })
+    })?;
+    Ok(ended.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(dir: &Path, name: &str, text: &str) -> TestBinary {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = dir.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        TestBinary {
+            name: name.to_owned(),
+            path,
+            package: dir.to_owned(),
+        }
+    }
+
+    #[test]
+    fn executables_with_tests_are_found_in_what_cargo_prints() {
+        let text = r#"   Compiling a v0.1.0
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a"},"profile":{"test":true},"executable":"/t/a-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"b"},"profile":{"test":false},"executable":"/t/b"}
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"c"},"profile":{"test":true},"executable":null}
+{"reason":"build-finished","success":true}
+"#;
+        let expected = TestBinary {
+            name: "a".into(),
+            path: "/t/a-1".into(),
+            package: "/w/a".into(),
+        };
+        assert_eq!(TestBinary::listed(text).unwrap(), [expected]);
+        assert!(TestBinary::listed("   Finished\n").is_err());
+    }
+
+    #[test]
+    fn a_binary_that_breaks_between_its_tests_is_a_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let binaries = vec![
+            script(dir.path(), "good", "echo test a ... ok; pwd"),
+            script(dir.path(), "broken", "echo test b ... ok; exit 3"),
+        ];
+        let mut ended = run_all(binaries, AT_ONCE, dir.path()).unwrap();
+        ended.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let [(_, broken), (_, good)] = &ended[..] else {
+            panic!("{ended:?}")
+        };
+        assert_eq!((broken.tests.passed, good.tests.passed), (1, 1));
+        assert_eq!(broken.wrong.as_deref(), Some("exit status: 3"));
+        assert_eq!(good.wrong, None);
+        let log = std::fs::read_to_string(&good.log).unwrap();
+        let here = dir.path().canonicalize().unwrap();
+        assert!(log.contains(&here.display().to_string()), "{log}");
+    }
+}
