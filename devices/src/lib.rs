@@ -33,6 +33,8 @@ mod boot_timer;
 mod bus;
 mod console_output;
 mod event;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod i8042;
 mod panic_port;
 mod rtc;

@@ -29,8 +29,9 @@ mod mmio;
 mod net;
 mod ring;
 mod server;
-#[cfg(test)]
-mod test_driver;
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "tests use more of it"))]
+pub(crate) mod test_driver;
 mod vsock;
 
 use std::fmt;

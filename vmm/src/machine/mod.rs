@@ -55,6 +55,8 @@ mod control;
 mod cpuid;
 mod elf_check;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod irqchip;
 mod kernel;
 mod kvm;
