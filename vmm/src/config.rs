@@ -163,6 +163,11 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockArg>,
 
+    /// A second console, /dev/hvc0, at a socket
+    #[arg(long, value_name = "SOCKET", help_heading = "Guest")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hvc: Option<PathBuf>,
+
     /// A source of random numbers of the host
     #[arg(
         long,
@@ -319,6 +324,7 @@ impl Default for RunConfig {
             disks: Vec::new(),
             nets: Vec::new(),
             vsock: None,
+            hvc: None,
             rng: Switch::On,
             on_reboot: OnReboot::Exit,
             local_memory: None,
@@ -429,7 +435,8 @@ impl RunConfig {
         let (disks, nets) = (self.disks.len(), self.nets.len());
         let switches = [self.balloon, self.rng];
         let on = switches.iter().filter(|there| **there == Switch::On);
-        let others = on.count() + usize::from(self.vsock.is_some());
+        let sockets = [self.vsock.is_some(), self.hvc.is_some()].map(usize::from);
+        let others = on.count() + sockets.iter().sum::<usize>();
         let limit = usize::from(VIRTIO_DEVICES_MAX);
         if disks + nets + others > limit {
             return Err(ValidationError::TooManyDevices {

@@ -47,6 +47,10 @@ pub const TARGETS: &[Target] = &[
         run: virtio::vsock,
     },
     Target {
+        name: "console",
+        run: virtio::console,
+    },
+    Target {
         name: "balloon",
         run: virtio::balloon,
     },
@@ -234,7 +238,7 @@ mod tests {
     use super::*;
 
     crate::fuzz_tests! {
-        block net rng vsock balloon transport serial i8042 rtc acpi_pm panic_port bus
+        block net rng vsock console balloon transport serial i8042 rtc acpi_pm panic_port bus
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Virtio devices in the hands of a guest that does anything, rings and chains included.
 
 use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -12,8 +13,8 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::BusDevice;
 use crate::virtio::test_driver::{Driver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED, ring};
 use crate::virtio::{
-    Balloon, Block, Disk, Entropy, FreePages, FreeRange, Net, VIRTIO_MMIO_LEN, VirtioDevice, Vsock,
-    VsockSocket,
+    Balloon, Block, Console, Disk, Entropy, FreePages, FreeRange, HostSocket, Net, VIRTIO_MMIO_LEN,
+    VirtioDevice, Vsock,
 };
 
 /// Most that is done with one device.
@@ -367,7 +368,7 @@ impl Peer<Vsock> for Programs {
 
 pub(super) fn vsock(input: &[u8]) {
     let directory = tempfile::tempdir().expect("a directory");
-    let socket = VsockSocket::listen(&directory.path().join("v")).expect("a socket");
+    let socket = HostSocket::listen("vsock", &directory.path().join("v")).expect("a socket");
     let driver = Driver::of(Vsock::new(3, &socket).expect("a device"));
     let mut programs = Programs {
         directory,
@@ -375,6 +376,45 @@ pub(super) fn vsock(input: &[u8]) {
         listeners: Vec::new(),
     };
     session(&driver, &mut Unstructured::new(input), &mut programs);
+}
+
+/// Clients of a console.
+struct Clients {
+    path: std::path::PathBuf,
+    streams: Vec<UnixStream>,
+}
+
+impl Peer<Console> for Clients {
+    fn header(&mut self, data: &mut Unstructured<'_>) -> Result<Vec<u8>> {
+        Vec::arbitrary(data)
+    }
+
+    fn host(&mut self, _: &Driver<Console>, what: u8, value: u32) {
+        let mut bytes = [what; 512];
+        let count = self.streams.len();
+        match (what % 5, self.streams.first_mut()) {
+            (0, _) if count < 4 => {
+                let stream = UnixStream::connect(&self.path).expect("a client");
+                stream.set_nonblocking(true).expect("a socket");
+                self.streams.push(stream);
+            }
+            (1, Some(stream)) => drop(stream.write(&bytes)),
+            (2, Some(stream)) => drop(stream.read(&mut bytes)),
+            (3, Some(stream)) if value.is_multiple_of(2) => drop(stream.shutdown(Shutdown::Write)),
+            (4, Some(_)) => drop(self.streams.remove(0)),
+            _ => {}
+        }
+    }
+}
+
+pub(super) fn console(input: &[u8]) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("c");
+    let socket = HostSocket::listen("console", &path).expect("a socket");
+    let driver = Driver::of(Console::new(&socket).expect("a device"));
+    let streams = Vec::new();
+    let mut clients = Clients { path, streams };
+    session(&driver, &mut Unstructured::new(input), &mut clients);
 }
 
 /// Takes free memory, if it is memory of the guest.
