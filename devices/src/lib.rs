@@ -20,6 +20,7 @@
 //! | [`virtio::Block`] | such a page | a disk |
 //! | [`virtio::Net`] | such a page | a network card, on a tap of the host |
 //! | [`virtio::Vsock`] | such a page | sockets between guest and host |
+//! | [`virtio::Console`] | such a page | a terminal, at a socket of the host |
 //! | [`virtio::Entropy`] | such a page | random numbers of the host |
 //!
 //! Principles:
@@ -33,6 +34,8 @@ mod boot_timer;
 mod bus;
 mod console_output;
 mod event;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod i8042;
 mod panic_port;
 mod rtc;

@@ -20,6 +20,7 @@ const GUEST_MODULES: &[&str] = &[
     "virtio_balloon",
     "virtio_rng",
     "vmw_vsock_virtio_transport",
+    "virtio_console",
     "button",
     "evdev",
 ];

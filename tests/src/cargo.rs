@@ -113,6 +113,8 @@ pub(crate) struct Tests {
     pub failed: Vec<String>,
     /// Names and reasons.
     pub skipped: Vec<(String, String)>,
+    /// Executions of fuzz targets.
+    pub fuzzed: u64,
 }
 
 impl Tests {
@@ -139,6 +141,12 @@ impl Tests {
                 .and_then(|l| l.strip_suffix(" stdout ----"))
             {
                 printing = name;
+            } else if let Some(fuzzed) = line.strip_prefix("FUZZED: ") {
+                let count = fuzzed
+                    .split(' ')
+                    .nth(1)
+                    .and_then(|count| count.parse().ok());
+                tests.fuzzed += count.unwrap_or(0);
             } else if let Some((_, reason)) = line.split_once("SKIPPED: ") {
                 tests.skipped.push((printing.to_owned(), reason.to_owned()));
                 tests.passed = tests.passed.saturating_sub(1);
@@ -166,7 +174,7 @@ mod tests {
     fn passed_failed_ignored_and_skipped_tests_are_told_apart() {
         let text = "running 5 tests\ntest a::one ... ok\ntest a::two ... ok\ntest b ... FAILED\n\
                     test c ... ignored, slow\ntest d ... ok\n\nsuccesses:\n\n---- a::two stdout ----\n\
-                    SKIPPED: no /dev/kvm\n\nsuccesses:\n    a::one\n\ntest result: FAILED. 3 passed\n";
+                    SKIPPED: no /dev/kvm\nFUZZED: rtc, 12 executions\nFUZZED: rng, 30 executions\n\nsuccesses:\n    a::one\n\ntest result: FAILED. 3 passed\n";
         let expected = Tests {
             passed: 2,
             failed: vec!["b".into()],
@@ -174,6 +182,7 @@ mod tests {
                 ("c".into(), "ignored, slow".into()),
                 ("a::two".into(), "no /dev/kvm".into()),
             ],
+            fuzzed: 42,
         };
         assert_eq!(Tests::parse(text), expected);
     }

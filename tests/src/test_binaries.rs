@@ -135,6 +135,10 @@ pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Resu
         count(|tests| tests.skipped.len()),
         begin.elapsed().as_secs_f64()
     );
+    let fuzzed: u64 = ended.iter().map(|(_, ended)| ended.tests.fuzzed).sum();
+    if fuzzed > 0 {
+        println!("{:<36} {fuzzed} executions of fuzz targets", "tests");
+    }
     for (binary, ended) in ended {
         let log = ended.log.display().to_string();
         if let (Some(wrong), true) = (&ended.wrong, ended.tests.failed.is_empty()) {

@@ -4,6 +4,7 @@ pub mod address;
 pub mod bench;
 pub mod choices;
 pub mod control;
+pub mod cpu_list;
 pub mod disk;
 pub mod file;
 pub mod generate;

@@ -15,15 +15,16 @@ use crate::cli::address::{Donor, HostPort};
 pub use crate::cli::choices::{
     Compression, HugePages, Numa, OnReboot, Prefetching, Switch, Transport,
 };
+use crate::cli::cpu_list::CpuList;
 use crate::cli::disk::DiskArg;
 use crate::cli::name::VmName;
 use crate::cli::net::NetArg;
 pub use crate::cli::validation::ValidationError;
 use crate::cli::validation::{
-    check_command, check_file, check_range, check_size, resolve_permitted,
+    check_command, check_file, check_pinning, check_range, check_size, resolve_permitted,
 };
 use crate::cli::vsock::VsockArg;
-use crate::machine::VIRTIO_DEVICES_MAX;
+use crate::machine::{VCPUS_MAX, VIRTIO_DEVICES_MAX};
 use crate::size::ByteSize;
 
 /// Bytes in a page.
@@ -36,8 +37,8 @@ pub const GUEST_MEMORY_MAX: ByteSize = ByteSize::from_mib(8 << 20);
 /// The least memory of a guest that is here at once: less holds neither the working set of a
 /// booting kernel nor the reserve that the evictor keeps free.
 pub const LOCAL_MEMORY_MIN: ByteSize = ByteSize::from_mib(16);
-/// The most virtual CPUs: more have not been tried.
-pub const CPUS_MAX: u32 = 64;
+/// The most virtual CPUs: what the machine can have.
+pub const CPUS_MAX: u32 = VCPUS_MAX as u32;
 /// The most donors of one guest: each costs connections and threads at both ends.
 pub const DONORS_MAX: usize = 64;
 /// The longest time that a guest stays paused for a donor, in seconds: a guest that stood still
@@ -103,9 +104,14 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub cmdline: String,
 
-    /// Virtual CPUs, 1 to 64
+    /// Virtual CPUs, 1 to 254
     #[arg(long, value_name = "N", help_heading = "Guest", default_value_t = 1)]
     pub cpus: u32,
+
+    /// CPUs of this host, one for each: 2-5 or 0,0,1
+    #[arg(long, value_name = "CPUS", help_heading = "Guest")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu_pinning: Option<CpuList>,
 
     /// Memory of the guest
     #[arg(
@@ -156,6 +162,11 @@ pub struct RunConfig {
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockArg>,
+
+    /// A second console, /dev/hvc0, at a socket
+    #[arg(long, value_name = "SOCKET", help_heading = "Guest")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hvc: Option<PathBuf>,
 
     /// A source of random numbers of the host
     #[arg(
@@ -307,11 +318,13 @@ impl Default for RunConfig {
             console: None,
             cmdline: String::new(),
             cpus: 1,
+            cpu_pinning: None,
             memory: DEFAULT_MEMORY,
             balloon: Switch::On,
             disks: Vec::new(),
             nets: Vec::new(),
             vsock: None,
+            hvc: None,
             rng: Switch::On,
             on_reboot: OnReboot::Exit,
             local_memory: None,
@@ -384,6 +397,9 @@ impl RunConfig {
             check_range("--timeout", seconds, 1, TIMEOUT_SECONDS_MAX)?;
         }
         check_range("--cpus", self.cpus, 1, CPUS_MAX)?;
+        if let Some(pinning) = &self.cpu_pinning {
+            check_pinning(pinning, self.cpus)?;
+        }
         check_range(
             "--donor-grace",
             self.donor_grace_seconds,
@@ -419,7 +435,8 @@ impl RunConfig {
         let (disks, nets) = (self.disks.len(), self.nets.len());
         let switches = [self.balloon, self.rng];
         let on = switches.iter().filter(|there| **there == Switch::On);
-        let others = on.count() + usize::from(self.vsock.is_some());
+        let sockets = [self.vsock.is_some(), self.hvc.is_some()].map(usize::from);
+        let others = on.count() + sockets.iter().sum::<usize>();
         let limit = usize::from(VIRTIO_DEVICES_MAX);
         if disks + nets + others > limit {
             return Err(ValidationError::TooManyDevices {

@@ -85,7 +85,7 @@ fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
             vec!["run", "--kernel", "/no/such"],
             "cannot open --kernel /no/such",
         ),
-        (run(&["--cpus", "65"]), "--cpus 65 is outside 1 to 64"),
+        (run(&["--cpus", "255"]), "--cpus 255 is outside 1 to 254"),
         (run(&["--memory", "1M"]), "64 MiB is the least"),
         (
             run(&["--memory", "65M", "--local-memory", "66M"]),

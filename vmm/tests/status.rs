@@ -235,3 +235,34 @@ fn a_vm_runs_where_nobody_can_ask_it() {
     assert!(Path::new(&place.sockets()).is_file());
     assert_eq!(vm.end(libc::SIGTERM), Some(143));
 }
+
+/// The CPUs on which the thread with this name of a process may run.
+fn cpus_of(pid: &str, thread: &str) -> String {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    let read = |task: &Path, file: &str| fs::read_to_string(task.join(file)).unwrap_or_default();
+    let mut tasks = tasks.map(|task| task.expect("a thread").path());
+    let task = tasks.find(|task| read(task, "comm").trim() == thread);
+    let status = read(&task.expect("that thread"), "status");
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+    line.expect("its CPUs").trim().to_owned()
+}
+
+#[test]
+fn each_vcpu_runs_on_the_cpu_that_it_was_given_and_other_threads_where_they_did() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let allowed = ssi_hv::machine::allowed_cpus().expect("a set");
+    let (first, last) = (allowed[0], allowed[allowed.len() - 1]);
+    let place = Place::new();
+    let pinning = format!("{last},{first}");
+    let flags = ["--cpus", "2", "--cpu-pinning", &pinning];
+    let vm = vm(&place, &flags);
+    assert_eq!(cpus_of(&vm.pid(), "vcpu0"), last.to_string());
+    assert_eq!(cpus_of(&vm.pid(), "vcpu1"), first.to_string());
+    let all = ssi_hv::cli::cpu_list::CpuList(allowed).to_string();
+    assert_eq!(cpus_of(&vm.pid(), "ssi-hv"), all);
+    assert_eq!(cpus_of(&vm.pid(), "virtio-balloon"), all);
+}

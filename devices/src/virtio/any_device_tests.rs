@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::test_driver::{Access, Driver, STARTED, accesses};
-use super::{Block, Disk, Entropy, Net, VirtioDevice, Vsock, VsockSocket};
+use super::{Block, Console, Disk, Entropy, HostSocket, Net, VirtioDevice, Vsock};
 
 fn survives<D: VirtioDevice + 'static>(
     driver: &Driver<D>,
@@ -61,12 +61,22 @@ proptest! {
     }
 
     #[test]
+    fn a_console_survives_any_accesses(
+        started: bool,
+        accesses in proptest::collection::vec(accesses(), 0..200),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = HostSocket::listen("console", &directory.path().join("c")).unwrap();
+        survives(&Driver::of(Console::new(&socket).unwrap()), started, accesses)?;
+    }
+
+    #[test]
     fn a_vsock_survives_any_accesses(
         started: bool,
         accesses in proptest::collection::vec(accesses(), 0..200),
     ) {
         let directory = tempfile::tempdir().unwrap();
-        let socket = VsockSocket::listen(&directory.path().join("v")).unwrap();
+        let socket = HostSocket::listen("vsock", &directory.path().join("v")).unwrap();
         let device = Vsock::new(3, &socket).unwrap();
         survives(&Driver::of(device), started, accesses)?;
     }

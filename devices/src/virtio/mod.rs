@@ -24,13 +24,16 @@
 mod any_device_tests;
 mod balloon;
 mod block;
+mod console;
 mod entropy;
+mod host_socket;
 mod mmio;
 mod net;
 mod ring;
 mod server;
-#[cfg(test)]
-mod test_driver;
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "tests use more of it"))]
+pub(crate) mod test_driver;
 mod vsock;
 
 use std::fmt;
@@ -40,14 +43,14 @@ pub use balloon::{
     BALLOON_CHAIN_BYTES_MAX, BALLOON_CHAIN_RANGES_MAX, Balloon, FreePages, FreeRange,
 };
 pub use block::{Block, Disk, DiskError, SECTOR_BYTES};
+pub use console::{CONSOLE_KEPT_BYTES_MAX, Console};
 pub use entropy::{ENTROPY_CHAIN_BYTES_MAX, Entropy};
+pub use host_socket::{HOST_SOCKET_PATH_BYTES_MAX, HostSocket, HostSocketError};
 pub use mmio::{MmioTransport, QUEUE_NOTIFY_OFFSET, VIRTIO_MMIO_LEN};
 pub use net::{MacAddress, Net, ParseMacError, TAP_NAME_BYTES_MAX, Tap, TapError};
 pub use ring::{BrokenRing, Buffers, Chain, Ring};
 pub use server::QueueServer;
-pub use vsock::{
-    VSOCK_CID_MAX, VSOCK_CID_MIN, VSOCK_PATH_BYTES_MAX, Vsock, VsockError, VsockSocket,
-};
+pub use vsock::{VSOCK_CID_MAX, VSOCK_CID_MIN, Vsock};
 
 /// What is different from device to device.
 ///

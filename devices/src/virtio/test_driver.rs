@@ -3,45 +3,47 @@
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 
+#[cfg(test)]
 use proptest::prelude::*;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::{Balloon, FreePages, FreeRange, MmioTransport, VIRTIO_MMIO_LEN, VirtioDevice};
+use super::{Balloon, FreePages, FreeRange, MmioTransport, VirtioDevice};
 use crate::bus::BusDevice;
 use crate::trigger::EventFdTrigger;
 
 /// Memory of the guest: 16 MiB, a hole of 16 MiB, and 16 MiB more.
-pub(super) const PART_BYTES: u64 = 16 << 20;
-pub(super) const SECOND_PART: u64 = 2 * PART_BYTES;
+pub(crate) const PART_BYTES: u64 = 16 << 20;
+pub(crate) const SECOND_PART: u64 = 2 * PART_BYTES;
 
-pub(super) const RING_SIZE: u16 = 128;
+pub(crate) const RING_SIZE: u16 = 128;
 
 /// Status bits up to DRIVER_OK.
-pub(super) const STARTED: u32 = 1 | 2 | 8 | 4;
+pub(crate) const STARTED: u32 = 1 | 2 | 8 | 4;
 
 /// VIRTIO_F_VERSION_1, which every driver accepts.
-pub(super) const VERSION_1: u64 = 1 << 32;
+pub(crate) const VERSION_1: u64 = 1 << 32;
 
 /// Where the rings of a queue are: descriptors, available, used.
-pub(super) fn ring(queue: u32) -> [u64; 3] {
+pub(crate) fn ring(queue: u32) -> [u64; 3] {
     let base = 0x1_0000 + u64::from(queue) * 0x4000;
     [base, base + 0x1000, base + 0x2000]
 }
 
 /// What a vCPU or the thread of the device does.
 #[derive(Clone, Debug)]
-pub(super) enum Access {
+pub(crate) enum Access {
     Read(u64, usize),
     Write(u64, Vec<u8>),
     Serve(usize),
 }
 
+#[cfg(test)]
 /// Any access, often one that means something.
-pub(super) fn accesses() -> impl Strategy<Value = Access> {
+pub(crate) fn accesses() -> impl Strategy<Value = Access> {
     let offset = prop_oneof![
         (0_u64..0x40).prop_map(|register| register * 4),
-        0_u64..VIRTIO_MMIO_LEN - 8,
+        0_u64..super::VIRTIO_MMIO_LEN - 8,
         any::<u64>(),
     ];
     let value = prop_oneof![
@@ -59,7 +61,7 @@ pub(super) fn accesses() -> impl Strategy<Value = Access> {
 }
 
 /// A guest with one device.
-pub(super) struct Driver<D> {
+pub(crate) struct Driver<D> {
     pub memory: GuestMemoryMmap,
     pub interrupt: EventFdTrigger,
     pub device: Arc<D>,
@@ -214,7 +216,7 @@ impl<D: VirtioDevice + 'static> Driver<D> {
 
 /// What was given to [`FreePages::discard`].
 #[derive(Debug, Default)]
-pub(super) struct Recorder(Mutex<Vec<FreeRange>>);
+pub(crate) struct Recorder(Mutex<Vec<FreeRange>>);
 
 impl FreePages for Recorder {
     fn discard(&self, ranges: &[FreeRange]) {
@@ -223,7 +225,7 @@ impl FreePages for Recorder {
 }
 
 /// A guest with a balloon.
-pub(super) struct BalloonDriver {
+pub(crate) struct BalloonDriver {
     driver: Driver<Balloon>,
     recorder: Arc<Recorder>,
 }

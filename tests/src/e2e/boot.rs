@@ -42,12 +42,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         run: boot_exact_loan,
     },
     Scenario {
-        name: "boot_4cpu",
-        about: "four vCPUs come up",
-        needs_product: true,
-        run: boot_4cpu,
-    },
-    Scenario {
         name: "boot_elf",
         about: "an ELF vmlinux boots as a bzImage does",
         needs_product: true,
@@ -192,19 +186,6 @@ fn boot_local(context: &Context<'_>) -> Result {
         "boot with 3/4 of memory on a donor takes {:.2} times the local one ({there:.0} ms, {here:.0} ms)",
         there / here
     ));
-    Ok(Verdict::Pass)
-}
-
-fn boot_4cpu(context: &Context<'_>) -> Result {
-    let donor = Donor::start(context)?;
-    let guest = Guest::remote(4, "echo online=$(nproc)").run(context)?;
-    guest.expect_exit(exit::SHUTDOWN)?;
-    ensure!(
-        guest.output.stdout.contains("online=4"),
-        "not four CPUs: {}",
-        guest.output.stdout
-    );
-    donor.stop(context)?;
     Ok(Verdict::Pass)
 }
 

@@ -8,6 +8,7 @@ mod boot;
 mod cli;
 mod compression;
 mod control;
+mod cpus;
 mod disks;
 mod distro;
 mod exec;
@@ -116,6 +117,7 @@ impl Plan {
             vsock::SCENARIOS,
             exec::SCENARIOS,
             boot::SCENARIOS,
+            cpus::SCENARIOS,
             cli::SCENARIOS,
         ];
         let alone = [

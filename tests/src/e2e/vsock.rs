@@ -1,4 +1,4 @@
-//! The scenario of sockets between guest and host.
+//! The scenario of sockets between guest and host, and of the console at a socket.
 
 use anyhow::{Context as _, ensure};
 
@@ -7,7 +7,7 @@ use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "vsock",
-    about: "guest and host connect to each other by sockets, and bytes go both ways unharmed",
+    about: "guest and host connect to each other by sockets, and bytes go both ways unharmed; hvc0 does the same",
     needs_product: true,
     run: vsock,
 }];
@@ -18,7 +18,9 @@ const WORK: &str = "faultprobe --bytes 192M & \
     socket-pipe vsock-listen 52 </dev/null | sha256sum >/tmp/got; echo got=$(cat /tmp/got); \
     dd if=/dev/urandom of=/tmp/p bs=1M count=4; echo sent=$(sha256sum </tmp/p); \
     socket-pipe vsock-connect 9000 </tmp/p >/tmp/back; echo status=$?; echo back=$(cat /tmp/back); \
-    socket-pipe vsock-connect 9001 </dev/null; echo refused=$?; wait";
+    socket-pipe vsock-connect 9001 </dev/null; echo refused=$?; wait; \
+    exec 9<>/dev/hvc0; stty raw -echo <&9; echo raw=$?; seq 1 8000 >&9; head -c 200000 <&9 | sha256sum >/tmp/h; \
+    echo hvc=$(cat /tmp/h)";
 
 fn vsock(context: &Context<'_>) -> Result {
     let host = context.testbed.host(1);
@@ -35,14 +37,23 @@ fn vsock(context: &Context<'_>) -> Result {
     let mut guest = Guest::remote(2, WORK);
     guest
         .cmdline
-        .push_str(" ssi_modules=vmw_vsock_virtio_transport");
+        .push_str(" ssi_modules=\"vmw_vsock_virtio_transport virtio_console\"");
     guest.more.extend(["--vsock", "cid=3,path=/tmp/vm.vsock"]);
+    guest.more.extend(["--hvc", "/tmp/vm.hvc"]);
     let process = guest.start(context)?;
     process.wait_for_line("socket-pipe: listens on port 52", BOOT_DEADLINE)?;
     let client = host.spawn(&[
         "sh",
         "-c",
         "/share/socket-pipe guest-connect /tmp/vm.vsock 52 </tmp/to-guest",
+    ])?;
+    // A terminal that is not raw would take some of these bytes for keys that mean something.
+    process.wait_for_line("raw=0", BOOT_DEADLINE + GUEST_DEADLINE)?;
+    // Types all, before the guest reads it, and reads to the end of what the guest has written.
+    let terminal = host.spawn(&[
+        "sh",
+        "-c",
+        "head -c 200000 /tmp/to-guest | /share/socket-pipe unix-connect /tmp/vm.hvc | cksum",
     ])?;
     let output = process.wait(GUEST_DEADLINE)?;
     let guest = Finished::read(context, output)?;
@@ -84,7 +95,15 @@ fn vsock(context: &Context<'_>) -> Result {
         word("refused=")? == "1",
         "a port without a listener was connected to"
     );
-    let left = script("ls /tmp/vm.vsock 2>/dev/null || echo none")?;
+    let typed = script("head -c 200000 /tmp/to-guest | sha256sum")?;
+    let typed = typed.split_whitespace().next().unwrap_or_default();
+    let read = word("hvc=")?;
+    ensure!(read == typed, "typed {typed}, hvc0 gave {read}");
+    let seen = terminal.wait(SHORT)?.stdout;
+    // Less than is kept for a slow client; the terminal is raw, so lines arrive as they were written.
+    let due = script("seq 1 8000 | cksum")?;
+    ensure!(seen == due, "hvc0 showed {seen:?}, {due:?} was written");
+    let left = script("ls /tmp/vm.vsock /tmp/vm.hvc 2>/dev/null || echo none")?;
     ensure!(left.trim() == "none", "the socket is left behind");
     Ok(Verdict::Pass)
 }

@@ -104,12 +104,35 @@ fn a_kernel_must_be_given_and_readable() {
 
 #[test]
 fn numbers_outside_their_range_are_refused() {
-    assert_refused(|c| c.cpus = 0, &["--cpus 0", "1 to 64"]);
-    assert_refused(|c| c.cpus = 65, &["--cpus 65", "1 to 64"]);
+    assert_refused(|c| c.cpus = 0, &["--cpus 0", "1 to 254"]);
+    assert_refused(|c| c.cpus = 255, &["--cpus 255", "1 to 254"]);
     assert_refused(
         |c| c.donor_grace_seconds = 3601,
         &["--donor-grace 3601", "0 to 3600"],
     );
+}
+
+#[test]
+fn each_vcpu_has_one_cpu_that_this_process_may_use() {
+    let pin = |cpus, list: &str| {
+        let list = list.parse().expect("a list");
+        move |c: &mut RunConfig| {
+            c.cpus = cpus;
+            c.cpu_pinning = Some(list);
+        }
+    };
+    assert_refused(
+        pin(2, "0"),
+        &["names 1 CPU(s)", "the 2 vCPU(s)", "one for each"],
+    );
+    assert_refused(pin(1, "0-1"), &["names 2 CPU(s)", "the 1 vCPU(s)"]);
+    let allowed = CpuList(crate::machine::allowed_cpus().expect("a set"));
+    let remedy = format!("name CPUs of {allowed},");
+    assert_refused(pin(1, "8191"), &["names CPU 8191", "not allowed", &remedy]);
+    let first = allowed.0[0];
+    let mut config = valid();
+    pin(2, &format!("{first},{first}"))(&mut config);
+    assert!(config.validate().is_ok());
 }
 
 #[test]

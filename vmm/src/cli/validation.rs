@@ -7,8 +7,10 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::address::HostPort;
+use super::cpu_list::CpuList;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
+use crate::machine::allowed_cpus;
 use crate::size::ByteSize;
 
 /// Why a configuration cannot be run: value, limit and remedy in one line.
@@ -57,6 +59,29 @@ pub enum ValidationError {
         /// The most.
         max: u64,
     },
+    /// Not one CPU of the host for each vCPU.
+    #[error(
+        "--cpu-pinning names {named} CPU(s) for the {cpus} vCPU(s) of --cpus; name one for each, in their order, such as 2-5 for four"
+    )]
+    PinningCount {
+        /// How many were named.
+        named: usize,
+        /// How many vCPUs there are.
+        cpus: u32,
+    },
+    /// A CPU of the host that is not there, or not for this process.
+    #[error(
+        "--cpu-pinning names CPU {cpu}, which is absent or not allowed for this process; name CPUs of {allowed}, or have more of them allowed (taskset, cpuset)"
+    )]
+    PinningNotAllowed {
+        /// The first such CPU.
+        cpu: u32,
+        /// Those that are allowed.
+        allowed: CpuList,
+    },
+    /// The kernel does not tell which CPUs are allowed.
+    #[error("cannot find out for --cpu-pinning which CPUs are allowed; leave the flag away")]
+    PinningUnknown(#[source] io::Error),
     /// A size is not whole pages.
     #[error(
         "{flag} {size} is not a multiple of the page size, {PAGE_SIZE_BYTES} bytes; {below} is the next lower one"
@@ -300,6 +325,22 @@ pub(crate) fn check_range(
         min: min.into(),
         max: max.into(),
     })
+}
+
+/// Checks that there is a CPU for each of `cpus` vCPUs, and that this process may use each.
+pub(crate) fn check_pinning(pinning: &CpuList, cpus: u32) -> Result<(), ValidationError> {
+    let named = pinning.0.len();
+    if u32::try_from(named) != Ok(cpus) {
+        return Err(ValidationError::PinningCount { named, cpus });
+    }
+    let allowed = allowed_cpus().map_err(ValidationError::PinningUnknown)?;
+    match pinning.0.iter().find(|cpu| !allowed.contains(cpu)) {
+        Some(cpu) => Err(ValidationError::PinningNotAllowed {
+            cpu: *cpu,
+            allowed: CpuList(allowed),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Checks that a command can be given to a guest.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use devices::virtio::{
-    Balloon, Block, Disk, Entropy, MacAddress, Net, Tap, VirtioDevice, Vsock, VsockSocket,
+    Balloon, Block, Console, Disk, Entropy, HostSocket, MacAddress, Net, Tap, VirtioDevice, Vsock,
 };
 use memory_fabric::fabric::Fabric;
 use ssi_hv::config::{RunConfig, Switch};
@@ -20,8 +20,8 @@ const MACHINE_ID_PATH: &str = "/etc/machine-id";
 #[derive(Debug)]
 pub struct HostDevices {
     devices: Vec<Arc<dyn VirtioDevice>>,
-    /// Goes at the end of the run.
-    _socket: Option<VsockSocket>,
+    /// They go at the end of the run.
+    _sockets: Vec<HostSocket>,
 }
 
 impl HostDevices {
@@ -43,17 +43,20 @@ impl HostDevices {
             tracing::info!("network card on the tap {} with address {mac}", tap.name());
             devices.push(Arc::new(Net::new(number, tap, mac)));
         }
-        let socket = match &config.vsock {
-            Some(vsock) => {
-                let socket = VsockSocket::listen(&vsock.path)?;
-                devices.push(Arc::new(Vsock::new(vsock.cid, &socket)?));
-                Some(socket)
-            }
-            None => None,
-        };
+        let mut sockets = Vec::new();
+        if let Some(vsock) = &config.vsock {
+            let socket = HostSocket::listen("vsock", &vsock.path)?;
+            devices.push(Arc::new(Vsock::new(vsock.cid, &socket)?));
+            sockets.push(socket);
+        }
+        if let Some(path) = &config.hvc {
+            let socket = HostSocket::listen("console", path)?;
+            devices.push(Arc::new(Console::new(&socket)?));
+            sockets.push(socket);
+        }
         Ok(Self {
             devices,
-            _socket: socket,
+            _sockets: sockets,
         })
     }
 

@@ -23,7 +23,7 @@ mod working_set;
 
 use std::io::{self, Write};
 
-use ::devices::virtio::{DiskError, TapError, VsockError};
+use ::devices::virtio::{DiskError, HostSocketError, TapError};
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
 
@@ -69,7 +69,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
         let usage = error.is::<ValidationError>()
             || error.is::<DiskError>()
             || error.is::<TapError>()
-            || error.is::<VsockError>();
+            || error.is::<HostSocketError>();
         let code = if usage {
             ExitCode::Usage
         } else {

@@ -226,6 +226,7 @@ impl Run<'_> {
                 None => command_line(&config.cmdline),
             },
             cpus: u8::try_from(config.cpus).context("--cpus")?,
+            pinning: config.cpu_pinning.clone().unwrap_or_default().0,
             devices,
             numa: super::numa::nodes(config, &fabric),
         };

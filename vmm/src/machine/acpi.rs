@@ -50,7 +50,7 @@ const MADT_LOCAL_APIC_NMI: u8 = 4;
 const INTI_HIGH_LEVEL: u16 = 0b1101;
 /// MADT interrupt flags: as the bus has it.
 const INTI_CONFORMS: u16 = 0;
-/// The number of the I/O interrupt controller; local controllers have 0 to 63.
+/// The number of the I/O interrupt controller; local controllers have 0 to 253.
 const IOAPIC_ID: u8 = 0xff;
 
 /// Tables at their guest-physical addresses.
@@ -256,7 +256,7 @@ fn madt(cpus: u8) -> Vec<u8> {
     let mut body = Vec::new();
     body.extend(LOCAL_APIC_START.to_le_bytes());
     body.extend(MADT_PCAT_COMPAT.to_le_bytes());
-    // At most 64 CPUs: numbers of the local controllers stay below 255, and no x2APIC entries
+    // At most 254 CPUs: numbers of the local controllers stay below 255, and no x2APIC entries
     // are needed.
     for cpu in 0..cpus {
         ProcessorLocalApic::new(cpu, cpu, EnabledStatus::Enabled).to_aml_bytes(&mut body);
@@ -277,6 +277,7 @@ fn madt(cpus: u8) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::VCPUS_MAX;
     use crate::machine::layout::VIRTIO_DEVICES_MAX;
 
     fn sum(bytes: &[u8]) -> u8 {
@@ -293,7 +294,7 @@ mod tests {
 
     #[test]
     fn every_table_has_its_length_and_checksum() {
-        for cpus in [1, 2, 64] {
+        for cpus in [1, 2, 64, VCPUS_MAX] {
             let tables = AcpiTables::new(cpus, &[], &[]);
             for (address, table) in &tables.placed[1..] {
                 assert_eq!(address % TABLE_ALIGNMENT, 0);
@@ -354,7 +355,7 @@ mod tests {
 
     #[test]
     fn the_madt_has_an_entry_for_each_cpu() {
-        let tables = AcpiTables::new(64, &[], &[]);
+        let tables = AcpiTables::new(VCPUS_MAX, &[], &[]);
         let mut entries = &find(&tables, b"APIC").1[44..];
         let mut cpus = Vec::new();
         while let [kind, len, ..] = entries {
@@ -363,7 +364,7 @@ mod tests {
             }
             entries = &entries[usize::from(*len)..];
         }
-        assert_eq!(cpus, (0..64).collect::<Vec<u8>>());
+        assert_eq!(cpus, (0..VCPUS_MAX).collect::<Vec<u8>>());
     }
 
     #[test]
@@ -376,7 +377,7 @@ mod tests {
             bandwidth_mb_s: Some(1),
         };
         let nodes = vec![node; 65];
-        let tables = AcpiTables::new(64, &slots, &nodes);
+        let tables = AcpiTables::new(VCPUS_MAX, &slots, &nodes);
         assert_eq!(tables.write(&memory).unwrap(), ACPI_START);
         for signature in [b"SRAT", b"SLIT", b"HMAT"] {
             let (address, _) = find(&tables, signature);

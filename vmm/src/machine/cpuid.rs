@@ -92,6 +92,8 @@ pub(super) fn for_cpu(
     let cores = u32::from(cpus.max(1));
     // How many bits of an APIC id tell the cores of a package apart.
     let id_bits = cores.next_power_of_two().trailing_zeros();
+    // The field of leaf 1 is too narrow for 256, and the leaves below are not.
+    let ids = (1 << id_bits).min(0xff);
     let basic_max = supported
         .iter()
         .find(|entry| entry.function == 0)
@@ -106,7 +108,7 @@ pub(super) fn for_cpu(
     for entry in &mut entries {
         match entry.function {
             0x1 => {
-                entry.ebx = (entry.ebx & EBX_CLFLUSH) | ((1 << id_bits) << 16) | (id << 24);
+                entry.ebx = (entry.ebx & EBX_CLFLUSH) | (ids << 16) | (id << 24);
                 entry.ecx |= ECX_HYPERVISOR;
                 entry.ecx &= !ECX_VMX;
                 set(&mut entry.ecx, ECX_TSC_DEADLINE, tsc_deadline);
@@ -240,6 +242,24 @@ mod tests {
             assert_eq!(leaf(&entries, 0x8000_001e, 0).eax, id);
             assert_eq!(leaf(&entries, 0x8000_0008, 0).ecx, 4 | (3 << 12));
             assert!(!entries.iter().any(|e| e.function == 0x1f));
+        }
+    }
+
+    #[test]
+    fn the_largest_machine_has_its_topology_in_each_leaf() {
+        for (id, cpus, ids, bits) in [(71, 72, 128, 7), (127, 128, 128, 7), (253, 254, 255, 8)] {
+            let entries = for_cpu(&supported(b"Auth"), id, cpus, true);
+            let (id, cpus) = (u32::from(id), u32::from(cpus));
+            assert_eq!(leaf(&entries, 1, 0).ebx >> 24, id);
+            assert_eq!((leaf(&entries, 1, 0).ebx >> 16) & 0xff, ids);
+            assert_eq!(leaf(&entries, 0xb, 1).edx, id);
+            assert_eq!(leaf(&entries, 0xb, 1).eax, bits);
+            assert_eq!(leaf(&entries, 0xb, 1).ebx, cpus);
+            assert_eq!(leaf(&entries, 0x8000_001e, 0).ebx, id);
+            assert_eq!(
+                leaf(&entries, 0x8000_0008, 0).ecx,
+                (cpus - 1) | (bits << 12)
+            );
         }
     }
 

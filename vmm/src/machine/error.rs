@@ -217,6 +217,20 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
+    /// The thread of a vCPU cannot run where it is to.
+    #[error(
+        "the thread of vCPU {vcpu} cannot be pinned to CPU {cpu} of this host; name CPUs in \
+         --cpu-pinning that are there and allowed"
+    )]
+    Pinning {
+        /// Index of the vCPU.
+        vcpu: usize,
+        /// The CPU of the host.
+        cpu: u32,
+        /// The answer of the host.
+        #[source]
+        source: io::Error,
+    },
     /// The thread of a virtio device panicked: a bug in the monitor.
     #[error("the thread of the virtio device {device} panicked; this is a bug in ssi-hv")]
     DevicePanicked {
@@ -272,11 +286,11 @@ mod tests {
     #[test]
     fn the_limit_of_cpus_is_in_the_error() {
         let text = MachineError::check_cpus(300, 1024).unwrap_err().to_string();
-        assert!(text.contains("300 asked, 64 is the limit"), "{text}");
+        assert!(text.contains("300 asked, 254 is the limit"), "{text}");
         let text = MachineError::check_cpus(9, 8).unwrap_err().to_string();
         assert!(text.contains("9 asked, 8 is the limit"), "{text}");
         assert!(MachineError::check_cpus(0, 8).is_err());
-        assert!(MachineError::check_cpus(64, 1024).is_ok());
+        assert!(MachineError::check_cpus(254, 1024).is_ok());
     }
 
     #[test]

@@ -189,7 +189,16 @@ pub(super) fn load_kernel(
     memory: &GuestMemoryMmap,
     low_end: u64,
 ) -> Result<LoadedKernel, KernelError> {
-    let image = read_image(path)?;
+    load_image(path, read_image(path)?, memory, low_end)
+}
+
+/// Loads the kernel `image`, which was in the file `path`.
+pub(super) fn load_image(
+    path: &Path,
+    image: Vec<u8>,
+    memory: &GuestMemoryMmap,
+    low_end: u64,
+) -> Result<LoadedKernel, KernelError> {
     if image.starts_with(b"\x7fELF") {
         return load_elf(path, image, memory, low_end);
     }

@@ -104,6 +104,7 @@ pub(super) fn create_vcpu(
     interrupts.set_up_cpu(&fd)?;
     Ok(Vcpu {
         index: usize::from(id),
+        pinned_to: None,
         fd,
     })
 }

@@ -21,6 +21,7 @@
 //!     initrd: None,
 //!     cmdline: command_line("quiet"),
 //!     cpus: 2,
+//!     pinning: Vec::new(),
 //!     devices: Vec::new(),
 //!     numa: Vec::new(),
 //! };
@@ -49,12 +50,15 @@
 //! than [`STOP_TIME_MAX`] before it leaves such a thread behind, to die with the process.
 
 mod acpi;
+mod affinity;
 mod boot_params;
 mod console;
 mod control;
 mod cpuid;
 mod elf_check;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod irqchip;
 mod kernel;
 mod kvm;
@@ -83,6 +87,7 @@ use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::EventSet;
 
+pub use affinity::allowed_cpus;
 pub use boot_params::Initrd;
 pub use console::{BlockingWriter, ConsoleConfig};
 pub use elf_check::ElfError;
@@ -107,9 +112,10 @@ use virtio::VirtioDevices;
 /// The device through which KVM is reached.
 pub const KVM_PATH: &str = "/dev/kvm";
 
-/// The most vCPUs of a machine. One host has seldom more to give, and every number fits the
-/// 8-bit ids of the interrupt controllers.
-pub const VCPUS_MAX: u8 = 64;
+/// The most vCPUs of a machine. Each has its number as the id of its interrupt controller, and
+/// without remapping of interrupts in hardware those of devices reach 8-bit ids alone, of which
+/// 255 is for all of them and 254 is not used.
+pub const VCPUS_MAX: u8 = 254;
 
 /// How long ending a run waits for vCPU threads. One that waits for a remote page cannot leave
 /// the guest before the page comes; it is left behind after this time.
@@ -147,6 +153,9 @@ pub struct MachineConfig {
     pub cmdline: String,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`].
     pub cpus: u8,
+    /// CPUs of the host: the thread of each vCPU runs on that in its place. Those without one run
+    /// where the host lets them.
+    pub pinning: Vec<u32>,
     /// Its virtio devices; places and interrupts are given in this order.
     pub devices: Vec<Arc<dyn VirtioDevice>>,
     /// The NUMA nodes that the guest sees, the one with the CPUs first; none for a guest that sees
@@ -306,15 +315,20 @@ impl Machine {
 
         let tsc_deadline = interrupts.has_tsc_deadline(&vm);
         let emulated = hypervisor_vendor() == Some(TCG_VENDOR);
+        let mut pinning = config.pinning.iter();
         let vcpus = (0..config.cpus)
             .map(|id| {
                 let mut cpuid = cpuid::for_cpu(supported.as_slice(), id, config.cpus, tsc_deadline);
                 if emulated {
                     cpuid::hide_xsave(&mut cpuid);
                 }
-                kvm::create_vcpu(&vm, &interrupts, id, &cpuid)
+                let vcpu = kvm::create_vcpu(&vm, &interrupts, id, &cpuid)?;
+                Ok(Vcpu {
+                    pinned_to: pinning.next().copied(),
+                    ..vcpu
+                })
             })
-            .collect::<Result<Vec<_>, _>>()?;
+            .collect::<Result<Vec<_>, MachineError>>()?;
         if let Some(boot_processor) = vcpus.first() {
             regs::set_boot_registers(&boot_processor.fd, kernel.entry)?;
         }

@@ -10,6 +10,7 @@ use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 
+use super::affinity::pin_this_thread;
 use super::control::{Control, Next, unblock_kick_signal};
 use super::{MachineError, Outcome};
 
@@ -34,6 +35,8 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub(super) struct Vcpu {
     pub index: usize,
+    /// The CPU of the host on which its thread is to run; `None` where the host lets it.
+    pub pinned_to: Option<u32>,
     pub fd: VcpuFd,
 }
 
@@ -77,6 +80,13 @@ impl Vcpu {
             shared,
             vcpu: self.index,
         };
+        if let Some(cpu) = self.pinned_to
+            && let Err(source) = pin_this_thread(cpu)
+        {
+            let vcpu = self.index;
+            let error = MachineError::Pinning { vcpu, cpu, source };
+            return shared.control.end(Err(error));
+        }
         unblock_kick_signal();
         let run: *mut kvm_run = self.fd.get_kvm_run();
         // SAFETY: `run` points to the mapped `kvm_run` of the vCPU, so the field is in bounds.

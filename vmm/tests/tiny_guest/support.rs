@@ -139,6 +139,7 @@ pub fn machine_with(
         initrd: None,
         cmdline: String::new(),
         cpus,
+        pinning: Vec::new(),
         devices,
         numa: Vec::new(),
     };

@@ -296,11 +296,11 @@ impl VirtioDevice for Net {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 impl Net {
     /// The card with number 1 on one end of a pair of sockets that keeps packets apart, as a tap
     /// does; and the other end, which is the host's network.
-    pub(super) fn on_sockets() -> (Self, std::os::unix::net::UnixDatagram) {
+    pub(crate) fn on_sockets() -> (Self, std::os::unix::net::UnixDatagram) {
         let (host, cable) = std::os::unix::net::UnixDatagram::pair().unwrap();
         host.set_nonblocking(true).unwrap();
         cable.set_nonblocking(true).unwrap();

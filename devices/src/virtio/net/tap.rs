@@ -184,7 +184,7 @@ impl Tap {
     }
 
     /// A tap whose cable is one end of a pair of sockets, or another file.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn of(file: File) -> Self {
         Self {
             file,

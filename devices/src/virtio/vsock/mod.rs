@@ -10,16 +10,13 @@ mod hub;
 mod packet;
 
 use std::fmt;
-use std::io::{self, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::{BorrowedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use thiserror::Error;
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 
+use super::host_socket::{HostSocket, HostSocketError};
 use super::{BrokenRing, Buffers, Ring, VirtioDevice, read_bytes_of};
 use crate::lock;
 use hub::Hub;
@@ -29,10 +26,6 @@ use packet::{HEADER_BYTES, Header};
 pub const VSOCK_CID_MIN: u32 = 3;
 /// The last one: one more means any.
 pub const VSOCK_CID_MAX: u32 = u32::MAX - 1;
-
-/// The longest path of the host's socket: the kernel takes 107 bytes, of which `_4294967295` may
-/// follow.
-pub const VSOCK_PATH_BYTES_MAX: usize = 107 - 11;
 
 /// To the guest, from the guest, events.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
@@ -44,46 +37,6 @@ const DATA_BYTES_MAX: usize = 64 << 10;
 
 /// Packets in one direction before the other has its turn.
 const PACKETS_AT_ONCE: usize = 32;
-
-/// Why the host's socket cannot be had.
-#[derive(Debug, Error)]
-pub enum VsockError {
-    /// Its path is too long for a socket.
-    #[error(
-        "the path of the vsock {} has {} bytes, {VSOCK_PATH_BYTES_MAX} is the limit; choose a shorter \
-         one",
-        path.display(),
-        path.as_os_str().len()
-    )]
-    PathTooLong {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Somebody listens there.
-    #[error("the vsock {} is in use, by another VM perhaps; choose another path", path.display())]
-    InUse {
-        /// The path.
-        path: PathBuf,
-    },
-    /// Something else is there.
-    #[error("the vsock {} is there already and no socket; choose another path", path.display())]
-    NotASocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The socket cannot be made.
-    #[error(
-        "cannot make the vsock {}; choose a path in a directory that exists and that you may write to",
-        path.display()
-    )]
-    Make {
-        /// The path.
-        path: PathBuf,
-        /// Why not.
-        #[source]
-        source: io::Error,
-    },
-}
 
 /// The sockets of a guest.
 pub struct Vsock {
@@ -105,51 +58,6 @@ impl fmt::Debug for Vsock {
     }
 }
 
-/// The Unix socket of the host. It is removed when this is dropped, which ends no connection.
-#[derive(Debug)]
-pub struct VsockSocket {
-    listener: UnixListener,
-    path: PathBuf,
-}
-
-impl VsockSocket {
-    /// Makes the socket `path`; one that nobody listens on any more is replaced.
-    ///
-    /// # Errors
-    ///
-    /// When somebody listens there, or it cannot be made.
-    pub fn listen(path: &Path) -> Result<Self, VsockError> {
-        let path = path.to_path_buf();
-        if path.as_os_str().len() > VSOCK_PATH_BYTES_MAX {
-            return Err(VsockError::PathTooLong { path });
-        }
-        if let Ok(there) = std::fs::symlink_metadata(&path) {
-            if !there.file_type().is_socket() {
-                return Err(VsockError::NotASocket { path });
-            }
-            match UnixStream::connect(&path) {
-                // Of a process that was killed.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    // Where that fails, so does what follows.
-                    let _ = std::fs::remove_file(&path);
-                }
-                _ => return Err(VsockError::InUse { path }),
-            }
-        }
-        match UnixListener::bind(&path) {
-            Ok(listener) => Ok(Self { listener, path }),
-            Err(source) => Err(VsockError::Make { path, source }),
-        }
-    }
-}
-
-impl Drop for VsockSocket {
-    fn drop(&mut self) {
-        // It is ours, and it may be gone already.
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
 impl Vsock {
     /// The sockets of the guest with the address `cid`, between [`VSOCK_CID_MIN`] and
     /// [`VSOCK_CID_MAX`], behind `socket`.
@@ -157,13 +65,10 @@ impl Vsock {
     /// # Errors
     ///
     /// When the process is out of descriptors.
-    pub fn new(cid: u32, socket: &VsockSocket) -> Result<Self, VsockError> {
-        let listener = socket.listener.try_clone();
-        let hub = listener.and_then(|listener| Hub::new(cid.into(), &socket.path, listener));
-        let hub = hub.map_err(|source| VsockError::Make {
-            path: socket.path.clone(),
-            source,
-        })?;
+    pub fn new(cid: u32, socket: &HostSocket) -> Result<Self, HostSocketError> {
+        let listener = socket.listener();
+        let hub = listener.and_then(|listener| Hub::new(cid.into(), socket.path(), listener));
+        let hub = hub.map_err(|source| socket.unusable(source))?;
         Ok(Self {
             config: u64::from(cid).to_le_bytes(),
             epoll: hub.epoll_fd(),

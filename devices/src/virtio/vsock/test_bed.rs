@@ -2,6 +2,9 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress};
@@ -23,7 +26,7 @@ pub(super) const GUEST_BUFFER: u32 = 256 << 10;
 pub(super) struct Bed {
     pub driver: Driver<Vsock>,
     pub directory: tempfile::TempDir,
-    _socket: VsockSocket,
+    _socket: HostSocket,
     seen: RefCell<u16>,
     packets: RefCell<VecDeque<(Header, Vec<u8>)>>,
 }
@@ -31,7 +34,7 @@ pub(super) struct Bed {
 impl Bed {
     pub fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let socket = VsockSocket::listen(&directory.path().join("v.sock")).unwrap();
+        let socket = HostSocket::listen("vsock", &directory.path().join("v.sock")).unwrap();
         let device = Vsock::new(3, &socket).unwrap();
         let driver = Driver::of(device);
         driver.start(VERSION_1);

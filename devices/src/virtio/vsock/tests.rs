@@ -1,5 +1,7 @@
 //! Tests of sockets between guest and host, on real Unix sockets.
 
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 
 use event_manager::{EventManager, SubscriberOps};
@@ -396,18 +398,18 @@ fn the_socket_is_ours_and_goes_with_us() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("v.sock");
     let refused = |path: &Path| {
-        let text = VsockSocket::listen(path).unwrap_err().to_string();
+        let text = HostSocket::listen("vsock", path).unwrap_err().to_string();
         assert!(text.contains(&path.display().to_string()), "{text}");
         text
     };
-    let one = VsockSocket::listen(&path).unwrap();
+    let one = HostSocket::listen("vsock", &path).unwrap();
     assert!(refused(&path).contains("is in use"));
     drop(one);
     assert!(!path.exists());
     // Of a process that was killed.
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
-    drop(VsockSocket::listen(&path).unwrap());
+    drop(HostSocket::listen("vsock", &path).unwrap());
     std::fs::write(&path, "precious").unwrap();
     assert!(refused(&path).contains("no socket"));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");

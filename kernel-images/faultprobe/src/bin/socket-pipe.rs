@@ -13,6 +13,7 @@ use std::process::ExitCode;
 const USAGE: &str = "socket-pipe: write one of
   socket-pipe tcp-connect ADDRESS:PORT
   socket-pipe tcp-listen ADDRESS:PORT
+  socket-pipe unix-connect PATH
   socket-pipe unix-listen PATH
   socket-pipe vsock-connect PORT       from a guest to a port of its host
   socket-pipe vsock-listen PORT        in a guest
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
         ["tcp-listen", address] => TcpListener::bind(address)
             .and_then(|listener| listener.accept())
             .map(|(stream, _)| stream.into()),
+        ["unix-connect", path] => UnixStream::connect(path).map(OwnedFd::from),
         ["unix-listen", path] => UnixListener::bind(path)
             .and_then(|listener| listener.accept())
             .map(|(stream, _)| stream.into()),

@@ -1,0 +1,263 @@
+//! What fuzz targets run: for each device a body that takes any bytes for what a guest, and whoever
+//! is at the host's end, does with it.
+//!
+//! A body panics when something that must hold does not. The targets in `tests/fuzz/` give it to
+//! libFuzzer, for as long as one likes; ordinary tests run the same bodies over the inputs in
+//! `tests/fuzz/seeds` and over some thousands that are made from them ([`exercise`]).
+
+mod ports;
+mod virtio;
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// The longest that one input may take; a device that hangs is one that does not.
+const INPUT_TIME_MAX: Duration = Duration::from_secs(10);
+/// The longest input that [`exercise`] makes.
+const INPUT_BYTES_MAX: usize = 4096;
+/// Numbers that often mean something at the edge of something.
+const EDGES: [u8; 8] = [0, 1, 2, 4, 0x10, 0x7f, 0x80, 0xff];
+
+/// One fuzz target.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// Its name, also of its file in `tests/fuzz/fuzz_targets`.
+    pub name: &'static str,
+    /// Its body.
+    pub run: fn(&[u8]),
+}
+
+/// The targets of this crate.
+pub const TARGETS: &[Target] = &[
+    Target {
+        name: "block",
+        run: virtio::block,
+    },
+    Target {
+        name: "net",
+        run: virtio::net,
+    },
+    Target {
+        name: "rng",
+        run: virtio::rng,
+    },
+    Target {
+        name: "vsock",
+        run: virtio::vsock,
+    },
+    Target {
+        name: "console",
+        run: virtio::console,
+    },
+    Target {
+        name: "balloon",
+        run: virtio::balloon,
+    },
+    Target {
+        name: "transport",
+        run: virtio::transport,
+    },
+    Target {
+        name: "serial",
+        run: ports::serial,
+    },
+    Target {
+        name: "i8042",
+        run: ports::i8042,
+    },
+    Target {
+        name: "rtc",
+        run: ports::rtc,
+    },
+    Target {
+        name: "acpi_pm",
+        run: ports::acpi_pm,
+    },
+    Target {
+        name: "panic_port",
+        run: ports::panic_port,
+    },
+    Target {
+        name: "bus",
+        run: ports::bus,
+    },
+];
+
+/// The body of the target `name` among `targets`.
+///
+/// # Panics
+///
+/// When there is none.
+pub fn body(targets: &[Target], name: &str) -> fn(&[u8]) {
+    let found = targets.iter().find(|target| target.name == name);
+    found.unwrap_or_else(|| panic!("no fuzz target {name}")).run
+}
+
+/// Runs a target over the inputs in the directory `seeds`, and over `count` that are made from
+/// those, the same ones each time. Gives the number of executions.
+///
+/// # Panics
+///
+/// When there are no seeds, or when the target fails; the input is then in a file that the message
+/// names.
+pub fn exercise(target: &Target, seeds: &Path, count: usize) -> usize {
+    let mut inputs: Vec<Vec<u8>> = Vec::new();
+    let mut paths: Vec<_> = std::fs::read_dir(seeds)
+        .unwrap_or_else(|error| panic!("{}: {error}", seeds.display()))
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
+    paths.sort();
+    assert!(!paths.is_empty(), "{} has no inputs", seeds.display());
+    for path in paths {
+        inputs.push(std::fs::read(path).expect("an input"));
+    }
+    for input in &inputs {
+        once(target, input);
+    }
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    for _ in 0..count {
+        once(target, &random.input(&inputs));
+    }
+    inputs.len() + count
+}
+
+fn once(target: &Target, input: &[u8]) {
+    let begin = Instant::now();
+    let result = catch_unwind(AssertUnwindSafe(|| (target.run)(input)));
+    let late = begin.elapsed() > INPUT_TIME_MAX;
+    if result.is_ok() && !late {
+        return;
+    }
+    let name = format!("ssi-hv-fuzz-{}-{}", target.name, std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let kept = std::fs::write(&path, input);
+    eprintln!(
+        "the fuzz target {} fails with the input {} ({kept:?})",
+        target.name,
+        path.display()
+    );
+    match result {
+        Ok(()) => panic!("it took {:?}", begin.elapsed()),
+        Err(panic) => resume_unwind(panic),
+    }
+}
+
+/// Numbers that look random (xorshift64, Marsaglia 2003).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// Below `limit`, which is not 0.
+    fn below(&mut self, limit: usize) -> usize {
+        let limit = u64::try_from(limit).unwrap_or(u64::MAX);
+        usize::try_from(self.next() % limit).unwrap_or(0)
+    }
+
+    fn byte(&mut self) -> u8 {
+        match self.below(3) {
+            0 => EDGES[self.below(EDGES.len())],
+            _ => self.next().to_le_bytes()[0],
+        }
+    }
+
+    /// One of `inputs` with some changes; sometimes only noise.
+    fn input(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
+        let mut input = match self.below(5) {
+            0 => (0..self.below(512)).map(|_| self.byte()).collect(),
+            _ => inputs[self.below(inputs.len())].clone(),
+        };
+        for _ in 0..=self.below(6) {
+            let at = self.below(input.len() + 1);
+            match self.below(5) {
+                0 => input.insert(at, self.byte()),
+                1 if at < input.len() => drop(input.remove(at)),
+                2 => {
+                    // The rest is that of another one.
+                    let other = &inputs[self.below(inputs.len())];
+                    input.truncate(at);
+                    input.extend(&other[self.below(other.len() + 1)..]);
+                }
+                3 if at < input.len() => input[at] ^= 1 << self.below(8),
+                _ if at < input.len() => input[at] = self.byte(),
+                _ => input.push(self.byte()),
+            }
+        }
+        input.truncate(INPUT_BYTES_MAX);
+        input
+    }
+}
+
+/// Tests that run each target of `TARGETS` over its seeds, and over some thousands of inputs that
+/// are made from them; and one that holds the names here, in `TARGETS` and in `tests/fuzz/fuzz_targets`
+/// to each other.
+#[macro_export]
+macro_rules! fuzz_tests {
+    ($($name:ident)*) => {
+        fn directory() -> std::path::PathBuf {
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz")
+        }
+
+        $(
+            #[test]
+            fn $name() {
+                const INPUTS: usize = 2_000;
+                let name = stringify!($name);
+                let mut targets = super::TARGETS.iter();
+                let target = targets.find(|target| target.name == name).unwrap();
+                let seeds = directory().join("seeds").join(name);
+                let count = $crate::fuzzing::exercise(target, &seeds, INPUTS);
+                assert!(count > INPUTS);
+                println!("FUZZED: {name}, {count} executions");
+            }
+        )*
+
+        #[test]
+        fn each_target_is_tested_and_has_a_file() {
+            let names: Vec<_> = super::TARGETS.iter().map(|target| target.name).collect();
+            assert_eq!(names, [$(stringify!($name)),*]);
+            for name in names {
+                let file = directory().join(format!("fuzz_targets/{name}.rs"));
+                let text = std::fs::read_to_string(&file).unwrap();
+                assert!(text.contains(&format!("\"{name}\"")), "{}", file.display());
+            }
+        }
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    crate::fuzz_tests! {
+        block net rng vsock console balloon transport serial i8042 rtc acpi_pm panic_port bus
+    }
+
+    #[test]
+    fn a_target_that_fails_is_noticed_and_its_input_kept() {
+        static SUM: AtomicUsize = AtomicUsize::new(0);
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("a"), b"abc").unwrap();
+        let target = Target {
+            name: "of-a-test",
+            run: |input| {
+                SUM.fetch_add(input.len(), Ordering::Relaxed);
+                assert!(!input.starts_with(b"abc"));
+            },
+        };
+        assert!(catch_unwind(|| exercise(&target, directory.path(), 10)).is_err());
+        assert_eq!(SUM.load(Ordering::Relaxed), 3);
+        let kept = format!("ssi-hv-fuzz-of-a-test-{}", std::process::id());
+        let kept = std::env::temp_dir().join(kept);
+        assert_eq!(std::fs::read(&kept).unwrap(), b"abc");
+        std::fs::remove_file(kept).unwrap();
+    }
+}

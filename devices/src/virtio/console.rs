@@ -1,0 +1,274 @@
+//! The console of virtio (virtio 1.2, section 5.3), with one port: `/dev/hvc0` of Linux.
+//!
+//! Its other end is a Unix socket of the host. One client at a time is connected; others wait until
+//! it has gone. What the guest writes is taken at once, whoever reads it: drivers wait for that
+//! without doing anything else. The last of it is kept for a client that is slow, or yet to come.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Mutex;
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+
+use super::host_socket::{HostSocket, HostSocketError};
+use super::{BrokenRing, Buffers, Ring, VirtioDevice};
+use crate::lock;
+
+/// To the guest, from the guest.
+const QUEUE_SIZES: [u16; 2] = [128, 128];
+const RECEIVE_QUEUE: usize = 0;
+
+/// How much of what the guest has written is kept for a client: the newest of it.
+pub const CONSOLE_KEPT_BYTES_MAX: usize = 64 << 10;
+/// Bytes that are moved at once.
+const BATCH_BYTES: usize = 4096;
+/// Chains in one direction before the other has its turn.
+const CHAINS_AT_ONCE: usize = 32;
+
+/// Events that are taken at once; there are two descriptors.
+const EVENTS_AT_ONCE: usize = 4;
+
+/// A console of the guest, beside its serial port.
+pub struct Console {
+    epoll: Epoll,
+    state: Mutex<State>,
+}
+
+struct State {
+    listener: UnixListener,
+    client: Option<Client>,
+    /// Written by the guest, and not yet by the client's kernel.
+    kept: VecDeque<u8>,
+}
+
+struct Client {
+    stream: UnixStream,
+    /// It has typed all that it will, and that was read.
+    ended: bool,
+    /// It reads no more.
+    gone: bool,
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console").finish_non_exhaustive()
+    }
+}
+
+impl Console {
+    /// The console behind `socket`.
+    ///
+    /// # Errors
+    ///
+    /// When the process is out of descriptors.
+    pub fn new(socket: &HostSocket) -> Result<Self, HostSocketError> {
+        let made = || -> io::Result<Self> {
+            let listener = socket.listener()?;
+            let epoll = Epoll::new()?;
+            let fd = listener.as_raw_fd();
+            epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
+            let state = State {
+                listener,
+                client: None,
+                kept: VecDeque::new(),
+            };
+            Ok(Self {
+                epoll,
+                state: Mutex::new(state),
+            })
+        };
+        made().map_err(|source| socket.unusable(source))
+    }
+
+    /// Takes up what the sockets have: a client, and room for what it is to read.
+    fn attend(&self, state: &mut State) {
+        loop {
+            let mut events = [EpollEvent::default(); EVENTS_AT_ONCE];
+            // What there is to take is found below, and a failure is as if nothing were there.
+            let count = self.epoll.wait(0, &mut events).unwrap_or(0);
+            let over = EventSet::HANG_UP | EventSet::ERROR;
+            let over = |event: &EpollEvent| event.event_set().intersects(over);
+            if let Some(client) = &mut state.client {
+                client.gone |= events[..count].iter().any(over);
+            }
+            if state.client.is_none() && !self.accept(state) {
+                return;
+            }
+            state.flush();
+            if !state.client_is_over() {
+                return;
+            }
+            state.client = None;
+        }
+    }
+
+    /// Takes the client that has waited longest; false when there is none.
+    fn accept(&self, state: &mut State) -> bool {
+        let accepted = || -> io::Result<Client> {
+            let (stream, _) = state.listener.accept()?;
+            stream.set_nonblocking(true)?;
+            let all = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
+            // It is forgotten when it is closed.
+            let event = EpollEvent::new(all, 1);
+            self.epoll
+                .ctl(ControlOperation::Add, stream.as_raw_fd(), event)?;
+            Ok(Client {
+                stream,
+                ended: false,
+                gone: false,
+            })
+        };
+        state.client = accepted().ok();
+        state.client.is_some()
+    }
+
+    /// Gives the guest what the client has typed.
+    fn receive(&self, state: &mut State, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        let memory = ring.memory();
+        for _ in 0..CHAINS_AT_ONCE {
+            if state.client.is_none() {
+                return Ok(false);
+            }
+            let Some(chain) = ring.next_chain()? else {
+                return Ok(false);
+            };
+            let writer = Buffers::of(&chain, memory).map(|buffers| buffers.to_driver);
+            let Some(mut writer) = writer.filter(|w| w.available_bytes() > 0) else {
+                // Nothing has room in it.
+                ring.used(chain.head_index(), 0)?;
+                continue;
+            };
+            let mut bytes = [0; BATCH_BYTES];
+            let room = writer.available_bytes().min(bytes.len());
+            let Some(count) = state.typed(&mut bytes[..room]) else {
+                ring.put_back(1);
+                if !state.client_is_over() {
+                    return Ok(false);
+                }
+                // The next one may have typed already.
+                self.attend(state);
+                return Ok(state.client.is_some());
+            };
+            // The room was counted above.
+            let written = writer.write_all(&bytes[..count]).map_or(0, |()| count);
+            ring.used(chain.head_index(), u32::try_from(written).unwrap_or(0))?;
+        }
+        Ok(true)
+    }
+}
+
+impl State {
+    /// Whether there is nothing more to come from the client, nor anything to give it.
+    fn client_is_over(&self) -> bool {
+        self.client.as_ref().is_some_and(|c| c.ended && c.gone)
+    }
+
+    /// What the client has typed; `None` when that is nothing now.
+    fn typed(&mut self, bytes: &mut [u8]) -> Option<usize> {
+        let client = self.client.as_mut().filter(|client| !client.ended)?;
+        match client.stream.read(bytes) {
+            Ok(0) => client.ended = true,
+            Ok(count) => return Some(count),
+            Err(error) if is_later(&error) => {}
+            Err(_) => (client.ended, client.gone) = (true, true),
+        }
+        None
+    }
+
+    /// Takes what the guest writes, and keeps the newest.
+    fn keep(&mut self, bytes: &[u8]) {
+        self.kept.extend(bytes);
+        let oldest = self.kept.len().saturating_sub(CONSOLE_KEPT_BYTES_MAX);
+        self.kept.drain(..oldest);
+    }
+
+    /// Gives the client what was kept, as far as it takes it.
+    fn flush(&mut self) {
+        let Some(client) = self.client.as_mut() else {
+            return;
+        };
+        while !client.gone && !self.kept.is_empty() {
+            let (first, _) = self.kept.as_slices();
+            match client.stream.write(first) {
+                Ok(count) => drop(self.kept.drain(..count)),
+                Err(error) if is_later(&error) => return,
+                Err(_) => client.gone = true,
+            }
+        }
+    }
+
+    /// Takes what the guest has written.
+    fn send(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        let memory = ring.memory();
+        for _ in 0..CHAINS_AT_ONCE {
+            let Some(chain) = ring.next_chain()? else {
+                return Ok(false);
+            };
+            let reader = Buffers::of(&chain, memory).map(|buffers| buffers.from_driver);
+            // No more than is kept, of chains that claim gigabytes.
+            let mut left = CONSOLE_KEPT_BYTES_MAX;
+            if let Some(mut reader) = reader {
+                let mut bytes = [0; BATCH_BYTES];
+                while let Ok(count @ 1..) = reader.read(&mut bytes[..left.min(BATCH_BYTES)]) {
+                    self.keep(&bytes[..count]);
+                    left -= count;
+                }
+            }
+            ring.used(chain.head_index(), 0)?;
+        }
+        Ok(true)
+    }
+}
+
+/// Whether it is only that there is nothing now.
+fn is_later(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}
+
+impl VirtioDevice for Console {
+    fn name(&self) -> &str {
+        "console"
+    }
+
+    fn device_id(&self) -> u32 {
+        VIRTIO_ID_CONSOLE
+    }
+
+    fn features(&self) -> u64 {
+        0
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &QUEUE_SIZES
+    }
+
+    fn read_config(&self, _offset: u64, _data: &mut [u8]) {}
+
+    fn serve(&self, queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        let mut state = lock(&self.state);
+        self.attend(&mut state);
+        if queue == RECEIVE_QUEUE {
+            return self.receive(&mut state, ring);
+        }
+        let more = state.send(ring);
+        self.attend(&mut state);
+        more
+    }
+
+    fn events(&self) -> Option<BorrowedFd<'_>> {
+        // SAFETY: the descriptor is that of `epoll`, which lives as long as the device, which is
+        // borrowed here.
+        Some(unsafe { BorrowedFd::borrow_raw(self.epoll.as_raw_fd()) })
+    }
+}
+
+#[cfg(test)]
+#[path = "console_tests.rs"]
+mod tests;

@@ -1,0 +1,74 @@
+//! On which CPUs of the host a thread may run (sched_setaffinity(2)).
+
+use std::io;
+
+/// Bits of a set: Linux for x86-64 can be built for so many CPUs.
+const CPUS: usize = 8192;
+const BITS: usize = u64::BITS as usize;
+
+/// A set as the kernel has it: a bit for each CPU, in words.
+type Mask = [u64; CPUS / BITS];
+
+/// The CPUs on which the calling thread may run, in order.
+///
+/// # Errors
+///
+/// When the kernel does not tell, which can only be our mistake.
+pub fn allowed_cpus() -> io::Result<Vec<u32>> {
+    let mut mask: Mask = [0; CPUS / BITS];
+    // SAFETY: the kernel writes at most `size_of::<Mask>()` bytes to the set, which lives through
+    // the call; 0 is the calling thread. Any bytes are a valid set.
+    let result = unsafe { libc::sched_getaffinity(0, size_of::<Mask>(), (&raw mut mask).cast()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let is_in = |cpu: &usize| mask[cpu / BITS] >> (cpu % BITS) & 1 == 1;
+    let cpus = (0..CPUS).filter(is_in);
+    Ok(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
+}
+
+/// Lets the calling thread run on CPU `cpu` of the host alone.
+///
+/// # Errors
+///
+/// When there is no such CPU, or the process may not use it.
+pub(super) fn pin_this_thread(cpu: u32) -> io::Result<()> {
+    let cpu = usize::try_from(cpu).unwrap_or(usize::MAX);
+    let mut mask: Mask = [0; CPUS / BITS];
+    let word = mask.get_mut(cpu / BITS);
+    *word.ok_or(io::ErrorKind::InvalidInput)? = 1 << (cpu % BITS);
+    // SAFETY: the kernel reads `size_of::<Mask>()` bytes of the set, which lives through the call;
+    // 0 is the calling thread.
+    let result = unsafe { libc::sched_setaffinity(0, size_of::<Mask>(), (&raw const mask).cast()) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_is_where_it_was_pinned_and_nowhere_else() {
+        let allowed = allowed_cpus().unwrap();
+        assert!(!allowed.is_empty());
+        for cpu in &allowed {
+            let cpu = *cpu;
+            let of_thread = std::thread::spawn(move || {
+                pin_this_thread(cpu).unwrap();
+                allowed_cpus().unwrap()
+            });
+            assert_eq!(of_thread.join().unwrap(), [cpu]);
+        }
+        assert_eq!(allowed_cpus().unwrap(), allowed, "others stay as they were");
+    }
+
+    #[test]
+    fn a_cpu_that_is_not_there_is_an_error() {
+        for cpu in [8191, 8192, u32::MAX] {
+            assert!(pin_this_thread(cpu).is_err());
+        }
+    }
+}
