@@ -25,6 +25,7 @@ mod any_device_tests;
 mod balloon;
 mod block;
 mod entropy;
+mod mem;
 mod mmio;
 mod net;
 mod ring;
@@ -41,6 +42,7 @@ pub use balloon::{
 };
 pub use block::{Block, Disk, DiskError, SECTOR_BYTES};
 pub use entropy::{ENTROPY_CHAIN_BYTES_MAX, Entropy};
+pub use mem::{MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
 pub use mmio::{MmioTransport, QUEUE_NOTIFY_OFFSET, VIRTIO_MMIO_LEN};
 pub use net::{MacAddress, Net, ParseMacError, TAP_NAME_BYTES_MAX, Tap, TapError};
 pub use ring::{BrokenRing, Buffers, Chain, Ring};

@@ -72,6 +72,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         replay: Vec::new(),
         spin: SPIN_DEFAULT,
         huge_pages: false,
+        hotplug: None,
         without_continue_write_protected: false,
     }
 }

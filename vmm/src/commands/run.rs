@@ -327,6 +327,7 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         replay: Vec::new(),
         spin: SPIN_DEFAULT,
         huge_pages: config.huge_pages == HugePages::Auto,
+        hotplug: None,
         without_continue_write_protected: false,
     })
 }
