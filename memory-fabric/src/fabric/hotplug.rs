@@ -200,6 +200,7 @@ impl Hotplug {
             state.may_change()?;
             state.pools.request(blocks);
         }
+        inner.region.set_requested(blocks);
         inner.see_off_idle();
         Ok(())
     }

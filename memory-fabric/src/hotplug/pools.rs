@@ -145,6 +145,8 @@ impl Pools {
     pub fn give_back(&mut self, place: Place) {
         if place.home == NodeId::COMPUTE {
             self.local_used -= 1;
+            // What this node gave up is not given out again without being asked for.
+            self.request(self.requested);
         } else if let Some(Some(pool)) = self.donors.get_mut(usize::from(place.home.0) - 1) {
             pool.used -= 1;
             pool.returned.push(place.block);

@@ -38,6 +38,8 @@ pub struct Region {
     words: Mapping,
     /// For each node, how many blocks are at home there.
     plugged: Box<[AtomicU32]>,
+    /// How many blocks are asked for.
+    requested: AtomicU32,
 }
 
 impl Region {
@@ -54,6 +56,7 @@ impl Region {
             pages,
             words: Mapping::anonymous(blocks * size_of::<u64>())?,
             plugged: (0..nodes).map(|_| AtomicU32::new(0)).collect(),
+            requested: AtomicU32::new(0),
         })
     }
 
@@ -69,6 +72,16 @@ impl Region {
         // Relaxed here and below: a number to look at.
         let plugged = self.plugged.get(usize::from(node.0));
         plugged.map_or(0, |plugged| plugged.load(Ordering::Relaxed))
+    }
+
+    /// How much is asked for.
+    #[must_use]
+    pub fn requested_bytes(&self) -> u64 {
+        u64::from(self.requested.load(Ordering::Relaxed)) * BLOCK_BYTES
+    }
+
+    pub(crate) fn set_requested(&self, blocks: u32) {
+        self.requested.store(blocks, Ordering::Relaxed);
     }
 
     /// Blocks that are plugged.

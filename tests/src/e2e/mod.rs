@@ -14,6 +14,7 @@ mod exec;
 mod faults;
 mod free_pages;
 mod guest;
+mod hotplug;
 mod network;
 mod numa;
 mod rdma;
@@ -110,6 +111,7 @@ impl Plan {
             udp::SCENARIOS,
             status::SCENARIOS,
             control::SCENARIOS,
+            hotplug::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,
             numa::SCENARIOS,

@@ -251,7 +251,7 @@ fn so_far(view: &FabricView, counts: &Counts, events: &Receiver<String>) -> serd
         .rdma()
         .into_iter()
         .flatten()
-        .any(memory_fabric::link::rdma::RdmaStats::is_connected);
+        .any(|rdma| rdma.is_connected());
     // Nanoseconds of less than an hour are exact.
     #[allow(clippy::cast_precision_loss, reason = "see above")]
     let longest_ms = counts.longest_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;
