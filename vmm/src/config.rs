@@ -118,7 +118,7 @@ pub struct RunConfig {
     pub memory: ByteSize,
 
     /// Room for memory that is added while it runs
-    #[arg(long, value_name = "SIZE", help_heading = "Guest")]
+    #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_memory: Option<ByteSize>,
 
@@ -148,7 +148,7 @@ pub struct RunConfig {
         long = "net",
         value_name = "NET",
         help_heading = "Guest",
-        help = "A network card on a tap, tap=NAME[,mac=MAC]; repeatable"
+        help = "A network card, tap=NAME[,mac=MAC]; repeatable"
     )]
     #[serde(rename = "net", skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<NetArg>,
@@ -228,7 +228,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "What the guest sees: flat or expose"
+        help = "What it sees: flat or expose"
     )]
     pub numa: Numa,
 
