@@ -18,6 +18,7 @@ const GUEST_MODULES: &[&str] = &[
     "virtio_blk",
     "virtio_net",
     "virtio_balloon",
+    "virtio_mem",
     "virtio_rng",
     "vmw_vsock_virtio_transport",
     "virtio_console",

@@ -39,6 +39,7 @@ fn measure(round: u64, huge_pages: bool) {
         replay: Vec::new(),
         spin: SPIN_DEFAULT,
         huge_pages,
+        hotplug: None,
         without_continue_write_protected: false,
     };
     let observer = Arc::new(|_: FabricEvent| {});

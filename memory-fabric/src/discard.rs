@@ -7,7 +7,7 @@
 //! the order of the write-backs.
 
 use crate::guest_memory::GuestMemory;
-use crate::layout::{Layout, NodeId};
+use crate::layout::{Extent, Layout, NodeId};
 use crate::page::{PageIndex, PageRange};
 use crate::stats::PagerStats;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -56,15 +56,18 @@ pub enum DiscardError {
 pub(crate) struct Request {
     /// Each within one extent, at home elsewhere.
     pub ranges: Vec<PageRange>,
+    /// Whether nothing may be on its way home any more when it is done, and their homes be told.
+    pub settles: bool,
     /// Whether nobody waits any more. Held while pages are discarded, so that none is after
     /// the waiter has left: the guest may have them again.
     given_up: Mutex<bool>,
 }
 
 impl Request {
-    pub(crate) fn new(ranges: Vec<PageRange>) -> Self {
+    pub(crate) fn new(ranges: Vec<PageRange>, settles: bool) -> Self {
         Self {
             ranges,
+            settles,
             given_up: Mutex::new(false),
         }
     }
@@ -118,9 +121,11 @@ impl Discarder {
     pub fn discard(&self, ranges: &[PageRange]) -> Result<(), DiscardError> {
         let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
         for &range in ranges {
-            let list = |home| match home {
-                NodeId::COMPUTE => 0,
-                _ => 1,
+            // What was added has its pages in the hands of the pager, wherever they are at home.
+            let added = self.layout.region().map(|region| region.pages());
+            let list = |extent: Extent| {
+                let paged = added.is_some_and(|pages| pages.contains(extent.pages.first));
+                usize::from(paged || extent.home != NodeId::COMPUTE)
             };
             let lists = [&mut here, &mut elsewhere];
             self.split(range, lists, list)?;
@@ -133,7 +138,13 @@ impl Discarder {
         if elsewhere.is_empty() {
             return Ok(());
         }
-        self.hand_over(Request::new(elsewhere))
+        self.hand_over(Request::new(elsewhere, false))
+    }
+
+    /// Drops the bytes of pages that were added to the guest, as [`Self::discard`] does. Afterwards
+    /// nothing of them is on its way home, and what is at home is dropped, as far as that can be.
+    pub(crate) fn clear(&self, pages: PageRange) -> Result<(), DiscardError> {
+        self.hand_over(Request::new(vec![pages], true))
     }
 
     /// Divides a range by extents, each part into the list that `choose` names for its home.
@@ -141,7 +152,7 @@ impl Discarder {
         &self,
         range: PageRange,
         lists: [&mut Vec<PageRange>; 2],
-        choose: impl Fn(NodeId) -> usize,
+        choose: impl Fn(Extent) -> usize,
     ) -> Result<(), DiscardError> {
         let mut rest = range;
         while rest.count > 0 {
@@ -153,7 +164,7 @@ impl Discarder {
             let left = extent.pages.end() - u64::from(rest.first.number());
             let count = u32::try_from(left).unwrap_or(u32::MAX).min(rest.count);
             let (part, after) = rest.split_at(count);
-            lists[choose(extent.home)].push(part);
+            lists[choose(extent)].push(part);
             rest = after;
         }
         Ok(())

@@ -2,23 +2,25 @@
 
 mod adapt;
 mod calibrate;
+mod config;
 mod connections;
+mod hotplug;
 mod kinds;
 mod sources;
 
-use crate::control::ControlError;
 use crate::discard::{self, Discarder};
-use crate::donor::pool::LeaseError;
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
+use crate::hotplug::{JOINERS_MAX, Region};
 pub use crate::layout::LocalUse;
-use crate::layout::{Loan, NodeId, Plan, PlanError};
-use crate::link::rdma::{RdmaLink, RdmaLinkError};
+use crate::layout::{CACHE_PAGES_MIN, Loan, NodeId, Plan};
+use crate::link::rdma::RdmaLink;
 use crate::link::{Link, LinkEvent, describe};
 use crate::page::{PAGE_SHIFT, PAGES_MAX, PageRange};
 use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
+use crate::pager::lanes;
 use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
 use crate::pager::{Budget, PagerError, Policies, Shared};
 pub use crate::policy::{FAST_ROUND_TRIP_MAX, RDMA_ROUND_TRIP_MAX, Tier};
@@ -26,116 +28,26 @@ use crate::stats::PagerStats;
 pub use crate::transport::Compression;
 use crate::transport::IN_FLIGHT_MAX;
 pub use crate::transport::udp::{Fingerprint, FingerprintError};
-use crate::uffd::{Uffd, UffdError};
+use crate::uffd::Uffd;
 use crate::view::{FabricView, LentBy};
 pub use crate::view::{NodeSummary, RdmaSummary};
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
 use adapt::Adapter;
+pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, SPIN_DEFAULT};
 use connections::Connections;
+use crossbeam_channel::bounded;
+pub use hotplug::{Hotplug, HotplugError, PlugError};
 pub use kinds::{PathKind, TransportKind};
 use sources::Sources;
-use std::io;
-use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Most donors of one VM: each costs the fault thread a look at its connection.
-pub const DONORS_MAX: usize = 64;
-
-/// A donor to lease from.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct DonorAddress {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// What the donor is known by; for connections over UDP alone.
-    pub fingerprint: Option<Fingerprint>,
-    /// Bytes to lease; when not given, its share of what the guest needs, or less if it has
-    /// less.
-    pub bytes: Option<u64>,
-}
-
-/// What a VM's memory is to be.
-#[derive(Clone, Debug)]
-pub struct FabricConfig {
-    /// The VM's name, for the donors' logs.
-    pub vm: String,
-    /// The guest's RAM by rising address.
-    pub ram: Vec<PageRange>,
-    /// Bytes of this node's memory to use.
-    pub local_bytes: u64,
-    /// What for.
-    pub local_use: LocalUse,
-    /// Who lends the rest.
-    pub donors: Vec<DonorAddress>,
-    /// How pages travel.
-    pub transport: TransportKind,
-    /// Whether every page carries a checksum on the network.
-    pub checksum: bool,
-    /// Whether pages are compressed on the network.
-    pub compression: Compression,
-    /// How long a donor that cannot be reached is waited for.
-    pub grace: Duration,
-    /// Whether pages are fetched before they are asked for, where a pattern is seen.
-    pub prefetch: bool,
-    /// Whether to record which pages are touched first; see [`Fabric::working_set`].
-    pub record: bool,
-    /// What an earlier run touched first, in that order: made ready at once.
-    pub replay: Vec<PageRange>,
-    /// How long the pager's threads look for work before they sleep, at the most.
-    pub spin: Duration,
-    /// Whether memory at home here may be backed by huge pages.
-    pub huge_pages: bool,
-    /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
-    pub without_continue_write_protected: bool,
-}
-
 /// The slab of the loopback transport has nobody to renew its lease; nobody ends it either.
 const LOOPBACK_LEASE: Duration = Duration::from_secs(3600);
-
-/// Default of [`FabricConfig::spin`]: above a round trip and a wake-up on a fast network.
-pub const SPIN_DEFAULT: Duration = Duration::from_micros(200);
-
-/// Why a VM has no memory.
-#[derive(Debug, thiserror::Error)]
-pub enum FabricError {
-    /// Too large.
-    #[error("guest memory ends at page {pages}, {PAGES_MAX} is the limit (16 TiB)")]
-    TooLarge {
-        /// The page after the last.
-        pages: u64,
-    },
-    /// Too many donors.
-    #[error("{0} donors named, {DONORS_MAX} is the limit")]
-    TooManyDonors(usize),
-    /// Too little memory.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// No userfaultfd.
-    #[error(transparent)]
-    Userfaultfd(#[from] UffdError),
-    /// A donor did not lend.
-    #[error("no memory from donor {address}")]
-    Donor {
-        /// The donor.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: ControlError,
-    },
-    /// There is no RDMA, and nothing else was allowed.
-    #[error(transparent)]
-    Rdma(#[from] RdmaLinkError),
-    /// The slab of the loopback transport could not be made.
-    #[error("no memory for the loopback slab")]
-    Loopback(#[source] LeaseError),
-    /// The system refused something.
-    #[error("cannot {0}")]
-    System(&'static str, #[source] io::Error),
-}
 
 /// What the fabric tells the monitor, on one of its own threads.
 #[derive(Debug)]
@@ -164,6 +76,9 @@ pub struct Fabric {
     /// The slowest link, as it was at the start.
     start: Option<(Tier, Duration)>,
     discarder: Discarder,
+    hotplug: Option<Hotplug>,
+    /// Donors of the start.
+    donors: usize,
 }
 
 impl std::fmt::Debug for Fabric {
@@ -185,6 +100,7 @@ impl Fabric {
             .ram
             .iter()
             .map(|range| range.end())
+            .chain(config.hotplug.map(|pages| pages.end()))
             .max()
             .unwrap_or(0);
         if span_pages > PAGES_MAX {
@@ -214,8 +130,20 @@ impl Fabric {
             })
             .collect();
         let local_pages = config.local_bytes >> PAGE_SHIFT;
-        let plan = Plan::new(&config.ram, local_pages, config.local_use, &loans)?;
-        if plan.cache_beyond_budget_pages > 0 {
+        let mut plan = Plan::new(&config.ram, local_pages, config.local_use, &loans)?;
+        if let Some(pages) = config.hotplug {
+            if loans.is_empty() {
+                // There is nothing to cache yet.
+                plan.cache_pages = local_pages.saturating_sub(guest_bytes >> PAGE_SHIFT);
+            }
+            let missing = CACHE_PAGES_MIN.saturating_sub(plan.cache_pages);
+            plan.cache_pages += missing;
+            plan.cache_beyond_budget_pages += missing;
+            let region = Region::new(pages, loans.len() + JOINERS_MAX + 1);
+            let region = region.map_err(system("reserve room for added memory"))?;
+            plan.layout.add_region(Arc::new(region));
+        }
+        if plan.cache_beyond_budget_pages > 0 && !loans.is_empty() {
             tracing::warn!(
                 added_mib = plan.cache_beyond_budget_pages >> (20 - PAGE_SHIFT),
                 "donors lend only just what local memory leaves: a cache is added on top of \
@@ -230,7 +158,8 @@ impl Fabric {
             }
         }
         let donors = sources.lent().into_iter();
-        let stats = Arc::new(PagerStats::new(loans.len()));
+        let joiners = config.hotplug.map_or(0, |_| JOINERS_MAX);
+        let stats = Arc::new(PagerStats::new(loans.len() + joiners));
         let layout = Arc::new(plan.layout.clone());
         let mut fabric = Self {
             discarder: Discarder::new(Arc::clone(&memory), layout, Arc::clone(&stats), None),
@@ -239,15 +168,18 @@ impl Fabric {
                 memory,
                 stats,
                 plan: Arc::new(plan),
-                local_bytes: config.local_bytes.min(guest_bytes),
-                lent_by: donors
-                    .map(|(address, _)| LentBy {
-                        address,
-                        link: None,
-                        rdma: None,
-                        path: None,
-                    })
-                    .collect(),
+                local_bytes: match config.hotplug {
+                    Some(_) => config.local_bytes,
+                    None => config.local_bytes.min(guest_bytes),
+                },
+                lent_by: Arc::new(RwLock::new(
+                    donors
+                        .map(|(address, _)| LentBy {
+                            address,
+                            ..LentBy::default()
+                        })
+                        .collect(),
+                )),
             },
             transport: config.transport,
             by_udp: sources.by_udp(),
@@ -257,8 +189,10 @@ impl Fabric {
             adapter: None,
             rdma_refusals: Vec::new(),
             start: None,
+            hotplug: None,
+            donors: loans.len(),
         };
-        if !matches!(sources, Sources::None) {
+        if config.hotplug.is_some() || !matches!(sources, Sources::None) {
             fabric.start_pager(config, sources, observer)?;
         }
         Ok(fabric)
@@ -273,11 +207,13 @@ impl Fabric {
         let system = |what| move |error| FabricError::System(what, error);
         let bell = || EventFd::new(EFD_NONBLOCK).map_err(system("create an eventfd"));
         let uffd = Uffd::new()?;
-        for extent in self.view.plan.layout.extents() {
-            if extent.home != NodeId::COMPUTE {
-                let bytes = usize::try_from(extent.pages.bytes()).expect("64-bit host");
-                uffd.register(self.view.memory.guest_page(extent.pages.first), bytes)?;
-            }
+        let layout = Arc::new(self.view.plan.layout.clone());
+        let extents = layout.extents().iter();
+        let elsewhere = extents.filter(|extent| extent.home != NodeId::COMPUTE);
+        let region = layout.region().map(|region| region.pages());
+        for pages in elsewhere.map(|extent| extent.pages).chain(region) {
+            let bytes = usize::try_from(pages.bytes()).expect("64-bit host");
+            uffd.register(self.view.memory.guest_page(pages.first), bytes)?;
         }
         let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
         let prefetches = config.prefetch || !config.replay.is_empty();
@@ -289,7 +225,8 @@ impl Fabric {
             classes.push((TrafficClass::Prefetch, &prefetch_wake));
         }
         let view = &mut self.view;
-        let (stats, lent_by) = (&view.stats, &mut view.lent_by);
+        let stats = &view.stats;
+        let mut lent_by = view.lent_by();
         let Connections {
             urgent,
             bulk,
@@ -298,7 +235,7 @@ impl Fabric {
             links,
             rdma_refusals,
             followed,
-        } = Connections::make(config, sources, &classes, stats, lent_by, observer)?;
+        } = Connections::make(config, sources, &classes, stats, &mut lent_by, observer)?;
         (self.rdma_links, self.links) = (rdma_links, links);
         self.rdma_refusals = rdma_refusals;
         // Faults that meet a page being dropped: at most one a page and evictor step, and the
@@ -312,20 +249,20 @@ impl Fabric {
             .transpose()
             .map_err(system("reserve room for the working set"))?;
         let span_pages = view.plan.layout.span_pages();
-        let paths = view
-            .lent_by
-            .iter()
-            .filter_map(|lent_by| lent_by.path.clone());
+        let paths = lent_by.iter().filter_map(|lent_by| lent_by.path.clone());
         let paths: Vec<_> = paths.collect();
         let slowest = paths
             .iter()
             .map(|path| (path.tier(), path.latency_estimate()));
         self.start = slowest.max();
-        let policies = Arc::new(Policies::new(paths));
+        *view.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
+        let joiners = config.hotplug.map_or(0, |_| JOINERS_MAX);
+        let policies = Arc::new(Policies::new(paths, self.donors, joiners));
         let shared = Arc::new(Shared {
             recorder,
             memory: Arc::clone(&view.memory),
-            layout: Arc::new(view.plan.layout.clone()),
+            layout,
+            donors_max: self.donors + joiners,
             map: PageMap::new(span_pages).map_err(system("create the page map"))?,
             uffd,
             stats: Arc::clone(&view.stats),
@@ -352,8 +289,14 @@ impl Fabric {
         });
         let (foresight, orders) = Foresight::new();
         let foresight = config.prefetch.then_some(foresight);
-        let faults = FaultThread::new(Arc::clone(&shared), urgent, retried, foresight);
-        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, orders, config.replay.clone());
+        let [
+            (to_faults, of_faults),
+            (to_evictor, of_evictor),
+            (to_prefetcher, of_prefetcher),
+        ] = [(); 3].map(|()| lanes::channel());
+        let faults = FaultThread::new(Arc::clone(&shared), urgent, of_faults, retried, foresight);
+        let replay = config.replay.clone();
+        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, of_prefetcher, orders, replay);
         let (discard, discards) = discard::channel();
         let evict_bell = shared.evict_wake.try_clone();
         self.discarder = Discarder::new(
@@ -365,8 +308,8 @@ impl Fabric {
                 Arc::new(evict_bell.map_err(system("duplicate an eventfd"))?),
             )),
         );
-        let evictor = Evictor::new(Arc::clone(&shared), bulk, discards);
-        view.shared = Some(shared);
+        let evictor = Evictor::new(Arc::clone(&shared), bulk, of_evictor, discards);
+        view.shared = Some(Arc::clone(&shared));
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(name.into()).spawn(run);
             thread.map_err(system("start a thread"))
@@ -379,8 +322,26 @@ impl Fabric {
             self.threads
                 .push(spawn("pager-prefetch", Box::new(|| prefetcher.run()))?);
         }
-        if !followed.is_empty() {
-            let adapter = Adapter::start(followed, Arc::clone(&view.stats), policies);
+        let (adapter, changes) = bounded(2 * JOINERS_MAX);
+        if let Some(region) = shared.layout.region() {
+            let mut lanes = vec![
+                (TrafficClass::Urgent, to_faults),
+                (TrafficClass::Bulk, to_evictor),
+            ];
+            lanes.extend(prefetches.then_some((TrafficClass::Prefetch, to_prefetcher)));
+            let parts = hotplug::Parts {
+                region: Arc::clone(region),
+                discarder: self.discarder.clone(),
+                lanes,
+                lenders: Arc::clone(&view.lent_by),
+                adapter,
+                fixed: self.donors,
+                shared: Arc::clone(&shared),
+            };
+            self.hotplug = Some(Hotplug::new(parts, config, observer));
+        }
+        if !followed.is_empty() || self.hotplug.is_some() {
+            let adapter = Adapter::start(followed, changes, Arc::clone(&view.stats), policies);
             self.adapter = Some(adapter.map_err(system("start a thread"))?);
         }
         Ok(())
@@ -416,11 +377,18 @@ impl Fabric {
         self.discarder.clone()
     }
 
+    /// Adds memory, where the configuration has addresses for it; may outlive the fabric.
+    #[must_use]
+    pub fn hotplug(&self) -> Option<Hotplug> {
+        self.hotplug.clone()
+    }
+
     /// What pages of remote faults came by at the start.
     #[must_use]
     pub fn path(&self) -> PathKind {
-        let donors = self.view.lent_by.len();
+        let donors = self.donors;
         match self.rdma_links.len() {
+            _ if donors == 0 => PathKind::None,
             _ if self.view.plan.cache_pages == 0 => PathKind::None,
             _ if self.transport == TransportKind::Loopback => PathKind::Loopback,
             0 if self.by_udp == donors => PathKind::Udp,
@@ -433,7 +401,7 @@ impl Fabric {
     /// What pages that are fetched ahead came by at the start.
     #[must_use]
     pub fn bulk_path(&self) -> PathKind {
-        let paths = self.view.paths().into_iter().flatten();
+        let paths = self.view.paths().into_iter().take(self.donors).flatten();
         let by_rdma: Vec<bool> = paths.map(|path| path.selection.bulk_by_rdma).collect();
         match self.path() {
             path @ (PathKind::None | PathKind::Loopback | PathKind::Udp) => path,
@@ -489,6 +457,7 @@ impl Fabric {
     /// process instead, without calling this.
     pub fn shutdown(mut self) -> Vec<NodeSummary> {
         self.stop();
+        self.close_hotplug();
         let mut nodes = self.nodes();
         // Before the leases end.
         self.rdma_links.clear();
@@ -496,6 +465,12 @@ impl Fabric {
             node.own_count = Some(link.release());
         }
         nodes
+    }
+
+    fn close_hotplug(&mut self) {
+        if let Some(hotplug) = self.hotplug.take() {
+            hotplug.close();
+        }
     }
 
     fn stop(&mut self) {
@@ -512,6 +487,7 @@ impl Fabric {
 impl Drop for Fabric {
     fn drop(&mut self) {
         self.stop();
+        self.close_hotplug();
         self.rdma_links.clear();
     }
 }

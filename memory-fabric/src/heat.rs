@@ -192,7 +192,10 @@ pub(crate) fn look(
     memory: &GuestMemory,
     pager: Option<(&PageMap, &Touches)>,
 ) -> Heat {
-    let ranges: Vec<PageRange> = layout.extents().iter().map(|e| e.pages).collect();
+    let added = layout.region().map(|region| region.extents());
+    let is_added = |page| layout.region().is_some_and(|r| r.pages().contains(page));
+    let all = [layout.extents(), added.as_deref().unwrap_or_default()].concat();
+    let ranges: Vec<PageRange> = all.iter().map(|e| e.pages).collect();
     let block_pages = block_pages(&ranges);
     let blocks: u64 = ranges.iter().map(|&r| blocks_of(r, block_pages)).sum();
     let in_each = PAGES_LOOKED_AT_MAX / blocks.max(1);
@@ -200,7 +203,8 @@ pub(crate) fn look(
     let mut seen = vec![0; usize::try_from(in_each).expect("64-bit host")];
     let mut extents = Vec::with_capacity(ranges.len());
     let mut since_yield = 0;
-    for extent in layout.extents() {
+    for extent in &all {
+        let paged = extent.home != NodeId::COMPUTE || is_added(extent.pages.first);
         let mut heats = Vec::new();
         let mut rest = extent.pages;
         while rest.count > 0 {
@@ -214,7 +218,7 @@ pub(crate) fn look(
             };
             for sample in samples(block, in_each) {
                 match pager {
-                    Some((map, _)) if extent.home != NodeId::COMPUTE => {
+                    Some((map, _)) if paged => {
                         for page in sample.iter() {
                             let state = map.entry(page).state();
                             // What was fetched ahead waits for its first touch.

@@ -2,8 +2,10 @@
 //! size, a local budget and the donors' loans lead to.
 
 use crate::guest_memory::HUGE_PAGE_BYTES;
+use crate::hotplug::{BLOCK_PAGES, Region};
 use crate::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};
 use std::fmt;
+use std::sync::Arc;
 
 /// The number of a node in a VM's layout. The compute node is 0, donors follow in the order
 /// in which they were named.
@@ -13,6 +15,8 @@ pub struct NodeId(pub u16);
 impl NodeId {
     /// The compute node that runs the VM.
     pub const COMPUTE: Self = Self(0);
+    /// The home of pages that have none: those of blocks that are not plugged.
+    pub const NOWHERE: Self = Self(u16::MAX);
 }
 
 impl fmt::Display for NodeId {
@@ -42,11 +46,24 @@ impl Extent {
 }
 
 /// The home of every page of a VM. A new layout has a higher epoch.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Layout {
     epoch: u64,
     /// Sorted by first page, not overlapping, none empty.
     extents: Vec<Extent>,
+    /// What may come on top while the guest runs, above all extents.
+    region: Option<Arc<Region>>,
+}
+
+/// What becomes of the bytes of a page that is to leave this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Lot {
+    /// They go to this donor, counted from 0.
+    Donor(usize),
+    /// They stay.
+    Here,
+    /// They are of no use.
+    Nowhere,
 }
 
 /// Pages of a huge page.
@@ -91,7 +108,7 @@ pub struct Loan {
 }
 
 /// How a guest's memory is divided.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// Every page's home.
     pub layout: Layout,
@@ -244,7 +261,11 @@ impl Layout {
                 rest = after;
             }
         }
-        Self { epoch: 1, extents }
+        Self {
+            epoch: 1,
+            extents,
+            region: None,
+        }
     }
 
     /// The version of this layout.
@@ -253,7 +274,18 @@ impl Layout {
         self.epoch
     }
 
-    /// All extents, by rising address.
+    /// Lets pages be added while the guest runs.
+    pub(crate) fn add_region(&mut self, region: Arc<Region>) {
+        self.region = Some(region);
+    }
+
+    /// What may be added while the guest runs.
+    #[must_use]
+    pub fn region(&self) -> Option<&Arc<Region>> {
+        self.region.as_ref()
+    }
+
+    /// All extents of the guest's start, by rising address.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
         &self.extents
@@ -261,13 +293,30 @@ impl Layout {
 
     /// The extent that holds `page`; `None` for a page outside the guest's memory.
     #[must_use]
-    pub fn extent_of(&self, page: PageIndex) -> Option<&Extent> {
+    pub fn extent_of(&self, page: PageIndex) -> Option<Extent> {
         let after = self
             .extents
             .partition_point(|extent| extent.pages.first <= page);
         self.extents[..after]
             .last()
             .filter(|extent| extent.pages.contains(page))
+            .copied()
+            .or_else(|| self.region.as_ref()?.extent_of(page))
+    }
+
+    /// What becomes of a page that leaves this node.
+    pub(crate) fn lot_of(&self, page: PageIndex) -> Lot {
+        if let Some(region) = &self.region
+            && let Some(block) = region.block_of(page)
+            && !region.stays(block)
+        {
+            return Lot::Nowhere;
+        }
+        match self.extent_of(page).map(|extent| extent.home) {
+            None | Some(NodeId::NOWHERE) => Lot::Nowhere,
+            Some(NodeId::COMPUTE) => Lot::Here,
+            Some(NodeId(donor)) => Lot::Donor(usize::from(donor) - 1),
+        }
     }
 
     /// The extents at home on `node`, by rising address.
@@ -277,17 +326,27 @@ impl Layout {
             .filter(move |extent| extent.home == node)
     }
 
-    /// Pages at home on `node`.
+    /// Pages at home on `node`, with those that were added.
     #[must_use]
     pub fn pages_at(&self, node: NodeId) -> u64 {
         let extents = self.extents_at(node);
-        extents.map(|extent| u64::from(extent.pages.count)).sum()
+        let pages: u64 = extents.map(|extent| u64::from(extent.pages.count)).sum();
+        let region = self.region.as_ref();
+        let added = region.map_or(0, |region| region.plugged_at(node) * BLOCK_PAGES);
+        pages + u64::from(added)
     }
 
-    /// The number after the last page's.
+    /// The number after the last page's of the guest's start.
+    #[must_use]
+    pub fn boot_span_pages(&self) -> u64 {
+        self.extents.last().map_or(0, |extent| extent.pages.end())
+    }
+
+    /// The number after the last page's that there may ever be.
     #[must_use]
     pub fn span_pages(&self) -> u64 {
-        self.extents.last().map_or(0, |extent| extent.pages.end())
+        let region = self.region.as_ref();
+        region.map_or_else(|| self.boot_span_pages(), |region| region.pages().end())
     }
 }
 

@@ -54,6 +54,8 @@ pub mod guest_memory;
 #[cfg(not(loom))]
 pub mod heat;
 #[cfg(not(loom))]
+pub mod hotplug;
+#[cfg(not(loom))]
 pub mod layout;
 #[cfg(not(loom))]
 pub mod link;

@@ -340,6 +340,20 @@ impl PageEntry {
         false
     }
 
+    /// Evictor, which has taken the page out of a queue: leaves it out, bytes and all, until it is
+    /// touched again. False when somebody holds it.
+    #[must_use]
+    pub fn set_aside(&self) -> bool {
+        loop {
+            let seen = self.state();
+            match seen.kind() {
+                Kind::Fetching | Kind::Installing | Kind::Dropping => return false,
+                _ if self.swap_if(seen, State(seen.0 & !LISTED)) => return true,
+                _ => {}
+            }
+        }
+    }
+
     /// Evictor: starts to send home a page on probation. False when it was touched.
     #[must_use]
     pub fn begin_write_back(&self) -> bool {

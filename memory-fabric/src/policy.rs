@@ -198,6 +198,13 @@ impl PolicyCell {
             .store(pages.max(IN_FLIGHT_PAGES_MIN), Ordering::Relaxed);
     }
 
+    /// Shows the same as another.
+    pub(crate) fn copy(&self, other: &Self) {
+        self.set_tier(other.tier());
+        let pages = other.in_flight_pages.load(Ordering::Relaxed);
+        self.in_flight_pages.store(pages, Ordering::Relaxed);
+    }
+
     pub(crate) fn tier(&self) -> Tier {
         Tier::from_number(self.tier.load(Ordering::Relaxed))
     }

@@ -4,6 +4,7 @@
 
 use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
+use crate::hotplug::BLOCK_BYTES;
 use crate::layout::{NodeId, Plan};
 use crate::link::LinkStats;
 use crate::link::path::PathStats;
@@ -13,7 +14,7 @@ use crate::pager::Shared;
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// A node's part in a VM.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -47,8 +48,12 @@ pub struct RdmaSummary {
     pub failures: u64,
 }
 
+/// Who lends, in order; donors that joined come behind those of the start. Those who left stay,
+/// with what they counted.
+pub(crate) type Lenders = Arc<RwLock<Vec<LentBy>>>;
+
 /// Who lends.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct LentBy {
     /// `None` for the loopback slab.
     pub address: Option<SocketAddr>,
@@ -58,6 +63,8 @@ pub(crate) struct LentBy {
     pub rdma: Option<Arc<RdmaStats>>,
     /// How fast it is; `None` for the loopback slab.
     pub path: Option<Arc<PathStats>>,
+    /// What it counted itself, once its lease has ended.
+    pub own_count: Option<LeaseStatus>,
 }
 
 /// A VM's memory as it can be looked at. Cheap to clone; may outlive the fabric.
@@ -70,7 +77,7 @@ pub struct FabricView {
     pub(crate) plan: Arc<Plan>,
     pub(crate) local_bytes: u64,
     /// One for each donor, in order.
-    pub(crate) lent_by: Vec<LentBy>,
+    pub(crate) lent_by: Lenders,
 }
 
 impl std::fmt::Debug for FabricView {
@@ -117,13 +124,14 @@ impl FabricView {
         let here = NodeSummary {
             id: NodeId::COMPUTE,
             address: None,
-            memory_bytes: self.local_bytes,
+            memory_bytes: self.local_bytes + self.added_here_bytes(),
             pages_fetched: 0,
             pages_written_back: 0,
             rdma: None,
             own_count: None,
         };
-        let donors = (1..).zip(&self.lent_by).zip(self.stats.donors.iter());
+        let lent_by = self.lent_by();
+        let donors = (1..).zip(&lent_by).zip(self.stats.donors.iter());
         let donors = donors.map(|((number, lent_by), stats)| NodeSummary {
             id: NodeId(number),
             address: lent_by.address,
@@ -136,36 +144,41 @@ impl FabricView {
                 connections: rdma.connections.get(),
                 failures: rdma.failures.get(),
             }),
-            own_count: None,
+            own_count: lent_by.own_count,
         });
         std::iter::once(here).chain(donors).collect()
     }
 
-    /// The link to each donor, in order; `None` for the loopback slab.
+    /// Memory of this node that was added to the guest's.
+    fn added_here_bytes(&self) -> u64 {
+        let region = self.plan.layout.region();
+        region.map_or(0, |region| {
+            u64::from(region.plugged_at(NodeId::COMPUTE)) * BLOCK_BYTES
+        })
+    }
+
+    pub(crate) fn lent_by(&self) -> Vec<LentBy> {
+        // Written only when a donor joins or leaves.
+        let lent_by = self.lent_by.read();
+        lent_by.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The link to each donor, in order; `None` for the loopback slab, and for those that left.
     #[must_use]
-    pub fn links(&self) -> Vec<Option<&LinkStats>> {
-        self.lent_by
-            .iter()
-            .map(|lent_by| lent_by.link.as_deref())
-            .collect()
+    pub fn links(&self) -> Vec<Option<Arc<LinkStats>>> {
+        self.lent_by().into_iter().map(|lent| lent.link).collect()
     }
 
     /// The RDMA connections to each donor, in order, where there are any.
     #[must_use]
-    pub fn rdma(&self) -> Vec<Option<&RdmaStats>> {
-        self.lent_by
-            .iter()
-            .map(|lent_by| lent_by.rdma.as_deref())
-            .collect()
+    pub fn rdma(&self) -> Vec<Option<Arc<RdmaStats>>> {
+        self.lent_by().into_iter().map(|lent| lent.rdma).collect()
     }
 
     /// How fast the way to each donor is, in order; `None` for the loopback slab.
     #[must_use]
-    pub fn paths(&self) -> Vec<Option<&PathStats>> {
-        self.lent_by
-            .iter()
-            .map(|lent_by| lent_by.path.as_deref())
-            .collect()
+    pub fn paths(&self) -> Vec<Option<Arc<PathStats>>> {
+        self.lent_by().into_iter().map(|lent| lent.path).collect()
     }
 
     /// Where pages are now and which were touched lately, extent by extent. Looks at a bounded

@@ -304,7 +304,8 @@ impl Recorder {
     ///
     /// When the host has no address space left.
     pub fn new(layout: &Layout) -> io::Result<Self> {
-        let span_pages = layout.span_pages();
+        // What is added later is not there when it is replayed.
+        let span_pages = layout.boot_span_pages();
         let words = usize::try_from(span_pages.div_ceil(64)).expect("64-bit host");
         Ok(Self {
             runs: Mapping::anonymous(RUNS_MAX * RUN_BYTES)?,
@@ -319,6 +320,9 @@ impl Recorder {
         let word = |page: PageIndex| self.word(&self.seen, page.index() / 64);
         let bit = |page: PageIndex| 1_u64 << (page.number() % 64);
         let first = run.first;
+        if run.end() > self.span_pages {
+            return;
+        }
         // Relaxed: pages are independent of each other, and whoever reads the runs reads nothing
         // else.
         if word(first).load(Ordering::Relaxed) & bit(first) != 0 {

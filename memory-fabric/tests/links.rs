@@ -24,7 +24,7 @@ fn a_link_is_measured_and_followed_when_it_gets_slow_and_fast_again() {
     config.prefetch = false;
     let running = start(&config);
     let view = running.fabric.view().clone();
-    let path = || view.paths()[0].expect("a link");
+    let path = || view.paths()[0].clone().expect("a link");
     assert_eq!(running.fabric.path(), PathKind::Tcp);
     assert_eq!(running.fabric.bulk_path(), PathKind::Tcp);
     let measured = path().tcp.expect("measured at the start");
@@ -88,10 +88,10 @@ fn a_link_that_cannot_be_measured_still_carries_pages() {
     config.transport = TransportKind::Auto;
     let running = start(&config);
     let view = running.fabric.view().clone();
-    let path = view.paths()[0].expect("a link");
+    let path = view.paths()[0].clone().expect("a link");
     assert_eq!((path.tcp, path.rdma), (None, None));
     // The round trip of the lease stands in.
-    let link = view.links()[0].expect("a link").round_trip_min();
+    let link = view.links()[0].clone().expect("a link").round_trip_min();
     assert!(path.latency_estimate() >= link, "{link:?}");
     let words = Words::of(&running.fabric);
     fill(words, 9);

@@ -73,6 +73,8 @@ enum Command {
     Shutdown(control::ShutdownConfig),
     /// End a VM at once, as a power cut does
     Kill(ControlConfig),
+    /// Give a running VM more memory, or take it back
+    Hotplug(control::HotplugConfig),
     /// Tell whether this host is ready, and how to mend what is not
     Doctor(DoctorConfig),
     /// Measure what remote memory costs
@@ -120,6 +122,8 @@ pub enum Action {
     Status(StatusConfig),
     /// Tell a VM what to do.
     Control(ControlCommand),
+    /// Give a VM more memory.
+    Hotplug(control::HotplugConfig),
     /// Look at this host.
     Doctor(DoctorConfig),
     /// Measure faults. The configuration is not validated yet.
@@ -218,6 +222,7 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Resume(config) => Action::Control(ControlCommand::Resume(config)),
         Command::Shutdown(config) => Action::Control(ControlCommand::Shutdown(config)),
         Command::Kill(config) => Action::Control(ControlCommand::Kill(config)),
+        Command::Hotplug(config) => Action::Hotplug(config),
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use devices::virtio::MEM_BLOCK_BYTES;
 use memory_fabric::fabric::Fingerprint;
 use serde::{Deserialize, Serialize};
 
@@ -122,6 +123,11 @@ pub struct RunConfig {
     )]
     pub memory: ByteSize,
 
+    /// Room for memory that is added while it runs
+    #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hotplug_memory: Option<ByteSize>,
+
     /// Let the guest tell which memory is free
     #[arg(
         long,
@@ -148,7 +154,7 @@ pub struct RunConfig {
         long = "net",
         value_name = "NET",
         help_heading = "Guest",
-        help = "A network card on a tap, tap=NAME[,mac=MAC]; repeatable"
+        help = "A network card, tap=NAME[,mac=MAC]; repeatable"
     )]
     #[serde(rename = "net", skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<NetArg>,
@@ -233,7 +239,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "What the guest sees: flat or expose"
+        help = "What it sees: flat or expose"
     )]
     pub numa: Numa,
 
@@ -320,6 +326,7 @@ impl Default for RunConfig {
             cpus: 1,
             cpu_pinning: None,
             memory: DEFAULT_MEMORY,
+            hotplug_memory: None,
             balloon: Switch::On,
             disks: Vec::new(),
             nets: Vec::new(),
@@ -367,7 +374,9 @@ pub struct ValidatedRun {
     pub initrd: Option<PathBuf>,
     /// Memory of the guest, a multiple of the page size.
     pub memory: ByteSize,
-    /// How much of it is here at once, at most `memory`, a multiple of the page size.
+    /// How much memory may be added while it runs, whole blocks.
+    pub hotplug_memory: Option<ByteSize>,
+    /// How much of all that is here at once, a multiple of the page size.
     pub local_memory: ByteSize,
     /// The donors, no two with the same address.
     pub donors: Vec<ResolvedDonor>,
@@ -414,6 +423,7 @@ impl RunConfig {
                 limit: GUEST_MEMORY_MAX,
             });
         }
+        self.check_hotplug_memory()?;
         if matches!(self.transport, Transport::Rdma | Transport::Hybrid) && self.checksum {
             return Err(ValidationError::RdmaWithChecksum);
         }
@@ -424,10 +434,27 @@ impl RunConfig {
             kernel,
             initrd: self.initrd.clone(),
             memory: self.memory,
+            hotplug_memory: self.hotplug_memory,
             local_memory,
             donors,
             donor_grace: Duration::from_secs(self.donor_grace_seconds.into()),
         })
+    }
+
+    /// Whole blocks, and with the guest's memory no more than a guest can have.
+    fn check_hotplug_memory(&self) -> Result<(), ValidationError> {
+        let Some(size) = self.hotplug_memory else {
+            return Ok(());
+        };
+        let flag = "--hotplug-memory";
+        if size == ByteSize::ZERO || !size.is_multiple_of(MEM_BLOCK_BYTES) {
+            return Err(ValidationError::NotWholeBlocks { flag, size });
+        }
+        let limit = GUEST_MEMORY_MAX.saturating_sub(self.memory);
+        if size > limit {
+            return Err(ValidationError::TooLarge { flag, size, limit });
+        }
+        Ok(())
     }
 
     /// Each virtio device needs an interrupt of its own.
@@ -435,8 +462,12 @@ impl RunConfig {
         let (disks, nets) = (self.disks.len(), self.nets.len());
         let switches = [self.balloon, self.rng];
         let on = switches.iter().filter(|there| **there == Switch::On);
-        let sockets = [self.vsock.is_some(), self.hvc.is_some()].map(usize::from);
-        let others = on.count() + sockets.iter().sum::<usize>();
+        let single = [
+            self.vsock.is_some(),
+            self.hvc.is_some(),
+            self.hotplug_memory.is_some(),
+        ];
+        let others = on.count() + single.iter().filter(|there| **there).count();
         let limit = usize::from(VIRTIO_DEVICES_MAX);
         if disks + nets + others > limit {
             return Err(ValidationError::TooManyDevices {
@@ -460,34 +491,15 @@ impl RunConfig {
         }
         let mut resolved: Vec<ResolvedDonor> = Vec::with_capacity(self.donors.len());
         for donor in &self.donors {
-            if donor.address.port() == 0 {
-                return Err(ValidationError::PortZero {
-                    address: donor.address.clone(),
-                });
-            }
-            if donor.fingerprint.is_some() && self.transport != Transport::Udp {
-                return Err(ValidationError::FingerprintWithoutUdp {
-                    address: donor.address.clone(),
-                });
-            }
-            if let Some(memory) = donor.memory {
-                let least = ByteSize::from_bytes(PAGE_SIZE_BYTES);
-                check_size("--donor memory=", memory, least)?;
-            }
-            let address = resolve_permitted("donor", &donor.address, self.insecure)?;
-            if let Some(first) = resolved.iter().find(|other| other.address == address) {
+            let donor = resolved_donor(donor, self.transport, self.insecure)?;
+            if let Some(first) = resolved.iter().find(|d| d.address == donor.address) {
                 return Err(ValidationError::DuplicateDonor {
                     first: first.name.clone(),
-                    second: donor.address.clone(),
-                    address,
+                    second: donor.name,
+                    address: donor.address,
                 });
             }
-            resolved.push(ResolvedDonor {
-                name: donor.address.clone(),
-                address,
-                memory: donor.memory,
-                fingerprint: donor.fingerprint,
-            });
+            resolved.push(donor);
         }
         Ok(resolved)
     }
@@ -503,7 +515,9 @@ impl RunConfig {
             (None, None) => return Err(ValidationError::LocalMemoryNotGiven { memory }),
         };
         check_size("--local-memory", local, LOCAL_MEMORY_MIN)?;
-        if local > memory {
+        // What is beyond the guest's memory is a cache for what donors add.
+        let added = self.hotplug_memory.unwrap_or(ByteSize::ZERO);
+        if local > memory.saturating_add(added) {
             return Err(ValidationError::LocalAboveMemory { local, memory });
         }
         if local < memory && self.donors.is_empty() && self.transport != Transport::Loopback {
@@ -532,6 +546,38 @@ impl RunConfig {
             Some(sum.saturating_add(donor.memory?))
         })
     }
+}
+
+/// Checks a donor, and resolves its name.
+///
+/// # Errors
+///
+/// If it cannot be used, or not with this transport, or not without `insecure`.
+pub fn resolved_donor(
+    donor: &Donor,
+    transport: Transport,
+    insecure: bool,
+) -> Result<ResolvedDonor, ValidationError> {
+    if donor.address.port() == 0 {
+        return Err(ValidationError::PortZero {
+            address: donor.address.clone(),
+        });
+    }
+    if donor.fingerprint.is_some() && transport != Transport::Udp {
+        return Err(ValidationError::FingerprintWithoutUdp {
+            address: donor.address.clone(),
+        });
+    }
+    if let Some(memory) = donor.memory {
+        let least = ByteSize::from_bytes(PAGE_SIZE_BYTES);
+        check_size("--donor memory=", memory, least)?;
+    }
+    Ok(ResolvedDonor {
+        address: resolve_permitted("donor", &donor.address, insecure)?,
+        name: donor.address.clone(),
+        memory: donor.memory,
+        fingerprint: donor.fingerprint,
+    })
 }
 
 #[cfg(test)]

@@ -142,6 +142,21 @@ pub struct MemoryUsed {
     pub resident_bytes: u64,
     /// How much of that is mapped by huge pages; `null` when that is not known.
     pub huge_bytes: Option<u64>,
+    /// What was added to the guest's memory; `null` without `--hotplug-memory`.
+    #[serde(default)]
+    pub hotplug: Option<HotplugUsed>,
+}
+
+/// Memory that comes and goes while the guest runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct HotplugUsed {
+    /// The most that there can be of it.
+    pub max_bytes: u64,
+    /// What the guest was asked to have.
+    pub requested_bytes: u64,
+    /// What it has plugged.
+    pub plugged_bytes: u64,
 }
 
 /// How long the guest's start took.

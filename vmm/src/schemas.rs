@@ -6,7 +6,9 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Value, json};
 
-use crate::control_socket::protocol::{BalloonBody, BalloonTarget, ErrorBody, StateBody};
+use crate::control_socket::protocol::{
+    BalloonBody, BalloonTarget, ErrorBody, HotplugBody, HotplugTarget, StateBody,
+};
 use crate::exit::ExitCode;
 use crate::report::{self, RUNNING, Report};
 use crate::status::{self, Everything, NodeCounters};
@@ -71,6 +73,8 @@ fn the_small_bodies_of_the_interface_are_those_of_the_types() {
         "State": schema_of::<StateBody>(true),
         "Balloon": schema_of::<BalloonBody>(true),
         "BalloonTarget": schema_of::<BalloonTarget>(true),
+        "Hotplug": schema_of::<HotplugBody>(true),
+        "HotplugTarget": schema_of::<HotplugTarget>(true),
     });
     for schema in expected.as_object_mut().expect("an object").values_mut() {
         let schema = schema.as_object_mut().expect("an object");

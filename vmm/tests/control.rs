@@ -172,11 +172,15 @@ fn what_cannot_be_done_is_said() {
         Err(ClientError::Refused(refusal)) => (refusal.code, refusal.text),
         other => panic!("{path}: {other:?}"),
     };
-    let (code, text) = refused(Method::Post, "/v1/hotplug", None);
+    let (code, text) = refused(Method::Get, "/v1/hotplug", None);
     assert!(
-        code == RefusalCode::NotBuilt && text.contains("/v1/balloon"),
+        code == RefusalCode::State && text.contains("--hotplug-memory"),
         "{text}"
     );
+    for body in [json!({}), json!({"requested_bytes": 0, "donor": "nowhere"})] {
+        let (code, _) = refused(Method::Put, "/v1/hotplug", Some(body));
+        assert_eq!(code, RefusalCode::Malformed);
+    }
     for body in [
         json!({}),
         json!({"target_bytes": -1}),

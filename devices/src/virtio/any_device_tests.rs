@@ -4,7 +4,10 @@
 use proptest::prelude::*;
 
 use super::test_driver::{Access, Driver, STARTED, accesses};
-use super::{Block, Console, Disk, Entropy, HostSocket, Net, VirtioDevice, Vsock};
+use super::{
+    Block, Console, Disk, Entropy, FreeRange, HostSocket, MEM_BLOCK_BYTES, Mem, MemRegion, Net,
+    NotNow, Pluggable, VirtioDevice, Vsock,
+};
 
 fn survives<D: VirtioDevice + 'static>(
     driver: &Driver<D>,
@@ -46,6 +49,27 @@ proptest! {
         accesses in proptest::collection::vec(accesses(), 0..200),
     ) {
         survives(&Driver::of(Entropy::new().unwrap()), started, accesses)?;
+    }
+
+    #[test]
+    fn a_memory_device_survives_any_accesses(
+        started: bool,
+        accesses in proptest::collection::vec(accesses(), 0..200),
+    ) {
+        #[derive(Debug)]
+        struct Any;
+        impl Pluggable for Any {
+            fn plug(&self, _: FreeRange) -> Result<(), NotNow> {
+                Ok(())
+            }
+            fn unplug(&self, _: FreeRange) -> Result<(), NotNow> {
+                Ok(())
+            }
+        }
+        let region = MemRegion { start: 1 << 32, bytes: 64 * MEM_BLOCK_BYTES, node: None };
+        let device = Mem::new(region, std::sync::Arc::new(Any));
+        device.set_requested_bytes(region.bytes);
+        survives(&Driver::of(device), started, accesses)?;
     }
 
     #[test]

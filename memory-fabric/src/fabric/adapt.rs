@@ -34,9 +34,10 @@ pub(super) struct Adapter {
 }
 
 impl Adapter {
-    /// Follows the links of these donors, numbered from 1 on in this order.
+    /// Follows the links of these donors, and of those that come by `changes`.
     pub(super) fn start(
         donors: Vec<Followed>,
+        changes: Receiver<Change>,
         stats: Arc<PagerStats>,
         policies: Arc<Policies>,
     ) -> io::Result<Self> {
@@ -45,7 +46,7 @@ impl Adapter {
         std::thread::Builder::new()
             .name("pager-adapt".to_owned())
             .spawn(move || {
-                follow(donors, &stats, &policies, &stopped);
+                follow(donors, &changes, &stats, &policies, &stopped);
                 let _ = ended_by.send(());
             })?;
         let stop = Some(stop);
@@ -60,6 +61,13 @@ impl Drop for Adapter {
             tracing::warn!("the thread that measures links does not end; it is left behind");
         }
     }
+}
+
+/// A donor that joins, or leaves.
+#[derive(Debug)]
+pub(super) enum Change {
+    Follow(Followed),
+    Forget(NodeId),
 }
 
 /// A donor whose link is followed.
@@ -138,13 +146,24 @@ impl Followed {
 
 fn follow(
     mut donors: Vec<Followed>,
+    changes: &Receiver<Change>,
     stats: &PagerStats,
     policies: &Policies,
     stopped: &Receiver<()>,
 ) {
     // Its end is the end of the other end.
     while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-        for (donor, stats) in donors.iter_mut().zip(&stats.donors) {
+        for change in changes.try_iter() {
+            match change {
+                Change::Follow(donor) => donors.push(donor),
+                Change::Forget(node) => donors.retain(|donor| donor.config.node != node),
+            }
+        }
+        for donor in &mut donors {
+            let place = usize::from(donor.config.node.0) - 1;
+            let Some(stats) = stats.donors.get(place) else {
+                continue;
+            };
             let Some(latency) = donor.latency(stats) else {
                 continue;
             };

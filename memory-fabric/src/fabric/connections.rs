@@ -72,7 +72,8 @@ impl Connections {
         Ok(all)
     }
 
-    fn add(
+    /// Connects to one.
+    pub(super) fn add(
         &mut self,
         config: &FabricConfig,
         leased: Leased,

@@ -88,7 +88,7 @@ impl Sources {
 }
 
 /// Obtains a lease: over UDP when that is asked for, and with `auto` when there is no way by TCP.
-fn obtain(
+pub(super) fn obtain(
     transport: TransportKind,
     fingerprint: Option<Fingerprint>,
     config: LinkConfig,

@@ -68,6 +68,11 @@ impl PathStats {
         self.policy.policy()
     }
 
+    /// Shows what follows from it in another place.
+    pub(crate) fn show_in(&self, cell: &PolicyCell) {
+        cell.copy(&self.policy);
+    }
+
     pub(crate) fn set_latency(&self, latency: Duration) {
         self.latency_ns.store(nanos(latency), Ordering::Relaxed);
     }

@@ -9,11 +9,12 @@
 mod discard;
 
 use super::ahead::{AheadQueue, Oldest};
+use super::lanes::{self, LaneChanges};
 use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::discard::Posted;
-use crate::layout::NodeId;
+use crate::layout::{Lot, NodeId};
 use crate::page::{PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
@@ -32,6 +33,7 @@ pub(crate) struct Evictor {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
+    changes: LaneChanges,
     ranking: Ranking,
     zapper: Zapper,
     /// Pages that were fetched before anybody asked for them.
@@ -70,15 +72,17 @@ impl Evictor {
     pub(crate) fn new(
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
+        changes: LaneChanges,
         discards: Receiver<Posted>,
     ) -> Self {
-        let most = transports.len() * IN_FLIGHT_MAX;
+        let most = shared.donors_max * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
-        let waiter = Waiter::new(shared.spin, transports.len());
+        let waiter = Waiter::new(shared.spin, shared.donors_max);
         let ranking = Ranking::new(shared.budget.limit());
         Self {
             shared,
             transports,
+            changes,
             ranking,
             zapper: Zapper::new(),
             ahead: AheadQueue::default(),
@@ -102,6 +106,7 @@ impl Evictor {
         let fds = [shared.evict_wake.as_raw_fd()];
         loop {
             let mut worked = self.complete()?;
+            worked |= lanes::change(&mut self.transports, &self.changes);
             worked |= self.discard_freed()?;
             if self.is_filling() && !shared.is_stopping() {
                 self.ranking
@@ -162,7 +167,11 @@ impl Evictor {
                 Some(Oldest::Touched(page)) => self.ranking.arrived(&shared.map, page),
                 Some(Oldest::Gone) => {}
                 Some(Oldest::Unused(page)) => {
-                    self.drop_along(page, Kind::Remote, true)?;
+                    let to = match shared.layout.lot_of(page) {
+                        Lot::Donor(_) => Kind::Remote,
+                        Lot::Here | Lot::Nowhere => Kind::Untouched,
+                    };
+                    self.drop_along(page, to, true)?;
                     shared.stats.evictions_clean.increment();
                     shared.stats.prefetch_wasted.increment();
                 }
@@ -187,6 +196,11 @@ impl Evictor {
             };
             if shared.map.entry(page).unlist() {
                 // Discarded since it came into the queue.
+                worked = true;
+                continue;
+            }
+            if shared.layout.lot_of(page) == Lot::Here {
+                self.set_aside(page);
                 worked = true;
                 continue;
             }
@@ -233,17 +247,27 @@ impl Evictor {
                 worked = true;
                 continue;
             }
-            if !seen.is_dirty() {
+            let (to, counter, donor) = match shared.layout.lot_of(page) {
+                Lot::Here => {
+                    self.set_aside(page);
+                    worked = true;
+                    continue;
+                }
+                // A guest has no business there: see `hotplug`.
+                Lot::Nowhere => (Some(Kind::Untouched), &shared.stats.evictions_zero, 0),
+                Lot::Donor(donor) if seen.is_dirty() => (None, &shared.stats.evictions, donor),
+                Lot::Donor(donor) => (Some(Kind::Remote), &shared.stats.evictions_clean, donor),
+            };
+            if let Some(to) = to {
                 if entry.begin_drop(Kind::Probation) {
-                    self.drop_page(page, Kind::Remote)?;
-                    shared.stats.evictions_clean.increment();
+                    self.drop_page(page, to)?;
+                    counter.increment();
                 } else {
                     self.rescued(page);
                 }
                 worked = true;
                 continue;
             }
-            let donor = self.donor_of(page);
             if self.transports[donor].in_flight() >= IN_FLIGHT_MAX {
                 // Its home is busy: that must not keep pages of other donors here.
                 self.ranking.on_probation(&shared.map, page);
@@ -257,6 +281,14 @@ impl Evictor {
             transport.flush();
         }
         Ok(worked)
+    }
+
+    /// A page with its home here, in memory that was added, needs no eviction: it is left alone.
+    fn set_aside(&mut self, page: PageIndex) {
+        if !self.shared.map.entry(page).set_aside() {
+            // Somebody holds it this moment.
+            self.ranking.used(&self.shared.map, page);
+        }
     }
 
     fn send_home(&mut self, page: PageIndex, donor: usize) -> Result<(), PagerError> {
@@ -412,14 +444,12 @@ impl Evictor {
         Ok(())
     }
 
-    fn donor_of(&self, page: PageIndex) -> usize {
-        let extent = self
-            .shared
-            .layout
-            .extent_of(page)
-            .expect("remote pages have an extent");
-        debug_assert_ne!(extent.home, NodeId::COMPUTE);
-        usize::from(extent.home.0) - 1
+    /// The donor at which a page is at home, also while its block is being unplugged.
+    fn donor_of(&self, page: PageIndex) -> Option<usize> {
+        match self.shared.layout.extent_of(page)?.home {
+            NodeId::COMPUTE | NodeId::NOWHERE => None,
+            NodeId(donor) => Some(usize::from(donor) - 1),
+        }
     }
 }
 

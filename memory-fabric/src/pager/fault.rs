@@ -4,6 +4,7 @@
 //! for in one loop, so faults of many vCPUs are under way at once.
 
 use super::ahead::{map_held, take_chain};
+use super::lanes::{self, LaneChanges};
 use super::prefetch::Foresight;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
@@ -72,6 +73,7 @@ pub(crate) struct FaultThread {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
+    changes: LaneChanges,
     retries: Receiver<PageIndex>,
     deferred: VecDeque<Pending>,
     /// Indexed by ticket.
@@ -86,15 +88,17 @@ impl FaultThread {
     pub(crate) fn new(
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
+        changes: LaneChanges,
         retries: Receiver<PageIndex>,
         foresight: Option<Foresight>,
     ) -> Self {
-        let most = transports.len() * IN_FLIGHT_MAX;
+        let most = shared.donors_max * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
-        let waiter = Waiter::new(shared.spin, transports.len());
+        let waiter = Waiter::new(shared.spin, shared.donors_max);
         Self {
             shared,
             transports,
+            changes,
             retries,
             deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
             fetches: vec![None; most],
@@ -120,6 +124,7 @@ impl FaultThread {
         let mut looks_for_faults = true;
         loop {
             let mut worked = self.retry()?;
+            worked |= lanes::change(&mut self.transports, &self.changes);
             if looks_for_faults && self.deferred.len() < DEFERRED_MAX {
                 let read = shared
                     .uffd

@@ -5,6 +5,7 @@ mod detect;
 pub(crate) mod evict;
 pub(crate) mod fault;
 pub(crate) mod forecast;
+pub(crate) mod lanes;
 mod policies;
 pub(crate) mod prefetch;
 pub(crate) mod queue;
@@ -65,6 +66,8 @@ pub(crate) type FailureObserver = Arc<dyn Fn(PagerError) + Send + Sync>;
 pub(crate) struct Shared {
     pub memory: Arc<GuestMemory>,
     pub layout: Arc<Layout>,
+    /// Places for donors, those that may join included.
+    pub donors_max: usize,
     pub map: PageMap,
     pub uffd: Uffd,
     pub stats: Arc<PagerStats>,
@@ -226,7 +229,8 @@ const RESERVE_SHARE_MAX: u64 = 8;
 /// How many pages at home elsewhere may be resident here, and how many are.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    limit: u64,
+    /// Grows and shrinks with memory of this node that is added to the guest.
+    limit: AtomicU64,
     /// Pages that the evictor sees to being free, woken when fewer than half of them are.
     reserve: AtomicU64,
     reserve_min: u64,
@@ -243,7 +247,7 @@ impl Budget {
     pub fn new(limit: u64) -> Self {
         let reserve = ((limit / 32).clamp(1, 4096) * 2).min(limit);
         Self {
-            limit,
+            limit: AtomicU64::new(limit),
             reserve: AtomicU64::new(reserve),
             reserve_min: reserve,
             reserve_factor: AtomicU64::new(1),
@@ -258,13 +262,14 @@ impl Budget {
         // SeqCst here and below: a fault that finds nothing free says that it waits before
         // it looks again, and the evictor frees before it looks for waiters. One of them
         // sees the other.
-        let charge = |used| (used < self.limit).then_some(used + 1);
+        let limit = self.limit();
+        let charge = |used| (used < limit).then_some(used + 1);
         let result = self
             .used
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
         result
             .ok()
-            .map(|before| self.limit - before - 1 < self.reserve() / 2)
+            .map(|before| limit - before - 1 < self.reserve() / 2)
     }
 
     /// As [`Self::charge`], leaving word that somebody waits when nothing is free.
@@ -279,20 +284,21 @@ impl Budget {
     /// which is for faults. `None` when that is all there is; otherwise as for
     /// [`Self::charge`].
     pub fn charge_ahead(&self, pages: u64) -> Option<bool> {
-        let most = self.limit - self.reserve() / 4;
+        let limit = self.limit();
+        let most = limit.saturating_sub(self.reserve() / 4);
         let charge = |used| (used + pages <= most).then_some(used + pages);
         let result = self
             .used
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, charge);
         result
             .ok()
-            .map(|before| self.limit - before - pages < self.reserve() / 2)
+            .map(|before| limit - before - pages < self.reserve() / 2)
     }
 
     /// Most pages that nobody has asked for yet, while memory is short. Less than the budget,
     /// so that there are others to evict when all of it is taken.
     pub fn ahead_max(&self) -> u64 {
-        self.reserve_min.min(self.limit / 2)
+        self.reserve_min.min(self.limit() / 2)
     }
 
     /// Gives pages back; true when somebody waits for one.
@@ -303,7 +309,7 @@ impl Budget {
 
     /// Pages free now.
     pub fn free(&self) -> u64 {
-        self.limit.saturating_sub(self.used())
+        self.limit().saturating_sub(self.used())
     }
 
     /// Pages resident or on their way here.
@@ -327,7 +333,19 @@ impl Budget {
     }
 
     pub fn limit(&self) -> u64 {
-        self.limit
+        // Relaxed: what is charged against an old one is freed by the evictor.
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// So many pages more may be here from now on; true when somebody waits for one.
+    pub fn grow(&self, pages: u64) -> bool {
+        self.limit.fetch_add(pages, Ordering::SeqCst);
+        self.waiting.swap(false, Ordering::SeqCst)
+    }
+
+    /// So many pages fewer. More may be here for a while, until the evictor has freed them.
+    pub fn shrink(&self, pages: u64) {
+        self.limit.fetch_sub(pages, Ordering::SeqCst);
     }
 
     /// Pages held free ahead of demand.
@@ -367,7 +385,7 @@ impl Budget {
     }
 
     fn reserve_max(&self) -> u64 {
-        (self.limit / RESERVE_SHARE_MAX).max(self.reserve_min)
+        (self.limit() / RESERVE_SHARE_MAX).max(self.reserve_min)
     }
 }
 

@@ -13,10 +13,11 @@
 
 use super::ahead::map_held;
 use super::detect::{Detector, Order};
+use super::lanes::{self, LaneChanges};
 use super::replay::{can_be_filled, fill, take_untouched};
 use super::wait::Waiter;
 use super::{PagerError, Shared};
-use crate::layout::NodeId;
+use crate::layout::{Extent, NodeId};
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
@@ -47,6 +48,11 @@ impl Bell {
             wake,
             asleep: AtomicBool::new(false),
         }
+    }
+
+    /// What it is woken by.
+    pub(crate) fn descriptor(&self) -> &EventFd {
+        &self.wake
     }
 
     /// To be called after what the prefetcher is to see.
@@ -121,6 +127,7 @@ pub(crate) struct Prefetcher {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
+    changes: LaneChanges,
     orders: Receiver<Order>,
     /// What is left of the order that is being carried out.
     order: Option<Order>,
@@ -138,16 +145,18 @@ impl Prefetcher {
     pub(crate) fn new(
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
+        changes: LaneChanges,
         orders: Orders,
         replay: Vec<PageRange>,
     ) -> Self {
-        let most = transports.len() * IN_FLIGHT_MAX;
+        let most = shared.donors_max * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
-        let waiter = Waiter::new(shared.spin, transports.len());
+        let waiter = Waiter::new(shared.spin, shared.donors_max);
         Self {
-            pages_in_flight: vec![0; transports.len()],
+            pages_in_flight: vec![0; shared.donors_max],
             shared,
             transports,
+            changes,
             orders: orders.0,
             order: None,
             fetches: vec![None; most],
@@ -169,6 +178,7 @@ impl Prefetcher {
         let fds = [bell.wake.as_raw_fd()];
         loop {
             let mut worked = self.complete()?;
+            worked |= lanes::change(&mut self.transports, &self.changes);
             if !shared.is_stopping() {
                 worked |= self.carry_out();
                 worked |= self.replay()?;
@@ -185,7 +195,8 @@ impl Prefetcher {
             }
             bell.asleep.store(true, Ordering::SeqCst);
             // What is left of an order waits for an answer, or for memory.
-            let nothing_new = self.orders.is_empty() || self.order.is_some();
+            let nothing_new =
+                (self.orders.is_empty() || self.order.is_some()) && self.changes.is_empty();
             let told_to_stop = shared.is_stopping() && !self.is_waiting();
             if nothing_new && !told_to_stop {
                 let slept = self.waiter.sleep(&fds, &mut self.transports);
@@ -274,8 +285,10 @@ impl Prefetcher {
         while rest.count > 0 {
             let page = PageIndex::new(rest.first);
             let extent = shared.layout.extent_of(page);
-            let Some(extent) = extent.filter(|extent| extent.home != NodeId::COMPUTE) else {
-                // At home here, or past the end: there is nothing to fetch.
+            let elsewhere =
+                |extent: &Extent| ![NodeId::COMPUTE, NodeId::NOWHERE].contains(&extent.home);
+            let Some(extent) = extent.filter(elsewhere) else {
+                // At home here or nowhere, or past the end: there is nothing to fetch.
                 rest = skip(rest, 1)?;
                 continue;
             };

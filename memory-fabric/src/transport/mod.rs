@@ -11,6 +11,7 @@ pub mod rdma;
 pub mod select;
 pub mod tcp;
 pub mod udp;
+pub(crate) mod vacant;
 
 pub use choice::Compression;
 

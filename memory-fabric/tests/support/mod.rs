@@ -111,6 +111,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         replay: Vec::new(),
         spin: Duration::from_micros(20),
         huge_pages: true,
+        hotplug: None,
         without_continue_write_protected: false,
     }
 }

@@ -15,6 +15,7 @@ mod exec;
 mod faults;
 mod free_pages;
 mod guest;
+mod hotplug;
 mod network;
 mod numa;
 mod rdma;
@@ -111,6 +112,7 @@ impl Plan {
             udp::SCENARIOS,
             status::SCENARIOS,
             control::SCENARIOS,
+            hotplug::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,
             numa::SCENARIOS,

@@ -72,6 +72,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         replay: Vec::new(),
         spin: SPIN_DEFAULT,
         huge_pages: false,
+        hotplug: None,
         without_continue_write_protected: false,
     }
 }
@@ -250,7 +251,7 @@ fn so_far(view: &FabricView, counts: &Counts, events: &Receiver<String>) -> serd
         .rdma()
         .into_iter()
         .flatten()
-        .any(memory_fabric::link::rdma::RdmaStats::is_connected);
+        .any(|rdma| rdma.is_connected());
     // Nanoseconds of less than an hour are exact.
     #[allow(clippy::cast_precision_loss, reason = "see above")]
     let longest_ms = counts.longest_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;

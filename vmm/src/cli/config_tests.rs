@@ -52,6 +52,53 @@ fn a_complete_configuration_is_accepted() {
 }
 
 #[test]
+fn memory_that_may_be_added_is_whole_blocks_within_what_a_guest_can_have() {
+    for size in [0, 1, 3] {
+        assert_refused(
+            |run| run.hotplug_memory = Some(mib(size)),
+            &["--hotplug-memory", "multiple of 2M"],
+        );
+    }
+    let most = GUEST_MEMORY_MAX.saturating_sub(mib(1024));
+    assert_refused(
+        |run| run.hotplug_memory = Some(most.saturating_add(mib(2))),
+        &["--hotplug-memory", &most.to_string()],
+    );
+    let mut config = valid();
+    config.hotplug_memory = Some(most);
+    let run = config.validate().expect("is valid");
+    assert_eq!(run.hotplug_memory, Some(most));
+    // It needs a place for its device.
+    let nets = |count| vec!["tap=tap0".parse().expect("a tap"); count];
+    config.nets = nets(5);
+    assert!(config.validate().is_ok());
+    assert_refused(
+        |run| {
+            run.hotplug_memory = Some(mib(2));
+            run.nets = nets(6);
+        },
+        &["too many virtio devices", "3 other(s)"],
+    );
+}
+
+#[test]
+fn local_memory_beyond_the_guests_is_for_what_is_added() {
+    let mut config = valid();
+    config.donors.clear();
+    config.local_memory = Some(mib(1536));
+    config.hotplug_memory = Some(mib(512));
+    let run = config.validate().expect("is valid");
+    assert_eq!(run.local_memory, mib(1536));
+    assert_refused(
+        |run| {
+            run.local_memory = Some(mib(1537));
+            run.hotplug_memory = Some(mib(512));
+        },
+        &["--local-memory 1537M", "--memory 1G"],
+    );
+}
+
+#[test]
 fn without_donors_all_memory_stays_here() {
     let mut config = valid();
     config.local_memory = None;

@@ -2,7 +2,10 @@
 
 use clap::Args;
 
-/// The longest time that `ssi-hv shutdown` can be told to wait: a day.
+use super::address::Donor;
+use crate::size::ByteSize;
+
+/// The longest time that these commands can be told to wait: a day.
 const WAIT_SECONDS_MAX: i64 = 86_400;
 
 /// The flags of `ssi-hv pause`, `resume` and `kill`.
@@ -21,6 +24,31 @@ pub struct ShutdownConfig {
     pub vm: String,
 
     /// How long to wait until it has ended
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=WAIT_SECONDS_MAX)
+    )]
+    pub wait: u32,
+}
+
+/// The flags of `ssi-hv hotplug`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct HotplugConfig {
+    /// The VM, by its name or process
+    #[arg(value_name = "VM")]
+    pub vm: String,
+
+    /// How much memory to add in all, 0 for none; without it, show how much there is
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+
+    /// The donor that is to lend what is missing, HOST:PORT[,fingerprint=HEX]
+    #[arg(long, value_name = "DONOR", requires = "memory")]
+    pub donor: Option<Donor>,
+
+    /// How long to wait until the guest has it
     #[arg(
         long,
         value_name = "SECONDS",

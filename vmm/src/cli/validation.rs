@@ -94,6 +94,14 @@ pub enum ValidationError {
         /// The next lower size that would do.
         below: ByteSize,
     },
+    /// A size is not whole blocks.
+    #[error("{flag} {size} is not a multiple of 2M, and at least that; choose one that is")]
+    NotWholeBlocks {
+        /// The flag.
+        flag: &'static str,
+        /// What was given.
+        size: ByteSize,
+    },
     /// A size is less than the least.
     #[error("{flag} {size} is too small; {limit} is the least")]
     TooSmall {

@@ -23,14 +23,7 @@ const KILL_TIME_MAX: Duration = Duration::from_secs(15);
 /// Tells a VM what to do.
 pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
     let running = running()?;
-    let entry = named(&running, command.vm())?;
-    if entry.kind == Kind::Node {
-        return Err(anyhow!("process {} is a node, not a VM; SIGTERM ends it", entry.pid).into());
-    }
-    let who = entry
-        .name
-        .as_ref()
-        .map_or_else(|| entry.pid.to_string(), ToString::to_string);
+    let (entry, who) = vm_entry(&running, command.vm())?;
     let (wait, said) = match command {
         ControlCommand::Shutdown(config) if config.wait == 0 => {
             tell(entry, command)?;
@@ -77,6 +70,17 @@ pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
     }
     print(&said)?;
     Ok(ExitCode::Success)
+}
+
+/// The VM that is meant, and what to call it.
+pub fn vm_entry<'a>(running: &'a [Entry], vm: &str) -> Result<(&'a Entry, String), Failure> {
+    let entry = named(running, vm)?;
+    if entry.kind == Kind::Node {
+        return Err(anyhow!("process {} is a node, not a VM; SIGTERM ends it", entry.pid).into());
+    }
+    let name = entry.name.as_ref();
+    let who = name.map_or_else(|| entry.pid.to_string(), ToString::to_string);
+    Ok((entry, who))
 }
 
 fn tell(entry: &Entry, command: &ControlCommand) -> Result<VmState, ClientError> {

@@ -11,6 +11,7 @@ use ssi_hv::config::{RunConfig, Switch};
 
 use super::Failure;
 use super::free_memory::FreeMemory;
+use super::hotplug::Plugged;
 
 /// What tells this host from others (machine-id(5)), where it is there.
 const MACHINE_ID_PATH: &str = "/etc/machine-id";
@@ -22,6 +23,17 @@ pub struct HostDevices {
     devices: Vec<Arc<dyn VirtioDevice>>,
     /// They go at the end of the run.
     _sockets: Vec<HostSocket>,
+}
+
+/// The devices of one start of the guest.
+#[derive(Debug)]
+pub struct GuestDevices {
+    /// All of them, in order.
+    pub devices: Vec<Arc<dyn VirtioDevice>>,
+    /// The balloon among them.
+    pub balloon: Option<Arc<Balloon>>,
+    /// The one by which memory is added.
+    pub plugged: Option<Plugged>,
 }
 
 impl HostDevices {
@@ -61,13 +73,14 @@ impl HostDevices {
     }
 
     /// The devices of a guest that starts, in the order in which it finds them. No earlier guest
-    /// uses them any more; what it left in them is forgotten. Beside them its balloon, if it has
-    /// one.
+    /// uses them any more; what it left in them is forgotten. `node` is the NUMA node to which memory
+    /// may be added, if the guest sees nodes.
     pub fn for_guest(
         &self,
         config: &RunConfig,
         fabric: &Fabric,
-    ) -> (Vec<Arc<dyn VirtioDevice>>, Option<Arc<Balloon>>) {
+        node: Option<u16>,
+    ) -> GuestDevices {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         let mut balloon = None;
         if config.balloon == Switch::On {
@@ -76,11 +89,19 @@ impl HostDevices {
             devices.push(Arc::clone(&device) as Arc<dyn VirtioDevice>);
             balloon = Some(device);
         }
+        let plugged = Plugged::new(fabric, node);
+        if let Some(plugged) = &plugged {
+            devices.push(Arc::clone(&plugged.device) as _);
+        }
         for device in &self.devices {
             device.reset();
             devices.push(Arc::clone(device));
         }
-        (devices, balloon)
+        GuestDevices {
+            devices,
+            balloon,
+            plugged,
+        }
     }
 }
 

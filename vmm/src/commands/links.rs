@@ -12,8 +12,11 @@ use ssi_hv::size::ByteSize;
 pub fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
     let plan = fabric.plan();
     let size = |pages: u64| ByteSize::from_bytes(pages << PAGE_SHIFT);
-    if plan.cache_pages == 0 {
-        return format!("memory {}, all of it local", wanted.memory);
+    let more = wanted
+        .hotplug_memory
+        .map_or(String::new(), |size| format!("; up to {size} can be added"));
+    if fabric.nodes().len() == 1 {
+        return format!("memory {}, all of it local{more}", wanted.memory);
     }
     let transport = transport_used(fabric);
     let bulk = if transport.bulk == transport.kind {
@@ -31,7 +34,7 @@ pub fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
     let extents = plan.layout.extents().iter();
     let all: u64 = extents.map(|extent| u64::from(extent.pages.count)).sum();
     format!(
-        "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}{bulk}, tier {}{page}{refusal}",
+        "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}{bulk}, tier {}{page}{refusal}{more}",
         wanted.memory,
         size(plan.home_here_pages),
         size(all - plan.home_here_pages),

@@ -6,11 +6,13 @@ mod devices;
 pub mod doctor;
 mod exec;
 mod free_memory;
+mod hotplug;
 mod links;
 pub mod man;
 pub mod node;
 mod numa;
 mod observe;
+pub mod plug;
 pub mod report;
 #[cfg(test)]
 mod routes_tests;

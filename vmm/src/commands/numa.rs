@@ -14,7 +14,8 @@ use ssi_hv::memory_speed;
 /// kind of memory, or has it.
 pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     let layout = &fabric.plan().layout;
-    if config.numa == Numa::Flat || fabric.plan().cache_pages == 0 {
+    let alone = fabric.view().paths().is_empty() && layout.region().is_none();
+    if config.numa == Numa::Flat || alone {
         return Vec::new();
     }
     let memory_of = |node| {
@@ -29,24 +30,42 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     let near = memory_speed::measure();
     let here = NumaNode {
         memory: memory_of(NodeId::COMPUTE),
+        hotplug: None,
         latency: near.latency,
         bandwidth_mb_s: Some(near.bandwidth_mb_s),
     };
     let donors = (1..).zip(fabric.view().paths()).map(|(number, path)| {
-        let (latency, bandwidth_mb_s) = match path {
+        let (latency, bandwidth_mb_s) = match &path {
             Some(path) => reach(path),
             // The slab of the loopback transport is memory of this host.
             None => (near.latency, Some(near.bandwidth_mb_s)),
         };
         NumaNode {
             memory: memory_of(NodeId(number)),
+            hotplug: None,
             latency,
             bandwidth_mb_s,
         }
     });
     let donors = donors.filter(|donor| !donor.memory.is_empty());
-    std::iter::once(here).chain(donors).collect()
+    let mut nodes: Vec<_> = std::iter::once(here).chain(donors).collect();
+    if let Some(region) = layout.region() {
+        let farthest = nodes[1..].iter().map(|node| node.latency).max();
+        let start = u64::from(region.pages().first.number()) << PAGE_SHIFT;
+        nodes.push(NumaNode {
+            memory: Vec::new(),
+            hotplug: Some((start, region.pages().bytes())),
+            // Who joins is not known yet.
+            latency: farthest.unwrap_or(JOINER_LATENCY),
+            bandwidth_mb_s: None,
+        });
+    }
+    nodes
 }
+
+/// What an access to memory that is added later counts as, where there is no donor to go by: a page
+/// over a fast network.
+const JOINER_LATENCY: Duration = Duration::from_micros(20);
 
 /// What it takes to fetch a page from a donor, and what its way carries, as measured at the start.
 fn reach(path: &PathStats) -> (Duration, Option<u64>) {

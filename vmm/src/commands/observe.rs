@@ -7,18 +7,21 @@ use std::time::{Duration, Instant};
 use devices::virtio::Balloon;
 use memory_fabric::fabric::NodeSummary;
 use memory_fabric::guest_memory::huge_bytes;
+use memory_fabric::hotplug::BLOCK_BYTES;
 use memory_fabric::link::rdma::RdmaStats;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
 use memory_fabric::view::FabricView;
+use ssi_hv::config::RunConfig;
 use ssi_hv::machine::MachineHandle;
 use ssi_hv::report::{
-    Boot, FaultKind, Faults, FreePages, Guest, Host, MemoryUsed, Node, Percentiles, Prefetch,
-    RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass, TransportUsed,
+    Boot, FaultKind, Faults, FreePages, Guest, Host, HotplugUsed, MemoryUsed, Node, Percentiles,
+    Prefetch, RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass, TransportUsed,
 };
 use ssi_hv::status::rdma::RdmaResources;
 use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
 
+use super::hotplug::Plugged;
 use super::links::path_used;
 use super::supervisor::Supervisor;
 use super::timeline::distributions;
@@ -39,6 +42,10 @@ pub struct Watched {
     pub machine: Current<(MachineHandle, Duration)>,
     /// Its balloon, once there is one.
     pub balloon: Current<Arc<Balloon>>,
+    /// What memory can be added to it, where it was started for that.
+    pub plugged: Current<Plugged>,
+    /// How it was started.
+    pub config: RunConfig,
 }
 
 /// Something that each boot of the guest has anew.
@@ -92,6 +99,7 @@ impl Watched {
     pub fn begin_anew(&self) -> u64 {
         self.machine.clear();
         self.balloon.clear();
+        self.plugged.clear();
         self.paged.clear();
         // Relaxed: a number to look at.
         self.restarts.fetch_add(1, Ordering::Relaxed) + 1
@@ -143,12 +151,12 @@ impl Watched {
                 .zip(rdma)
                 .map(|((node, link), rdma)| NodeNow {
                     node,
-                    link: link.map(|link| LinkNow {
+                    link: link.as_ref().map(|link| LinkNow {
                         reachable: link.is_reachable(),
                         round_trip_us: micros(link.round_trip()),
                         round_trip_us_min: micros(link.round_trip_min()),
                         outages: link.outages.get(),
-                        rdma: rdma.is_some_and(RdmaStats::is_connected),
+                        rdma: rdma.as_deref().is_some_and(RdmaStats::is_connected),
                     }),
                 })
                 .collect(),
@@ -182,6 +190,11 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
         cache_bytes: plan.cache_pages << PAGE_SHIFT,
         cached_bytes: view.cached_pages() << PAGE_SHIFT,
         resident_bytes: view.resident_bytes().unwrap_or(0),
+        hotplug: plan.layout.region().map(|region| HotplugUsed {
+            max_bytes: region.pages().bytes(),
+            requested_bytes: region.requested_bytes(),
+            plugged_bytes: u64::from(region.plugged()) * BLOCK_BYTES,
+        }),
         huge_bytes: if count_huge { huge_bytes() } else { None },
     }
 }
@@ -226,7 +239,7 @@ fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
                 connections: rdma.connections,
                 failures: rdma.failures,
             }),
-            path: path.map(path_used),
+            path: path.as_deref().map(path_used),
         })
         .collect()
 }

@@ -28,10 +28,7 @@ fn add<S>(
                 .filter(|c| route.may_refuse(*c))
                 .map(RefusalCode::status),
         );
-        // What always refuses has no success.
-        if !route.refuses.contains(&RefusalCode::NotBuilt) {
-            codes.insert(route.status);
-        }
+        codes.insert(route.status);
         assert!(by.insert(who), "{} is there twice", route.path);
         *body |= route.takes_body;
     }

@@ -22,15 +22,17 @@ use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
+    hotplug_start,
 };
 use ssi_hv::report::{Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{GuestMemoryMmap, GuestRegionMmap};
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
 use super::devices::HostDevices;
 use super::exec::{self, Exec, console_file};
+use super::hotplug::kernel_parameters;
 use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
 use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
@@ -77,6 +79,8 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
         paged: Current::default(),
         machine: Current::default(),
         balloon: Current::default(),
+        plugged: Current::default(),
+        config: config.clone(),
     });
     let server = listen(config, &watched)?;
     let devices = HostDevices::open(config)?;
@@ -209,10 +213,17 @@ impl Run<'_> {
             transport: transport_used(&fabric),
             view: fabric.view().clone(),
         });
-        let (devices, balloon) = devices.for_guest(config, &fabric);
-        if let Some(balloon) = balloon {
+        let numa = super::numa::nodes(config, &fabric);
+        let node = u16::try_from(numa.len()).ok();
+        let node = node.and_then(|count| count.checked_sub(1));
+        let devices = devices.for_guest(config, &fabric, node);
+        if let Some(balloon) = devices.balloon {
             watched.balloon.set(balloon);
         }
+        if let Some(plugged) = devices.plugged {
+            watched.plugged.set(plugged);
+        }
+        let parameters = kernel_parameters(config);
         let sampler =
             Sampler::start(Arc::clone(fabric.stats())).context("cannot start a thread")?;
         let machine_config = MachineConfig {
@@ -222,15 +233,16 @@ impl Run<'_> {
                 None => wanted.initrd.clone().map(Initrd::File),
             },
             cmdline: match self.exec {
-                Some(exec) => exec.command_line(&config.cmdline),
-                None => command_line(&config.cmdline),
+                Some(exec) => exec.command_line(&parameters),
+                None => command_line(&parameters),
             },
             cpus: u8::try_from(config.cpus).context("--cpus")?,
             pinning: config.cpu_pinning.clone().unwrap_or_default().0,
-            devices,
-            numa: super::numa::nodes(config, &fabric),
+            hotplug_bytes: wanted.hotplug_memory.map_or(0, ByteSize::bytes),
+            devices: devices.devices,
+            numa,
         };
-        let memory = guest_memory(fabric.memory(), wanted.memory)?;
+        let memory = guest_memory(fabric.memory(), wanted)?;
         let console = self.console.map(File::try_clone).transpose();
         let console = console.context("cannot use the file of --console")?;
         let console = match self.exec {
@@ -284,20 +296,20 @@ fn vm_name(config: &RunConfig) -> String {
 }
 
 fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConfig, Failure> {
-    let ram = guest_memory_ranges(wanted.memory.bytes())
-        .into_iter()
-        .map(|(start, bytes)| {
-            let first = PageIndex::containing(start.0)?;
-            Some(PageRange::new(
-                first,
-                u32::try_from(bytes >> PAGE_SHIFT).ok()?,
-            ))
-        });
+    let pages = |(start, bytes): (GuestAddress, u64)| {
+        let first = PageIndex::containing(start.0)?;
+        let count = u32::try_from(bytes >> PAGE_SHIFT).ok()?;
+        Some(PageRange::new(first, count))
+    };
+    let above = "guest memory is above the limit of 16 TiB";
+    let memory = wanted.memory.bytes();
+    let ram = guest_memory_ranges(memory).into_iter().map(pages);
+    let hotplug = wanted
+        .hotplug_memory
+        .map(|size| (hotplug_start(memory), size.bytes()));
     Ok(FabricConfig {
         vm: vm_name(config),
-        ram: ram
-            .collect::<Option<_>>()
-            .context("guest memory is above the limit of 16 TiB")?,
+        ram: ram.collect::<Option<_>>().context(above)?,
         local_bytes: wanted.local_memory.bytes(),
         local_use: match config.numa {
             Numa::Flat => LocalUse::Cache,
@@ -328,6 +340,10 @@ fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConf
         replay: Vec::new(),
         spin: SPIN_DEFAULT,
         huge_pages: config.huge_pages == HugePages::Auto,
+        hotplug: match hotplug {
+            Some(range) => Some(pages(range).context(above)?),
+            None => None,
+        },
         without_continue_write_protected: false,
     })
 }
@@ -354,9 +370,15 @@ fn donors_failed(error: FabricError) -> Failure {
 }
 
 /// The guest view as KVM and the device models see it.
-fn guest_memory(memory: &GuestMemory, size: ByteSize) -> Result<GuestMemoryMmap, Failure> {
+fn guest_memory(memory: &GuestMemory, wanted: &ValidatedRun) -> Result<GuestMemoryMmap, Failure> {
     let mut regions = Vec::new();
-    for (start, bytes) in guest_memory_ranges(size.bytes()) {
+    let added = wanted
+        .hotplug_memory
+        .map(|size| (hotplug_start(wanted.memory.bytes()), size.bytes()));
+    for (start, bytes) in guest_memory_ranges(wanted.memory.bytes())
+        .into_iter()
+        .chain(added)
+    {
         let offset = usize::try_from(start.0).context("guest address")?;
         let bytes = usize::try_from(bytes).context("guest memory")?;
         if offset

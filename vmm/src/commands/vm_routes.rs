@@ -12,6 +12,7 @@ use ssi_hv::machine::{MachineHandle, PAGE_BYTES};
 use ssi_hv::status::VmState;
 use ssi_hv::status::heat::HeatStatus;
 
+use super::hotplug;
 use super::observe::{Paged, Watched};
 use super::supervisor::NotDone;
 
@@ -63,13 +64,24 @@ pub const ROUTES: &[Route<Arc<Watched>>] = &[
             set_balloon,
         )
     },
-    change("/v1/hotplug", &[RefusalCode::NotBuilt], |_, _| {
-        Err(Refusal::new(
-            RefusalCode::NotBuilt,
-            "memory and devices cannot be added while the guest runs; give them to `ssi-hv run` \
-             (--memory, --disk, --net), and take memory back by PUT /v1/balloon",
-        ))
-    }),
+    Route {
+        refuses: &[RefusalCode::State, RefusalCode::Starting],
+        ..look("/v1/hotplug", |watched, _| hotplug::look(watched))
+    },
+    Route {
+        method: Method::Put,
+        takes_body: true,
+        status: 202,
+        ..change(
+            "/v1/hotplug",
+            &[
+                RefusalCode::State,
+                RefusalCode::Starting,
+                RefusalCode::Donor,
+            ],
+            hotplug::set,
+        )
+    },
 ];
 
 const fn look(
@@ -95,7 +107,7 @@ const fn change(
     }
 }
 
-fn starting() -> Refusal {
+pub fn starting() -> Refusal {
     let text = "the VM is starting; try again";
     Refusal::new(RefusalCode::Starting, text)
 }

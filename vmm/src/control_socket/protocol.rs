@@ -52,8 +52,8 @@ pub enum RefusalCode {
     State,
     /// Answering failed.
     Failed,
-    /// This is not built, or not yet.
-    NotBuilt,
+    /// A donor that was named does not lend.
+    Donor,
     /// The VM has no memory yet.
     Starting,
     /// It was begun, and has not come to its end in time.
@@ -71,7 +71,7 @@ impl RefusalCode {
         Self::Busy,
         Self::State,
         Self::Failed,
-        Self::NotBuilt,
+        Self::Donor,
         Self::Starting,
         Self::Late,
     ];
@@ -97,7 +97,7 @@ impl RefusalCode {
             Self::Busy | Self::State => 409,
             Self::TooLarge => 413,
             Self::Failed => 500,
-            Self::NotBuilt => 501,
+            Self::Donor => 502,
             Self::Starting => 503,
             Self::Late => 504,
         }
@@ -157,4 +157,35 @@ pub struct BalloonBody {
     pub target_bytes: u64,
     /// What it says to have given up; the guest follows in its own time.
     pub actual_bytes: u64,
+}
+
+/// How much memory a guest is to have beyond that of its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub struct HotplugTarget {
+    /// So much in all, in whole blocks; 0 takes all of it back.
+    pub requested_bytes: u64,
+    /// The donor, `HOST:PORT[,fingerprint=HEX]`, that is to join and lend what is missing to that.
+    /// Without one it is memory of the compute node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub donor: Option<String>,
+}
+
+/// The memory of a guest beyond that of its start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct HotplugBody {
+    /// The most that there can be of it.
+    pub max_bytes: u64,
+    /// What it is counted in.
+    pub block_bytes: u64,
+    /// What the guest was asked to have.
+    pub requested_bytes: u64,
+    /// What it has; the guest follows in its own time.
+    pub plugged_bytes: u64,
+    /// A donor that was asked to join, and has not yet; `null` when there is none.
+    pub joining: Option<String>,
+    /// Why the donor that was asked last has not joined; `null` when it has.
+    pub error: Option<String>,
 }

@@ -14,13 +14,7 @@ const LOCKED_WANTED: ByteSize = DEFAULT_MEMORY;
 pub(super) fn available(host: &Host) -> Finding {
     const CHECK: &str = "memory";
     let meminfo = host.read("/proc/meminfo");
-    let available = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|value| value.trim().strip_suffix(" kB"))
-        .and_then(|kib| kib.parse::<u64>().ok())
-        .map(|kib| ByteSize::from_bytes(kib.saturating_mul(1024)));
-    let Some(available) = available else {
+    let Some(available) = available_bytes(&meminfo).map(ByteSize::from_bytes) else {
         return Finding::warning(CHECK, "/proc/meminfo does not say how much is available");
     };
     let shown = available.rounded();
@@ -38,6 +32,15 @@ pub(super) fn available(host: &Host) -> Finding {
     } else {
         Finding::ok(CHECK, format!("{shown} available"))
     }
+}
+
+/// What `/proc/meminfo` says is available.
+#[must_use]
+pub fn available_bytes(meminfo: &str) -> Option<u64> {
+    let mut lines = meminfo.lines();
+    let value = lines.find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib.saturating_mul(1024))
 }
 
 /// Makes a memory file as the guest's memory is one, and drops it.

@@ -12,6 +12,7 @@ mod memory;
 pub mod output;
 pub mod userfaultfd;
 
+pub use memory::available_bytes;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};

@@ -373,6 +373,7 @@ mod tests {
         let slots: Vec<_> = (0..VIRTIO_DEVICES_MAX).map(Slot::new).collect();
         let node = NumaNode {
             memory: vec![(0, 4096); 2],
+            hotplug: Some((1 << 32, 4096)),
             latency: std::time::Duration::from_micros(1),
             bandwidth_mb_s: Some(1),
         };

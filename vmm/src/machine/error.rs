@@ -111,6 +111,17 @@ pub enum MachineError {
         /// The most bytes.
         limit: u64,
     },
+    /// The host's CPU has too few address bits for what may be added.
+    #[error(
+        "memory that may be added ends at {end:#x}: this host's CPU has {bits} bits of physical \
+         address; lower --hotplug-memory"
+    )]
+    HotplugTooFar {
+        /// The address after the last.
+        end: u64,
+        /// Bits of a physical address.
+        bits: u32,
+    },
     /// The regions of the memory are not those of `guest_memory_ranges`.
     #[error(
         "the regions of the {bytes} bytes of guest memory are wrong: one from 0 up to at most \

@@ -13,6 +13,7 @@
 //! 0xd000_0000    virtio devices, a page of registers each
 //! 0xfec0_0000    IOAPIC, local APIC, KVM's own pages
 //! 0x1_0000_0000 the rest of RAM
+//!               then, from a multiple of 2 GiB on, memory that is added while the guest runs
 //! ```
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -100,6 +101,17 @@ pub fn guest_memory_ranges(bytes: u64) -> Vec<(GuestAddress, u64)> {
     .collect()
 }
 
+/// Where memory that is added begins: at a multiple of the largest block in which Linux takes memory
+/// into use (arch/x86/mm/init_64.c, `MAX_BLOCK_SIZE`).
+const HOTPLUG_ALIGNMENT: u64 = 2 << 30;
+
+/// The start of the addresses for memory that may be added to a machine with `bytes` of memory.
+pub fn hotplug_start(bytes: u64) -> GuestAddress {
+    let ranges = guest_memory_ranges(bytes);
+    let end = ranges.last().map_or(0, |(start, len)| start.0 + len);
+    GuestAddress(end.max(DEVICE_HOLE_END).next_multiple_of(HOTPLUG_ALIGNMENT))
+}
+
 /// Sizes of a guest memory whose regions were checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemorySize {
@@ -109,9 +121,18 @@ pub(super) struct MemorySize {
     pub low_end: u64,
 }
 
-/// Checks that `memory` has exactly the regions that [`guest_memory_ranges`] gives for its size.
-pub(super) fn check_memory(memory: &GuestMemoryMmap) -> Result<MemorySize, MachineError> {
-    let regions: Vec<_> = memory.iter().map(|r| (r.start_addr(), r.len())).collect();
+/// Checks that `memory` has exactly the regions that [`guest_memory_ranges`] gives for its size, and
+/// after them the one to which memory may be added, if there is one.
+pub(super) fn check_memory(
+    memory: &GuestMemoryMmap,
+    hotplug_bytes: u64,
+) -> Result<MemorySize, MachineError> {
+    let mut regions: Vec<_> = memory.iter().map(|r| (r.start_addr(), r.len())).collect();
+    let added = if hotplug_bytes > 0 {
+        regions.pop()
+    } else {
+        None
+    };
     let total = regions
         .iter()
         .fold(0u64, |total, (_, len)| total.saturating_add(*len));
@@ -121,7 +142,8 @@ pub(super) fn check_memory(memory: &GuestMemoryMmap) -> Result<MemorySize, Machi
     if total < MEMORY_BYTES_MIN {
         return Err(MachineError::MemoryTooSmall { bytes: total });
     }
-    if regions != guest_memory_ranges(total) {
+    let wanted = (hotplug_bytes > 0).then(|| (hotplug_start(total), hotplug_bytes));
+    if regions != guest_memory_ranges(total) || added != wanted {
         return Err(MachineError::MemoryRegions { bytes: total });
     }
     Ok(MemorySize {
@@ -148,6 +170,19 @@ pub(super) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), Mach
     Ok(())
 }
 
+/// Checks that memory which may be added has no more than `bits` bits in its addresses.
+pub(super) fn check_hotplug_bits(
+    size: MemorySize,
+    hotplug_bytes: u64,
+    bits: u32,
+) -> Result<(), MachineError> {
+    let end = hotplug_start(size.total).0.saturating_add(hotplug_bytes);
+    if hotplug_bytes > 0 && 1_u64.checked_shl(bits).is_some_and(|limit| end > limit) {
+        return Err(MachineError::HotplugTooFar { end, bits });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +205,9 @@ mod tests {
         assert!(check_address_bits(size(3 * GIB), 32).is_ok());
         assert!(check_address_bits(size(4 * GIB), 32).is_err());
         assert!(check_address_bits(size(8192 * GIB), 64).is_ok());
+        assert!(check_hotplug_bits(size(GIB), 28 * GIB, 35).is_ok());
+        assert!(check_hotplug_bits(size(GIB), 29 * GIB, 35).is_err());
+        assert!(check_hotplug_bits(size(1023 * GIB), 0, 40).is_ok());
     }
 
     #[test]
@@ -190,6 +228,19 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_added_above_all_other_at_a_multiple_of_2_gib() {
+        for (bytes, start) in [
+            (GIB, 4),
+            (3 * GIB, 4),
+            (3 * GIB + 4096, 6),
+            (5 * GIB, 6),
+            (6 * GIB, 8),
+        ] {
+            assert_eq!(hotplug_start(bytes), GuestAddress(start * GIB), "{bytes}");
+        }
+    }
+
+    #[test]
     fn no_memory_has_no_range() {
         assert!(guest_memory_ranges(0).is_empty());
     }
@@ -198,12 +249,27 @@ mod tests {
     fn other_regions_are_refused() {
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4 << 20)]).unwrap();
         assert!(matches!(
-            check_memory(&memory),
+            check_memory(&memory, 0),
             Err(MachineError::MemoryRegions { .. })
         ));
+        let start = hotplug_start(2 << 20);
+        assert_eq!(start, GuestAddress(4 * GIB));
+        for (at, bytes, fits) in [
+            (start.0, GIB, true),
+            (start.0 + GIB, GIB, false),
+            (start.0, GIB / 2, false),
+        ] {
+            let ranges = [
+                (GuestAddress(0), 2 << 20),
+                (GuestAddress(at), usize::try_from(bytes).unwrap()),
+            ];
+            let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
+            assert_eq!(check_memory(&memory, GIB).is_ok(), fits, "{at:#x} {bytes}");
+            assert!(check_memory(&memory, 0).is_err());
+        }
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
         assert!(matches!(
-            check_memory(&memory),
+            check_memory(&memory, 0),
             Err(MachineError::MemoryTooSmall { .. })
         ));
     }

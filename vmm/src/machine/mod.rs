@@ -22,6 +22,7 @@
 //!     cmdline: command_line("quiet"),
 //!     cpus: 2,
 //!     pinning: Vec::new(),
+//!     hotplug_bytes: 0,
 //!     devices: Vec::new(),
 //!     numa: Vec::new(),
 //! };
@@ -95,7 +96,7 @@ pub use error::MachineError;
 pub use kernel::KernelError;
 pub use layout::{
     DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, VIRTIO_DEVICES_MAX,
-    guest_memory_ranges,
+    guest_memory_ranges, hotplug_start,
 };
 pub use numa::NumaNode;
 pub use payload::KERNEL_BYTES_MAX;
@@ -156,6 +157,9 @@ pub struct MachineConfig {
     /// CPUs of the host: the thread of each vCPU runs on that in its place. Those without one run
     /// where the host lets them.
     pub pinning: Vec<u32>,
+    /// How much memory may be added while it runs: that is the last region of its memory, from
+    /// [`hotplug_start`] on, and no part of what the guest is told of at its start.
+    pub hotplug_bytes: u64,
     /// Its virtio devices; places and interrupts are given in this order.
     pub devices: Vec<Arc<dyn VirtioDevice>>,
     /// The NUMA nodes that the guest sees, the one with the CPUs first; none for a guest that sees
@@ -271,7 +275,7 @@ impl Machine {
         console: ConsoleConfig,
     ) -> Result<Self, MachineError> {
         MachineError::check_cpus(u32::from(config.cpus), u32::from(VCPUS_MAX))?;
-        let size = layout::check_memory(&memory)?;
+        let size = layout::check_memory(&memory, config.hotplug_bytes)?;
         let kvm = kvm::open_kvm()?;
         let host_limit = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX);
         MachineError::check_cpus(u32::from(config.cpus), host_limit)?;
@@ -280,6 +284,7 @@ impl Machine {
             .map_err(MachineError::kvm("tell its CPU features"))?;
         if let Some(bits) = cpuid::physical_address_bits(supported.as_slice()) {
             layout::check_address_bits(size, bits)?;
+            layout::check_hotplug_bits(size, config.hotplug_bytes, bits)?;
         }
 
         let kernel = kernel::load_kernel(&config.kernel, &memory, size.low_end)?;

@@ -21,6 +21,8 @@ use super::acpi::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
 pub struct NumaNode {
     /// Its memory: start and length in bytes of each range, both multiples of the page size.
     pub memory: Vec<(u64, u64)>,
+    /// Where memory may be added to it while the guest runs: start and length in bytes.
+    pub hotplug: Option<(u64, u64)>,
     /// What an access to it by a CPU takes that finds nothing cached.
     pub latency: Duration,
     /// What CPUs can read of it, in MB/s; `None` where that is not known.
@@ -67,6 +69,12 @@ fn srat(cpus: u8, nodes: &[NumaNode]) -> Vec<u8> {
         for &(start, bytes) in &node.memory {
             MemoryAffinity::new(domain, start, bytes)
                 .enabled()
+                .to_aml_bytes(&mut body);
+        }
+        if let Some((start, bytes)) = node.hotplug {
+            MemoryAffinity::new(domain, start, bytes)
+                .enabled()
+                .hotpluggable()
                 .to_aml_bytes(&mut body);
         }
     }
@@ -153,6 +161,7 @@ mod tests {
     fn node(memory: &[(u64, u64)], micros: u64, bandwidth_mb_s: Option<u64>) -> NumaNode {
         NumaNode {
             memory: memory.to_vec(),
+            hotplug: None,
             latency: Duration::from_nanos(micros * 1000),
             bandwidth_mb_s,
         }
@@ -215,6 +224,21 @@ mod tests {
             .flat_map(|(domain, node)| node.memory.into_iter().map(move |m| (domain, m)))
             .collect();
         assert_eq!(memory, expected);
+    }
+
+    #[test]
+    fn memory_that_may_be_added_is_hot_pluggable_and_has_its_node() {
+        let mut nodes = nodes();
+        nodes.push(NumaNode {
+            hotplug: Some((4 << 30, 1 << 30)),
+            ..node(&[], 20, None)
+        });
+        let srat = srat(0, &nodes);
+        let last = &srat[srat.len() - 40..];
+        assert_eq!((last[0], u32_at(last, 2)), (1, 3));
+        assert_eq!((u64_at(last, 8), u64_at(last, 16)), (4 << 30, 1 << 30));
+        assert_eq!(u32_at(last, 28), 0b11, "enabled and hot-pluggable");
+        assert_eq!(u64_at(&slit(&nodes), 36), 4);
     }
 
     #[test]

@@ -52,6 +52,14 @@ pub fn vm(status: &VmStatus) -> String {
         "           {} in memory here{huge}",
         size(memory.resident_bytes)
     ));
+    if let Some(hotplug) = &memory.hotplug {
+        line(format!(
+            "added      {} plugged of {} asked for, {} at the most",
+            size(hotplug.plugged_bytes),
+            size(hotplug.requested_bytes),
+            size(hotplug.max_bytes)
+        ));
+    }
     line(format!(
         "evictions  {}: {} clean, {} zero; {} cancelled; {} faults waited for memory",
         status.evictions.total,

@@ -166,6 +166,11 @@ fn status() -> VmStatus {
             bulk: "tcp".into(),
         },
         memory: MemoryUsed {
+            hotplug: Some(crate::report::HotplugUsed {
+                max_bytes: 2 << 30,
+                requested_bytes: 512 << 20,
+                plugged_bytes: 256 << 20,
+            }),
             home_here_bytes: 0,
             cache_bytes: 256 << 20,
             cached_bytes: 128 << 20,

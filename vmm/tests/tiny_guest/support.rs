@@ -135,6 +135,7 @@ pub fn machine_with(
     let mut kernel = tempfile::NamedTempFile::new().unwrap();
     kernel.write_all(&elf(code)).unwrap();
     let config = MachineConfig {
+        hotplug_bytes: 0,
         kernel: kernel.path().to_owned(),
         initrd: None,
         cmdline: String::new(),

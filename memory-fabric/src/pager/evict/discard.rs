@@ -12,6 +12,7 @@
 
 use super::{Evictor, PagerError, Shared};
 use crate::discard::{Posted, Request};
+use crate::layout::NodeId;
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::IN_FLIGHT_MAX;
@@ -50,6 +51,10 @@ impl Discards {
 
     /// Remembers that a page's bytes at home are of no use.
     fn drop_at_home(&mut self, page: PageIndex, shared: &Shared) {
+        let home = shared.layout.extent_of(page).map(|extent| extent.home);
+        if matches!(home, None | Some(NodeId::COMPUTE | NodeId::NOWHERE)) {
+            return;
+        }
         if let Some(last) = self.drops.back_mut()
             && last.end() == u64::from(page.number())
             && last.count < DROP_PAGES_MAX
@@ -122,19 +127,31 @@ impl Evictor {
             let held = std::mem::take(&mut current.held);
             let before = held.len();
             self.take_pages(held.into_iter(), &mut current.held)?;
-            if current.held.is_empty() {
+            if current.held.is_empty() && (!request.settles || self.is_settled(&request)) {
                 // That nobody waits any more is no error.
                 let _ = current.done.send(());
                 self.post_drops();
                 return Ok(worked);
             }
-            if current.held.len() == before {
+            if current.held.len() == before || current.held.is_empty() {
                 // Whoever holds them needs the processor.
                 std::thread::yield_now();
             }
         }
         self.discards.current = Some(current);
         Ok(worked)
+    }
+
+    /// Whether nothing of a request is on its way home, and its homes were told what to drop.
+    fn is_settled(&self, request: &Request) -> bool {
+        let meets = |run: PageRange| {
+            let after = |a: PageRange, b: PageRange| a.end() <= u64::from(b.first.number());
+            let mut ranges = request.ranges.iter();
+            ranges.any(|&range| !after(run, range) && !after(range, run))
+        };
+        let mut writing = self.writing.iter().flatten();
+        !writing.any(|&(page, _)| meets(PageRange::new(page, 1)))
+            && !self.discards.drops.iter().any(|&run| meets(run))
     }
 
     /// Discards pages; those that somebody else holds go to `held`.
@@ -202,7 +219,11 @@ impl Evictor {
         let shared = Arc::clone(&self.shared);
         let mut worked = false;
         while let Some(&run) = self.discards.drops.front() {
-            let donor = self.donor_of(run.first);
+            let Some(donor) = self.donor_of(run.first) else {
+                // Of a block that was unplugged meanwhile.
+                self.discards.drops.pop_front();
+                continue;
+            };
             if self.transports[donor].in_flight() >= IN_FLIGHT_FOR_DROPS {
                 break;
             }

@@ -175,6 +175,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             replay: Vec::new(),
             spin: SPIN_DEFAULT,
             huge_pages: false,
+            hotplug: None,
             without_continue_write_protected: false,
         },
         &observer,

@@ -1,0 +1,313 @@
+//! Memory that comes and goes while the guest runs (virtio 1.2, section 5.15): a region of the
+//! guest's addresses, divided into blocks, each of which is plugged or not. The monitor asks for
+//! a size; the guest's driver plugs and unplugs blocks until it has that.
+//!
+//! What a block is made of is not known here: a [`Pluggable`] gives memory to blocks and takes it
+//! back. It decides as well what becomes of a guest that touches a block which is not plugged.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
+
+use super::{BrokenRing, Buffers, FreeRange, Ring, VirtioDevice, read_bytes_of};
+use crate::lock;
+use vm_memory::GuestAddress;
+
+/// Bytes of a block: what one entry of a page directory maps, and so the least that Linux plugs.
+pub const MEM_BLOCK_BYTES: u64 = 2 << 20;
+
+/// Feature: the configuration says to which NUMA node the region belongs.
+const ACPI_PXM: u64 = 1 << 0;
+/// Feature: the driver must not even read what is not plugged.
+const UNPLUGGED_INACCESSIBLE: u64 = 1 << 1;
+
+/// Types of requests (section 5.15.6).
+const PLUG: u16 = 0;
+const UNPLUG: u16 = 1;
+const UNPLUG_ALL: u16 = 2;
+const STATE: u16 = 3;
+
+/// Types of responses.
+const ACK: u16 = 0;
+const NACK: u16 = 1;
+const BUSY: u16 = 2;
+const ERROR: u16 = 3;
+
+/// States of blocks, in the response to [`STATE`].
+const PLUGGED: u16 = 0;
+const UNPLUGGED: u16 = 1;
+const MIXED: u16 = 2;
+
+/// Bytes of a request: its type, and the address and number of the blocks.
+const REQUEST_BYTES: usize = 24;
+/// Bytes of a response: its type, and a state.
+const RESPONSE_BYTES: usize = 10;
+/// Bytes of the configuration (section 5.15.4).
+const CONFIG_BYTES: usize = 56;
+
+/// Why blocks stay as they are for now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotNow;
+
+/// Has the memory of blocks.
+pub trait Pluggable: Send + Sync + fmt::Debug {
+    /// Gives memory to blocks that have none: zeroes until they are written.
+    ///
+    /// # Errors
+    ///
+    /// When there is none just now; all of them are then as they were.
+    fn plug(&self, blocks: FreeRange) -> Result<(), NotNow>;
+
+    /// Takes the memory of blocks back; what was in them is gone.
+    ///
+    /// # Errors
+    ///
+    /// When that does not go just now; all of them then have memory as before, and may have lost
+    /// what was in them.
+    fn unplug(&self, blocks: FreeRange) -> Result<(), NotNow>;
+}
+
+/// Where the region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemRegion {
+    /// The first address, a multiple of the block size.
+    pub start: u64,
+    /// The length, whole blocks and at least one.
+    pub bytes: u64,
+    /// Its NUMA node, if the guest sees nodes.
+    pub node: Option<u16>,
+}
+
+/// A device whose region is not plugged at first.
+#[derive(Debug)]
+pub struct Mem {
+    region: MemRegion,
+    memory: Arc<dyn Pluggable>,
+    /// A bit for each block: whether it is plugged. Held while a request is carried out.
+    plugged: Mutex<Vec<u64>>,
+    // Relaxed, both: numbers on their own, which are only written under the lock or before the
+    // driver is told.
+    plugged_bytes: AtomicU64,
+    requested_bytes: AtomicU64,
+}
+
+impl Mem {
+    /// A device with this region, whose memory is that of `memory`.
+    ///
+    /// # Panics
+    ///
+    /// When the region is not whole blocks.
+    pub fn new(region: MemRegion, memory: Arc<dyn Pluggable>) -> Self {
+        let MemRegion { start, bytes, .. } = region;
+        assert!(
+            bytes > 0
+                && start.is_multiple_of(MEM_BLOCK_BYTES)
+                && bytes.is_multiple_of(MEM_BLOCK_BYTES)
+                && start.checked_add(bytes).is_some(),
+            "a region of {bytes} bytes at {start:#x}"
+        );
+        let words = usize::try_from((bytes / MEM_BLOCK_BYTES).div_ceil(64)).unwrap_or(0);
+        Self {
+            region,
+            memory,
+            plugged: Mutex::new(vec![0; words]),
+            plugged_bytes: AtomicU64::new(0),
+            requested_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Asks the guest to have so much plugged, in whole blocks and up to the region. The caller
+    /// tells the driver by [`MmioTransport::config_changed`](super::MmioTransport::config_changed).
+    pub fn set_requested_bytes(&self, bytes: u64) {
+        let bytes = bytes.min(self.region.bytes);
+        let whole = bytes - bytes % MEM_BLOCK_BYTES;
+        self.requested_bytes.store(whole, Ordering::Relaxed);
+    }
+
+    /// How much the guest was asked to have plugged.
+    pub fn requested_bytes(&self) -> u64 {
+        self.requested_bytes.load(Ordering::Relaxed)
+    }
+
+    /// How much it has plugged.
+    pub fn plugged_bytes(&self) -> u64 {
+        self.plugged_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Where the region is.
+    pub fn region(&self) -> MemRegion {
+        self.region
+    }
+
+    /// Carries out a request; gives the type of the response, and the state in it.
+    fn carry_out(&self, request: &[u8; REQUEST_BYTES]) -> (u16, u16) {
+        let u16_at = |at: usize| u16::from_le_bytes([request[at], request[at + 1]]);
+        let mut address = [0; 8];
+        address.copy_from_slice(&request[8..16]);
+        let kind = u16_at(0);
+        let mut plugged = lock(&self.plugged);
+        if kind == UNPLUG_ALL {
+            return (self.unplug_all(&mut plugged), 0);
+        }
+        let Some(blocks) = self.blocks(u64::from_le_bytes(address), u16_at(16)) else {
+            return (ERROR, 0);
+        };
+        let state = state_of(&plugged, &blocks);
+        match (kind, state) {
+            (STATE, state) => (ACK, state),
+            (PLUG, UNPLUGGED) => (self.plug(&mut plugged, &blocks), 0),
+            (UNPLUG, PLUGGED) => (self.unplug(&mut plugged, &blocks), 0),
+            // Of another type, or for blocks that are not in the state that it is about.
+            _ => (ERROR, 0),
+        }
+    }
+
+    /// The numbers of the blocks of a request; `None` when they are none, or not in the region.
+    fn blocks(&self, address: u64, count: u16) -> Option<std::ops::Range<u64>> {
+        let offset = address.checked_sub(self.region.start)?;
+        let first = offset / MEM_BLOCK_BYTES;
+        let end = first.checked_add(u64::from(count))?;
+        let inside = offset.is_multiple_of(MEM_BLOCK_BYTES)
+            && count > 0
+            && end <= self.region.bytes / MEM_BLOCK_BYTES;
+        inside.then_some(first..end)
+    }
+
+    fn range(&self, blocks: &std::ops::Range<u64>) -> FreeRange {
+        FreeRange {
+            start: GuestAddress(self.region.start + blocks.start * MEM_BLOCK_BYTES),
+            bytes: (blocks.end - blocks.start) * MEM_BLOCK_BYTES,
+        }
+    }
+
+    fn plug(&self, plugged: &mut [u64], blocks: &std::ops::Range<u64>) -> u16 {
+        let range = self.range(blocks);
+        if self.plugged_bytes() + range.bytes > self.requested_bytes() {
+            // The driver looks at the configuration again.
+            return NACK;
+        }
+        if self.memory.plug(range).is_err() {
+            return BUSY;
+        }
+        blocks.clone().for_each(|block| set(plugged, block, true));
+        self.plugged_bytes.fetch_add(range.bytes, Ordering::Relaxed);
+        ACK
+    }
+
+    fn unplug(&self, plugged: &mut [u64], blocks: &std::ops::Range<u64>) -> u16 {
+        let range = self.range(blocks);
+        if self.memory.unplug(range).is_err() {
+            return BUSY;
+        }
+        blocks.clone().for_each(|block| set(plugged, block, false));
+        self.plugged_bytes.fetch_sub(range.bytes, Ordering::Relaxed);
+        ACK
+    }
+
+    /// Unplugs all runs of plugged blocks. One that stays makes it be busy: the driver asks again.
+    fn unplug_all(&self, plugged: &mut [u64]) -> u16 {
+        let end = self.region.bytes / MEM_BLOCK_BYTES;
+        let mut block = 0;
+        while let Some(first) = (block..end).find(|block| get(plugged, *block)) {
+            let after = (first..end).find(|block| !get(plugged, *block));
+            block = after.unwrap_or(end);
+            if self.unplug(plugged, &(first..block)) != ACK {
+                return BUSY;
+            }
+        }
+        ACK
+    }
+}
+
+fn get(plugged: &[u64], block: u64) -> bool {
+    let word = usize::try_from(block / 64)
+        .ok()
+        .and_then(|at| plugged.get(at));
+    word.is_some_and(|word| word >> (block % 64) & 1 == 1)
+}
+
+fn set(plugged: &mut [u64], block: u64, on: bool) {
+    let at = usize::try_from(block / 64).unwrap_or(usize::MAX);
+    if let Some(word) = plugged.get_mut(at) {
+        *word = *word & !(1 << (block % 64)) | u64::from(on) << (block % 64);
+    }
+}
+
+fn state_of(plugged: &[u64], blocks: &std::ops::Range<u64>) -> u16 {
+    let count = blocks.clone().filter(|block| get(plugged, *block)).count() as u64;
+    match count {
+        0 => UNPLUGGED,
+        count if count == blocks.end - blocks.start => PLUGGED,
+        _ => MIXED,
+    }
+}
+
+impl VirtioDevice for Mem {
+    fn name(&self) -> &str {
+        "mem"
+    }
+
+    fn device_id(&self) -> u32 {
+        VIRTIO_ID_MEM
+    }
+
+    fn features(&self) -> u64 {
+        UNPLUGGED_INACCESSIBLE | self.region.node.map_or(0, |_| ACPI_PXM)
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &[128]
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let mut config = [0; CONFIG_BYTES];
+        let node = self.region.node.unwrap_or(0);
+        let mut put = |at: usize, value: u64| {
+            config[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        };
+        put(0, MEM_BLOCK_BYTES);
+        put(8, node.into());
+        put(16, self.region.start);
+        put(24, self.region.bytes);
+        // All of the region can be used at any time.
+        put(32, self.region.bytes);
+        put(40, self.plugged_bytes());
+        put(48, self.requested_bytes());
+        read_bytes_of(&config, offset, data);
+    }
+
+    fn serve(&self, _queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        let memory = ring.memory();
+        ring.serve_next(|chain| {
+            let Some(mut buffers) = Buffers::of(&chain, memory) else {
+                return 0;
+            };
+            if buffers.to_driver.available_bytes() < RESPONSE_BYTES {
+                // What came of it could not be told, so nothing may come of it.
+                return 0;
+            }
+            let mut request = [0; REQUEST_BYTES];
+            let (kind, state) = match buffers.from_driver.read_exact(&mut request) {
+                Ok(()) => self.carry_out(&request),
+                Err(_) => (ERROR, 0),
+            };
+            let mut response = [0; RESPONSE_BYTES];
+            response[..2].copy_from_slice(&kind.to_le_bytes());
+            response[8..].copy_from_slice(&state.to_le_bytes());
+            match buffers.to_driver.write_all(&response) {
+                Ok(()) => u32::try_from(RESPONSE_BYTES).unwrap_or(0),
+                Err(_) => 0,
+            }
+        })
+    }
+
+    // A reset of the device leaves blocks as they are (section 5.15.6.2): a driver that starts anew
+    // unplugs what it does not know.
+}
+
+#[cfg(test)]
+#[path = "mem_tests.rs"]
+mod tests;

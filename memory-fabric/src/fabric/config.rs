@@ -1,0 +1,117 @@
+//! What a VM's memory is to be, and why there is none.
+
+use super::kinds::TransportKind;
+use crate::control::ControlError;
+use crate::donor::pool::LeaseError;
+use crate::layout::{LocalUse, PlanError};
+use crate::link::rdma::RdmaLinkError;
+use crate::page::{PAGES_MAX, PageRange};
+use crate::transport::Compression;
+use crate::transport::udp::Fingerprint;
+use crate::uffd::UffdError;
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Most donors of one VM: each costs the fault thread a look at its connection.
+pub const DONORS_MAX: usize = 64;
+
+/// A donor to lease from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct DonorAddress {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// What the donor is known by; for connections over UDP alone.
+    pub fingerprint: Option<Fingerprint>,
+    /// Bytes to lease; when not given, its share of what the guest needs, or less if it has
+    /// less.
+    pub bytes: Option<u64>,
+}
+
+/// What a VM's memory is to be.
+#[derive(Clone, Debug)]
+pub struct FabricConfig {
+    /// The VM's name, for the donors' logs.
+    pub vm: String,
+    /// The guest's RAM by rising address.
+    pub ram: Vec<PageRange>,
+    /// Bytes of this node's memory to use.
+    pub local_bytes: u64,
+    /// What for.
+    pub local_use: LocalUse,
+    /// Who lends the rest.
+    pub donors: Vec<DonorAddress>,
+    /// How pages travel.
+    pub transport: TransportKind,
+    /// Whether every page carries a checksum on the network.
+    pub checksum: bool,
+    /// Whether pages are compressed on the network.
+    pub compression: Compression,
+    /// How long a donor that cannot be reached is waited for.
+    pub grace: Duration,
+    /// Whether pages are fetched before they are asked for, where a pattern is seen.
+    pub prefetch: bool,
+    /// Whether to record which pages are touched first; see [`Fabric::working_set`].
+    pub record: bool,
+    /// What an earlier run touched first, in that order: made ready at once.
+    pub replay: Vec<PageRange>,
+    /// How long the pager's threads look for work before they sleep, at the most.
+    pub spin: Duration,
+    /// Whether memory at home here may be backed by huge pages.
+    pub huge_pages: bool,
+    /// Pages above `ram`, whole blocks of 2 MiB, that may be added while the VM runs.
+    pub hotplug: Option<PageRange>,
+    /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
+    pub without_continue_write_protected: bool,
+}
+
+/// Default of [`FabricConfig::spin`]: above a round trip and a wake-up on a fast network.
+pub const SPIN_DEFAULT: Duration = Duration::from_micros(200);
+
+/// Why a VM has no memory.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// Too large.
+    #[error("guest memory ends at page {pages}, {PAGES_MAX} is the limit (16 TiB)")]
+    TooLarge {
+        /// The page after the last.
+        pages: u64,
+    },
+    /// Too many donors.
+    #[error("{0} donors named, {DONORS_MAX} is the limit")]
+    TooManyDonors(usize),
+    /// Too little memory.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// No userfaultfd.
+    #[error(transparent)]
+    Userfaultfd(#[from] UffdError),
+    /// A donor did not lend.
+    #[error("no memory from donor {address}")]
+    Donor {
+        /// The donor.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: ControlError,
+    },
+    /// A donor lends less than it was asked for.
+    #[error("donor {address} lends {lent} bytes of the {wanted} that are wanted")]
+    TooLittle {
+        /// The donor.
+        address: SocketAddr,
+        /// What it lends.
+        lent: u64,
+        /// What it was asked for.
+        wanted: u64,
+    },
+    /// There is no RDMA, and nothing else was allowed.
+    #[error(transparent)]
+    Rdma(#[from] RdmaLinkError),
+    /// The slab of the loopback transport could not be made.
+    #[error("no memory for the loopback slab")]
+    Loopback(#[source] LeaseError),
+    /// The system refused something.
+    #[error("cannot {0}")]
+    System(&'static str, #[source] io::Error),
+}

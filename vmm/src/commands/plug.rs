@@ -1,0 +1,80 @@
+//! `ssi-hv hotplug`.
+
+use std::time::{Duration, Instant};
+
+use anyhow::anyhow;
+use ssi_hv::cli::control::HotplugConfig;
+use ssi_hv::control_socket::client::{ask, call};
+use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget};
+use ssi_hv::control_socket::route::Method;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::size::ByteSize;
+
+use super::control::vm_entry;
+use super::status::running;
+use super::{Failure, print};
+
+const PATH: &str = "/v1/hotplug";
+
+/// Pause between two looks at how far the guest is.
+const LOOK_PAUSE: Duration = Duration::from_millis(200);
+
+/// Tells a guest to have more or less memory, or shows how much it has of it.
+pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
+    let running = running()?;
+    let (entry, who) = vm_entry(&running, &config.vm)?;
+    let mut body: HotplugBody = match config.memory {
+        Some(memory) => {
+            let target = HotplugTarget {
+                requested_bytes: memory.bytes(),
+                donor: config.donor.as_ref().map(ToString::to_string),
+            };
+            call(&entry.path, Method::Put, PATH, Some(&target))?
+        }
+        None => ask(&entry.path, PATH)?,
+    };
+    let wanted = config.memory.map_or(body.requested_bytes, ByteSize::bytes);
+    let wait = Duration::from_secs(config.wait.into());
+    let deadline = Instant::now() + wait;
+    while wait > Duration::ZERO && !is_done(&body, wanted) {
+        if let (None, Some(error)) = (&body.joining, &body.error) {
+            return Err(anyhow!("{who}: {error}").into());
+        }
+        if Instant::now() >= deadline {
+            return Err(anyhow!(
+                "{who} has {} of the {} plugged after {} s; its kernel needs the driver virtio_mem, \
+                 and gives back only what it can move",
+                size(body.plugged_bytes),
+                size(wanted),
+                wait.as_secs()
+            )
+            .into());
+        }
+        std::thread::sleep(LOOK_PAUSE);
+        body = ask(&entry.path, PATH)?;
+    }
+    print(&format!("{who}: {}\n", said(&body)))?;
+    Ok(ExitCode::Success)
+}
+
+fn is_done(body: &HotplugBody, wanted: u64) -> bool {
+    body.joining.is_none() && body.requested_bytes == wanted && body.plugged_bytes == wanted
+}
+
+fn said(body: &HotplugBody) -> String {
+    let joining = match (&body.joining, &body.error) {
+        (Some(who), _) => format!("; donor {who} is joining"),
+        (None, Some(error)) => format!("; no donor has joined: {error}"),
+        (None, None) => String::new(),
+    };
+    format!(
+        "{} plugged of {} asked for, {} at the most{joining}",
+        size(body.plugged_bytes),
+        size(body.requested_bytes),
+        size(body.max_bytes)
+    )
+}
+
+fn size(bytes: u64) -> ByteSize {
+    ByteSize::from_bytes(bytes)
+}
