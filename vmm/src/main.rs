@@ -8,9 +8,9 @@ use std::process;
 use ssi_hv::cli::verbosity::{LogFormat, LogLevel};
 use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
-use ssi_hv::logging;
+use ssi_hv::{logging, progress};
 
-use crate::commands::{Failure, bench, control, doctor, man, node, print, report, run, status};
+use crate::commands::{Failure, bench, control, doctor, man, node, print, report, run, status, up};
 
 fn main() -> process::ExitCode {
     let usage = if cli::names_exec(std::env::args_os()) {
@@ -62,10 +62,12 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         // What the command says on stderr is not to be mixed with what is not asked for.
         verbosity.log_level = Some(LogLevel::Error);
     }
+    progress::allow(invocation.verbosity);
     logging::init(verbosity);
     match invocation.action {
         Action::Run(config) => run::run(&config),
         Action::Node(config) => node::node(&config),
+        Action::Up(config) => up::up(&config, invocation.verbosity),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
         Action::Control(command) => control::control(&command),

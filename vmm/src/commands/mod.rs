@@ -6,6 +6,7 @@ mod devices;
 pub mod doctor;
 mod exec;
 mod free_memory;
+mod lifeline;
 mod links;
 pub mod man;
 pub mod node;
@@ -18,12 +19,14 @@ pub mod run;
 pub mod status;
 mod supervisor;
 mod timeline;
+pub mod up;
 mod vm_routes;
 mod working_set;
 
 use std::io::{self, Write};
 
 use ::devices::virtio::{DiskError, TapError, VsockError};
+use ssi_hv::cluster::ClusterError;
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
 
@@ -69,7 +72,8 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
         let usage = error.is::<ValidationError>()
             || error.is::<DiskError>()
             || error.is::<TapError>()
-            || error.is::<VsockError>();
+            || error.is::<VsockError>()
+            || error.is::<ClusterError>();
         let code = if usage {
             ExitCode::Usage
         } else {
