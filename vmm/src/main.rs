@@ -53,7 +53,11 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
             | Action::BenchStart(_)
             | Action::BenchTransport(_)
     );
-    let exec = matches!(&invocation.action, Action::Run(config) if config.exec.is_some());
+    let exec = match &invocation.action {
+        Action::Run(config) => config.exec.is_some(),
+        Action::Up(config) => up::has_command(config),
+        _ => false,
+    };
     if bench && verbosity.is_default() {
         // Its own donors would tell of every lease between the results.
         verbosity.quiet = true;

@@ -5,23 +5,23 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::time::Duration;
 
 use signal_hook::consts::SIGTERM;
 
+use super::readable::readable_within;
+
 /// Ends this process as SIGTERM does when standard input ends, or when nothing came by it for as
 /// long as `silence_max`: its other end may be on a host that is gone.
 pub fn watch_stdin(silence_max: Duration) -> io::Result<()> {
-    let milliseconds = i32::try_from(silence_max.as_millis()).unwrap_or(i32::MAX);
     std::thread::Builder::new()
         .name("stdin".into())
         .spawn(move || {
             let mut stdin = io::stdin().lock();
             let mut seen = [0; 64];
             let why = loop {
-                match wait_readable(libc::STDIN_FILENO, milliseconds) {
+                match readable_within(&stdin, silence_max) {
                     Ok(true) => {}
                     Ok(false) => break "is silent",
                     Err(_) => break "cannot be read",
@@ -54,9 +54,7 @@ pub fn watch_pipe(fd: u32, end: impl FnOnce() + Send + 'static) -> io::Result<()
             loop {
                 match pipe.read(&mut seen) {
                     Ok(read) if read > 0 => {}
-                    Err(error) if is_passing(&error) => {
-                        let _ = wait_readable(pipe.as_raw_fd(), -1);
-                    }
+                    Err(error) if is_passing(&error) => {}
                     _ => break,
                 }
             }
@@ -70,26 +68,4 @@ fn is_passing(error: &io::Error) -> bool {
         error.kind(),
         io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
     )
-}
-
-/// Whether there is something to read, or an end, within so many milliseconds; -1 for any number.
-fn wait_readable(fd: i32, milliseconds: i32) -> io::Result<bool> {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    loop {
-        // SAFETY: `poll` is one valid `pollfd`, which lives through the call.
-        match unsafe { libc::poll(&raw mut poll, 1, milliseconds) } {
-            0 => return Ok(false),
-            1 => return Ok(true),
-            _ => {
-                let error = io::Error::last_os_error();
-                if error.kind() != io::ErrorKind::Interrupted {
-                    return Err(error);
-                }
-            }
-        }
-    }
 }

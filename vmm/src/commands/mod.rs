@@ -12,6 +12,7 @@ pub mod man;
 pub mod node;
 mod numa;
 mod observe;
+mod readable;
 pub mod report;
 #[cfg(test)]
 mod routes_tests;

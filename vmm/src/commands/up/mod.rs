@@ -61,6 +61,11 @@ pub fn up(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> 
     }
 }
 
+/// Whether the VM of the file is to run a command, whose output is ours.
+pub fn has_command(config: &UpConfig) -> bool {
+    Cluster::read(&config.file).is_ok_and(|cluster| cluster.vm.exec.is_some())
+}
+
 /// What would be started.
 fn plan(cluster: &Cluster) -> String {
     let mut plan = String::new();
