@@ -15,7 +15,8 @@ pub mod node;
 pub mod planned;
 pub mod report;
 pub mod status;
-mod text;
+pub(crate) mod text;
+pub mod up;
 pub mod validation;
 pub mod verbosity;
 pub mod vsock;
@@ -35,7 +36,9 @@ use self::generate::{CompletionsConfig, ManConfig};
 use self::node::NodeConfig;
 use self::report::ReportConfig;
 use self::status::StatusConfig;
+use self::up::UpConfig;
 pub use self::verbosity::Verbosity;
+use crate::cluster::{self, ClusterError};
 use crate::config::RunConfig;
 
 /// One virtual machine whose memory is spread over several hosts.
@@ -63,6 +66,8 @@ enum Command {
     Run(Box<RunArgs>),
     /// Lend memory of this host to guests on others
     Node(NodeConfig),
+    /// Start the nodes and the VM of a file, and stop them at the end
+    Up(UpConfig),
     /// Show what runs here and how it does
     Status(StatusConfig),
     /// Let a VM stand still
@@ -118,6 +123,8 @@ pub enum Action {
     Run(Box<RunConfig>),
     /// Lend memory. The configuration is not validated yet.
     Node(NodeConfig),
+    /// Start nodes and a VM.
+    Up(UpConfig),
     /// Ask what runs here.
     Status(StatusConfig),
     /// Tell a VM what to do.
@@ -163,6 +170,9 @@ pub enum CliError {
     /// The configuration file is wrong.
     #[error(transparent)]
     File(#[from] ConfigFileError),
+    /// The file of a cluster is wrong.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
 }
 
 /// Reads the command line; the first argument is the name of the program.
@@ -217,6 +227,7 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
     let action = match cli.command {
         Command::Run(args) => run_action(*args, matches)?,
         Command::Node(config) => Action::Node(config),
+        Command::Up(config) => Action::Up(config),
         Command::Status(config) => Action::Status(config),
         Command::Pause(config) => Action::Control(ControlCommand::Pause(config)),
         Command::Resume(config) => Action::Control(ControlCommand::Resume(config)),
@@ -246,7 +257,7 @@ fn run_action(args: RunArgs, matches: &ArgMatches) -> Result<Action, CliError> {
     Ok(if args.print_config {
         Action::Print(file::printed(&config)?)
     } else {
-        Action::Run(Box::new(config))
+        Action::Run(Box::new(cluster::with_donors(config)?))
     })
 }
 

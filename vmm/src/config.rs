@@ -25,6 +25,7 @@ use crate::cli::validation::{
     check_command, check_file, check_pinning, check_range, check_size, resolve_permitted,
 };
 use crate::cli::vsock::VsockArg;
+use crate::cluster::ClusterFile;
 use crate::machine::{VCPUS_MAX, VIRTIO_DEVICES_MAX};
 use crate::size::ByteSize;
 
@@ -218,6 +219,16 @@ pub struct RunConfig {
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
 
+    /// Nodes that run already, from the file of `ssi-hv up`
+    #[arg(
+        long,
+        value_name = "FILE",
+        help_heading = "Where the memory is",
+        help = "The nodes of a cluster.toml as donors; they run already"
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterFile>,
+
     /// How pages travel
     #[arg(
         long,
@@ -311,6 +322,11 @@ pub struct RunConfig {
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
+
+    /// End when the other end of this pipe is closed: `ssi-hv up` starts VMs so
+    #[arg(long, value_name = "FD", hide = true)]
+    #[serde(skip)]
+    pub end_with_fd: Option<u32>,
 }
 
 impl Default for RunConfig {
@@ -336,6 +352,7 @@ impl Default for RunConfig {
             on_reboot: OnReboot::Exit,
             local_memory: None,
             donors: Vec::new(),
+            cluster: None,
             transport: Transport::Auto,
             numa: Numa::Flat,
             huge_pages: HugePages::Auto,
@@ -347,6 +364,7 @@ impl Default for RunConfig {
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
             insecure: false,
             report: None,
+            end_with_fd: None,
         }
     }
 }

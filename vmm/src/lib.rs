@@ -1,6 +1,7 @@
 //! The machine monitor of SSI-HV: one KVM guest whose memory the fabric spreads over nodes.
 
 pub mod cli;
+pub mod cluster;
 pub mod config;
 pub mod control_socket;
 pub mod doctor;
@@ -10,6 +11,7 @@ pub mod logging;
 pub mod machine;
 pub mod memory_speed;
 pub mod page;
+pub mod progress;
 pub mod report;
 pub mod size;
 pub mod status;

@@ -14,6 +14,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::time;
 
 use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
+use crate::progress::Stderr;
 
 /// Whether text on a stream may be coloured: a terminal, and the user has not set `NO_COLOR`.
 #[must_use]
@@ -28,7 +29,7 @@ pub fn may_colour(stream: &impl IsTerminal) -> bool {
 pub fn init(verbosity: Verbosity) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(level(verbosity))
-        .with_writer(io::stderr)
+        .with_writer(Stderr::default)
         .with_ansi(may_colour(&io::stderr()))
         .with_timer(time::uptime());
     let started = match verbosity.log_format {

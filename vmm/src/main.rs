@@ -8,10 +8,10 @@ use std::process;
 use ssi_hv::cli::verbosity::{LogFormat, LogLevel};
 use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
-use ssi_hv::logging;
+use ssi_hv::{logging, progress};
 
 use crate::commands::{
-    Failure, bench, control, doctor, man, node, plug, print, report, run, status,
+    Failure, bench, control, doctor, man, node, plug, print, report, run, status, up,
 };
 
 fn main() -> process::ExitCode {
@@ -55,7 +55,11 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
             | Action::BenchStart(_)
             | Action::BenchTransport(_)
     );
-    let exec = matches!(&invocation.action, Action::Run(config) if config.exec.is_some());
+    let exec = match &invocation.action {
+        Action::Run(config) => config.exec.is_some(),
+        Action::Up(config) => up::has_command(config),
+        _ => false,
+    };
     if bench && verbosity.is_default() {
         // Its own donors would tell of every lease between the results.
         verbosity.quiet = true;
@@ -64,10 +68,12 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         // What the command says on stderr is not to be mixed with what is not asked for.
         verbosity.log_level = Some(LogLevel::Error);
     }
+    progress::allow(invocation.verbosity);
     logging::init(verbosity);
     match invocation.action {
         Action::Run(config) => run::run(&config),
         Action::Node(config) => node::node(&config),
+        Action::Up(config) => up::up(&config, invocation.verbosity),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
         Action::Control(command) => control::control(&command),

@@ -154,8 +154,7 @@ fn the_cause_of_an_error_is_on_the_same_line() {
 #[test]
 fn what_is_planned_says_so() {
     for arguments in [
-        &["up", "cluster.toml"][..],
-        &["top"],
+        &["top"][..],
         &["pki", "init"],
         &["run", "--replicas", "2"],
         &["node", "--metrics", "127.0.0.1:9000"],
@@ -173,6 +172,7 @@ fn help_fits_80_columns_and_names_what_is_there() {
         &["node", "--help"],
         &["doctor", "--help"],
         &["status", "--help"],
+        &["up", "--help"],
         &["bench", "--help"],
         &["bench", "fault", "--help"],
         &["bench", "memory", "--help"],

@@ -20,6 +20,15 @@ pub struct HostPort {
     port: u16,
 }
 
+impl From<SocketAddr> for HostPort {
+    fn from(address: SocketAddr) -> Self {
+        Self {
+            host: address.ip().to_string(),
+            port: address.port(),
+        }
+    }
+}
+
 impl HostPort {
     /// The host: a name, an IPv4 address, or an IPv6 address without its brackets.
     #[must_use]

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use toml::Table;
 
 use super::nearest::{nearest, with_suggestion};
@@ -22,16 +22,20 @@ pub const CONFIG_FILE_BYTES_MAX: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFileError {
     /// It cannot be read.
-    #[error("cannot read --config {}", path.display())]
+    #[error("cannot read {what} {}", path.display())]
     Read {
+        /// What it is.
+        what: &'static str,
         /// The file.
         path: PathBuf,
         /// Why not.
         source: io::Error,
     },
     /// It is too large to be a configuration.
-    #[error("--config {} has {bytes} bytes, {CONFIG_FILE_BYTES_MAX} is the limit; name a vm.toml", path.display())]
+    #[error("{what} {} has {bytes} bytes, {CONFIG_FILE_BYTES_MAX} is the limit; name a file of TOML", path.display())]
     TooLarge {
+        /// What it is to be.
+        what: &'static str,
         /// The file.
         path: PathBuf,
         /// Its size.
@@ -78,7 +82,7 @@ pub fn merged(
     flags: &RunConfig,
     matches: &ArgMatches,
 ) -> Result<RunConfig, ConfigFileError> {
-    let text = read(path)?;
+    let text = read("--config", path)?;
     let mut table = checked_table(path, &text)?;
     let given = to_table(flags)?;
     for arg in RunConfig::augment_args(Command::new("run")).get_arguments() {
@@ -88,7 +92,10 @@ pub fn merged(
             table.insert(key.to_owned(), value.clone());
         }
     }
-    RunConfig::deserialize(table).map_err(|error| malformed(path, "", &error))
+    let mut merged = RunConfig::deserialize(table).map_err(|error| malformed(path, "", &error))?;
+    // No key of a file.
+    merged.end_with_fd = flags.end_with_fd;
+    Ok(merged)
 }
 
 /// The configuration as the text of a `vm.toml`.
@@ -102,20 +109,24 @@ pub fn printed(config: &RunConfig) -> Result<String, ConfigFileError> {
     })
 }
 
-fn to_table(config: &RunConfig) -> Result<Table, ConfigFileError> {
+/// The keys of what flags say, as a file has them.
+pub(crate) fn to_table(config: &impl Serialize) -> Result<Table, ConfigFileError> {
     Table::try_from(config).map_err(|error| ConfigFileError::Unprintable {
         message: error.to_string(),
     })
 }
 
-fn read(path: &Path) -> Result<String, ConfigFileError> {
+/// The text of a file that is small enough to be a configuration.
+pub(crate) fn read(what: &'static str, path: &Path) -> Result<String, ConfigFileError> {
     let unreadable = |source| ConfigFileError::Read {
+        what,
         path: path.into(),
         source,
     };
     let bytes = fs::metadata(path).map_err(unreadable)?.len();
     if bytes > CONFIG_FILE_BYTES_MAX {
         return Err(ConfigFileError::TooLarge {
+            what,
             path: path.into(),
             bytes,
         });
@@ -126,35 +137,51 @@ fn read(path: &Path) -> Result<String, ConfigFileError> {
 /// Parses the text; every key is known and every value has the right form.
 fn checked_table(path: &Path, text: &str) -> Result<Table, ConfigFileError> {
     let table: Table = toml::from_str(text).map_err(|error| malformed(path, text, &error))?;
-    let known: BTreeSet<String> = RunConfig::augment_args(Command::new("run"))
-        .get_arguments()
-        .filter_map(|arg| arg.get_long().map(str::to_owned))
-        .collect();
-    if let Some(key) = table.keys().find(|key| !known.contains(*key)) {
-        let remedy = match planned::flag("run", &format!("--{key}")) {
-            Some(planned) => format!("it is not there yet in this build; {}", planned.instead),
-            None => nearest_key(key, &known),
-        };
-        return Err(ConfigFileError::UnknownKey {
-            path: path.into(),
-            key: key.clone(),
-            remedy,
-        });
-    }
+    check_keys(path, "run", &table, &keys_of::<RunConfig>())?;
     toml::from_str::<RunConfig>(text).map_err(|error| malformed(path, text, &error))?;
     Ok(table)
 }
 
+/// The keys that a file may have for these flags: their names.
+pub(crate) fn keys_of<A: Args>() -> BTreeSet<String> {
+    A::augment_args(Command::new("keys"))
+        .get_arguments()
+        .filter(|arg| !arg.is_hide_set())
+        .filter_map(|arg| arg.get_long().map(str::to_owned))
+        .collect()
+}
+
+/// Fails at a key that is none of `known`, which are those of the command `verb`.
+pub(crate) fn check_keys(
+    path: &Path,
+    verb: &str,
+    table: &Table,
+    known: &BTreeSet<String>,
+) -> Result<(), ConfigFileError> {
+    let Some(key) = table.keys().find(|key| !known.contains(*key)) else {
+        return Ok(());
+    };
+    let remedy = match planned::flag(verb, &format!("--{key}")) {
+        Some(planned) => format!("it is not there yet in this build; {}", planned.instead),
+        None => nearest_key(key, verb, known),
+    };
+    Err(ConfigFileError::UnknownKey {
+        path: path.into(),
+        key: key.clone(),
+        remedy,
+    })
+}
+
 /// The known key that is most like `key`, or where the keys are listed.
-fn nearest_key(key: &str, known: &BTreeSet<String>) -> String {
+fn nearest_key(key: &str, verb: &str, known: &BTreeSet<String>) -> String {
     let dashed = key.replace('_', "-");
     match nearest(&dashed, known.iter().map(String::as_str)) {
         Some(candidate) => format!("did you mean `{candidate}`?"),
-        None => "the keys are the flags of `ssi-hv run --help`".to_owned(),
+        None => format!("the keys are the flags of `ssi-hv {verb} --help`"),
     }
 }
 
-fn malformed(path: &Path, text: &str, error: &toml::de::Error) -> ConfigFileError {
+pub(crate) fn malformed(path: &Path, text: &str, error: &toml::de::Error) -> ConfigFileError {
     let line = error
         .span()
         .and_then(|span| text.get(..span.start))

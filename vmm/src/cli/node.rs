@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use memory_fabric::transport::rdma::DeviceChoice;
+use serde::{Deserialize, Serialize};
 
 use super::address::HostPort;
 use super::validation::{ValidationError, check_range, check_size, resolve_permitted};
@@ -19,8 +20,9 @@ pub const DEFAULT_LEASE_SECONDS: u32 = 120;
 /// The most RDMA connections that a node can be let have: it takes no more connections at all.
 pub const RDMA_CONNECTIONS_MAX: u32 = 1024;
 
-/// The configuration of a node that lends memory.
-#[derive(Clone, Debug, PartialEq, Args)]
+/// The configuration of a node that lends memory, from flags and from a cluster's file.
+#[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct NodeConfig {
     /// Address to listen on; port 0 takes a free one and prints it
     #[arg(long, value_name = "ADDR:PORT")]
@@ -32,23 +34,37 @@ pub struct NodeConfig {
 
     /// Longest lease that is granted without being renewed
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_SECONDS)]
+    #[serde(default = "default_lease_seconds")]
     pub lease_seconds: u32,
 
     /// RDMA device through which VMs read [default: the one with the address they use]; or none
     #[arg(long, value_name = "NAME")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_device: Option<String>,
 
     /// Most RDMA connections at once; each takes a queue pair [default: 1024]
     #[arg(long, value_name = "N")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_connections: Option<u32>,
 
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
+    #[serde(default)]
     pub insecure: bool,
+
+    /// End when standard input ends, or is silent for as long as the lease
+    #[arg(long)]
+    #[serde(skip)]
+    pub end_with_stdin: bool,
 
     /// Write counters in JSON at the end, and on SIGUSR1
     #[arg(long, value_name = "FILE")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
+}
+
+const fn default_lease_seconds() -> u32 {
+    DEFAULT_LEASE_SECONDS
 }
 
 impl NodeConfig {
@@ -89,6 +105,7 @@ mod tests {
             rdma_device: None,
             rdma_connections: None,
             insecure: false,
+            end_with_stdin: false,
             report: None,
         }
     }

@@ -19,4 +19,4 @@ macro_rules! serde_as_text {
     };
 }
 
-pub(super) use serde_as_text;
+pub(crate) use serde_as_text;

@@ -1,8 +1,8 @@
 //! `ssi-hv pause`, `resume`, `shutdown` and `kill`.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::time::{Duration, Instant};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use ssi_hv::cli::control::ControlCommand;
@@ -13,6 +13,7 @@ use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::status::VmState;
 
+use super::readable::readable_within;
 use super::status::{named, running};
 use super::{Failure, print};
 
@@ -108,28 +109,6 @@ impl Process {
 
     /// Whether it ends within `limit`.
     fn wait_for_end(&self, limit: Duration) -> io::Result<bool> {
-        let deadline = Instant::now() + limit;
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            // Rounded up, so that the time is over when it says so.
-            let left = left.as_millis().saturating_add(1);
-            let left = libc::c_int::try_from(left).unwrap_or(libc::c_int::MAX);
-            let mut wanted = libc::pollfd {
-                fd: self.0.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            };
-            // SAFETY: `wanted` is one pollfd, and lives through the call.
-            match unsafe { libc::poll(&raw mut wanted, 1, left) } {
-                1 => return Ok(true),
-                0 => return Ok(false),
-                _ => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
-                }
-            }
-        }
+        readable_within(&self.0, limit)
     }
 }

@@ -7,12 +7,14 @@ pub mod doctor;
 mod exec;
 mod free_memory;
 mod hotplug;
+mod lifeline;
 mod links;
 pub mod man;
 pub mod node;
 mod numa;
 mod observe;
 pub mod plug;
+mod readable;
 pub mod report;
 #[cfg(test)]
 mod routes_tests;
@@ -20,12 +22,14 @@ pub mod run;
 pub mod status;
 mod supervisor;
 mod timeline;
+pub mod up;
 mod vm_routes;
 mod working_set;
 
 use std::io::{self, Write};
 
 use ::devices::virtio::{DiskError, HostSocketError, TapError};
+use ssi_hv::cluster::ClusterError;
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
 
@@ -71,7 +75,8 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
         let usage = error.is::<ValidationError>()
             || error.is::<DiskError>()
             || error.is::<TapError>()
-            || error.is::<HostSocketError>();
+            || error.is::<HostSocketError>()
+            || error.is::<ClusterError>();
         let code = if usage {
             ExitCode::Usage
         } else {

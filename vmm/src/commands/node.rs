@@ -9,6 +9,7 @@ use memory_fabric::fabric::SPIN_DEFAULT;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use ssi_hv::cli::node::NodeConfig;
+use ssi_hv::cluster::ready;
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::{Route, Service, answer};
 use ssi_hv::control_socket::server::{Server, ServerError};
@@ -18,7 +19,7 @@ use ssi_hv::size::ByteSize;
 use ssi_hv::status::rdma::NodeRdma;
 use ssi_hv::status::{NodeCounters, NodeStatus};
 
-use super::{Failure, print};
+use super::{Failure, lifeline, print};
 
 /// A node as it can be asked about.
 #[derive(Debug)]
@@ -91,6 +92,10 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     // Before anything is lent, so that no signal ends the process in between.
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1]).context("cannot watch for signals")?;
+    if config.end_with_stdin {
+        let silence_max = Duration::from_secs(config.lease_seconds.into());
+        lifeline::watch_stdin(silence_max).context("cannot watch standard input")?;
+    }
     let donor_config = DonorConfig {
         listen,
         memory_bytes: config.memory.bytes(),
@@ -107,13 +112,10 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
             donor.address()
         );
     }
-    print(&format!(
-        "lending {} on {}\n",
-        config.memory,
-        donor.address()
-    ))?;
+    let listening = ready::listening(config.memory, donor.address());
+    print(&(listening + "\n"))?;
     if let Some(fingerprint) = donor.fingerprint() {
-        print(&format!("on UDP as fingerprint={fingerprint}\n"))?;
+        print(&(ready::fingerprint(&fingerprint) + "\n"))?;
     }
 
     for signal in signals.forever() {

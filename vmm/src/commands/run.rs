@@ -33,6 +33,7 @@ use super::Failure;
 use super::devices::HostDevices;
 use super::exec::{self, Exec, console_file};
 use super::hotplug::kernel_parameters;
+use super::lifeline;
 use super::links::{advice, describe, transport_used};
 pub use super::observe::percentiles;
 use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
@@ -62,6 +63,11 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     let exec = Exec::prepare(config, wanted.initrd.as_deref())?;
     let supervisor =
         Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
+    if let Some(fd) = config.end_with_fd {
+        let supervisor = Arc::clone(&supervisor);
+        lifeline::watch_pipe(fd, move || supervisor.kill())
+            .with_context(|| format!("cannot watch --end-with-fd {fd}"))?;
+    }
 
     let mut report = Report::new(Host::detect());
     report.guest = Guest {

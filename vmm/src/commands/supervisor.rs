@@ -11,6 +11,7 @@ use memory_fabric::link::LinkEvent;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssi_hv::config::RunConfig;
+use ssi_hv::control_socket::server::remove_sockets;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal};
 use ssi_hv::report::{Host, Report, ReportFile};
@@ -18,9 +19,12 @@ use ssi_hv::status::VmState;
 
 /// How long the process may take to end after it was told to: the machine's own limits, and as
 /// much again for reports and leases.
-const END_TIME_MAX: Duration = STOP_TIME_MAX
+pub(super) const END_TIME_MAX: Duration = STOP_TIME_MAX
     .saturating_add(CONSOLE_DRAIN_TIME_MAX)
     .saturating_mul(2);
+
+/// The same of a run that is not further than its start, which may be waiting for a donor.
+const START_END_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Why a run is ended from outside.
 #[derive(Clone, Debug)]
@@ -145,6 +149,7 @@ impl Supervisor {
                     if told {
                         // A second time: at once.
                         restore_terminal();
+                        remove_sockets();
                         std::process::exit(code.code().into());
                     }
                     told = true;
@@ -345,11 +350,11 @@ impl Supervisor {
         if state.finished {
             return;
         }
-        // A machine that does not run yet has nothing to be ended in order.
+        // What does not run yet ends when it is about to, if nothing is in its way.
         let limit = if state.machine.is_some() {
             END_TIME_MAX
         } else {
-            Duration::ZERO
+            START_END_TIME_MAX
         };
         let deadline = Instant::now() + limit;
         let (state, _) = self
@@ -366,6 +371,7 @@ impl Supervisor {
             end.code
         };
         restore_terminal();
+        remove_sockets();
         if let Some(report) = &self.report {
             let mut text = Report::new(Host::detect());
             text.errors = state.errors.iter().chain(&end.error).cloned().collect();

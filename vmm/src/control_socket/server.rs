@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -71,6 +71,19 @@ pub enum ServerError {
     Thread(#[source] io::Error),
 }
 
+/// The sockets of this process.
+static BOUND: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// Removes the sockets of this process, which is about to end by force. None is made from now on.
+pub fn remove_sockets() {
+    let bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    for path in &*bound {
+        let _ = fs::remove_file(path);
+    }
+    // Kept until the end.
+    std::mem::forget(bound);
+}
+
 /// A socket that is answered. Dropping it removes it.
 #[derive(Debug)]
 pub struct Server {
@@ -127,7 +140,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        {
+            let mut bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
+            bound.retain(|path| *path != self.path);
+            let _ = fs::remove_file(&self.path);
+        }
         self.stop = None;
         // Clients have their deadlines; beyond this nobody waits for them, since the end of a VM
         // must not depend on them.
@@ -165,8 +182,12 @@ fn listen(
         listener.set_nonblocking(true)?;
         Ok(listener)
     };
+    let mut bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
     match bind() {
-        Ok(listener) => Ok((path, listener)),
+        Ok(listener) => {
+            bound.push(path.clone());
+            Ok((path, listener))
+        }
         Err(source) => Err(ServerError::Listen { path, source }),
     }
 }

@@ -18,6 +18,7 @@ use memory_fabric::transport::rdma::DeviceChoice;
 use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::progress::Progress;
 use ssi_hv::report::{Host, Stages};
 
 use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles};
@@ -42,6 +43,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     let (mut ours, mut bare_fault, mut bare_exchange) =
         (Series::default(), Series::default(), Series::default());
     let mut busy = Duration::ZERO;
+    let progress = Progress::rounds(ROUNDS);
     for round in 0..ROUNDS {
         bare_fault.add(&floor::userfaultfd()?);
         match donors.first() {
@@ -56,7 +58,9 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         let started = Instant::now();
         ours.add(&touch(config, &view, round, &tally));
         busy += started.elapsed();
+        progress.step();
     }
+    drop(progress);
 
     let stats = Arc::clone(fabric.stats());
     fabric.shutdown();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
+use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
 use super::fault::Tally;
@@ -33,6 +34,7 @@ pub(super) struct Growth {
 
 pub(super) fn measure(tally: &Tally) -> Result<Vec<Growth>> {
     let mut rounds: [Vec<Started>; SIZES_MIB.len()] = Default::default();
+    let progress = Progress::rounds(ROUNDS);
     for _ in 0..ROUNDS {
         for (mib, results) in SIZES_MIB.into_iter().zip(&mut rounds) {
             let started = in_child(ByteSize::from_mib(mib))?;
@@ -41,7 +43,9 @@ pub(super) fn measure(tally: &Tally) -> Result<Vec<Growth>> {
             add(&tally.corrupt, started.corrupt_bytes);
             results.push(started);
         }
+        progress.step();
     }
+    drop(progress);
     Ok(rounds.iter().map(|results| summary(results)).collect())
 }
 

@@ -9,6 +9,7 @@ use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::transport::rdma::DeviceChoice;
 use serde::Serialize;
+use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
@@ -52,6 +53,7 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
         rdma: DeviceChoice::None,
     })?;
     let (mut streams, mut sequential, mut strided) = (Vec::new(), Vec::new(), Vec::new());
+    let progress = Progress::rounds(ROUNDS);
     for _ in 0..ROUNDS {
         let mut stream = Stream::connect(donor.address(), bed.view.pages)?;
         let (time, corrupt) = stream.read()?;
@@ -61,7 +63,9 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
         streams.push(rate(bed.view.pages, time));
         sequential.push(scan(&bed, 1, tally));
         strided.push(scan(&bed, STRIDE_PAGES, tally));
+        progress.step();
     }
+    drop(progress);
     let result = |stride_pages, rates: Vec<f64>| Scan {
         stride_pages,
         ratio_to_stream: median(

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use memory_fabric::page::PAGE_SIZE;
 use serde::Serialize;
+use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
@@ -44,6 +45,7 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
     }
     let mut rates: Vec<Rates> = Vec::new();
     rates.resize_with(DONORS.len() * THREADS.len(), Rates::default);
+    let progress = Progress::rounds(ROUNDS);
     for round in 0..ROUNDS {
         let combinations = beds
             .iter()
@@ -56,7 +58,9 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
             rates.faults_per_second.push(faults / time.as_secs_f64());
             rates.cpu_seconds.push(busy.as_secs_f64() * 1e6 / faults);
         }
+        progress.step();
     }
+    drop(progress);
     let one = rates[0].faults_per_second.clone();
     let combinations = DONORS
         .into_iter()

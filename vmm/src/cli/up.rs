@@ -1,0 +1,21 @@
+//! `ssi-hv up`: what it is told.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+/// The flags of `ssi-hv up`.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct UpConfig {
+    /// Nodes and VM, with the keys of their flags: docs/cluster.md
+    #[arg(value_name = "CLUSTER.TOML")]
+    pub file: PathBuf,
+
+    /// Check the file, say what would be started, and stop
+    #[arg(long, conflicts_with = "print_config")]
+    pub check: bool,
+
+    /// Print the resulting configuration and stop
+    #[arg(long)]
+    pub print_config: bool,
+}

@@ -1,0 +1,368 @@
+//! Reading and printing `cluster.toml`.
+
+use std::collections::{BTreeSet, HashSet};
+use std::convert::Infallible;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::de::DeserializeOwned;
+use toml::{Table, Value};
+
+use super::{Cluster, LISTEN_DEFAULT, NAMESPACE_NETWORK, Node, Place, command_line};
+use crate::cli::address::HostPort;
+use crate::cli::file::{self, ConfigFileError};
+use crate::cli::node::NodeConfig;
+use crate::cli::text::serde_as_text;
+use crate::config::{RunConfig, ValidationError};
+
+/// What is planned in place of a file.
+const ETCD: &str = "etcd://";
+
+/// Why the file of a cluster cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// It cannot be read, or is no TOML, or has a key that is none.
+    #[error(transparent)]
+    File(#[from] ConfigFileError),
+    /// A part of it is not as it should be.
+    #[error("{}: {part}: {message}", path.display())]
+    Part {
+        /// The file.
+        path: PathBuf,
+        /// Which part.
+        part: String,
+        /// What is wrong, and what to write.
+        message: String,
+    },
+    /// A node's flags do not make sense.
+    #[error("{}: node {node}", path.display())]
+    Node {
+        /// The file.
+        path: PathBuf,
+        /// The node.
+        node: String,
+        /// What is wrong.
+        source: Box<ValidationError>,
+    },
+    /// The VM's do not.
+    #[error("{}: [vm]", path.display())]
+    Vm {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: Box<ValidationError>,
+    },
+    /// No file, but what is planned.
+    #[error(
+        "--cluster {0} is not there yet in this build; name the file of the nodes, or each donor with --donor HOST:PORT"
+    )]
+    Etcd(String),
+}
+
+/// What `--cluster` names: the file of nodes that run already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterFile(PathBuf);
+
+impl FromStr for ClusterFile {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.into()))
+    }
+}
+
+impl fmt::Display for ClusterFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+serde_as_text!(ClusterFile);
+
+impl ClusterFile {
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where a node of it is, which runs already.
+    pub(super) fn address_of(&self, node: &Node) -> Result<HostPort, ClusterError> {
+        let address = node.reached_at(node.config.listen.clone());
+        if address.port() != 0 {
+            return Ok(address);
+        }
+        Err(part(
+            &self.0,
+            node.name.as_str(),
+            "its port is not known before it runs; give listen = \"HOST:PORT\" with a port, or address = \"HOST:PORT\"",
+        ))
+    }
+}
+
+fn part(path: &Path, node: &str, message: impl Into<String>) -> ClusterError {
+    ClusterError::Part {
+        path: path.into(),
+        part: format!("node {node}"),
+        message: message.into(),
+    }
+}
+
+impl Cluster {
+    /// Reads the file of a cluster. What its values mean is not looked at yet.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read, is malformed, or has a key that is none.
+    pub fn read(path: &Path) -> Result<Self, ClusterError> {
+        let mut table = read_table("the cluster's file", path)?;
+        let nodes = take_nodes(path, &mut table)?;
+        let vm = take_vm(path, &mut table)?;
+        if vm.cluster.is_some() {
+            return Err(ClusterError::Part {
+                path: path.into(),
+                part: "[vm]".into(),
+                message: "cluster is for `ssi-hv run`; the nodes are in this file: remove it"
+                    .into(),
+            });
+        }
+        Ok(Self { vm, nodes })
+    }
+
+    /// Checks what the values mean, as `ssi-hv run` and `ssi-hv node` do.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn validate(&self, path: &Path) -> Result<(), ClusterError> {
+        for node in &self.nodes {
+            let host = node.config.listen.host();
+            // A name is resolved where the node runs.
+            if (node.place.ssh.is_some() || node.place.namespace) && host.parse::<IpAddr>().is_err()
+            {
+                continue;
+            }
+            let mut config = node.config.clone();
+            config.insecure |= node.place.namespace;
+            config.validate().map_err(|source| ClusterError::Node {
+                path: path.into(),
+                node: node.name.to_string(),
+                source: Box::new(source),
+            })?;
+        }
+        let planned: Vec<_> = (0..)
+            .zip(&self.nodes)
+            .map(|(index, node)| (planned_address(index, node), None))
+            .collect();
+        self.vm_with(&planned)
+            .validate()
+            .map_err(|source| ClusterError::Vm {
+                path: path.into(),
+                source: Box::new(source),
+            })?;
+        Ok(())
+    }
+
+    /// The file that gives the same.
+    ///
+    /// # Errors
+    ///
+    /// If a path in it is not UTF-8.
+    pub fn printed(&self) -> Result<String, ConfigFileError> {
+        let mut table = Table::new();
+        table.insert("vm".into(), file::to_table(&self.vm)?.into());
+        let mut nodes = Vec::new();
+        for node in &self.nodes {
+            let mut keys = file::to_table(&node.place)?;
+            keys.insert("name".into(), node.name.to_string().into());
+            keys.extend(file::to_table(&node.config)?);
+            nodes.push(Value::from(keys));
+        }
+        table.insert("node".into(), nodes.into());
+        toml::to_string(&table).map_err(|error| ConfigFileError::Unprintable {
+            message: error.to_string(),
+        })
+    }
+}
+
+/// An address that no other node has, where one is not known before the node runs.
+fn planned_address(index: u16, node: &Node) -> HostPort {
+    let address = node.reached_at(node.config.listen.clone());
+    if address.port() != 0 {
+        return address;
+    }
+    let namespace = NAMESPACE_NETWORK.to_string();
+    let host = if node.place.namespace {
+        &namespace
+    } else {
+        address.host()
+    };
+    let text = format!("{host}:{}", u16::MAX - index);
+    text.parse().unwrap_or(address)
+}
+
+/// The nodes alone, whatever else is in the file.
+pub(super) fn read_nodes(what: &'static str, path: &Path) -> Result<Vec<Node>, ClusterError> {
+    let text = path.to_string_lossy();
+    if text.starts_with(ETCD) {
+        return Err(ClusterError::Etcd(text.into_owned()));
+    }
+    let mut table = read_table(what, path)?;
+    take_nodes(path, &mut table)
+}
+
+fn read_table(what: &'static str, path: &Path) -> Result<Table, ClusterError> {
+    let text = file::read(what, path)?;
+    let table: Table =
+        toml::from_str(&text).map_err(|error| file::malformed(path, &text, &error))?;
+    let known = BTreeSet::from(["vm", "node"].map(str::to_owned));
+    match file::check_keys(path, "up", &table, &known) {
+        Ok(()) => Ok(table),
+        // Keys of the VM or of a node that are not in their part.
+        Err(ConfigFileError::UnknownKey { path, key, .. }) => Err(ConfigFileError::UnknownKey {
+            path,
+            key,
+            remedy:
+                "a cluster has [vm], with the flags of `ssi-hv run`, and a [[node]] for each node"
+                    .into(),
+        }
+        .into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// `[vm]`, or the file that `vm` names.
+fn take_vm(path: &Path, table: &mut Table) -> Result<RunConfig, ClusterError> {
+    let wrong = |message: String| ClusterError::Part {
+        path: path.into(),
+        part: "[vm]".into(),
+        message,
+    };
+    let (path, keys) = match table.remove("vm") {
+        Some(Value::Table(keys)) => (path.to_owned(), keys),
+        Some(Value::String(other)) => {
+            let other = PathBuf::from(other);
+            let text = file::read("the VM's file", &other)?;
+            let keys =
+                toml::from_str(&text).map_err(|error| file::malformed(&other, &text, &error))?;
+            (other, keys)
+        }
+        _ => {
+            return Err(wrong(
+                "is missing; write [vm] with the flags of `ssi-hv run`, or vm = \"vm.toml\"".into(),
+            ));
+        }
+    };
+    file::check_keys(&path, "run", &keys, &file::keys_of::<RunConfig>())?;
+    typed(keys).map_err(wrong)
+}
+
+fn take_nodes(path: &Path, table: &mut Table) -> Result<Vec<Node>, ClusterError> {
+    let tables = match table.remove("node") {
+        None => Vec::new(),
+        Some(Value::Array(tables)) => tables,
+        Some(_) => {
+            return Err(ClusterError::Part {
+                path: path.into(),
+                part: "node".into(),
+                message: "is not a list; write [[node]] before the keys of each node".into(),
+            });
+        }
+    };
+    let mut known = file::keys_of::<NodeConfig>();
+    // How `ssi-hv up` keeps it, which is not for the file to say.
+    known.remove("end-with-stdin");
+    known.extend(Place::KEYS.map(str::to_owned));
+    let mut nodes = Vec::new();
+    let mut names = HashSet::new();
+    for (index, keys) in tables.into_iter().enumerate() {
+        let default_name = format!("node-{}", index + 1);
+        let Value::Table(keys) = keys else {
+            let message = "is not a table; write [[node]] before the keys of each node";
+            return Err(part(path, &default_name, message));
+        };
+        file::check_keys(path, "node", &keys, &known)?;
+        let node = node(path, &default_name, keys)?;
+        if !names.insert(node.name.to_string()) {
+            let message = "another node has the name; give each a name of its own";
+            return Err(part(path, node.name.as_str(), message));
+        }
+        nodes.push(node);
+    }
+    Ok(nodes)
+}
+
+fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, ClusterError> {
+    let mut own = Table::new();
+    for key in Place::KEYS {
+        own.extend(keys.remove_entry(key));
+    }
+    let called = own.get("name").and_then(Value::as_str);
+    let called = called.unwrap_or(default_name).to_owned();
+    let wrong = |message: String| part(path, &called, message);
+
+    let place: Place = typed(own).map_err(wrong)?;
+    check_place(&place, &keys).map_err(|message| wrong(message.to_owned()))?;
+    if let Some(destination) = &place.ssh {
+        command_line::check_destination(destination).map_err(wrong)?;
+    }
+    if !keys.contains_key("listen") {
+        keys.insert("listen".into(), LISTEN_DEFAULT.into());
+    }
+    let config: NodeConfig = typed(keys).map_err(wrong)?;
+    let name = match &place.name {
+        Some(name) => name.clone(),
+        None => default_name
+            .parse()
+            .map_err(|error: crate::cli::name::NameError| wrong(error.to_string()))?,
+    };
+    Ok(Node {
+        name,
+        place,
+        config,
+    })
+}
+
+/// What keys mean together.
+fn check_place(place: &Place, keys: &Table) -> Result<(), &'static str> {
+    let listens = keys.contains_key("listen");
+    let of_ssh = !place.ssh_options.is_empty() || place.ssh_program.is_some();
+    if place.ssh.is_some() && place.namespace {
+        return Err("ssh and namespace exclude each other; remove one of them");
+    }
+    if place.ssh.is_some() && !listens {
+        return Err("a node on another host needs listen = \"ADDR:PORT\", an address of that host");
+    }
+    if place.ssh.is_none() && of_ssh {
+        return Err("ssh-options and ssh-program need ssh = \"USER@HOST\"");
+    }
+    if place.namespace && (listens || place.address.is_some()) {
+        return Err(
+            "the address of a node with namespace = true is chosen; remove listen and address",
+        );
+    }
+    Ok(())
+}
+
+/// Values by their keys; what is wrong with one, in one line.
+fn typed<T: DeserializeOwned>(keys: Table) -> Result<T, String> {
+    T::deserialize(keys).map_err(|error| {
+        let text = error.to_string();
+        text.trim().replace('\n', ", ")
+    })
+}
+
+#[cfg(test)]
+pub(super) fn keys_of_places() -> Vec<String> {
+    let place = Place {
+        name: "a".parse().ok(),
+        ssh: Some("h".into()),
+        ssh_options: vec!["-v".into()],
+        ssh_program: Some("ssh".into()),
+        program: Some("p".into()),
+        namespace: true,
+        address: "h:1".parse().ok(),
+    };
+    let table = file::to_table(&place).expect("is TOML");
+    table.keys().cloned().collect()
+}

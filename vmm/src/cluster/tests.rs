@@ -1,0 +1,301 @@
+//! Tests of what a file of a cluster says, and what is wrong with one.
+
+use std::fs;
+use std::path::PathBuf;
+
+use super::*;
+use crate::cli::file::{keys_of, to_table};
+
+/// Any file with contents does for a kernel here.
+const KERNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+struct File {
+    _directory: tempfile::TempDir,
+    path: PathBuf,
+}
+
+fn file(text: &str) -> File {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("cluster.toml");
+    fs::write(&path, text.replace("KERNEL", KERNEL)).expect("is written");
+    File {
+        _directory: directory,
+        path,
+    }
+}
+
+fn read(text: &str) -> Result<Cluster, ClusterError> {
+    let file = file(text);
+    let cluster = Cluster::read(&file.path)?;
+    cluster.validate(&file.path)?;
+    Ok(cluster)
+}
+
+/// The one line with which it is refused, with what caused it.
+fn refused(text: &str) -> String {
+    let error = anyhow::Error::from(read(text).expect_err(text));
+    let line = format!("{error:#}");
+    assert_eq!(line.lines().count(), 1, "{line}");
+    line
+}
+
+const GOOD: &str = r#"
+[vm]
+name = "web"
+kernel = "KERNEL"
+memory = "1G"
+
+[[node]]
+memory = "256M"
+
+[[node]]
+name = "far"
+ssh = "root@10.0.0.2"
+listen = "0.0.0.0:7000"
+memory = "512M"
+lease-seconds = 20
+insecure = true
+"#;
+
+fn good() -> Cluster {
+    let file = file(&GOOD.replace("[vm]", "[vm]\ninsecure = true"));
+    let cluster = Cluster::read(&file.path).expect("is read");
+    cluster.validate(&file.path).expect("is right");
+    cluster
+}
+
+#[test]
+fn nodes_become_donors_of_the_vm() {
+    let cluster = good();
+    let names: Vec<_> = cluster
+        .nodes
+        .iter()
+        .map(|node| node.name.as_str())
+        .collect();
+    assert_eq!(names, ["node-1", "far"]);
+    let near = cluster.nodes[0].reached_at("127.0.0.1:5".parse().expect("an address"));
+    let far = cluster.nodes[1].reached_at("0.0.0.0:7000".parse().expect("an address"));
+    assert_eq!(far.to_string(), "10.0.0.2:7000");
+    let shown = Some("0b".repeat(32).parse().expect("a fingerprint"));
+    let vm = cluster.vm_with(&[(near, None), (far, shown)]);
+    let donors: Vec<_> = vm.donors.iter().map(ToString::to_string).collect();
+    assert_eq!(donors[0], "127.0.0.1:5,memory=256 MiB");
+    assert!(donors[1].starts_with("10.0.0.2:7000,memory=512 MiB,fingerprint=0b"));
+
+    let mut divided = cluster;
+    divided.vm.local_memory = Some(crate::size::ByteSize::from_mib(256));
+    let reached = ["h:1", "h:2"].map(|text| (text.parse().expect("an address"), None));
+    let vm = divided.vm_with(&reached);
+    assert!(vm.donors.iter().all(|donor| donor.memory.is_none()));
+}
+
+#[test]
+fn the_printed_file_gives_the_same() {
+    let first = good();
+    let printed = file(&first.printed().expect("is TOML"));
+    let mut second = Cluster::read(&printed.path).expect("is read");
+    // The printed one says what the other leaves open.
+    second.nodes[0].place.name = None;
+    assert_eq!(first, second);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_part_and_what_to_write() {
+    let node =
+        |keys: &str| format!("[vm]\nkernel = \"KERNEL\"\n[[node]]\nmemory = \"64M\"\n{keys}");
+    for (text, part) in [
+        ("memory = '1G'", "unknown key `memory`; a cluster has [vm]"),
+        ("[[node]]\nmemory = '64M'", "[vm]: is missing"),
+        (
+            "vm = 'no-such.toml'",
+            "cannot read the VM's file no-such.toml",
+        ),
+        (
+            "[vm]\nmemroy = 1",
+            "unknown key `memroy`; did you mean `memory`?",
+        ),
+        ("[vm]\nend-with-fd = 1", "unknown key `end-with-fd`"),
+        ("[vm]\ncpus = 'two'", "[vm]: invalid type"),
+        ("[vm]\nmemory = '1X'", "`1X` is not a size"),
+        ("[vm]\nmemory = '1X'", "in `memory`"),
+        (
+            "[vm]\ncluster = 'c.toml'",
+            "[vm]: cluster is for `ssi-hv run`",
+        ),
+        ("[vm]\ncpus = 1", "[vm]: no kernel given"),
+        ("node = 1\n[vm]", "node: is not a list"),
+        ("node = [1]\n[vm]", "node node-1: is not a table"),
+        ("[vm\n", ":1: "),
+        (&node("memmory = 1"), "did you mean `memory`?"),
+        (&node("ssh_options = []"), "did you mean `ssh-options`?"),
+        (&node("metrcs = 1"), "unknown key `metrcs`"),
+        (
+            &node("end-with-stdin = true"),
+            "unknown key `end-with-stdin`",
+        ),
+        (&node("lease-seconds = 0"), "node node-1: --lease-seconds 0"),
+        (&node("listen = '0.0.0.0:7000'"), "add --insecure"),
+        (
+            &node("listen = 'nowhere'"),
+            "node node-1: `nowhere` has no valid port",
+        ),
+        (&node("name = '1'"), "`1` is not a name"),
+        (
+            &node("name = 'b'\nssh = 'h'"),
+            "node b: a node on another host needs listen",
+        ),
+        (
+            &node("ssh = '-oProxyCommand=x'\nlisten = 'h:1'"),
+            "is no host for ssh",
+        ),
+        (
+            &node("ssh = 'a b'\nlisten = 'h:1'"),
+            "`a b` is no host for ssh",
+        ),
+        (&node("ssh-program = 'x'"), "need ssh = "),
+        (&node("ssh = 'h'\nnamespace = true"), "exclude each other"),
+        (
+            &node("namespace = true\nlisten = '10.0.0.1:1'"),
+            "is chosen",
+        ),
+        (
+            &node("[[node]]\nname = 'node-1'\nmemory = '64M'"),
+            "another node has the name",
+        ),
+        (
+            &node("[[node]]\nlisten = '127.0.0.1:1'"),
+            "missing field `memory`",
+        ),
+        (
+            &node("listen = '127.0.0.1:7'\n[[node]]\nlisten = '127.0.0.1:7'\nmemory = '64M'"),
+            "[vm]: donor 127.0.0.1:7 is the same",
+        ),
+        (GOOD, "[vm]: donor 10.0.0.2:7000 is not a loopback address"),
+    ] {
+        let line = refused(text);
+        assert!(line.contains(part), "{text}: {line}");
+    }
+}
+
+#[test]
+fn every_key_of_a_place_is_known_and_none_is_a_flag() {
+    let mut known = Place::KEYS.map(str::to_owned).to_vec();
+    known.sort();
+    assert_eq!(file::keys_of_places(), known);
+    let flags = keys_of::<NodeConfig>();
+    assert!(known.iter().all(|key| !flags.contains(key)));
+}
+
+#[test]
+fn every_flag_of_a_node_is_a_key_of_its_file() {
+    let mut node = good().nodes.remove(1).config;
+    node.rdma_device = Some("none".into());
+    node.rdma_connections = Some(7);
+    node.report = Some("r.json".into());
+    let written = to_table(&node).expect("is TOML");
+    for flag in keys_of::<NodeConfig>() {
+        assert!(
+            flag == "end-with-stdin" || written.contains_key(&flag),
+            "{flag}"
+        );
+    }
+    let words = command_line::arguments(&written);
+    for word in [
+        "--rdma-connections=7",
+        "--insecure",
+        "--memory=512 MiB",
+        "--lease-seconds=20",
+    ] {
+        assert!(words.contains(&word.to_owned()), "{word}: {words:?}");
+    }
+}
+
+#[test]
+fn a_command_for_another_host_survives_its_shell() {
+    let mut node = good().nodes.remove(1);
+    node.place.program = Some("/opt/it's here/ssi-hv".into());
+    node.place.ssh_options = vec!["-p".into(), "2222".into()];
+    let (program, words) = command_line::by_ssh(&node, "root@h", &["--quiet"]).expect("UTF-8");
+    assert_eq!(program, "ssh");
+    assert_eq!(words[..2], ["-p", "2222"]);
+    assert!(
+        words.contains(&"-oServerAliveCountMax=4".to_owned()),
+        "{words:?}"
+    );
+    let [.., dashes, host, command] = &words[..] else {
+        panic!("{words:?}")
+    };
+    assert_eq!((dashes.as_str(), host.as_str()), ("--", "root@h"));
+    let echoed = std::process::Command::new("sh")
+        .args(["-c", &command.replacen("exec ", "printf '%s\\n' ", 1)])
+        .output()
+        .expect("a shell");
+    let echoed = String::from_utf8(echoed.stdout).expect("UTF-8");
+    let lines: Vec<_> = echoed.lines().collect();
+    assert_eq!(
+        lines[..3],
+        ["/opt/it's here/ssi-hv", "node", "--end-with-stdin"]
+    );
+    assert!(lines.contains(&"--memory=512 MiB"), "{lines:?}");
+    assert_eq!(lines.last(), Some(&"--quiet"));
+}
+
+#[test]
+fn run_takes_the_nodes_of_a_file_as_donors() {
+    let with = |text: &str| {
+        let file = file(text);
+        let config = RunConfig {
+            kernel: Some(KERNEL.into()),
+            cluster: file.path.to_str().and_then(|text| text.parse().ok()),
+            ..RunConfig::default()
+        };
+        with_donors(config).map_err(|error| error.to_string())
+    };
+    let nodes = "[[node]]\nlisten = '127.0.0.1:7000'\nmemory = '256M'\n\
+                 [[node]]\nlisten = '127.0.0.1:0'\naddress = 'localhost:7001'\nmemory = '256M'\n";
+    let config = with(nodes).expect("is right");
+    let donors: Vec<_> = config.donors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        donors,
+        [
+            "127.0.0.1:7000,memory=256 MiB",
+            "localhost:7001,memory=256 MiB"
+        ]
+    );
+    assert!(config.cluster.is_none() && !config.insecure);
+    let ported = with("[[node]]\nmemory = '1G'").expect_err("no port");
+    assert!(
+        ported.contains("node node-1: its port is not known"),
+        "{ported}"
+    );
+    let chosen = with("[[node]]\nnamespace = true\nmemory = '1G'").expect_err("no address");
+    assert!(chosen.contains("its port is not known"), "{chosen}");
+    let etcd = RunConfig {
+        cluster: "etcd://h:2379".parse().ok(),
+        ..RunConfig::default()
+    };
+    let etcd = with_donors(etcd).expect_err("is planned").to_string();
+    assert!(
+        etcd.contains("--cluster etcd://h:2379 is not there yet"),
+        "{etcd}"
+    );
+}
+
+#[test]
+fn the_example_of_the_document_is_right_and_its_table_has_every_key() {
+    let document = include_str!("../../../docs/cluster.md");
+    let (_, rest) = document.split_once("```toml\n").expect("an example");
+    let (example, _) = rest.split_once("```").expect("its end");
+    let example = example
+        .replace("\"vmlinuz\"", "\"KERNEL\"")
+        .replace("\"initrd.img\"", "\"KERNEL\"");
+    let cluster = read(&example).expect("the example is right");
+    let places: Vec<_> = cluster.nodes.iter().map(Node::whereabouts).collect();
+    assert_eq!(
+        places,
+        ["here", "here, in a network namespace", "on root@10.0.0.2"]
+    );
+    for key in Place::KEYS {
+        assert!(document.contains(&format!("\n| `{key}` |")), "{key}");
+    }
+}

@@ -1,0 +1,306 @@
+//! `ssi-hv up`: starts the nodes and the VM of a file, and stops them at the end.
+//!
+//! All that it starts ends with it, however that happens: see [`child`] and [`heartbeat`].
+
+mod child;
+mod heartbeat;
+mod namespace;
+mod nodes;
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use clap::ValueEnum as _;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use ssi_hv::cli::up::UpConfig;
+use ssi_hv::cli::verbosity::{LogFormat, Verbosity};
+use ssi_hv::cluster::{Cluster, command_line};
+use ssi_hv::config::RunConfig;
+use ssi_hv::control_socket::directory::{Directory, Kind};
+use ssi_hv::exit::ExitCode;
+
+use self::child::{Event, Outputs, Running, ending};
+use self::nodes::Nodes;
+use super::supervisor::END_TIME_MAX;
+use super::{Failure, print};
+
+/// How much longer than its own limit a VM is waited for that was told to end.
+const VM_END_MARGIN: Duration = Duration::from_secs(10);
+
+/// Does what the file says, and stays until the VM has ended. Its exit code is ours.
+pub fn up(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> {
+    let path = &config.file;
+    let cluster = Cluster::read(path)?;
+    if config.print_config {
+        let printed = cluster
+            .printed()
+            .map_err(|error| Failure::new(ExitCode::Usage, error))?;
+        print(&printed)?;
+        return Ok(ExitCode::Success);
+    }
+    let exec = cluster.vm.exec.is_some();
+    let result = cluster
+        .validate(path)
+        .map_err(Failure::from)
+        .and_then(|()| match config.check {
+            true => print(&plan(&cluster)).map(|()| ExitCode::Success),
+            false => start(path, &cluster, verbosity),
+        });
+    if exec {
+        result.map_err(Failure::with_exec)
+    } else {
+        result
+    }
+}
+
+/// Whether the VM of the file is to run a command, whose output is ours.
+pub fn has_command(config: &UpConfig) -> bool {
+    Cluster::read(&config.file).is_ok_and(|cluster| cluster.vm.exec.is_some())
+}
+
+/// What would be started.
+fn plan(cluster: &Cluster) -> String {
+    let mut plan = String::new();
+    for node in &cluster.nodes {
+        let (place, config) = (node.whereabouts(), &node.config);
+        let listen = if node.place.namespace {
+            "an address that is chosen".to_owned()
+        } else {
+            config.listen.to_string()
+        };
+        let memory = config.memory;
+        plan += &format!("node {}: {place}, lends {memory} on {listen}\n", node.name);
+    }
+    let kernel = cluster.vm.kernel.as_deref().unwrap_or(Path::new("?"));
+    plan += &format!(
+        "VM: {} of memory, {} CPU(s), boots {}\n",
+        cluster.vm.memory,
+        cluster.vm.cpus,
+        kernel.display()
+    );
+    plan
+}
+
+fn start(path: &Path, cluster: &Cluster, verbosity: Verbosity) -> Result<ExitCode, Failure> {
+    let _only = claim(path)?;
+    refuse_second(&cluster.vm)?;
+    let (sender, events) = mpsc::channel();
+    // Before anything is started, so that no signal ends this process in between.
+    watch_signals(&sender)?;
+    let mut up = Up {
+        cluster,
+        verbosity,
+        sender,
+        events,
+        told: None,
+    };
+    let mut nodes = Nodes::new(cluster, verbosity)?;
+    let result = up.run(&mut nodes);
+    nodes.stop(&mut up);
+    result
+}
+
+/// Keeps the file to this process. The lock is the kernel's and goes with us.
+fn claim(path: &Path) -> Result<File, Failure> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    // SAFETY: the descriptor is open; the call takes two integers.
+    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        return Ok(file);
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return Err(Failure::new(
+            ExitCode::Usage,
+            anyhow!(
+                "{} is up already, by another `ssi-hv up`; stop that first, or use another file",
+                path.display()
+            ),
+        ));
+    }
+    // Some file systems of networks.
+    tracing::warn!("{} cannot be locked: {error}", path.display());
+    Ok(file)
+}
+
+/// Fails when a VM of this name runs, before nodes are started for another one.
+fn refuse_second(vm: &RunConfig) -> Result<(), Failure> {
+    let Some(name) = &vm.name else { return Ok(()) };
+    for directory in Directory::for_looking()? {
+        let sockets = directory.sockets()?;
+        let mut vms = sockets.iter().filter(|entry| entry.kind == Kind::Vm);
+        if let Some(other) = vms.find(|entry| entry.name.as_ref() == Some(name)) {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                anyhow!(
+                    "a VM named {name} runs already, as process {}; stop it, or choose another name",
+                    other.pid
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Passes the first signal on; the second ends this process, and with it all that it has started.
+fn watch_signals(events: &Sender<Event>) -> Result<(), Failure> {
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+    let events = events.clone();
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            let mut told = false;
+            for signal in signals.forever() {
+                if told {
+                    std::process::exit(code_of(signal).code().into());
+                }
+                told = true;
+                let _ = events.send(Event::Signal(signal));
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(())
+}
+
+fn code_of(signal: i32) -> ExitCode {
+    match signal {
+        SIGINT => ExitCode::Interrupted,
+        _ => ExitCode::Terminated,
+    }
+}
+
+/// What is up.
+#[derive(Debug)]
+struct Up<'a> {
+    cluster: &'a Cluster,
+    verbosity: Verbosity,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+    /// The signal that ends it.
+    told: Option<i32>,
+}
+
+impl Up<'_> {
+    fn run(&mut self, nodes: &mut Nodes<'_>) -> Result<ExitCode, Failure> {
+        nodes.start(&self.sender)?;
+        let reached = match nodes.await_ready(self)? {
+            Some(reached) => reached,
+            // Told to end before there was a VM.
+            None => return Ok(self.told.map_or(ExitCode::Terminated, code_of)),
+        };
+        self.run_vm(&self.cluster.vm_with(&reached), nodes)
+    }
+
+    /// The next event before `deadline`, if there is one.
+    fn next(&mut self, deadline: Option<Instant>) -> Event {
+        let event = match deadline {
+            // This end has a sender, so that it is never disconnected.
+            None => self.events.recv().unwrap_or(Event::Late),
+            Some(deadline) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                match self.events.recv_timeout(left) {
+                    Ok(event) => event,
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Event::Late,
+                }
+            }
+        };
+        if let Event::Signal(signal) = event {
+            self.told = Some(signal);
+        }
+        event
+    }
+
+    /// Runs the VM in the foreground: console and messages are its own.
+    fn run_vm(&mut self, vm: &RunConfig, nodes: &mut Nodes<'_>) -> Result<ExitCode, Failure> {
+        let index = self.cluster.nodes.len();
+        let (ours, theirs) = pipe().context("cannot make a pipe")?;
+        let mut command = own_program()?;
+        let words =
+            command_line::vm_arguments(vm).map_err(|error| Failure::new(ExitCode::Usage, error))?;
+        command.args(words);
+        command.args(flags_of(self.verbosity));
+        let fd = child::inherit(&mut command, &theirs);
+        command.arg(format!("--end-with-fd={fd}"));
+        let mut lifeline = Some(ours);
+        tracing::info!("VM: starts, with {index} node(s)");
+        let mut running = Running::start(&mut command, Outputs::Shared, index, &self.sender)
+            .context("cannot start the VM")?;
+        drop(theirs);
+        let mut deadline = None;
+        loop {
+            match self.next(deadline) {
+                Event::Ended(ended) if ended == index => {
+                    let status = running.status().context("cannot wait for the VM")?;
+                    return self.verdict(status, lifeline.is_none());
+                }
+                Event::Signal(_) => {
+                    tracing::info!("VM: is stopped");
+                    lifeline = None;
+                    deadline = Some(Instant::now() + END_TIME_MAX + VM_END_MARGIN);
+                }
+                Event::Late => {
+                    tracing::error!("VM: does not end, and is killed");
+                    running.kill();
+                    return Ok(self.told.map_or(ExitCode::HostError, code_of));
+                }
+                other => nodes.take(other),
+            }
+        }
+    }
+
+    /// What the end of the VM comes to.
+    fn verdict(&self, status: ExitStatus, stopped: bool) -> Result<ExitCode, Failure> {
+        tracing::info!("VM: ended with {}", ending(status));
+        // Before it had begun to watch for signals; a terminal sends them to both of us.
+        if let Some(signal @ (SIGINT | SIGTERM | SIGHUP)) = status.signal() {
+            return Ok(code_of(self.told.unwrap_or(signal)));
+        }
+        let Some(code) = status.code().and_then(|code| u8::try_from(code).ok()) else {
+            let error = anyhow!("the VM was ended by {}", ending(status));
+            return Err(Failure::new(ExitCode::HostError, error));
+        };
+        // What it was told by us was by SIGINT perhaps; it cannot know.
+        if let (true, Some(signal)) = (stopped && code == ExitCode::Terminated.code(), self.told) {
+            return Ok(code_of(signal));
+        }
+        let known = ExitCode::ALL.into_iter().find(|known| known.code() == code);
+        Ok(known.unwrap_or(ExitCode::Exec(code)))
+    }
+}
+
+/// A pipe whose ends no other process gets: the end to keep, and the one to give.
+fn pipe() -> io::Result<(io::PipeWriter, io::PipeReader)> {
+    let (theirs, ours) = io::pipe()?;
+    Ok((ours, theirs))
+}
+
+/// This program, to be started anew.
+fn own_program() -> Result<Command, Failure> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    Ok(Command::new(program))
+}
+
+/// The flags that say the same.
+fn flags_of(verbosity: Verbosity) -> Vec<String> {
+    let mut flags = vec!["--verbose".to_owned(); verbosity.verbose.into()];
+    if verbosity.quiet {
+        flags.push("--quiet".into());
+    }
+    if let Some(level) = verbosity.log_level {
+        let value = level.to_possible_value();
+        let name = value.as_ref().map_or("info", |value| value.get_name());
+        flags.push(format!("--log-level={name}"));
+    }
+    if verbosity.log_format == LogFormat::Json {
+        flags.push("--log-format=json".into());
+    }
+    flags
+}

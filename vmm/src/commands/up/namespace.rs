@@ -1,0 +1,120 @@
+//! Network namespaces without a name: they go with the last process in them, and their cables too.
+
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use ssi_hv::cluster::NAMESPACE_NETWORK;
+
+/// How the cable is called in the namespace.
+const INNER_NAME: &str = "eth0";
+/// How many pairs of addresses there are: the network has a prefix of 15 bits.
+const PAIRS: u32 = 1 << 16;
+
+/// A namespace, and the address in it. It is there as long as this is, or a process in it.
+#[derive(Debug)]
+pub struct Namespace {
+    namespace: File,
+    /// The address of the other end is one less.
+    pub address: Ipv4Addr,
+}
+
+impl Namespace {
+    /// Makes one with a cable to this host: the `index`th of this process.
+    pub fn create(index: usize) -> Result<Self> {
+        let outer_name = format!("ssi{}-{index}", std::process::id());
+        let outer = outer_name.clone();
+        let make = move || -> Result<(File, Ipv4Addr)> {
+            // SAFETY: takes an integer; concerns this thread alone, and what it starts.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+                return Err(io::Error::last_os_error())
+                    .context("cannot make a network namespace; namespace = true needs root");
+            }
+            let namespace = File::open("/proc/thread-self/ns/net")?;
+            let home = std::process::id().to_string();
+            ip(&["link", "set", "lo", "up"])?;
+            let pair = ["type", "veth", "peer", "name", &outer, "netns", &home];
+            ip(&[&["link", "add", INNER_NAME][..], &pair].concat())?;
+            let address = inner_address(&outer)?;
+            let with_prefix = format!("{address}/31");
+            ip(&["address", "add", &with_prefix, "dev", INNER_NAME])?;
+            ip(&["link", "set", INNER_NAME, "up"])?;
+            Ok((namespace, address))
+        };
+        // A thread of its own, since it does not come back from there.
+        let made = thread::Builder::new()
+            .name("namespace".into())
+            .spawn(make)?
+            .join();
+        let (namespace, address) = made.map_err(|_| anyhow!("a thread failed"))??;
+        let other = Ipv4Addr::from_bits(address.to_bits() - 1);
+        ip(&["address", "add", &format!("{other}/31"), "dev", &outer_name])?;
+        ip(&["link", "set", &outer_name, "up"])?;
+        Ok(Self { namespace, address })
+    }
+
+    /// Has a process start in it.
+    pub fn enter(&self, command: &mut Command) -> Result<()> {
+        let namespace = self.namespace.try_clone()?;
+        let enter = move || {
+            // SAFETY: the descriptor is open, and of a namespace; the other argument is an integer.
+            if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        };
+        // SAFETY: the closure calls setns, which is a system call and no more, and allocates nothing.
+        unsafe { command.pre_exec(enter) };
+        Ok(())
+    }
+}
+
+/// An address that nobody else has whose cable is made so: the number of an interface is its own on
+/// this host. It is odd, so that the address of the other end is one less.
+fn inner_address(outer: &str) -> Result<Ipv4Addr> {
+    // The thread is elsewhere, and `/sys` shows what was there when it was mounted.
+    let path = format!("/sys/class/net/{outer}/ifindex");
+    let index: u32 = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read {path}"))?
+        .trim()
+        .parse()?;
+    Ok(address_of(index))
+}
+
+fn address_of(index: u32) -> Ipv4Addr {
+    Ipv4Addr::from_bits(NAMESPACE_NETWORK.to_bits() + 2 * (index % PAIRS) + 1)
+}
+
+/// Runs `ip` of iproute2.
+fn ip(arguments: &[&str]) -> Result<()> {
+    let output = Command::new("ip")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run ip, which namespace = true needs; install iproute2")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("ip {}: {}", arguments.join(" "), said.trim());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_pairs_in_the_network_that_is_for_tests() {
+        assert_eq!(address_of(1), Ipv4Addr::new(198, 18, 0, 3));
+        assert_eq!(address_of(PAIRS - 1), Ipv4Addr::new(198, 19, 255, 255));
+        assert_eq!(address_of(PAIRS), Ipv4Addr::new(198, 18, 0, 1));
+        for index in [1, 2, 77, PAIRS - 1] {
+            assert_eq!(address_of(index).to_bits() & 1, 1);
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! The nodes of a cluster: started all at once, waited for, and stopped.
+
+use std::collections::VecDeque;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use memory_fabric::fabric::Fingerprint;
+use ssi_hv::cli::address::HostPort;
+use ssi_hv::cli::verbosity::{LogFormat, Verbosity};
+use ssi_hv::cluster::{Cluster, Node, command_line, ready};
+use ssi_hv::config::Transport;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::progress::Progress;
+
+use super::child::{Event, Outputs, Running, ending};
+use super::heartbeat::Heartbeat;
+use super::namespace::Namespace;
+use super::{Up, own_program};
+use crate::commands::Failure;
+
+/// How long a node may take until it listens: ssh may have to find a host and log in.
+const START_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long a node may take to end once it was told to.
+const END_TIME_MAX: Duration = Duration::from_secs(15);
+/// How many of its last lines are quoted of a node that does not start.
+const LINES_QUOTED: usize = 3;
+/// What our own errors begin with, which a quotation does without.
+const ERROR_PREFIX: &str = "ssi-hv: error: ";
+
+/// Where a node is reached, and what it shows over UDP.
+pub type Reached = (HostPort, Option<Fingerprint>);
+
+/// The nodes.
+#[derive(Debug)]
+pub struct Nodes<'a> {
+    cluster: &'a Cluster,
+    verbosity: Verbosity,
+    heartbeat: Heartbeat,
+    /// Those that were started.
+    started: Vec<Started>,
+}
+
+/// A node that was started.
+#[derive(Debug)]
+struct Started {
+    at: Instant,
+    /// None when it has ended.
+    running: Option<Running>,
+    /// Where it listens.
+    address: Option<HostPort>,
+    fingerprint: Option<Fingerprint>,
+    /// Whether it is waited for no more.
+    ready: bool,
+    /// What it has said on stderr, until it is ready.
+    last_lines: VecDeque<String>,
+}
+
+impl<'a> Nodes<'a> {
+    /// Nothing is started yet.
+    pub fn new(cluster: &'a Cluster, verbosity: Verbosity) -> Result<Self, Failure> {
+        let leases = cluster.nodes.iter().map(|node| node.config.lease_seconds);
+        let shortest = Duration::from_secs(leases.min().unwrap_or(1).into());
+        Ok(Self {
+            cluster,
+            verbosity,
+            heartbeat: Heartbeat::start(shortest).context("cannot start a thread")?,
+            started: Vec::new(),
+        })
+    }
+
+    /// Starts all of them.
+    pub fn start(&mut self, events: &Sender<Event>) -> Result<(), Failure> {
+        for (index, node) in self.cluster.nodes.iter().enumerate() {
+            tracing::info!("node {}: starts {}", node.name, node.whereabouts());
+            let running = self
+                .start_one(index, node, events)
+                .map_err(|failure| failure.of_node(node))?;
+            self.started.push(Started {
+                at: Instant::now(),
+                running: Some(running),
+                address: None,
+                fingerprint: None,
+                ready: false,
+                last_lines: VecDeque::new(),
+            });
+        }
+        Ok(())
+    }
+
+    fn start_one(
+        &self,
+        index: usize,
+        node: &Node,
+        events: &Sender<Event>,
+    ) -> Result<Running, Failure> {
+        // What a node has to tell in order, it tells its VM.
+        let quiet: &[&str] = if self.verbosity.verbose > 0 {
+            &[]
+        } else {
+            &["--quiet"]
+        };
+        let mut namespace = None;
+        let mut command = match &node.place.ssh {
+            Some(destination) => {
+                let (program, words) = command_line::by_ssh(node, destination, quiet)?;
+                let mut command = Command::new(program);
+                command.args(words);
+                command
+            }
+            None => {
+                let mut node = node.clone();
+                if node.place.namespace {
+                    let made = Namespace::create(index)?;
+                    // Port 0 as it is: nobody else listens there.
+                    let listen = format!("{}:{}", made.address, node.config.listen.port());
+                    node.config.listen = listen.parse()?;
+                    node.config.insecure = true;
+                    namespace = Some(made);
+                }
+                let mut command = match &node.place.program {
+                    Some(program) => Command::new(program),
+                    None => own_program()?,
+                };
+                command
+                    .args(command_line::node_arguments(&node)?)
+                    .args(quiet);
+                command
+            }
+        };
+        if let Some(namespace) = &namespace {
+            namespace.enter(&mut command)?;
+        }
+        // Ctrl-C is for us: a node ends after its VM.
+        command.process_group(0).stdin(Stdio::piped());
+        let program = command.get_program().to_string_lossy().into_owned();
+        let mut running = Running::start(&mut command, Outputs::Told, index, events)
+            .with_context(|| format!("cannot start {program}"))?;
+        if let Some(pipe) = running.take_stdin() {
+            self.heartbeat.add(pipe).context("cannot use a pipe")?;
+        }
+        Ok(running)
+    }
+
+    /// Waits until all of them listen, and gives where; nothing when this process is told to end.
+    pub fn await_ready(&mut self, up: &mut Up<'_>) -> Result<Option<Vec<Reached>>, Failure> {
+        let deadline = Instant::now() + START_TIME_MAX;
+        let steps = u64::try_from(self.started.len()).unwrap_or(u64::MAX);
+        let progress = Progress::begin("starting nodes", steps, &self.names(|node| !node.ready));
+        while self.started.iter().any(|node| !node.ready) {
+            match up.next(Some(deadline)) {
+                Event::Said(index, line) => {
+                    if self.heard(index, &line) {
+                        progress.step();
+                        progress.say(&self.names(|node| !node.ready));
+                    }
+                }
+                Event::Ended(index) => return Err(self.ended_early(index)),
+                Event::Signal(_) => return Ok(None),
+                Event::Late => return Err(self.late()),
+                other => self.take(other),
+            }
+        }
+        let reached = self.started.iter().filter_map(|node| {
+            let address = node.address.clone()?;
+            Some((address, node.fingerprint))
+        });
+        Ok(Some(reached.collect()))
+    }
+
+    /// Takes a line of a node that is not ready; true when that makes it so.
+    fn heard(&mut self, index: usize, line: &str) -> bool {
+        let over_udp = self.cluster.vm.transport == Transport::Udp;
+        let (Some(node), Some(started)) =
+            (self.cluster.nodes.get(index), self.started.get_mut(index))
+        else {
+            return false;
+        };
+        if started.ready {
+            return false;
+        }
+        if let Some(address) = ready::read_listening(line) {
+            started.address = Some(node.reached_at(address.into()));
+        } else if let Some(shown) = ready::read_fingerprint(line) {
+            // It came by a way that is to be trusted.
+            started.fingerprint = over_udp.then_some(shown);
+        }
+        let Some(address) = &started.address else {
+            return false;
+        };
+        if over_udp && started.fingerprint.is_none() {
+            return false;
+        }
+        started.ready = true;
+        tracing::info!(
+            "node {}: lends {} on {address}, after {:.1} s",
+            node.name,
+            node.config.memory,
+            started.at.elapsed().as_secs_f64()
+        );
+        for line in std::mem::take(&mut started.last_lines) {
+            self.pass_on(index, &line);
+        }
+        true
+    }
+
+    /// Takes what is told of a node while nobody waits for it.
+    pub fn take(&mut self, event: Event) {
+        match event {
+            Event::Complained(index, line) => {
+                let early = self.started.get_mut(index).filter(|node| !node.ready);
+                match early {
+                    Some(node) => {
+                        node.last_lines.push_back(line);
+                        if node.last_lines.len() > LINES_QUOTED {
+                            node.last_lines.pop_front();
+                        }
+                    }
+                    None => self.pass_on(index, &line),
+                }
+            }
+            Event::Ended(index) => {
+                if let Some(status) = self.status_of(index) {
+                    tracing::warn!("node {}: ended with {}", self.name(index), ending(status));
+                }
+            }
+            Event::Said(..) | Event::Signal(_) | Event::Late => {}
+        }
+    }
+
+    /// Shows a message of a node as it is, with the node's name.
+    fn pass_on(&self, index: usize, line: &str) {
+        if self.verbosity.log_format == LogFormat::Json {
+            tracing::warn!(node = self.name(index), "{line}");
+        } else {
+            use std::io::Write as _;
+            let text = format!("node {}: {line}\n", self.name(index));
+            // Nobody to tell when stderr is closed.
+            let _ = ssi_hv::progress::Stderr::default().write_all(text.as_bytes());
+        }
+    }
+
+    fn name(&self, index: usize) -> &str {
+        self.cluster
+            .nodes
+            .get(index)
+            .map_or("?", |node| node.name.as_str())
+    }
+
+    /// The names of some of them.
+    fn names(&self, wanted: impl Fn(&Started) -> bool) -> String {
+        let nodes = self.started.iter().zip(&self.cluster.nodes);
+        let names = nodes.filter(|(started, _)| wanted(started));
+        let names: Vec<_> = names.map(|(_, node)| node.name.as_str()).collect();
+        names.join(", ")
+    }
+
+    fn status_of(&mut self, index: usize) -> Option<ExitStatus> {
+        let running = self.started.get_mut(index)?.running.take();
+        running?.status().ok()
+    }
+
+    /// Why a node that does not listen does not.
+    fn ended_early(&mut self, index: usize) -> Failure {
+        let status = self.status_of(index);
+        let how = status.map_or_else(|| "no exit code".to_owned(), ending);
+        let last = self.last_words(index);
+        let name = self.name(index);
+        Failure::new(
+            ExitCode::DonorUnavailable,
+            anyhow!("node {name} ended with {how} and has not started to lend: {last}"),
+        )
+    }
+
+    fn late(&self) -> Failure {
+        let waited = START_TIME_MAX.as_secs();
+        let mut what = format!(
+            "node(s) {} did not start to lend within {waited} s",
+            self.names(|node| !node.ready)
+        );
+        if let Some(index) = self.started.iter().position(|node| !node.ready) {
+            what += &format!(": {}", self.last_words(index));
+        }
+        Failure::new(ExitCode::DonorUnavailable, anyhow!(what))
+    }
+
+    fn last_words(&self, index: usize) -> String {
+        let lines = self.started.get(index).map(|node| &node.last_lines);
+        let lines: Vec<_> = lines
+            .into_iter()
+            .flatten()
+            .map(|line| line.trim_start_matches(ERROR_PREFIX))
+            .filter(|line| !line.is_empty())
+            .collect();
+        if lines.is_empty() {
+            return "it said nothing".to_owned();
+        }
+        lines.join("; ")
+    }
+
+    /// Stops all that run, in order if they take part.
+    pub fn stop(&mut self, up: &mut Up<'_>) {
+        self.heartbeat.stop();
+        let runs = |node: &Started| node.running.is_some();
+        let count = self.started.iter().filter(|node| runs(node)).count();
+        if count == 0 {
+            return;
+        }
+        tracing::info!("stopping node(s) {}", self.names(runs));
+        let steps = u64::try_from(count).unwrap_or(u64::MAX);
+        let progress = Progress::begin("stopping nodes", steps, &self.names(runs));
+        let deadline = Instant::now() + END_TIME_MAX;
+        while self.started.iter().any(runs) {
+            match up.next(Some(deadline)) {
+                Event::Ended(index) => {
+                    if let Some(status) = self.status_of(index) {
+                        tracing::info!("node {}: ended with {}", self.name(index), ending(status));
+                    }
+                    progress.step();
+                    progress.say(&self.names(runs));
+                }
+                Event::Late => break,
+                other => self.take(other),
+            }
+        }
+        drop(progress);
+        for (node, started) in self.cluster.nodes.iter().zip(&mut self.started) {
+            let Some(mut running) = started.running.take() else {
+                continue;
+            };
+            let waited = END_TIME_MAX.as_secs();
+            tracing::warn!(
+                "node {}: did not end within {waited} s, and is killed",
+                node.name
+            );
+            running.kill();
+        }
+    }
+}
+
+impl Failure {
+    /// The same, of a node.
+    fn of_node(self, node: &Node) -> Self {
+        let context = format!("cannot start node {}", node.name);
+        Self {
+            code: ExitCode::DonorUnavailable,
+            error: self.error.context(context),
+        }
+    }
+}

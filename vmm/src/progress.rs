@@ -1,0 +1,170 @@
+//! Bars for work that takes long, at the bottom of a terminal.
+//!
+//! They are on stderr, which has to be a terminal, and never while the console of a guest is on that
+//! terminal. Messages go through [`Stderr`], which makes room for them. There is no colour in them.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
+
+/// How often a bar moves that shows only time.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Bars may be shown. Nothing else is published by it.
+static ALLOWED: AtomicBool = AtomicBool::new(false);
+/// The bar that is on the terminal.
+static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
+    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on bars are shown, if the user has not asked for less and stderr is a terminal that can.
+pub fn allow(verbosity: Verbosity) {
+    let capable = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+    let allowed = is_wanted(verbosity) && capable && io::stderr().is_terminal();
+    ALLOWED.store(allowed, Ordering::Relaxed);
+}
+
+/// Whether what the user has said leaves room for a bar.
+fn is_wanted(verbosity: Verbosity) -> bool {
+    let few = matches!(verbosity.log_level, Some(LogLevel::Error | LogLevel::Warn));
+    !verbosity.quiet && !few && verbosity.log_format == LogFormat::Text
+}
+
+/// Work of so many steps. Its bar goes when it is dropped, and leaves nothing on the terminal.
+#[derive(Debug)]
+pub struct Progress {
+    /// None where bars are not to be seen, or another one is.
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    /// Shows a bar for `what`, with what is done just now.
+    #[must_use]
+    pub fn begin(what: &str, steps: u64, doing: &str) -> Self {
+        let progress = Self::still(what, steps, doing);
+        if let Some(bar) = &progress.bar {
+            bar.enable_steady_tick(TICK);
+        }
+        progress
+    }
+
+    /// Shows a bar that moves with the steps alone: nothing is to run beside what is measured.
+    #[must_use]
+    pub fn rounds(steps: u32) -> Self {
+        Self::still("rounds", steps.into(), "")
+    }
+
+    fn still(what: &str, steps: u64, doing: &str) -> Self {
+        let mut shown = shown();
+        if !ALLOWED.load(Ordering::Relaxed) || shown.is_some() {
+            return Self { bar: None };
+        }
+        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+        bar.set_style(style());
+        bar.set_prefix(what.to_owned());
+        bar.set_message(doing.to_owned());
+        bar.tick();
+        *shown = Some(bar.clone());
+        Self { bar: Some(bar) }
+    }
+
+    /// So many steps are done in all.
+    pub fn reach(&self, done: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        }
+    }
+
+    /// One step more is done.
+    pub fn step(&self) {
+        if let Some(bar) = &self.bar {
+            bar.inc(1);
+        }
+    }
+
+    /// What is done now.
+    pub fn say(&self, doing: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(doing.to_owned());
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            *shown() = None;
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// What, a bar, how far, for how long, and what just now, as far as the terminal is wide. The rest of the
+/// line stays free: what is typed there goes with the bar.
+fn style() -> ProgressStyle {
+    ProgressStyle::with_template("{prefix} [{bar:20}] {pos}/{len} {elapsed} {msg}")
+        .expect("the template is right")
+        .progress_chars("=> ")
+}
+
+/// Standard error, beside a bar.
+#[derive(Debug, Default)]
+pub struct Stderr {
+    _private: (),
+}
+
+impl Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // The bar stays away until the text is out, and no other begins.
+        match &*shown() {
+            Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
+            None => io::stderr().write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_for_who_has_not_asked_for_less() {
+        let quiet = Verbosity {
+            quiet: true,
+            ..Verbosity::default()
+        };
+        let json = Verbosity {
+            log_format: LogFormat::Json,
+            ..Verbosity::default()
+        };
+        let level = |level| Verbosity {
+            log_level: Some(level),
+            ..Verbosity::default()
+        };
+        assert!(is_wanted(Verbosity::default()));
+        assert!(is_wanted(level(LogLevel::Debug)));
+        for less in [quiet, json, level(LogLevel::Error), level(LogLevel::Warn)] {
+            assert!(!is_wanted(less), "{less:?}");
+        }
+    }
+
+    #[test]
+    fn without_leave_there_is_no_bar() {
+        let progress = Progress::begin("nothing", 3, "");
+        assert!(progress.bar.is_none() && shown().is_none());
+        progress.step();
+        progress.reach(2);
+        progress.say("still nothing");
+    }
+}
