@@ -15,6 +15,7 @@ pub mod planned;
 pub mod report;
 pub mod status;
 mod text;
+pub mod top;
 pub mod validation;
 pub mod verbosity;
 pub mod vsock;
@@ -34,6 +35,7 @@ use self::generate::{CompletionsConfig, ManConfig};
 use self::node::NodeConfig;
 use self::report::ReportConfig;
 use self::status::StatusConfig;
+use self::top::TopConfig;
 pub use self::verbosity::Verbosity;
 use crate::config::RunConfig;
 
@@ -64,6 +66,8 @@ enum Command {
     Node(NodeConfig),
     /// Show what runs here and how it does
     Status(StatusConfig),
+    /// Watch a VM: faults, links, memory, as they change
+    Top(TopConfig),
     /// Let a VM stand still
     Pause(ControlConfig),
     /// Let a paused VM go on
@@ -117,6 +121,8 @@ pub enum Action {
     Node(NodeConfig),
     /// Ask what runs here.
     Status(StatusConfig),
+    /// Watch a VM.
+    Top(TopConfig),
     /// Tell a VM what to do.
     Control(ControlCommand),
     /// Look at this host.
@@ -213,6 +219,7 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Run(args) => run_action(*args, matches)?,
         Command::Node(config) => Action::Node(config),
         Command::Status(config) => Action::Status(config),
+        Command::Top(config) => Action::Top(config),
         Command::Pause(config) => Action::Control(ControlCommand::Pause(config)),
         Command::Resume(config) => Action::Control(ControlCommand::Resume(config)),
         Command::Shutdown(config) => Action::Control(ControlCommand::Shutdown(config)),

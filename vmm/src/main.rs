@@ -10,7 +10,9 @@ use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
 
-use crate::commands::{Failure, bench, control, doctor, man, node, print, report, run, status};
+use crate::commands::{
+    Failure, bench, control, doctor, man, node, print, report, run, status, top,
+};
 
 fn main() -> process::ExitCode {
     let usage = if cli::names_exec(std::env::args_os()) {
@@ -68,6 +70,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Node(config) => node::node(&config),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
+        Action::Top(config) => top::top(&config),
         Action::Control(command) => control::control(&command),
         Action::BenchMemory(config) => bench::memory(&config),
         Action::BenchStart(config) => bench::start(&config),

@@ -7,7 +7,9 @@ use clap::Args;
 use memory_fabric::transport::rdma::DeviceChoice;
 
 use super::address::HostPort;
-use super::validation::{ValidationError, check_range, check_size, resolve_permitted};
+use super::validation::{
+    ValidationError, check_metrics, check_range, check_size, resolve_permitted,
+};
 use crate::size::ByteSize;
 
 /// The least memory that a node lends.
@@ -42,6 +44,10 @@ pub struct NodeConfig {
     #[arg(long, value_name = "N")]
     pub rdma_connections: Option<u32>,
 
+    /// Answer Prometheus on this address, at /metrics; port 0 takes a free one and prints it
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<HostPort>,
+
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
     pub insecure: bool,
@@ -60,6 +66,15 @@ impl NodeConfig {
             Some("none") => DeviceChoice::None,
             Some(name) => DeviceChoice::Named(name.to_owned()),
         }
+    }
+
+    /// Where Prometheus is answered, if it is.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be resolved, or others reach it and that was not allowed.
+    pub fn metrics_address(&self) -> Result<Option<SocketAddr>, ValidationError> {
+        check_metrics(self.metrics.as_ref(), self.insecure)
     }
 
     /// Checks what the values mean and resolves the address to listen on.
@@ -88,6 +103,7 @@ mod tests {
             lease_seconds: DEFAULT_LEASE_SECONDS,
             rdma_device: None,
             rdma_connections: None,
+            metrics: None,
             insecure: false,
             report: None,
         }
@@ -111,6 +127,15 @@ mod tests {
         assert!(message.contains("--insecure"), "{message}");
         open.insecure = true;
         assert!(open.validate().is_ok());
+
+        let mut open = config("127.0.0.1:7000");
+        assert_eq!(open.metrics_address().expect("none is fine"), None);
+        open.metrics = Some("0.0.0.0:9100".parse().expect("an address"));
+        let message = open.metrics_address().expect_err("open").to_string();
+        assert!(message.contains("--metrics 0.0.0.0:9100"), "{message}");
+        assert!(message.contains("--insecure"), "{message}");
+        open.insecure = true;
+        assert!(open.metrics_address().is_ok());
     }
 
     #[test]

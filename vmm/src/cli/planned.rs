@@ -20,13 +20,12 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 }
 
 /// Commands that are planned.
-const COMMANDS: [Planned; 3] = [
+const COMMANDS: [Planned; 2] = [
     planned(
         "",
         "up",
         "start `ssi-hv node` on each donor and `ssi-hv run --donor` here",
     ),
-    planned("", "top", "`ssi-hv status` shows the numbers once"),
     planned(
         "",
         "pki",
@@ -35,18 +34,13 @@ const COMMANDS: [Planned; 3] = [
 ];
 
 /// Flags that are planned.
-const FLAGS: [Planned; 3] = [
+const FLAGS: [Planned; 2] = [
     planned(
         "run",
         "--replicas",
         "each page has one copy, and a lost donor ends the guest",
     ),
     planned("run", "--cluster", "name each donor with --donor HOST:PORT"),
-    planned(
-        "node",
-        "--metrics",
-        "`ssi-hv status` and --report FILE have the counters",
-    ),
 ];
 
 /// The planned command of this name, under `parent` (empty at the top).

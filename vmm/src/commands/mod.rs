@@ -8,6 +8,7 @@ mod exec;
 mod free_memory;
 mod links;
 pub mod man;
+mod metrics;
 pub mod node;
 mod numa;
 mod observe;
@@ -18,6 +19,7 @@ pub mod run;
 pub mod status;
 mod supervisor;
 mod timeline;
+pub mod top;
 mod vm_routes;
 mod working_set;
 
