@@ -49,6 +49,9 @@ const STEPS: &[Step<'static>] = &[
             "--no-fail-fast",
             "--",
             "--show-output",
+            // It has a step of its own.
+            "--skip",
+            MINUTE,
         ],
         env: &[],
         runs_tests: true,
@@ -72,6 +75,27 @@ const STEPS: &[Step<'static>] = &[
         runs_tests: true,
     },
 ];
+
+/// The test that watches processes for a minute.
+const MINUTE: &str = "prometheus_scrapes_a_vm_and_a_node_for_a_minute";
+
+/// A real Prometheus scrapes what runs here. It waits most of its time, and so runs beside the
+/// end-to-end scenarios.
+const PROMETHEUS: Step<'static> = Step {
+    name: "prometheus",
+    args: &[
+        "test",
+        // The same selection as in the step "tests", which has built it.
+        "--workspace",
+        "--test",
+        "prometheus",
+        "--",
+        "--ignored",
+        "--show-output",
+    ],
+    env: &[],
+    runs_tests: true,
+};
 
 /// What the end-to-end scenarios run.
 const BUILD: Step<'static> = Step {
@@ -129,9 +153,15 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
                 Duration::ZERO,
             );
         }
+        summary.add(MINUTE, Outcome::Skipped(reason.into()), Duration::ZERO);
         return Ok(());
     }
     let plan = Plan::all();
-    Runner::prepare(&workspace, None, &plan)?.run(&plan, summary);
-    Ok(())
+    let mut beside = Summary::default();
+    let mut result = Ok(true);
+    Runner::prepare(&workspace, None, &plan)?.run_with(&plan, summary, || {
+        result = PROMETHEUS.run(&workspace, &logs, &mut beside);
+    });
+    summary.absorb(beside);
+    result.map(|_| ())
 }
