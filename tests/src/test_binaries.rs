@@ -67,14 +67,14 @@ impl TestBinary {
     }
 
     /// Runs it to its end.
-    fn run(&self, logs: &Path) -> anyhow::Result<Ended> {
+    fn run(&self, logs: &Path, skipped: &str) -> anyhow::Result<Ended> {
         // Names of targets are not unique, those of executables are.
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
         let log = logs.join(format!("{file}.log"));
         let output = File::create(&log).with_context(|| log.display().to_string())?;
         let mut command = Command::new(&self.path);
         command
-            .arg("--show-output")
+            .args(["--show-output", "--skip", skipped])
             .env("CARGO_MANIFEST_DIR", &self.package)
             .current_dir(&self.package)
             .stdin(Stdio::null())
@@ -106,11 +106,17 @@ struct Ended {
     log: PathBuf,
 }
 
-/// Runs all binaries that the log of the build lists, and counts their tests.
+/// Runs all binaries that the log of the build lists, and counts their tests. The one of the name
+/// `skipped` is run by somebody else.
 ///
 /// # Errors
 /// Fails when the log cannot be read, or a binary not be started.
-pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Result<()> {
+pub fn run(
+    build_log: &Path,
+    logs: &Path,
+    skipped: &str,
+    summary: &mut Summary,
+) -> anyhow::Result<()> {
     let begin = Instant::now();
     let text = std::fs::read(build_log).with_context(|| build_log.display().to_string())?;
     let binaries = TestBinary::listed(&String::from_utf8_lossy(&text))?;
@@ -123,8 +129,8 @@ pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Resu
         place.unwrap_or(LONG.len())
     };
     together.sort_by_key(rank);
-    let mut ended = run_all(alone, 1, logs)?;
-    ended.extend(run_all(together, AT_ONCE, logs)?);
+    let mut ended = run_all(alone, 1, logs, skipped)?;
+    ended.extend(run_all(together, AT_ONCE, logs, skipped)?);
 
     let count = |of: fn(&Tests) -> usize| ended.iter().map(|(_, e)| of(&e.tests)).sum::<usize>();
     println!(
@@ -155,6 +161,7 @@ fn run_all(
     binaries: Vec<TestBinary>,
     at_once: usize,
     logs: &Path,
+    skipped: &str,
 ) -> anyhow::Result<Vec<(String, Ended)>> {
     fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -167,7 +174,7 @@ fn run_all(
                 let Some(binary) = lock(&queue).pop_front() else {
                     return Ok(());
                 };
-                let result = binary.run(logs)?;
+                let result = binary.run(logs, skipped)?;
                 lock(&ended).push((binary.name, result));
             }
         };
@@ -222,7 +229,7 @@ mod tests {
             script(dir.path(), "good", "echo test a ... ok; pwd"),
             script(dir.path(), "broken", "echo test b ... ok; exit 3"),
         ];
-        let mut ended = run_all(binaries, AT_ONCE, dir.path()).unwrap();
+        let mut ended = run_all(binaries, AT_ONCE, dir.path(), "none").unwrap();
         ended.sort_by(|(one, _), (other, _)| one.cmp(other));
         let [(_, broken), (_, good)] = &ended[..] else {
             panic!("{ended:?}")

@@ -16,6 +16,7 @@ pub mod planned;
 pub mod report;
 pub mod status;
 pub(crate) mod text;
+pub mod top;
 pub mod up;
 pub mod validation;
 pub mod verbosity;
@@ -36,6 +37,7 @@ use self::generate::{CompletionsConfig, ManConfig};
 use self::node::NodeConfig;
 use self::report::ReportConfig;
 use self::status::StatusConfig;
+use self::top::TopConfig;
 use self::up::UpConfig;
 pub use self::verbosity::Verbosity;
 use crate::cluster::{self, ClusterError};
@@ -70,6 +72,8 @@ enum Command {
     Up(UpConfig),
     /// Show what runs here and how it does
     Status(StatusConfig),
+    /// Watch a VM: faults, links, memory, as they change
+    Top(TopConfig),
     /// Let a VM stand still
     Pause(ControlConfig),
     /// Let a paused VM go on
@@ -127,6 +131,8 @@ pub enum Action {
     Up(UpConfig),
     /// Ask what runs here.
     Status(StatusConfig),
+    /// Watch a VM.
+    Top(TopConfig),
     /// Tell a VM what to do.
     Control(ControlCommand),
     /// Give a VM more memory.
@@ -229,6 +235,7 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Node(config) => Action::Node(config),
         Command::Up(config) => Action::Up(config),
         Command::Status(config) => Action::Status(config),
+        Command::Top(config) => Action::Top(config),
         Command::Pause(config) => Action::Control(ControlCommand::Pause(config)),
         Command::Resume(config) => Action::Control(ControlCommand::Resume(config)),
         Command::Shutdown(config) => Action::Control(ControlCommand::Shutdown(config)),

@@ -22,7 +22,8 @@ use crate::cli::name::VmName;
 use crate::cli::net::NetArg;
 pub use crate::cli::validation::ValidationError;
 use crate::cli::validation::{
-    check_command, check_file, check_pinning, check_range, check_size, resolve_permitted,
+    check_command, check_file, check_metrics, check_pinning, check_range, check_size,
+    resolve_permitted,
 };
 use crate::cli::vsock::VsockArg;
 use crate::cluster::ClusterFile;
@@ -165,7 +166,7 @@ pub struct RunConfig {
         long,
         value_name = "VSOCK",
         help_heading = "Guest",
-        help = "Sockets between guest and host, cid=N,path=SOCKET"
+        help = "Sockets to the host, cid=N,path=SOCKET"
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockArg>,
@@ -318,6 +319,16 @@ pub struct RunConfig {
     #[arg(long, help_heading = "Where the memory is")]
     pub insecure: bool,
 
+    /// Answer Prometheus on this address, at /metrics; port 0 takes a free one, which -v tells
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        help_heading = "Files",
+        help = "Answer Prometheus here, at /metrics"
+    )]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<HostPort>,
+
     /// Write a report in JSON at the end
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -363,6 +374,7 @@ impl Default for RunConfig {
             replay_working_set: None,
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
             insecure: false,
+            metrics: None,
             report: None,
             end_with_fd: None,
         }
@@ -400,6 +412,8 @@ pub struct ValidatedRun {
     pub donors: Vec<ResolvedDonor>,
     /// How long the guest stays paused for a lost donor.
     pub donor_grace: Duration,
+    /// Where Prometheus is answered.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl RunConfig {
@@ -456,6 +470,7 @@ impl RunConfig {
             local_memory,
             donors,
             donor_grace: Duration::from_secs(self.donor_grace_seconds.into()),
+            metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
         })
     }
 

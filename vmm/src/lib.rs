@@ -10,11 +10,13 @@ pub mod exit;
 pub mod logging;
 pub mod machine;
 pub mod memory_speed;
+pub mod metrics;
 pub mod page;
 pub mod progress;
 pub mod report;
 pub mod size;
 pub mod status;
+pub mod top;
 
 #[cfg(test)]
 mod schemas;

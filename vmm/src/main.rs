@@ -11,7 +11,7 @@ use ssi_hv::exit::ExitCode;
 use ssi_hv::{logging, progress};
 
 use crate::commands::{
-    Failure, bench, control, doctor, man, node, plug, print, report, run, status, up,
+    Failure, bench, control, doctor, man, node, plug, print, report, run, status, top, up,
 };
 
 fn main() -> process::ExitCode {
@@ -76,6 +76,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Up(config) => up::up(&config, invocation.verbosity),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
+        Action::Top(config) => top::top(&config),
         Action::Control(command) => control::control(&command),
         Action::Hotplug(config) => plug::hotplug(&config),
         Action::BenchMemory(config) => bench::memory(&config),

@@ -8,7 +8,9 @@ use memory_fabric::transport::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
 use super::address::HostPort;
-use super::validation::{ValidationError, check_range, check_size, resolve_permitted};
+use super::validation::{
+    ValidationError, check_metrics, check_range, check_size, resolve_permitted,
+};
 use crate::size::ByteSize;
 
 /// The least memory that a node lends.
@@ -47,6 +49,10 @@ pub struct NodeConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_connections: Option<u32>,
 
+    /// Answer Prometheus on this address, at /metrics; port 0 takes a free one and prints it
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub metrics: Option<HostPort>,
+
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
     #[serde(default)]
@@ -78,6 +84,15 @@ impl NodeConfig {
         }
     }
 
+    /// Where Prometheus is answered, if it is.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be resolved, or others reach it and that was not allowed.
+    pub fn metrics_address(&self) -> Result<Option<SocketAddr>, ValidationError> {
+        check_metrics(self.metrics.as_ref(), self.insecure)
+    }
+
     /// Checks what the values mean and resolves the address to listen on.
     ///
     /// # Errors
@@ -104,6 +119,7 @@ mod tests {
             lease_seconds: DEFAULT_LEASE_SECONDS,
             rdma_device: None,
             rdma_connections: None,
+            metrics: None,
             insecure: false,
             end_with_stdin: false,
             report: None,
@@ -128,6 +144,15 @@ mod tests {
         assert!(message.contains("--insecure"), "{message}");
         open.insecure = true;
         assert!(open.validate().is_ok());
+
+        let mut open = config("127.0.0.1:7000");
+        assert_eq!(open.metrics_address().expect("none is fine"), None);
+        open.metrics = Some("0.0.0.0:9100".parse().expect("an address"));
+        let message = open.metrics_address().expect_err("open").to_string();
+        assert!(message.contains("--metrics 0.0.0.0:9100"), "{message}");
+        assert!(message.contains("--insecure"), "{message}");
+        open.insecure = true;
+        assert!(open.metrics_address().is_ok());
     }
 
     #[test]

@@ -20,28 +20,18 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 }
 
 /// Commands that are planned.
-const COMMANDS: [Planned; 2] = [
-    planned("", "top", "`ssi-hv status` shows the numbers once"),
-    planned(
-        "",
-        "pki",
-        "until then nodes talk over loopback, or with --insecure",
-    ),
-];
+const COMMANDS: [Planned; 1] = [planned(
+    "",
+    "pki",
+    "until then nodes talk over loopback, or with --insecure",
+)];
 
 /// Flags that are planned.
-const FLAGS: [Planned; 2] = [
-    planned(
-        "run",
-        "--replicas",
-        "each page has one copy, and a lost donor ends the guest",
-    ),
-    planned(
-        "node",
-        "--metrics",
-        "`ssi-hv status` and --report FILE have the counters",
-    ),
-];
+const FLAGS: [Planned; 1] = [planned(
+    "run",
+    "--replicas",
+    "each page has one copy, and a lost donor ends the guest",
+)];
 
 /// The planned command of this name, under `parent` (empty at the top).
 #[must_use]

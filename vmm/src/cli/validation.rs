@@ -297,6 +297,16 @@ pub(crate) fn resolve_permitted(
     }
 }
 
+/// Resolves the address of `--metrics`, if there is one.
+pub(crate) fn check_metrics(
+    address: Option<&HostPort>,
+    insecure: bool,
+) -> Result<Option<SocketAddr>, ValidationError> {
+    address
+        .map(|address| resolve_permitted("--metrics", address, insecure))
+        .transpose()
+}
+
 /// Checks a size: whole pages, and at least `least`.
 pub(crate) fn check_size(
     flag: &'static str,

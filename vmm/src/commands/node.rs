@@ -19,30 +19,32 @@ use ssi_hv::size::ByteSize;
 use ssi_hv::status::rdma::NodeRdma;
 use ssi_hv::status::{NodeCounters, NodeStatus};
 
-use super::{Failure, lifeline, print};
+use super::{Failure, lifeline, metrics, print};
 
 /// A node as it can be asked about.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Watched {
     started: Instant,
     donor: Arc<Donor>,
 }
 
+impl Watched {
+    pub(super) fn status(&self) -> NodeStatus {
+        NodeStatus {
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            counters: counters(&self.donor),
+        }
+    }
+}
+
 /// What can be asked of a node.
 pub(super) const ROUTES: &[Route<Watched>] = &[
-    Route::look("/v1/status", |watched, _| {
-        answer(
-            200,
-            &NodeStatus {
-                pid: std::process::id(),
-                uptime_s: watched.started.elapsed().as_secs_f64(),
-                counters: counters(&watched.donor),
-            },
-        )
-    }),
+    Route::look("/v1/status", |watched, _| answer(200, &watched.status())),
     Route::look("/v1/report", |watched, _| {
         answer(200, &counters(&watched.donor))
     }),
+    Route::look("/v1/metrics", metrics::of_node),
 ];
 
 fn counters(donor: &Donor) -> NodeCounters {
@@ -64,12 +66,9 @@ fn counters(donor: &Donor) -> NodeCounters {
 }
 
 /// From now on the node can be asked about, if there is a place for that.
-fn watch(donor: &Arc<Donor>) -> Option<Server> {
+fn watch(watched: &Watched) -> Option<Server> {
     let service = Service {
-        subject: Watched {
-            started: Instant::now(),
-            donor: Arc::clone(donor),
-        },
+        subject: watched.clone(),
         routes: ROUTES,
     };
     let server = Directory::for_listening()
@@ -83,6 +82,7 @@ fn watch(donor: &Arc<Donor>) -> Option<Server> {
 /// Lends memory until it is told to stop.
 pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     let listen = config.validate()?;
+    let metrics = config.metrics_address()?;
     let report = config
         .report
         .as_deref()
@@ -104,7 +104,18 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
         rdma: config.rdma(),
     };
     let donor = Arc::new(Donor::limited(&donor_config, config.rdma_connections)?);
-    let server = watch(&donor);
+    let watched = Watched {
+        started: Instant::now(),
+        donor: Arc::clone(&donor),
+    };
+    let metrics = metrics::serve(
+        metrics,
+        Service {
+            subject: watched.clone(),
+            routes: metrics::OF_NODE,
+        },
+    )?;
+    let server = watch(&watched);
     if !listen.ip().is_loopback() {
         tracing::warn!(
             "--insecure: whoever reaches {} can lease memory, and read and change what VMs keep \
@@ -117,6 +128,9 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     if let Some(fingerprint) = donor.fingerprint() {
         print(&(ready::fingerprint(&fingerprint) + "\n"))?;
     }
+    if let Some((_, address)) = &metrics {
+        print(&format!("metrics on http://{address}/metrics\n"))?;
+    }
 
     for signal in signals.forever() {
         match signal {
@@ -126,7 +140,7 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
             _ => break,
         }
     }
-    drop(server);
+    drop((server, metrics));
     let leases = donor.pool().leases();
     if leases > 0 {
         tracing::warn!(leases, "VMs still had memory here; they lose it");

@@ -128,6 +128,11 @@ impl Watched {
 
     /// What it is doing, and how it does.
     pub fn status(&self, paged: &Paged) -> VmStatus {
+        self.status_with(paged, may_walk(&paged.view))
+    }
+
+    /// The same; huge pages are counted only if that is wanted.
+    pub fn status_with(&self, paged: &Paged, count_huge: bool) -> VmStatus {
         let now = self.supervisor.now();
         let mut errors = now.errors;
         let view = &paged.view;
@@ -144,7 +149,7 @@ impl Watched {
             guest: self.guest.clone(),
             boot: self.boot(),
             transport: paged.transport.clone(),
-            memory: memory(view, may_walk(view)),
+            memory: memory(view, count_huge),
             nodes: nodes(&view.nodes(), view)
                 .into_iter()
                 .zip(links)
@@ -170,6 +175,7 @@ impl Watched {
             stalled_for_memory: stats.stalled_for_memory.get(),
             prefetch: prefetch(stats),
             rdma: RdmaResources::now(),
+            errors_total: u64::try_from(errors.len()).unwrap_or(u64::MAX),
             errors: errors.split_off(newest),
             heat: None,
         }

@@ -35,6 +35,7 @@ use super::exec::{self, Exec, console_file};
 use super::hotplug::kernel_parameters;
 use super::lifeline;
 use super::links::{advice, describe, transport_used};
+use super::metrics;
 pub use super::observe::percentiles;
 use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
 use super::supervisor::Supervisor;
@@ -88,6 +89,16 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
         plugged: Current::default(),
         config: config.clone(),
     });
+    let metrics = metrics::serve(
+        wanted.metrics,
+        Service {
+            subject: Arc::clone(&watched),
+            routes: metrics::OF_VM,
+        },
+    )?;
+    if let Some((_, address)) = &metrics {
+        tracing::info!("metrics on http://{address}/metrics");
+    }
     let server = listen(config, &watched)?;
     let devices = HostDevices::open(config)?;
     let run = Run {
@@ -100,7 +111,7 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     };
     let mut result = run.boot_until_it_ends(&devices, &mut report);
     // Who asks from now on is told by the report.
-    drop(server);
+    drop((server, metrics));
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {

@@ -108,7 +108,7 @@ fn vm_status(entry: &Entry, heat: bool) -> Result<VmStatus, ClientError> {
     Ok(status)
 }
 
-fn is_end(error: &io::Error) -> bool {
+pub(super) fn is_end(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused

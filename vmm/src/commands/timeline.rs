@@ -76,18 +76,20 @@ fn counts(stats: &PagerStats) -> FaultCounts {
 
 /// How many faults took how long.
 pub fn distributions(stats: &PagerStats) -> Distributions {
-    let of = |histogram: &Histogram| -> Distribution {
-        let counts = histogram.counts();
-        counts
-            .map(|(up_to, count)| (up_to.as_secs_f64() * 1e6, count))
-            .collect()
-    };
     Distributions {
-        remote: of(&stats.remote),
-        zero: of(&stats.zero),
-        minor: of(&stats.minor),
-        write_protect: of(&stats.write_protect),
+        remote: distribution(&stats.remote),
+        zero: distribution(&stats.zero),
+        minor: distribution(&stats.minor),
+        write_protect: distribution(&stats.write_protect),
     }
+}
+
+/// The same of one histogram.
+pub fn distribution(histogram: &Histogram) -> Distribution {
+    let counts = histogram.counts();
+    counts
+        .map(|(up_to, count)| (up_to.as_secs_f64() * 1e6, count))
+        .collect()
 }
 
 #[cfg(test)]

@@ -27,6 +27,7 @@ pub const ROUTES: &[Route<Arc<Watched>>] = &[
     look("/v1/report", |watched, _| {
         answer(200, &watched.report(&paged(watched)?))
     }),
+    Route::look("/v1/metrics", super::metrics::of_vm),
     change(
         "/v1/pause",
         &[RefusalCode::State, RefusalCode::Late],

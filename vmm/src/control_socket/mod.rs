@@ -17,6 +17,7 @@
 //! queued, since its sender could not know what it would apply to. Ending the VM by force is never
 //! refused.
 
+mod accept;
 pub mod client;
 pub mod directory;
 pub mod protocol;

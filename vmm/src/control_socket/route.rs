@@ -46,12 +46,17 @@ pub enum Work {
     End,
 }
 
+/// What bodies are, but for some.
+pub const JSON: &str = "application/json";
+
 /// An answer: the status code, 200 or 202, and the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
     /// 200 for what is done, 202 for what was begun.
     pub status: u16,
-    /// JSON.
+    /// What the body is, as the header `Content-Type` has it.
+    pub content_type: &'static str,
+    /// The body.
     pub body: Vec<u8>,
 }
 
@@ -140,14 +145,31 @@ impl<S> Service<S> {
     }
 }
 
-/// An answer with a body.
+/// An answer with a body of JSON.
 ///
 /// # Errors
 ///
 /// When it cannot be JSON.
 pub fn answer(status: u16, body: &impl Serialize) -> Answer {
     match serde_json::to_vec(body) {
-        Ok(body) => Ok(Done { status, body }),
+        Ok(body) => Ok(Done {
+            status,
+            content_type: JSON,
+            body,
+        }),
         Err(error) => Err(Refusal::new(RefusalCode::Failed, error.to_string())),
     }
+}
+
+/// An answer with a text of another form.
+///
+/// # Errors
+///
+/// Never; the type is that of all answers.
+pub fn text(content_type: &'static str, body: String) -> Answer {
+    Ok(Done {
+        status: 200,
+        content_type,
+        body: body.into_bytes(),
+    })
 }

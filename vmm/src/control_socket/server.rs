@@ -3,6 +3,7 @@
 use std::fs;
 use std::future::poll_fn;
 use std::io;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::PathBuf;
@@ -18,17 +19,18 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::{AsyncWriteExt, Interest};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
+use super::accept::Accept;
 use super::directory::{Directory, DirectoryError, Kind};
 use super::protocol::{
     BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, ErrorBody, HEAD_BYTES_MAX,
     REQUEST_TIME_MAX, Refusal, RefusalCode,
 };
-use super::route::{Answer, Done, Route, Service};
+use super::route::{Answer, Done, JSON, Route, Service};
 use super::workers::Workers;
 use crate::cli::name::VmName;
 
@@ -66,6 +68,14 @@ pub enum ServerError {
         /// Why not.
         source: io::Error,
     },
+    /// Such an address is not to be had.
+    #[error("cannot listen on {address}")]
+    Address {
+        /// The address.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
     /// No thread, or nothing to wait with.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -87,7 +97,8 @@ pub fn remove_sockets() {
 /// A socket that is answered. Dropping it removes it.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
+    /// The file of the socket, if it has one.
+    path: Option<PathBuf>,
     /// Dropped to have the thread end.
     stop: Option<oneshot::Sender<()>>,
     /// Disconnected when it has.
@@ -107,6 +118,42 @@ impl Server {
         service: Service<S>,
     ) -> Result<Self, ServerError> {
         let (path, listener) = listen(directory, kind, name)?;
+        let workers = Workers::start("control", 2, true).map_err(ServerError::Thread)?;
+        let from_std = || UnixListener::from_std(listener);
+        Self::serve("control", Some(path), from_std, workers, service)
+    }
+
+    /// Listens on an address, for tables in which everything only looks.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such address to be had, or no thread.
+    pub fn start_on<S: Send + Sync>(
+        name: &'static str,
+        address: SocketAddr,
+        service: Service<S>,
+    ) -> Result<(Self, SocketAddr), ServerError> {
+        let bind = || {
+            let listener = StdTcpListener::bind(address)?;
+            listener.set_nonblocking(true)?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (listener, address) =
+            bind().map_err(|source| ServerError::Address { address, source })?;
+        let workers = Workers::start(name, 1, false).map_err(ServerError::Thread)?;
+        let from_std = || TcpListener::from_std(listener);
+        let server = Self::serve(name, None, from_std, workers, service)?;
+        Ok((server, address))
+    }
+
+    fn serve<S: Send + Sync, L: Accept>(
+        name: &'static str,
+        path: Option<PathBuf>,
+        listener: impl FnOnce() -> io::Result<L>,
+        workers: Workers,
+        service: Service<S>,
+    ) -> Result<Self, ServerError> {
         let (stop, stopped) = oneshot::channel();
         let (alive, ended) = mpsc::channel();
         let server = Self {
@@ -116,7 +163,7 @@ impl Server {
         };
         let inner = Arc::new(Inner {
             service: Arc::new(service),
-            workers: Workers::start().map_err(ServerError::Thread)?,
+            workers,
             answering: watch::Sender::new(0),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -124,8 +171,12 @@ impl Server {
             .enable_time()
             .build()
             .map_err(ServerError::Thread)?;
+        let listener = {
+            let _inside = runtime.enter();
+            listener().map_err(ServerError::Thread)?
+        };
         std::thread::Builder::new()
-            .name("control".into())
+            .name(name.into())
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let _alive: mpsc::Sender<()> = alive;
@@ -140,10 +191,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        {
+        if let Some(path) = &self.path {
             let mut bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
-            bound.retain(|path| *path != self.path);
-            let _ = fs::remove_file(&self.path);
+            bound.retain(|other| other != path);
+            let _ = fs::remove_file(path);
         }
         self.stop = None;
         // Clients have their deadlines; beyond this nobody waits for them, since the end of a VM
@@ -217,14 +268,10 @@ impl<S> Drop for Answering<S> {
 
 /// Takes connections until it is told to stop.
 async fn serve<S: Send + Sync>(
-    listener: StdListener,
+    listener: impl Accept,
     mut stopped: oneshot::Receiver<()>,
     inner: &Arc<Inner<S>>,
 ) {
-    let listener = match UnixListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::warn!(%error, "the control socket is not served"),
-    };
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut accepting = pin!(async {
         loop {
@@ -232,8 +279,8 @@ async fn serve<S: Send + Sync>(
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
                 return;
             };
-            match listener.accept().await {
-                Ok((stream, _)) => {
+            match listener.next().await {
+                Ok(stream) => {
                     let inner = Arc::clone(inner);
                     tokio::spawn(async move {
                         let _place = place;
@@ -241,7 +288,7 @@ async fn serve<S: Send + Sync>(
                             .await
                             .is_err()
                         {
-                            tracing::debug!("a client of the control socket took too long");
+                            tracing::debug!("a client took too long");
                         }
                     });
                 }
@@ -269,7 +316,7 @@ async fn serve<S: Send + Sync>(
 }
 
 /// Answers one request, and closes. What a client does wrong is between it and its answer.
-async fn attend<S: Send + Sync>(stream: UnixStream, inner: Arc<Inner<S>>) {
+async fn attend<S: Send + Sync>(stream: impl AsyncRead + AsyncWrite + Unpin, inner: Arc<Inner<S>>) {
     let answering = OnceLock::new();
     let service = service_fn(|request| {
         let inner = Arc::clone(&inner);
@@ -298,24 +345,14 @@ async fn attend<S: Send + Sync>(stream: UnixStream, inner: Arc<Inner<S>>) {
     }
     let _ = stream.shutdown().await;
     drop(answering);
-    linger(&stream).await;
+    linger(&mut stream).await;
 }
 
 /// Reads what the client still sends of a request that was refused before its end: closing before
 /// that would be a broken pipe to it, which many programs take for all that happened.
-async fn linger(stream: &UnixStream) {
+async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
     let mut nothing = [0; 4096];
-    let drain = async {
-        loop {
-            let ready = stream.ready(Interest::READABLE).await;
-            match ready.and_then(|_| stream.try_read(&mut nothing)) {
-                Ok(0) => return,
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(_) => return,
-            }
-        }
-    };
+    let drain = async { while let Ok(1..) = stream.read(&mut nothing).await {} };
     let _ = timeout(REQUEST_TIME_MAX, drain).await;
 }
 
@@ -361,15 +398,15 @@ async fn respond<S: Send + Sync>(
         }
         _ => None,
     };
-    let (status, body) = match answer {
-        Ok(done) => (done.status, done.body),
-        Err(refusal) => (refusal.code.status(), body_of(&refusal)),
+    let (status, content_type, body) = match answer {
+        Ok(done) => (done.status, done.content_type, done.body),
+        Err(refusal) => (refusal.code.status(), JSON, body_of(&refusal)),
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() =
         StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
     if let Some(allow) = allow {
         headers.insert(ALLOW, allow);

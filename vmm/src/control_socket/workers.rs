@@ -11,9 +11,6 @@ use tokio::sync::oneshot;
 use super::protocol::{CONNECTIONS_MAX, Refusal, RefusalCode};
 use super::route::{Answer, Route, Service, Work};
 
-/// Requests that only look and are carried out at once.
-const LOOKERS: usize = 2;
-
 /// Stack of such a thread: answers are made on the heap.
 const STACK_BYTES: usize = 256 << 10;
 
@@ -47,13 +44,16 @@ impl Drop for Turn {
 }
 
 impl Workers {
-    pub fn start() -> io::Result<Self> {
+    /// Starts so many threads for what only looks, and one for changes where there are any.
+    pub fn start(name: &str, lookers: usize, changes_something: bool) -> io::Result<Self> {
         let (looks, of_looks) = bounded(CONNECTIONS_MAX);
         let (changes, of_changes) = bounded(CONNECTIONS_MAX);
-        for number in 0..LOOKERS {
-            spawn(format!("control-look-{number}"), of_looks.clone())?;
+        for number in 0..lookers {
+            spawn(format!("{name}-look-{number}"), of_looks.clone())?;
         }
-        spawn("control-change".into(), of_changes)?;
+        if changes_something {
+            spawn(format!("{name}-change"), of_changes)?;
+        }
         Ok(Self {
             looks,
             changes,

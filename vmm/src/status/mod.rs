@@ -70,6 +70,9 @@ pub struct VmStatus {
     /// What it uses of RDMA devices.
     #[serde(default)]
     pub rdma: RdmaResources,
+    /// Errors of which it has told since its start.
+    #[serde(default)]
+    pub errors_total: u64,
     /// The newest errors, one line each.
     pub errors: Vec<String>,
     /// The heat map, if that was asked for.
@@ -174,4 +177,4 @@ pub struct Everything {
 
 #[cfg(test)]
 #[path = "tests.rs"]
-mod tests;
+pub(crate) mod tests;

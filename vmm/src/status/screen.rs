@@ -225,7 +225,8 @@ fn micros(us: f64) -> String {
     format!("{us:.1}")
 }
 
-fn duration(seconds: f64) -> String {
+/// A time for people.
+pub(crate) fn duration(seconds: f64) -> String {
     if seconds < 120.0 {
         return format!("{seconds:.1} s");
     }

@@ -77,7 +77,7 @@ fn resources() -> rdma::RdmaResources {
     }
 }
 
-fn node_status() -> NodeStatus {
+pub(crate) fn node_status() -> NodeStatus {
     let end = |queue_pair, address: &str| rdma::Endpoint {
         queue_pair,
         address: address.into(),
@@ -144,7 +144,7 @@ fn a_node_of_an_older_release_is_understood() {
     assert_eq!(node.counters.rdma, rdma::NodeRdma::default());
 }
 
-fn status() -> VmStatus {
+pub(crate) fn status() -> VmStatus {
     VmStatus {
         name: "web".into(),
         pid: 17,
@@ -194,6 +194,7 @@ fn status() -> VmStatus {
             late: 3,
         },
         rdma: resources(),
+        errors_total: 1,
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,
     }

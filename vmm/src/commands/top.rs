@@ -1,0 +1,248 @@
+//! `ssi-hv top`.
+//!
+//! One thread asks the VM, which may take as long as a client waits; this one draws and reads keys,
+//! and so ends at once.
+
+use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use ratatui::DefaultTerminal;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use ssi_hv::cli::top::TopConfig;
+use ssi_hv::control_socket::client::{ClientError, ask};
+use ssi_hv::control_socket::directory::{Entry, Kind};
+use ssi_hv::exit::ExitCode;
+use ssi_hv::logging::may_colour;
+use ssi_hv::status::VmStatus;
+use ssi_hv::top::{Choice, Key, Seen, View, screen};
+
+use super::Failure;
+use super::status::{is_end, named, running};
+
+/// How long a key waits until it is looked at, at most; and a signal.
+const KEY_PAUSE: Duration = Duration::from_millis(50);
+/// How often what runs is looked for, and how often the map is asked for while it is not shown.
+const SELDOM: Duration = Duration::from_secs(5);
+/// Looks that were not shown yet: there is one.
+const LOOKS_WAITING_MAX: usize = 4;
+
+/// What the thread that asks is told.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    pid: Option<u32>,
+    heat: bool,
+}
+
+/// What it tells.
+enum Told {
+    Running(Vec<Choice>),
+    Seen(u32, Seen),
+}
+
+/// Shows a VM until somebody has seen enough.
+pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        let text = "top needs a terminal for its picture and its keys; `ssi-hv status` prints the \
+                    numbers once";
+        return Err(Failure::new(ExitCode::Usage, anyhow!(text)));
+    }
+    let entries = entries(config)?;
+    let signal = Arc::new(AtomicUsize::new(0));
+    for number in [SIGTERM, SIGHUP, SIGINT] {
+        let value = usize::try_from(number).context("a signal")?;
+        signal_hook::flag::register_usize(number, Arc::clone(&signal), value)
+            .context("cannot watch for signals")?;
+    }
+    let view = View::new(choices(&entries), may_colour(&io::stdout()));
+    let (wanted, of_wanted) = bounded(LOOKS_WAITING_MAX);
+    let (telling, told) = bounded(LOOKS_WAITING_MAX);
+    let asker = Asker {
+        entries,
+        follow: config.vm.is_none(),
+        interval: config.interval,
+        wanted: Wanted {
+            pid: view.chosen(),
+            heat: false,
+        },
+    };
+    // Nobody waits for it: it may be waiting for a VM.
+    std::thread::Builder::new()
+        .name("ask".into())
+        .spawn(move || asker.run(&of_wanted, &telling))
+        .context("cannot start a thread")?;
+    // From here on a panic restores the terminal too: this sets a hook for it.
+    let terminal = ratatui::try_init().context("cannot use the terminal")?;
+    let result = show(terminal, view, &wanted, &told, &signal);
+    let restored = ratatui::try_restore().context("cannot restore the terminal; `reset` does");
+    let code = result?;
+    restored?;
+    Ok(code)
+}
+
+/// The VMs that are meant.
+fn entries(config: &TopConfig) -> Result<Vec<Entry>, Failure> {
+    let running = running()?;
+    if let Some(wanted) = &config.vm {
+        let entry = named(&running, wanted)?;
+        if entry.kind == Kind::Node {
+            return Err(anyhow!("`{wanted}` is a node; `ssi-hv status {wanted}` shows it").into());
+        }
+        return Ok(vec![entry.clone()]);
+    }
+    let vms = vms(running);
+    if vms.is_empty() {
+        return Err(anyhow!("no VM of this user runs here; `ssi-hv run` starts one").into());
+    }
+    Ok(vms)
+}
+
+fn vms(running: Vec<Entry>) -> Vec<Entry> {
+    let vms = running.into_iter().filter(|entry| entry.kind == Kind::Vm);
+    vms.collect()
+}
+
+fn choices(entries: &[Entry]) -> Vec<Choice> {
+    let choices = entries.iter().map(|entry| Choice {
+        pid: entry.pid,
+        name: match &entry.name {
+            Some(name) => name.to_string(),
+            None => format!("ssi-hv-{}", entry.pid),
+        },
+    });
+    choices.collect()
+}
+
+/// Draws, and follows keys, until the end. Gives its exit code.
+fn show(
+    mut terminal: DefaultTerminal,
+    mut view: View,
+    wanted: &Sender<Wanted>,
+    told: &Receiver<Told>,
+    signal: &AtomicUsize,
+) -> Result<ExitCode, Failure> {
+    let mut changed = true;
+    loop {
+        // Relaxed: it tells of nothing else.
+        match i32::try_from(signal.load(Ordering::Relaxed)) {
+            Ok(0) => {}
+            Ok(SIGINT) => return Ok(ExitCode::Interrupted),
+            _ => return Ok(ExitCode::Terminated),
+        }
+        for told in told.try_iter() {
+            match told {
+                Told::Running(now) => view.list(now),
+                Told::Seen(pid, seen) => view.see(pid, seen),
+            }
+            changed = true;
+        }
+        if changed {
+            let drawn = terminal.draw(|frame| screen::draw(&view, frame));
+            drawn.context("cannot draw")?;
+            changed = false;
+        }
+        if !event::poll(KEY_PAUSE).context("cannot read keys")? {
+            continue;
+        }
+        changed = true;
+        let Event::Key(pressed) = event::read().context("cannot read keys")? else {
+            continue;
+        };
+        let Some(key) = key(pressed) else { continue };
+        if !view.press(key) {
+            return Ok(ExitCode::Success);
+        }
+        // A full queue means that it is about to look anyway, and it looks at the newest; nothing
+        // is lost but the haste.
+        let _ = wanted.try_send(Wanted {
+            pid: view.chosen(),
+            heat: view.shows_heat(),
+        });
+    }
+}
+
+fn key(event: KeyEvent) -> Option<Key> {
+    if event.kind == KeyEventKind::Release {
+        return None;
+    }
+    let control = event.modifiers.contains(KeyModifiers::CONTROL);
+    match event.code {
+        KeyCode::Char('c' | 'd') if control => Some(Key::Quit),
+        KeyCode::Char('q' | 'Q') | KeyCode::Esc => Some(Key::Quit),
+        KeyCode::Tab | KeyCode::Right => Some(Key::Next),
+        KeyCode::BackTab | KeyCode::Left => Some(Key::Previous),
+        KeyCode::Char('h' | 'H') => Some(Key::Heat),
+        KeyCode::Char('p' | 'P') => Some(Key::Hold),
+        KeyCode::Up => Some(Key::Up),
+        KeyCode::Down => Some(Key::Down),
+        _ => None,
+    }
+}
+
+/// What asks.
+struct Asker {
+    entries: Vec<Entry>,
+    /// Whether VMs that start later can be chosen too.
+    follow: bool,
+    interval: Duration,
+    wanted: Wanted,
+}
+
+impl Asker {
+    /// Asks until nobody listens.
+    fn run(mut self, wanted: &Receiver<Wanted>, telling: &Sender<Told>) {
+        let (mut listed, mut mapped) = (Instant::now(), None::<Instant>);
+        loop {
+            let begun = Instant::now();
+            if self.follow && listed.elapsed() >= SELDOM {
+                listed = begun;
+                if let Ok(running) = running() {
+                    self.entries = vms(running);
+                    if telling.send(Told::Running(choices(&self.entries))).is_err() {
+                        return;
+                    }
+                }
+            }
+            if let Some(pid) = self.wanted.pid {
+                let heat = self.wanted.heat || mapped.is_none_or(|then| then.elapsed() >= SELDOM);
+                if heat {
+                    mapped = Some(begun);
+                }
+                if telling.send(Told::Seen(pid, self.look(pid, heat))).is_err() {
+                    return;
+                }
+            }
+            let rest = self.interval.saturating_sub(begun.elapsed());
+            match wanted.recv_timeout(rest) {
+                Ok(first) => {
+                    let newest = wanted.try_iter().last().unwrap_or(first);
+                    if newest.pid != self.wanted.pid {
+                        mapped = None;
+                    }
+                    self.wanted = newest;
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn look(&self, pid: u32, heat: bool) -> Seen {
+        let Some(entry) = self.entries.iter().find(|entry| entry.pid == pid) else {
+            return Seen::Ended;
+        };
+        let asked: Result<VmStatus, ClientError> = ask(&entry.path, "/v1/status");
+        match asked {
+            Ok(status) => {
+                let map = heat.then(|| ask(&entry.path, "/v1/heat").ok()).flatten();
+                Seen::Status(Box::new(status), map)
+            }
+            Err(ClientError::Stream(error)) if is_end(&error) => Seen::Ended,
+            Err(error) => Seen::Silent(format!("process {pid} {:#}", anyhow!(error))),
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! A list of metrics that grows by one family at a time.
+
+use prometheus::TextEncoder;
+use prometheus::proto::{
+    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
+};
+
+use crate::report::Distribution;
+use crate::status::rdma::{InUse, RdmaResources};
+
+/// Upper ends of the buckets of all histograms, in seconds: three in each power of ten, from what a
+/// page takes that is here to what a lost donor takes.
+pub(super) const BUCKETS_SECONDS: [f64; 22] = [
+    1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+/// The pager's histograms know a value to within this part of it; see `memory_fabric::stats`.
+const RESOLUTION: f64 = 1.0 / 32.0;
+
+/// Names and values of a sample's labels.
+pub(super) type Labels = Vec<(&'static str, String)>;
+
+/// All metrics of an answer, in the order in which they were added.
+#[derive(Debug, Default)]
+pub(super) struct Families(Vec<MetricFamily>);
+
+impl Families {
+    /// Metrics that every process has.
+    pub(super) fn of_process(uptime_s: f64) -> Self {
+        let mut all = Self::default();
+        all.gauges(
+            "ssi_hv_build_info",
+            "The build: always 1, with its version as a label.",
+            [(vec![("version", env!("CARGO_PKG_VERSION").to_owned())], 1.0)],
+        );
+        all.gauge(
+            "ssi_hv_uptime_seconds",
+            "Time since the process started.",
+            uptime_s,
+        );
+        all
+    }
+
+    /// What the process uses of RDMA devices.
+    pub(super) fn add_rdma(&mut self, rdma: &RdmaResources) {
+        self.gauge(
+            "ssi_hv_rdma_pinned_bytes",
+            "Memory that is pinned for RDMA adapters.",
+            float(rdma.pinned_bytes.in_use),
+        );
+        let resources: Vec<(Labels, InUse)> = rdma
+            .resources
+            .iter()
+            .flat_map(|device| {
+                let of = [
+                    ("queue_pairs", device.queue_pairs),
+                    ("completion_queues", device.completion_queues),
+                    ("memory_regions", device.memory_regions),
+                    ("protection_domains", device.protection_domains),
+                ];
+                of.map(|(resource, in_use)| {
+                    let labels = vec![
+                        ("device", device.device.clone()),
+                        ("resource", resource.to_owned()),
+                    ];
+                    (labels, in_use)
+                })
+            })
+            .collect();
+        let in_use = resources.iter().cloned();
+        self.gauges(
+            "ssi_hv_rdma_resources",
+            "What this process uses of an RDMA device.",
+            in_use.map(|(labels, in_use)| (labels, float(in_use.in_use))),
+        );
+        let limits = resources.into_iter();
+        self.gauges(
+            "ssi_hv_rdma_resources_limit",
+            "What an RDMA device has, for the whole host; absent where it does not say.",
+            limits.filter_map(|(labels, in_use)| Some((labels, float(in_use.limit?)))),
+        );
+    }
+
+    /// A value that goes up and down.
+    pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) {
+        self.gauges(name, help, [(Vec::new(), value)]);
+    }
+
+    /// The same with labels; nothing without samples.
+    pub(super) fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, f64)>,
+    ) {
+        let metrics = samples.into_iter().map(|(labels, value)| {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            let mut metric = Metric::from_label(pairs(labels));
+            metric.set_gauge(gauge);
+            metric
+        });
+        self.push(name, help, MetricType::GAUGE, metrics.collect());
+    }
+
+    /// A count that only grows, until the process or the guest starts anew.
+    pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) {
+        self.counters(name, help, [(Vec::new(), value)]);
+    }
+
+    /// The same with labels; nothing without samples.
+    pub(super) fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, u64)>,
+    ) {
+        let metrics = samples.into_iter().map(|(labels, value)| {
+            let mut counter = Counter::default();
+            counter.set_value(float(value));
+            let mut metric = Metric::from_label(pairs(labels));
+            metric.set_counter(counter);
+            metric
+        });
+        self.push(name, help, MetricType::COUNTER, metrics.collect());
+    }
+
+    /// Histograms in seconds, made of the pager's finer ones.
+    pub(super) fn histograms<'a>(
+        &mut self,
+        name: &str,
+        help: &str,
+        samples: impl IntoIterator<Item = (Labels, &'a Distribution)>,
+    ) {
+        let metrics = samples.into_iter().map(|(labels, times)| {
+            let mut metric = Metric::from_label(pairs(labels));
+            metric.set_histogram(histogram(times));
+            metric
+        });
+        self.push(name, help, MetricType::HISTOGRAM, metrics.collect());
+    }
+
+    fn push(&mut self, name: &str, help: &str, kind: MetricType, metrics: Vec<Metric>) {
+        if metrics.is_empty() {
+            return;
+        }
+        let mut family = MetricFamily::default();
+        family.set_name(name.to_owned());
+        family.set_help(help.to_owned());
+        family.set_field_type(kind);
+        family.set_metric(metrics);
+        self.0.push(family);
+    }
+
+    /// All of it in the text format.
+    pub(super) fn text(&self) -> String {
+        let text = TextEncoder::new().encode_to_string(&self.0);
+        // It fails for families without samples or names, which are not pushed.
+        text.unwrap_or_default()
+    }
+}
+
+fn pairs(labels: Labels) -> Vec<LabelPair> {
+    let pairs = labels.into_iter().map(|(name, value)| {
+        let mut pair = LabelPair::default();
+        pair.set_name(name.to_owned());
+        pair.set_value(value);
+        pair
+    });
+    pairs.collect()
+}
+
+/// Coarser buckets of a distribution in microseconds. What lies across the end of one counts in the
+/// next. The sum is that of the middles of the finer buckets: those are all that is kept.
+fn histogram(times: &Distribution) -> Histogram {
+    let seconds = |us: f64| us / 1e6;
+    let mut counts = [0_u64; BUCKETS_SECONDS.len()];
+    let (mut count, mut sum) = (0, 0.0);
+    for &(up_to_us, in_bucket) in times {
+        let up_to = seconds(up_to_us);
+        count += in_bucket;
+        sum += float(in_bucket) * up_to * (1.0 - RESOLUTION / 2.0);
+        if let Some(bucket) = BUCKETS_SECONDS.iter().position(|end| up_to <= *end) {
+            counts[bucket] += in_bucket;
+        }
+    }
+    let mut so_far = 0;
+    let buckets = BUCKETS_SECONDS.iter().zip(counts).map(|(end, in_bucket)| {
+        so_far += in_bucket;
+        let mut bucket = Bucket::default();
+        bucket.set_upper_bound(*end);
+        bucket.set_cumulative_count(so_far);
+        bucket
+    });
+    let mut histogram = Histogram::default();
+    histogram.set_bucket(buckets.collect());
+    histogram.set_sample_count(count);
+    histogram.set_sample_sum(sum);
+    histogram
+}
+
+/// As Prometheus has all values; counts beyond 2^53 lose their last digits.
+pub(super) fn float(value: u64) -> f64 {
+    #[allow(clippy::cast_precision_loss, reason = "as said above")]
+    let value = value as f64;
+    value
+}
+
+/// Yes or no.
+pub(super) fn flag(is_so: bool) -> f64 {
+    f64::from(u8::from(is_so))
+}

@@ -1,0 +1,72 @@
+//! Metrics of a node that lends memory.
+
+use super::families::{Families, float};
+use crate::status::NodeStatus;
+
+/// All metrics of a node, in the text format.
+#[must_use]
+pub fn node(status: &NodeStatus) -> String {
+    let counters = &status.counters;
+    let mut all = Families::of_process(status.uptime_s);
+    for (name, help, value) in [
+        (
+            "ssi_hv_node_memory_bytes",
+            "Memory that the node has to lend.",
+            counters.memory_bytes,
+        ),
+        (
+            "ssi_hv_node_lent_bytes",
+            "Memory that it has lent.",
+            counters.lent_bytes,
+        ),
+        (
+            "ssi_hv_node_leases",
+            "Leases that VMs have.",
+            u64::try_from(counters.leases).unwrap_or(u64::MAX),
+        ),
+        (
+            "ssi_hv_node_rdma_connections",
+            "RDMA connections of VMs.",
+            counters.rdma.connections.in_use,
+        ),
+    ] {
+        all.gauge(name, help, float(value));
+    }
+    let limit = counters.rdma.connections.limit;
+    all.gauges(
+        "ssi_hv_node_rdma_connections_limit",
+        "RDMA connections at once, at most; absent where there is no RDMA.",
+        limit.map(|limit| (Vec::new(), float(limit))),
+    );
+    for (name, help, value) in [
+        (
+            "ssi_hv_node_leases_granted_total",
+            "Leases that were granted.",
+            counters.leases_granted,
+        ),
+        (
+            "ssi_hv_node_leases_expired_total",
+            "Leases that were not renewed in time.",
+            counters.leases_expired,
+        ),
+        (
+            "ssi_hv_node_pages_read_total",
+            "Pages that it sent to VMs; those that they read by RDMA do not pass its processor.",
+            counters.pages_read,
+        ),
+        (
+            "ssi_hv_node_pages_written_total",
+            "Pages that it stored for VMs.",
+            counters.pages_written,
+        ),
+        (
+            "ssi_hv_node_pages_dropped_total",
+            "Pages whose bytes it dropped, because guests had freed them.",
+            counters.pages_dropped,
+        ),
+    ] {
+        all.counter(name, help, value);
+    }
+    all.add_rdma(&counters.rdma.used);
+    all.text()
+}

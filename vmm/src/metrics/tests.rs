@@ -1,0 +1,351 @@
+//! What is made, and what the documents say of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::Value;
+
+use super::families::BUCKETS_SECONDS;
+use super::*;
+use crate::report::RdmaUsed;
+use crate::status::tests::{node_status, status};
+use crate::status::{NodeStatus, VmStatus};
+
+const MANUAL: &str = include_str!("../../../docs/metrics.md");
+const DASHBOARD: &str = include_str!("../../../docs/grafana-dashboard.json");
+const ALERTS: &str = include_str!("../../../docs/alerts.yml");
+
+/// A VM that has everything of which there can be metrics.
+fn full_vm() -> VmStatus {
+    let mut status = status();
+    for now in &mut status.nodes[1..] {
+        now.node.rdma = Some(RdmaUsed {
+            pages_read: 5,
+            pages_written: 6,
+            connections: 3,
+            failures: 1,
+        });
+    }
+    status
+}
+
+fn times(kind: &'static str, stage: Option<&'static str>) -> FaultTimes {
+    FaultTimes {
+        kind,
+        stage,
+        // The ends of buckets of the pager's histograms, in microseconds.
+        times: vec![(9.9, 3), (10.2, 1), (63.0, 2), (20e6, 1)],
+    }
+}
+
+fn vm_text(status: &VmStatus) -> String {
+    vm(
+        status,
+        &[times("remote", None), times("remote", Some("fetch"))],
+    )
+}
+
+fn node_text() -> String {
+    let mut status: NodeStatus = node_status();
+    status.counters.rdma.connections.limit = Some(1024);
+    node(&status)
+}
+
+/// A family: its type, its labels, and its help.
+type Family = (String, BTreeSet<String>, String);
+
+/// Reads the text format, as far as it is used, and fails where a line is not of it.
+fn families(text: &str) -> BTreeMap<String, Family> {
+    let mut all: BTreeMap<String, Family> = BTreeMap::new();
+    let mut current = String::new();
+    for line in text.lines() {
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            let (name, help) = rest.split_once(' ').expect("a help");
+            current = name.to_owned();
+            let family = (String::new(), BTreeSet::new(), help.to_owned());
+            assert!(
+                all.insert(current.clone(), family).is_none(),
+                "{name} twice"
+            );
+            continue;
+        }
+        let family = all.get_mut(&current).expect("a help comes first");
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a type");
+            assert_eq!(name, current);
+            kind.clone_into(&mut family.0);
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').expect("a value");
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+        let (name, labels) = match series.split_once('{') {
+            Some((name, rest)) => (name, rest.strip_suffix('}').expect("an end")),
+            None => (series, ""),
+        };
+        let base = match family.0.as_str() {
+            "histogram" => ["_bucket", "_sum", "_count"]
+                .iter()
+                .find_map(|suffix| name.strip_suffix(suffix))
+                .expect("a part of a histogram"),
+            _ => name,
+        };
+        assert_eq!(base, current);
+        for label in labels.split(',').filter(|label| !label.is_empty()) {
+            let (label, value) = label.split_once('=').expect("a label");
+            assert!(value.starts_with('"') && value.ends_with('"'), "{line}");
+            if label != "le" {
+                family.1.insert(label.to_owned());
+            }
+        }
+    }
+    all
+}
+
+/// All that there can be, and who has it.
+fn all() -> BTreeMap<String, (Family, BTreeSet<&'static str>)> {
+    let mut all: BTreeMap<String, (Family, BTreeSet<_>)> = BTreeMap::new();
+    for (who, text) in [("VM", vm_text(&full_vm())), ("node", node_text())] {
+        for (name, family) in families(&text) {
+            let (known, by) = all.entry(name).or_insert((family.clone(), BTreeSet::new()));
+            assert_eq!(*known, family, "the same in both");
+            by.insert(who);
+        }
+    }
+    all
+}
+
+fn value(text: &str, series: &str) -> f64 {
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(&format!("{series} ")));
+    line.unwrap_or_else(|| panic!("no {series} in {text}"))
+        .parse()
+        .expect("a number")
+}
+
+#[test]
+fn names_follow_the_conventions_of_prometheus() {
+    for (name, ((kind, labels, help), _)) in all() {
+        assert!(name.starts_with("ssi_hv_"), "{name}");
+        assert_eq!(name.ends_with("_total"), kind == "counter", "{name}");
+        assert!(
+            ["counter", "gauge", "histogram"].contains(&kind.as_str()),
+            "{name}"
+        );
+        assert!(help.ends_with('.') && help.len() > 10, "{name}: {help}");
+        for unit in ["_us", "_ms", "_microseconds", "_mib", "_kib", "_percent"] {
+            assert!(
+                !name.ends_with(unit) && !name.contains(&format!("{unit}_")),
+                "{name}"
+            );
+        }
+        let known = [
+            "version",
+            "vm",
+            "transport",
+            "bulk",
+            "state",
+            "kind",
+            "stage",
+            "node",
+            "address",
+            "tier",
+            "class",
+            "device",
+            "resource",
+        ];
+        assert!(
+            labels.iter().all(|label| known.contains(&label.as_str())),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn values_are_those_of_the_status_in_base_units() {
+    let status = full_vm();
+    let text = vm_text(&status);
+    for (series, expected) in [
+        ("ssi_hv_uptime_seconds", 7300.0),
+        ("ssi_hv_vm_state{state=\"running\"}", 1.0),
+        ("ssi_hv_vm_state{state=\"paused\"}", 0.0),
+        (
+            "ssi_hv_vm_info{vm=\"web\",transport=\"tcp\",bulk=\"tcp\"}",
+            1.0,
+        ),
+        ("ssi_hv_vm_init_seconds", 8.2),
+        ("ssi_hv_cached_bytes", 134_217_728.0),
+        ("ssi_hv_evictions_total", 99.0),
+        ("ssi_hv_memory_stalls_total", 4.0),
+        ("ssi_hv_vm_errors_total", 1.0),
+        ("ssi_hv_donor_reachable{node=\"1\"}", 1.0),
+        ("ssi_hv_donor_reachable{node=\"2\"}", 0.0),
+        ("ssi_hv_donor_round_trip_seconds{node=\"1\"}", 0.000_08),
+        ("ssi_hv_donor_page_seconds{node=\"1\"}", 0.000_061_4),
+        ("ssi_hv_donor_tier{node=\"1\",tier=\"fast-tcp\"}", 1.0),
+        ("ssi_hv_donor_tier{node=\"1\",tier=\"slow\"}", 0.0),
+        ("ssi_hv_donor_faults_total{node=\"1\"}", 7.0),
+        (
+            "ssi_hv_donor_wire_bytes_total{node=\"2\",class=\"prefetch\"}",
+            15_728_640.0,
+        ),
+        ("ssi_hv_donor_rdma_failures_total{node=\"2\"}", 1.0),
+        (
+            "ssi_hv_rdma_resources{device=\"rxe0\",resource=\"queue_pairs\"}",
+            4.0,
+        ),
+    ] {
+        assert!((value(&text, series) - expected).abs() < 1e-9, "{series}");
+    }
+    // The compute node is no donor; a donor that served nothing yet has no count.
+    assert!(!text.contains("node=\"0\""));
+    assert!(!text.contains("ssi_hv_donor_faults_total{node=\"2\"}"));
+    let text = node_text();
+    for (series, expected) in [
+        ("ssi_hv_node_lent_bytes", 67_108_864.0),
+        ("ssi_hv_node_leases_granted_total", 2.0),
+        ("ssi_hv_node_pages_written_total", 8.0),
+        ("ssi_hv_node_rdma_connections", 1.0),
+    ] {
+        assert!((value(&text, series) - expected).abs() < 1e-9, "{series}");
+    }
+}
+
+#[test]
+fn a_histogram_has_cumulative_buckets_and_a_sum_within_two_percent() {
+    let text = vm_text(&status());
+    let bucket = |le: &str| {
+        value(
+            &text,
+            &format!("ssi_hv_fault_seconds_bucket{{kind=\"remote\",le=\"{le}\"}}"),
+        )
+    };
+    for (le, count) in [
+        ("0.000005", 0.0),
+        ("0.00001", 3.0),
+        ("0.000025", 4.0),
+        ("0.00005", 4.0),
+        ("0.0001", 6.0),
+        ("10", 6.0),
+        ("+Inf", 7.0),
+    ] {
+        assert!((bucket(le) - count).abs() < 0.5, "{le}: {}", bucket(le));
+    }
+    assert_eq!(
+        text.matches("ssi_hv_fault_seconds_bucket").count(),
+        BUCKETS_SECONDS.len() + 1
+    );
+    assert!((value(&text, "ssi_hv_fault_seconds_count{kind=\"remote\"}") - 7.0).abs() < 0.5);
+    let sum = value(&text, "ssi_hv_fault_seconds_sum{kind=\"remote\"}");
+    let largest = 3.0 * 9.9e-6 + 10.2e-6 + 2.0 * 63e-6 + 20.0;
+    assert!(sum < largest && sum > largest * 0.968, "{sum}");
+}
+
+#[test]
+fn a_vm_that_starts_says_so_and_hostile_names_stay_inside_their_quotes() {
+    let text = starting(0.5);
+    assert!((value(&text, "ssi_hv_vm_state{state=\"starting\"}") - 1.0).abs() < 1e-9);
+    assert_eq!(families(&text).len(), 3);
+    let mut status = status();
+    status.transport.kind = "a\"b\\c\nd".into();
+    let text = vm_text(&status);
+    assert!(text.contains("transport=\"a\\\"b\\\\c\\nd\""), "{text}");
+}
+
+/// Cells of the table rows of the manual that begin with a metric.
+fn documented() -> BTreeMap<String, Vec<String>> {
+    let rows = MANUAL.lines().filter_map(|line| {
+        let row = line.strip_prefix("| `ssi_hv_")?;
+        let cells: Vec<String> = row
+            .split(" | ")
+            .map(|cell| cell.trim_matches(['|', ' ']).to_owned())
+            .collect();
+        Some((format!("ssi_hv_{}", cells[0].trim_end_matches('`')), cells))
+    });
+    let mut all = BTreeMap::new();
+    for (name, cells) in rows {
+        assert!(
+            all.insert(name.clone(), cells).is_none(),
+            "{name} is there twice"
+        );
+    }
+    all
+}
+
+#[test]
+fn the_manual_has_every_metric_with_its_type_labels_and_help_and_no_other() {
+    let (made, documented) = (all(), documented());
+    let names = |of: Vec<&String>| of.into_iter().cloned().collect::<Vec<_>>();
+    assert_eq!(
+        names(documented.keys().collect()),
+        names(made.keys().collect())
+    );
+    for (name, ((kind, labels, help), by)) in made {
+        let labels: Vec<_> = labels.iter().map(|label| format!("`{label}`")).collect();
+        let by: Vec<_> = by.into_iter().collect();
+        let expected = [by.join(", "), kind, labels.join(", "), help];
+        assert_eq!(
+            documented[&name][1..],
+            expected,
+            "{name} in docs/metrics.md"
+        );
+    }
+}
+
+/// Every word in a text that could be a metric of ours.
+fn named(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words
+        .filter(|word| word.starts_with("ssi_hv_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// The metric without what a histogram adds to its name.
+fn base(name: &str, made: &BTreeMap<String, (Family, BTreeSet<&'static str>)>) -> Option<String> {
+    if made.contains_key(name) {
+        return Some(name.to_owned());
+    }
+    let base = ["_bucket", "_sum", "_count"]
+        .iter()
+        .find_map(|end| name.strip_suffix(end))?;
+    let is_histogram = made
+        .get(base)
+        .is_some_and(|((kind, ..), _)| kind == "histogram");
+    is_histogram.then(|| base.to_owned())
+}
+
+#[test]
+fn dashboard_and_alerts_name_metrics_that_exist() {
+    let made = all();
+    let dashboard: Value = serde_json::from_str(DASHBOARD).expect("JSON");
+    let mut expressions = Vec::new();
+    for panel in dashboard["panels"].as_array().expect("panels") {
+        assert!(!panel["title"].as_str().unwrap_or_default().is_empty());
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            expressions.push(target["expr"].as_str().expect("an expression").to_owned());
+        }
+    }
+    assert!(expressions.len() > 10, "{expressions:?}");
+    for text in expressions.iter().map(String::as_str).chain([ALERTS]) {
+        let found = named(text);
+        assert!(!found.is_empty(), "{text}");
+        for name in found {
+            assert!(base(&name, &made).is_some(), "{name} in {text}");
+        }
+    }
+    // Every alert says what it means and what to do.
+    let alerts = ALERTS.matches("- alert: ").count();
+    assert!(alerts >= 8, "{alerts} alerts");
+    for part in ["summary: ", "description: ", "severity: "] {
+        assert_eq!(ALERTS.matches(part).count(), alerts, "{part}");
+    }
+    for name in ALERTS
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "))
+    {
+        assert!(
+            MANUAL.contains(&format!("`{name}`")),
+            "{name} is not in docs/metrics.md"
+        );
+    }
+}

@@ -1,0 +1,362 @@
+//! Metrics of a VM.
+
+use super::families::{Families, Labels, flag, float};
+use crate::report::{Distribution, TrafficClass};
+use crate::status::{LinkNow, NodeNow, VmState, VmStatus};
+
+/// How long faults of a kind, or a stage of them, took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FaultTimes {
+    /// `remote`, `zero`, `minor` or `write_protect`.
+    pub kind: &'static str,
+    /// `queue`, `fetch` or `install`; `None` for the whole.
+    pub stage: Option<&'static str>,
+    /// How many took how long.
+    pub times: Distribution,
+}
+
+const STATES: [(VmState, &str); 4] = [
+    (VmState::Starting, "starting"),
+    (VmState::Running, "running"),
+    (VmState::Paused, "paused"),
+    (VmState::Ending, "ending"),
+];
+
+/// The classes of links; see `memory_fabric::transport`.
+const TIERS: [&str; 3] = ["rdma", "fast-tcp", "slow"];
+
+/// What is known of a VM before its memory is there.
+#[must_use]
+pub fn starting(uptime_s: f64) -> String {
+    let mut all = Families::of_process(uptime_s);
+    add_state(&mut all, VmState::Starting);
+    all.text()
+}
+
+/// All metrics of a VM, in the text format.
+#[must_use]
+pub fn vm(status: &VmStatus, times: &[FaultTimes]) -> String {
+    let mut all = Families::of_process(status.uptime_s);
+    add_state(&mut all, status.state);
+    add_guest(&mut all, status);
+    add_memory(&mut all, status);
+    add_faults(&mut all, times);
+    add_donors(&mut all, &status.nodes);
+    all.add_rdma(&status.rdma);
+    all.text()
+}
+
+fn add_state(all: &mut Families, now: VmState) {
+    all.gauges(
+        "ssi_hv_vm_state",
+        "What the VM is doing: 1 for the state that it is in, 0 for others.",
+        STATES.map(|(state, name)| (vec![("state", name.to_owned())], flag(state == now))),
+    );
+}
+
+fn add_guest(all: &mut Families, status: &VmStatus) {
+    let transport = &status.transport;
+    let labels = vec![
+        ("vm", status.name.clone()),
+        ("transport", transport.kind.clone()),
+        ("bulk", transport.bulk.clone()),
+    ];
+    all.gauges(
+        "ssi_hv_vm_info",
+        "The VM: always 1, with its name and with what pages travel by as labels.",
+        [(labels, 1.0)],
+    );
+    all.gauge(
+        "ssi_hv_vm_paused_by_user",
+        "Whether somebody has paused it: 1 or 0.",
+        flag(status.paused_by_user),
+    );
+    all.counter(
+        "ssi_hv_vm_restarts_total",
+        "How often the guest rebooted and was booted again.",
+        status.boot.restarts,
+    );
+    all.counter(
+        "ssi_hv_vm_errors_total",
+        "Errors of which the VM has told; `ssi-hv status` has their text.",
+        status.errors_total,
+    );
+    all.gauge(
+        "ssi_hv_vm_cpus",
+        "Virtual CPUs.",
+        f64::from(status.guest.cpus),
+    );
+    let init = status.boot.to_init_ms;
+    all.gauges(
+        "ssi_hv_vm_init_seconds",
+        "From the start until the guest's init ran; absent until that was seen.",
+        init.map(|ms| (Vec::new(), ms / 1e3)),
+    );
+}
+
+fn add_memory(all: &mut Families, status: &VmStatus) {
+    let memory = &status.memory;
+    for (name, help, bytes) in [
+        (
+            "ssi_hv_guest_memory_bytes",
+            "Memory of the guest.",
+            status.guest.memory_bytes,
+        ),
+        (
+            "ssi_hv_home_here_bytes",
+            "Memory of the guest with its home on this host.",
+            memory.home_here_bytes,
+        ),
+        (
+            "ssi_hv_cache_limit_bytes",
+            "How much of the rest may be here at once.",
+            memory.cache_bytes,
+        ),
+        (
+            "ssi_hv_cached_bytes",
+            "How much of the rest is here, or on its way.",
+            memory.cached_bytes,
+        ),
+        (
+            "ssi_hv_resident_bytes",
+            "What the guest's memory takes of this host's.",
+            memory.resident_bytes,
+        ),
+    ] {
+        all.gauge(name, help, float(bytes));
+    }
+    let (evictions, ahead) = (&status.evictions, &status.prefetch);
+    for (name, help, count) in [
+        (
+            "ssi_hv_evictions_total",
+            "Pages dropped here to make room.",
+            evictions.total,
+        ),
+        (
+            "ssi_hv_evictions_clean_total",
+            "Of these, pages that were the same at home.",
+            evictions.clean,
+        ),
+        (
+            "ssi_hv_evictions_zero_total",
+            "Of these, pages of zeroes.",
+            evictions.zero,
+        ),
+        (
+            "ssi_hv_evictions_cancelled_total",
+            "Evictions that a touch cancelled; not among the others.",
+            evictions.cancelled,
+        ),
+        (
+            "ssi_hv_memory_stalls_total",
+            "Faults that had to wait until memory was free here.",
+            status.stalled_for_memory,
+        ),
+        (
+            "ssi_hv_prefetch_pages_total",
+            "Pages fetched before they were asked for.",
+            ahead.issued,
+        ),
+        (
+            "ssi_hv_prefetch_used_pages_total",
+            "Of these, pages that were touched, or mapped along with one that was.",
+            ahead.used,
+        ),
+        (
+            "ssi_hv_prefetch_wasted_pages_total",
+            "Of these, pages that were evicted without that.",
+            ahead.wasted,
+        ),
+        (
+            "ssi_hv_prefetch_late_total",
+            "Touches that came while the page was on its way.",
+            ahead.late,
+        ),
+    ] {
+        all.counter(name, help, count);
+    }
+}
+
+fn add_faults(all: &mut Families, times: &[FaultTimes]) {
+    let kind = |of: &FaultTimes| ("kind", of.kind.to_owned());
+    let whole = times.iter().filter(|of| of.stage.is_none());
+    all.histograms(
+        "ssi_hv_fault_seconds",
+        "How long faults took, from reading the fault until the page was mapped.",
+        whole.map(|of| (vec![kind(of)], &of.times)),
+    );
+    let stages = times.iter().filter_map(|of| {
+        let labels = vec![kind(of), ("stage", of.stage?.to_owned())];
+        Some((labels, &of.times))
+    });
+    all.histograms(
+        "ssi_hv_fault_stage_seconds",
+        "How long each stage of faults took.",
+        stages,
+    );
+}
+
+fn node_label(now: &NodeNow) -> (&'static str, String) {
+    ("node", now.node.id.to_string())
+}
+
+/// A sample for each donor that has such a value.
+fn each<'a, T>(
+    donors: &'a [&NodeNow],
+    value: impl Fn(&NodeNow) -> Option<T> + 'a,
+) -> impl Iterator<Item = (Labels, T)> + 'a {
+    donors
+        .iter()
+        .filter_map(move |now| Some((vec![node_label(now)], value(now)?)))
+}
+
+fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
+    let donors: Vec<&NodeNow> = nodes.iter().filter(|now| now.node.id > 0).collect();
+    all.gauges(
+        "ssi_hv_donor_info",
+        "A donor: always 1, with its address as a label.",
+        donors.iter().filter_map(|now| {
+            let address = ("address", now.node.address.clone()?);
+            Some((vec![node_label(now), address], 1.0))
+        }),
+    );
+    all.gauges(
+        "ssi_hv_donor_memory_bytes",
+        "Memory of the guest with its home there.",
+        each(&donors, |now| Some(float(now.node.memory_bytes))),
+    );
+    all.counters(
+        "ssi_hv_donor_pages_fetched_total",
+        "Pages that came from there.",
+        each(&donors, |now| Some(now.node.pages_fetched)),
+    );
+    all.counters(
+        "ssi_hv_donor_pages_written_back_total",
+        "Pages that went back there.",
+        each(&donors, |now| Some(now.node.pages_written_back)),
+    );
+    all.counters(
+        "ssi_hv_donor_faults_total",
+        "Remote faults that it served.",
+        each(&donors, |now| now.node.faults.map(|faults| faults.count)),
+    );
+    add_links(all, &donors);
+    add_traffic(all, &donors);
+    add_donors_rdma(all, &donors);
+}
+
+fn add_links(all: &mut Families, donors: &[&NodeNow]) {
+    let of_link =
+        |value: fn(&LinkNow) -> f64| each(donors, move |now| now.link.as_ref().map(value));
+    all.gauges(
+        "ssi_hv_donor_reachable",
+        "Whether the donor can be reached, as far as is known: 1 or 0.",
+        of_link(|link| flag(link.reachable)),
+    );
+    all.gauges(
+        "ssi_hv_donor_round_trip_seconds",
+        "The last round trip of a small request; one is made every 2 s.",
+        of_link(|link| link.round_trip_us / 1e6),
+    );
+    all.gauges(
+        "ssi_hv_donor_rdma",
+        "Whether pages are read from there by RDMA just now: 1 or 0.",
+        of_link(|link| flag(link.rdma)),
+    );
+    all.counters(
+        "ssi_hv_donor_outages_total",
+        "How often the donor could not be reached.",
+        each(donors, |now| Some(now.link?.outages)),
+    );
+    all.gauges(
+        "ssi_hv_donor_page_seconds",
+        "What a page takes from there, by the latest estimate.",
+        each(donors, |now| {
+            Some(now.node.path.as_ref()?.latency_estimate_us / 1e6)
+        }),
+    );
+    let tiers = donors.iter().flat_map(|now| {
+        let path = now.node.path.as_ref();
+        path.into_iter().flat_map(|path| {
+            TIERS.map(|tier| {
+                let labels = vec![node_label(now), ("tier", tier.to_owned())];
+                (labels, flag(path.tier == tier))
+            })
+        })
+    });
+    all.gauges(
+        "ssi_hv_donor_tier",
+        "The class of the link by its latency: 1 for the one that it has, 0 for others.",
+        tiers,
+    );
+    all.counters(
+        "ssi_hv_donor_tier_changes_total",
+        "How often that changed.",
+        each(donors, |now| Some(now.node.path.as_ref()?.tier_changes)),
+    );
+}
+
+fn add_traffic(all: &mut Families, donors: &[&NodeNow]) {
+    let classes: Vec<(Labels, TrafficClass)> = donors
+        .iter()
+        .filter_map(|now| Some((now, now.node.traffic?)))
+        .flat_map(|(now, traffic)| {
+            let classes = [
+                ("urgent", traffic.urgent),
+                ("prefetch", traffic.prefetch),
+                ("write_back", traffic.write_back),
+            ];
+            classes.map(|(name, class)| {
+                let labels = vec![node_label(now), ("class", name.to_owned())];
+                (labels, class)
+            })
+        })
+        .collect();
+    let of = |value: fn(&TrafficClass) -> u64| {
+        let samples = classes.iter();
+        samples.map(move |(labels, class)| (labels.clone(), value(class)))
+    };
+    all.counters(
+        "ssi_hv_donor_page_bytes_total",
+        "Bytes of the pages that travelled by frames (not by RDMA), before compression.",
+        of(|class| class.plain_bytes),
+    );
+    all.counters(
+        "ssi_hv_donor_wire_bytes_total",
+        "What was sent for them, without headers.",
+        of(|class| class.wire_bytes),
+    );
+    all.counters(
+        "ssi_hv_donor_compressed_pages_total",
+        "Pages that were sent as fewer bytes, be it as zeroes.",
+        of(|class| class.pages_compressed),
+    );
+}
+
+fn add_donors_rdma(all: &mut Families, donors: &[&NodeNow]) {
+    for (name, help, value) in [
+        (
+            "ssi_hv_donor_rdma_pages_read_total",
+            "Pages that came by RDMA READ.",
+            (|rdma| rdma.pages_read) as fn(&crate::report::RdmaUsed) -> u64,
+        ),
+        (
+            "ssi_hv_donor_rdma_pages_written_total",
+            "Pages that went home by RDMA WRITE.",
+            |rdma| rdma.pages_written,
+        ),
+        (
+            "ssi_hv_donor_rdma_connections_total",
+            "RDMA connections made.",
+            |rdma| rdma.connections,
+        ),
+        (
+            "ssi_hv_donor_rdma_failures_total",
+            "Of these, connections that failed: pages went on by TCP.",
+            |rdma| rdma.failures,
+        ),
+    ] {
+        let samples = each(donors, move |now| now.node.rdma.as_ref().map(value));
+        all.counters(name, help, samples);
+    }
+}

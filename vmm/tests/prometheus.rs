@@ -1,0 +1,343 @@
+//! A real Prometheus scrapes a VM and a node for a minute, with the example dashboard and rules.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/guests.rs"]
+mod guests;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod running;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/support.rs"]
+mod support;
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{Read, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use running::{LIMIT, Place, node, vm_with};
+
+/// Scrapes of each process: one a second, for a minute.
+const SCRAPES_MIN: f64 = 60.0;
+/// How long the minute may take: a node that stands still is not scraped meanwhile.
+const MINUTE_MAX: Duration = Duration::from_secs(150);
+/// Pause between looks at what Prometheus has.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// Counts of the documents that need not grow here, and why.
+const STILL: [(&str, &str); 6] = [
+    (
+        "ssi_hv_memory_stalls_total",
+        "memory runs out here in some runs only",
+    ),
+    ("ssi_hv_vm_restarts_total", "the guest does not reboot"),
+    ("ssi_hv_donor_rdma_failures_total", "there is no RDMA here"),
+    (
+        "ssi_hv_evictions_cancelled_total",
+        "it takes a touch in the moment of a write-back",
+    ),
+    (
+        "ssi_hv_evictions_clean_total",
+        "the guest writes to every page",
+    ),
+    (
+        "ssi_hv_prefetch_wasted_pages_total",
+        "the guest walks straight on",
+    ),
+];
+
+fn documents(file: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs")).join(file)
+}
+
+fn document(file: &str) -> String {
+    fs::read_to_string(documents(file)).expect("a document")
+}
+
+fn is_installed(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn free_port() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("an address").to_string()
+}
+
+/// A process that does not outlive its test.
+struct Prometheus {
+    child: Child,
+    address: String,
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Prometheus {
+    fn start(place: &Place, targets: &[&str]) -> Self {
+        let directory = place.directory.path();
+        let config = directory.join("prometheus.yml");
+        let rules = documents("alerts.yml").canonicalize().expect("a path");
+        let text = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
+             rule_files: ['{}']\n\
+             scrape_configs: [{{job_name: ssi-hv, static_configs: [{{targets: {targets:?}}}]}}]\n",
+            rules.display()
+        );
+        fs::write(&config, text).expect("is written");
+        let address = free_port();
+        let log = fs::File::create(directory.join("prometheus.log")).expect("a file");
+        let child = Command::new("prometheus")
+            .arg(format!("--config.file={}", config.display()))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                directory.join("data").display()
+            ))
+            .arg(format!("--web.listen-address={address}"))
+            .arg("--log.level=warn")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .expect("it starts");
+        Self { child, address }
+    }
+
+    /// What `path` gives; `None` while it does not answer.
+    fn get(&self, path: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(&self.address).ok()?;
+        stream.set_read_timeout(Some(LIMIT)).ok()?;
+        // In this version of HTTP answers are whole, and end with the connection.
+        write!(
+            stream,
+            "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n",
+            self.address
+        )
+        .ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (_, body) = answer.split_once("\r\n\r\n")?;
+        serde_json::from_str(body).ok()
+    }
+
+    /// The values of an expression now.
+    fn query(&self, expression: &str) -> Vec<f64> {
+        let encoded = expression.bytes().fold(String::new(), |mut text, byte| {
+            // Writing to a string does not fail.
+            let _ = write!(text, "%{byte:02x}");
+            text
+        });
+        let Some(answer) = self.get(&format!("/api/v1/query?query={encoded}")) else {
+            return Vec::new();
+        };
+        // While it starts it answers, and says that it cannot.
+        let error = answer["error"].as_str().unwrap_or_default();
+        assert!(!error.contains("parse error"), "{expression}: {error}");
+        let results = answer["data"]["result"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let values = results.iter().map(|result| {
+            let value = result["value"][1].as_str().expect("a value");
+            value.parse().expect("a number")
+        });
+        values.collect()
+    }
+
+    /// Waits until an expression has a value.
+    fn wait_for(&self, expression: &str) {
+        let deadline = Instant::now() + LIMIT;
+        while self.query(expression).is_empty() {
+            assert!(
+                Instant::now() < deadline,
+                "no {expression} within {} s",
+                LIMIT.as_secs()
+            );
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// What `promtool` says to some text; fails where it finds something wrong.
+fn promtool(arguments: &[&str], input: &str) {
+    let mut child = Command::new("promtool")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("is taken");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(output.status.success(), "{arguments:?}: {said}");
+}
+
+/// The metrics of the text format, as they are at an address.
+fn scrape(address: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("it listens");
+    stream.set_read_timeout(Some(LIMIT)).expect("is set");
+    stream
+        .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        .expect("is taken");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("UTF-8");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    body.to_owned()
+}
+
+/// The expressions of the dashboard, as Grafana would send them.
+fn expressions() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(&document("grafana-dashboard.json")).expect("JSON");
+    let panels = dashboard["panels"].as_array().expect("panels");
+    let targets = panels.iter().flat_map(|panel| panel["targets"].as_array());
+    let expressions = targets.flatten().map(|target| {
+        let text = target["expr"].as_str().expect("an expression");
+        text.replace("$instance", ".+")
+            .replace("$__rate_interval", "30s")
+    });
+    expressions.collect()
+}
+
+/// Every metric that a text names.
+fn metrics_in(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let ours = words.filter(|word| word.starts_with("ssi_hv_"));
+    ours.map(str::to_owned).collect()
+}
+
+#[test]
+#[ignore = "takes more than a minute; scripts/test runs it beside the end-to-end scenarios"]
+fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    for program in ["prometheus", "promtool"] {
+        if !is_installed(program) {
+            println!("SKIPPED: no {program}: apt-get install prometheus");
+            return;
+        }
+    }
+    let place = Place::new();
+    let (node_metrics, vm_metrics) = (free_port(), free_port());
+    let (donor, donor_address) = node(&place, &["--metrics", &node_metrics]);
+    let flags = [
+        "--name",
+        "scraped",
+        "--donor",
+        &donor_address,
+        "--donor-grace",
+        "120",
+        "--metrics",
+        &vm_metrics,
+    ];
+    let vm = vm_with(&place, guests::walk_for_ever::code(), &flags);
+    for address in [&node_metrics, &vm_metrics] {
+        promtool(&["check", "metrics"], &scrape(address));
+    }
+    promtool(
+        &[
+            "check",
+            "rules",
+            documents("alerts.yml").to_str().expect("UTF-8"),
+        ],
+        "",
+    );
+
+    let prometheus = Prometheus::start(&place, &[&node_metrics, &vm_metrics]);
+    prometheus.wait_for("up{job=\"ssi-hv\"} == 1");
+    let is_up = |address: &str| format!("up{{instance=\"{address}\"}} == 1");
+
+    // The donor stands still: its guest is paused, which the alerts tell; and comes back.
+    prometheus.wait_for("ssi_hv_donor_reachable == 1");
+    prometheus.wait_for("ssi_hv_fault_seconds_count{kind=\"remote\"} > 100");
+    donor.signal(libc::SIGSTOP);
+    prometheus.wait_for("ssi_hv_donor_reachable == 0");
+    prometheus.wait_for("ssi_hv_vm_state{state=\"paused\"} == 1");
+    prometheus.wait_for("ALERTS{alertname=\"SsiHvDonorUnreachable\", alertstate=\"firing\"}");
+    donor.signal(libc::SIGCONT);
+    prometheus.wait_for("ssi_hv_donor_reachable == 1");
+    prometheus.wait_for(&is_up(&node_metrics));
+
+    // For the rest of the minute it pages now and then, so that others have the processor too.
+    let deadline = Instant::now() + MINUTE_MAX;
+    let scrapes = |address: &str| {
+        let expression = format!("sum_over_time(up{{instance=\"{address}\"}}[10m])");
+        prometheus
+            .query(&expression)
+            .first()
+            .copied()
+            .unwrap_or(0.0)
+    };
+    while scrapes(&vm_metrics).min(scrapes(&node_metrics)) < SCRAPES_MIN {
+        assert!(
+            Instant::now() < deadline,
+            "{} scrapes",
+            scrapes(&node_metrics)
+        );
+        place.printed(&["pause", "scraped"]);
+        let seen = scrapes(&vm_metrics);
+        while scrapes(&vm_metrics) < seen + 3.0 {
+            assert!(Instant::now() < deadline, "the VM is not scraped");
+            thread::sleep(PAUSE);
+        }
+        place.printed(&["resume", "scraped"]);
+        thread::sleep(PAUSE);
+    }
+
+    // Each picture of the dashboard shows something.
+    for expression in expressions() {
+        assert!(
+            !prometheus.query(&expression).is_empty(),
+            "{expression} is empty"
+        );
+    }
+    // A VM that is killed loses its lease.
+    assert_eq!(vm.end(libc::SIGKILL), None);
+    prometheus.wait_for("ssi_hv_node_leases_expired_total > 0");
+
+    // Every metric has samples, and every count grew.
+    let named = metrics_in(&(document("alerts.yml") + &expressions().join("\n")));
+    assert!(named.len() > 30, "{named:?}");
+    let counts = ["_total", "_count", "_sum", "_bucket"];
+    let (mut moved, mut stood) = (0, Vec::new());
+    for name in &named {
+        if name.contains("_rdma_") {
+            continue;
+        }
+        let range = format!("{name}[10m]");
+        // A histogram is named without what its parts end with.
+        let samples = format!("count_over_time({{__name__=~\"{name}(_count)?\"}}[10m])");
+        let samples = prometheus.query(&samples);
+        assert!(!samples.is_empty(), "no samples of {name}");
+        let may_stand = STILL.iter().any(|(still, _)| still == name);
+        if may_stand || !counts.iter().any(|end| name.ends_with(end)) {
+            continue;
+        }
+        let grown = format!("max_over_time({range}) - min_over_time({range}) > 0");
+        if prometheus.query(&grown).is_empty() {
+            stood.push(name);
+        }
+        moved += 1;
+    }
+    assert!(stood.is_empty(), "these stood still: {stood:?}");
+    println!("{} metrics, {moved} of them counts that grew", named.len());
+    assert_eq!(donor.end(libc::SIGTERM), Some(0));
+}
