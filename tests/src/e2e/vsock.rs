@@ -53,7 +53,7 @@ fn vsock(context: &Context<'_>) -> Result {
     let terminal = host.spawn(&[
         "sh",
         "-c",
-        "head -c 200000 /tmp/to-guest | /share/socket-pipe unix-connect /tmp/vm.hvc | cksum",
+        "head -c 200000 /tmp/to-guest | /share/socket-pipe unix-connect /tmp/vm.hvc | sha256sum",
     ])?;
     let output = process.wait(GUEST_DEADLINE)?;
     let guest = Finished::read(context, output)?;
@@ -101,7 +101,7 @@ fn vsock(context: &Context<'_>) -> Result {
     ensure!(read == typed, "typed {typed}, hvc0 gave {read}");
     let seen = terminal.wait(SHORT)?.stdout;
     // Less than is kept for a slow client; the terminal is raw, so lines arrive as they were written.
-    let due = script("seq 1 8000 | cksum")?;
+    let due = script("seq 1 8000 | sha256sum")?;
     ensure!(seen == due, "hvc0 showed {seen:?}, {due:?} was written");
     let left = script("ls /tmp/vm.vsock /tmp/vm.hvc 2>/dev/null || echo none")?;
     ensure!(left.trim() == "none", "the socket is left behind");
