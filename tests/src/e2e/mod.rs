@@ -20,6 +20,7 @@ mod rdma;
 mod rdma_faults;
 mod runner;
 mod status;
+mod tour;
 mod transports;
 mod udp;
 mod vsock;
@@ -110,6 +111,7 @@ impl Plan {
             udp::SCENARIOS,
             status::SCENARIOS,
             control::SCENARIOS,
+            tour::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,
             numa::SCENARIOS,
