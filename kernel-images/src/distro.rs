@@ -158,12 +158,7 @@ fn recipe(spec: &DistroSpec) -> String {
 }
 
 fn build(cache: &ImageCache, spec: &DistroSpec) -> Result<DistroImage, ImageError> {
-    let me = Path::new("/proc/self");
-    if std::fs::metadata(me).map_err(ImageError::io(me))?.uid() != 0 {
-        return Err(ImageError::NeedsRoot {
-            name: spec.name.clone(),
-        });
-    }
+    need_root(&spec.name)?;
     let sources = sources()?;
     let temp = cache.temp_dir()?;
     let (archive, tree, made) = (
@@ -243,8 +238,7 @@ fn build(cache: &ImageCache, spec: &DistroSpec) -> Result<DistroImage, ImageErro
     })
 }
 
-/// Installs the packages and writes an archive of all files. Nothing of this machine is mounted where
-/// others could see it.
+/// Installs the packages and writes an archive of all files.
 fn install_packages(
     spec: &DistroSpec,
     sources: &[String],
@@ -260,7 +254,26 @@ fn install_packages(
     }
     let script = temp.join("customize");
     write(&script, CUSTOMIZE.as_bytes())?;
+    let mut more = vec![
+        format!("--essential-hook=sync-in {} /", quoted(&overlay)),
+        format!("--customize-hook=sh {} \"$1\"", quoted(&script)),
+    ];
+    more.extend(
+        LEFT_OUT
+            .iter()
+            .map(|path| format!("--dpkgopt=path-exclude={path}")),
+    );
+    bootstrap(&spec.packages.join(","), &more, sources, archive)
+}
 
+/// Makes a root file system of these packages: an archive, or a directory if there is one. Nothing of this
+/// machine is mounted where others could see it.
+pub(crate) fn bootstrap(
+    packages: &str,
+    more: &[String],
+    sources: &[String],
+    target: &Path,
+) -> Result<(), ImageError> {
     let mut command = Command::new("mmdebstrap");
     command
         .env("SOURCE_DATE_EPOCH", NEWEST_FILE_SECONDS)
@@ -268,12 +281,8 @@ fn install_packages(
         // The caller's kernel may not let it make devices.
         .arg("--skip=output/dev")
         .arg("--aptopt=APT::Install-Recommends \"false\"")
-        .arg(format!("--include={}", spec.packages.join(",")))
-        .arg(format!("--essential-hook=sync-in {} /", quoted(&overlay)))
-        .arg(format!("--customize-hook=sh {} \"$1\"", quoted(&script)));
-    for path in LEFT_OUT {
-        command.arg(format!("--dpkgopt=path-exclude={path}"));
-    }
+        .arg(format!("--include={packages}"))
+        .args(more);
     for setting in APT_SETTINGS {
         let line = command::output(
             Command::new("apt-config").args(["dump", "--format", "%F \"%v\";", setting]),
@@ -285,8 +294,19 @@ fn install_packages(
             command.arg(format!("--aptopt={line}"));
         }
     }
-    command.arg(release(sources)).arg(archive).args(sources);
+    command.arg(release(sources)).arg(target).args(sources);
     command::output(&mut command, "mmdebstrap", REMEDY).map(drop)
+}
+
+/// Fails unless this is root.
+pub(crate) fn need_root(name: &str) -> Result<(), ImageError> {
+    let me = Path::new("/proc/self");
+    if std::fs::metadata(me).map_err(ImageError::io(me))?.uid() == 0 {
+        return Ok(());
+    }
+    Err(ImageError::NeedsRoot {
+        name: name.to_owned(),
+    })
 }
 
 /// A word for a shell.
@@ -294,12 +314,12 @@ fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', "'\\''"))
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
     std::fs::write(path, bytes).map_err(ImageError::io(path))
 }
 
 /// The archives of Debian that apt is set up for, as lines of its sources.
-fn sources() -> Result<Vec<String>, ImageError> {
+pub(crate) fn sources() -> Result<Vec<String>, ImageError> {
     let targets = command::output(
         Command::new("apt-get").args([
             "indextargets",
@@ -333,7 +353,7 @@ fn parse_targets(text: &str) -> Vec<String> {
 }
 
 /// The release among sources: others add to its name, such as `bookworm-updates`.
-fn release(sources: &[String]) -> String {
+pub(crate) fn release(sources: &[String]) -> String {
     let names = sources.iter().filter_map(|line| line.split(' ').nth(2));
     names
         .min_by_key(|name| name.len())

@@ -10,6 +10,8 @@
 //!
 //! [`distro`] makes the disk of a whole distribution, with which guests boot as machines do.
 //!
+//! [`root`] makes a bare Debian in a directory, in which packages are tried.
+//!
 //! [`initramfs`] packs busybox, modules and `faultprobe` into a cpio archive whose `/init`
 //! runs the command given on the kernel's command line.
 
@@ -24,6 +26,7 @@ pub mod initramfs;
 pub mod manifest;
 pub mod modules;
 pub mod programs;
+pub mod root;
 pub mod vmlinux;
 
 pub use cache::{ImageCache, KernelImage};

@@ -8,6 +8,7 @@
 //! - [`demo`]: one guest on two hosts, for people to look at.
 //! - [`distro`]: a whole distribution as the guest, for both.
 //! - [`e2e`]: the scenarios, and [`summary`], what they came to.
+//! - [`native`]: checks of the product that need no emulated hosts.
 //! - [`rdma_tool`]: many RDMA connections, and RDMA going wrong, without a guest.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
 
@@ -17,6 +18,7 @@ pub mod cleanup;
 pub mod demo;
 pub mod distro;
 pub mod e2e;
+pub mod native;
 pub mod rdma_tool;
 pub mod share;
 pub mod summary;

@@ -1,6 +1,8 @@
-//! `ssi-hv node` as a user meets it, where it cannot start.
+//! `ssi-hv node` as a user meets it, and as a service manager does.
 
+use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use ssi_hv::exit::ExitCode;
 
@@ -20,4 +22,33 @@ fn a_device_that_is_not_there_is_answered_with_the_flag_of_the_node() {
     // With a library, without one, and with other devices.
     assert!(stderr.contains("--rdma-device none"), "{stderr}");
     assert!(!stderr.contains("--transport"), "{stderr}");
+}
+
+#[test]
+fn a_service_manager_is_told_when_vms_may_come() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("notify");
+    let socket = UnixDatagram::bind(&path).expect("is bound");
+    let limit = Duration::from_secs(60);
+    socket.set_read_timeout(Some(limit)).expect("is set");
+    let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
+        .args(["node", "--listen", "127.0.0.1:0", "--memory", "1M"])
+        .env("NOTIFY_SOCKET", &path)
+        .env("SSI_HV_RUNTIME_DIR", directory.path().join("sockets"))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the command starts");
+    let mut said = [0; 512];
+    let received = socket.recv(&mut said);
+    node.kill().expect("it runs");
+    node.wait().expect("it ends");
+    let said = String::from_utf8_lossy(&said[..received.expect("it says so")]).into_owned();
+    let lines: Vec<_> = said.lines().collect();
+    assert_eq!(lines[0], "READY=1", "{said}");
+    assert!(
+        lines[1].starts_with("STATUS=lending 1 MiB on 127.0.0.1:"),
+        "{said}"
+    );
 }

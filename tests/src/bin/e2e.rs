@@ -1,4 +1,4 @@
-//! Runs the end-to-end scenarios on testbeds of two hosts.
+//! Runs the end-to-end scenarios on testbeds of two hosts, and the checks that need none.
 
 use std::process::ExitCode;
 
@@ -6,9 +6,10 @@ use clap::Parser;
 use kernel_images::programs;
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{Plan, Runner};
+use ssi_hv_tests::native::{self, Check};
 use ssi_hv_tests::summary::Summary;
 
-/// End-to-end tests on emulated hosts.
+/// End-to-end tests on emulated hosts, and checks of the release build on this one.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -28,13 +29,18 @@ fn main() -> ExitCode {
     if !args.names.is_empty() {
         chosen = chosen.named(&args.names);
     }
+    let native = native::named(&args.names);
     if args.list {
+        for check in &native {
+            println!("{:<24} {}", check.name, check.about);
+        }
         for scenario in chosen.scenarios() {
             println!("{:<24} {}", scenario.name, scenario.about);
         }
         return ExitCode::SUCCESS;
     }
-    if chosen.scenarios().next().is_none() {
+    let needs_beds = chosen.scenarios().next().is_some();
+    if !needs_beds && native.is_empty() {
         eprintln!(
             "e2e: no scenario is called {}: see --list",
             args.names.join(" or ")
@@ -42,15 +48,9 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let mut summary = Summary::default();
-    match cleanup::on_signals()
-        .map_err(Into::into)
-        .and_then(|()| Runner::prepare(&programs::workspace(), args.beds.map(usize::from), &chosen))
-    {
-        Ok(runner) => runner.run(&chosen, &mut summary),
-        Err(error) => {
-            eprintln!("e2e: {error:#}");
-            return ExitCode::from(2);
-        }
+    if let Err(error) = run(&chosen, &native, needs_beds, &args, &mut summary) {
+        eprintln!("e2e: {error:#}");
+        return ExitCode::from(2);
     }
     summary.print();
     if summary.has_failures() {
@@ -58,4 +58,20 @@ fn main() -> ExitCode {
     } else {
         ExitCode::SUCCESS
     }
+}
+
+fn run(
+    chosen: &Plan,
+    native: &[Check],
+    needs_beds: bool,
+    args: &Args,
+    summary: &mut Summary,
+) -> anyhow::Result<()> {
+    cleanup::on_signals()?;
+    let workspace = programs::workspace();
+    native::run(&workspace, native, summary);
+    if needs_beds {
+        Runner::prepare(&workspace, args.beds.map(usize::from), chosen)?.run(chosen, summary);
+    }
+    Ok(())
 }

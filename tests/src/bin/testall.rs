@@ -8,11 +8,12 @@ use kernel_images::programs;
 use ssi_hv_tests::cargo::Step;
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{Plan, Runner};
+use ssi_hv_tests::native;
 use ssi_hv_tests::summary::{Outcome, Summary};
 use ssi_hv_tests::test_binaries;
 
 /// Runs every check: format, lints, unit and property tests, loom models, guests of a few
-/// instructions under KVM, and the end-to-end scenarios.
+/// instructions under KVM, what needs the release build, and the end-to-end scenarios.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -144,6 +145,14 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
         test_binaries::run(&TEST_BUILD.log(&logs), &logs, MINUTE, summary)?;
     }
     let built = BUILD.run(&workspace, &logs, summary)?;
+    if built {
+        native::run(&workspace, native::CHECKS, summary);
+    } else {
+        for check in native::CHECKS {
+            let reason = Outcome::Skipped("ssi-hv was not built".into());
+            summary.add(check.name, reason, Duration::ZERO);
+        }
+    }
     let reason = if args.no_e2e {
         Some("--no-e2e was given")
     } else {

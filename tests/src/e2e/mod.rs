@@ -22,6 +22,7 @@ mod rdma;
 mod rdma_faults;
 mod runner;
 mod status;
+mod tour;
 mod transports;
 mod udp;
 mod vsock;
@@ -113,6 +114,7 @@ impl Plan {
             status::SCENARIOS,
             control::SCENARIOS,
             hotplug::SCENARIOS,
+            tour::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,
             numa::SCENARIOS,

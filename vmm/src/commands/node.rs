@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
+use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use ssi_hv::cli::node::NodeConfig;
@@ -131,6 +132,7 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     if let Some((_, address)) = &metrics {
         print(&format!("metrics on http://{address}/metrics\n"))?;
     }
+    tell_systemd(&donor, config.memory);
 
     for signal in signals.forever() {
         match signal {
@@ -149,6 +151,15 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
         report.write(&counters(&donor))?;
     }
     Ok(ExitCode::Success)
+}
+
+/// Tells the service manager, where there is one that asked for it, that VMs may come.
+fn tell_systemd(donor: &Donor, memory: ByteSize) {
+    let status = format!("lending {memory} on {}", donor.address());
+    let state = [NotifyState::Ready, NotifyState::Status(&status)];
+    if let Err(error) = sd_notify::notify(&state) {
+        tracing::warn!("systemd cannot be told that the node is ready: {error}");
+    }
 }
 
 fn write(report: Option<&ReportFile>, donor: &Donor) {

@@ -14,6 +14,10 @@ use crate::cli::name::VmName;
 /// The variable that names the directory, if it is not to be the usual one.
 pub const VARIABLE: &str = "SSI_HV_RUNTIME_DIR";
 
+/// Where the node listens that is a service of the system (`ssi-hv-node.service`). It has a user of its
+/// own; root may look there.
+const SERVICE: &str = "/run/ssi-hv-node";
+
 /// How long others who start at the same time are waited for, each of whom takes milliseconds.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
 /// Pause between attempts: waiting for flock(2) itself has no deadline.
@@ -157,15 +161,21 @@ impl Directory {
         result.expect("there is always a candidate")
     }
 
-    /// Every candidate that exists.
+    /// Every candidate that exists; for root that of the system's node too, unless a directory is named.
     ///
     /// # Errors
     ///
     /// When one of them is not safe.
     pub fn for_looking() -> Result<Vec<Self>, DirectoryError> {
+        let named = std::env::var_os(VARIABLE).is_some_and(|named| !named.is_empty());
+        // SAFETY: the call has no arguments and cannot fail.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        // Nobody but root makes directories in /run, so it is as safe as its own.
+        let service = (is_root && !named).then(|| Self::open_of(Path::new(SERVICE), None));
+        let own = candidates().into_iter().map(|path| Self::open(&path));
         let mut found = Vec::new();
-        for path in candidates() {
-            match Self::open(&path) {
+        for opened in own.chain(service) {
+            match opened {
                 Ok(directory) => found.push(directory),
                 Err(DirectoryError::Unusable { source, .. })
                     if source.kind() == io::ErrorKind::NotFound => {}
@@ -200,15 +210,19 @@ impl Directory {
     ///
     /// When it is not there, or not safe: not a directory, of another user, or open to others.
     pub fn open(path: &Path) -> Result<Self, DirectoryError> {
+        // SAFETY: the call has no arguments and cannot fail.
+        Self::open_of(path, Some(unsafe { libc::geteuid() }))
+    }
+
+    /// The directory at `path`, which belongs to this user, if one is given.
+    fn open_of(path: &Path, owner: Option<u32>) -> Result<Self, DirectoryError> {
         let found = fs::symlink_metadata(path).map_err(|source| DirectoryError::Unusable {
             path: path.into(),
             source,
         })?;
-        // SAFETY: the call has no arguments and cannot fail.
-        let uid = unsafe { libc::geteuid() };
         let problem = if !found.is_dir() {
             Some("is not a directory")
-        } else if found.uid() != uid {
+        } else if owner.is_some_and(|owner| found.uid() != owner) {
             Some("belongs to another user")
         } else if found.mode() & 0o077 != 0 {
             Some("is open to other users (its mode should be 0700)")

@@ -1,4 +1,4 @@
-//! The guests. Each is loaded at [`ENTRY`](crate::support::ENTRY) and does not return.
+//! The guests. Each is loaded at `ENTRY` of `elf.rs` and does not return.
 
 /// Assembles a guest into a module whose function `code` gives its bytes. Macros of the assembler
 /// are there for all guests: `say`, `power_off` and `walk`, and for disks `start_disk` and `ask_disk`.
@@ -7,6 +7,9 @@ macro_rules! guest {
         pub mod $name {
             std::arch::global_asm!(
                 ".pushsection .rodata",
+                // The code that asks for them may be in another object file.
+                concat!(".globl ", stringify!($name), "_start"),
+                concat!(".globl ", stringify!($name), "_end"),
                 concat!(stringify!($name), "_start:"),
                 // Writes the byte to the serial port.
                 ".macro say byte",
@@ -199,6 +202,27 @@ guest!(
 );
 guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
 guest!(talk_for_ever, "2: say 'x'", "jmp 2b");
+guest!(
+    walk_and_check,
+    "say 'r'",
+    "mov ecx, 3",
+    "2: walk",
+    "dec ecx",
+    "jnz 2b",
+    // Each word has been counted up three times, whatever host its page was on meanwhile.
+    "mov rbx, 0x200000",
+    "3: cmp qword ptr [rbx], 3",
+    "jne 5f",
+    "add rbx, 0x1000",
+    "cmp rbx, 0x3000000",
+    "jb 3b",
+    "say 'k'",
+    "4: power_off",
+    "hlt",
+    "jmp 4b",
+    "5: say '!'",
+    "jmp 4b",
+);
 guest!(
     echo_until_q,
     "say '>'",

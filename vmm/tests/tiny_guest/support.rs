@@ -13,32 +13,15 @@ use ssi_hv::machine::{
 };
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+#[path = "elf.rs"]
+mod elf;
+pub use elf::elf;
+
 pub const MEMORY_BYTES: u64 = 4 << 20;
-/// Where the guests' code is loaded.
-pub const ENTRY: u64 = 0x10_0000;
 /// Where guests keep a counter.
 pub const COUNTER: GuestAddress = GuestAddress(0x20_0000);
 /// No step of a test takes longer on a host that works, however loaded.
 pub const LIMIT: Duration = Duration::from_secs(60);
-
-/// An ELF kernel with `code` at [`ENTRY`].
-pub fn elf(code: &[u8]) -> Vec<u8> {
-    let len = u64::try_from(code.len()).unwrap();
-    let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    // ET_EXEC, EM_X86_64, EV_CURRENT; entry, program headers, no sections; flags.
-    bytes.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-    for word in [ENTRY, 64, 0] {
-        bytes.extend(word.to_le_bytes());
-    }
-    bytes.extend([0, 0, 0, 0, 64, 0, 56, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
-    // PT_LOAD, readable, writable, executable.
-    bytes.extend([1, 0, 0, 0, 7, 0, 0, 0]);
-    for word in [120, ENTRY, ENTRY, len, len, 4096] {
-        bytes.extend(word.to_le_bytes());
-    }
-    bytes.extend(code);
-    bytes
-}
 
 pub fn memory() -> GuestMemoryMmap {
     let ranges: Vec<_> = guest_memory_ranges(MEMORY_BYTES)

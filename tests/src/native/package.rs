@@ -1,0 +1,329 @@
+//! The Debian package, from its making to its purging, with a real systemd.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use kernel_images::{ImageCache, root};
+use serde_json::Value;
+
+use super::container::Container;
+use super::{Context, missing, run_within, succeed_within, tiny};
+use crate::e2e::{Result, Verdict};
+
+/// How long making the package may take.
+const BUILD_DEADLINE: Duration = Duration::from_secs(120);
+/// How long installing and removing may take.
+const APT_DEADLINE: Duration = Duration::from_secs(120);
+/// How long the guest may take; a second where nothing else runs.
+const VM_DEADLINE: Duration = Duration::from_secs(60);
+/// How long a small command may take.
+const SHORT: Duration = Duration::from_secs(30);
+
+const SERVICE: &str = "ssi-hv-node.service";
+/// What `systemd-analyze security` may find, of 100: it calls less than 20 "OK" or better.
+const EXPOSURE_MAX: u32 = 20;
+
+/// Every file of the machine, but those that are not on its disk, and what dpkg, apt, systemd and man-db
+/// write about what was done.
+const LISTING: &str = "find / -xdev \\( -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache \
+    -o -path /var/log -o -path /tmp -o -path /var/tmp -o -path /var/lib/systemd/catalog \\) -prune \
+    -o -printf '%y %m %u:%g %p %l\\n' | sort";
+
+/// What has to be where Debian looks for it, beside what `dpkg -L` is not asked for.
+const FILES: &[&str] = &[
+    "/usr/bin/ssi-hv",
+    "/etc/default/ssi-hv-node",
+    "/lib/systemd/system/ssi-hv-node.service",
+    "/lib/udev/rules.d/60-ssi-hv.rules",
+    "/usr/share/bash-completion/completions/ssi-hv",
+    "/usr/share/zsh/vendor-completions/_ssi-hv",
+    "/usr/share/fish/vendor_completions.d/ssi-hv.fish",
+    "/usr/share/man/man1/ssi-hv.1.gz",
+    "/usr/share/man/man1/ssi-hv-run.1.gz",
+    "/usr/share/man/man1/ssi-hv-node.1.gz",
+    "/usr/share/doc/ssi-hv/copyright",
+    "/usr/share/doc/ssi-hv/changelog.gz",
+    "/usr/share/doc/ssi-hv/changelog.Debian.gz",
+    "/usr/share/doc/ssi-hv/THIRD-PARTY.gz",
+    "/usr/share/doc/ssi-hv/README.md.gz",
+];
+
+pub(super) fn check(context: &Context) -> Result {
+    let needed = [
+        ("dpkg-buildpackage", "dpkg-dev"),
+        ("dh", "debhelper"),
+        ("mmdebstrap", "mmdebstrap"),
+        ("systemd-nspawn", "systemd-container"),
+        ("nsenter", "util-linux"),
+    ];
+    if let Some(reason) = needed.iter().find_map(|(command, of)| missing(command, of)) {
+        return Ok(Verdict::Skip(reason));
+    }
+    let mut make = Command::new(context.workspace.join("scripts/package"));
+    let made = succeed_within(make.arg("--no-build"), BUILD_DEADLINE)?;
+    let deb = Path::new(made.lines().last().context("no package was named")?);
+    lint(context, deb)?;
+
+    let images = context.workspace.join("target/images");
+    let files = match ImageCache::open(&images).and_then(|cache| root::ensure(&cache)) {
+        Ok(files) => files,
+        Err(error) => return Ok(Verdict::Skip(format!("no bare Debian: {error}"))),
+    };
+    let dir = deb.parent().context("a package without a directory")?;
+    let log = context.artifacts.join("container.log");
+    let debian = match Container::boot(&files, dir, &log) {
+        Ok(debian) => debian,
+        Err(error) if !may_make_containers() => {
+            return Ok(Verdict::Skip(format!("no containers here: {error:#}")));
+        }
+        Err(error) => return Err(error),
+    };
+    let name = deb.file_name().unwrap_or_default().to_string_lossy();
+    installs(&debian, &name)?;
+    unit(context, &debian)?;
+    let verdict = lends(context, &debian, &name)?;
+    Ok(verdict)
+}
+
+/// Whether this process may do what a container takes: else that it does not start is no fault of the
+/// package.
+fn may_make_containers() -> bool {
+    Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--uts", "--ipc", "--cgroup"])
+        .args(["mount", "-t", "tmpfs", "none", "/mnt"])
+        .output()
+        .is_ok_and(|output| output.status.success())
+}
+
+/// Debian's own checks have nothing to say.
+fn lint(context: &Context, deb: &Path) -> anyhow::Result<()> {
+    if let Some(reason) = missing("lintian", "lintian") {
+        context.note(format!("lintian was not run: {reason}"));
+        return Ok(());
+    }
+    let mut lintian = Command::new("lintian");
+    lintian.args(["--allow-root", "--fail-on", "error,warning"]);
+    let output = run_within(lintian.arg(deb), BUILD_DEADLINE)?;
+    ensure!(
+        output.status.success() && output.stdout.trim().is_empty(),
+        "lintian: {}{}",
+        output.stdout,
+        output.stderr
+    );
+    Ok(())
+}
+
+/// Installs it, and looks for what it brings.
+fn installs(debian: &Container, deb: &str) -> anyhow::Result<()> {
+    debian.check(&format!("{LISTING} >/tmp/before"), SHORT)?;
+    let install = format!("apt-get install -y --no-install-recommends /package/{deb}");
+    debian.check(&install, APT_DEADLINE)?;
+    let listed = debian.check("dpkg -L ssi-hv", SHORT)?;
+    for file in FILES {
+        ensure!(
+            listed.lines().any(|line| line == *file),
+            "no {file}: {listed}"
+        );
+    }
+    let damaged = debian.check("dpkg --verify ssi-hv", SHORT)?;
+    ensure!(damaged.is_empty(), "not as it was packed: {damaged}");
+    let version = debian.check("ssi-hv --version", SHORT)?;
+    ensure!(
+        version.trim() == concat!("ssi-hv ", env!("CARGO_PKG_VERSION")),
+        "{version}"
+    );
+
+    for page in ["ssi-hv", "ssi-hv-run", "ssi-hv-node"] {
+        let shown = debian.run(&format!("MANWIDTH=80 man --warnings {page}"), SHORT)?;
+        ensure!(
+            shown.status.success() && shown.stderr.is_empty() && shown.stdout.contains("SYNOPSIS"),
+            "{page}: {shown:?}"
+        );
+    }
+    let complete = ". /usr/share/bash-completion/bash_completion; _completion_loader ssi-hv; complete -p ssi-hv";
+    let completion = debian.check(&format!("bash -c '{complete}'"), SHORT)?;
+    ensure!(completion.contains("-F "), "no completion: {completion}");
+    // What a real udev does with the device, as far as it tells without doing it.
+    let rule = debian.run("udevadm test /sys/devices/virtual/misc/userfaultfd", SHORT)?;
+    let kvm = debian.check("getent group kvm | cut -d: -f3", SHORT)?;
+    let said = format!("{}{}", rule.stdout, rule.stderr);
+    let (group, mode) = (format!("GROUP {}", kvm.trim()), "MODE 0660");
+    if Path::new("/sys/devices/virtual/misc/userfaultfd").exists() {
+        ensure!(
+            said.contains("60-ssi-hv.rules") && said.contains(&group) && said.contains(mode),
+            "no {group} and {mode} for userfaultfd: {said}"
+        );
+    }
+    Ok(())
+}
+
+/// The unit is sound, and does not start by itself.
+fn unit(context: &Context, debian: &Container) -> anyhow::Result<()> {
+    let verified = debian.run(&format!("systemd-analyze verify {SERVICE}"), SHORT)?;
+    ensure!(
+        verified.status.success() && verified.stderr.trim().is_empty(),
+        "systemd-analyze verify: {verified:?}"
+    );
+    let script =
+        format!("systemd-analyze security --no-pager --threshold={EXPOSURE_MAX} {SERVICE}");
+    let exposure = debian.check(&script, SHORT)?;
+    let last = exposure.lines().last().unwrap_or_default();
+    context.note(last.trim_start_matches(['\u{2192}', ' ']));
+    let state = debian.run(
+        &format!("systemctl is-enabled {SERVICE}; systemctl is-active {SERVICE}"),
+        SHORT,
+    )?;
+    ensure!(
+        state.stdout == "disabled\ninactive\n",
+        "it is to wait for its administrator: {state:?}"
+    );
+    Ok(())
+}
+
+/// The service lends memory to a VM on this machine, under its sandbox; an upgrade leaves it running, and
+/// purging takes everything away.
+fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
+        .local_addr()?
+        .port();
+    let donor = format!("127.0.0.1:{port}");
+    let configure = format!(
+        "sed -i 's/^LISTEN=.*/LISTEN={donor}/; s/^MEMORY=.*/MEMORY=64M/' /etc/default/ssi-hv-node"
+    );
+    debian.check(&configure, SHORT)?;
+    // It comes back when the node listens.
+    debian.check(&format!("systemctl enable --now {SERVICE}"), SHORT)?;
+    let pid = debian.check(
+        &format!("systemctl show --value -p MainPID {SERVICE}"),
+        SHORT,
+    )?;
+    sandboxed(debian, pid.trim())?;
+    let node = || -> anyhow::Result<Value> {
+        let status = debian.check("ssi-hv status --json", SHORT)?;
+        let status: Value = serde_json::from_str(&status)?;
+        let node = status["nodes"][0].clone();
+        ensure!(
+            node["listen"] == donor.as_str(),
+            "root does not see the node: {status}"
+        );
+        Ok(node)
+    };
+    ensure!(node()?["leases_granted"] == 0);
+
+    let verdict = if let Err(error) = tiny::kvm() {
+        Verdict::Skip(format!(
+            "installed and started, but no VM to lend to: {error}"
+        ))
+    } else {
+        borrows(context, &donor)?;
+        let lent = node()?;
+        for counter in ["leases_granted", "pages_read", "pages_written"] {
+            ensure!(lent[counter].as_u64() > Some(0), "{counter}: {lent}");
+        }
+        context.note(format!(
+            "a VM read {} pages from the service and wrote {}",
+            lent["pages_read"], lent["pages_written"]
+        ));
+        Verdict::Pass
+    };
+
+    debian.check(
+        &format!("apt-get install -y --reinstall /package/{deb}"),
+        APT_DEADLINE,
+    )?;
+    let after = debian.check(
+        &format!("systemctl show --value -p MainPID {SERVICE}"),
+        SHORT,
+    )?;
+    ensure!(
+        pid == after,
+        "an upgrade stopped the node, which guests may need"
+    );
+    ensure!(node()?["leases_granted"] == lent_leases(&verdict));
+
+    debian.check("apt-get purge -y ssi-hv", APT_DEADLINE)?;
+    let gone = format!(
+        "[ ! -e /proc/{} ] && [ ! -e /run/ssi-hv-node ] && ! getent passwd ssi-hv-node",
+        pid.trim()
+    );
+    debian
+        .check(&gone, SHORT)
+        .context("the node outlives its package")?;
+    let listing = format!("{LISTING} >/tmp/after; diff /tmp/before /tmp/after");
+    let left = debian.run(&listing, SHORT)?;
+    ensure!(
+        left.status.success(),
+        "purging leaves something: {}",
+        left.stdout
+    );
+    Ok(verdict)
+}
+
+/// How many leases the service has granted.
+fn lent_leases(verdict: &Verdict) -> u64 {
+    u64::from(*verdict == Verdict::Pass)
+}
+
+/// The service's process has a user of its own and no right that it does not need.
+fn sandboxed(debian: &Container, pid: &str) -> anyhow::Result<()> {
+    let status = debian.check(&format!("cat /proc/{pid}/status"), SHORT)?;
+    let field = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.map(|rest| rest.trim_start_matches(':').trim().to_owned())
+            .with_context(|| format!("no {name} in {status}"))
+    };
+    for name in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+        ensure!(
+            field(name)?.trim_start_matches('0').is_empty(),
+            "{name} {}",
+            field(name)?
+        );
+    }
+    ensure!(
+        field("NoNewPrivs")? == "1" && field("Seccomp")? == "2",
+        "{status}"
+    );
+    let user = debian.check(&format!("stat -c %U:%G /proc/{pid}"), SHORT)?;
+    ensure!(
+        user.trim() == "ssi-hv-node:ssi-hv-node",
+        "it runs as {user}"
+    );
+    let dir = debian.check("stat -c '%U %a' /run/ssi-hv-node", SHORT)?;
+    ensure!(dir.trim() == "ssi-hv-node 700", "{dir}");
+    let locked = debian.check(
+        &format!("systemctl show --value -p LimitMEMLOCK {SERVICE}"),
+        SHORT,
+    )?;
+    ensure!(locked.trim() == "infinity", "locked memory: {locked}");
+    let said = debian.check(
+        &format!("journalctl -q --no-pager -o cat -p warning -u {SERVICE}"),
+        SHORT,
+    )?;
+    ensure!(said.trim().is_empty(), "it complains: {said}");
+    Ok(())
+}
+
+/// A VM on this machine has most of its memory at the service, and finds there what it wrote.
+fn borrows(context: &Context, donor: &str) -> anyhow::Result<()> {
+    let file = context.artifacts.join("report.json");
+    let report = tiny::run(&context.product(), &["--donor", donor], &file, VM_DEADLINE)?;
+    let fetched = report["nodes"][1]["pages_fetched"].as_u64();
+    ensure!(
+        fetched > Some(1000),
+        "it borrowed next to nothing: {fetched:?}"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_package_has_the_version_of_the_program() {
+        let changelog = include_str!("../../../vmm/packaging/debian/changelog");
+        let version = concat!("ssi-hv (", env!("CARGO_PKG_VERSION"), "-");
+        assert!(changelog.starts_with(version), "{version} in {changelog}");
+    }
+}
