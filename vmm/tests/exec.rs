@@ -190,7 +190,7 @@ fn the_console_goes_to_a_file() {
 fn what_is_wrong_with_a_run_of_a_command_is_125_too() {
     for (more, part) in [
         (&["--exec", ""][..], "--exec has no command"),
-        (&["--exec", "x", "--cpus", "65"], "--cpus 65 is outside"),
+        (&["--exec", "x", "--cpus", "255"], "--cpus 255 is outside"),
         (&["--exec", "x", "--memry", "1G"], "'--memory'"),
         (&["--exec=x", "--timeout", "0"], "--timeout 0 is outside"),
         (

@@ -31,7 +31,8 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn new(rows: u16, columns: u16) -> Self {
+    /// The end of somebody who types, and that of a program.
+    fn open(rows: u16, columns: u16) -> (File, OwnedFd) {
         let (mut keys, mut program) = (-1, -1);
         let size = libc::winsize {
             ws_row: rows,
@@ -51,10 +52,18 @@ impl Terminal {
             )
         };
         assert_eq!(result, 0, "no pseudo-terminal");
+        // No program holds the other end of its own terminal.
+        // SAFETY: fcntl on a descriptor that was just opened.
+        let result = unsafe { libc::fcntl(keys, libc::F_SETFD, libc::FD_CLOEXEC) };
+        assert_eq!(result, 0, "no flag");
         // SAFETY: both are descriptors that were just opened, and nobody else has them.
         let (keys, program) =
             unsafe { (OwnedFd::from_raw_fd(keys), OwnedFd::from_raw_fd(program)) };
-        let keys = File::from(keys);
+        (File::from(keys), program)
+    }
+
+    fn new(rows: u16, columns: u16) -> Self {
+        let (keys, program) = Self::open(rows, columns);
         let mut reader = keys.try_clone().expect("a descriptor");
         let (sender, output) = mpsc::channel();
         thread::spawn(move || {
@@ -74,10 +83,7 @@ impl Terminal {
     }
 
     fn start(&self, place: &Place, arguments: &[&str]) -> Top {
-        let end = || self.program.try_clone().expect("a descriptor");
-        let mut command = place.command(arguments);
-        command.stdin(end()).stdout(end()).stderr(end());
-        Top(command.spawn().expect("it starts"))
+        Top::start(&self.program, place, arguments)
     }
 
     fn press(&mut self, keys: &str) {
@@ -129,6 +135,13 @@ impl Terminal {
 struct Top(Child);
 
 impl Top {
+    fn start(terminal: &OwnedFd, place: &Place, arguments: &[&str]) -> Self {
+        let end = || terminal.try_clone().expect("a descriptor");
+        let mut command = place.command(arguments);
+        command.stdin(end()).stdout(end()).stderr(end());
+        Self(command.spawn().expect("it starts"))
+    }
+
     fn end(&mut self) -> ExitStatus {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -243,6 +256,18 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
         assert_eq!(terminal.modes(), modes);
         assert!(!terminal.screen.screen().alternate_screen());
     }
+
+    // A terminal that is gone, of which no signal tells.
+    let (mut keys, program) = Terminal::open(24, 80);
+    let mut top = Top::start(&program, &place, &["top", "web"]);
+    let mut picture = vt100::Parser::new(24, 80, 0);
+    while !picture.screen().contents().contains("q quit") {
+        let mut bytes = [0; 4096];
+        let count = keys.read(&mut bytes).expect("a picture");
+        picture.process(&bytes[..count]);
+    }
+    drop(keys);
+    assert_eq!(top.end().code(), Some(ExitCode::Terminated.code().into()));
 
     // A VM that ends leaves its last numbers.
     let mut top = terminal.start(&place, &["top", "web", "--interval", "0.2"]);

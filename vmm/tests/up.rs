@@ -476,11 +476,15 @@ fn messages_in_json_are_objects_and_udp_has_the_fingerprint_of_the_node() {
     let file = cluster(&place, guest, "name = 'web'\ntransport = 'udp'", TWO);
     let mut up = Up::start(&place, &["--log-format", "json", &file]);
     up.wait_for("VM: starts");
-    let vm = processes(&place);
-    let vm = vm
-        .iter()
-        .find(|words| words.contains(" run "))
-        .expect("a VM");
+    // It is about to: the process follows.
+    let deadline = Instant::now() + LIMIT;
+    let vm = loop {
+        let mut running = processes(&place).into_iter();
+        if let Some(vm) = running.find(|words| words.contains(" run ")) {
+            break vm;
+        }
+        assert!(Instant::now() < deadline, "no VM");
+    };
     assert_eq!(vm.matches(",fingerprint=").count(), 2, "{vm}");
     up.wait_for("console");
     place.printed(&["shutdown", "web"]);

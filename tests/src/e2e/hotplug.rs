@@ -67,7 +67,7 @@ fn hotplug(context: &Context<'_>) -> Result {
         "ssi-hv", "hotplug", "grows", "--memory", ADDED, "--wait", "25", "--donor", DONOR_2,
     ];
     let said = tell(&grow)?;
-    ensure!(said.contains("256M plugged of 256M"), "{said}");
+    ensure!(said.contains("256 MiB plugged of 256 MiB"), "{said}");
     let grew = asked.elapsed();
     process.wait_for_line("grown=", SHORT)?;
     let status = json(here, &["ssi-hv", "status", "grows", "--json"])?;

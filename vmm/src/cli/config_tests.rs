@@ -94,7 +94,7 @@ fn local_memory_beyond_the_guests_is_for_what_is_added() {
             run.local_memory = Some(mib(1537));
             run.hotplug_memory = Some(mib(512));
         },
-        &["--local-memory 1537M", "--memory 1G"],
+        &["--local-memory 1537 MiB", "--memory 1 GiB"],
     );
 }
 

@@ -52,7 +52,8 @@ fn shorten_below(mut command: Command) -> Command {
 
 fn hide_what_is_shared(arg: Arg) -> Arg {
     let shared = EVERYWHERE.contains(&arg.get_id().as_str());
-    arg.hide(shared)
+    // One that is hidden stays so.
+    if shared { arg.hide(true) } else { arg }
 }
 
 /// The completions for a shell, as a script for it.

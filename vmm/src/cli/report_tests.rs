@@ -83,6 +83,7 @@ fn the_fields_have_the_promised_names() {
             "cached_bytes": 0,
             "resident_bytes": 0,
             "huge_bytes": null,
+            "hotplug": null,
         },
         "boot": { "to_init_ms": null, "restarts": 0 },
         "transport": { "kind": "", "tier": "", "bulk": "" },

@@ -1,13 +1,16 @@
 //! The guest's virtio devices, and what of this host they use.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use devices::virtio::{
-    Balloon, Block, Console, Disk, Entropy, HostSocket, MacAddress, Net, Tap, VirtioDevice, Vsock,
+    Balloon, Block, Console, Disk, Entropy, HostSocket, HostSocketError, MacAddress, Net, Tap,
+    VirtioDevice, Vsock,
 };
 use memory_fabric::fabric::Fabric;
 use ssi_hv::config::{RunConfig, Switch};
+use ssi_hv::control_socket::server::remove_with_ours;
 
 use super::Failure;
 use super::free_memory::FreeMemory;
@@ -57,12 +60,12 @@ impl HostDevices {
         }
         let mut sockets = Vec::new();
         if let Some(vsock) = &config.vsock {
-            let socket = HostSocket::listen("vsock", &vsock.path)?;
+            let socket = listen("vsock", &vsock.path)?;
             devices.push(Arc::new(Vsock::new(vsock.cid, &socket)?));
             sockets.push(socket);
         }
         if let Some(path) = &config.hvc {
-            let socket = HostSocket::listen("console", path)?;
+            let socket = listen("console", path)?;
             devices.push(Arc::new(Console::new(&socket)?));
             sockets.push(socket);
         }
@@ -103,6 +106,13 @@ impl HostDevices {
             plugged,
         }
     }
+}
+
+/// Listens for programs of the host; the socket goes however this process ends, unless it is killed.
+fn listen(what: &'static str, path: &Path) -> Result<HostSocket, HostSocketError> {
+    let socket = HostSocket::listen(what, path)?;
+    remove_with_ours(path.to_owned());
+    Ok(socket)
 }
 
 /// The address of a card for which none was given: the same at each start, since guests keep

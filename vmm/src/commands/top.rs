@@ -22,6 +22,7 @@ use ssi_hv::status::VmStatus;
 use ssi_hv::top::{Choice, Key, Seen, View, screen};
 
 use super::Failure;
+use super::readable::hung_up;
 use super::status::{is_end, named, running};
 
 /// How long a key waits until it is looked at, at most; and a signal.
@@ -58,6 +59,7 @@ pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
         signal_hook::flag::register_usize(number, Arc::clone(&signal), value)
             .context("cannot watch for signals")?;
     }
+    end_with_terminal()?;
     let view = View::new(choices(&entries), may_colour(&io::stdout()));
     let (wanted, of_wanted) = bounded(LOOKS_WAITING_MAX);
     let (telling, told) = bounded(LOOKS_WAITING_MAX);
@@ -82,6 +84,20 @@ pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
     let code = result?;
     restored?;
     Ok(code)
+}
+
+/// Ends this process when its terminal is gone, of which not everybody is told by a signal: who reads
+/// keys from it would read its end for ever. There is nothing to restore then.
+fn end_with_terminal() -> Result<(), Failure> {
+    std::thread::Builder::new()
+        .name("terminal".into())
+        .spawn(|| {
+            if hung_up(io::stdin()).is_ok() {
+                std::process::exit(ExitCode::Terminated.code().into());
+            }
+        })
+        .context("cannot start a thread")?;
+    Ok(())
 }
 
 /// The VMs that are meant.

@@ -84,6 +84,12 @@ pub enum ServerError {
 /// The sockets of this process.
 static BOUND: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
+/// Has another socket of this process removed too when it ends by force.
+pub fn remove_with_ours(path: PathBuf) {
+    let mut bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    bound.push(path);
+}
+
 /// Removes the sockets of this process, which is about to end by force. None is made from now on.
 pub fn remove_sockets() {
     let bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
