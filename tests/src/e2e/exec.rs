@@ -94,7 +94,11 @@ fn exec(context: &Context<'_>) -> Result {
     let command = "echo begun; echo c >/proc/sysrq-trigger; echo not reached";
     let (code, output, errors) = run(context, &["--memory", "128M", "--exec", command])?;
     ensure!(code == EXEC_FAILED, "exit code {code}: {errors}");
-    ensure!(output == b"begun\n", "{}", String::from_utf8_lossy(&output));
+    ensure!(
+        output == b"begun\n",
+        "{:?}, {errors}",
+        String::from_utf8_lossy(&output)
+    );
     let told = "its console says: Kernel panic - not syncing: sysrq triggered crash";
     ensure!(errors.contains(told), "{errors}");
     Ok(Verdict::Pass)
