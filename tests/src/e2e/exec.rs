@@ -29,6 +29,9 @@ exit 42";
 /// Fewer of its pages by READ, and little of what it checks had been away.
 const AWAY_PAGES_MIN: u64 = 2000;
 
+/// What the guest's init sends for `echo begun`: three bytes, and the line.
+const BEGUN_FRAME_BYTES: usize = 3 + "begun\n".len();
+
 /// Runs `ssi-hv run` with these flags on host 1: exit code, output, errors.
 fn run(context: &Context<'_>, flags: &[&str]) -> anyhow::Result<(i32, Vec<u8>, String)> {
     let host = context.testbed.host(1);
@@ -91,8 +94,12 @@ fn exec(context: &Context<'_>) -> Result {
     donor.stop(context)?;
     hosts.iter().try_for_each(remove_rxe)?;
 
-    let command = "echo begun; echo c >/proc/sysrq-trigger; echo not reached";
-    let (code, output, errors) = run(context, &["--memory", "128M", "--exec", command])?;
+    // What is on its way when a kernel panics is lost, so it panics when all of that has gone.
+    let command = r"tx() { sed -n 's/^1:.* tx:\([0-9]*\).*/\1/p' /proc/tty/driver/serial; }
+        before=$(tx); echo begun; until [ $(tx) -ge $((before + FRAME)) ]; do :; done
+        echo c >/proc/sysrq-trigger; echo not reached"
+        .replace("FRAME", &BEGUN_FRAME_BYTES.to_string());
+    let (code, output, errors) = run(context, &["--memory", "128M", "--exec", &command])?;
     ensure!(code == EXEC_FAILED, "exit code {code}: {errors}");
     ensure!(
         output == b"begun\n",
