@@ -17,15 +17,9 @@ use crate::summary::{Outcome, Summary};
 /// The longest that one binary may take.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
 /// Binaries whose tests measure, or give something little time: nothing runs beside them.
-const ALONE: &[&str] = &["compression", "bench", "links", "udp"];
+const ALONE: &[&str] = &["compression", "bench", "links", "udp", "conformance"];
 /// Binaries that take long begin first, so that none is left over at the end.
-const LONG: &[&str] = &[
-    "race_ahead",
-    "faults",
-    "discard",
-    "hostile_client",
-    "conformance",
-];
+const LONG: &[&str] = &["race_ahead", "faults", "discard", "hostile_client"];
 /// How many run side by side.
 const AT_ONCE: usize = 2;
 
