@@ -5,6 +5,7 @@
 //! kernel kills the children (`PR_SET_PDEATHSIG`), and the next run removes the directories.
 
 use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
@@ -22,6 +23,8 @@ enum Entry {
     Process(Arc<Mutex<Child>>),
     Directory(PathBuf),
     File(PathBuf),
+    /// A process that another one has started for us.
+    Stranger(Arc<OwnedFd>),
 }
 
 static REGISTER: Mutex<Vec<(u64, Entry)>> = Mutex::new(Vec::new());
@@ -67,6 +70,7 @@ pub fn on_signals() -> io::Result<()> {
                         Entry::File(path) => {
                             let _ = std::fs::remove_file(path);
                         }
+                        Entry::Stranger(process) => kill_stranger(&process),
                     }
                 }
                 std::process::exit(128 + signal);
@@ -87,6 +91,55 @@ fn kill_group(child: &mut Child) {
 /// Removes a file when a signal ends this process.
 pub fn remove_at_exit(path: &Path) {
     register(Entry::File(path.to_path_buf()));
+}
+
+/// A process that another one has started for us, such as the first one of a container: it does not
+/// outlive us either.
+#[derive(Debug)]
+pub struct Stranger {
+    process: Arc<OwnedFd>,
+    id: u64,
+}
+
+impl Stranger {
+    /// Takes charge of a process by its number.
+    ///
+    /// # Errors
+    /// Fails when there is none.
+    pub fn new(pid: i32) -> io::Result<Self> {
+        // SAFETY: pidfd_open takes two integers.
+        let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let fd = i32::try_from(raw).map_err(io::Error::other)?;
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was just opened, and nobody else has it.
+        let process = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        let id = register(Entry::Stranger(Arc::clone(&process)));
+        Ok(Self { process, id })
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        kill_stranger(&self.process);
+        unregister(self.id);
+    }
+}
+
+/// Kills it, unless it has ended.
+fn kill_stranger(process: &OwnedFd) {
+    let no_info = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is open and is that of a process; null stands for no further information.
+    unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            process.as_raw_fd(),
+            libc::SIGKILL,
+            no_info,
+            0,
+        );
+    }
 }
 
 /// A child process that does not outlive us, nor does its process group.

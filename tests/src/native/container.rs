@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 
 use super::{Output, run_within};
-use crate::cleanup::{self, Process, RunDir};
+use crate::cleanup::{self, Process, RunDir, Stranger};
 
 /// How long its systemd may take to have started everything; 2 s on an idle machine.
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
@@ -19,8 +19,10 @@ const LOOK: Duration = Duration::from_millis(500);
 /// A running container. Nothing that is written in it stays: dropping it ends all of it.
 #[derive(Debug)]
 pub struct Container {
+    /// Its process 1, with which all of it ends; that of systemd-nspawn alone leaves it running.
+    _first: Stranger,
     _nspawn: Process,
-    /// Its process 1, by the number that it has here.
+    /// The number that process 1 has here.
     leader: String,
 }
 
@@ -45,11 +47,12 @@ impl Container {
             .stdout(output.try_clone()?)
             .stderr(output);
         let nspawn = Process::spawn(&mut command).context("systemd-nspawn")?;
-        let leader = wait_ready(&nspawn, &socket).with_context(|| {
+        let (first, leader) = wait_ready(&nspawn, &socket).with_context(|| {
             let said = std::fs::read_to_string(log).unwrap_or_default();
             format!("the container does not start; it said:\n{said}")
         })?;
         Ok(Self {
+            _first: first,
             _nspawn: nspawn,
             leader,
         })
@@ -86,7 +89,7 @@ impl Container {
 }
 
 /// Waits for the message that all has started; another one has told process 1 (sd_notify(3)).
-fn wait_ready(nspawn: &Process, socket: &UnixDatagram) -> anyhow::Result<String> {
+fn wait_ready(nspawn: &Process, socket: &UnixDatagram) -> anyhow::Result<(Stranger, String)> {
     let deadline = cleanup::after(BOOT_DEADLINE);
     let mut leader = None;
     let mut message = [0; 4096];
@@ -109,7 +112,7 @@ fn wait_ready(nspawn: &Process, socket: &UnixDatagram) -> anyhow::Result<String>
         let said = String::from_utf8_lossy(&message[..length]);
         for line in said.lines() {
             if let Some(pid) = line.strip_prefix("X_NSPAWN_LEADER_PID=") {
-                leader = Some(pid.to_owned());
+                leader = Some((Stranger::new(pid.parse()?)?, pid.to_owned()));
             } else if line == "READY=1" {
                 return leader.context("it does not tell its process 1");
             }
