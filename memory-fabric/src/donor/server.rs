@@ -371,6 +371,7 @@ impl Connection<'_> {
             duration_ms: u32::try_from(lease.duration.as_millis()).unwrap_or(u32::MAX),
         };
         let number = lease.begin_control();
+        lease.renew(number);
         drop(lease);
         if let Err(error) = control.send(FrameKind::Granted, &grant) {
             // Nobody knows the token.
@@ -382,18 +383,15 @@ impl Connection<'_> {
 
     /// Goes on with a lease on a new control connection.
     fn resume(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
-        // Before it is renewed: the end of an earlier connection must not count from here on.
-        let number = self
-            .shared
-            .pool
-            .find(&token)
-            .map(|lease| lease.begin_control());
-        match (
-            self.answer_status(&mut control, &token, FrameKind::Renew)?,
-            number,
-        ) {
-            (true, Some(number)) => self.keep(control, token, number),
-            _ => Ok(()),
+        let Some(lease) = self.shared.pool.find(&token) else {
+            return refuse_unknown(&mut control);
+        };
+        let number = lease.begin_control();
+        drop(lease);
+        if self.answer_status(&mut control, &token, number, FrameKind::Renew)? {
+            self.keep(control, token, number)
+        } else {
+            Ok(())
         }
     }
 
@@ -439,7 +437,7 @@ impl Connection<'_> {
                 }
                 Err(error) => return refuse_malformed(&mut control, error),
             }
-            if !self.answer_status(&mut control, &token, frame.kind)?
+            if !self.answer_status(&mut control, &token, number, frame.kind)?
                 || frame.kind == FrameKind::Release
             {
                 return Ok(());
@@ -447,11 +445,13 @@ impl Connection<'_> {
         }
     }
 
-    /// Renews or ends a lease and tells its counts; false, and a refusal, when there is none.
+    /// Renews or ends a lease on its control connection `number` and tells its counts; false,
+    /// and a refusal, when there is none.
     fn answer_status(
         &self,
         control: &mut ControlStream,
         token: &Token,
+        number: u64,
         kind: FrameKind,
     ) -> Result<bool, ControlError> {
         let pool = &self.shared.pool;
@@ -463,7 +463,7 @@ impl Connection<'_> {
             })
         } else {
             pool.find(token).map(|lease| {
-                lease.renew();
+                lease.renew(number);
                 lease.status()
             })
         };

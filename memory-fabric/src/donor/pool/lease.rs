@@ -53,7 +53,7 @@ pub struct Lease {
     // Before the memory, which adapters may reach by it.
     export: Export,
     memory: Mapping,
-    ends_at: Mutex<Instant>,
+    term: Mutex<Term>,
     /// Control connections so far.
     controls: AtomicU64,
     sessions: Mutex<Sessions>,
@@ -64,6 +64,13 @@ pub struct Lease {
     pub pages_written: Counter,
     /// Pages that the VM told to forget.
     pub pages_dropped: Counter,
+}
+
+#[derive(Debug)]
+struct Term {
+    ends_at: Instant,
+    /// The control connection that renewed it last.
+    renewed_by: u64,
 }
 
 #[derive(Debug, Default)]
@@ -97,7 +104,10 @@ impl Lease {
             duration,
             export: Export::default(),
             memory: Mapping::anonymous(bytes)?,
-            ends_at: Mutex::new(Instant::now() + duration),
+            term: Mutex::new(Term {
+                ends_at: Instant::now() + duration,
+                renewed_by: 0,
+            }),
             controls: AtomicU64::new(0),
             sessions: Mutex::default(),
             session_ended: Condvar::new(),
@@ -249,30 +259,33 @@ impl Lease {
         }
     }
 
-    /// Keeps the lease for another duration.
-    pub fn renew(&self) {
-        *lock(&self.ends_at) = Instant::now() + self.duration;
-    }
-
-    /// A control connection begins to serve the lease, in place of any before it. Gives its
-    /// number, for [`Self::orphan`].
+    /// The number of a control connection that begins to serve the lease.
     pub fn begin_control(&self) -> u64 {
         self.controls.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Control connection `number` was closed from the other side. If it was the newest, the VM
-    /// has ended, or connects again soon.
+    /// Control connection `number` keeps the lease for another duration.
+    pub fn renew(&self, number: u64) {
+        *lock(&self.term) = Term {
+            ends_at: Instant::now() + self.duration,
+            renewed_by: number,
+        };
+    }
+
+    /// Control connection `number` was closed from the other side. If it was the last to renew,
+    /// the VM has ended, or connects again soon. The order in which connections began tells
+    /// nothing: after a pause of this host those that the VM gave up may be served after the one
+    /// that it kept.
     pub fn orphan(&self, number: u64) {
         let soon = Instant::now() + ORPHAN_TIME.min(self.duration);
-        let mut ends_at = lock(&self.ends_at);
-        // Under the lock that a renewal takes too, so that one that comes later wins.
-        if self.controls.load(Ordering::Acquire) == number {
-            *ends_at = soon.min(*ends_at);
+        let mut term = lock(&self.term);
+        if term.renewed_by == number {
+            term.ends_at = soon.min(term.ends_at);
         }
     }
 
     pub(super) fn ends_at(&self) -> Instant {
-        *lock(&self.ends_at)
+        lock(&self.term).ends_at
     }
 
     /// Lets adapters read the lease's memory through `device`; see [`Export::open`].

@@ -1,6 +1,6 @@
 use super::*;
 use crate::stream::Closer;
-use crate::wire::TrafficClass;
+use crate::wire::{ORPHAN_TIME, TrafficClass};
 use std::net::{TcpListener, TcpStream};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -122,4 +122,26 @@ fn a_connection_that_does_not_end_is_not_waited_for_for_ever() {
     assert!(!lease.close(Duration::from_millis(1)), "it has not ended");
     lease.end_session(kind);
     assert!(lease.close(Duration::ZERO));
+}
+
+#[test]
+fn a_lease_ends_soon_when_the_connection_that_renewed_it_last_is_closed() {
+    let pool = pool(1);
+    let lease = pool
+        .lend("a".into(), PAGE, false, SECOND * 30)
+        .expect("free");
+    let is_orphan = || lease.ends_at() < Instant::now() + ORPHAN_TIME + SECOND;
+    let (kept, given_up) = (lease.begin_control(), lease.begin_control());
+    lease.renew(kept);
+    lease.renew(given_up);
+    lease.orphan(kept);
+    assert!(!is_orphan(), "another had renewed it since");
+    // The VM gave up its later connection, whose end comes late, and goes on with the earlier.
+    lease.renew(kept);
+    lease.orphan(given_up);
+    assert!(!is_orphan(), "the VM lives");
+    lease.orphan(kept);
+    assert!(is_orphan(), "the VM has ended");
+    lease.renew(lease.begin_control());
+    assert!(!is_orphan(), "it came again");
 }
