@@ -437,10 +437,10 @@ impl Machine {
         if !self.shared.control.has_ended() {
             self.boot_timer.start();
             std::mem::take(&mut self.virtio).spawn(&self.shared)?;
-            for vcpu in self.vcpus.drain(..) {
+            // The boot processor comes last: every vCPU is in its place when the guest begins.
+            for vcpu in self.vcpus.drain(..).rev() {
                 // Ends are counted, not joined: a thread may have to be left behind.
-                vcpu.spawn(Arc::clone(&self.shared))
-                    .map_err(MachineError::host("start the thread of a vCPU"))?;
+                vcpu.spawn(Arc::clone(&self.shared))?;
             }
         }
         while !self.shared.control.has_ended() {

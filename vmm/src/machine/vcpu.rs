@@ -1,7 +1,6 @@
 //! The thread of a vCPU.
 
-use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 
 use devices::virtio::MmioTransport;
@@ -65,14 +64,31 @@ impl Drop for Departure<'_> {
 }
 
 impl Vcpu {
-    /// Starts the thread that runs the vCPU.
-    pub fn spawn(self, shared: Arc<Shared>) -> io::Result<thread::JoinHandle<()>> {
+    /// Starts the thread that runs the vCPU, on the CPU that it was given.
+    pub fn spawn(self, shared: Arc<Shared>) -> Result<thread::JoinHandle<()>, MachineError> {
+        let (vcpu, pinned_to) = (self.index, self.pinned_to);
+        let (tell, pinned) = mpsc::sync_channel(1);
         shared.control.vcpu_starts();
         let of_thread = Arc::clone(&shared);
-        thread::Builder::new()
-            .name(format!("vcpu{}", self.index))
-            .spawn(move || self.run(&of_thread))
+        let thread = thread::Builder::new()
+            .name(format!("vcpu{vcpu}"))
+            .spawn(move || {
+                let result = pinned_to.map_or(Ok(()), pin_this_thread);
+                let is_pinned = result.is_ok();
+                // The thread that starts this one waits for it.
+                let _ = tell.send(result);
+                if is_pinned {
+                    self.run(&of_thread);
+                } else {
+                    of_thread.control.vcpu_ended();
+                }
+            })
             .inspect_err(|_| shared.control.vcpu_ended())
+            .map_err(MachineError::host("start the thread of a vCPU"))?;
+        match (pinned.recv(), pinned_to) {
+            (Ok(Err(source)), Some(cpu)) => Err(MachineError::Pinning { vcpu, cpu, source }),
+            _ => Ok(thread),
+        }
     }
 
     fn run(mut self, shared: &Shared) {
@@ -80,13 +96,6 @@ impl Vcpu {
             shared,
             vcpu: self.index,
         };
-        if let Some(cpu) = self.pinned_to
-            && let Err(source) = pin_this_thread(cpu)
-        {
-            let vcpu = self.index;
-            let error = MachineError::Pinning { vcpu, cpu, source };
-            return shared.control.end(Err(error));
-        }
         unblock_kick_signal();
         let run: *mut kvm_run = self.fd.get_kvm_run();
         // SAFETY: `run` points to the mapped `kvm_run` of the vCPU, so the field is in bounds.
