@@ -17,6 +17,8 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// The windows in which it is looked at: a desk's, and a telephone's.
 const WINDOWS: [(&str, (u32, u32), bool); 2] =
     [("desktop", (1280, 900), false), ("phone", (390, 844), true)];
+/// The guest walks four times through 46 MiB, of which 30 MiB are not here when it comes by again.
+const PAGES_MIN: u64 = 20_000;
 /// Letters lower than this (in CSS pixels) are hard to read.
 const LETTERS_PX_MIN: f64 = 9.0;
 
@@ -72,10 +74,10 @@ fn page_of_a_run(context: &Context) -> anyhow::Result<PathBuf> {
     let loopback = ["--transport", "loopback"];
     tiny::run(&context.product(), &loopback, &file, DEADLINE)?;
     let mut report: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
-    ensure!(
-        report["faults"]["remote"]["count"].as_u64() > Some(1000),
-        "next to no faults"
-    );
+    // By far most may be prefetched, where the host is quick.
+    let came = ["/faults/remote/count", "/prefetch/used"].map(|at| report.pointer(at));
+    let came: u64 = came.into_iter().flatten().filter_map(Value::as_u64).sum();
+    ensure!(came > PAGES_MIN, "only {came} pages came: {report}");
     report["guest"]["kernel"] = format!("/srv/kernels/{}/vmlinuz", "6.1.0-long".repeat(12)).into();
     report["errors"] = json!([format!("donor {}:7000 is away", "a-host.".repeat(20))]);
     std::fs::write(&file, serde_json::to_vec(&report)?)?;
