@@ -16,7 +16,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 const MBIT_A_SECOND: u32 = 20;
 
 /// How many files the guest makes, of about 2 MB each.
-const FILES: u32 = 24;
+const FILES: u32 = 18;
 
 /// Makes copies of a program in memory, and compares each of them with it.
 fn copies() -> String {

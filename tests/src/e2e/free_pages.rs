@@ -22,21 +22,21 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 ];
 
 /// Memory that the guest uses, frees, and uses again.
-const PROBE_BYTES: u64 = 128 << 20;
+const PROBE_BYTES: u64 = 64 << 20;
 
 /// Runs the probe, waits until the kernel has reported what the probe leaves free, and runs it
 /// again. A report ends with an interrupt of the device, so the guest has told everything when
 /// their number has grown and then stays for longer than the kernel's 2 s between reports.
-const TWICE: &str = "faultprobe --bytes 128M; \
+const TWICE: &str = "faultprobe --bytes 64M; \
     irq() { grep virtio0 /proc/interrupts | tr -s ' ' | cut -d' ' -f3; }; \
     a=$(irq); i=0; until [ $(irq) -gt $a ] || [ $i -ge 90 ]; do sleep 1; i=$((i+1)); done; \
     b=none; until [ x$b = x$(irq) ] || [ $i -ge 180 ]; do b=$(irq); sleep 5; i=$((i+5)); done; \
-    echo reports $a $b; faultprobe --bytes 128M";
+    echo reports $a $b; faultprobe --bytes 64M";
 
 fn free_pages(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
     let guest = Guest {
-        local_memory: Some("128M"),
+        local_memory: Some("96M"),
         ..Guest::remote(1, TWICE)
     };
     let guest = guest.run(context)?;

@@ -22,12 +22,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 const ADDED_BYTES: u64 = 256 << 20;
 const ADDED: &str = "256M";
 /// What the guest writes and checks: more than it has without what is added.
-const PROBE_BYTES: u64 = 192 << 20;
+const PROBE_BYTES: u64 = 128 << 20;
 
 /// Waits until there is more memory, uses it, and waits until it is gone.
 const WORK: &str = "total() { grep MemTotal /proc/meminfo | tr -dc 0-9; }; a=$(total); \
     echo begins=$a.; until [ $(total) -gt $((a+200000)) ]; do usleep 200000; done; \
-    echo grown=$(total).; faultprobe --bytes 192M; s=$?; echo probed=$s.; \
+    echo grown=$(total).; faultprobe --bytes 128M; s=$?; echo probed=$s.; \
     until [ $(total) -lt $((a+50000)) ]; do usleep 200000; done; \
     echo shrunk=$(total).; (exit $s)";
 
@@ -35,7 +35,7 @@ fn hotplug(context: &Context<'_>) -> Result {
     let (here, there) = (context.testbed.host(1), context.testbed.host(2));
     let (donor, joins) = (Donor::start(context)?, Donor::second(context)?);
     let mut guest = Guest {
-        memory: "256M",
+        memory: "176M",
         local_memory: Some("128M"),
         ..Guest::remote(1, WORK)
     };
@@ -74,7 +74,7 @@ fn hotplug(context: &Context<'_>) -> Result {
     for (pointer, wanted) in [
         ("/vms/0/memory/hotplug/plugged_bytes", ADDED_BYTES),
         ("/vms/0/nodes/2/memory_bytes", ADDED_BYTES),
-        ("/vms/0/guest/memory_bytes", 256 << 20),
+        ("/vms/0/guest/memory_bytes", 176 << 20),
     ] {
         ensure!(number(&status, pointer)? == wanted, "{pointer}: {status}");
     }
