@@ -20,7 +20,10 @@ const DEADLINE: Duration = Duration::from_secs(10 * 60);
 const ALONE: &[&str] = &["compression", "bench", "links", "udp", "conformance"];
 /// Binaries that take long begin first, so that none is left over at the end.
 const LONG: &[&str] = &["race_ahead", "faults", "discard", "hostile_client"];
-/// How many run side by side.
+/// Binaries that watch processes for a minute: they run beside the others, for which they leave the
+/// processors.
+const BESIDE: &[&str] = &["prometheus"];
+/// How many of the others run side by side.
 const AT_ONCE: usize = 2;
 
 /// One binary of tests.
@@ -61,14 +64,14 @@ impl TestBinary {
     }
 
     /// Runs it to its end.
-    fn run(&self, logs: &Path, skipped: &str) -> anyhow::Result<Ended> {
+    fn run(&self, logs: &Path) -> anyhow::Result<Ended> {
         // Names of targets are not unique, those of executables are.
         let file = self.path.file_name().unwrap_or_default().to_string_lossy();
         let log = logs.join(format!("{file}.log"));
         let output = File::create(&log).with_context(|| log.display().to_string())?;
         let mut command = Command::new(&self.path);
         command
-            .args(["--show-output", "--skip", skipped])
+            .arg("--show-output")
             .env("CARGO_MANIFEST_DIR", &self.package)
             .current_dir(&self.package)
             .stdin(Stdio::null())
@@ -100,31 +103,35 @@ struct Ended {
     log: PathBuf,
 }
 
-/// Runs all binaries that the log of the build lists, and counts their tests. The one of the name
-/// `skipped` is run by somebody else.
+/// Runs all binaries that the log of the build lists, and counts their tests.
 ///
 /// # Errors
 /// Fails when the log cannot be read, or a binary not be started.
-pub fn run(
-    build_log: &Path,
-    logs: &Path,
-    skipped: &str,
-    summary: &mut Summary,
-) -> anyhow::Result<()> {
+pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Result<()> {
     let begin = Instant::now();
     let text = std::fs::read(build_log).with_context(|| build_log.display().to_string())?;
     let binaries = TestBinary::listed(&String::from_utf8_lossy(&text))?;
     println!("{:<36} running  {} binaries", "tests", binaries.len());
-    let (alone, mut together): (Vec<_>, Vec<_>) = binaries
-        .into_iter()
-        .partition(|binary| ALONE.contains(&binary.name.as_str()));
+    let is_in =
+        |names: &'static [&str]| move |binary: &TestBinary| names.contains(&binary.name.as_str());
+    let (alone, rest): (Vec<_>, Vec<_>) = binaries.into_iter().partition(is_in(ALONE));
+    let (beside, mut together): (Vec<_>, Vec<_>) = rest.into_iter().partition(is_in(BESIDE));
     let rank = |binary: &TestBinary| {
         let place = LONG.iter().position(|name| *name == binary.name);
         place.unwrap_or(LONG.len())
     };
     together.sort_by_key(rank);
-    let mut ended = run_all(alone, 1, logs, skipped)?;
-    ended.extend(run_all(together, AT_ONCE, logs, skipped)?);
+    let mut ended = run_all(alone, 1, logs)?;
+    let (beside, together) = std::thread::scope(|scope| {
+        let beside = scope.spawn(|| run_all(beside, 1, logs));
+        let together = run_all(together, AT_ONCE, logs);
+        (beside.join(), together)
+    });
+    let Ok(beside) = beside else {
+        bail!("a thread that runs tests panicked")
+    };
+    ended.extend(together?);
+    ended.extend(beside?);
 
     let count = |of: fn(&Tests) -> usize| ended.iter().map(|(_, e)| of(&e.tests)).sum::<usize>();
     println!(
@@ -155,7 +162,6 @@ fn run_all(
     binaries: Vec<TestBinary>,
     at_once: usize,
     logs: &Path,
-    skipped: &str,
 ) -> anyhow::Result<Vec<(String, Ended)>> {
     fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -168,7 +174,7 @@ fn run_all(
                 let Some(binary) = lock(&queue).pop_front() else {
                     return Ok(());
                 };
-                let result = binary.run(logs, skipped)?;
+                let result = binary.run(logs)?;
                 lock(&ended).push((binary.name, result));
             }
         };
@@ -223,7 +229,7 @@ mod tests {
             script(dir.path(), "good", "echo test a ... ok; pwd"),
             script(dir.path(), "broken", "echo test b ... ok; exit 3"),
         ];
-        let mut ended = run_all(binaries, AT_ONCE, dir.path(), "none").unwrap();
+        let mut ended = run_all(binaries, AT_ONCE, dir.path()).unwrap();
         ended.sort_by(|(one, _), (other, _)| one.cmp(other));
         let [(_, broken), (_, good)] = &ended[..] else {
             panic!("{ended:?}")

@@ -27,7 +27,7 @@ use running::{LIMIT, Place, node, vm_with};
 const SCRAPES_MIN: f64 = 60.0;
 /// How long the minute may take: a node that stands still is not scraped meanwhile.
 const MINUTE_MAX: Duration = Duration::from_secs(150);
-/// Pause between looks at what Prometheus has.
+/// Pause between questions to Prometheus, which tells nothing unless it is asked.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// Counts of the documents that need not grow here, and why.
@@ -224,7 +224,6 @@ fn metrics_in(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-#[ignore = "takes more than a minute; scripts/test runs it beside the end-to-end scenarios"]
 fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
     if !support::kvm_is_there() {
         return;

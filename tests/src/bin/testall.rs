@@ -77,27 +77,6 @@ const TEST_BUILD: Step<'static> = Step {
     runs_tests: false,
 };
 
-/// The test that watches processes for a minute.
-const MINUTE: &str = "prometheus_scrapes_a_vm_and_a_node_for_a_minute";
-
-/// A real Prometheus scrapes what runs here. It waits most of its time, and so runs beside the
-/// end-to-end scenarios.
-const PROMETHEUS: Step<'static> = Step {
-    name: "prometheus",
-    args: &[
-        "test",
-        // The same selection as in the step "test build", which has built it.
-        "--workspace",
-        "--test",
-        "prometheus",
-        "--",
-        "--ignored",
-        "--show-output",
-    ],
-    env: &[],
-    runs_tests: true,
-};
-
 /// What the end-to-end scenarios run.
 const BUILD: Step<'static> = Step {
     name: "release build",
@@ -141,8 +120,7 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
         step.run(&workspace, &logs, summary)?;
     }
     if TEST_BUILD.run(&workspace, &logs, summary)? {
-        // The long one has a step of its own.
-        test_binaries::run(&TEST_BUILD.log(&logs), &logs, MINUTE, summary)?;
+        test_binaries::run(&TEST_BUILD.log(&logs), &logs, summary)?;
     }
     let built = BUILD.run(&workspace, &logs, summary)?;
     if built {
@@ -166,15 +144,9 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
                 Duration::ZERO,
             );
         }
-        summary.add(MINUTE, Outcome::Skipped(reason.into()), Duration::ZERO);
         return Ok(());
     }
     let plan = Plan::all();
-    let mut beside = Summary::default();
-    let mut result = Ok(true);
-    Runner::prepare(&workspace, None, &plan)?.run_with(&plan, summary, || {
-        result = PROMETHEUS.run(&workspace, &logs, &mut beside);
-    });
-    summary.absorb(beside);
-    result.map(|_| ())
+    Runner::prepare(&workspace, None, &plan)?.run(&plan, summary);
+    Ok(())
 }

@@ -61,12 +61,6 @@ impl Runner {
 
     /// Runs scenarios and records how each ended.
     pub fn run(&self, plan: &Plan, summary: &mut Summary) {
-        self.run_with(plan, summary, || ());
-    }
-
-    /// The same, with something beside those that do not compare times, which needs little of the
-    /// processor and no testbed.
-    pub fn run_with(&self, plan: &Plan, summary: &mut Summary, beside: impl FnOnce() + Send) {
         for scenario in &plan.long {
             let reason = format!("it takes minutes: target/release/e2e {}", scenario.name);
             summary.add(scenario.name, Outcome::Skipped(reason), Duration::ZERO);
@@ -79,7 +73,6 @@ impl Runner {
             first.run(scenario);
         }
         std::thread::scope(|scope| {
-            scope.spawn(beside);
             for number in 2..=beds {
                 let (queue, summary) = (&queue, &summary);
                 scope.spawn(move || Lane::new(self, number, summary).run_all(queue));
