@@ -455,7 +455,12 @@ impl Fabric {
     /// Nothing may touch the guest view any more, now or later: whoever waits for a page
     /// would go on with zeros. A monitor with a vCPU that cannot be stopped must end its
     /// process instead, without calling this.
-    pub fn shutdown(mut self) -> Vec<NodeSummary> {
+    pub fn shutdown(self) -> Vec<NodeSummary> {
+        self.shutdown_telling(|| {})
+    }
+
+    /// The same, and tells of each lease that was returned.
+    pub fn shutdown_telling(mut self, mut returned: impl FnMut()) -> Vec<NodeSummary> {
         self.stop();
         self.close_hotplug();
         let mut nodes = self.nodes();
@@ -463,6 +468,7 @@ impl Fabric {
         self.rdma_links.clear();
         for (link, node) in self.links.drain(..).zip(nodes.iter_mut().skip(1)) {
             node.own_count = Some(link.release());
+            returned();
         }
         nodes
     }

@@ -239,6 +239,8 @@ pub struct PagerStats {
     pub prefetch_wasted: Counter,
     /// Untouched pages that were filled with zeros because an earlier run had touched them.
     pub replayed: Counter,
+    /// Pages of an earlier run's working set that were not looked at yet.
+    pub replay_left: AtomicU64,
     /// Faults on pages that were on their way here by a prefetch.
     pub prefetch_late: Counter,
     /// For each donor in order: what went to and fro.

@@ -3,13 +3,18 @@
 //! They are on stderr, which has to be a terminal, and never while the console of a guest is on that
 //! terminal. Messages go through [`Stderr`], which makes room for them. There is no colour in them.
 
+mod terminal;
+
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use self::terminal::FreeLine;
 use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
 
 /// How often a bar moves that shows only time.
@@ -37,6 +42,14 @@ fn is_wanted(verbosity: Verbosity) -> bool {
     !verbosity.quiet && !few && verbosity.log_format == LogFormat::Text
 }
 
+/// Takes the bar off the terminal, if one is there, before the process ends by force.
+pub fn clear() {
+    let bar = shown().take();
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+}
+
 /// Work of so many steps. Its bar goes when it is dropped, and leaves nothing on the terminal.
 #[derive(Debug)]
 pub struct Progress {
@@ -61,18 +74,27 @@ impl Progress {
         Self::still("rounds", steps.into(), "")
     }
 
-    fn still(what: &str, steps: u64, doing: &str) -> Self {
+    /// The same, of other steps than rounds.
+    #[must_use]
+    pub fn still(what: &str, steps: u64, doing: &str) -> Self {
         let mut shown = shown();
         if !ALLOWED.load(Ordering::Relaxed) || shown.is_some() {
             return Self { bar: None };
         }
-        let bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
+        let target = ProgressDrawTarget::term_like(Box::new(FreeLine::stderr()));
+        let bar = ProgressBar::with_draw_target(Some(steps), target);
         bar.set_style(style());
         bar.set_prefix(what.to_owned());
         bar.set_message(doing.to_owned());
         bar.tick();
         *shown = Some(bar.clone());
         Self { bar: Some(bar) }
+    }
+
+    /// What takes steps on another thread. That the bar goes waits for none of these.
+    #[must_use]
+    pub fn steps(&self) -> Steps {
+        Steps(self.bar.clone())
     }
 
     /// So many steps are done in all.
@@ -102,6 +124,91 @@ impl Drop for Progress {
         if let Some(bar) = self.bar.take() {
             *shown() = None;
             bar.finish_and_clear();
+        }
+    }
+}
+
+/// Takes the steps of a bar that somebody else shows; without effect once that is gone.
+#[derive(Clone, Debug, Default)]
+pub struct Steps(Option<ProgressBar>);
+
+impl Steps {
+    /// One step more is done.
+    pub fn step(&self) {
+        if let Some(bar) = &self.0 {
+            bar.inc(1);
+        }
+    }
+
+    /// What is done now.
+    pub fn say(&self, doing: &str) {
+        if let Some(bar) = &self.0 {
+            bar.set_message(doing.to_owned());
+        }
+    }
+}
+
+/// Work that goes on elsewhere and is looked at now and then, until this is dropped. What takes less than
+/// one such interval shows no bar.
+#[derive(Debug)]
+pub struct Followed {
+    /// None where bars are not to be seen.
+    thread: Option<(Sender<()>, JoinHandle<()>)>,
+}
+
+impl Followed {
+    /// Follows `what`, of so many steps, by asking how many are done. The bar is there until all are.
+    #[must_use]
+    pub fn begin(
+        what: &'static str,
+        steps: u64,
+        doing: &'static str,
+        done: impl Fn() -> u64 + Send + 'static,
+    ) -> Self {
+        Self::below("", what, steps, doing, done)
+    }
+
+    /// The same on a terminal on which somebody else has written, whose last line may have no end: `end` goes
+    /// before the bar.
+    #[must_use]
+    pub fn below(
+        end: &'static str,
+        what: &'static str,
+        steps: u64,
+        doing: &'static str,
+        done: impl Fn() -> u64 + Send + 'static,
+    ) -> Self {
+        if steps == 0 || !ALLOWED.load(Ordering::Relaxed) {
+            return Self { thread: None };
+        }
+        let (stop, stopped) = mpsc::channel();
+        let look = move || {
+            let mut shown: Option<Progress> = None;
+            while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                let now = done();
+                if now >= steps {
+                    return;
+                }
+                let bar = shown.get_or_insert_with(|| {
+                    // A bar is not worth an error, here and below.
+                    let _ = Stderr::default().write_all(end.as_bytes());
+                    Progress::begin(what, steps, doing)
+                });
+                bar.reach(now);
+            }
+        };
+        let thread = thread::Builder::new().name("progress".into()).spawn(look);
+        Self {
+            thread: thread.ok().map(|thread| (stop, thread)),
+        }
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.thread.take() {
+            drop(stop);
+            let _ = thread.join();
         }
     }
 }
@@ -166,5 +273,9 @@ mod tests {
         progress.step();
         progress.reach(2);
         progress.say("still nothing");
+        progress.steps().step();
+        progress.steps().say("nothing at all");
+        let followed = Followed::begin("nothing", 3, "", || 1);
+        assert!(followed.thread.is_none());
     }
 }

@@ -132,3 +132,37 @@ fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
             .is_some_and(|text| text.contains("RDMA") || text.contains("libibverbs"))
     }));
 }
+
+/// What `ssi-hv bench` writes to a terminal: that of script(1), which every Debian has.
+fn on_a_terminal(arguments: &str) -> String {
+    let command = format!("'{}' bench {arguments}", env!("CARGO_BIN_EXE_ssi-hv"));
+    let output = Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(std::process::Stdio::null())
+        .output()
+        .expect("script(1) runs");
+    let written = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments}: {written:?}");
+    written
+}
+
+#[test]
+fn a_bench_shows_a_bar_on_a_terminal_that_goes_before_the_result_is_there() {
+    const CLEAR_LINE: &str = "\r\x1b[2K";
+    let transport = "transport --transport loopback --seconds 2";
+    for (arguments, bar, steps) in [
+        (transport, "measuring [", "/8 "),
+        ("start --memory 1G", "pages [", "/33280 "),
+    ] {
+        let written = on_a_terminal(arguments);
+        let (bars, result) = written.rsplit_once(CLEAR_LINE).expect("a bar");
+        assert!(bars.contains(bar) && bars.contains(steps), "{written:?}");
+        assert!(result.contains("0 wrong"), "{written:?}");
+        // What is typed meanwhile stands behind the bar, and not on another line.
+        let full = |line: &str| line.ends_with("    ");
+        assert!(!bars.split(CLEAR_LINE).any(full), "{written:?}");
+        let quiet = on_a_terminal(&format!("{arguments} --quiet"));
+        assert!(!quiet.contains(bar), "{quiet:?}");
+    }
+}

@@ -55,6 +55,7 @@ pub enum LeaseError {
 pub struct Pool {
     bytes: u64,
     duration_max: Duration,
+    closing_time_max: Duration,
     leases: Mutex<HashMap<Token, Arc<Lease>>>,
     lent: Mutex<u64>,
     /// Leases granted.
@@ -72,6 +73,7 @@ impl Pool {
         Self {
             bytes,
             duration_max,
+            closing_time_max: CLOSING_TIME_MAX,
             leases: Mutex::default(),
             lent: Mutex::default(),
             granted: Counter::default(),
@@ -158,61 +160,59 @@ impl Pool {
     /// Ends a lease: its connections close, its memory is freed as soon as the last of them
     /// has ended.
     pub fn end(&self, token: &Token) -> Option<LeaseStatus> {
-        self.end_if(token, |_| true)
+        let lease = lock(&self.leases).remove(token)?;
+        self.settle(vec![lease]).pop()
     }
 
-    fn end_if(&self, token: &Token, wanted: impl Fn(&Lease) -> bool) -> Option<LeaseStatus> {
-        let lease = {
-            let mut leases = lock(&self.leases);
-            if !wanted(leases.get(token)?) {
-                return None;
+    /// Ends leases that nobody finds any more. They are waited for together: what hangs in one takes no
+    /// time from another.
+    fn settle(&self, leases: Vec<Arc<Lease>>) -> Vec<LeaseStatus> {
+        for lease in &leases {
+            lease.close();
+        }
+        let deadline = Instant::now() + self.closing_time_max;
+        let settled = leases.into_iter().map(|lease| {
+            let closed = lease.has_closed_by(deadline);
+            // Now that nobody counts any more.
+            let status = lease.status();
+            {
+                let mut past = lock(&self.past);
+                past.pages_read += status.pages_read;
+                past.pages_written += status.pages_written;
+                past.pages_dropped += status.pages_dropped;
             }
-            leases.remove(token)?
-        };
-        let closed = lease.close(CLOSING_TIME_MAX);
-        // Now that nobody counts any more.
-        let status = lease.status();
-        {
-            let mut past = lock(&self.past);
-            past.pages_read += status.pages_read;
-            past.pages_written += status.pages_written;
-            past.pages_dropped += status.pages_dropped;
-        }
-        // The bytes count as free only when they are.
-        let bytes = lease.bytes();
-        if closed {
-            drop(lease);
-            *lock(&self.lent) -= bytes;
-        } else {
-            tracing::warn!(
-                vm = lease.vm,
-                bytes,
-                "a connection does not end, perhaps in a verb that hangs; its memory stays lent \
-                 until this node ends"
-            );
-        }
-        Some(status)
+            // The bytes count as free only when they are.
+            let bytes = lease.bytes();
+            if closed {
+                drop(lease);
+                *lock(&self.lent) -= bytes;
+            } else {
+                tracing::warn!(
+                    vm = lease.vm,
+                    bytes,
+                    "a connection does not end, perhaps in a verb that hangs; its memory stays \
+                     lent until this node ends"
+                );
+            }
+            status
+        });
+        settled.collect()
+    }
+
+    /// Takes those leases out that are to end.
+    fn take(&self, wanted: impl Fn(&Lease) -> bool) -> Vec<Arc<Lease>> {
+        let mut leases = lock(&self.leases);
+        let taken = leases.extract_if(|_, lease| wanted(lease));
+        taken.map(|(_, lease)| lease).collect()
     }
 
     /// Ends every lease that was not renewed in time; gives the names of their VMs.
     pub fn end_expired(&self, now: Instant) -> Vec<String> {
-        let late = |lease: &Lease| lease.ends_at() <= now;
-        let expired: Vec<_> = {
-            let leases = lock(&self.leases);
-            let expired = leases.values().filter(|lease| late(lease));
-            expired
-                .map(|lease| (lease.token, lease.vm.clone()))
-                .collect()
-        };
-        expired
-            .into_iter()
-            .filter_map(|(token, vm)| {
-                // It may have been renewed since.
-                self.end_if(&token, late)?;
-                self.expired.increment();
-                Some(vm)
-            })
-            .collect()
+        let expired = self.take(|lease| lease.ends_at() <= now);
+        let vms: Vec<_> = expired.iter().map(|lease| lease.vm.clone()).collect();
+        self.settle(expired);
+        vms.iter().for_each(|_| self.expired.increment());
+        vms
     }
 
     /// Lets go of RDMA devices that are being removed.
@@ -225,10 +225,7 @@ impl Pool {
 
     /// Ends every lease.
     pub fn end_all(&self) {
-        let tokens: Vec<_> = lock(&self.leases).keys().copied().collect();
-        for token in tokens {
-            self.end(&token);
-        }
+        self.settle(self.take(|_| true));
     }
 }
 

@@ -71,7 +71,7 @@ pub struct Donor {
 
 #[derive(Debug)]
 struct Shared {
-    pool: Pool,
+    pool: Arc<Pool>,
     spin: Duration,
     rdma: DeviceChoice,
     rdma_connections: rdma::Connections,
@@ -108,7 +108,7 @@ impl Donor {
         let address = listener.local_addr().map_err(listen)?;
         let accepted_from = listener.try_clone().map_err(listen)?;
         let shared = Arc::new(Shared {
-            pool: Pool::new(config.memory_bytes, config.lease_duration_max),
+            pool: Arc::new(Pool::new(config.memory_bytes, config.lease_duration_max)),
             spin: config.spin,
             rdma: config.rdma.clone(),
             rdma_connections: rdma::Connections::new(rdma_connections_max),
@@ -147,7 +147,7 @@ impl Donor {
 
     /// Its memory, leases and counts.
     #[must_use]
-    pub fn pool(&self) -> &Pool {
+    pub fn pool(&self) -> &Arc<Pool> {
         &self.shared.pool
     }
 

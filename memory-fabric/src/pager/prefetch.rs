@@ -152,6 +152,8 @@ impl Prefetcher {
         let most = shared.donors_max * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
         let waiter = Waiter::new(shared.spin, shared.donors_max);
+        let left = replay.iter().map(|run| u64::from(run.count)).sum();
+        shared.stats.replay_left.store(left, Ordering::Relaxed);
         Self {
             pages_in_flight: vec![0; shared.donors_max],
             shared,
@@ -229,6 +231,7 @@ impl Prefetcher {
         };
         if !shared.budget.is_plentiful() {
             self.replay.clear();
+            shared.stats.replay_left.store(0, Ordering::Relaxed);
             return Ok(false);
         }
         let (part, _) = run.split_at(RUN_PAGES);
@@ -253,6 +256,10 @@ impl Prefetcher {
             }
         }
         let (_, rest) = run.split_at(done);
+        let looked_at = u64::from(run.count - rest.count);
+        let left = &shared.stats.replay_left;
+        // This thread alone changes it.
+        left.fetch_sub(looked_at, Ordering::Relaxed);
         if rest.count > 0 {
             self.replay.push_front(rest);
         }

@@ -1,28 +1,48 @@
 //! The scenario of telling a guest what to do while it runs.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use serde_json::Value;
 
 use super::guest::{
     BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
 };
 use super::status::{json, number};
 use super::{Context, Result, Scenario, Verdict};
+use crate::testbed::RemoteProcess;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "control",
-    about: "a guest is asked by a crowd, paused, resumed, and shut down by its power button",
+    about: "a guest is asked by a crowd, paused, resumed, made to give up memory and given it back, and shut down by its power button",
     needs_product: true,
     run: control,
 }];
 
-/// Ticks while a probe has memory on the move; then listens to the power button, and ends when that
+/// Ticks while a probe has memory on the move. From then on the guest reports no free memory by itself,
+/// since there are no blocks of that order: what is counted is the balloon's doing. Leaves free memory with
+/// bytes in it, here and at the donor, and keeps some to be checked. Then waits until its free memory has
+/// become less and more again, and uses what it got back. Then listens to the power button, and ends when that
 /// was pressed.
 const WORK: &str = "(i=0; while :; do i=$((i+1)); echo tick=$i.; usleep 100000; done) & \
+    echo 11 >/sys/module/page_reporting/parameters/page_reporting_order; \
     faultprobe --bytes 128M; \
+    fill() { head -c $2 /dev/urandom | tee /tmp/$1 | md5sum >/tmp/$1.sum; }; \
+    same() { md5sum </tmp/$1 | cmp - /tmp/$1.sum && echo $1=$((1)); }; \
+    free() { grep MemFree /proc/meminfo | tr -dc 0-9; }; \
+    for i in $(seq 16); do cp /bin/busybox /tmp/gone$i; done; fill kept 8388608; rm /tmp/gone*; all=$(free); echo filled=$((1)); \
+    until [ $(free) -lt $((all - 250000)) ]; do usleep 100000; done; echo shrunk=$((1)); \
+    until [ $(free) -ge $((all - 30000)) ]; do usleep 100000; done; echo grown=$((1)); \
+    fill again 8388608; same again; same kept; \
     exec 3</dev/input/event0; echo button-ready=$((1)); \
     echo button-bytes=$(head -c 24 <&3 | wc -c)";
+
+/// What the guest is asked to give up, of 512 MiB.
+const BALLOON_BYTES: u64 = 320 << 20;
+/// The guest does not write to pages that go into the balloon.
+const ALLOCATES_AS_IT_IS: &str = " init_on_alloc=0";
+/// How long the guest may take for that; some seconds, emulated.
+const BALLOON_DEADLINE: Duration = Duration::from_secs(90);
 
 /// Ten clients at once, since emulated hosts are slow (vmm/tests/control.rs has fifty); prints how
 /// many saw the guest run. The program is copied first: from the
@@ -38,10 +58,12 @@ fn control(context: &Context<'_>) -> Result {
     let here = context.testbed.host(1);
     let donor = Donor::start(context)?;
     let mut guest = Guest {
+        memory: "512M",
         local_memory: Some("192M"),
         ..Guest::remote(2, WORK)
     };
     guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
+    guest.cmdline.push_str(ALLOCATES_AS_IT_IS);
     guest.more.extend(["--name", "told"]);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
@@ -82,7 +104,13 @@ fn control(context: &Context<'_>) -> Result {
     here.check(&["ssi-hv", "resume", "told"], SHORT)?;
     process.wait_for_line(&format!("tick={}.", ticks + 5), SHORT)?;
 
+    process.wait_for_line("filled=1", GUEST_DEADLINE)?;
+    let dropped = balloon(context, &process, &format!("vm-{}-told", process.pid()))?;
+    context.note(dropped);
     process.wait_for_line("button-ready=1", GUEST_DEADLINE)?;
+    for file in ["again=1", "kept=1"] {
+        ensure!(process.stdout().contains(file), "no {file}: it has changed");
+    }
     let told = here.check(&["ssi-hv", "shutdown", "told", "--wait", "25"], SHORT)?;
     ensure!(told.trim() == "told: ended", "{told}");
     let guest = Finished::read(context, process.wait(SHORT)?)?;
@@ -92,9 +120,75 @@ fn control(context: &Context<'_>) -> Result {
         guest.output.stdout.contains("button-bytes=24"),
         "the guest did not hear of its button"
     );
-    donor.stop(context)?;
+    let dropped = donor.end(context)?["pages_dropped"].as_f64();
+    ensure!(
+        dropped == Some(guest.number("/free_pages/dropped_at_home")?),
+        "the donor has dropped {dropped:?} pages: {}",
+        guest.report["free_pages"]
+    );
     context.note(format!("pausing took {} ms, emulated", took.as_millis()));
     Ok(Verdict::Pass)
+}
+
+/// Lets the guest give up memory by its balloon and gives it back; says what came of it.
+fn balloon(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> anyhow::Result<String> {
+    let counters = || -> anyhow::Result<Value> {
+        Ok(ask(context, socket, "GET", "/v1/report", "")?["free_pages"].take())
+    };
+    let before = counters()?;
+    resize(context, socket, BALLOON_BYTES)?;
+    let after = counters()?;
+    let grown = |name: &str| Ok::<_, anyhow::Error>(number(&after, name)? - number(&before, name)?);
+    let (pages, reported) = (BALLOON_BYTES / 4096, grown("/reported")?);
+    ensure!(
+        reported == pages,
+        "{reported} pages were given up, {pages} were asked for"
+    );
+    let (here, home) = (grown("/dropped_here")?, grown("/dropped_at_home")?);
+    // Far more free pages than these had bytes in them; those that did not fit here were at the donor.
+    ensure!(
+        here > 2000 && home > 2000,
+        "next to nothing was dropped: {after}"
+    );
+    guest.wait_for_line("shrunk=1", SHORT)?;
+    resize(context, socket, 0)?;
+    guest.wait_for_line("grown=1", SHORT)?;
+    Ok(format!(
+        "a balloon of {pages} pages dropped {here} here and {home} at the donor"
+    ))
+}
+
+/// Asks for a balloon of this size, and waits until it has it.
+fn resize(context: &Context<'_>, socket: &str, bytes: u64) -> anyhow::Result<()> {
+    let deadline = Instant::now() + BALLOON_DEADLINE;
+    let body = format!("{{\"target_bytes\": {bytes}}}");
+    let mut now = ask(context, socket, "PUT", "/v1/balloon", &body)?;
+    ensure!(number(&now, "/target_bytes")? == bytes, "{now}");
+    while number(&now, "/actual_bytes")? != bytes {
+        ensure!(
+            Instant::now() < deadline,
+            "{bytes} bytes were asked for: {now}"
+        );
+        now = ask(context, socket, "GET", "/v1/balloon", "")?;
+    }
+    Ok(())
+}
+
+/// What a control socket of host 1 answers, as programs ask it.
+fn ask(
+    context: &Context<'_>,
+    socket: &str,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> anyhow::Result<Value> {
+    let script = "printf '%s %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s' \"$2\" \"$3\" ${#4} \"$4\" | \
+        /share/socket-pipe unix-connect /run/ssi-hv/$1.sock";
+    let argv = ["sh", "-c", script, "sh", socket, method, path, body];
+    let said = context.testbed.host(1).check(&argv, SHORT)?;
+    let (head, answer) = said.split_once("\r\n\r\n").unwrap_or((said.as_str(), ""));
+    ensure!(head.starts_with("HTTP/1.1 200 "), "{method} {path}: {said}");
+    serde_json::from_str(answer).with_context(|| format!("{method} {path}: {said}"))
 }
 
 /// The number of the last tick on the console.

@@ -47,7 +47,8 @@ fn run(context: &Context<'_>, flags: &[&str]) -> anyhow::Result<(i32, Vec<u8>, S
 fn exec(context: &Context<'_>) -> Result {
     let hosts = context.testbed.hosts();
     hosts.iter().try_for_each(add_rxe)?;
-    let donor = Donor::start(context)?;
+    // Pinning what is lent takes a limit of locked memory and no capability (docs/install.md).
+    let donor = Donor::without_rights(context)?;
     let flags = [
         ["--memory", "384M"],
         ["--local-memory", "96M"],

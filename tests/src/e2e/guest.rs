@@ -260,16 +260,45 @@ impl Donor {
 
     /// Starts a second one.
     pub fn second(context: &Context<'_>) -> anyhow::Result<Self> {
-        Self::at(context, DONOR_2, NODE_2_REPORT, "1G", &[])
+        Self::at(context, &[], DONOR_2, NODE_2_REPORT, "1G", &[])
+    }
+
+    /// Starts it as a user who has no right that others do not have, with the limit of locked memory that all
+    /// have there: as `ssi-hv-node.service` of the package runs it.
+    pub fn without_rights(context: &Context<'_>) -> anyhow::Result<Self> {
+        // The testbed's hosts have no users but root.
+        let user = "mkdir -p /etc; grep -qs ^nobody: /etc/passwd || \
+            echo nobody:x:65534:65534:::/bin/sh >>/etc/passwd";
+        let host = context.testbed.host(2);
+        host.check(&["sh", "-c", user], SHORT)?;
+        let nobody = [
+            "start-stop-daemon",
+            "-S",
+            "-c",
+            "65534:65534",
+            "-x",
+            "/share/ssi-hv",
+            "--",
+        ];
+        let donor = Self::at(context, &nobody, DONOR, NODE_REPORT, "1G", &[])?;
+        let status = format!("/proc/{}/status", donor.pid());
+        let status = host.check(&["cat", &status], SHORT)?;
+        let none = |name: &str| status.contains(&format!("{name}:\t0000000000000000\n"));
+        ensure!(
+            status.contains("\nUid:\t65534\t") && none("CapEff") && none("CapPrm"),
+            "the donor has rights: {status}"
+        );
+        Ok(donor)
     }
 
     /// Starts it with so much memory and further flags.
     pub fn lending(context: &Context<'_>, memory: &str, more: &[&str]) -> anyhow::Result<Self> {
-        Self::at(context, DONOR, NODE_REPORT, memory, more)
+        Self::at(context, &[], DONOR, NODE_REPORT, memory, more)
     }
 
     fn at(
         context: &Context<'_>,
+        before: &[&str],
         address: &str,
         report: &'static str,
         memory: &str,
@@ -277,8 +306,14 @@ impl Donor {
     ) -> anyhow::Result<Self> {
         let host = context.testbed.host(2);
         host.check(&["rm", "-f", report], SHORT)?;
-        let mut argv = vec![
-            "/share/ssi-hv",
+        // What is put before the command ends with its program's name.
+        let program: &[&str] = if before.is_empty() {
+            &["/share/ssi-hv"]
+        } else {
+            before
+        };
+        let mut argv = program.to_vec();
+        argv.extend([
             "node",
             "--listen",
             address,
@@ -287,7 +322,7 @@ impl Donor {
             "--insecure",
             "--report",
             report,
-        ];
+        ]);
         argv.extend(more);
         let process = host.spawn(&argv)?;
         let port = address.rsplit(':').next().unwrap_or_default();

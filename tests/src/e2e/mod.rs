@@ -25,6 +25,7 @@ mod status;
 mod tour;
 mod transports;
 mod udp;
+mod up;
 mod vsock;
 
 pub(crate) use bed::add_rxe;
@@ -115,6 +116,7 @@ impl Plan {
             control::SCENARIOS,
             hotplug::SCENARIOS,
             tour::SCENARIOS,
+            up::SCENARIOS,
             disks::SCENARIOS,
             network::SCENARIOS,
             numa::SCENARIOS,

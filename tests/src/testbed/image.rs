@@ -57,6 +57,9 @@ const TOOLS: &[(&str, &str)] = &[
     ("nbd-client", "nbd-client"),
     ("dnsmasq", "dnsmasq-base"),
     ("ssh", "openssh-client"),
+    ("ssh-keygen", "openssh-client"),
+    ("dropbear", "dropbear-bin"),
+    ("dropbearkey", "dropbear-bin"),
     ("iperf3", "iperf3"),
 ];
 

@@ -15,12 +15,16 @@ use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::{Route, Service, answer};
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
 use ssi_hv::status::rdma::NodeRdma;
 use ssi_hv::status::{NodeCounters, NodeStatus};
 
 use super::{Failure, lifeline, metrics, print};
+
+/// What the bar counts at the end.
+const MIB_SHIFT: u32 = 20;
 
 /// A node as it can be asked about.
 #[derive(Clone, Debug)]
@@ -150,6 +154,11 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     if let Some(report) = &report {
         report.write(&counters(&donor))?;
     }
+    let pool = Arc::clone(donor.pool());
+    let lent = pool.lent_bytes() >> MIB_SHIFT;
+    let freed = move || lent.saturating_sub(pool.lent_bytes() >> MIB_SHIFT);
+    let _progress = Followed::begin("freeing lent memory", lent, "MiB", freed);
+    drop((watched, donor));
     Ok(ExitCode::Success)
 }
 

@@ -8,6 +8,7 @@ use ssi_hv::control_socket::client::{ask, call};
 use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget};
 use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
 use super::control::vm_entry;
@@ -18,6 +19,9 @@ const PATH: &str = "/v1/hotplug";
 
 /// Pause between two looks at how far the guest is.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
+
+/// What the bar counts.
+const MIB_SHIFT: u32 = 20;
 
 /// Tells a guest to have more or less memory, or shows how much it has of it.
 pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
@@ -36,6 +40,7 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
     let wanted = config.memory.map_or(body.requested_bytes, ByteSize::bytes);
     let wait = Duration::from_secs(config.wait.into());
     let deadline = Instant::now() + wait;
+    let (from, mut progress) = (body.plugged_bytes, None);
     while wait > Duration::ZERO && !is_done(&body, wanted) {
         if let (None, Some(error)) = (&body.joining, &body.error) {
             return Err(anyhow!("{who}: {error}").into());
@@ -52,9 +57,42 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
         }
         std::thread::sleep(LOOK_PAUSE);
         body = ask(&entry.path, PATH)?;
+        // There is something to be seen when it takes that long.
+        let progress = progress.get_or_insert_with(|| Plugging::begin(from, wanted));
+        progress.reach(&body);
     }
+    drop(progress);
     print(&format!("{who}: {}\n", said(&body)))?;
     Ok(ExitCode::Success)
+}
+
+/// The bar of memory that comes or goes.
+struct Plugging {
+    progress: Progress,
+    /// What was plugged at the start.
+    from: u64,
+}
+
+impl Plugging {
+    fn begin(from: u64, wanted: u64) -> Self {
+        let what = if wanted < from {
+            "unplugging"
+        } else {
+            "plugging"
+        };
+        let steps = wanted.abs_diff(from) >> MIB_SHIFT;
+        let progress = Progress::begin(what, steps, "MiB");
+        Self { progress, from }
+    }
+
+    fn reach(&self, body: &HotplugBody) {
+        let done = body.plugged_bytes.abs_diff(self.from) >> MIB_SHIFT;
+        self.progress.reach(done);
+        match &body.joining {
+            Some(who) => self.progress.say(&format!("donor {who} is joining")),
+            None => self.progress.say("MiB"),
+        }
+    }
 }
 
 fn is_done(body: &HotplugBody, wanted: u64) -> bool {

@@ -2,13 +2,13 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, SPIN_DEFAULT,
-    TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary,
+    SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::rdma::RdmaLinkError;
@@ -24,6 +24,7 @@ use ssi_hv::machine::{
     Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
     hotplug_start,
 };
+use ssi_hv::progress::Followed;
 use ssi_hv::report::{Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
@@ -222,6 +223,8 @@ impl Run<'_> {
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
         let fabric =
             Fabric::start(&fabric_config, &supervisor.observer()).map_err(donors_failed)?;
+        let replay =
+            (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
         tracing::info!("{}", describe(&fabric, wanted));
         if let Some(advice) = advice(&fabric) {
             tracing::warn!("{advice}");
@@ -277,13 +280,13 @@ impl Run<'_> {
         } else {
             Ok(Outcome::Stopped)
         };
-        drop(watch);
+        drop((watch, replay));
         if let Some(error) = working_set.save(&fabric) {
             // The guest has run all the same.
             supervisor.note(error);
         }
         report.timeline = sampler.finish();
-        let is_all_gone = finish(fabric, &handle, prepared, report);
+        let is_all_gone = finish(config, fabric, &handle, prepared, report);
         if let Some(exec) = self.exec {
             let code = exec.verdict(outcome, handle.time_to_init().is_some())?;
             return Ok((code, is_all_gone));
@@ -420,8 +423,31 @@ fn guest_memory(memory: &GuestMemory, wanted: &ValidatedRun) -> Result<GuestMemo
     Ok(GuestMemoryMmap::from_regions(regions).context("guest memory overlaps")?)
 }
 
+/// Whether bars may be on the terminal when the guest's console is not. `ssi-hv up` has its own, and the
+/// output of a command in the guest stays as it is.
+fn has_terminal(config: &RunConfig) -> bool {
+    config.end_with_fd.is_none() && config.exec.is_none()
+}
+
+/// Ends the fabric: what is on its way to donors gets there, then each of them gets its lease back.
+fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
+    let donors = fabric.nodes().len().saturating_sub(1) as u64;
+    let returned = Arc::new(AtomicU64::new(0));
+    let done = Arc::clone(&returned);
+    let _progress = has_terminal(config).then(|| {
+        let done = move || done.load(Ordering::Relaxed);
+        // The guest has perhaps been stopped in the middle of a line.
+        let end = if config.console.is_none() { "\n" } else { "" };
+        Followed::below(end, "giving memory back", donors, "leases", done)
+    });
+    fabric.shutdown_telling(|| {
+        returned.fetch_add(1, Ordering::Relaxed);
+    })
+}
+
 /// Ends the fabric and reports what it did. False when the fabric has to stay as it is.
 fn finish(
+    config: &RunConfig,
     fabric: Fabric,
     machine: &MachineHandle,
     prepared: Duration,
@@ -434,7 +460,7 @@ fn finish(
     let view = fabric.view().clone();
     let is_all_gone = machine.all_vcpus_ended();
     let summaries = if is_all_gone {
-        fabric.shutdown()
+        give_back(config, fabric)
     } else {
         // A vCPU waits for a page. Were its userfaultfd closed it would go on with zeros;
         // so it stays as it is until the process ends, which is now.

@@ -14,6 +14,7 @@ use ssi_hv::config::RunConfig;
 use ssi_hv::control_socket::server::remove_sockets;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal};
+use ssi_hv::progress;
 use ssi_hv::report::{Host, Report, ReportFile};
 use ssi_hv::status::VmState;
 
@@ -149,6 +150,7 @@ impl Supervisor {
                     if told {
                         // A second time: at once.
                         restore_terminal();
+                        progress::clear();
                         remove_sockets();
                         std::process::exit(code.code().into());
                     }
@@ -371,6 +373,7 @@ impl Supervisor {
             end.code
         };
         restore_terminal();
+        progress::clear();
         remove_sockets();
         if let Some(report) = &self.report {
             let mut text = Report::new(Host::detect());

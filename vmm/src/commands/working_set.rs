@@ -1,11 +1,14 @@
 //! `--record-working-set` and `--replay-working-set`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use anyhow::anyhow;
 use memory_fabric::fabric::{Fabric, FabricConfig};
 use memory_fabric::working_set::{self, Subject, WorkingSetError};
 use ssi_hv::config::{RunConfig, ValidatedRun};
+use ssi_hv::progress::Followed;
 
 use super::Failure;
 
@@ -13,6 +16,8 @@ use super::Failure;
 #[derive(Debug)]
 pub struct WorkingSet {
     record: Option<(PathBuf, Subject)>,
+    /// Pages that are replayed.
+    replayed: u64,
 }
 
 impl WorkingSet {
@@ -25,7 +30,10 @@ impl WorkingSet {
     ) -> Result<Self, Failure> {
         let (record, replay) = (&config.record_working_set, &config.replay_working_set);
         if record.is_none() && replay.is_none() {
-            return Ok(Self { record: None });
+            return Ok(Self {
+                record: None,
+                replayed: 0,
+            });
         }
         let mut image = vec![wanted.kernel.as_path()];
         image.extend(wanted.initrd.as_deref());
@@ -49,7 +57,20 @@ impl WorkingSet {
                 Some((path.clone(), subject))
             }
         };
-        Ok(Self { record })
+        let pages = fabric.replay.iter().map(|run| u64::from(run.count));
+        Ok(Self {
+            record,
+            replayed: pages.sum(),
+        })
+    }
+
+    /// Shows how far the replay is, which goes on while the guest boots. What memory has no room for counts
+    /// as done.
+    #[must_use]
+    pub fn follow(&self, fabric: &Fabric) -> Followed {
+        let (stats, pages) = (Arc::clone(fabric.stats()), self.replayed);
+        let done = move || pages.saturating_sub(stats.replay_left.load(Ordering::Relaxed));
+        Followed::begin("replaying the working set", pages, "pages", done)
     }
 
     /// Writes what was recorded. What comes back is why that was not possible, in one line.

@@ -3,6 +3,7 @@
 //! Linux, Documentation/arch/x86/boot.rst, section "64-bit boot protocol".
 
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -28,6 +29,9 @@ const PROTOCOL: u16 = 0x020f;
 const LOADED_HIGH: u8 = 1;
 /// Physical alignment of x86-64 kernels (CONFIG_PHYSICAL_ALIGN).
 const KERNEL_ALIGNMENT: u32 = 0x20_0000;
+
+/// An initrd is read in pieces of this size.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// Memory map: usable RAM.
 const E820_RAM: u32 = 1;
@@ -110,11 +114,19 @@ fn load_initrd_file(
         });
     }
     let start = room_for_initrd(path, bytes, size, kernel_end)?;
-    let count =
-        usize::try_from(bytes).map_err(|_| read_error(std::io::ErrorKind::FileTooLarge.into()))?;
-    memory
-        .read_exact_volatile_from(GuestAddress(start), &mut file, count)
-        .map_err(initrd_not_written)?;
+    // Not straight into guest memory: a file system that pins the pages which it reads into, as 9p does,
+    // waits for them where not even SIGKILL ends a process, and their donor may be lost.
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut done = 0;
+    while done < bytes {
+        let left = usize::try_from(bytes - done).unwrap_or(PIECE_BYTES);
+        piece.truncate(left);
+        file.read_exact(&mut piece).map_err(read_error)?;
+        memory
+            .write_slice(&piece, GuestAddress(start + done))
+            .map_err(initrd_not_written)?;
+        done += piece.len() as u64;
+    }
     Ok(LoadedInitrd { start, bytes })
 }
 

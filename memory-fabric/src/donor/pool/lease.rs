@@ -345,9 +345,8 @@ impl Lease {
         self.session_ended.notify_all();
     }
 
-    /// Ends it: its connections close, adapters reach it no more. False when a connection has not
-    /// ended after `time_max`; it may still use the memory then.
-    pub(super) fn close(&self, time_max: Duration) -> bool {
+    /// Ends it: its connections are told to close, adapters reach it no more.
+    pub(super) fn close(&self) {
         let mut sessions = lock(&self.sessions);
         sessions.ended = true;
         for stream in sessions.active.values() {
@@ -355,11 +354,16 @@ impl Lease {
         }
         drop(sessions);
         self.export.end();
+    }
+
+    /// Waits until its connections have ended. False when one has not at the deadline; it may still
+    /// use the memory then.
+    pub(super) fn has_closed_by(&self, deadline: Instant) -> bool {
+        let sessions = lock(&self.sessions);
+        let left = deadline.saturating_duration_since(Instant::now());
         let (sessions, _) = self
             .session_ended
-            .wait_timeout_while(lock(&self.sessions), time_max, |sessions| {
-                !sessions.active.is_empty()
-            })
+            .wait_timeout_while(sessions, left, |sessions| !sessions.active.is_empty())
             .unwrap_or_else(PoisonError::into_inner);
         sessions.active.is_empty()
     }

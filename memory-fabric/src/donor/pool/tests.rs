@@ -109,19 +109,62 @@ fn offsets_outside_or_across_pages_are_refused() {
     assert_eq!(lease.status().pages_read, 2, "only what was sent counts");
 }
 
-#[test]
-fn a_connection_that_does_not_end_is_not_waited_for_for_ever() {
-    let pool = pool(1);
-    let lease = pool.lend("vm".into(), 4096, false, Duration::from_secs(60));
+/// A lease of one page with a connection that does not end by itself, and the VM's end of that.
+fn hanging(pool: &Pool, vm: &str) -> (Arc<Lease>, SessionKind, TcpStream) {
+    let lease = pool.lend(vm.into(), PAGE, false, SECOND);
     let lease = lease.expect("free memory");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
-    let (kind, time) = (SessionKind::Pages(TrafficClass::Urgent), Duration::ZERO);
-    let began = lease.begin_session(kind, Closer::Tcp(stream), time);
+    let kind = SessionKind::Pages(TrafficClass::Urgent);
+    let began = lease.begin_session(kind, Closer::Tcp(stream), Duration::ZERO);
     began.expect("the first of its kind");
-    assert!(!lease.close(Duration::from_millis(1)), "it has not ended");
+    let (peer, _) = listener.accept().expect("connected");
+    (lease, kind, peer)
+}
+
+#[test]
+fn a_connection_that_does_not_end_is_not_waited_for_for_ever() {
+    let pool = pool(1);
+    let (lease, kind, _peer) = hanging(&pool, "vm");
+    lease.close();
+    let soon = Instant::now() + Duration::from_millis(1);
+    assert!(!lease.has_closed_by(soon), "it has not ended");
     lease.end_session(kind);
-    assert!(lease.close(Duration::ZERO));
+    assert!(lease.has_closed_by(soon));
+}
+
+#[test]
+fn leases_that_hang_are_waited_for_together() {
+    const LEASES: u32 = 10;
+    for by_time in [false, true] {
+        let mut pool = pool(LEASES.into());
+        pool.closing_time_max = Duration::from_millis(300);
+        let mut leases: Vec<_> = (0..LEASES).map(|_| hanging(&pool, "vm")).collect();
+        // The last of them ends when it is told to, which is before the first is given up.
+        let (last, kind, mut peer) = leases.pop().expect("some");
+        let begin = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                peer.set_read_timeout(Some(SECOND * 30)).expect("is set");
+                assert_eq!(peer.read(&mut [0]).expect("in time"), 0);
+                last.end_session(kind);
+                drop(last);
+            });
+            if by_time {
+                let names = pool.end_expired(Instant::now() + SECOND * 2);
+                assert_eq!(names.len(), leases.len() + 1);
+                assert_eq!(pool.expired.get(), LEASES.into());
+            } else {
+                pool.end_all();
+            }
+        });
+        let took = begin.elapsed();
+        let (once, each) = (pool.closing_time_max, pool.closing_time_max * (LEASES - 1));
+        assert!(took >= once && took < each, "{took:?}");
+        assert_eq!(pool.leases(), 0);
+        // What hangs may still use its memory.
+        assert_eq!(pool.lent_bytes(), u64::from(LEASES - 1) * PAGE);
+    }
 }
 
 #[test]

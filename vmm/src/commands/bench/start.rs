@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use ssi_hv::config::{Compression, Transport};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::progress::Progress;
 use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
 
@@ -26,6 +27,9 @@ const LOCAL: ByteSize = ByteSize::from_mib(256);
 const DENSE_PAGES: usize = (64 << 20) / PAGE_SIZE;
 /// Pages touched far from each other.
 const SPARSE_PAGES: usize = 256;
+
+/// How often the bar moves: it takes no time from what is measured.
+const PAGES_OF_STEP: u64 = 1024;
 
 /// Connections that a fabric keeps to a donor: that of the lease, and one for each class of traffic.
 const CONNECTIONS: usize = 4;
@@ -94,6 +98,9 @@ fn measure(memory: ByteSize) -> Result<Started> {
         faults: None,
         json: false,
     };
+    // Pages touched, and as many compared.
+    let pages = 2 * (DENSE_PAGES + SPARSE_PAGES);
+    let progress = Progress::still("pages", pages as u64, "starts");
     let before = Memory::now()?;
     let started_at = Instant::now();
     let fabric = start_fabric(&config, &donors)?;
@@ -112,7 +119,18 @@ fn measure(memory: ByteSize) -> Result<Started> {
 
     let view = View::of(&fabric);
     let dense = 0..DENSE_PAGES;
-    dense.clone().for_each(|page| write(&view, page));
+    let mut done = 0;
+    let mut step = || {
+        done += 1;
+        if done % PAGES_OF_STEP == 0 {
+            progress.reach(done);
+        }
+    };
+    progress.say("touched one after another");
+    for page in dense.clone() {
+        write(&view, page);
+        step();
+    }
     let (filled, dense_bytes) = (Memory::now()?, resident()?);
     // Counts of bytes stay far below 2^52.
     #[allow(clippy::cast_precision_loss)]
@@ -122,14 +140,24 @@ fn measure(memory: ByteSize) -> Result<Started> {
     };
 
     // Those of them that a small guest has among the first are there already.
-    let step = view.pages / SPARSE_PAGES;
-    let sparse = (0..SPARSE_PAGES).map(|index| index * step + step / 2);
-    sparse.clone().for_each(|page| write(&view, page));
+    let stride = view.pages / SPARSE_PAGES;
+    let sparse = (0..SPARSE_PAGES).map(|index| index * stride + stride / 2);
+    progress.say("touched far from each other");
+    for page in sparse.clone() {
+        write(&view, page);
+        step();
+    }
     let (touched, sparse_bytes) = (Memory::now()?, resident()? - dense_bytes);
     let started_bytes = beyond(started, before, 0);
 
     let pages = dense.chain(sparse);
-    let corrupt_bytes = pages.clone().map(|page| view.corrupt_bytes(page)).sum();
+    progress.say("compared");
+    let compare = |page| {
+        step();
+        view.corrupt_bytes(page)
+    };
+    let corrupt_bytes = pages.clone().map(compare).sum();
+    drop(progress);
     let result = Started {
         schema: ssi_hv::report::SCHEMA,
         host: Host::detect(),
@@ -176,7 +204,7 @@ fn table(result: &Started) -> String {
     // Writing to a string does not fail.
     let _ = writeln!(
         text,
-        "{}: started in {:.1} ms, {} KiB more than before; {} KiB with {} pages touched\n\
+        "{}: started in {:.1} ms, {} KiB more than before\n{} KiB with {} pages touched\n\
          {:.1} bytes a page of metadata, {:.1} of page tables\n{} bytes verified, {} wrong",
         ByteSize::from_bytes(result.memory_bytes),
         result.start_ms,

@@ -23,6 +23,7 @@ use serde::Serialize;
 use ssi_hv::cli::bench::BenchTransportConfig;
 use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::progress::{Progress, Steps};
 use ssi_hv::report::{Host, Percentiles};
 
 use super::micros;
@@ -170,15 +171,26 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
     let contents = Arc::new(Contents::new(LEASE_BYTES));
     let mut transports = Vec::new();
     let mut skipped = Vec::new();
-    let mut take = |kind, result: Result<Measured>| match result {
-        Ok(measured) => transports.push(measured),
-        Err(error) => skipped.push(Skipped {
-            kind,
-            reason: format!("{error:#}"),
-        }),
+    let by_network = [Transport::Tcp, Transport::Udp, Transport::Rdma];
+    let loopback_too = wanted(Transport::Loopback) && named.is_none();
+    let count =
+        by_network.into_iter().filter(|&kind| wanted(kind)).count() + usize::from(loopback_too);
+    let of_each = SIZES.len() as u64;
+    let progress = Progress::still("measuring", count as u64 * of_each, "connects");
+    let mut done = 0;
+    let mut take = |kind, result: Result<Measured>| {
+        match result {
+            Ok(measured) => transports.push(measured),
+            Err(error) => skipped.push(Skipped {
+                kind,
+                reason: format!("{error:#}"),
+            }),
+        }
+        // Also where it was skipped, or does not take each size.
+        done += of_each;
+        progress.reach(done);
     };
     let mut registration = None;
-    let by_network = [Transport::Tcp, Transport::Udp, Transport::Rdma];
     if by_network.into_iter().any(wanted) {
         // Of this process, unless one was named.
         let own = named.is_none().then(own_donor).transpose()?;
@@ -188,11 +200,12 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
         let written = fill(&lease, &contents, seconds)?;
         if wanted(Transport::Tcp) {
             let (lease, contents) = (lease.clone(), Arc::clone(&contents));
+            let steps = progress.steps();
             take(
                 "tcp",
                 in_time(seconds, move || {
                     let connect = || Ok(probe::stream(&lease)?);
-                    let mut measured = one::measure("tcp", connect, seconds, &contents)?;
+                    let mut measured = one::measure("tcp", connect, seconds, &contents, &steps)?;
                     measured.write_bytes_per_second = Some(written);
                     Ok(measured)
                 }),
@@ -203,13 +216,13 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
                 carrier: Carrier::Udp(None),
                 ..lease.clone()
             };
-            let contents = Arc::clone(&contents);
+            let (contents, steps) = (Arc::clone(&contents), progress.steps());
             take(
                 "udp",
                 in_time(seconds, move || {
                     let written = one::fill(&mut probe::stream(&lease)?, &contents)?;
                     let connect = || Ok(probe::stream(&lease)?);
-                    let mut measured = one::measure("udp", connect, seconds, &contents)?;
+                    let mut measured = one::measure("udp", connect, seconds, &contents, &steps)?;
                     measured.write_bytes_per_second = Some(written);
                     Ok(measured)
                 }),
@@ -218,11 +231,12 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
         if wanted(Transport::Rdma) {
             let local = local_address(lease.address)?;
             let (lease, contents) = (lease.clone(), Arc::clone(&contents));
+            let steps = progress.steps();
             take(
                 "rdma",
                 in_time(seconds, move || {
                     let connect = || Ok(probe::rdma(&lease)?);
-                    one::measure("rdma", connect, seconds, &contents)
+                    one::measure("rdma", connect, seconds, &contents, &steps)
                 }),
             );
             // What stands in its way is said of the transport.
@@ -230,8 +244,8 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
         }
         link.release();
     }
-    if wanted(Transport::Loopback) && named.is_none() {
-        take("loopback", loopback(seconds, &contents));
+    if loopback_too {
+        take("loopback", loopback(seconds, &contents, progress.steps()));
     }
     let sum = |of: fn(&Measured) -> u64| transports.iter().map(of).sum();
     Ok(TransportBench {
@@ -300,7 +314,7 @@ fn fill(lease: &RdmaLinkConfig, contents: &Arc<Contents>, seconds: Duration) -> 
     })
 }
 
-fn loopback(seconds: Duration, contents: &Arc<Contents>) -> Result<Measured> {
+fn loopback(seconds: Duration, contents: &Arc<Contents>, steps: Steps) -> Result<Measured> {
     let pool = Pool::new(LEASE_BYTES, Duration::from_secs(3600));
     let lease = pool.lend(
         "bench".to_owned(),
@@ -312,7 +326,7 @@ fn loopback(seconds: Duration, contents: &Arc<Contents>) -> Result<Measured> {
     in_time(seconds, move || {
         let written = one::fill(&mut probe::loopback(Arc::clone(&lease)), &contents)?;
         let connect = || Ok(probe::loopback(Arc::clone(&lease)));
-        let mut measured = one::measure("loopback", connect, seconds, &contents)?;
+        let mut measured = one::measure("loopback", connect, seconds, &contents, &steps)?;
         measured.connections = None;
         measured.write_bytes_per_second = Some(written);
         Ok(measured)

@@ -8,6 +8,9 @@ use memory_fabric::stats::Histogram;
 use memory_fabric::transport::IN_FLIGHT_MAX;
 use memory_fabric::transport::measure::{Effort, Gauge};
 
+use ssi_hv::progress::Steps;
+use ssi_hv::size::ByteSize;
+
 use super::super::{median, micros, percentiles};
 use super::{Bar, Connections, Measured, OfSize, SIZES};
 
@@ -76,7 +79,9 @@ pub(super) fn measure(
     connect: impl Fn() -> Result<Gauge>,
     seconds: Duration,
     contents: &Contents,
+    steps: &Steps,
 ) -> Result<Measured> {
+    steps.say(&format!("{kind}: connects"));
     let (connections, mut gauge) = connections(connect)?;
     let sizes: Vec<u32> = SIZES
         .into_iter()
@@ -92,6 +97,8 @@ pub(super) fn measure(
     let mut page_histogram = Vec::new();
     let mut measured = Vec::new();
     for bytes in sizes {
+        let size = ByteSize::from_bytes(bytes.into());
+        steps.say(&format!("{kind}: {size} at a time"));
         let times = Histogram::new();
         let effort = Effort {
             messages_max: ROUND_TRIPS_MAX,
@@ -125,6 +132,7 @@ pub(super) fn measure(
             messages_per_second: rate.messages_per_second(),
             stream_bytes_per_second: rate.bytes_per_second(),
         });
+        steps.step();
     }
     Ok(Measured {
         kind,
