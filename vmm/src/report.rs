@@ -123,6 +123,9 @@ pub struct Guest {
     pub memory_bytes: u64,
     /// Its virtual CPUs.
     pub cpus: u32,
+    /// The CPU of the host on which each of them runs, in order; `null` where the host lets them.
+    #[serde(default)]
+    pub cpu_pinning: Option<Vec<u32>>,
     /// The file of its kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,

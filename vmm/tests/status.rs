@@ -258,11 +258,26 @@ fn each_vcpu_runs_on_the_cpu_that_it_was_given_and_other_threads_where_they_did(
     let (first, last) = (allowed[0], allowed[allowed.len() - 1]);
     let place = Place::new();
     let pinning = format!("{last},{first}");
-    let flags = ["--cpus", "2", "--cpu-pinning", &pinning];
+    let report = place.directory.path().join("report.json");
+    let name = report.to_str().expect("UTF-8");
+    let mut flags = vec!["--cpus", "2", "--cpu-pinning", &pinning];
+    flags.extend(["--report", name]);
     let vm = vm(&place, &flags);
     assert_eq!(cpus_of(&vm.pid(), "vcpu0"), last.to_string());
     assert_eq!(cpus_of(&vm.pid(), "vcpu1"), first.to_string());
     let all = ssi_hv::cli::cpu_list::CpuList(allowed).to_string();
     assert_eq!(cpus_of(&vm.pid(), "ssi-hv"), all);
     assert_eq!(cpus_of(&vm.pid(), "virtio-balloon"), all);
+
+    let told = serde_json::json!([last, first]);
+    let json = place.json(&["status", "--json"]);
+    assert_eq!(json["vms"][0]["guest"]["cpu_pinning"], told);
+    let list = ssi_hv::cli::cpu_list::CpuList(vec![last, first]);
+    let line = format!("pinned     each vCPU to a CPU of the host, in order: {list}\n");
+    let text = place.printed(&["status"]);
+    assert!(text.contains(&line), "{text}");
+    assert_eq!(vm.end(libc::SIGINT), Some(130));
+    let text = fs::read_to_string(&report).expect("a report");
+    let report: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(report["guest"]["cpu_pinning"], told);
 }

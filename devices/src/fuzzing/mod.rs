@@ -7,6 +7,7 @@
 
 mod ports;
 mod virtio;
+mod virtio_mem;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -53,6 +54,10 @@ pub const TARGETS: &[Target] = &[
     Target {
         name: "balloon",
         run: virtio::balloon,
+    },
+    Target {
+        name: "mem",
+        run: virtio_mem::mem,
     },
     Target {
         name: "transport",
@@ -238,7 +243,7 @@ mod tests {
     use super::*;
 
     crate::fuzz_tests! {
-        block net rng vsock console balloon transport serial i8042 rtc acpi_pm panic_port bus
+        block net rng vsock console balloon mem transport serial i8042 rtc acpi_pm panic_port bus
     }
 
     #[test]

@@ -128,7 +128,7 @@ enum Step {
 }
 
 /// What is different from device to device in a [`session`].
-trait Peer<D> {
+pub(super) trait Peer<D> {
     /// The bytes that begin a request.
     fn header(&mut self, _data: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         Ok(Vec::new())
@@ -144,7 +144,7 @@ struct Nobody;
 impl<D> Peer<D> for Nobody {}
 
 /// Does with a device what `data` says; then a driver that does it right can use it.
-fn session<D: VirtioDevice + 'static>(
+pub(super) fn session<D: VirtioDevice + 'static>(
     driver: &Driver<D>,
     data: &mut Unstructured<'_>,
     peer: &mut impl Peer<D>,

@@ -27,7 +27,8 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 use vm_superio::Trigger;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{BrokenRing, Ring, VirtioDevice};
+use super::VirtioDevice;
+use super::rings::{Broken, Rings};
 use crate::bus::BusDevice;
 use crate::lock;
 use crate::trigger::EventFdTrigger;
@@ -78,26 +79,15 @@ struct Registers {
     session: u64,
 }
 
-/// The rings while the device is in use.
-#[derive(Debug)]
-struct Rings {
-    session: u64,
-    queues: Vec<Option<Queue>>,
-}
-
-/// A ring that makes no sense, found in a session.
-#[derive(Debug)]
-struct Broken(u64);
-
 /// The registers of a [`VirtioDevice`], for the bus of memory-mapped registers.
 #[derive(Debug)]
 pub struct MmioTransport {
     device: Arc<dyn VirtioDevice>,
     memory: GuestMemoryMmap,
-    /// Taken before `rings` by those who take both.
+    /// Whoever holds this may wait for the rings. So it is never taken while a ring is served or
+    /// a chain is in hand.
     registers: Mutex<Registers>,
-    /// Held while the device serves.
-    rings: Mutex<Option<Rings>>,
+    rings: Rings,
     interrupt: EventFdTrigger,
     /// Relaxed would do for the guest, which is told by the interrupt; its descriptor is
     /// written after this.
@@ -134,7 +124,7 @@ impl MmioTransport {
                 queues: vec![QueueRegisters::default(); queues],
                 session: 0,
             }),
-            rings: Mutex::new(None),
+            rings: Rings::new(queues),
             interrupt,
             interrupt_status: AtomicU32::new(0),
             config_generation: AtomicU32::new(0),
@@ -174,20 +164,28 @@ impl MmioTransport {
 
     /// Lets the device serve some chains; true when there may be more.
     fn serve_once(&self, index: usize) -> Result<bool, Broken> {
-        let mut rings = lock(&self.rings);
-        let Some(Rings { session, queues }) = rings.as_mut() else {
+        let Some(device) = self.device.on_threads() else {
+            let served = self.rings.serve(index, &self.memory, |ring| {
+                let more = self.device.serve(index, ring)?;
+                if ring.must_tell()? {
+                    self.raise(VIRTIO_MMIO_INT_VRING);
+                }
+                Ok(more)
+            });
+            return Ok(served?.unwrap_or(false));
+        };
+        let taken = self.rings.take(index, &self.memory, device.threads())?;
+        let Some(in_hand) = taken else {
             return Ok(false);
         };
-        let Some(queue) = queues.get_mut(index).and_then(Option::as_mut) else {
-            return Ok(false);
-        };
-        let broken = |_: BrokenRing| Broken(*session);
-        let mut ring = Ring::new(queue, &self.memory);
-        let more = self.device.serve(index, &mut ring).map_err(broken)?;
-        if ring.must_tell().map_err(broken)? {
+        if in_hand.another_may_begin {
+            self.ring(index);
+        }
+        let written = device.carry_out(&in_hand.chain, &self.memory);
+        if in_hand.give_back(written)? {
             self.raise(VIRTIO_MMIO_INT_VRING);
         }
-        Ok(more)
+        Ok(true)
     }
 
     /// Stops the device until the driver resets it, unless it has done so.
@@ -199,7 +197,8 @@ impl MmioTransport {
                 "the guest's driver has made a ring that makes no sense; the device stops"
             );
             registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
-            *lock(&self.rings) = None;
+            // Chains in hand are waited for by the reset.
+            self.rings.abandon();
             self.raise(VIRTIO_MMIO_INT_CONFIG);
         }
     }
@@ -304,10 +303,7 @@ impl MmioTransport {
                 queue.set_event_idx(features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0);
                 Some(queue)
             });
-            *lock(&self.rings) = Some(Rings {
-                session: registers.session,
-                queues: queues.collect(),
-            });
+            self.rings.start(registers.session, queues.collect());
             // What was made available before counts as well.
             for queue in 0..self.bells.len() {
                 self.ring(queue);
@@ -316,8 +312,8 @@ impl MmioTransport {
     }
 
     fn reset(&self, registers: &mut Registers) {
-        // Waits for the device, if it is serving.
-        *lock(&self.rings) = None;
+        // Waits for what is being served.
+        self.rings.stop();
         registers.status = 0;
         registers.driver_features = 0;
         registers.queues.fill(QueueRegisters::default());
@@ -338,9 +334,7 @@ impl MmioTransport {
         };
         if value == 0 {
             queue.ready = false;
-            if let Some(Rings { queues, .. }) = lock(&self.rings).as_mut() {
-                queues[index] = None;
-            }
+            self.rings.stop_queue(index);
         } else if value == 1 && may_start {
             queue.ready = true;
             queue.ready = self.queue(queue, *max).is_some();

@@ -10,9 +10,10 @@
 //! | a vCPU | reads and writes registers; rings a queue's bell (which KVM may do by itself) |
 //! | the thread of an event loop | takes chains from the rings, gives them to the device, interrupts |
 //!
-//! Devices do not wait for each other: each may have an event loop of its own. A vCPU waits for
-//! that loop in one case only: when it resets a device or stops a queue it waits for the chain that
-//! is being served, since the rings are its own again afterwards.
+//! Devices do not wait for each other: each may have an event loop of its own, and one that
+//! [`CarriesOut`] chains on several threads has several. A vCPU waits for those in one case only: when it
+//! resets a device or stops a queue it waits for the chains that are being served, since the rings and
+//! what their chains point to are its own again afterwards.
 //!
 //! Everything in registers and rings is the guest's choice. A value that may not be is not
 //! taken, and reading it back shows that; a ring that makes no sense stops the device, which
@@ -31,7 +32,10 @@ mod mem;
 mod mmio;
 mod net;
 mod ring;
+mod rings;
 mod server;
+#[cfg(test)]
+mod server_threads;
 #[cfg(any(test, feature = "fuzzing"))]
 #[cfg_attr(not(test), expect(dead_code, reason = "tests use more of it"))]
 pub(crate) mod test_driver;
@@ -39,6 +43,8 @@ mod vsock;
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
+
+use vm_memory::GuestMemoryMmap;
 
 pub use balloon::{
     BALLOON_CHAIN_BYTES_MAX, BALLOON_CHAIN_RANGES_MAX, Balloon, FreePages, FreeRange,
@@ -82,6 +88,12 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
     /// The driver has accepted these of the features, and begins.
     fn start(&self, _features: u64) {}
 
+    /// The device as one that carries out chains on several threads at once, if it is one. Its
+    /// [`serve`](Self::serve) is then not called.
+    fn on_threads(&self) -> Option<&dyn CarriesOut> {
+        None
+    }
+
     /// Carries out what some chains of queue `queue` ask for. False when there is nothing more
     /// to do until the queue's bell rings, or until [`events`](Self::events) has something. The
     /// driver is told after each call of what was used in it.
@@ -89,7 +101,9 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
     /// # Errors
     ///
     /// When the ring makes no sense.
-    fn serve(&self, queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing>;
+    fn serve(&self, _queue: usize, _ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        Ok(false)
+    }
 
     /// The driver starts anew.
     fn reset(&self) {}
@@ -99,6 +113,18 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
     fn events(&self) -> Option<BorrowedFd<'_>> {
         None
     }
+}
+
+/// Carries out chains one by one, several at once: one that has to wait, for a remote page or for the
+/// host, does not hold up the others. They are given back to the driver in the order in which they are
+/// done.
+pub trait CarriesOut: Send + Sync {
+    /// How many threads do that, at least 1: each serves the same queues.
+    fn threads(&self) -> usize;
+
+    /// Carries out what a chain asks for; gives how many bytes were written to it. Called by several
+    /// threads at once. No chain is carried out while the device starts or is reset.
+    fn carry_out(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32;
 }
 
 /// Reads from a configuration that is `config` and zeroes after it.

@@ -52,26 +52,7 @@ impl<'a> Ring<'a> {
     ///
     /// When the ring makes no sense.
     pub fn next_chain(&mut self) -> Result<Option<Chain<'a>>, BrokenRing> {
-        let taken = self.take()?;
-        if taken.is_some() {
-            return Ok(taken);
-        }
-        if !self
-            .queue
-            .enable_notification(self.memory)
-            .map_err(BrokenRing)?
-        {
-            return Ok(None);
-        }
-        // One was added between the two looks. That it is gone again is against the rules.
-        match self.take()? {
-            Some(chain) => Ok(Some(chain)),
-            None => Err(BrokenRing(virtio_queue::Error::InvalidAvailRingIndex)),
-        }
-    }
-
-    fn take(&mut self) -> Result<Option<Chain<'a>>, BrokenRing> {
-        Ok(self.queue.iter(self.memory).map_err(BrokenRing)?.next())
+        next_chain(self.queue, self.memory)
     }
 
     /// Puts the last `count` chains back that were taken and not used, so that they are taken
@@ -162,6 +143,31 @@ impl<'a> Ring<'a> {
         }
         Ok(u32::from(read(0)?) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
+}
+
+/// Takes the next chain of `queue`. After `None` the driver rings the queue's bell when it adds one.
+pub(super) fn next_chain<'m>(
+    queue: &mut Queue,
+    memory: &'m GuestMemoryMmap,
+) -> Result<Option<Chain<'m>>, BrokenRing> {
+    let taken = queue.iter(memory).map_err(BrokenRing)?.next();
+    if taken.is_some() || !queue.enable_notification(memory).map_err(BrokenRing)? {
+        return Ok(taken);
+    }
+    // One was added between the two looks. That it is gone again is against the rules.
+    match queue.iter(memory).map_err(BrokenRing)?.next() {
+        Some(chain) => Ok(Some(chain)),
+        None => Err(BrokenRing(virtio_queue::Error::InvalidAvailRingIndex)),
+    }
+}
+
+/// Whether another chain waits. After `false` the driver rings the queue's bell when it adds one.
+pub(super) fn has_more(queue: &mut Queue, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
+    let available = queue.avail_idx(memory, Ordering::Acquire);
+    if available.map_err(BrokenRing)?.0 != queue.next_avail() {
+        return Ok(true);
+    }
+    queue.enable_notification(memory).map_err(BrokenRing)
 }
 
 fn out_of_memory(error: vm_memory::GuestMemoryError) -> BrokenRing {

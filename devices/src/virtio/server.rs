@@ -10,7 +10,8 @@ use super::MmioTransport;
 /// What the loop gets back when it was not a bell.
 const DEVICE_EVENTS: u32 = u32::MAX;
 
-/// Listens to the bells of a device's queues, and to events of the device's own.
+/// Listens to the bells of a device's queues, and to events of the device's own. Where a device has
+/// several threads each has a server, of which a bell wakes one that has nothing to do.
 #[derive(Debug)]
 pub struct QueueServer {
     transport: Arc<MmioTransport>,
@@ -26,7 +27,8 @@ impl QueueServer {
 impl MutEventSubscriber for QueueServer {
     fn init(&mut self, ops: &mut EventOps) {
         for (queue, bell) in (0..).zip(self.transport.bells()) {
-            if let Err(error) = ops.add(Events::with_data(bell, queue, EventSet::IN)) {
+            let set = EventSet::IN | EventSet::EXCLUSIVE;
+            if let Err(error) = ops.add(Events::with_data(bell, queue, set)) {
                 tracing::error!(%error, queue, "a queue of a virtio device is not served");
             }
         }

@@ -7,15 +7,15 @@ use super::rdma::processor_ticks;
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
-    name: "boot_4cpu",
-    about: "four vCPUs come up, each pinned, with x2APIC, KVM's clock and stolen time; idle they cost next to nothing",
+    name: "boot_8cpu",
+    about: "eight vCPUs come up, each pinned, with x2APIC, KVM's clock and stolen time; idle they cost next to nothing",
     needs_product: true,
-    run: boot_4cpu,
+    run: boot_8cpu,
 }];
 
 /// All vCPUs work at once, which steals time from each on a host with fewer CPUs; then none does
 /// anything for a while.
-const WORK: &str = "for i in 1 2 3 4; do (x=0; while [ $x -lt 30000 ]; do x=$((x+1)); done) & done; wait; \
+const WORK: &str = "for i in 1 2 3 4 5 6 7 8; do (x=0; while [ $x -lt 15000 ]; do x=$((x+1)); done) & done; wait; \
     echo online=$(nproc) x2apic=$(grep -cw x2apic /proc/cpuinfo) \
     stolen=$(head -n 1 /proc/stat | cut -d' ' -f10) \
     clock=$(cat /sys/devices/system/clocksource/clocksource0/current_clocksource); \
@@ -24,11 +24,11 @@ const WORK: &str = "for i in 1 2 3 4; do (x=0; while [ $x -lt 30000 ]; do x=$((x
 /// The most ticks of the host's processor (of 10 ms) that the idle guest may take in its 6 s.
 const IDLE_TICKS_MAX: u64 = 120;
 
-fn boot_4cpu(context: &Context<'_>) -> Result {
+fn boot_8cpu(context: &Context<'_>) -> Result {
     let host = context.testbed.host(1);
     let donor = Donor::start(context)?;
-    let mut guest = Guest::remote(4, WORK);
-    guest.more.extend(["--cpu-pinning", "0,0,0,0"]);
+    let mut guest = Guest::remote(8, WORK);
+    guest.more.extend(["--cpu-pinning", "0,0,0,0,0,0,0,0"]);
     let process = guest.start(context)?;
     let ticks = || processor_ticks(host, process.pid());
     process.wait_for_line("idle=1", BOOT_DEADLINE)?;
@@ -40,19 +40,19 @@ fn boot_4cpu(context: &Context<'_>) -> Result {
     donor.stop(context)?;
 
     let console = &guest.output.stdout;
-    for due in ["online=4 x2apic=4 ", " clock=kvm-clock"] {
+    for due in ["online=8 x2apic=8 ", " clock=kvm-clock"] {
         ensure!(console.contains(due), "no {due:?}: {console}");
     }
     let stolen = console.rsplit_once(" stolen=").map(|(_, rest)| rest);
     let stolen = stolen.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     let stolen = stolen.context("the guest printed no stolen time")?;
-    ensure!(stolen > 0, "nothing stolen from 4 vCPUs on one CPU");
+    ensure!(stolen > 0, "nothing stolen from 8 vCPUs on one CPU");
     ensure!(
         idle <= IDLE_TICKS_MAX,
         "an idle guest took {idle} ticks of 10 ms in 6 s"
     );
     context.note(format!(
-        "4 idle vCPUs take {:.1} % of a CPU (emulated); {stolen} ticks stolen before",
+        "8 idle vCPUs take {:.1} % of a CPU (emulated); {stolen} ticks stolen before",
         f64::from(u32::try_from(idle)?) / 6.0
     ));
     Ok(Verdict::Pass)

@@ -75,6 +75,7 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     report.guest = Guest {
         memory_bytes: wanted.memory.bytes(),
         cpus: config.cpus,
+        cpu_pinning: config.cpu_pinning.clone().map(|list| list.0),
         kernel: Some(wanted.kernel.display().to_string()),
     };
     let watched = Arc::new(Watched {

@@ -5,15 +5,15 @@
 //! in which the machine was given them. The guest rings a queue by a write that KVM turns into an
 //! event by itself, where it can; the write also works as any other access to a register.
 //!
-//! Each device has a thread. It touches guest memory, so it may wait for a page as a vCPU does, and
-//! it may wait for a slow disk; neither holds up the other devices or the console. At the end of a
-//! run these threads are counted like the vCPUs.
+//! Each device has a thread, and one that can has several. They touch guest memory, so they may wait for
+//! a page as a vCPU does, and they may wait for a slow disk; neither holds up the other devices or the
+//! console. At the end of a run these threads are counted like the vCPUs.
 
 use std::sync::Arc;
 use std::thread;
 
 use devices::virtio::{
-    MmioTransport, QUEUE_NOTIFY_OFFSET, QueueServer, VIRTIO_MMIO_LEN, VirtioDevice,
+    CarriesOut, MmioTransport, QUEUE_NOTIFY_OFFSET, QueueServer, VIRTIO_MMIO_LEN, VirtioDevice,
 };
 use devices::{Bus, EventFdTrigger};
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
@@ -113,22 +113,38 @@ impl VirtioDevices {
         Ok(())
     }
 
-    /// Starts a thread for each device, which serves it until the run ends.
+    /// Starts the threads of each device, which serve it until the run ends.
     pub fn spawn(self, shared: &Arc<Shared>) -> Result<(), MachineError> {
         for (_, transport, _) in self.placed {
-            shared.control.device_thread_starts();
-            let of_thread = Arc::clone(shared);
-            let spawned = thread::Builder::new()
-                .name(format!("virtio-{}", transport.device().name()))
-                .spawn(move || run(transport, &of_thread));
-            if let Err(error) = spawned {
-                shared.control.device_thread_ended();
-                return Err(MachineError::host("start the thread of a virtio device")(
-                    error,
-                ));
+            let device = transport.device();
+            let threads = device.on_threads().map_or(1, CarriesOut::threads);
+            for number in 0..threads {
+                let name = match threads {
+                    1 => format!("virtio-{}", device.name()),
+                    _ => format!("virtio-{}-{number}", device.name()),
+                };
+                spawn_one(name, Arc::clone(&transport), shared)?;
             }
         }
         Ok(())
+    }
+}
+
+fn spawn_one(
+    name: String,
+    transport: Arc<MmioTransport>,
+    shared: &Arc<Shared>,
+) -> Result<(), MachineError> {
+    shared.control.device_thread_starts();
+    let of_thread = Arc::clone(shared);
+    let thread = thread::Builder::new().name(name);
+    match thread.spawn(move || run(transport, &of_thread)) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            shared.control.device_thread_ended();
+            let failed = MachineError::host("start the thread of a virtio device");
+            Err(failed(error))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use super::{NodeNow, NodeStatus, VmState, VmStatus};
+use crate::cli::cpu_list::CpuList;
 use crate::report::{FaultKind, Percentiles, Role, Traffic, TrafficClass};
 use crate::size::ByteSize;
 
@@ -35,6 +36,9 @@ pub fn vm(status: &VmStatus) -> String {
         "{} vCPU(s), {}; transport {}, tier {}",
         status.guest.cpus, init, status.transport.kind, status.transport.tier
     ));
+    if let Some(cpus) = &status.guest.cpu_pinning {
+        line(pinning(cpus));
+    }
     let memory = &status.memory;
     line(String::new());
     line(format!(
@@ -102,6 +106,20 @@ pub fn vm(status: &VmStatus) -> String {
         }
     }
     text
+}
+
+/// The longest list of CPUs that fits a line.
+const CPU_LIST_CHARS_MAX: usize = 30;
+
+/// On which CPU of the host each vCPU runs.
+fn pinning(cpus: &[u32]) -> String {
+    let mut list = CpuList(cpus.to_vec()).to_string();
+    if list.len() > CPU_LIST_CHARS_MAX {
+        let end = list[..CPU_LIST_CHARS_MAX - 4].rfind(',').unwrap_or(0);
+        list.truncate(end);
+        list.push_str(",...");
+    }
+    format!("pinned     each vCPU to a CPU of the host, in order: {list}")
 }
 
 /// What pages took on the network, over all donors, and where they are compressed now.

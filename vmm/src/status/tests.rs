@@ -154,6 +154,7 @@ pub(crate) fn status() -> VmStatus {
         guest: Guest {
             memory_bytes: 1 << 30,
             cpus: 2,
+            cpu_pinning: Some(vec![3, 1]),
             kernel: None,
         },
         boot: Boot {
@@ -208,6 +209,7 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
     for part in [
         "VM web (process 17): running, up 2 h 1 min",
         "init after 8.2 s; transport tcp, tier slow",
+        "pinned     each vCPU to a CPU of the host, in order: 3,1\n",
         "cache 128 MiB of 256 MiB",
         "130 MiB in memory here, 2 MiB of it in huge pages",
         "evictions  99:",
@@ -225,6 +227,29 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
     let remote = text.lines().find(|line| line.starts_with("remote"));
     let words: Vec<_> = remote.expect("a line").split_whitespace().collect();
     assert_eq!(words, ["remote", "1234", "31.7", "63.4", "95.1", "158.5"]);
+}
+
+#[test]
+fn pinning_is_shown_where_there_is_some_and_cut_where_it_is_long() {
+    let pinned = |cpus: Option<Vec<u32>>| {
+        let mut status = status();
+        status.guest.cpu_pinning = cpus;
+        screen::vm(&status)
+    };
+    assert!(!pinned(None).contains("each vCPU"));
+    assert!(pinned(Some((8..72).collect())).contains("in order: 8-71\n"));
+    let text = pinned(Some((0..254).map(|cpu| cpu * 2 % 251).collect()));
+    assert!(text.lines().all(|line| line.len() <= 84), "{text}");
+    assert!(text.contains("in order: 0,2,4,") && text.contains(",...\n"));
+}
+
+#[test]
+fn a_vm_of_an_older_release_tells_of_no_pinning() {
+    let mut value = serde_json::to_value(status()).expect("is JSON");
+    let guest = value["guest"].as_object_mut().expect("an object");
+    guest.remove("cpu_pinning").expect("a field");
+    let status: VmStatus = serde_json::from_value(value).expect("is a status");
+    assert_eq!(status.guest.cpu_pinning, None);
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //!
 //! What a request reads or writes is copied through a buffer of the device: pages of the guest
 //! must not be pinned by I/O of the host, and the host's kernel must not wait for a remote page
-//! while it holds a lock of a file.
+//! while it holds a lock of a file. Several threads do that at once, so that a request whose page is
+//! remote, or whose sectors are slow, holds up no other.
 
 mod disk;
 mod request;
@@ -16,14 +17,18 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
 };
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
+use vm_memory::GuestMemoryMmap;
 
 pub use disk::{Disk, DiskError, SECTOR_BYTES};
 
-use super::{BrokenRing, Ring, VirtioDevice, read_bytes_of};
+use super::{CarriesOut, Chain, VirtioDevice, read_bytes_of};
 use crate::lock;
 
 /// Places in the ring: so many requests at once.
 const QUEUE_SIZE: u16 = 128;
+
+/// Threads that carry out requests of one disk, each with one at a time (docs/design.md, section 12).
+pub(crate) const DISK_THREADS: usize = 4;
 
 /// Longest part of a request in one piece of guest memory.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 64 << 10;
@@ -53,8 +58,8 @@ pub struct Block {
     driver_flushes: AtomicBool,
     /// That the host failed was told. Relaxed: nothing depends on it.
     warned: AtomicBool,
-    /// What requests are copied through.
-    buffer: Mutex<Vec<u8>>,
+    /// What requests are copied through: as many as were carried out at once so far.
+    buffers: Mutex<Vec<Vec<u8>>>,
 }
 
 impl fmt::Debug for Block {
@@ -75,7 +80,7 @@ impl Block {
             disk,
             driver_flushes: AtomicBool::new(false),
             warned: AtomicBool::new(false),
-            buffer: Mutex::default(),
+            buffers: Mutex::default(),
         }
     }
 
@@ -154,12 +159,27 @@ impl VirtioDevice for Block {
         self.driver_flushes.store(flushes, Ordering::Relaxed);
     }
 
-    fn serve(&self, _queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
-        let memory = ring.memory();
-        ring.serve_next(|chain| self.carry_out(&chain, memory, &mut lock(&self.buffer)))
+    fn on_threads(&self) -> Option<&dyn CarriesOut> {
+        Some(self)
     }
 }
 
+impl CarriesOut for Block {
+    fn threads(&self) -> usize {
+        DISK_THREADS
+    }
+
+    /// A flush stores all that is written by then, which is all whose chain was given back.
+    fn carry_out(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
+        let mut buffer = lock(&self.buffers).pop().unwrap_or_default();
+        let written = self.answer(chain, memory, &mut buffer);
+        lock(&self.buffers).push(buffer);
+        written
+    }
+}
+
+#[cfg(test)]
+mod at_once_tests;
 #[cfg(test)]
 #[path = "tests.rs"]
 mod tests;

@@ -70,7 +70,7 @@ struct Range {
 impl Block {
     /// Carries out the request of a chain, through `buffer`; gives how many bytes were written to
     /// the chain.
-    pub(super) fn carry_out(
+    pub(super) fn answer(
         &self,
         chain: &Chain<'_>,
         memory: &GuestMemoryMmap,
