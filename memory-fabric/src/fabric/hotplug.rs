@@ -189,7 +189,9 @@ impl Hotplug {
         }
         let blocks = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
         if let Some(donor) = donor {
-            inner.join(blocks, donor)?;
+            // When there is no place, one that wants to leave may have lacked a thread for it.
+            let joined = inner.join(blocks, donor);
+            joined.inspect_err(|_| inner.see_off_idle())?;
         } else {
             let mut state = inner.lock();
             state.may_change()?;

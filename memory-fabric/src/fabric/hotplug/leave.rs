@@ -5,17 +5,24 @@ use super::super::adapt::Change;
 use super::{Inner, node_of};
 use crate::link::rdma::RdmaLink;
 use crate::link::{Link, LinkEvent};
+use crossbeam_channel::bounded;
+use std::io;
 use std::sync::{Arc, PoisonError};
+use std::thread::{Builder, JoinHandle};
 
 impl Inner {
-    /// Sees off donors of which nothing is needed any more.
+    /// Sees off donors of which nothing is needed any more, and those that are lost.
     pub(super) fn see_off_idle(self: &Arc<Self>) {
         let idle = {
             let state = self.lock();
             if state.joining {
                 Vec::new()
             } else {
-                state.pools.idle()
+                let lost = state.joiners.iter().zip(self.fixed..);
+                let lost = lost.filter_map(|(joiner, donor)| joiner.lost.then_some(donor));
+                let mut idle = state.pools.idle();
+                idle.extend(lost);
+                idle
             }
         };
         for donor in idle {
@@ -23,24 +30,45 @@ impl Inner {
         }
     }
 
-    /// A donor of which nothing is plugged leaves, on a thread that takes the time for it.
+    /// A donor of which nothing is plugged leaves, on a thread that takes the time for it. Where
+    /// none can be started it stays as it is, with its place and its lease, until the next time
+    /// that one may leave.
     pub(super) fn see_off(self: &Arc<Self>, donor: usize) {
+        self.see_off_by(donor, |thread, work| thread.spawn(work));
+    }
+
+    fn see_off_by(
+        self: &Arc<Self>,
+        donor: usize,
+        start: impl FnOnce(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
+    ) {
         let mut state = self.lock();
-        if !state.pools.leave(donor) {
+        let state = &mut *state;
+        let joiner = &mut state.joiners[donor - self.fixed];
+        if joiner.links.is_none() || state.pools.used_of(donor) != Some(0) {
             return;
         }
-        let Some(links) = state.joiners[donor - self.fixed].links.take() else {
-            return;
-        };
         state.leaving.retain(|thread| !thread.is_finished());
         let inner = Arc::clone(self);
-        let thread = std::thread::Builder::new()
-            .name(format!("leave-{}", donor + 1))
-            .spawn(move || inner.end(donor, links));
-        match thread {
-            Ok(thread) => state.leaving.push(thread),
-            // The lease ends with the links, which were dropped with the closure.
-            Err(error) => tracing::warn!(%error, "no thread to see a donor off"),
+        let (hand_over, links) = bounded(1);
+        let work = move || {
+            if let Ok(links) = links.recv() {
+                inner.end(donor, links);
+            }
+        };
+        let thread = Builder::new().name(format!("leave-{}", donor + 1));
+        match start(thread, Box::new(work)) {
+            Ok(thread) => {
+                state.leaving.push(thread);
+                state.pools.leave(donor);
+                if let Some(links) = joiner.links.take() {
+                    // There is room for one, and the thread waits for it.
+                    let _ = hand_over.send(links);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread to see {} off; it stays for now", node_of(donor));
+            }
         }
     }
 
@@ -83,3 +111,6 @@ impl Inner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
