@@ -550,8 +550,17 @@ impl RunConfig {
         check_size("--local-memory", local, LOCAL_MEMORY_MIN)?;
         // What is beyond the guest's memory is a cache for what donors add.
         let added = self.hotplug_memory.unwrap_or(ByteSize::ZERO);
-        if local > memory.saturating_add(added) {
-            return Err(ValidationError::LocalAboveMemory { local, memory });
+        let limit = memory.saturating_add(added);
+        if local > limit {
+            return Err(match self.hotplug_memory {
+                None => ValidationError::LocalAboveMemory { local, memory },
+                Some(hotplug) => ValidationError::LocalAboveAllMemory {
+                    local,
+                    memory,
+                    hotplug,
+                    limit,
+                },
+            });
         }
         if local < memory && self.donors.is_empty() && self.transport != Transport::Loopback {
             let missing = memory.saturating_sub(local);
