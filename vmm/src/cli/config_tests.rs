@@ -1,6 +1,7 @@
 //! Tests of what [`RunConfig::validate`] accepts and refuses.
 
 use super::*;
+use std::time::Duration;
 
 fn mib(mib: u64) -> ByteSize {
     ByteSize::from_mib(mib)
