@@ -41,6 +41,10 @@
 //! [`fabric::Fabric`] puts the parts together. A [`view::FabricView`] of it can be looked at from
 //! any thread while it runs.
 
+// What the integration tests share serves unit tests too, by the name that it knows.
+#[cfg(all(test, not(loom)))]
+extern crate self as memory_fabric;
+
 #[cfg(not(loom))]
 pub mod control;
 #[cfg(not(loom))]

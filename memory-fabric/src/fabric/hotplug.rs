@@ -1,32 +1,27 @@
 //! Adding memory to a running VM: donors that join, blocks that get a home, donors that leave.
 
+mod events;
+mod join;
+mod lanes;
+mod leave;
+
 use super::adapt::Change;
-use super::connections::Connections;
-use super::sources::obtain;
-use super::{DonorAddress, FabricConfig, FabricError, FabricEvent, FabricObserver, TransportKind};
+use super::{DonorAddress, FabricConfig, FabricError, FabricObserver};
 use crate::discard::{DiscardError, Discarder};
 use crate::hotplug::pools::Pools;
 use crate::hotplug::{BLOCK_BYTES, BLOCK_PAGES, JOINERS_MAX, Region};
 use crate::layout::NodeId;
+use crate::link::Link;
 use crate::link::rdma::RdmaLink;
-use crate::link::{Leased, Link, LinkConfig, LinkEvent};
 use crate::page::{PAGE_SIZE, PageRange};
 use crate::pager::Shared;
 use crate::pager::lanes::LaneChange;
-use crate::stream::Carrier;
-use crate::transport::PageTransport;
-use crate::transport::vacant::Vacant;
-use crate::view::{Lenders, LentBy};
+use crate::view::Lenders;
 use crate::wire::TrafficClass;
-use crossbeam_channel::{Sender, bounded};
-use std::net::SocketAddr;
+use crossbeam_channel::Sender;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
-
-/// How long a thread of the pager may take to take note of a transport.
-const CHANGE_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Blocks that are cleared at once: the evictor has
 /// [`DISCARD_TIME_MAX`](crate::discard::DISCARD_TIME_MAX) for them.
@@ -194,7 +189,9 @@ impl Hotplug {
         }
         let blocks = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
         if let Some(donor) = donor {
-            inner.join(blocks, donor)?;
+            // When there is no place, one that wants to leave may have lacked a thread for it.
+            let joined = inner.join(blocks, donor);
+            joined.inspect_err(|_| inner.see_off_idle())?;
         } else {
             let mut state = inner.lock();
             state.may_change()?;
@@ -322,332 +319,10 @@ impl Inner {
         }
         Ok(())
     }
-
-    /// A donor joins, for what is missing to `blocks`.
-    fn join(self: &Arc<Self>, blocks: u32, donor: DonorAddress) -> Result<(), HotplugError> {
-        if self.config.transport == TransportKind::Loopback {
-            return Err(HotplugError::Loopback);
-        }
-        let (place, missing) = {
-            let mut state = self.lock();
-            state.may_change()?;
-            let missing = state.pools.missing(blocks);
-            if missing == 0 {
-                return Err(HotplugError::Needless(u64::from(blocks) * BLOCK_BYTES));
-            }
-            let place = self.place_for(&state, donor.address);
-            let place = place.ok_or(HotplugError::TooManyDonors)?;
-            state.joiners[place - self.fixed] = Joiner {
-                taken: true,
-                ..Joiner::default()
-            };
-            state.joining = true;
-            (place, missing)
-        };
-        let joined = self.connect(place, donor, u64::from(missing) * BLOCK_BYTES);
-        let mut state = self.lock();
-        state.joining = false;
-        let joiner = &mut state.joiners[place - self.fixed];
-        let ended = match joined {
-            Err(error) => {
-                joiner.taken = false;
-                return Err(error);
-            }
-            Ok(links) => {
-                joiner.links = Some(links);
-                state.closed || state.joiners[place - self.fixed].lost
-            }
-        };
-        let usable = !state.joiners[place - self.fixed].away && !ended;
-        state.pools.join(place, missing, usable);
-        if ended {
-            let why = if state.closed {
-                HotplugError::Ended
-            } else {
-                HotplugError::Donor(FabricError::System(
-                    "keep a donor that joined: its memory was lost at once",
-                    std::io::ErrorKind::ConnectionAborted.into(),
-                ))
-            };
-            drop(state);
-            self.see_off(place);
-            return Err(why);
-        }
-        state.pools.request(blocks);
-        Ok(())
-    }
-
-    /// The place of a donor: its own one if it was here before, else one that is new, else one
-    /// that another has left.
-    fn place_for(&self, state: &State, address: SocketAddr) -> Option<usize> {
-        let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
-        let free = |place: &usize| !state.joiners[place - self.fixed].taken;
-        let places = self.fixed..self.fixed + JOINERS_MAX;
-        let known = |place: &usize| lenders.get(*place).and_then(|lent| lent.address);
-        let own = |place: &usize| free(place) && known(place) == Some(address);
-        places
-            .clone()
-            .find(own)
-            .or_else(|| Some(lenders.len()).filter(|place| places.contains(place)))
-            .or_else(|| places.clone().find(free))
-    }
-
-    /// Leases from a donor, and gives its transports to the pager.
-    fn connect(
-        self: &Arc<Self>,
-        place: usize,
-        donor: DonorAddress,
-        bytes: u64,
-    ) -> Result<(Link, Vec<RdmaLink>), HotplugError> {
-        let node = NodeId(u16::try_from(place + 1).expect("few donors"));
-        let address = donor.address;
-        let leased: Result<Leased, _> = obtain(
-            self.config.transport,
-            donor.fingerprint,
-            LinkConfig {
-                node,
-                address,
-                carrier: Carrier::Tcp,
-                vm: self.config.vm.clone(),
-                bytes,
-                or_less: false,
-                grace: self.config.grace,
-            },
-        );
-        let leased = leased.map_err(|source| FabricError::Donor { address, source })?;
-        if leased.grant().bytes < bytes {
-            let (lent, wanted) = (leased.grant().bytes, bytes);
-            return Err(FabricError::TooLittle {
-                address,
-                lent,
-                wanted,
-            }
-            .into());
-        }
-        let mut lent_by = LentBy {
-            address: Some(address),
-            ..LentBy::default()
-        };
-        let stats = &self.shared.stats.donors[place];
-        let traffic = |class| Arc::clone(stats.traffic(class));
-        let bells: Vec<_> = self.lanes.iter().map(|(class, _)| *class).collect();
-        let bells: Vec<_> = bells
-            .into_iter()
-            .map(|class| (class, self.bell(class)))
-            .collect();
-        let mut made = Connections::default();
-        let observer = self.observer_of(place);
-        made.add(
-            &self.config,
-            leased,
-            &bells,
-            &traffic,
-            &mut lent_by,
-            &observer,
-        )?;
-        let Connections {
-            urgent,
-            bulk,
-            ahead,
-            rdma_links,
-            mut links,
-            rdma_refusals,
-            followed,
-        } = made;
-        for refusal in rdma_refusals {
-            tracing::info!("donor {address} is not read by RDMA: {refusal}");
-        }
-        let link = links.pop().expect("one was made");
-        let path = lent_by.path.clone();
-        let mut lanes = [urgent, bulk, ahead].map(|mut transports| transports.pop());
-        for &(class, _) in &self.lanes {
-            let lane = &mut lanes[lane_of(class)];
-            let transport = lane.take().expect("one for each class");
-            if self.change(place, class, transport).is_none() {
-                self.vacate(place);
-                return Err(HotplugError::Ended);
-            }
-        }
-        if let Some(path) = path {
-            self.shared.policies.join(place, Some(path));
-        }
-        for followed in followed {
-            let _ = self.adapter.try_send(Change::Follow(followed));
-        }
-        let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
-        if place < lenders.len() {
-            lenders[place] = lent_by;
-        } else {
-            lenders.push(lent_by);
-        }
-        Ok((link, rdma_links))
-    }
-
-    fn bell(&self, class: TrafficClass) -> &vmm_sys_util::eventfd::EventFd {
-        match class {
-            TrafficClass::Urgent => &self.shared.fault_wake,
-            TrafficClass::Bulk => &self.shared.evict_wake,
-            _ => self.shared.prefetch_bell.descriptor(),
-        }
-    }
-
-    /// Gives a thread of the pager another transport; gives what it had. `None` when it does not
-    /// take it in time, or has ended.
-    fn change(
-        &self,
-        donor: usize,
-        class: TrafficClass,
-        transport: Box<dyn PageTransport>,
-    ) -> Option<Box<dyn PageTransport>> {
-        let (_, lane) = self.lanes.iter().find(|(of, _)| *of == class)?;
-        let (replaced, before) = bounded(1);
-        let change = LaneChange {
-            donor,
-            transport,
-            replaced,
-        };
-        lane.send_timeout(change, CHANGE_TIME_MAX).ok()?;
-        // A full counter rings as well.
-        let _ = self.bell(class).write(1);
-        before.recv_timeout(CHANGE_TIME_MAX).ok()
-    }
-
-    fn vacate(&self, donor: usize) {
-        for &(class, _) in &self.lanes {
-            // Dropped here, which closes its connection.
-            drop(self.change(donor, class, Box::new(Vacant)));
-        }
-    }
-
-    /// Sees off donors of which nothing is needed any more.
-    fn see_off_idle(self: &Arc<Self>) {
-        let idle = {
-            let state = self.lock();
-            if state.joining {
-                Vec::new()
-            } else {
-                state.pools.idle()
-            }
-        };
-        for donor in idle {
-            self.see_off(donor);
-        }
-    }
-
-    /// A donor of which nothing is plugged leaves, on a thread that takes the time for it.
-    fn see_off(self: &Arc<Self>, donor: usize) {
-        let mut state = self.lock();
-        if !state.pools.leave(donor) {
-            return;
-        }
-        let Some(links) = state.joiners[donor - self.fixed].links.take() else {
-            return;
-        };
-        state.leaving.retain(|thread| !thread.is_finished());
-        let inner = Arc::clone(self);
-        let thread = std::thread::Builder::new()
-            .name(format!("leave-{}", donor + 1))
-            .spawn(move || inner.end(donor, links));
-        match thread {
-            Ok(thread) => state.leaving.push(thread),
-            // The lease ends with the links, which were dropped with the closure.
-            Err(error) => tracing::warn!(%error, "no thread to see a donor off"),
-        }
-    }
-
-    fn end(&self, donor: usize, (link, rdma_links): (Link, Vec<RdmaLink>)) {
-        let node = node_of(donor);
-        self.vacate(donor);
-        self.shared.policies.join(donor, None);
-        let _ = self.adapter.try_send(Change::Forget(node));
-        // Before the lease ends.
-        drop(rdma_links);
-        let address = link.address();
-        self.note_end(donor, link);
-        let told = {
-            let mut state = self.lock();
-            let joiner = &mut state.joiners[donor - self.fixed];
-            joiner.taken = false;
-            std::mem::take(&mut joiner.told)
-        };
-        if told {
-            (self.observer)(FabricEvent::Link(LinkEvent::Up { node }));
-        }
-        tracing::info!("donor {address} ({node}) has left: nothing of it is plugged any more");
-    }
-
-    /// Ends a lease, and keeps what the donor counted.
-    fn note_end(&self, donor: usize, link: Link) {
-        let own_count = link.release();
-        let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(lent_by) = lenders.get_mut(donor) {
-            lent_by.link = None;
-            lent_by.own_count = Some(own_count);
-        }
-    }
-
-    /// What takes the events of a donor that joined: it concerns the guest only while something of
-    /// the donor is plugged.
-    fn observer_of(self: &Arc<Self>, donor: usize) -> FabricObserver {
-        let inner = Arc::downgrade(self);
-        let observer = Arc::clone(&self.observer);
-        Arc::new(move |event| match (Weak::upgrade(&inner), event) {
-            (Some(inner), FabricEvent::Link(event)) => inner.take_event(donor, event),
-            (_, event) => observer(event),
-        })
-    }
-
-    fn take_event(self: &Arc<Self>, donor: usize, event: LinkEvent) {
-        let node = node_of(donor);
-        let mut state = self.lock();
-        let used = state.pools.used_of(donor).unwrap_or(0) > 0;
-        let joiner = &mut state.joiners[donor - self.fixed];
-        let (usable, told) = match event {
-            LinkEvent::Down { .. } => {
-                joiner.away = true;
-                joiner.told |= used;
-                (false, used.then_some(event))
-            }
-            LinkEvent::Up { .. } => {
-                joiner.away = false;
-                (true, std::mem::take(&mut joiner.told).then_some(event))
-            }
-            LinkEvent::Lost { ref reason, .. } => {
-                joiner.lost = true;
-                if !used {
-                    tracing::warn!("{node}, of which nothing is plugged, is lost: {reason}");
-                }
-                (false, used.then_some(event))
-            }
-        };
-        state.pools.set_usable(donor, usable);
-        drop(state);
-        if let Some(event) = told {
-            (self.observer)(FabricEvent::Link(event));
-        } else if !usable {
-            self.see_off_lost(donor);
-        }
-    }
-
-    /// A donor that is lost for good, and of which nothing is plugged, leaves.
-    fn see_off_lost(self: &Arc<Self>, donor: usize) {
-        let lost = self.lock().joiners[donor - self.fixed].lost;
-        if lost {
-            self.see_off(donor);
-        }
-    }
 }
 
 fn node_of(donor: usize) -> NodeId {
     NodeId(u16::try_from(donor + 1).expect("few donors"))
-}
-
-fn lane_of(class: TrafficClass) -> usize {
-    match class {
-        TrafficClass::Urgent => 0,
-        TrafficClass::Bulk => 1,
-        _ => 2,
-    }
 }
 
 /// Blocks of a region are multiples of pages.

@@ -3,6 +3,8 @@
 //! It never waits for one thing alone: faults, completions and free memory are all looked
 //! for in one loop, so faults of many vCPUs are under way at once.
 
+mod zero;
+
 use super::ahead::{map_held, take_chain};
 use super::lanes::{self, LaneChanges};
 use super::prefetch::Foresight;
@@ -24,10 +26,6 @@ use userfaultfd::EventBuffer;
 
 /// Faults read at once.
 const FAULT_BATCH: usize = 32;
-
-/// Pages in the aligned window that a first touch may fill at once: 64 KiB, which the kernel's
-/// own fault-around uses for files. A power of two.
-const ZERO_AROUND: u32 = 16;
 
 /// Faults put off, for want of memory or of a place on a transport, after which no more are
 /// read: the rest wait in the kernel.
@@ -314,82 +312,6 @@ impl FaultThread {
     fn uncharge(&self) {
         // This thread is the one that would wait.
         let _ = self.shared.budget.release(1);
-    }
-
-    /// Fills a page that this thread holds, and untouched neighbours with it while memory is
-    /// plentiful: a guest that uses memory for the first time mostly goes on beside. What it
-    /// does not use after all holds only zeros, and its eviction costs no traffic.
-    fn fill_with_zeros(&self, pending: Pending) -> Result<(), PagerError> {
-        let shared = &self.shared;
-        let taken_up_at = Instant::now();
-        let run = self.take_untouched_around(pending.page);
-        for page in run.iter() {
-            // It is mapped writable: writes from now on are not seen.
-            shared.map.entry(page).mark_dirty();
-        }
-        let target = shared.memory.guest_page(run.first);
-        if let Some(recorder) = &shared.recorder {
-            recorder.record(run);
-        }
-        let filled = shared.uffd.zero(target, run.count as usize);
-        filled.map_err(failed("ZEROPAGE", run.first))?;
-        for page in run.iter() {
-            shared.let_go(page, &shared.arrivals)?;
-        }
-        shared.stats.zero_around.add(u64::from(run.count) - 1);
-        let stats = &shared.stats;
-        stats
-            .zero_stages
-            .record(&stats.zero, pending.read_at, taken_up_at);
-        shared.touches.record(pending.page, taken_up_at);
-        Ok(())
-    }
-
-    /// Takes the untouched pages around `page` in its [`ZERO_AROUND`] window; gives the whole
-    /// run, `page` included.
-    fn take_untouched_around(&self, page: PageIndex) -> PageRange {
-        let extent = self
-            .shared
-            .layout
-            .extent_of(page)
-            .expect("remote pages have an extent");
-        let window = page.number() & !(ZERO_AROUND - 1);
-        let mut first = page.number();
-        let mut end = u64::from(first) + 1;
-        while end
-            < extent
-                .pages
-                .end()
-                .min(u64::from(window) + u64::from(ZERO_AROUND))
-            && u32::try_from(end).is_ok_and(|next| self.take_untouched(PageIndex::new(next)))
-        {
-            end += 1;
-        }
-        while first > extent.pages.first.number().max(window)
-            && self.take_untouched(PageIndex::new(first - 1))
-        {
-            first -= 1;
-        }
-        let count = u32::try_from(end - u64::from(first)).expect("at most a window");
-        PageRange::new(PageIndex::new(first), count)
-    }
-
-    /// Takes a page if it is untouched and memory is plentiful.
-    fn take_untouched(&self, page: PageIndex) -> bool {
-        let shared = &self.shared;
-        let entry = shared.map.entry(page);
-        let seen = entry.state();
-        if seen.kind() != Kind::Untouched
-            || !shared.budget.is_plentiful()
-            || shared.budget.charge().is_none()
-        {
-            return false;
-        }
-        let taken = entry.begin_install(seen);
-        if !taken {
-            self.uncharge();
-        }
-        taken
     }
 
     /// Asks the page's home for it. False when its transport takes no more.

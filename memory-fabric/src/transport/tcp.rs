@@ -5,6 +5,7 @@
 //!
 //! Pages are compressed where that pays, which each connection finds out for itself (`choice`).
 
+mod fence;
 mod slot;
 
 use super::choice::{Choice, Part};
@@ -180,30 +181,6 @@ impl TcpTransport {
         slot.header = frame.encode(slot.payload());
         self.posted.push_back(index);
         Ok(())
-    }
-
-    /// Sends a fence before all that is posted from here on, unless one is under way already.
-    pub(super) fn post_fence(&mut self) {
-        if self.fences == 0 {
-            let posted = self.post(Ticket(0), FrameKind::Fence, 0, Payload::None);
-            posted.expect("there is a place for it");
-            self.fences = 1;
-        }
-    }
-
-    /// Whether a fence has not been answered yet.
-    pub(super) fn is_fencing(&self) -> bool {
-        self.fences > 0
-    }
-
-    /// Whether the donor was told to drop pages, and may not have done so yet.
-    pub(super) fn is_dropping(&self) -> bool {
-        self.drops > 0
-    }
-
-    /// A request was completed by other means: the donor is there.
-    pub(super) fn note_progress(&self) {
-        self.port.note_progress();
     }
 
     /// Takes over a connection that the link has made.

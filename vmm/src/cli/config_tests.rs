@@ -1,6 +1,7 @@
 //! Tests of what [`RunConfig::validate`] accepts and refuses.
 
 use super::*;
+use std::time::Duration;
 
 fn mib(mib: u64) -> ByteSize {
     ByteSize::from_mib(mib)
@@ -94,7 +95,12 @@ fn local_memory_beyond_the_guests_is_for_what_is_added() {
             run.local_memory = Some(mib(1537));
             run.hotplug_memory = Some(mib(512));
         },
-        &["--local-memory 1537 MiB", "--memory 1 GiB"],
+        &[
+            "--local-memory 1537 MiB",
+            "--memory 1 GiB",
+            "--hotplug-memory 512 MiB",
+            "1.5 GiB together",
+        ],
     );
 }
 
@@ -204,10 +210,9 @@ fn local_memory_has_a_least_and_a_most() {
         |c| c.local_memory = Some(mib(8)),
         &["8 MiB", "16 MiB is the least"],
     );
-    assert_refused(
-        |c| c.local_memory = Some(mib(2048)),
-        &["--local-memory 2 GiB", "--memory 1 GiB"],
-    );
+    let too_much = |c: &mut RunConfig| c.local_memory = Some(mib(2048));
+    assert_refused(too_much, &["--local-memory 2 GiB", "--memory 1 GiB"]);
+    assert!(!refused(too_much).contains("--hotplug-memory"));
 }
 
 #[test]

@@ -132,6 +132,20 @@ pub enum ValidationError {
         /// The guest's memory.
         memory: ByteSize,
     },
+    /// More stays here than there can ever be.
+    #[error(
+        "--local-memory {local} is more than --memory {memory} and --hotplug-memory {hotplug}, {limit} together; lower the one or raise one of the others"
+    )]
+    LocalAboveAllMemory {
+        /// What was to stay here.
+        local: ByteSize,
+        /// The guest's memory at its start.
+        memory: ByteSize,
+        /// What may be added.
+        hotplug: ByteSize,
+        /// Both.
+        limit: ByteSize,
+    },
     /// Nothing would be remote, so there is nothing to measure.
     #[error(
         "--local-memory {local} is not less than --memory {memory}, so no page would be remote; lower the one or raise the other"

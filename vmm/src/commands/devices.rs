@@ -10,6 +10,7 @@ use devices::virtio::{
 };
 use memory_fabric::fabric::Fabric;
 use ssi_hv::config::{RunConfig, Switch};
+use ssi_hv::control_socket::changes::Changes;
 use ssi_hv::control_socket::server::remove_with_ours;
 
 use super::Failure;
@@ -77,12 +78,13 @@ impl HostDevices {
 
     /// The devices of a guest that starts, in the order in which it finds them. No earlier guest
     /// uses them any more; what it left in them is forgotten. `node` is the NUMA node to which memory
-    /// may be added, if the guest sees nodes.
+    /// may be added, if the guest sees nodes; what becomes of that is told to `plugged_changes`.
     pub fn for_guest(
         &self,
         config: &RunConfig,
         fabric: &Fabric,
         node: Option<u16>,
+        plugged_changes: &Changes,
     ) -> GuestDevices {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         let mut balloon = None;
@@ -92,7 +94,7 @@ impl HostDevices {
             devices.push(Arc::clone(&device) as Arc<dyn VirtioDevice>);
             balloon = Some(device);
         }
-        let plugged = Plugged::new(fabric, node);
+        let plugged = Plugged::new(fabric, node, plugged_changes);
         if let Some(plugged) = &plugged {
             devices.push(Arc::clone(&plugged.device) as _);
         }

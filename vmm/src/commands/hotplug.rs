@@ -11,6 +11,7 @@ use memory_fabric::hotplug::BLOCK_BYTES;
 use memory_fabric::page::PAGE_SHIFT;
 use ssi_hv::cli::address::Donor;
 use ssi_hv::config::{RunConfig, resolved_donor};
+use ssi_hv::control_socket::changes::{Changes, NextChange, Seen};
 use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget, Refusal, RefusalCode};
 use ssi_hv::control_socket::route::{Answer, answer};
 use ssi_hv::machine::MachineHandle;
@@ -26,31 +27,36 @@ const _: () = assert!(MEM_BLOCK_BYTES == BLOCK_BYTES);
 
 /// What a guest's memory device works on.
 #[derive(Debug)]
-struct Blocks(Hotplug);
+struct Blocks {
+    hotplug: Hotplug,
+    changes: Changes,
+}
 
 impl Blocks {
     fn of(&self, range: FreeRange) -> std::ops::Range<u32> {
-        let start = u64::from(self.0.region().pages().first.number()) << PAGE_SHIFT;
+        let start = u64::from(self.hotplug.region().pages().first.number()) << PAGE_SHIFT;
         // The device gives blocks of its region alone.
         let block = |address: u64| u32::try_from((address - start) / BLOCK_BYTES).unwrap_or(0);
         block(range.start.0)..block(range.start.0 + range.bytes)
     }
 
-    fn told(what: &str, result: Result<(), PlugError>) -> Result<(), NotNow> {
+    fn told(&self, what: &str, result: Result<(), PlugError>) -> Result<(), NotNow> {
         result.map_err(|error| {
             tracing::debug!("memory is not {what}: {:#}", anyhow!(error));
             NotNow
-        })
+        })?;
+        self.changes.tell();
+        Ok(())
     }
 }
 
 impl Pluggable for Blocks {
     fn plug(&self, blocks: FreeRange) -> Result<(), NotNow> {
-        Self::told("plugged", self.0.plug(self.of(blocks)))
+        self.told("plugged", self.hotplug.plug(self.of(blocks)))
     }
 
     fn unplug(&self, blocks: FreeRange) -> Result<(), NotNow> {
-        Self::told("unplugged", self.0.unplug(self.of(blocks)))
+        self.told("unplugged", self.hotplug.unplug(self.of(blocks)))
     }
 }
 
@@ -60,6 +66,8 @@ pub struct Plugged {
     pub device: Arc<Mem>,
     hotplug: Hotplug,
     joining: Arc<Mutex<Joining>>,
+    /// Told of all that a look shows.
+    changes: Changes,
 }
 
 /// Of donors that were asked to join.
@@ -69,11 +77,13 @@ struct Joining {
     who: Option<String>,
     /// Why the last one did not.
     error: Option<String>,
+    /// Whether the guest has ended.
+    ended: bool,
 }
 
 impl Plugged {
     /// A device for a guest of this fabric, if it was started for that; `node` is its NUMA node.
-    pub fn new(fabric: &Fabric, node: Option<u16>) -> Option<Self> {
+    pub fn new(fabric: &Fabric, node: Option<u16>, changes: &Changes) -> Option<Self> {
         let hotplug = fabric.hotplug()?;
         let pages = hotplug.region().pages();
         let region = MemRegion {
@@ -81,12 +91,23 @@ impl Plugged {
             bytes: pages.bytes(),
             node,
         };
-        let device = Arc::new(Mem::new(region, Arc::new(Blocks(hotplug.clone()))));
+        let blocks = Blocks {
+            hotplug: hotplug.clone(),
+            changes: changes.clone(),
+        };
+        let device = Arc::new(Mem::new(region, Arc::new(blocks)));
         Some(Self {
             device,
             hotplug,
             joining: Arc::default(),
+            changes: changes.clone(),
         })
+    }
+
+    /// The guest has ended: nothing of this changes any more, and nobody waits for that.
+    pub fn end(&self) {
+        self.joining().ended = true;
+        self.changes.tell();
     }
 
     fn joining(&self) -> std::sync::MutexGuard<'_, Joining> {
@@ -94,14 +115,17 @@ impl Plugged {
     }
 
     fn body(&self) -> HotplugBody {
+        // First, so that what is told is not older.
+        let changes = self.changes.count();
         let joining = self.joining();
         HotplugBody {
             max_bytes: self.device.region().bytes,
             block_bytes: MEM_BLOCK_BYTES,
             requested_bytes: self.device.requested_bytes(),
-            plugged_bytes: self.device.plugged_bytes(),
+            plugged_bytes: u64::from(self.hotplug.region().plugged()) * BLOCK_BYTES,
             joining: joining.who.clone(),
             error: joining.error.clone(),
+            changes,
         }
     }
 
@@ -110,6 +134,8 @@ impl Plugged {
         self.hotplug.request(bytes, donor)?;
         self.device.set_requested_bytes(bytes);
         machine.config_changed(&*self.device);
+        self.joining().error = None;
+        self.changes.tell();
         Ok(())
     }
 
@@ -126,11 +152,10 @@ impl Plugged {
             if joining.who.is_some() {
                 return Err(refusal(&HotplugError::Joining));
             }
-            *joining = Joining {
-                who: Some(name.clone()),
-                error: None,
-            };
+            joining.who = Some(name.clone());
+            joining.error = None;
         }
+        self.changes.tell();
         let (told, outcome) = bounded(1);
         let (plugged, machine) = (self.clone(), machine.clone());
         let join = move || {
@@ -139,15 +164,19 @@ impl Plugged {
                 tracing::warn!("donor {name} does not join: {}", refusal.text);
                 refusal
             });
-            let mut joining = plugged.joining();
-            joining.who = None;
-            joining.error = result.as_ref().err().map(|refusal| refusal.text.clone());
+            {
+                let mut joining = plugged.joining();
+                joining.who = None;
+                joining.error = result.as_ref().err().map(|refusal| refusal.text.clone());
+            }
+            plugged.changes.tell();
             // That nobody waits any more is no error.
             let _ = told.try_send(result);
         };
         let thread = std::thread::Builder::new().name("join".into()).spawn(join);
         if let Err(error) = thread {
             self.joining().who = None;
+            self.changes.tell();
             return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
         }
         // What comes later is told by who looks.
@@ -174,13 +203,23 @@ pub fn look(watched: &Watched) -> Answer {
     answer(200, &plugged_of(watched)?.body())
 }
 
+/// What a look with parameters waits for.
+pub fn next_change(watched: &Arc<Watched>, query: &str) -> Result<NextChange, Refusal> {
+    let seen = Seen::parse(query)?;
+    Ok(plugged_of(watched)?.changes.after(seen))
+}
+
 fn plugged_of(watched: &Watched) -> Result<Plugged, Refusal> {
     if watched.paged.get().is_none() {
         return Err(super::vm_routes::starting());
     }
     let text = "the VM was started without --hotplug-memory SIZE, so it has no addresses for more";
     let plugged = watched.plugged.get();
-    plugged.ok_or_else(|| Refusal::new(RefusalCode::State, text))
+    let plugged = plugged.ok_or_else(|| Refusal::new(RefusalCode::State, text))?;
+    if plugged.joining().ended {
+        return Err(Refusal::new(RefusalCode::State, "the guest has ended"));
+    }
+    Ok(plugged)
 }
 
 /// Asks the guest to have so much plugged.
@@ -270,3 +309,6 @@ pub fn kernel_parameters(config: &RunConfig) -> String {
         None => config.cmdline.clone(),
     }
 }
+
+#[cfg(test)]
+mod tests;

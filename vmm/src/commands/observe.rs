@@ -13,6 +13,7 @@ use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
 use memory_fabric::view::FabricView;
 use ssi_hv::config::RunConfig;
+use ssi_hv::control_socket::changes::Changes;
 use ssi_hv::machine::MachineHandle;
 use ssi_hv::report::{
     Boot, FaultKind, Faults, FreePages, Guest, Host, HotplugUsed, MemoryUsed, Node, Percentiles,
@@ -44,6 +45,8 @@ pub struct Watched {
     pub balloon: Current<Arc<Balloon>>,
     /// What memory can be added to it, where it was started for that.
     pub plugged: Current<Plugged>,
+    /// How often that has changed, over all boots.
+    pub plugged_changes: Changes,
     /// How it was started.
     pub config: RunConfig,
 }

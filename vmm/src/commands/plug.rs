@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use ssi_hv::cli::control::HotplugConfig;
+use ssi_hv::control_socket::changes::Seen;
 use ssi_hv::control_socket::client::{ask, call};
 use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget};
 use ssi_hv::control_socket::route::Method;
@@ -16,9 +17,6 @@ use super::status::running;
 use super::{Failure, print};
 
 const PATH: &str = "/v1/hotplug";
-
-/// Pause between two looks at how far the guest is.
-const LOOK_PAUSE: Duration = Duration::from_millis(200);
 
 /// What the bar counts.
 const MIB_SHIFT: u32 = 20;
@@ -45,7 +43,8 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
         if let (None, Some(error)) = (&body.joining, &body.error) {
             return Err(anyhow!("{who}: {error}").into());
         }
-        if Instant::now() >= deadline {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
             return Err(anyhow!(
                 "{who} has {} of the {} plugged after {} s; its kernel needs the driver virtio_mem, \
                  and gives back only what it can move",
@@ -55,10 +54,13 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
             )
             .into());
         }
-        std::thread::sleep(LOOK_PAUSE);
-        body = ask(&entry.path, PATH)?;
-        // There is something to be seen when it takes that long.
         let progress = progress.get_or_insert_with(|| Plugging::begin(from, wanted));
+        // Answered when something has changed, or after as long as a request may wait.
+        let seen = Seen {
+            changes: body.changes,
+            wait: left,
+        };
+        body = ask(&entry.path, &format!("{PATH}?{seen}"))?;
         progress.reach(&body);
     }
     drop(progress);

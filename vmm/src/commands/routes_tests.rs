@@ -8,8 +8,9 @@ use ssi_hv::control_socket::route::Route;
 
 use super::{node, vm_routes};
 
-/// What is known of an operation: its status codes, and who answers.
-type Operation = (BTreeSet<u16>, BTreeSet<&'static str>, bool);
+/// What is known of an operation: its status codes, who answers, and whether it takes a body, and
+/// parameters.
+type Operation = (BTreeSet<u16>, BTreeSet<&'static str>, bool, bool);
 
 fn add<S>(
     operations: &mut BTreeMap<(String, String), Operation>,
@@ -19,7 +20,7 @@ fn add<S>(
     for route in routes {
         assert!(route.path.starts_with(PREFIX), "{}", route.path);
         let method = route.method.name().to_lowercase();
-        let (codes, by, body) = operations
+        let (codes, by, body, parameters) = operations
             .entry((route.path.to_owned(), method))
             .or_default();
         let refused = RefusalCode::ALL.into_iter();
@@ -31,6 +32,7 @@ fn add<S>(
         codes.insert(route.status);
         assert!(by.insert(who), "{} is there twice", route.path);
         *body |= route.takes_body;
+        *parameters |= route.until.is_some();
     }
 }
 
@@ -57,6 +59,7 @@ fn the_document_and_the_tables_have_the_same_operations() {
                 codes.collect(),
                 by.collect(),
                 operation.get("requestBody").is_some(),
+                operation.get("parameters").is_some(),
             );
             documented.insert((path.clone(), method.clone()), found);
         }

@@ -16,6 +16,7 @@ use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::config::{
     self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
 };
+use ssi_hv::control_socket::changes::Changes;
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
@@ -89,6 +90,7 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
         machine: Current::default(),
         balloon: Current::default(),
         plugged: Current::default(),
+        plugged_changes: Changes::default(),
         config: config.clone(),
     });
     let metrics = metrics::serve(
@@ -237,7 +239,7 @@ impl Run<'_> {
         let numa = super::numa::nodes(config, &fabric);
         let node = u16::try_from(numa.len()).ok();
         let node = node.and_then(|count| count.checked_sub(1));
-        let devices = devices.for_guest(config, &fabric, node);
+        let devices = devices.for_guest(config, &fabric, node, &watched.plugged_changes);
         if let Some(balloon) = devices.balloon {
             watched.balloon.set(balloon);
         }
@@ -281,6 +283,9 @@ impl Run<'_> {
         } else {
             Ok(Outcome::Stopped)
         };
+        if let Some(plugged) = watched.plugged.get() {
+            plugged.end();
+        }
         drop((watch, replay));
         if let Some(error) = working_set.save(&fabric) {
             // The guest has run all the same.
@@ -316,7 +321,10 @@ fn vm_name(config: &RunConfig) -> String {
     )
 }
 
-fn fabric_config(config: &RunConfig, wanted: &ValidatedRun) -> Result<FabricConfig, Failure> {
+pub(super) fn fabric_config(
+    config: &RunConfig,
+    wanted: &ValidatedRun,
+) -> Result<FabricConfig, Failure> {
     let pages = |(start, bytes): (GuestAddress, u64)| {
         let first = PageIndex::containing(start.0)?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).ok()?;

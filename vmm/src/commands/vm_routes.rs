@@ -67,6 +67,7 @@ pub const ROUTES: &[Route<Arc<Watched>>] = &[
     },
     Route {
         refuses: &[RefusalCode::State, RefusalCode::Starting],
+        until: Some(hotplug::next_change),
         ..look("/v1/hotplug", |watched, _| hotplug::look(watched))
     },
     Route {

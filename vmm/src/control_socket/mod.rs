@@ -13,11 +13,15 @@
 //! pager ever waits for a client. Guest memory is never touched from here: a touch could wait for
 //! the network.
 //!
+//! A request may wait until something has changed ([`changes`]). It waits on the thread that speaks HTTP,
+//! which goes on meanwhile, and holds no place but that of its connection; few may do so at once.
+//!
 //! One request that changes something is carried out at a time; another is refused meanwhile, not
 //! queued, since its sender could not know what it would apply to. Ending the VM by force is never
 //! refused.
 
 mod accept;
+pub mod changes;
 pub mod client;
 pub mod directory;
 pub mod protocol;
@@ -27,3 +31,5 @@ mod workers;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waiting_tests;

@@ -28,6 +28,12 @@ pub const PAUSE_TIME_MAX: Duration = Duration::from_secs(5);
 /// How long a connection may take in all: for its request, for what it asks, and to take the answer.
 pub const CONNECTION_TIME_MAX: Duration = Duration::from_secs(12);
 
+/// How long a request may wait for something to change: its connection has time left for the rest.
+pub const CHANGE_WAIT_TIME_MAX: Duration = Duration::from_secs(8);
+
+/// Requests that wait at once: most connections are left to who wants an answer now.
+pub const WAITS_MAX: usize = 16;
+
 /// Connections at once. Others wait in the kernel until one of these ends.
 pub const CONNECTIONS_MAX: usize = 64;
 
@@ -186,6 +192,9 @@ pub struct HotplugBody {
     pub plugged_bytes: u64,
     /// A donor that was asked to join, and has not yet; `null` when there is none.
     pub joining: Option<String>,
-    /// Why the donor that was asked last has not joined; `null` when it has.
+    /// Why the donor that was asked last has not joined; `null` when it has, or when memory was
+    /// asked for without one since.
     pub error: Option<String>,
+    /// How often any of this has changed; the parameter `seen` takes it.
+    pub changes: u64,
 }

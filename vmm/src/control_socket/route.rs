@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
+use super::changes::NextChange;
 use super::protocol::{Refusal, RefusalCode};
 
 /// A method of HTTP that means something here. `HEAD` is `GET` without the body.
@@ -63,6 +64,9 @@ pub struct Done {
 /// What a function gives.
 pub type Answer = Result<Done, Refusal>;
 
+/// Gives what a request waits for by its parameters.
+pub type Until<S> = fn(&S, &str) -> Result<NextChange, Refusal>;
+
 /// Something that can be asked of an `S`.
 #[derive(Debug)]
 pub struct Route<S> {
@@ -78,6 +82,9 @@ pub struct Route<S> {
     pub refuses: &'static [RefusalCode],
     /// Whether a body belongs to the request.
     pub takes_body: bool,
+    /// What a request with parameters waits for before it is carried out, if it may have any. It is
+    /// called by the thread that speaks HTTP, so it must not wait itself.
+    pub until: Option<Until<S>>,
     /// Gives the answer. Must neither touch guest memory nor wait without a deadline.
     pub answer: fn(&S, &[u8]) -> Answer,
 }
@@ -92,6 +99,7 @@ impl<S> Route<S> {
             status: 200,
             refuses: &[],
             takes_body: false,
+            until: None,
             answer,
         }
     }

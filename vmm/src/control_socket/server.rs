@@ -1,7 +1,7 @@
 //! The side that answers.
 
 use std::fs;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::os::unix::fs::PermissionsExt;
@@ -9,6 +9,7 @@ use std::os::unix::net::UnixListener as StdListener;
 use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,10 +26,11 @@ use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::time::timeout;
 
 use super::accept::Accept;
+use super::changes::NextChange;
 use super::directory::{Directory, DirectoryError, Kind};
 use super::protocol::{
     BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, ErrorBody, HEAD_BYTES_MAX,
-    REQUEST_TIME_MAX, Refusal, RefusalCode,
+    REQUEST_TIME_MAX, Refusal, RefusalCode, WAITS_MAX,
 };
 use super::route::{Answer, Done, JSON, Route, Service};
 use super::workers::Workers;
@@ -171,6 +173,8 @@ impl Server {
             service: Arc::new(service),
             workers,
             answering: watch::Sender::new(0),
+            waits: Semaphore::new(WAITS_MAX),
+            ending: watch::Sender::new(false),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -254,6 +258,36 @@ struct Inner<S: 'static> {
     workers: Workers,
     /// Connections whose request was read and whose answer is not out.
     answering: watch::Sender<usize>,
+    /// Places of requests that wait for a change.
+    waits: Semaphore,
+    /// Whether the server ends, for which nobody waits.
+    ending: watch::Sender<bool>,
+}
+
+impl<S> Inner<S> {
+    /// Waits for a change, but not beyond the end of the server.
+    async fn wait_for(&self, change: NextChange) -> Result<(), Refusal> {
+        let _place = self.waits.try_acquire().map_err(|_| {
+            let text = format!(
+                "{WAITS_MAX} requests wait for a change already, the limit; ask without `seen`, or try again"
+            );
+            Refusal::new(RefusalCode::Busy, text)
+        })?;
+        let mut ending = self.ending.subscribe();
+        let ended = async { drop(ending.wait_for(|ending| *ending).await) };
+        first_of(ended, change.come()).await;
+        Ok(())
+    }
+}
+
+/// Ends with the first of two that ends; the other goes no further.
+async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    poll_fn(|context| match one.as_mut().poll(context) {
+        Poll::Ready(()) => Poll::Ready(()),
+        Poll::Pending => other.as_mut().poll(context),
+    })
+    .await;
 }
 
 /// Counts a connection among those that are answered.
@@ -275,11 +309,11 @@ impl<S> Drop for Answering<S> {
 /// Takes connections until it is told to stop.
 async fn serve<S: Send + Sync>(
     listener: impl Accept,
-    mut stopped: oneshot::Receiver<()>,
+    stopped: oneshot::Receiver<()>,
     inner: &Arc<Inner<S>>,
 ) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let mut accepting = pin!(async {
+    let accepting = async {
         loop {
             // Never closed.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
@@ -304,15 +338,11 @@ async fn serve<S: Send + Sync>(
                 }
             }
         }
-    });
-    poll_fn(|context| {
-        use std::future::Future;
-        if std::pin::Pin::new(&mut stopped).poll(context).is_ready() {
-            return std::task::Poll::Ready(());
-        }
-        accepting.as_mut().poll(context)
-    })
-    .await;
+    };
+    // Nothing is ever sent: it ends with its sender.
+    let stopped = async { drop(stopped.await) };
+    first_of(stopped, accepting).await;
+    inner.ending.send_replace(true);
     let mut answering = inner.answering.subscribe();
     let _ = timeout(
         LAST_ANSWERS_TIME_MAX,
@@ -423,12 +453,17 @@ async fn respond<S: Send + Sync>(
 async fn answer<S: Send + Sync>(inner: &Inner<S>, request: Request<Incoming>) -> Answer {
     let uri = request.uri();
     let route = inner.service.find(request.method().as_str(), uri.path())?;
-    if uri.query().is_some() {
-        return Err(malformed("no parameters belong to this path"));
-    }
+    let change = match (uri.query(), route.until) {
+        (None, _) => None,
+        (Some(query), Some(until)) => Some(until(&inner.service.subject, query)?),
+        (Some(_), None) => return Err(malformed("no parameters belong to this path")),
+    };
     let body = body(request.into_body()).await?;
     if !route.takes_body && !body.is_empty() {
         return Err(malformed("no body belongs to this request"));
+    }
+    if let Some(change) = change {
+        inner.wait_for(change).await?;
     }
     let receiver = inner.workers.carry_out(&inner.service, route, body)?;
     let answer = receiver

@@ -60,12 +60,14 @@ mod elf_check;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod handle;
 mod irqchip;
 mod kernel;
 mod kvm;
 mod layout;
 mod numa;
 mod payload;
+mod ports;
 mod regs;
 mod terminal;
 mod vcpu;
@@ -78,10 +80,8 @@ use std::time::Duration;
 
 use devices::virtio::VirtioDevice;
 use devices::{
-    BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_IRQ, COM1_PORT, COM2_IRQ,
-    COM2_PORT, CmosRtc, ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvent,
-    MachineEvents, PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN,
-    SerialPort,
+    BootTimer, Bus, COM1_IRQ, COM2_IRQ, COM2_PORT, ConsoleOutput, MachineEvent, MachineEvents,
+    PmRegisters, SERIAL_LEN, SerialPort,
 };
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
@@ -93,6 +93,7 @@ pub use boot_params::Initrd;
 pub use console::{BlockingWriter, ConsoleConfig};
 pub use elf_check::ElfError;
 pub use error::MachineError;
+pub use handle::MachineHandle;
 pub use kernel::KernelError;
 pub use layout::{
     DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, VIRTIO_DEVICES_MAX,
@@ -107,6 +108,7 @@ use acpi::AcpiTables;
 use console::ConsoleInput;
 use control::Control;
 use irqchip::InterruptController;
+use ports::{port_bus, serial_port};
 use vcpu::{Shared, Vcpu};
 use virtio::VirtioDevices;
 
@@ -203,63 +205,6 @@ pub struct Machine {
     console_output: ConsoleOutput,
     second_output: Option<ConsoleOutput>,
     boot_timer: Arc<BootTimer>,
-}
-
-/// Acts on a machine from any thread, also after its end.
-#[derive(Clone, Debug)]
-pub struct MachineHandle {
-    shared: Arc<Shared>,
-    boot_timer: Arc<BootTimer>,
-}
-
-impl MachineHandle {
-    /// Ends the run with [`Outcome::Stopped`], unless it has ended. Does not wait.
-    pub fn stop(&self) {
-        self.shared.control.end(Ok(Outcome::Stopped));
-    }
-
-    /// Asks all vCPUs to leave the guest and wait, and devices not to go on. Does not wait for
-    /// them: what waits for a page stays where it is until the page is served.
-    pub fn pause(&self) {
-        self.shared.control.pause();
-    }
-
-    /// Waits up to `limit` until a pause that was asked for has reached every vCPU and device;
-    /// false when it has not, or when none was asked for.
-    pub fn wait_until_paused(&self, limit: Duration) -> bool {
-        self.shared.control.wait_paused(limit)
-    }
-
-    /// Lets the vCPUs run again. The guest's watchdogs are told that it stood still.
-    pub fn resume(&self) {
-        self.shared.control.resume();
-    }
-
-    /// Presses the power button. False when the guest does not listen to it, so that nothing
-    /// would come of it.
-    pub fn press_power_button(&self) -> bool {
-        self.shared.power.press_power_button()
-    }
-
-    /// Tells the guest's driver of this device that its configuration has changed.
-    pub fn config_changed(&self, device: &dyn VirtioDevice) {
-        let transports = self.shared.transports.iter();
-        for transport in transports.filter(|t| t.device().device_id() == device.device_id()) {
-            transport.config_changed();
-        }
-    }
-
-    /// Whether no thread, of a vCPU or of devices, touches the guest's memory any more. False
-    /// after a run whose end had to leave one behind: that thread still waits for a page.
-    pub fn all_vcpus_ended(&self) -> bool {
-        self.shared.control.wait_all_ended(Duration::ZERO)
-    }
-
-    /// The time from the start of the run to the guest's init, once the guest has told that by
-    /// writing [`devices::BOOT_TIMER_INIT_REACHED`] to port [`devices::BOOT_TIMER_PORT`].
-    pub fn time_to_init(&self) -> Option<Duration> {
-        self.boot_timer.to_init()
-    }
 }
 
 impl Machine {
@@ -479,47 +424,4 @@ impl MutEventSubscriber for EndWatcher {
             self.shared.control.end(Ok(event.into()));
         }
     }
-}
-
-/// A serial port whose output goes to `writer`, and that output.
-fn serial_port(
-    vm: &kvm_ioctls::VmFd,
-    interrupts: &InterruptController,
-    irq: u32,
-    writer: Box<dyn std::io::Write + Send>,
-) -> Result<(Arc<SerialPort>, ConsoleOutput), MachineError> {
-    let descriptor = "create an event descriptor";
-    let interrupt = EventFdTrigger::new().map_err(MachineError::host(descriptor))?;
-    interrupts.connect(vm, &interrupt, irq)?;
-    let output =
-        ConsoleOutput::spawn(writer).map_err(MachineError::host("start the console thread"))?;
-    let port =
-        SerialPort::new(interrupt, output.clone()).map_err(MachineError::host(descriptor))?;
-    Ok((Arc::new(port), output))
-}
-
-/// The port devices, each at its place.
-fn port_bus(
-    serial: &Arc<SerialPort>,
-    boot_timer: &Arc<BootTimer>,
-    events: &MachineEvents,
-    power: &Arc<PmRegisters>,
-) -> Result<Bus, MachineError> {
-    let mut ports = Bus::port_io();
-    ports.insert(COM1_PORT, SERIAL_LEN, Arc::clone(serial) as _)?;
-    ports.insert(I8042_PORT, I8042_LEN, Arc::new(I8042::new(events.clone())))?;
-    ports.insert(CMOS_RTC_PORT, CMOS_RTC_LEN, Arc::new(CmosRtc::new()))?;
-    ports.insert(PANIC_PORT, 1, Arc::new(PanicPort::new(events.clone())))?;
-    ports.insert(BOOT_TIMER_PORT, 1, Arc::clone(boot_timer) as _)?;
-    ports.insert(
-        u64::from(layout::PM_PORT),
-        PM_REGISTERS_LEN,
-        Arc::clone(power) as _,
-    )?;
-    ports.insert(
-        u64::from(layout::RESET_PORT),
-        1,
-        Arc::new(ResetRegister::new(events.clone())),
-    )?;
-    Ok(ports)
 }

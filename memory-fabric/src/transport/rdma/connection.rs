@@ -10,13 +10,13 @@
 //! [`WRITES_PER_FLUSH`] has a READ of a few bytes behind it, its *flush*. When that completes, all
 //! pages of the batch are where anybody finds them; so one completion stands for a whole batch.
 
+mod prepare;
+
 use super::abi::ibv_wc_status;
 use super::batch::{Batch, Place};
-use super::device::{Device, Route};
-use super::endpoint::{ConnectAnswer, Endpoint, RemoteMemory};
+use super::endpoint::RemoteMemory;
 use super::library::verbs;
-use super::memory::{Access, ProtectionDomain};
-use super::pair::{NOT_READY_RETRIES, NOT_READY_RETRIES_PAGING, QueuePair};
+use super::pair::QueuePair;
 use super::queue::{CompletionQueue, Taken};
 use super::room::Room;
 use super::staging::Staging;
@@ -24,6 +24,7 @@ use super::transport::PageLane;
 use super::{LANE_STALL_TIMEOUT, RdmaError};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::transport::{IN_FLIGHT_MAX, PageSource};
+pub(crate) use prepare::LaneConfig;
 use std::collections::VecDeque;
 use std::ffi::CStr;
 use std::net::TcpStream;
@@ -50,76 +51,6 @@ const FLUSH: u64 = 1 << 32;
 /// Places in the queues of a lane that writes: each request may be a WRITE that has a flush of its
 /// own. The completion queue has as many: when the lane fails, each of them completes.
 const WRITING_QUEUE_ENTRIES: usize = 2 * IN_FLIGHT_MAX;
-
-/// What a lane is to be.
-#[derive(Clone, Debug)]
-pub(crate) struct LaneConfig {
-    /// The device.
-    pub device: Arc<Device>,
-    /// Port and address.
-    pub route: Route,
-    /// Pages that may be on their way at once.
-    pub pages: usize,
-    /// Whether pages are written too. Flushes take a page more.
-    pub writes: bool,
-    /// The other end, for errors.
-    pub peer: String,
-}
-
-/// A lane whose other end is not known yet.
-#[derive(Debug)]
-pub(crate) struct NewLane {
-    pair: QueuePair,
-    staging: Staging,
-    queue: Arc<CompletionQueue>,
-    pages: usize,
-    writes: bool,
-    entries: usize,
-}
-
-impl NewLane {
-    pub(crate) fn endpoint(&self) -> Endpoint {
-        self.pair.endpoint()
-    }
-
-    /// Connects it; `session` is the TCP connection over which the other end was made.
-    pub(crate) fn connect(
-        mut self,
-        answer: &ConnectAnswer,
-        session: TcpStream,
-    ) -> Result<Lane, RdmaError> {
-        let retries = if answer.memory.pinned {
-            NOT_READY_RETRIES
-        } else {
-            NOT_READY_RETRIES_PAGING
-        };
-        self.pair.connect(&answer.endpoint, retries)?;
-        let requests = (0..IN_FLIGHT_MAX).map(|_| Request {
-            page: 0,
-            pages: 0,
-            state: RequestState::Idle,
-        });
-        Ok(Lane {
-            pair: self.pair,
-            staging: self.staging,
-            queue: self.queue,
-            memory: answer.memory,
-            room: Room::new(self.pages),
-            requests: requests.collect(),
-            batch: Batch::new(self.entries, answer.memory.key),
-            writes: VecDeque::with_capacity(IN_FLIGHT_MAX),
-            unflushed: 0,
-            written_end: 0,
-            flush_page: self.writes.then_some(self.pages),
-            outstanding: 0,
-            taken: Taken::new(),
-            progress: Instant::now(),
-            revoked: Arc::default(),
-            failed: false,
-            _session: session,
-        })
-    }
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
@@ -185,33 +116,6 @@ impl std::fmt::Debug for Lane {
 }
 
 impl Lane {
-    /// Makes this end of a lane.
-    pub(crate) fn prepare(config: &LaneConfig) -> Result<NewLane, RdmaError> {
-        let domain = ProtectionDomain::own(&config.device)?;
-        let (entries, flush_pages) = if config.writes {
-            (WRITING_QUEUE_ENTRIES, 1)
-        } else {
-            (IN_FLIGHT_MAX, 0)
-        };
-        let queue = CompletionQueue::with_events(&config.device, entries)?;
-        let pair = QueuePair::new(
-            &domain,
-            &queue,
-            &config.route,
-            entries,
-            Access::Local,
-            &config.peer,
-        )?;
-        Ok(NewLane {
-            pair,
-            staging: Staging::new(&domain, config.pages + flush_pages)?,
-            queue,
-            pages: config.pages,
-            writes: config.writes,
-            entries,
-        })
-    }
-
     /// What to set when the lane has to be let go of.
     pub(crate) fn revocation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.revoked)

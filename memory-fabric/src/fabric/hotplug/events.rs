@@ -1,0 +1,51 @@
+//! What links tell of donors that joined.
+
+use super::super::{FabricEvent, FabricObserver};
+use super::{Inner, node_of};
+use crate::link::LinkEvent;
+use std::sync::{Arc, Weak};
+
+impl Inner {
+    /// What takes the events of a donor that joined: it concerns the guest only while something of
+    /// the donor is plugged.
+    pub(super) fn observer_of(self: &Arc<Self>, donor: usize) -> FabricObserver {
+        let inner = Arc::downgrade(self);
+        let observer = Arc::clone(&self.observer);
+        Arc::new(move |event| match (Weak::upgrade(&inner), event) {
+            (Some(inner), FabricEvent::Link(event)) => inner.take_event(donor, event),
+            (_, event) => observer(event),
+        })
+    }
+
+    fn take_event(self: &Arc<Self>, donor: usize, event: LinkEvent) {
+        let node = node_of(donor);
+        let mut state = self.lock();
+        let used = state.pools.used_of(donor).unwrap_or(0) > 0;
+        let joiner = &mut state.joiners[donor - self.fixed];
+        let (usable, told) = match event {
+            LinkEvent::Down { .. } => {
+                joiner.away = true;
+                joiner.told |= used;
+                (false, used.then_some(event))
+            }
+            LinkEvent::Up { .. } => {
+                joiner.away = false;
+                (true, std::mem::take(&mut joiner.told).then_some(event))
+            }
+            LinkEvent::Lost { ref reason, .. } => {
+                joiner.lost = true;
+                if !used {
+                    tracing::warn!("{node}, of which nothing is plugged, is lost: {reason}");
+                }
+                (false, used.then_some(event))
+            }
+        };
+        state.pools.set_usable(donor, usable);
+        drop(state);
+        if let Some(event) = told {
+            (self.observer)(FabricEvent::Link(event));
+        } else if !usable {
+            self.see_off_lost(donor);
+        }
+    }
+}

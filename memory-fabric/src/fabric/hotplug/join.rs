@@ -1,0 +1,182 @@
+//! A donor joins: it gets a place, lends, and its transports go to the pager.
+
+use super::super::adapt::Change;
+use super::super::connections::Connections;
+use super::super::sources::obtain;
+use super::super::{DonorAddress, FabricError, TransportKind};
+use super::lanes::lane_of;
+use super::{HotplugError, Inner, Joiner, State};
+use crate::hotplug::{BLOCK_BYTES, JOINERS_MAX};
+use crate::layout::NodeId;
+use crate::link::rdma::RdmaLink;
+use crate::link::{Leased, Link, LinkConfig};
+use crate::stream::Carrier;
+use crate::view::LentBy;
+use std::net::SocketAddr;
+use std::sync::{Arc, PoisonError};
+
+impl Inner {
+    /// A donor joins, for what is missing to `blocks`.
+    pub(super) fn join(
+        self: &Arc<Self>,
+        blocks: u32,
+        donor: DonorAddress,
+    ) -> Result<(), HotplugError> {
+        if self.config.transport == TransportKind::Loopback {
+            return Err(HotplugError::Loopback);
+        }
+        let (place, missing) = {
+            let mut state = self.lock();
+            state.may_change()?;
+            let missing = state.pools.missing(blocks);
+            if missing == 0 {
+                return Err(HotplugError::Needless(u64::from(blocks) * BLOCK_BYTES));
+            }
+            let place = self.place_for(&state, donor.address);
+            let place = place.ok_or(HotplugError::TooManyDonors)?;
+            state.joiners[place - self.fixed] = Joiner {
+                taken: true,
+                ..Joiner::default()
+            };
+            state.joining = true;
+            (place, missing)
+        };
+        let joined = self.connect(place, donor, u64::from(missing) * BLOCK_BYTES);
+        let mut state = self.lock();
+        state.joining = false;
+        let joiner = &mut state.joiners[place - self.fixed];
+        let ended = match joined {
+            Err(error) => {
+                joiner.taken = false;
+                return Err(error);
+            }
+            Ok(links) => {
+                joiner.links = Some(links);
+                state.closed || state.joiners[place - self.fixed].lost
+            }
+        };
+        let usable = !state.joiners[place - self.fixed].away && !ended;
+        state.pools.join(place, missing, usable);
+        if ended {
+            let why = if state.closed {
+                HotplugError::Ended
+            } else {
+                HotplugError::Donor(FabricError::System(
+                    "keep a donor that joined: its memory was lost at once",
+                    std::io::ErrorKind::ConnectionAborted.into(),
+                ))
+            };
+            drop(state);
+            self.see_off(place);
+            return Err(why);
+        }
+        state.pools.request(blocks);
+        Ok(())
+    }
+
+    /// The place of a donor: its own one if it was here before, else one that is new, else one
+    /// that another has left.
+    fn place_for(&self, state: &State, address: SocketAddr) -> Option<usize> {
+        let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
+        let free = |place: &usize| !state.joiners[place - self.fixed].taken;
+        let places = self.fixed..self.fixed + JOINERS_MAX;
+        let known = |place: &usize| lenders.get(*place).and_then(|lent| lent.address);
+        let own = |place: &usize| free(place) && known(place) == Some(address);
+        places
+            .clone()
+            .find(own)
+            .or_else(|| Some(lenders.len()).filter(|place| places.contains(place)))
+            .or_else(|| places.clone().find(free))
+    }
+
+    /// Leases from a donor, and gives its transports to the pager.
+    fn connect(
+        self: &Arc<Self>,
+        place: usize,
+        donor: DonorAddress,
+        bytes: u64,
+    ) -> Result<(Link, Vec<RdmaLink>), HotplugError> {
+        let node = NodeId(u16::try_from(place + 1).expect("few donors"));
+        let address = donor.address;
+        let leased: Result<Leased, _> = obtain(
+            self.config.transport,
+            donor.fingerprint,
+            LinkConfig {
+                node,
+                address,
+                carrier: Carrier::Tcp,
+                vm: self.config.vm.clone(),
+                bytes,
+                or_less: false,
+                grace: self.config.grace,
+            },
+        );
+        let leased = leased.map_err(|source| FabricError::Donor { address, source })?;
+        if leased.grant().bytes < bytes {
+            let (lent, wanted) = (leased.grant().bytes, bytes);
+            return Err(FabricError::TooLittle {
+                address,
+                lent,
+                wanted,
+            }
+            .into());
+        }
+        let mut lent_by = LentBy {
+            address: Some(address),
+            ..LentBy::default()
+        };
+        let stats = &self.shared.stats.donors[place];
+        let traffic = |class| Arc::clone(stats.traffic(class));
+        let bells: Vec<_> = self.lanes.iter().map(|(class, _)| *class).collect();
+        let bells: Vec<_> = bells
+            .into_iter()
+            .map(|class| (class, self.bell(class)))
+            .collect();
+        let mut made = Connections::default();
+        let observer = self.observer_of(place);
+        made.add(
+            &self.config,
+            leased,
+            &bells,
+            &traffic,
+            &mut lent_by,
+            &observer,
+        )?;
+        let Connections {
+            urgent,
+            bulk,
+            ahead,
+            rdma_links,
+            mut links,
+            rdma_refusals,
+            followed,
+        } = made;
+        for refusal in rdma_refusals {
+            tracing::info!("donor {address} is not read by RDMA: {refusal}");
+        }
+        let link = links.pop().expect("one was made");
+        let path = lent_by.path.clone();
+        let mut lanes = [urgent, bulk, ahead].map(|mut transports| transports.pop());
+        for &(class, _) in &self.lanes {
+            let lane = &mut lanes[lane_of(class)];
+            let transport = lane.take().expect("one for each class");
+            if self.change(place, class, transport).is_none() {
+                self.vacate(place);
+                return Err(HotplugError::Ended);
+            }
+        }
+        if let Some(path) = path {
+            self.shared.policies.join(place, Some(path));
+        }
+        for followed in followed {
+            let _ = self.adapter.try_send(Change::Follow(followed));
+        }
+        let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
+        if place < lenders.len() {
+            lenders[place] = lent_by;
+        } else {
+            lenders.push(lent_by);
+        }
+        Ok((link, rdma_links))
+    }
+}

@@ -1,0 +1,116 @@
+//! A donor leaves, when nothing of it is needed any more or it is lost.
+
+use super::super::FabricEvent;
+use super::super::adapt::Change;
+use super::{Inner, node_of};
+use crate::link::rdma::RdmaLink;
+use crate::link::{Link, LinkEvent};
+use crossbeam_channel::bounded;
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+impl Inner {
+    /// Sees off donors of which nothing is needed any more, and those that are lost.
+    pub(super) fn see_off_idle(self: &Arc<Self>) {
+        let idle = {
+            let state = self.lock();
+            if state.joining {
+                Vec::new()
+            } else {
+                let lost = state.joiners.iter().zip(self.fixed..);
+                let lost = lost.filter_map(|(joiner, donor)| joiner.lost.then_some(donor));
+                let mut idle = state.pools.idle();
+                idle.extend(lost);
+                idle
+            }
+        };
+        for donor in idle {
+            self.see_off(donor);
+        }
+    }
+
+    /// A donor of which nothing is plugged leaves, on a thread that takes the time for it. Where
+    /// none can be started it stays as it is, with its place and its lease, until the next time
+    /// that one may leave.
+    pub(super) fn see_off(self: &Arc<Self>, donor: usize) {
+        self.see_off_by(donor, |thread, work| thread.spawn(work));
+    }
+
+    fn see_off_by(
+        self: &Arc<Self>,
+        donor: usize,
+        start: impl FnOnce(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
+    ) {
+        let mut state = self.lock();
+        let state = &mut *state;
+        let joiner = &mut state.joiners[donor - self.fixed];
+        if joiner.links.is_none() || state.pools.used_of(donor) != Some(0) {
+            return;
+        }
+        state.leaving.retain(|thread| !thread.is_finished());
+        let inner = Arc::clone(self);
+        let (hand_over, links) = bounded(1);
+        let work = move || {
+            if let Ok(links) = links.recv() {
+                inner.end(donor, links);
+            }
+        };
+        let thread = Builder::new().name(format!("leave-{}", donor + 1));
+        match start(thread, Box::new(work)) {
+            Ok(thread) => {
+                state.leaving.push(thread);
+                state.pools.leave(donor);
+                if let Some(links) = joiner.links.take() {
+                    // There is room for one, and the thread waits for it.
+                    let _ = hand_over.send(links);
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no thread to see {} off; it stays for now", node_of(donor));
+            }
+        }
+    }
+
+    fn end(&self, donor: usize, (link, rdma_links): (Link, Vec<RdmaLink>)) {
+        let node = node_of(donor);
+        self.vacate(donor);
+        self.shared.policies.join(donor, None);
+        let _ = self.adapter.try_send(Change::Forget(node));
+        // Before the lease ends.
+        drop(rdma_links);
+        let address = link.address();
+        self.note_end(donor, link);
+        let told = {
+            let mut state = self.lock();
+            let joiner = &mut state.joiners[donor - self.fixed];
+            joiner.taken = false;
+            std::mem::take(&mut joiner.told)
+        };
+        if told {
+            (self.observer)(FabricEvent::Link(LinkEvent::Up { node }));
+        }
+        tracing::info!("donor {address} ({node}) has left: nothing of it is plugged any more");
+    }
+
+    /// Ends a lease, and keeps what the donor counted.
+    pub(super) fn note_end(&self, donor: usize, link: Link) {
+        let own_count = link.release();
+        let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lent_by) = lenders.get_mut(donor) {
+            lent_by.link = None;
+            lent_by.own_count = Some(own_count);
+        }
+    }
+
+    /// A donor that is lost for good, and of which nothing is plugged, leaves.
+    pub(super) fn see_off_lost(self: &Arc<Self>, donor: usize) {
+        let lost = self.lock().joiners[donor - self.fixed].lost;
+        if lost {
+            self.see_off(donor);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Acting on a machine that runs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use devices::BootTimer;
+use devices::virtio::VirtioDevice;
+
+use super::Outcome;
+use super::vcpu::Shared;
+
+/// Acts on a machine from any thread, also after its end.
+#[derive(Clone, Debug)]
+pub struct MachineHandle {
+    pub(super) shared: Arc<Shared>,
+    pub(super) boot_timer: Arc<BootTimer>,
+}
+
+impl MachineHandle {
+    /// Ends the run with [`Outcome::Stopped`], unless it has ended. Does not wait.
+    pub fn stop(&self) {
+        self.shared.control.end(Ok(Outcome::Stopped));
+    }
+
+    /// Asks all vCPUs to leave the guest and wait, and devices not to go on. Does not wait for
+    /// them: what waits for a page stays where it is until the page is served.
+    pub fn pause(&self) {
+        self.shared.control.pause();
+    }
+
+    /// Waits up to `limit` until a pause that was asked for has reached every vCPU and device;
+    /// false when it has not, or when none was asked for.
+    pub fn wait_until_paused(&self, limit: Duration) -> bool {
+        self.shared.control.wait_paused(limit)
+    }
+
+    /// Lets the vCPUs run again. The guest's watchdogs are told that it stood still.
+    pub fn resume(&self) {
+        self.shared.control.resume();
+    }
+
+    /// Presses the power button. False when the guest does not listen to it, so that nothing
+    /// would come of it.
+    pub fn press_power_button(&self) -> bool {
+        self.shared.power.press_power_button()
+    }
+
+    /// Tells the guest's driver of this device that its configuration has changed.
+    pub fn config_changed(&self, device: &dyn VirtioDevice) {
+        let transports = self.shared.transports.iter();
+        for transport in transports.filter(|t| t.device().device_id() == device.device_id()) {
+            transport.config_changed();
+        }
+    }
+
+    /// Whether no thread, of a vCPU or of devices, touches the guest's memory any more. False
+    /// after a run whose end had to leave one behind: that thread still waits for a page.
+    pub fn all_vcpus_ended(&self) -> bool {
+        self.shared.control.wait_all_ended(Duration::ZERO)
+    }
+
+    /// The time from the start of the run to the guest's init, once the guest has told that by
+    /// writing [`devices::BOOT_TIMER_INIT_REACHED`] to port [`devices::BOOT_TIMER_PORT`].
+    pub fn time_to_init(&self) -> Option<Duration> {
+        self.boot_timer.to_init()
+    }
+}

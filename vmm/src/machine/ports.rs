@@ -1,0 +1,55 @@
+//! The devices at ports.
+
+use std::sync::Arc;
+
+use devices::{
+    BOOT_TIMER_PORT, BootTimer, Bus, CMOS_RTC_LEN, CMOS_RTC_PORT, COM1_PORT, CmosRtc,
+    ConsoleOutput, EventFdTrigger, I8042, I8042_LEN, I8042_PORT, MachineEvents, PANIC_PORT,
+    PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
+};
+
+use super::irqchip::InterruptController;
+use super::{MachineError, layout};
+
+/// A serial port whose output goes to `writer`, and that output.
+pub(super) fn serial_port(
+    vm: &kvm_ioctls::VmFd,
+    interrupts: &InterruptController,
+    irq: u32,
+    writer: Box<dyn std::io::Write + Send>,
+) -> Result<(Arc<SerialPort>, ConsoleOutput), MachineError> {
+    let descriptor = "create an event descriptor";
+    let interrupt = EventFdTrigger::new().map_err(MachineError::host(descriptor))?;
+    interrupts.connect(vm, &interrupt, irq)?;
+    let output =
+        ConsoleOutput::spawn(writer).map_err(MachineError::host("start the console thread"))?;
+    let port =
+        SerialPort::new(interrupt, output.clone()).map_err(MachineError::host(descriptor))?;
+    Ok((Arc::new(port), output))
+}
+
+/// The port devices, each at its place.
+pub(super) fn port_bus(
+    serial: &Arc<SerialPort>,
+    boot_timer: &Arc<BootTimer>,
+    events: &MachineEvents,
+    power: &Arc<PmRegisters>,
+) -> Result<Bus, MachineError> {
+    let mut ports = Bus::port_io();
+    ports.insert(COM1_PORT, SERIAL_LEN, Arc::clone(serial) as _)?;
+    ports.insert(I8042_PORT, I8042_LEN, Arc::new(I8042::new(events.clone())))?;
+    ports.insert(CMOS_RTC_PORT, CMOS_RTC_LEN, Arc::new(CmosRtc::new()))?;
+    ports.insert(PANIC_PORT, 1, Arc::new(PanicPort::new(events.clone())))?;
+    ports.insert(BOOT_TIMER_PORT, 1, Arc::clone(boot_timer) as _)?;
+    ports.insert(
+        u64::from(layout::PM_PORT),
+        PM_REGISTERS_LEN,
+        Arc::clone(power) as _,
+    )?;
+    ports.insert(
+        u64::from(layout::RESET_PORT),
+        1,
+        Arc::new(ResetRegister::new(events.clone())),
+    )?;
+    Ok(ports)
+}

@@ -1,0 +1,137 @@
+//! `ssi-hv hotplug --wait` and requests that wait, through the real binary.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/guests.rs"]
+mod guests;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod running;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/support.rs"]
+mod support;
+
+use std::io::Read;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use ssi_hv::control_socket::changes::Seen;
+use ssi_hv::control_socket::client::{ClientError, ask, call};
+use ssi_hv::control_socket::protocol::{CHANGE_WAIT_TIME_MAX, HotplugBody, RefusalCode};
+use ssi_hv::control_socket::route::Method;
+use ssi_hv::exit::ExitCode;
+
+use running::{Place, node, vm, vm_with};
+
+const PATH: &str = "/v1/hotplug";
+
+/// What a request that waits is told.
+fn next(socket: &Path, seen: &HotplugBody) -> HotplugBody {
+    let seen = Seen {
+        changes: seen.changes,
+        wait: CHANGE_WAIT_TIME_MAX,
+    };
+    ask(socket, &format!("{PATH}?{seen}")).expect("an answer")
+}
+
+/// `ssi-hv hotplug`, which a guest without a driver lets wait.
+fn waiting(place: &Place, memory: &str) -> Child {
+    let mut command = place.command(&["hotplug", "grows", "--memory", memory, "--wait", "60"]);
+    let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+    command.spawn().expect("it starts")
+}
+
+/// The line with which it fails.
+fn failed(mut command: Child) -> String {
+    let mut said = String::new();
+    let mut stderr = command.stderr.take().expect("it is piped");
+    stderr.read_to_string(&mut said).expect("UTF-8");
+    let code = command.wait().expect("it ends").code();
+    assert_eq!(code, Some(ExitCode::HostError.code().into()), "{said}");
+    said
+}
+
+#[test]
+fn who_waits_is_told_of_each_change_and_of_the_end() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_node, address) = node(&place, &[]);
+    let flags = [
+        "--name",
+        "grows",
+        "--hotplug-memory",
+        "32M",
+        "--donor",
+        &address,
+    ];
+    let mut vm = vm_with(&place, guests::walk_for_ever::code(), &flags);
+    let socket = place.sockets().join(format!("vm-{}-grows.sock", vm.pid()));
+    let first: HotplugBody = ask(&socket, PATH).expect("an answer");
+    assert_eq!((first.requested_bytes, first.plugged_bytes), (0, 0));
+
+    // What another process asks for, which itself waits for the guest.
+    let asker = waiting(&place, "4M");
+    let asked = next(&socket, &first);
+    assert_eq!((asked.requested_bytes, asked.plugged_bytes), (4 << 20, 0));
+    assert!(asked.changes > first.changes);
+
+    // A donor that does not come is told as soon as that is known; the request itself goes on.
+    let nowhere = json!({"requested_bytes": 8 << 20, "donor": "127.0.0.1:1"});
+    let refused = call::<HotplugBody>(&socket, Method::Put, PATH, Some(&nowhere));
+    assert!(
+        matches!(&refused, Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::Donor),
+        "{refused:?}"
+    );
+    let mut body = next(&socket, &asked);
+    while body.joining.is_some() {
+        body = next(&socket, &body);
+    }
+    let error = body.error.expect("it has not joined");
+    assert!(error.contains("127.0.0.1:1"), "{error}");
+    assert!(failed(asker).contains(&error));
+
+    // Memory of this node is something else, and what became of the donor does not matter to it.
+    let asker = waiting(&place, "6M");
+    let deadline = Instant::now() + running::LIMIT;
+    let mut body: HotplugBody = ask(&socket, PATH).expect("an answer");
+    while body.requested_bytes != 6 << 20 {
+        assert!(Instant::now() < deadline, "{body:?}");
+        body = next(&socket, &body);
+    }
+    assert_eq!(body.error, None);
+
+    // Nobody is held up meanwhile, and the end is told at once.
+    let began = Instant::now();
+    assert_eq!(place.printed(&["pause", "grows"]), "grows: paused\n");
+    assert_eq!(place.printed(&["resume", "grows"]), "grows: running\n");
+    assert_eq!(place.printed(&["kill", "grows"]), "grows: ended\n");
+    let said = failed(asker);
+    assert!(began.elapsed() < CHANGE_WAIT_TIME_MAX, "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    vm.code();
+}
+
+#[test]
+fn a_guest_that_does_not_follow_is_waited_for_no_longer_than_was_said() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let _vm = vm(&place, &["--name", "idle", "--hotplug-memory", "32M"]);
+    let began = Instant::now();
+    let line = place.failed(
+        &["hotplug", "idle", "--memory", "2M", "--wait", "1"],
+        ExitCode::HostError,
+    );
+    assert!(
+        line.contains("0 B of the 2 MiB plugged after 1 s"),
+        "{line}"
+    );
+    let took = began.elapsed();
+    assert!(
+        (Duration::from_secs(1)..CHANGE_WAIT_TIME_MAX).contains(&took),
+        "{took:?}"
+    );
+}
