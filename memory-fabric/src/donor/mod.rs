@@ -1,5 +1,6 @@
 //! The side that lends memory.
 
+mod connection;
 mod export;
 pub mod pool;
 pub mod rdma;

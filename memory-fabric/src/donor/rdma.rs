@@ -1,7 +1,8 @@
 //! RDMA connections of VMs: set up here, and then none of this processor's business.
 
+use super::connection::{TAKE_OVER_TIMEOUT, refuse, refuse_unknown};
 use super::pool::{Lease, Pool, SessionKind, lock};
-use super::server::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT, refuse, refuse_unknown};
+use super::server::CONNECTIONS_MAX;
 use crate::control::{ControlError, ControlStream};
 use crate::link::describe;
 use crate::transport::rdma::endpoint::Endpoint;

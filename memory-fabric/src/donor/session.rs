@@ -1,7 +1,7 @@
 //! One page connection of a VM: reads requests in batches, answers in order.
 
+use super::connection::TAKE_OVER_TIMEOUT;
 use super::pool::{DropRefused, Lease, OutOfRange};
-use super::server::TAKE_OVER_TIMEOUT;
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::spin::Spin;

@@ -1,0 +1,251 @@
+//! One connection to a donor: what it is for, and the control of a lease.
+
+use super::pool::{LeaseError, SessionKind};
+use super::rdma;
+use super::server::{CONNECTIONS_MAX, Shared};
+use super::session;
+use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::link::describe;
+use crate::stream::Stream;
+use crate::wire::{
+    AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
+    VM_NAME_BYTES_MAX, WireError,
+};
+use std::io;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// How long a new page connection waits for the one it replaces to end.
+pub(super) const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// One connection, until its first frame tells what it is for.
+pub(super) struct Connection<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) peer: SocketAddr,
+}
+
+impl Connection<'_> {
+    pub(super) fn serve(&mut self, stream: Stream, open: usize) -> Result<(), ControlError> {
+        let mut control = ControlStream::accepted(stream, self.peer);
+        if open > CONNECTIONS_MAX {
+            let text = format!("{open} connections, {CONNECTIONS_MAX} is the limit");
+            return refuse(&mut control, Refusal::Busy, text);
+        }
+        let (frame, payload) = match control.receive(CONTROL_TIMEOUT) {
+            Ok(received) => received,
+            Err(error) => return refuse_malformed(&mut control, error),
+        };
+        match frame.kind {
+            FrameKind::Lease => match control.decode(frame.kind, &payload) {
+                Ok(request) => self.lease(control, request),
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Resume => match control.decode::<Token>(frame.kind, &payload) {
+                Ok(token) => self.resume(control, token),
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Attach => match control.decode(frame.kind, &payload) {
+                Ok(request) => self.attach(control, request),
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Connect => match control.decode(frame.kind, &payload) {
+                Ok(request) => {
+                    let shared = self.shared;
+                    let (pool, connections) = (&shared.pool, &shared.rdma_connections);
+                    rdma::serve(pool, &shared.rdma, connections, control, &request)
+                }
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            other => {
+                let error = ControlError::Protocol(self.peer, WireError::Unexpected(other));
+                refuse_malformed(&mut control, error)
+            }
+        }
+    }
+
+    fn lease(&self, mut control: ControlStream, request: LeaseRequest) -> Result<(), ControlError> {
+        if request.vm.len() > VM_NAME_BYTES_MAX {
+            let bytes = request.vm.len();
+            let text = format!("VM name of {bytes} bytes, {VM_NAME_BYTES_MAX} is the limit");
+            return refuse(&mut control, Refusal::Malformed, text);
+        }
+        // It goes to the log.
+        let vm: String = request.vm.chars().filter(|c| !c.is_control()).collect();
+        let duration = Duration::from_millis(request.duration_ms.into());
+        let lent = self
+            .shared
+            .pool
+            .lend(vm, request.bytes, request.or_less, duration);
+        let lease = match lent {
+            Ok(lease) => lease,
+            Err(error) => {
+                let refusal = match &error {
+                    LeaseError::Size(_) => Refusal::Malformed,
+                    LeaseError::TooMany => Refusal::Busy,
+                    LeaseError::NoMemory { .. } | LeaseError::System(_) => Refusal::NoMemory,
+                };
+                return refuse(&mut control, refusal, error.to_string());
+            }
+        };
+        tracing::info!(peer = %self.peer, vm = lease.vm, bytes = lease.bytes(), "memory lent");
+        let token = lease.token;
+        let grant = LeaseGrant {
+            token,
+            bytes: lease.bytes(),
+            duration_ms: u32::try_from(lease.duration.as_millis()).unwrap_or(u32::MAX),
+        };
+        let number = lease.begin_control();
+        lease.renew(number);
+        drop(lease);
+        if let Err(error) = control.send(FrameKind::Granted, &grant) {
+            // Nobody knows the token.
+            self.shared.pool.end(&token);
+            return Err(error);
+        }
+        self.keep(control, token, number)
+    }
+
+    /// Goes on with a lease on a new control connection.
+    fn resume(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
+        let Some(lease) = self.shared.pool.find(&token) else {
+            return refuse_unknown(&mut control);
+        };
+        let number = lease.begin_control();
+        drop(lease);
+        if self.answer_status(&mut control, &token, number, FrameKind::Renew)? {
+            self.keep(control, token, number)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Serves control connection `number` of a lease. When it breaks the lease goes on until
+    /// its time is over.
+    fn keep(
+        &self,
+        mut control: ControlStream,
+        token: Token,
+        number: u64,
+    ) -> Result<(), ControlError> {
+        loop {
+            // A control connection is silent between renewals; one that is silent for longer
+            // than any lease lasts has lost its peer.
+            let longest = self
+                .shared
+                .pool
+                .find(&token)
+                .map(|lease| lease.duration * 2);
+            let received = control.receive(longest.unwrap_or(CONTROL_TIMEOUT));
+            let (frame, payload) = match received {
+                Ok(received) => received,
+                Err(error) => {
+                    // Told by the VM's kernel, and not by silence.
+                    if let (ControlError::Stream(_, cause), Some(lease)) =
+                        (&error, self.shared.pool.find(&token))
+                        && cause.kind() != io::ErrorKind::TimedOut
+                    {
+                        lease.orphan(number);
+                    }
+                    return Err(error);
+                }
+            };
+            if !matches!(frame.kind, FrameKind::Renew | FrameKind::Release) {
+                let error = ControlError::Protocol(self.peer, WireError::Unexpected(frame.kind));
+                return refuse_malformed(&mut control, error);
+            }
+            match control.decode::<Token>(frame.kind, &payload) {
+                Ok(shown) if shown == token => {}
+                Ok(_) => {
+                    let text = "not the lease of this connection".to_owned();
+                    return refuse(&mut control, Refusal::UnknownLease, text);
+                }
+                Err(error) => return refuse_malformed(&mut control, error),
+            }
+            if !self.answer_status(&mut control, &token, number, frame.kind)?
+                || frame.kind == FrameKind::Release
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Renews or ends a lease on its control connection `number` and tells its counts; false,
+    /// and a refusal, when there is none.
+    fn answer_status(
+        &self,
+        control: &mut ControlStream,
+        token: &Token,
+        number: u64,
+        kind: FrameKind,
+    ) -> Result<bool, ControlError> {
+        let pool = &self.shared.pool;
+        let status = if kind == FrameKind::Release {
+            let vm = pool.find(token).map(|lease| lease.vm.clone());
+            pool.end(token).inspect(|status| {
+                let vm = vm.unwrap_or_default();
+                tracing::info!(vm, ?status, "memory returned");
+            })
+        } else {
+            pool.find(token).map(|lease| {
+                lease.renew(number);
+                lease.status()
+            })
+        };
+        match status {
+            Some(status) => control.send(FrameKind::Status, &status).map(|()| true),
+            None => refuse_unknown(control).map(|()| false),
+        }
+    }
+
+    fn attach(
+        &self,
+        mut control: ControlStream,
+        request: AttachRequest,
+    ) -> Result<(), ControlError> {
+        let broken = |error| ControlError::Stream(self.peer, error);
+        let AttachRequest { token, class } = request;
+        let Some(lease) = self.shared.pool.find(&token) else {
+            return refuse_unknown(&mut control);
+        };
+        let stream = control.into_stream();
+        let registered = stream.closer().map_err(broken)?;
+        let kind = SessionKind::Pages(class);
+        if let Err(error) = lease.begin_session(kind, registered, TAKE_OVER_TIMEOUT) {
+            let mut control = ControlStream::accepted(stream, self.peer);
+            let text = format!("the {class:?} connection there is does not end: {error}");
+            return refuse(&mut control, Refusal::Busy, text);
+        }
+        let mut control = ControlStream::accepted(stream, self.peer);
+        let served = control.send(FrameKind::Attached, &());
+        if served.is_ok() {
+            let mut stream = control.into_stream();
+            if let Err(error) = session::serve(&lease, &mut stream, class, self.shared.spin) {
+                tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
+            }
+        }
+        lease.end_session(kind);
+        served
+    }
+}
+
+pub(super) fn refuse(
+    control: &mut ControlStream,
+    refusal: Refusal,
+    text: String,
+) -> Result<(), ControlError> {
+    tracing::info!(peer = %control.peer(), text, "refused");
+    control.send(FrameKind::Error, &ErrorMessage { refusal, text })
+}
+
+pub(super) fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlError> {
+    let text = "no such lease: it ended, or the node was started again".to_owned();
+    refuse(control, Refusal::UnknownLease, text)
+}
+
+/// Tells a peer what is wrong with its frame, if it is the frame that is wrong.
+fn refuse_malformed(control: &mut ControlStream, error: ControlError) -> Result<(), ControlError> {
+    match error {
+        ControlError::Protocol(_, wire) => refuse(control, Refusal::Malformed, wire.to_string()),
+        other => Err(other),
+    }
+}
