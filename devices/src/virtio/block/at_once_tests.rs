@@ -1,4 +1,4 @@
-//! Tests of disks with many requests in flight, and how fast that is.
+//! Tests of disks with many requests in flight.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -6,7 +6,6 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
@@ -265,107 +264,4 @@ fn a_file_that_is_cut_while_requests_are_in_flight_stays_cut() {
         }
     }
     assert_eq!(bed.file.metadata().unwrap().len(), DISK_BYTES / 2);
-}
-
-/// Requests a second with some threads, of a driver that keeps `LANES` of them in flight.
-fn rate(
-    image: &std::path::Path,
-    threads: usize,
-    count: u32,
-    next: &mut dyn FnMut() -> (u32, u64),
-) -> f64 {
-    let disk = Disk::open(image, false).unwrap();
-    let bed = Bed::of(disk, File::open(image).unwrap());
-    let _threads = ServerThreads::start(&bed.driver.transport, threads);
-    let begin = Instant::now();
-    let (mut offered, mut seen) = (0, 0_u16);
-    let mut free: Vec<u16> = (0..LANES).collect();
-    let mut done = 0;
-    while done < count {
-        while offered < count
-            && let Some(lane) = free.pop()
-        {
-            let (kind, sector) = next();
-            let bytes = if kind == FLUSH { 0 } else { 4096 };
-            bed.offer(lane, kind, sector, bytes);
-            offered += 1;
-        }
-        bed.driver.notify(0);
-        wait_until("a request", || bed.driver.used(0) != seen);
-        while bed.driver.used(0) != seen {
-            let place = ring(0)[2] + 4 + u64::from(seen % RING_SIZE) * 8;
-            let head: u32 = bed.driver.memory.read_obj(GuestAddress(place)).unwrap();
-            let lane = u16::try_from(head / 3).unwrap();
-            assert_eq!(bed.status(lane), OK);
-            free.push(lane);
-            seen = seen.wrapping_add(1);
-            done += 1;
-        }
-    }
-    f64::from(count) / begin.elapsed().as_secs_f64()
-}
-
-/// Measures, in rounds in turns, and prints medians and their ratios to one thread. The image, of at
-/// least 256 MiB and full of data, is named by SSI_HV_DISK_IMAGE.
-#[test]
-#[ignore = "it measures, for docs/design.md; run it with --release and --nocapture"]
-fn requests_a_second_by_threads() {
-    const ROUNDS: usize = 5;
-    const THREADS: [usize; 5] = [1, 2, 4, 8, 16];
-    let image = std::env::var("SSI_HV_DISK_IMAGE").expect("an image");
-    let image = std::path::Path::new(&image);
-    let blocks = image.metadata().unwrap().len() / 4096;
-    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut number = move || {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random
-    };
-    for what in ["reads, cold", "reads, cached", "writes, each 8th a flush"] {
-        let mut rates = [const { Vec::new() }; THREADS.len()];
-        for _ in 0..ROUNDS {
-            for (threads, rates) in THREADS.iter().zip(&mut rates) {
-                let file = File::open(image).unwrap();
-                if what == "reads, cold" {
-                    // SAFETY: the descriptor is open, and the call touches no memory of ours.
-                    let result = unsafe {
-                        libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED)
-                    };
-                    assert_eq!(result, 0);
-                }
-                let mut requests = 0_u64;
-                let mut next = || {
-                    requests += 1;
-                    let block = match what {
-                        "reads, cached" => number() % 1024,
-                        _ => number() % blocks,
-                    };
-                    match what {
-                        "writes, each 8th a flush" if requests.is_multiple_of(8) => (FLUSH, 0),
-                        "writes, each 8th a flush" => (OUT, block * 8),
-                        _ => (IN, block * 8),
-                    }
-                };
-                let count = if what == "reads, cached" {
-                    100_000
-                } else {
-                    4000
-                };
-                rates.push(rate(image, *threads, count, &mut next));
-            }
-        }
-        let mut first = None;
-        for (threads, mut rates) in THREADS.iter().zip(rates) {
-            rates.sort_by(f64::total_cmp);
-            let median = rates[ROUNDS / 2];
-            let one = *first.get_or_insert(median);
-            println!(
-                "{what}, {threads} threads: {median:.0} a second, {:.2} of one ({:.0} to {:.0})",
-                median / one,
-                rates[0],
-                rates[ROUNDS - 1]
-            );
-        }
-    }
 }
