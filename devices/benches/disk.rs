@@ -76,15 +76,14 @@ const LOADS: [Load; 3] = [
     },
 ];
 
-/// Marsaglia's xorshift.
+/// Knuth's linear congruences, of which the upper half is good enough here.
 struct Random(u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
+        let product = self.0.wrapping_mul(6_364_136_223_846_793_005);
+        self.0 = product.wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 32
     }
 }
 
