@@ -79,16 +79,16 @@ fn slow_link(context: &Context<'_>) -> Result {
         context.testbed.netem(1, 2, Duration::from_millis(2), 0)?;
         // A smaller guest: with this delay each fault takes several times longer.
         let guest = Guest {
-            memory: "512M",
-            local_memory: Some("128M"),
-            ..Guest::remote(1, "faultprobe --bytes 128M")
+            memory: "256M",
+            local_memory: Some("96M"),
+            ..Guest::remote(1, "faultprobe --bytes 64M")
         };
         guest.run(context)
     })();
     context.testbed.clear_netem()?;
     let guest = result?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe_over(128 << 20)?;
+    guest.faultprobe_over(64 << 20)?;
     donor.stop(context)?;
     Ok(Verdict::Pass)
 }

@@ -107,6 +107,7 @@ impl Plan {
     pub fn all() -> Self {
         // The long ones come early, so that no testbed waits for another at the end.
         let together = [
+            compression::SCENARIOS,
             free_pages::SCENARIOS,
             faults::SCENARIOS,
             rdma::SCENARIOS,
@@ -131,7 +132,6 @@ impl Plan {
             boot::MEASURED,
             rdma::MEASURED,
             transports::SCENARIOS,
-            compression::SCENARIOS,
         ];
         Self {
             alone: alone.concat(),
