@@ -183,7 +183,39 @@ guest!(
 );
 // Counts in a word of each page between 2 and 48 MiB, round after round.
 guest!(walk_for_ever, "say 'r'", "2: walk", "jmp 2b",);
-// The same until its power button is pressed, to which it listens.
+// The same, and after each round reads six pages at each of 1500 random places. Reboots after two rounds.
+guest!(
+    wander,
+    "say 'r'",
+    "mov r8, 2",
+    "mov r9, 1",
+    "mov r10, 0x5851f42d4c957f2d",
+    "2: walk",
+    "mov ecx, 1500",
+    // The upper half of a linear congruence, of the pages that are not the last five.
+    "3: imul r9, r10",
+    "inc r9",
+    "mov rax, r9",
+    "shr rax, 32",
+    "imul rax, rax, 11771",
+    "shr rax, 32",
+    "shl rax, 12",
+    "lea rbx, [rax + 0x200000]",
+    "mov edx, 6",
+    "4: mov rax, [rbx]",
+    "add rbx, 0x1000",
+    "dec edx",
+    "jnz 4b",
+    "dec ecx",
+    "jnz 3b",
+    "dec r8",
+    "jnz 2b",
+    "mov dx, 0xcf9",
+    "mov al, 6",
+    "out dx, al",
+    "5: jmp 5b",
+);
+// Counts as `walk_for_ever` does, until its power button is pressed, to which it listens.
 guest!(
     walk_until_power_button,
     "mov dx, 0x602",
