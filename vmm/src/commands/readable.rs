@@ -25,6 +25,15 @@ pub fn hung_up(fd: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether the other end is gone.
+pub fn is_hung_up(fd: impl AsFd) -> io::Result<bool> {
+    loop {
+        if let Some(gone) = poll(&fd, 0, 0)? {
+            return Ok(gone);
+        }
+    }
+}
+
 /// Whether something happened within so many milliseconds; `None` when a signal came before.
 fn poll(
     fd: &impl AsFd,

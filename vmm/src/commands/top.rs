@@ -4,6 +4,7 @@
 //! and so ends at once.
 
 use std::io::{self, IsTerminal};
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -22,7 +23,7 @@ use ssi_hv::status::VmStatus;
 use ssi_hv::top::{Choice, Key, Seen, View, screen};
 
 use super::Failure;
-use super::readable::hung_up;
+use super::readable::{hung_up, is_hung_up};
 use super::status::{is_end, named, running};
 
 /// How long a key waits until it is looked at, at most; and a signal.
@@ -78,11 +79,16 @@ pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
         .spawn(move || asker.run(&of_wanted, &telling))
         .context("cannot start a thread")?;
     // From here on a panic restores the terminal too: this sets a hook for it.
-    let terminal = ratatui::try_init().context("cannot use the terminal")?;
-    let result = show(terminal, view, &wanted, &told, &signal);
-    let restored = ratatui::try_restore().context("cannot restore the terminal; `reset` does");
+    // Never dropped: it would write to a terminal that is gone what went wrong, and panic over that.
+    let mut terminal = ManuallyDrop::new(ratatui::try_init().context("cannot use the terminal")?);
+    let result = show(&mut terminal, view, &wanted, &told, &signal);
+    let shown = terminal.show_cursor();
+    let restored = ratatui::try_restore().and(shown);
+    if is_hung_up(io::stdin()).unwrap_or(false) {
+        return Ok(ExitCode::Terminated);
+    }
     let code = result?;
-    restored?;
+    restored.context("cannot restore the terminal; `reset` does")?;
     Ok(code)
 }
 
@@ -135,7 +141,7 @@ fn choices(entries: &[Entry]) -> Vec<Choice> {
 
 /// Draws, and follows keys, until the end. Gives its exit code.
 fn show(
-    mut terminal: DefaultTerminal,
+    terminal: &mut DefaultTerminal,
     mut view: View,
     wanted: &Sender<Wanted>,
     told: &Receiver<Told>,
