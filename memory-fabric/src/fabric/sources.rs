@@ -6,7 +6,7 @@ use super::{
 use crate::control::ControlError;
 use crate::donor::pool::Pool;
 use crate::layout::NodeId;
-use crate::link::{Leased, Link, LinkConfig, LinkPort};
+use crate::link::{Leased, Link, LinkConfig, LinkPort, describe};
 use crate::page::{PAGE_SHIFT, PAGE_SIZE};
 use crate::stream::Carrier;
 use crate::transport::udp::Fingerprint;
@@ -101,9 +101,15 @@ pub(super) fn obtain(
         return Leased::obtain(over_udp);
     }
     match Leased::obtain(config) {
-        Err(by_tcp @ ControlError::Connect(address, _)) if transport == TransportKind::Auto => {
-            // What stood in the way of TCP says more than what did for UDP.
-            let leased = Leased::obtain(over_udp).map_err(|_| by_tcp)?;
+        Err(ControlError::Connect(address, by_tcp)) if transport == TransportKind::Auto => {
+            let leased = Leased::obtain(over_udp).map_err(|error| {
+                let by_udp = match error {
+                    ControlError::Connect(_, by_udp) => by_udp.to_string(),
+                    other => describe(&other),
+                };
+                let both = format!("by TCP: {by_tcp}; by UDP: {by_udp}");
+                ControlError::Connect(address, io::Error::new(by_tcp.kind(), both))
+            })?;
             tracing::warn!("donor {address} is not reached by TCP, but by UDP");
             Ok(leased)
         }

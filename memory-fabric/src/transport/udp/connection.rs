@@ -1,6 +1,8 @@
 //! One end of a connection: the protocol, the socket, and the frames.
 
 mod receiving;
+#[cfg(test)]
+mod tests;
 
 use super::identity::{Fingerprint, NAME};
 use super::lanes::{Inbox, LANES, place};
@@ -288,6 +290,12 @@ impl UdpStream {
     /// When the connection is of no more use.
     pub fn tend(&mut self) -> io::Result<()> {
         self.receive();
+        self.send_due()
+    }
+
+    /// Sends what is due. Nothing is received: what a caller was told is not there stays away until
+    /// the socket shows it.
+    fn send_due(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if self.connection.poll_timeout().is_some_and(|due| due <= now) {
             self.connection.handle_timeout(now);
@@ -318,7 +326,7 @@ impl UdpStream {
         if taken > 0 {
             return Ok(taken);
         }
-        match self.tend() {
+        match self.send_due() {
             Ok(()) => Err(io::ErrorKind::WouldBlock.into()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
             Err(error) => Err(error),

@@ -97,6 +97,11 @@ impl Listener {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub(crate) fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
