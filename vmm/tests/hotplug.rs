@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use ssi_hv::control_socket::changes::Seen;
 use ssi_hv::control_socket::client::{ClientError, ask, call};
 use ssi_hv::control_socket::protocol::{CHANGE_WAIT_TIME_MAX, HotplugBody, RefusalCode};
@@ -32,6 +32,18 @@ fn next(socket: &Path, seen: &HotplugBody) -> HotplugBody {
         wait: CHANGE_WAIT_TIME_MAX,
     };
     ask(socket, &format!("{PATH}?{seen}")).expect("an answer")
+}
+
+/// Asks for a change, also while the answer to the one before, which may be seen already, is not out.
+fn change(socket: &Path, body: &Value) -> Result<HotplugBody, ClientError> {
+    let deadline = Instant::now() + running::LIMIT;
+    loop {
+        match call(socket, Method::Put, PATH, Some(body)) {
+            Err(ClientError::Refused(refusal))
+                if refusal.code == RefusalCode::Busy && Instant::now() < deadline => {}
+            answer => return answer,
+        }
+    }
 }
 
 /// `ssi-hv hotplug`, which a guest without a driver lets wait.
@@ -79,7 +91,7 @@ fn who_waits_is_told_of_each_change_and_of_the_end() {
 
     // A donor that does not come is told as soon as that is known; the request itself goes on.
     let nowhere = json!({"requested_bytes": 8 << 20, "donor": "127.0.0.1:1"});
-    let refused = call::<HotplugBody>(&socket, Method::Put, PATH, Some(&nowhere));
+    let refused = change(&socket, &nowhere);
     assert!(
         matches!(&refused, Err(ClientError::Refused(refusal)) if refusal.code == RefusalCode::Donor),
         "{refused:?}"
