@@ -11,7 +11,7 @@ use devices::virtio::{
 use memory_fabric::fabric::Fabric;
 use ssi_hv::config::{RunConfig, Switch};
 use ssi_hv::control_socket::changes::Changes;
-use ssi_hv::control_socket::server::remove_with_ours;
+use ssi_hv::control_socket::files::remove_with_ours;
 
 use super::Failure;
 use super::free_memory::FreeMemory;

@@ -11,7 +11,7 @@ use memory_fabric::link::LinkEvent;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssi_hv::config::RunConfig;
-use ssi_hv::control_socket::server::remove_sockets;
+use ssi_hv::control_socket::files;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal};
 use ssi_hv::progress;
@@ -151,7 +151,7 @@ impl Supervisor {
                         // A second time: at once.
                         restore_terminal();
                         progress::clear();
-                        remove_sockets();
+                        files::remove_all();
                         std::process::exit(code.code().into());
                     }
                     told = true;
@@ -374,7 +374,7 @@ impl Supervisor {
         };
         restore_terminal();
         progress::clear();
-        remove_sockets();
+        files::remove_all();
         if let Some(report) = &self.report {
             let mut text = Report::new(Host::detect());
             text.errors = state.errors.iter().chain(&end.error).cloned().collect();

@@ -24,6 +24,7 @@ mod accept;
 pub mod changes;
 pub mod client;
 pub mod directory;
+pub mod files;
 pub mod protocol;
 pub mod route;
 pub mod server;

@@ -1,14 +1,12 @@
 //! The side that answers.
 
-use std::fs;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdTcpListener};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -28,6 +26,7 @@ use tokio::time::timeout;
 use super::accept::Accept;
 use super::changes::NextChange;
 use super::directory::{Directory, DirectoryError, Kind};
+use super::files;
 use super::protocol::{
     BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, ErrorBody, HEAD_BYTES_MAX,
     REQUEST_TIME_MAX, Refusal, RefusalCode, WAITS_MAX,
@@ -81,25 +80,6 @@ pub enum ServerError {
     /// No thread, or nothing to wait with.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-}
-
-/// The sockets of this process.
-static BOUND: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-
-/// Has another socket of this process removed too when it ends by force.
-pub fn remove_with_ours(path: PathBuf) {
-    let mut bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
-    bound.push(path);
-}
-
-/// Removes the sockets of this process, which is about to end by force. None is made from now on.
-pub fn remove_sockets() {
-    let bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
-    for path in &*bound {
-        let _ = fs::remove_file(path);
-    }
-    // Kept until the end.
-    std::mem::forget(bound);
 }
 
 /// A socket that is answered. Dropping it removes it.
@@ -202,9 +182,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(path) = &self.path {
-            let mut bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
-            bound.retain(|other| other != path);
-            let _ = fs::remove_file(path);
+            files::remove(path);
         }
         self.stop = None;
         // Clients have their deadlines; beyond this nobody waits for them, since the end of a VM
@@ -232,23 +210,8 @@ fn listen(
         });
     }
     let path = directory.socket_path(kind, std::process::id(), name);
-    let bind = || {
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-        let listener = StdListener::bind(&path)?;
-        // Nobody else can enter the directory; this is for who would change that.
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-        listener.set_nonblocking(true)?;
-        Ok(listener)
-    };
-    let mut bound = BOUND.lock().unwrap_or_else(PoisonError::into_inner);
-    match bind() {
-        Ok(listener) => {
-            bound.push(path.clone());
-            Ok((path, listener))
-        }
+    match files::bind(&path) {
+        Ok(listener) => Ok((path, listener)),
         Err(source) => Err(ServerError::Listen { path, source }),
     }
 }
