@@ -21,8 +21,9 @@ pub struct Share {
 
 impl Share {
     /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`,
-    /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and
-    /// `ssi-hv`, `rdma-probe` and `rdma-faults` of the release build, if they exist.
+    /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and,
+    /// if they exist, `ssi-hv`, `rdma-probe` and `rdma-faults` of the release build and this
+    /// machine's `prometheus`.
     ///
     /// # Errors
     /// Fails when a kernel cannot be had or the disk is full.
@@ -45,10 +46,15 @@ impl Share {
         for name in ["faultprobe", "socket-pipe"] {
             install(&tools.join(name), &dir.join(name))?;
         }
-        for name in ["ssi-hv", "rdma-probe", "rdma-faults"] {
-            let program = workspace.join("target/release").join(name);
+        for program in [
+            "target/release/ssi-hv",
+            "target/release/rdma-probe",
+            "target/release/rdma-faults",
+            "/usr/bin/prometheus",
+        ] {
+            let program = workspace.join(program);
             if program.is_file() {
-                install(&program, &dir.join(name))?;
+                install(&program, &dir.join(program.file_name().unwrap_or_default()))?;
             }
         }
         let [guest_kernel, host_kernel] = <[String; 2]>::try_from(releases)

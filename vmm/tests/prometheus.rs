@@ -36,7 +36,10 @@ const STILL: [(&str, &str); 3] = [
         "ssi_hv_memory_stalls_total",
         "memory runs out here in some runs only",
     ),
-    ("ssi_hv_donor_rdma_failures_total", "there is no RDMA here"),
+    (
+        "ssi_hv_donor_rdma_failures_total",
+        "there is no RDMA here: the scenario `rdma_removed` has it grow, under a Prometheus too",
+    ),
     (
         "ssi_hv_evictions_cancelled_total",
         "it takes a touch in the moment of a write-back",

@@ -24,13 +24,25 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "distro_work_tcp",
         about: "Debian does verified work in memory that is mostly on a donor, by TCP, and reboots",
         needs_product: true,
-        run: |context| works(context, "tcp"),
+        run: |context| works(context, "tcp", work::ALL, true),
     },
     Scenario {
         name: "distro_work_rdma",
         about: "the same by RDMA",
         needs_product: true,
-        run: |context| works(context, "rdma"),
+        run: |context| works(context, "rdma", work::ALL, true),
+    },
+    Scenario {
+        name: "distro_memtester_tcp",
+        about: "Debian tests half of its memory, twice what is local, by TCP",
+        needs_product: true,
+        run: |context| works(context, "tcp", &[work::HALF_OF_MEMORY], false),
+    },
+    Scenario {
+        name: "distro_memtester_rdma",
+        about: "the same by RDMA",
+        needs_product: true,
+        run: |context| works(context, "rdma", &[work::HALF_OF_MEMORY], false),
     },
 ];
 
@@ -113,7 +125,8 @@ fn boots(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-fn works(context: &Context<'_>, transport: &str) -> Result {
+/// Does the work with most of the memory on a donor, and then with all of it local.
+fn works(context: &Context<'_>, transport: &str, pieces: &[work::Work], reboots: bool) -> Result {
     if let Some(skipped) = missing(context) {
         return Ok(skipped);
     }
@@ -121,11 +134,11 @@ fn works(context: &Context<'_>, transport: &str) -> Result {
     if transport == "rdma" {
         hosts.iter().try_for_each(add_rxe)?;
     }
-    let (there, report) = remote(context, transport, "256M", work::ALL, true)?;
+    let (there, report) = remote(context, transport, "256M", pieces, reboots)?;
     if transport == "rdma" {
         hosts.iter().try_for_each(remove_rxe)?;
     }
-    let (here, _) = one(context, "local", &[], work::ALL, false)?;
+    let (here, _) = one(context, "local", &[], pieces, false)?;
     let comparison = Comparison { here, there };
     let path = context.artifacts.join("comparison.json");
     std::fs::write(&path, serde_json::to_string_pretty(&comparison.json())?)?;

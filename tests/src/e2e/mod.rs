@@ -18,6 +18,7 @@ mod guest;
 mod hotplug;
 mod network;
 mod numa;
+mod prometheus;
 mod rdma;
 mod rdma_faults;
 mod runner;

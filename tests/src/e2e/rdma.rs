@@ -9,6 +9,7 @@ use super::bed::{add_rxe, bare_read_us, remove_rxe};
 use super::guest::{
     BOOT_DEADLINE, DONOR, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
 };
+use super::prometheus::Prometheus;
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::{Host, Output, RemoteProcess};
 
@@ -35,6 +36,9 @@ const READ_PAGES_MIN: u64 = 1000;
 const MEASURING_READS_MAX: u64 = 64;
 /// A second donor on the same host.
 const OTHER_DONOR: &str = "10.77.0.2:7701";
+/// Where the VM and the donor tell their metrics.
+const VM_METRICS: &str = "10.77.0.1:9464";
+const NODE_METRICS: &str = "10.77.0.2:9464";
 /// Faults of each kind, fewer of which say nothing.
 const COMPARED_FAULTS_MIN: u64 = 500;
 /// How long a fault by RDMA may take at p50, compared with one by TCP of the same guest.
@@ -401,12 +405,20 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     hosts.iter().try_for_each(add_rxe)?;
     let host = context.testbed.host(number);
     let written = removed_while_writing(context, host)?;
-    let donor = Donor::lending(context, "1G", &[])?;
+    // Once is enough, as it takes its time.
+    let prometheus = if number == 1 {
+        Some(Prometheus::start(context, &[VM_METRICS, NODE_METRICS])?)
+    } else {
+        None
+    };
+    let donor = Donor::lending(context, "1G", &["--metrics", NODE_METRICS])?;
     let mut guest = Guest {
         local_memory: Some("128M"),
         ..Guest::remote(1, "faultprobe --bytes 128M && faultprobe --bytes 128M")
     };
-    guest.more.extend(["--transport", "rdma"]);
+    guest
+        .more
+        .extend(["--transport", "rdma", "--metrics", VM_METRICS]);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
     remove_rxe(host)?;
@@ -429,6 +441,10 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     );
     let (read, _) = donor.stop(context)?;
     ensure!(read > 0, "no page came by TCP meanwhile");
+    if let Some(prometheus) = prometheus {
+        let moved = prometheus.saw_move("_rdma")?;
+        context.note(format!("Prometheus saw {moved} metrics of RDMA move"));
+    }
     context.note(format!(
         "{} pages by READ, {read} by TCP; {} connections, {} of them failed; written in {} rounds meanwhile: {} pages by WRITE, {} by TCP",
         rdma.pages_read,
