@@ -77,7 +77,8 @@ impl Guest {
             cmdline: if exec.is_empty() {
                 String::new()
             } else {
-                format!("ssi_exec=\"{exec}\"")
+                // Warnings and worse: each character of an emulated console takes a tenth of a millisecond.
+                format!("loglevel=5 ssi_exec=\"{exec}\"")
             },
             more: Vec::new(),
         }
@@ -442,7 +443,10 @@ mod tests {
             argv.contains("--local-memory 256M --donor 10.77.0.2:7700"),
             "{argv}"
         );
-        assert!(argv.contains("--cmdline ssi_exec=\"true\""), "{argv}");
+        assert!(
+            argv.contains("--cmdline loglevel=5 ssi_exec=\"true\""),
+            "{argv}"
+        );
         assert!(!Guest::local(1, "").argv().join(" ").contains("--donor"));
     }
 }
