@@ -232,7 +232,7 @@ pub struct Node {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PathUsed {
-    /// What pages that virtual CPUs wait for came by at the start: `rdma` or `tcp`.
+    /// What pages that virtual CPUs wait for came by at the start: `rdma`, `tcp` or `udp`.
     pub faults: String,
     /// What pages that are fetched ahead came by at the start.
     pub bulk: String,
@@ -244,6 +244,8 @@ pub struct PathUsed {
     pub latency_estimate_us: f64,
     /// What was measured of TCP at the start, if it was.
     pub tcp: Option<PathMeasured>,
+    /// What was measured of UDP at the start, where it is in the place of TCP.
+    pub udp: Option<PathMeasured>,
     /// What was measured of RDMA at the start, if it was.
     pub rdma: Option<PathMeasured>,
 }

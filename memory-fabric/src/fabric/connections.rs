@@ -83,6 +83,7 @@ impl Connections {
         observer: &FabricObserver,
     ) -> Result<(), FabricError> {
         let rdma_config = leased.rdma_config();
+        let carrier = leased.carrier();
         let (link, ports) = connect(leased, classes, Arc::clone(observer))?;
         let link_stats = Arc::clone(link.stats());
         self.links.push(link);
@@ -96,7 +97,7 @@ impl Connections {
             .as_ref()
             .map_or(link_stats.round_trip_min(), RdmaLink::round_trip);
         let selection = rdma.as_ref().map_or(Selection::TCP, |_| found.selection);
-        let path = PathStats::new(selection, found.tcp, found.rdma, latency);
+        let path = PathStats::new(carrier, selection, found.tcp, found.rdma, latency);
         let path = Arc::new(path);
         lent_by.link = Some(Arc::clone(&link_stats));
         lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));

@@ -2,6 +2,7 @@
 
 use crate::policy::{Policy, PolicyCell, Tier};
 use crate::stats::Counter;
+use crate::stream::Carrier;
 use crate::transport::measure::Measured;
 use crate::transport::select::Selection;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +11,11 @@ use std::time::Duration;
 /// What is known of the way to one donor.
 #[derive(Debug)]
 pub struct PathStats {
+    /// What connections to the donor are made of.
+    pub carrier: Carrier,
     /// By what pages travel, as it was selected at the start.
     pub selection: Selection,
-    /// What TCP measured at the start.
+    /// What TCP measured at the start, or UDP in its place.
     pub tcp: Option<Measured>,
     /// What RDMA measured at the start.
     pub rdma: Option<Measured>,
@@ -26,6 +29,7 @@ pub struct PathStats {
 impl PathStats {
     /// With what the start found; `latency` is what counts where nothing was measured.
     pub(crate) fn new(
+        carrier: Carrier,
         selection: Selection,
         tcp: Option<Measured>,
         rdma: Option<Measured>,
@@ -40,6 +44,7 @@ impl PathStats {
             policy.set_stream(measured.stream_bytes_per_second);
         }
         Self {
+            carrier,
             selection,
             tcp,
             rdma,

@@ -87,7 +87,13 @@ mod tests {
     fn a_donor_that_joins_counts_until_it_leaves() {
         let path = |us| {
             let latency = Duration::from_micros(us);
-            Arc::new(PathStats::new(Default::default(), None, None, latency))
+            Arc::new(PathStats::new(
+                Default::default(),
+                Default::default(),
+                None,
+                None,
+                latency,
+            ))
         };
         let policies = Policies::new(vec![path(50)], 1, 2);
         policies.join(2, Some(path(10_000)));
@@ -102,7 +108,13 @@ mod tests {
     fn the_slowest_link_decides_what_is_for_all() {
         let path = |us| {
             let latency = Duration::from_micros(us);
-            Arc::new(PathStats::new(Default::default(), None, None, latency))
+            Arc::new(PathStats::new(
+                Default::default(),
+                Default::default(),
+                None,
+                None,
+                latency,
+            ))
         };
         let policies = Policies::new(vec![path(50), path(150)], 2, 0);
         assert_eq!(policies.all(), Policy::of(Tier::FastTcp));

@@ -50,6 +50,11 @@ fn loss(context: &Context<'_>) -> Result {
     guest.faultprobe_over(PROBE_BYTES)?;
     let transport = &guest.report["transport"];
     ensure!(transport["kind"] == "udp", "transport {transport}");
+    let path = &guest.report["nodes"][1]["path"];
+    ensure!(
+        path["faults"] == "udp" && path["udp"].is_object() && path["tcp"].is_null(),
+        "the way to the donor is {path}"
+    );
     let faults = guest.number("/faults/remote/count")?;
     ensure!(faults > 0.0, "nothing was fetched");
     context.note(format!(

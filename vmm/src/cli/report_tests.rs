@@ -104,6 +104,7 @@ fn the_fields_have_the_promised_names() {
                 "tier_changes": 0,
                 "latency_estimate_us": 0.0,
                 "tcp": { "small_us": 0.0, "page_us": 0.0, "stream_bytes_per_second": 0.0 },
+                "udp": null,
                 "rdma": null,
             },
         }],

@@ -3,6 +3,7 @@
 use memory_fabric::fabric::{Fabric, PathKind, Tier};
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
+use memory_fabric::stream::Carrier;
 use memory_fabric::transport::measure::Measured;
 use ssi_hv::config::ValidatedRun;
 use ssi_hv::report::{PathMeasured, PathUsed, TransportUsed};
@@ -89,7 +90,9 @@ fn remedy(path: PathKind, tcp: Option<&Measured>) -> &'static str {
 
 /// How fast the way to a donor is.
 pub fn path_used(path: &PathStats) -> PathUsed {
-    let by = |rdma| if rdma { "rdma" } else { "tcp" }.to_owned();
+    let is_tcp = path.carrier == Carrier::Tcp;
+    let carrier = if is_tcp { "tcp" } else { "udp" };
+    let by = |rdma| if rdma { "rdma" } else { carrier }.to_owned();
     let measured = |measured: &Measured| PathMeasured {
         small_us: measured.small.as_secs_f64() * 1e6,
         page_us: measured.page.as_secs_f64() * 1e6,
@@ -101,7 +104,8 @@ pub fn path_used(path: &PathStats) -> PathUsed {
         tier: path.tier().name().to_owned(),
         tier_changes: path.tier_changes.get(),
         latency_estimate_us: path.latency_estimate().as_secs_f64() * 1e6,
-        tcp: path.tcp.as_ref().map(measured),
+        tcp: path.tcp.as_ref().filter(|_| is_tcp).map(measured),
+        udp: path.tcp.as_ref().filter(|_| !is_tcp).map(measured),
         rdma: path.rdma.as_ref().map(measured),
     }
 }
