@@ -8,13 +8,18 @@
 //! | debug | decisions, for finding out why; nothing for each fault |
 //! | trace | messages of the control connections; nothing for each fault |
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::time;
 
 use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
+use crate::exit::ExitCode;
 use crate::progress::Stderr;
+
+/// Whether messages are objects of JSON. Nothing else is published by it.
+static AS_JSON: AtomicBool = AtomicBool::new(false);
 
 /// Whether text on a stream may be coloured: a terminal, and the user has not set `NO_COLOR`.
 #[must_use]
@@ -27,6 +32,7 @@ pub fn may_colour(stream: &impl IsTerminal) -> bool {
 
 /// Starts logging to stderr. Only the first call has an effect.
 pub fn init(verbosity: Verbosity) {
+    AS_JSON.store(verbosity.log_format == LogFormat::Json, Ordering::Relaxed);
     let lines = tracing_subscriber::fmt()
         .with_max_level(level(verbosity))
         .with_writer(Stderr::default)
@@ -46,6 +52,16 @@ pub fn init(verbosity: Verbosity) {
     };
     if started.is_err() {
         tracing::debug!("logging was started before");
+    }
+}
+
+/// Tells why a command fails, in one line.
+pub fn tell_failure(code: ExitCode, why: &str) {
+    if AS_JSON.load(Ordering::Relaxed) {
+        tracing::error!(exit_code = code.code(), "{why}");
+    } else {
+        // Nobody to tell when stderr is closed; the exit code says it.
+        let _ = writeln!(Stderr::default(), "ssi-hv: error: {why}");
     }
 }
 

@@ -2,10 +2,10 @@
 
 mod commands;
 
-use std::io::{self, Write};
+use std::io::{self, Write as _};
 use std::process;
 
-use ssi_hv::cli::verbosity::{LogFormat, LogLevel};
+use ssi_hv::cli::verbosity::LogLevel;
 use ssi_hv::cli::{self, Action, CliError, Invocation};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::{logging, progress};
@@ -20,12 +20,8 @@ fn main() -> process::ExitCode {
     } else {
         ExitCode::Usage
     };
-    let mut json = false;
     let outcome = match cli::parse(std::env::args_os()) {
-        Ok(invocation) => {
-            json = invocation.verbosity.log_format == LogFormat::Json;
-            follow(invocation)
-        }
+        Ok(invocation) => follow(invocation),
         Err(CliError::NothingAsked(help)) => {
             // Nobody to tell when stderr is closed; the exit code says it.
             let _ = write!(io::stderr(), "{help}");
@@ -36,11 +32,7 @@ fn main() -> process::ExitCode {
     match outcome {
         Ok(code) => code.into(),
         Err(failure) => {
-            if json {
-                tracing::error!(exit_code = failure.code().code(), "{}", failure.one_line());
-            } else {
-                let _ = writeln!(io::stderr(), "ssi-hv: error: {}", failure.one_line());
-            }
+            logging::tell_failure(failure.code(), &failure.one_line());
             failure.code().into()
         }
     }
@@ -70,10 +62,14 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     }
     progress::allow(invocation.verbosity);
     logging::init(verbosity);
+    if bench || matches!(invocation.action, Action::Hotplug(_)) {
+        // The others look at signals themselves.
+        progress::clear_on_signals();
+    }
     match invocation.action {
         Action::Run(config) => run::run(&config),
         Action::Node(config) => node::node(&config),
-        Action::Up(config) => up::up(&config, invocation.verbosity),
+        Action::Up(config) => up::up(&config, verbosity),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),
         Action::Top(config) => top::top(&config),

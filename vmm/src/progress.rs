@@ -13,6 +13,8 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 
 use self::terminal::FreeLine;
 use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
@@ -48,6 +50,24 @@ pub fn clear() {
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
+}
+
+/// Has the bar go before a signal ends the process, for commands that have nothing else to do then.
+pub fn clear_on_signals() {
+    if !ALLOWED.load(Ordering::Relaxed) {
+        return;
+    }
+    // Without it a bar may stay behind, which is not worth an error.
+    let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else {
+        return;
+    };
+    let end = move || {
+        for signal in signals.forever() {
+            clear();
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    let _ = thread::Builder::new().name("signals".into()).spawn(end);
 }
 
 /// Work of so many steps. Its bar goes when it is dropped, and leaves nothing on the terminal.

@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use ssi_hv::cli::generate::command;
 use ssi_hv::exit::ExitCode;
 
 fn ssi_hv<I>(arguments: I) -> Command
@@ -165,26 +166,30 @@ fn what_is_planned_says_so() {
     }
 }
 
+/// The words of a command and of each one below it.
+fn paths(command: &clap::Command) -> Vec<Vec<String>> {
+    let below = command.get_subcommands().flat_map(|below| {
+        let name = below.get_name();
+        let paths = if name == "help" {
+            Vec::new()
+        } else {
+            paths(below)
+        };
+        paths
+            .into_iter()
+            .map(move |path| [vec![name.to_owned()], path].concat())
+    });
+    std::iter::once(Vec::new()).chain(below).collect()
+}
+
 #[test]
 fn help_fits_80_columns_and_names_what_is_there() {
-    for arguments in [
-        &["--help"][..],
-        &["run", "--help"],
-        &["node", "--help"],
-        &["doctor", "--help"],
-        &["status", "--help"],
-        &["up", "--help"],
-        &["top", "--help"],
-        &["bench", "--help"],
-        &["bench", "fault", "--help"],
-        &["bench", "memory", "--help"],
-        &["bench", "start", "--help"],
-        &["bench", "transport", "--help"],
-        &["report", "--help"],
-        &["completions", "--help"],
-        &["man", "--help"],
-    ] {
-        let output = output(arguments);
+    let all = paths(&command());
+    assert!(all.len() > 18, "{all:?}");
+    for path in all {
+        let arguments = [path, vec!["--help".to_owned()]].concat();
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let output = output(&arguments);
         assert!(output.status.success());
         let help = text(&output.stdout);
         assert!(

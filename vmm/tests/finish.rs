@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
+use ssi_hv::cli::generate::command;
 use ssi_hv::report::{Host, Report};
 
 fn ssi_hv(arguments: &[&str]) -> Output {
@@ -101,18 +102,13 @@ fn every_command_has_a_man_page_with_its_flags() {
     let written: BTreeSet<String> = entries
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
-    for command in [
-        "",
-        "-run",
-        "-node",
-        "-status",
-        "-doctor",
-        "-bench",
-        "-bench-fault",
-        "-report",
-    ] {
-        let page = format!("ssi-hv{command}.1");
+    let mut commands = vec![(command(), "ssi-hv".to_owned())];
+    while let Some((command, name)) = commands.pop() {
+        let page = format!("{name}.1");
         assert!(written.contains(&page), "{page} in {written:?}");
+        let below = command.get_subcommands();
+        let below = below.filter(|below| below.get_name() != "help");
+        commands.extend(below.map(|below| (below.clone(), format!("{name}-{}", below.get_name()))));
     }
     let run = fs::read_to_string(pages.join("ssi-hv-run.1")).expect("a page");
     for flag in ["exec", "local\\-memory", "donor\\-grace"] {

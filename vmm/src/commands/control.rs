@@ -27,12 +27,12 @@ pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
     let (entry, who) = vm_entry(&running, command.vm())?;
     let (wait, said) = match command {
         ControlCommand::Shutdown(config) if config.wait == 0 => {
-            tell(entry, command)?;
+            told(&who, tell(entry, command))?;
             (None, format!("{who}: its power button is pressed\n"))
         }
         ControlCommand::Shutdown(config) => {
             let process = Process::open(entry)?;
-            tell(entry, command)?;
+            told(&who, tell(entry, command))?;
             let limit = Duration::from_secs(config.wait.into());
             (Some((process, limit)), format!("{who}: ended\n"))
         }
@@ -41,12 +41,12 @@ pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
             match tell(entry, command) {
                 // It may end before its answer is out.
                 Ok(_) | Err(ClientError::Http(_) | ClientError::Body(_)) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(anyhow!(error).context(who).into()),
             }
             (Some((process, KILL_TIME_MAX)), format!("{who}: ended\n"))
         }
         ControlCommand::Pause(_) | ControlCommand::Resume(_) => {
-            let said = match tell(entry, command)? {
+            let said = match told(&who, tell(entry, command))? {
                 VmState::Starting => "starting",
                 VmState::Running => "running",
                 VmState::Paused if matches!(command, ControlCommand::Resume(_)) => {
@@ -82,6 +82,11 @@ pub fn vm_entry<'a>(running: &'a [Entry], vm: &str) -> Result<(&'a Entry, String
     let name = entry.name.as_ref();
     let who = name.map_or_else(|| entry.pid.to_string(), ToString::to_string);
     Ok((entry, who))
+}
+
+/// What a VM has answered; an error is told with its name.
+pub fn told<T>(who: &str, answer: Result<T, ClientError>) -> Result<T, Failure> {
+    answer.map_err(|error| anyhow!(error).context(who.to_owned()).into())
 }
 
 fn tell(entry: &Entry, command: &ControlCommand) -> Result<VmState, ClientError> {

@@ -246,8 +246,10 @@ pub fn set(watched: &Arc<Watched>, body: &[u8]) -> Answer {
     let limit = plugged.device.region().bytes;
     if !bytes.is_multiple_of(MEM_BLOCK_BYTES) || bytes > limit {
         return Err(malformed(format!(
-            "requested_bytes {bytes} is not whole blocks of {MEM_BLOCK_BYTES} bytes up to {limit}, \
-             which is --hotplug-memory"
+            "{} is not whole blocks of {} up to {}, which is --hotplug-memory",
+            ByteSize::from_bytes(bytes),
+            ByteSize::from_bytes(MEM_BLOCK_BYTES),
+            ByteSize::from_bytes(limit)
         )));
     }
     match donor {

@@ -4,6 +4,8 @@ pub mod bench;
 pub mod control;
 mod devices;
 pub mod doctor;
+mod donors;
+mod errors;
 mod exec;
 mod free_memory;
 mod hotplug;

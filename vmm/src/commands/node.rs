@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, anyhow};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
 use sd_notify::NotifyState;
@@ -79,9 +79,16 @@ fn watch(watched: &Watched) -> Option<Server> {
     let server = Directory::for_listening()
         .map_err(ServerError::from)
         .and_then(|directory| Server::start(&directory, Kind::Node, None, service));
-    server
-        .inspect_err(|error| tracing::warn!("`ssi-hv status` will not find this node: {error}"))
-        .ok()
+    match server {
+        Ok(server) => Some(server),
+        Err(error) => {
+            tracing::warn!(
+                "`ssi-hv status` will not find this node: {:#}",
+                anyhow!(error)
+            );
+            None
+        }
+    }
 }
 
 /// Lends memory until it is told to stop.

@@ -124,7 +124,7 @@ impl Watched {
         report.transport = paged.transport.clone();
         report.memory = memory(&paged.view, may_walk(&paged.view));
         fill(&mut report, &paged.view.nodes(), &paged.view);
-        report.errors = self.supervisor.now().errors;
+        report.errors = self.supervisor.now().errors.lines();
         report.outcome = RUNNING.to_owned();
         report
     }
@@ -137,7 +137,8 @@ impl Watched {
     /// The same; huge pages are counted only if that is wanted.
     pub fn status_with(&self, paged: &Paged, count_huge: bool) -> VmStatus {
         let now = self.supervisor.now();
-        let mut errors = now.errors;
+        let errors_total = now.errors.total();
+        let mut errors = now.errors.lines();
         let view = &paged.view;
         let stats = view.stats();
         let newest = errors.len().saturating_sub(ERRORS_MAX);
@@ -178,7 +179,7 @@ impl Watched {
             stalled_for_memory: stats.stalled_for_memory.get(),
             prefetch: prefetch(stats),
             rdma: RdmaResources::now(),
-            errors_total: u64::try_from(errors.len()).unwrap_or(u64::MAX),
+            errors_total,
             errors: errors.split_off(newest),
             heat: None,
         }

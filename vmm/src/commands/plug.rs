@@ -12,7 +12,7 @@ use ssi_hv::exit::ExitCode;
 use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
-use super::control::vm_entry;
+use super::control::{told, vm_entry};
 use super::status::running;
 use super::{Failure, print};
 
@@ -31,9 +31,9 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
                 requested_bytes: memory.bytes(),
                 donor: config.donor.as_ref().map(ToString::to_string),
             };
-            call(&entry.path, Method::Put, PATH, Some(&target))?
+            told(&who, call(&entry.path, Method::Put, PATH, Some(&target)))?
         }
-        None => ask(&entry.path, PATH)?,
+        None => told(&who, ask(&entry.path, PATH))?,
     };
     let wanted = config.memory.map_or(body.requested_bytes, ByteSize::bytes);
     let wait = Duration::from_secs(config.wait.into());
@@ -60,7 +60,7 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
             changes: body.changes,
             wait: left,
         };
-        body = ask(&entry.path, &format!("{PATH}?{seen}"))?;
+        body = told(&who, ask(&entry.path, &format!("{PATH}?{seen}")))?;
         progress.reach(&body);
     }
     drop(progress);

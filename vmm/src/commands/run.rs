@@ -2,16 +2,14 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary,
-    SPIN_DEFAULT, TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, LocalUse, SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
-use memory_fabric::link::rdma::RdmaLinkError;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::config::{
     self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
@@ -25,7 +23,6 @@ use ssi_hv::machine::{
     Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
     hotplug_start,
 };
-use ssi_hv::progress::Followed;
 use ssi_hv::report::{Guest, Host, Report, ReportFile};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
@@ -33,6 +30,7 @@ use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::Failure;
 use super::devices::HostDevices;
+use super::donors::{connect, give_back, has_terminal};
 use super::exec::{self, Exec, console_file};
 use super::hotplug::kernel_parameters;
 use super::lifeline;
@@ -157,10 +155,20 @@ fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, 
         subject: Arc::clone(watched),
         routes: ROUTES,
     };
-    let server = Directory::for_listening()
-        .map_err(ServerError::from)
-        .and_then(|directory| Server::start(&directory, Kind::Vm, config.name.as_ref(), service));
-    match server {
+    let start = || {
+        // A login and a service of one user listen in different places.
+        if let Some(name) = &config.name
+            && let Some(other) = Directory::vm_named(name)?
+        {
+            return Err(ServerError::NameTaken {
+                name: name.clone(),
+                pid: other.pid,
+            });
+        }
+        let directory = Directory::for_listening()?;
+        Server::start(&directory, Kind::Vm, config.name.as_ref(), service)
+    };
+    match start() {
         Ok(server) => Ok(Some(server)),
         Err(error @ ServerError::NameTaken { .. }) => Err(Failure::new(ExitCode::Usage, error)),
         Err(error) => {
@@ -224,8 +232,7 @@ impl Run<'_> {
         let watched = self.watched;
         let mut fabric_config = fabric_config(config, wanted)?;
         let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
-        let fabric =
-            Fabric::start(&fabric_config, &supervisor.observer()).map_err(donors_failed)?;
+        let fabric = connect(config, &fabric_config, supervisor)?;
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
         tracing::info!("{}", describe(&fabric, wanted));
@@ -386,18 +393,6 @@ pub fn compression(setting: config::Compression) -> Compression {
     }
 }
 
-/// Donors that do not lend, or too little, have an exit code of their own.
-fn donors_failed(error: FabricError) -> Failure {
-    match &error {
-        FabricError::Donor { .. }
-        | FabricError::Plan(_)
-        | FabricError::Rdma(RdmaLinkError::Donor { .. } | RdmaLinkError::Late { .. }) => {
-            Failure::new(ExitCode::DonorUnavailable, error)
-        }
-        _ => error.into(),
-    }
-}
-
 /// The guest view as KVM and the device models see it.
 fn guest_memory(memory: &GuestMemory, wanted: &ValidatedRun) -> Result<GuestMemoryMmap, Failure> {
     let mut regions = Vec::new();
@@ -430,28 +425,6 @@ fn guest_memory(memory: &GuestMemory, wanted: &ValidatedRun) -> Result<GuestMemo
         regions.push(GuestRegionMmap::new(region, start).context("guest memory overflows")?);
     }
     Ok(GuestMemoryMmap::from_regions(regions).context("guest memory overlaps")?)
-}
-
-/// Whether bars may be on the terminal when the guest's console is not. `ssi-hv up` has its own, and the
-/// output of a command in the guest stays as it is.
-fn has_terminal(config: &RunConfig) -> bool {
-    config.end_with_fd.is_none() && config.exec.is_none()
-}
-
-/// Ends the fabric: what is on its way to donors gets there, then each of them gets its lease back.
-fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
-    let donors = fabric.nodes().len().saturating_sub(1) as u64;
-    let returned = Arc::new(AtomicU64::new(0));
-    let done = Arc::clone(&returned);
-    let _progress = has_terminal(config).then(|| {
-        let done = move || done.load(Ordering::Relaxed);
-        // The guest has perhaps been stopped in the middle of a line.
-        let end = if config.console.is_none() { "\n" } else { "" };
-        Followed::below(end, "giving memory back", donors, "leases", done)
-    });
-    fabric.shutdown_telling(|| {
-        returned.fetch_add(1, Ordering::Relaxed);
-    })
 }
 
 /// Ends the fabric and reports what it did. False when the fabric has to stay as it is.

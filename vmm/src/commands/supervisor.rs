@@ -13,10 +13,13 @@ use signal_hook::iterator::Signals;
 use ssi_hv::config::RunConfig;
 use ssi_hv::control_socket::files;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::logging;
 use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal};
 use ssi_hv::progress;
 use ssi_hv::report::{Host, Report, ReportFile};
 use ssi_hv::status::VmState;
+
+use super::errors::Errors;
 
 /// How long the process may take to end after it was told to: the machine's own limits, and as
 /// much again for reports and leases.
@@ -42,7 +45,7 @@ struct State {
     machine: Option<MachineHandle>,
     end: Option<End>,
     finished: bool,
-    errors: Vec<String>,
+    errors: Errors,
     /// Donors that cannot be reached now.
     away: u32,
     /// Whether somebody has paused the guest.
@@ -57,7 +60,7 @@ pub struct Now {
     /// Whether somebody has paused it.
     pub held: bool,
     /// The errors so far.
-    pub errors: Vec<String>,
+    pub errors: Errors,
 }
 
 /// Why a run does not do what it was told.
@@ -261,7 +264,8 @@ impl Supervisor {
         let mut state = self.lock();
         state.finished = true;
         self.changed.notify_all();
-        (state.end.clone(), std::mem::take(&mut state.errors))
+        let errors = std::mem::take(&mut state.errors);
+        (state.end.clone(), errors.lines())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -377,15 +381,16 @@ impl Supervisor {
         files::remove_all();
         if let Some(report) = &self.report {
             let mut text = Report::new(Host::detect());
-            text.errors = state.errors.iter().chain(&end.error).cloned().collect();
+            text.errors = state.errors.clone().lines();
+            text.errors.extend(end.error.clone());
             text.outcome = end.code.name().to_owned();
             text.exit_code = code.code();
             if let Err(error) = report.write(&text) {
-                eprintln!("ssi-hv: error: {:#}", anyhow!(error));
+                logging::tell_failure(code, &format!("{:#}", anyhow!(error)));
             }
         }
         if let Some(error) = &end.error {
-            eprintln!("ssi-hv: error: {error}");
+            logging::tell_failure(code, error);
         }
         std::process::exit(code.code().into());
     }

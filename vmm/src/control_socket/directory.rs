@@ -161,11 +161,12 @@ impl Directory {
         result.expect("there is always a candidate")
     }
 
-    /// Every candidate that exists; for root that of the system's node too, unless a directory is named.
+    /// Every candidate that exists; for root that of the system's node too, unless a directory is named. One that
+    /// is not safe has nothing of this user's in it: it is left out, with a warning.
     ///
     /// # Errors
     ///
-    /// When one of them is not safe.
+    /// When none of them is safe.
     pub fn for_looking() -> Result<Vec<Self>, DirectoryError> {
         let named = std::env::var_os(VARIABLE).is_some_and(|named| !named.is_empty());
         // SAFETY: the call has no arguments and cannot fail.
@@ -173,16 +174,49 @@ impl Directory {
         // Nobody but root makes directories in /run, so it is as safe as its own.
         let service = (is_root && !named).then(|| Self::open_of(Path::new(SERVICE), None));
         let own = candidates().into_iter().map(|path| Self::open(&path));
-        let mut found = Vec::new();
-        for opened in own.chain(service) {
+        Self::usable(own.chain(service))
+    }
+
+    /// The VM that has this name, wherever it listens.
+    ///
+    /// # Errors
+    ///
+    /// When nowhere can be looked.
+    pub fn vm_named(name: &VmName) -> Result<Option<Entry>, DirectoryError> {
+        for directory in Self::for_looking()? {
+            let mut sockets = directory.sockets()?.into_iter();
+            let found =
+                sockets.find(|entry| entry.kind == Kind::Vm && entry.name.as_ref() == Some(name));
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    fn usable(
+        opened: impl Iterator<Item = Result<Self, DirectoryError>>,
+    ) -> Result<Vec<Self>, DirectoryError> {
+        let (mut found, mut is_absent, mut wrong) = (Vec::new(), false, None);
+        for opened in opened {
             match opened {
                 Ok(directory) => found.push(directory),
                 Err(DirectoryError::Unusable { source, .. })
-                    if source.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+                    if source.kind() == io::ErrorKind::NotFound =>
+                {
+                    is_absent = true;
+                }
+                Err(error) => wrong = Some(error),
             }
         }
-        Ok(found)
+        match wrong {
+            Some(error) if found.is_empty() && !is_absent => Err(error),
+            Some(error) => {
+                tracing::warn!("{error}");
+                Ok(found)
+            }
+            None => Ok(found),
+        }
     }
 
     /// The directory at `path`, made if need be.
@@ -354,6 +388,27 @@ mod tests {
         let error = Directory::create(&link).expect_err("could be another's");
         assert!(error.to_string().contains("not a directory"), "{error}");
         assert!(Directory::create(&place.path().join("no/such")).is_err());
+    }
+
+    #[test]
+    fn a_directory_of_another_user_hides_no_other() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let own = place.path().join("own");
+        Directory::create(&own).expect("is made");
+        let others = place.path().join("others");
+        fs::create_dir(&others).expect("is made");
+        fs::set_permissions(&others, fs::Permissions::from_mode(0o777)).expect("is changed");
+        let absent = place.path().join("absent");
+        let look = |paths: &[&PathBuf]| {
+            let found = Directory::usable(paths.iter().map(|path| Directory::open(path)));
+            found.map(|found| found.len())
+        };
+        assert_eq!(look(&[&own, &others]).ok(), Some(1));
+        assert_eq!(look(&[&others, &own]).ok(), Some(1));
+        assert_eq!(look(&[&absent, &others]).ok(), Some(0));
+        assert_eq!(look(&[&absent]).ok(), Some(0));
+        let error = look(&[&others]).expect_err("there is no other");
+        assert!(error.to_string().contains("open to other users"), "{error}");
     }
 
     #[test]

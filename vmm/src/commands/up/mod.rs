@@ -24,7 +24,7 @@ use ssi_hv::cli::up::UpConfig;
 use ssi_hv::cli::verbosity::{LogFormat, Verbosity};
 use ssi_hv::cluster::{Cluster, command_line};
 use ssi_hv::config::RunConfig;
-use ssi_hv::control_socket::directory::{Directory, Kind};
+use ssi_hv::control_socket::directory::Directory;
 use ssi_hv::exit::ExitCode;
 
 use self::child::{Event, Outputs, Running, ending};
@@ -133,18 +133,14 @@ fn claim(path: &Path) -> Result<File, Failure> {
 /// Fails when a VM of this name runs, before nodes are started for another one.
 fn refuse_second(vm: &RunConfig) -> Result<(), Failure> {
     let Some(name) = &vm.name else { return Ok(()) };
-    for directory in Directory::for_looking()? {
-        let sockets = directory.sockets()?;
-        let mut vms = sockets.iter().filter(|entry| entry.kind == Kind::Vm);
-        if let Some(other) = vms.find(|entry| entry.name.as_ref() == Some(name)) {
-            return Err(Failure::new(
-                ExitCode::Usage,
-                anyhow!(
-                    "a VM named {name} runs already, as process {}; stop it, or choose another name",
-                    other.pid
-                ),
-            ));
-        }
+    if let Some(other) = Directory::vm_named(name)? {
+        return Err(Failure::new(
+            ExitCode::Usage,
+            anyhow!(
+                "a VM named {name} runs already, as process {}; stop it, or choose another name",
+                other.pid
+            ),
+        ));
     }
     Ok(())
 }
@@ -160,6 +156,7 @@ fn watch_signals(events: &Sender<Event>) -> Result<(), Failure> {
             let mut told = false;
             for signal in signals.forever() {
                 if told {
+                    ssi_hv::progress::clear();
                     std::process::exit(code_of(signal).code().into());
                 }
                 told = true;
@@ -288,6 +285,19 @@ fn own_program() -> Result<Command, Failure> {
     Ok(Command::new(program))
 }
 
+/// The flags of nodes: what they have to tell in order, they tell their VM.
+fn flags_of_nodes(verbosity: Verbosity) -> Vec<String> {
+    if verbosity.is_default() {
+        return vec!["--quiet".into()];
+    }
+    flags_of(Verbosity {
+        verbose: 0,
+        // Their lines are told with their names.
+        log_format: LogFormat::Text,
+        ..verbosity
+    })
+}
+
 /// The flags that say the same.
 fn flags_of(verbosity: Verbosity) -> Vec<String> {
     let mut flags = vec!["--verbose".to_owned(); verbosity.verbose.into()];
@@ -303,4 +313,25 @@ fn flags_of(verbosity: Verbosity) -> Vec<String> {
         flags.push("--log-format=json".into());
     }
     flags
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ssi_hv::cli::verbosity::LogLevel;
+
+    #[test]
+    fn nodes_say_no_more_than_was_asked_for() {
+        let default = Verbosity::default();
+        assert_eq!(flags_of_nodes(default), ["--quiet"]);
+        let with = |log_level, verbose| Verbosity {
+            log_level,
+            verbose,
+            log_format: LogFormat::Json,
+            ..default
+        };
+        let errors = with(Some(LogLevel::Error), 0);
+        assert_eq!(flags_of_nodes(errors), ["--log-level=error"]);
+        assert!(flags_of_nodes(with(None, 2)).is_empty());
+    }
 }

@@ -18,7 +18,7 @@ use ssi_hv::progress::Progress;
 use super::child::{Event, Outputs, Running, ending};
 use super::heartbeat::Heartbeat;
 use super::namespace::Namespace;
-use super::{Up, own_program};
+use super::{Up, flags_of_nodes, own_program};
 use crate::commands::Failure;
 
 /// How long a node may take until it listens: ssh may have to find a host and log in.
@@ -96,16 +96,12 @@ impl<'a> Nodes<'a> {
         node: &Node,
         events: &Sender<Event>,
     ) -> Result<Running, Failure> {
-        // What a node has to tell in order, it tells its VM.
-        let quiet: &[&str] = if self.verbosity.verbose > 0 {
-            &[]
-        } else {
-            &["--quiet"]
-        };
+        let flags = flags_of_nodes(self.verbosity);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut namespace = None;
         let mut command = match &node.place.ssh {
             Some(destination) => {
-                let (program, words) = command_line::by_ssh(node, destination, quiet)?;
+                let (program, words) = command_line::by_ssh(node, destination, &flags)?;
                 let mut command = Command::new(program);
                 command.args(words);
                 command
@@ -126,7 +122,7 @@ impl<'a> Nodes<'a> {
                 };
                 command
                     .args(command_line::node_arguments(&node)?)
-                    .args(quiet);
+                    .args(flags);
                 command
             }
         };
@@ -233,7 +229,11 @@ impl<'a> Nodes<'a> {
     /// Shows a message of a node as it is, with the node's name.
     fn pass_on(&self, index: usize, line: &str) {
         if self.verbosity.log_format == LogFormat::Json {
-            tracing::warn!(node = self.name(index), "{line}");
+            let node = self.name(index);
+            match line.strip_prefix(ERROR_PREFIX) {
+                Some(error) => tracing::error!(node, "{error}"),
+                None => tracing::warn!(node, "{line}"),
+            }
         } else {
             use std::io::Write as _;
             let text = format!("node {}: {line}\n", self.name(index));
@@ -262,16 +262,19 @@ impl<'a> Nodes<'a> {
         running?.status().ok()
     }
 
-    /// Why a node that does not listen does not.
+    /// Why there is nothing for the VM to borrow from a node.
     fn ended_early(&mut self, index: usize) -> Failure {
         let status = self.status_of(index);
         let how = status.map_or_else(|| "no exit code".to_owned(), ending);
-        let last = self.last_words(index);
         let name = self.name(index);
-        Failure::new(
-            ExitCode::DonorUnavailable,
-            anyhow!("node {name} ended with {how} and has not started to lend: {last}"),
-        )
+        let error = if self.started.get(index).is_some_and(|node| node.ready) {
+            // What it said was told at once.
+            anyhow!("node {name} lent already, and ended with {how} before the VM was started")
+        } else {
+            let last = self.last_words(index);
+            anyhow!("node {name} ended with {how} and has not started to lend: {last}")
+        };
+        Failure::new(ExitCode::DonorUnavailable, error)
     }
 
     fn late(&self) -> Failure {

@@ -1,0 +1,59 @@
+//! A run's donors: how it gets their memory and gives it back, each with a bar.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memory_fabric::fabric::{Fabric, FabricConfig, FabricError, NodeSummary};
+use memory_fabric::link::rdma::RdmaLinkError;
+use ssi_hv::config::RunConfig;
+use ssi_hv::exit::ExitCode;
+use ssi_hv::progress::Followed;
+
+use super::Failure;
+use super::supervisor::Supervisor;
+
+/// Connects to the donors, which takes long where their memory is registered with adapters.
+pub fn connect(
+    config: &RunConfig,
+    fabric: &FabricConfig,
+    supervisor: &Arc<Supervisor>,
+) -> Result<Fabric, Failure> {
+    let donors = fabric.donors.len() as u64;
+    let _progress =
+        has_terminal(config).then(|| Followed::begin("connecting to donors", donors, "", || 0));
+    Fabric::start(fabric, &supervisor.observer()).map_err(donors_failed)
+}
+
+/// Whether bars may be on the terminal when the guest's console is not. `ssi-hv up` has its own, and the
+/// output of a command in the guest stays as it is.
+pub fn has_terminal(config: &RunConfig) -> bool {
+    config.end_with_fd.is_none() && config.exec.is_none()
+}
+
+/// Ends the fabric: what is on its way to donors gets there, then each of them gets its lease back.
+pub fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
+    let donors = fabric.nodes().len().saturating_sub(1) as u64;
+    let returned = Arc::new(AtomicU64::new(0));
+    let done = Arc::clone(&returned);
+    let _progress = has_terminal(config).then(|| {
+        let done = move || done.load(Ordering::Relaxed);
+        // The guest has perhaps been stopped in the middle of a line.
+        let end = if config.console.is_none() { "\n" } else { "" };
+        Followed::below(end, "giving memory back", donors, "leases", done)
+    });
+    fabric.shutdown_telling(|| {
+        returned.fetch_add(1, Ordering::Relaxed);
+    })
+}
+
+/// Donors that do not lend, or too little, have an exit code of their own.
+fn donors_failed(error: FabricError) -> Failure {
+    match &error {
+        FabricError::Donor { .. }
+        | FabricError::Plan(_)
+        | FabricError::Rdma(RdmaLinkError::Donor { .. } | RdmaLinkError::Late { .. }) => {
+            Failure::new(ExitCode::DonorUnavailable, error)
+        }
+        _ => error.into(),
+    }
+}
