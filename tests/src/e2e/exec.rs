@@ -3,8 +3,8 @@
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::bed::{add_rxe, remove_rxe};
-use super::guest::{DONOR, Donor, GUEST_DEADLINE, SHORT};
+use super::bed::remove_rxe;
+use super::guest::{Donor, GUEST_DEADLINE, SHORT};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
@@ -17,7 +17,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 /// The exit code of everything that is not the command's.
 const EXEC_FAILED: i32 = 125;
 
-/// What docs/ci.md shows: more data than is local, checked after it has been away; then bytes that a
+/// The job that people copy.
+const DOCUMENT: &str = include_str!("../../../docs/ci.md");
+
+/// What the job has a donor do; here it does so without any rights.
+const NODE: &str = "ssi-hv node --listen 10.77.0.2:7700 --memory 1G --insecure &";
+
+/// The command in place of the document's: more data than is local, checked after it has been away; then bytes that a
 /// terminal would change, errors apart from them, and a status.
 const COMMAND: &str = r"
 head -c 67108864 /dev/urandom >/tmp/data && sha256sum </tmp/data >/tmp/sum || exit 1
@@ -32,13 +38,29 @@ const AWAY_PAGES_MIN: u64 = 2000;
 /// What the guest's init sends for `echo begun`: three bytes, and the line.
 const BEGUN_FRAME_BYTES: usize = 3 + "begun\n".len();
 
-/// Runs `ssi-hv run` with these flags on host 1: exit code, output, errors.
-fn run(context: &Context<'_>, flags: &[&str]) -> anyhow::Result<(i32, Vec<u8>, String)> {
+/// What the job does on which host, in its order.
+fn job() -> anyhow::Result<Vec<(usize, String)>> {
+    let text = DOCUMENT.replace("\\\n", " ");
+    let lines = text
+        .lines()
+        .filter_map(|line| line.trim_start().strip_prefix("bed "));
+    let commands = lines.map(|line| {
+        let (host, command) = line.split_once(" -- ").context("bed HOST -- COMMAND")?;
+        Ok((host.parse()?, command.to_owned()))
+    });
+    commands.collect()
+}
+
+/// Runs a script that ends with `--exec` on host 1, with this command: exit code, output, errors.
+fn run(
+    context: &Context<'_>,
+    script: &str,
+    command: &str,
+) -> anyhow::Result<(i32, Vec<u8>, String)> {
     let host = context.testbed.host(1);
     // Through files, since what comes over the agent is taken for text.
-    let script = "out=$1; shift; exec ssi-hv run --kernel /share/cloud-vmlinuz \"$@\" >$out";
-    let argv = [&["sh", "-c", script, "sh", "/tmp/exec.out"], flags].concat();
-    let output = host.run(&argv, GUEST_DEADLINE)?;
+    let script = format!("exec {script} \"$1\" >/tmp/exec.out");
+    let output = host.run(&["sh", "-c", &script, "sh", command], GUEST_DEADLINE)?;
     let local = context.artifacts.join("exec.out");
     host.get("/tmp/exec.out", &local)?;
     Ok((output.status.code, std::fs::read(local)?, output.stderr))
@@ -46,20 +68,22 @@ fn run(context: &Context<'_>, flags: &[&str]) -> anyhow::Result<(i32, Vec<u8>, S
 
 fn exec(context: &Context<'_>) -> Result {
     let hosts = context.testbed.hosts();
-    hosts.iter().try_for_each(add_rxe)?;
-    // Pinning what is lent takes a limit of locked memory and no capability (docs/install.md).
-    let donor = Donor::without_rights(context)?;
-    let flags = [
-        ["--memory", "384M"],
-        ["--local-memory", "96M"],
-        ["--donor", DONOR],
-        ["--transport", "rdma"],
-        ["--timeout", "180"],
-        ["--report", "/tmp/exec.json"],
-        ["--exec", COMMAND],
-    ];
-    let flags = [&["--insecure"], flags.as_flattened()].concat();
-    let (code, output, errors) = run(context, &flags)?;
+    let (mut donor, mut script) = (None, None);
+    for (number, command) in job()? {
+        if command == NODE {
+            // Pinning what is lent takes a limit of locked memory and no capability (docs/install.md).
+            donor = Some(Donor::without_rights(context)?);
+        } else if let Some((run, _)) = command.split_once("--exec ") {
+            ensure!(number == 1, "host {number} runs {command}");
+            script = Some(format!("{run} --report /tmp/exec.json --exec"));
+        } else {
+            let host = context.testbed.host(number);
+            host.check(&["sh", "-c", &command], SHORT)?;
+        }
+    }
+    let donor = donor.context("docs/ci.md starts another node")?;
+    let script = script.context("docs/ci.md runs no command")?;
+    let (code, output, errors) = run(context, &script, COMMAND)?;
     ensure!(code == 42, "exit code {code}: {errors}");
     let lines: String = (1..=2000).map(|n| format!("{n}\n")).collect();
     let expected = [&b"a\0b\r\n\x1b\xff"[..], lines.as_bytes()].concat();
@@ -100,7 +124,8 @@ fn exec(context: &Context<'_>) -> Result {
         before=$(tx); echo begun; until [ $(tx) -ge $((before + FRAME)) ]; do :; done
         echo c >/proc/sysrq-trigger; echo not reached"
         .replace("FRAME", &BEGUN_FRAME_BYTES.to_string());
-    let (code, output, errors) = run(context, &["--memory", "128M", "--exec", &command])?;
+    let script = "ssi-hv run --kernel /share/cloud-vmlinuz --memory 128M --exec";
+    let (code, output, errors) = run(context, script, &command)?;
     ensure!(code == EXEC_FAILED, "exit code {code}: {errors}");
     ensure!(
         output == b"begun\n",
