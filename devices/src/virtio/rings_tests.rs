@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use virtio_queue::QueueT;
+
+use super::{Ordering, Queue, Ring, Rings};
 use crate::lock;
 use crate::virtio::server_threads::{LIMIT, ServerThreads, wait_until};
 use crate::virtio::test_driver::{Driver, RING_SIZE, STARTED, VERSION_1, ring};
@@ -210,6 +213,35 @@ fn a_reset_waits_for_chains_in_hand_and_takes_none_that_is_left() {
     bed.offer(0, 9);
     bed.begun().1.send(Then::Done).unwrap();
     bed.wait_used(0, 1);
+}
+
+#[test]
+fn who_takes_the_rings_away_waits_for_one_turn_at_the_most() {
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+    let rings = Rings::new(1);
+    rings.start(0, vec![Some(Queue::new(RING_SIZE).unwrap())]);
+    let (begun, first) = channel();
+    thread::scope(|scope| {
+        let (rings, memory) = (&rings, &memory);
+        // There is always more, as in a ring that a guest keeps full.
+        let turns = scope.spawn(move || {
+            let mut turns = 0;
+            let mut serve = || {
+                let turn = |_: &mut Ring<'_>| {
+                    turns += 1;
+                    begun.send(()).unwrap();
+                    wait_until("a reset", || rings.stopping.load(Ordering::Relaxed) > 0);
+                    Ok(())
+                };
+                rings.serve(0, memory, turn).unwrap().is_some()
+            };
+            while serve() {}
+            turns
+        });
+        first.recv_timeout(LIMIT).unwrap();
+        rings.stop();
+        assert_eq!(turns.join().unwrap(), 1);
+    });
 }
 
 #[test]
