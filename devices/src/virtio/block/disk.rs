@@ -268,7 +268,8 @@ impl Disk {
         Ok(())
     }
 
-    /// `fallocate`; false when the file system or the device cannot do that.
+    /// `fallocate`; false when the file system or the device cannot do that, at all or to this range: block
+    /// devices whose sectors are longer than the guest's refuse what is not whole sectors of theirs.
     fn fallocate(&self, mode: libc::c_int, offset: u64, bytes: u64) -> io::Result<bool> {
         let number = |value| {
             libc::off64_t::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
@@ -282,7 +283,7 @@ impl Disk {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(false),
+                Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => return Ok(false),
                 _ => return Err(error),
             }
         }
