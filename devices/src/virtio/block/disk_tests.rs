@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::thread;
 
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
+
 use super::*;
 
 fn image(bytes: u64) -> tempfile::NamedTempFile {
@@ -203,4 +205,38 @@ fn a_device_of_long_sectors_takes_all_requests_for_short_ones() {
     disk.discard(512, 512).unwrap();
     disk.discard(512 << 10, 100 << 10).unwrap();
     disk.flush().unwrap();
+}
+
+#[test]
+fn a_disk_is_at_work_while_the_host_is() {
+    let file = image(4096);
+    let disk = Disk::open(file.path(), false).unwrap();
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+    let page = memory.get_host_address(GuestAddress(0)).unwrap();
+    let uffd = userfaultfd::UffdBuilder::new()
+        .close_on_exec(true)
+        .user_mode_only(false)
+        .create();
+    let uffd = match uffd {
+        Ok(uffd) => uffd,
+        Err(error) => {
+            println!("SKIPPED: no userfaultfd for faults of the kernel: {error}");
+            return;
+        }
+    };
+    uffd.register(page.cast(), 4096).unwrap();
+    // SAFETY: the page is mapped for as long as `memory`, and nobody else uses it.
+    let buffer = unsafe { std::slice::from_raw_parts_mut(page, 4096) };
+    assert!(!disk.is_at_work());
+    thread::scope(|scope| {
+        // The host's call waits for the page into which it is to read.
+        let reading = scope.spawn(|| disk.read(buffer, 0));
+        let event = uffd.read_event().unwrap().unwrap();
+        assert!(matches!(event, userfaultfd::Event::Pagefault { .. }));
+        assert!(disk.is_at_work());
+        // SAFETY: the page is registered, and part of `memory`.
+        unsafe { uffd.zeropage(page.cast(), 4096, true) }.unwrap();
+        reading.join().unwrap().unwrap();
+    });
+    assert!(!disk.is_at_work());
 }
