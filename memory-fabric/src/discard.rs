@@ -35,7 +35,7 @@ pub enum DiscardError {
         count: u32,
     },
     /// The pages are in use: being fetched, most likely.
-    #[error("the evictor did not come to it within {} ms", DISCARD_TIME_MAX.as_millis())]
+    #[error("the evictor did not come to it in time")]
     Late,
     /// The pager has ended, or ends.
     #[error("the pager has ended")]
@@ -138,13 +138,15 @@ impl Discarder {
         if elsewhere.is_empty() {
             return Ok(());
         }
-        self.hand_over(Request::new(elsewhere, false))
+        let deadline = Instant::now() + DISCARD_TIME_MAX;
+        self.hand_over(Request::new(elsewhere, false), deadline)
     }
 
     /// Drops the bytes of pages that were added to the guest, as [`Self::discard`] does. Afterwards
-    /// nothing of them is on its way home, and what is at home is dropped, as far as that can be.
-    pub(crate) fn clear(&self, pages: PageRange) -> Result<(), DiscardError> {
-        self.hand_over(Request::new(vec![pages], true))
+    /// nothing of them is on its way home, and what is at home is dropped, as far as that can be. Waits no
+    /// longer than until `deadline`.
+    pub(crate) fn clear(&self, pages: PageRange, deadline: Instant) -> Result<(), DiscardError> {
+        self.hand_over(Request::new(vec![pages], true), deadline)
     }
 
     /// Divides a range by extents, each part into the list that `choose` names for its home.
@@ -186,9 +188,8 @@ impl Discarder {
         Ok(())
     }
 
-    fn hand_over(&self, request: Request) -> Result<(), DiscardError> {
+    fn hand_over(&self, request: Request, deadline: Instant) -> Result<(), DiscardError> {
         let (evictor, bell) = self.evictor.as_ref().ok_or(DiscardError::Stopped)?;
-        let deadline = Instant::now() + DISCARD_TIME_MAX;
         let request = Arc::new(request);
         let (done, ended) = bounded(1);
         evictor

@@ -370,7 +370,7 @@ pub struct Percentiles {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FreePages {
-    /// How many it reported to be free, each time.
+    /// How many it reported to be free or put into its balloon, each time.
     pub reported: u64,
     /// How many of them had bytes here, which were dropped.
     pub dropped_here: u64,

@@ -200,8 +200,8 @@ impl Random {
 }
 
 /// Tests that run each target of `TARGETS` over its seeds, and over some thousands of inputs that
-/// are made from them; and one that holds the names here, in `TARGETS` and in `tests/fuzz/fuzz_targets`
-/// to each other.
+/// are made from them; and one that holds the names here, in `TARGETS`, in `tests/fuzz/fuzz_targets`
+/// and in `tests/fuzz/Cargo.toml` to each other.
 #[macro_export]
 macro_rules! fuzz_tests {
     ($($name:ident)*) => {
@@ -227,7 +227,10 @@ macro_rules! fuzz_tests {
         fn each_target_is_tested_and_has_a_file() {
             let names: Vec<_> = super::TARGETS.iter().map(|target| target.name).collect();
             assert_eq!(names, [$(stringify!($name)),*]);
+            let manifest = std::fs::read_to_string(directory().join("Cargo.toml")).unwrap();
             for name in names {
+                let declared = format!("name = \"{name}\"\npath = \"fuzz_targets/{name}.rs\"\n");
+                assert!(manifest.contains(&declared), "{name} is not in Cargo.toml");
                 let file = directory().join(format!("fuzz_targets/{name}.rs"));
                 let text = std::fs::read_to_string(&file).unwrap();
                 assert!(text.contains(&format!("\"{name}\"")), "{}", file.display());

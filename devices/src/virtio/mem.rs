@@ -9,15 +9,27 @@ use std::fmt;
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 
-use super::{BrokenRing, Buffers, FreeRange, Ring, VirtioDevice, read_bytes_of};
+use super::{BrokenRing, Buffers, Chain, FreeRange, Ring, VirtioDevice, read_bytes_of};
 use crate::lock;
-use vm_memory::GuestAddress;
+use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 /// Bytes of a block: what one entry of a page directory maps, and so the least that Linux plugs.
 pub const MEM_BLOCK_BYTES: u64 = 2 << 20;
+
+/// The most blocks of one request to plug or to unplug: 2 GiB, the largest block of memory of Linux for
+/// x86, which is what its driver plugs at once. The specification has no limit, and so no answer for
+/// this; an error is the one that a driver does not send again for ever.
+const REQUEST_BLOCKS_MAX: u16 = 1024;
+
+/// How many blocks are unplugged at once where all of them are to be.
+const UNPLUG_ALL_BLOCKS: u64 = 32;
+
+/// How long unplugging them may take before others have their turn; then it goes on.
+const UNPLUG_ALL_TIME: Duration = Duration::from_millis(100);
 
 /// Feature: the configuration says to which NUMA node the region belongs.
 const ACPI_PXM: u64 = 1 << 0;
@@ -52,7 +64,8 @@ const CONFIG_BYTES: usize = 56;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotNow;
 
-/// Has the memory of blocks.
+/// Has the memory of blocks. Both calls have a limit of time, below that of a pause or of the end of a
+/// run: they are one turn of the device.
 pub trait Pluggable: Send + Sync + fmt::Debug {
     /// Gives memory to blocks that have none: zeroes until they are written.
     ///
@@ -142,27 +155,30 @@ impl Mem {
         self.region
     }
 
-    /// Carries out a request; gives the type of the response, and the state in it.
-    fn carry_out(&self, request: &[u8; REQUEST_BYTES]) -> (u16, u16) {
+    /// Carries out a request; gives the type of the response, and the state in it. `None` when it is to
+    /// go on at the next turn.
+    fn carry_out(&self, request: &[u8; REQUEST_BYTES]) -> Option<(u16, u16)> {
         let u16_at = |at: usize| u16::from_le_bytes([request[at], request[at + 1]]);
         let mut address = [0; 8];
         address.copy_from_slice(&request[8..16]);
         let kind = u16_at(0);
         let mut plugged = lock(&self.plugged);
         if kind == UNPLUG_ALL {
-            return (self.unplug_all(&mut plugged), 0);
+            return Some((self.unplug_all(&mut plugged)?, 0));
         }
-        let Some(blocks) = self.blocks(u64::from_le_bytes(address), u16_at(16)) else {
-            return (ERROR, 0);
+        let count = u16_at(16);
+        let Some(blocks) = self.blocks(u64::from_le_bytes(address), count) else {
+            return Some((ERROR, 0));
         };
         let state = state_of(&plugged, &blocks);
-        match (kind, state) {
+        Some(match (kind, state) {
             (STATE, state) => (ACK, state),
+            (PLUG | UNPLUG, _) if count > REQUEST_BLOCKS_MAX => (ERROR, 0),
             (PLUG, UNPLUGGED) => (self.plug(&mut plugged, &blocks), 0),
             (UNPLUG, PLUGGED) => (self.unplug(&mut plugged, &blocks), 0),
             // Of another type, or for blocks that are not in the state that it is about.
             _ => (ERROR, 0),
-        }
+        })
     }
 
     /// The numbers of the blocks of a request; `None` when they are none, or not in the region.
@@ -207,18 +223,48 @@ impl Mem {
         ACK
     }
 
-    /// Unplugs all runs of plugged blocks. One that stays makes it be busy: the driver asks again.
-    fn unplug_all(&self, plugged: &mut [u64]) -> u16 {
+    /// Unplugs plugged blocks, a few at once, for as long as a turn may take; `None` when some are left.
+    /// Those that are unplugged stay so. When some cannot be, it is busy: the driver asks again.
+    fn unplug_all(&self, plugged: &mut [u64]) -> Option<u16> {
+        let begun = Instant::now();
         let end = self.region.bytes / MEM_BLOCK_BYTES;
         let mut block = 0;
         while let Some(first) = (block..end).find(|block| get(plugged, *block)) {
-            let after = (first..end).find(|block| !get(plugged, *block));
-            block = after.unwrap_or(end);
+            if block > 0 && begun.elapsed() >= UNPLUG_ALL_TIME {
+                return None;
+            }
+            let most = end.min(first + UNPLUG_ALL_BLOCKS);
+            let after = (first..most).find(|block| !get(plugged, *block));
+            block = after.unwrap_or(most);
             if self.unplug(plugged, &(first..block)) != ACK {
-                return BUSY;
+                return Some(BUSY);
             }
         }
-        ACK
+        Some(ACK)
+    }
+
+    /// Carries out the request of a chain; gives how many bytes were written to it, or `None` when it is
+    /// to go on at the next turn.
+    fn answer(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> Option<u32> {
+        let Some(mut buffers) = Buffers::of(chain, memory) else {
+            return Some(0);
+        };
+        if buffers.to_driver.available_bytes() < RESPONSE_BYTES {
+            // What came of it could not be told, so nothing may come of it.
+            return Some(0);
+        }
+        let mut request = [0; REQUEST_BYTES];
+        let (kind, state) = match buffers.from_driver.read_exact(&mut request) {
+            Ok(()) => self.carry_out(&request)?,
+            Err(_) => (ERROR, 0),
+        };
+        let mut response = [0; RESPONSE_BYTES];
+        response[..2].copy_from_slice(&kind.to_le_bytes());
+        response[8..].copy_from_slice(&state.to_le_bytes());
+        Some(match buffers.to_driver.write_all(&response) {
+            Ok(()) => u32::try_from(RESPONSE_BYTES).unwrap_or(0),
+            Err(_) => 0,
+        })
     }
 }
 
@@ -281,27 +327,16 @@ impl VirtioDevice for Mem {
 
     fn serve(&self, _queue: usize, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         let memory = ring.memory();
-        ring.serve_next(|chain| {
-            let Some(mut buffers) = Buffers::of(&chain, memory) else {
-                return 0;
-            };
-            if buffers.to_driver.available_bytes() < RESPONSE_BYTES {
-                // What came of it could not be told, so nothing may come of it.
-                return 0;
-            }
-            let mut request = [0; REQUEST_BYTES];
-            let (kind, state) = match buffers.from_driver.read_exact(&mut request) {
-                Ok(()) => self.carry_out(&request),
-                Err(_) => (ERROR, 0),
-            };
-            let mut response = [0; RESPONSE_BYTES];
-            response[..2].copy_from_slice(&kind.to_le_bytes());
-            response[8..].copy_from_slice(&state.to_le_bytes());
-            match buffers.to_driver.write_all(&response) {
-                Ok(()) => u32::try_from(RESPONSE_BYTES).unwrap_or(0),
-                Err(_) => 0,
-            }
-        })
+        let Some(chain) = ring.next_chain()? else {
+            return Ok(false);
+        };
+        match self.answer(&chain, memory) {
+            Some(written) => ring.used(chain.head_index(), written)?,
+            // It is read again then, and finds fewer blocks that are plugged. Until then the device can be
+            // paused, reset and left.
+            None => ring.put_back(1),
+        }
+        Ok(true)
     }
 
     // A reset of the device leaves blocks as they are (section 5.15.6.2): a driver that starts anew

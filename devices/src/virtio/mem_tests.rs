@@ -19,6 +19,8 @@ const REGION: MemRegion = MemRegion {
 struct Blocks {
     plugged: Mutex<BTreeSet<u64>>,
     busy: std::sync::atomic::AtomicBool,
+    /// Unplugging takes as long as all of a turn may.
+    slow: std::sync::atomic::AtomicBool,
 }
 
 impl Blocks {
@@ -47,6 +49,10 @@ impl Pluggable for Blocks {
 
     fn unplug(&self, blocks: FreeRange) -> Result<(), NotNow> {
         self.is_busy()?;
+        let begun = Instant::now();
+        while self.slow.load(Ordering::Relaxed) && begun.elapsed() < UNPLUG_ALL_TIME {
+            std::thread::yield_now();
+        }
         for block in Self::numbers(blocks) {
             assert!(
                 lock(&self.plugged).remove(&block),
@@ -64,8 +70,12 @@ struct Guest {
 
 impl Guest {
     fn started() -> Self {
+        Self::with(REGION)
+    }
+
+    fn with(region: MemRegion) -> Self {
         let blocks = Arc::new(Blocks::default());
-        let driver = Driver::of(Mem::new(REGION, Arc::clone(&blocks) as _));
+        let driver = Driver::of(Mem::new(region, Arc::clone(&blocks) as _));
         driver.start(driver.offered());
         assert_eq!((driver.get(8), driver.get(0x70)), (24, STARTED));
         Self { driver, blocks }
@@ -73,6 +83,12 @@ impl Guest {
 
     /// Sends a request as Linux does; gives the response and its state.
     fn request(&self, kind: u16, address: u64, count: u16) -> (u16, u16) {
+        self.offer(kind, address, count);
+        self.driver.serve(0);
+        self.response()
+    }
+
+    fn offer(&self, kind: u16, address: u64, count: u16) {
         let mut request = vec![0; REQUEST_BYTES];
         request[..2].copy_from_slice(&kind.to_le_bytes());
         request[8..16].copy_from_slice(&address.to_le_bytes());
@@ -83,10 +99,13 @@ impl Guest {
             .unwrap();
         self.driver
             .offer(0, 0, &[(0x40_0000, 24, false), (0x50_0000, 10, true)]);
-        self.driver.serve(0);
+    }
+
+    fn response(&self) -> (u16, u16) {
         assert_eq!(self.driver.last_used(0), (0, 10));
         let read = |at: u64| {
-            memory
+            self.driver
+                .memory
                 .read_obj::<u16>(GuestAddress(0x50_0000 + at))
                 .unwrap()
         };
@@ -162,6 +181,67 @@ fn blocks_are_plugged_up_to_what_is_requested_and_unplugged() {
     assert_eq!(guest.driver.device.plugged_bytes(), 0);
     assert!(lock(&guest.blocks.plugged).is_empty());
     assert_eq!(guest.request(UNPLUG_ALL, 7, 7), (ACK, 0), "nothing is left");
+}
+
+#[test]
+fn unplugging_everything_is_many_turns_of_the_device_and_one_answer() {
+    let guest = Guest::started();
+    let device = &guest.driver.device;
+    device.set_requested_bytes(REGION.bytes);
+    assert_eq!(guest.blocks(PLUG, 0, 100), ACK);
+    assert_eq!(guest.blocks(UNPLUG, 40, 2), ACK);
+    let answers = guest.driver.used(0);
+    guest.blocks.slow.store(true, Ordering::Relaxed);
+    guest.offer(UNPLUG_ALL, 0, 0);
+    let turn = || guest.driver.transport.serve_while(0, &|| false);
+    // 0 to 31, then 32 to 39, and so on.
+    for left in [66, 58, 26] {
+        turn();
+        assert_eq!(device.plugged_bytes(), left * MEM_BLOCK_BYTES);
+        assert_eq!(guest.config(40), left * MEM_BLOCK_BYTES);
+        assert_eq!(guest.driver.used(0), answers, "it is not answered yet");
+    }
+    // What takes too long for one turn now is gone at the next.
+    turn();
+    assert_eq!(
+        (guest.response(), guest.driver.used(0)),
+        ((ACK, 0), answers + 1)
+    );
+    assert_eq!(device.plugged_bytes(), 0);
+}
+
+#[test]
+fn a_reset_ends_the_unplugging_of_everything_and_leaves_the_rest_plugged() {
+    let guest = Guest::started();
+    guest.driver.device.set_requested_bytes(REGION.bytes);
+    assert_eq!(guest.blocks(PLUG, 0, 100), ACK);
+    guest.blocks.slow.store(true, Ordering::Relaxed);
+    guest.offer(UNPLUG_ALL, 0, 0);
+    guest.driver.transport.serve_while(0, &|| false);
+    guest.driver.set(0x70, 0);
+    guest.driver.clear_rings();
+    guest.driver.start(guest.driver.offered());
+    guest.driver.serve(0);
+    assert_eq!(guest.config(40), 68 * MEM_BLOCK_BYTES);
+    guest.blocks.slow.store(false, Ordering::Relaxed);
+    assert_eq!(guest.request(UNPLUG_ALL, 0, 0), (ACK, 0));
+    assert_eq!(guest.config(40), 0);
+}
+
+#[test]
+fn a_request_has_no_more_blocks_than_linux_plugs_at_once() {
+    const REGION: MemRegion = MemRegion {
+        bytes: 1100 * MEM_BLOCK_BYTES,
+        ..super::tests::REGION
+    };
+    let guest = Guest::with(REGION);
+    guest.driver.device.set_requested_bytes(REGION.bytes);
+    assert_eq!(guest.blocks(PLUG, 0, 1025), ERROR);
+    assert_eq!(guest.blocks(PLUG, 0, 1024), ACK);
+    assert_eq!(guest.blocks(PLUG, 1024, 76), ACK);
+    assert_eq!(guest.blocks(UNPLUG, 0, 1025), ERROR);
+    assert_eq!(guest.request(STATE, REGION.start, 1100), (ACK, PLUGGED));
+    assert_eq!(guest.blocks(UNPLUG, 50, 1024), ACK);
 }
 
 #[test]

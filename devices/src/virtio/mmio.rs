@@ -53,8 +53,7 @@ const CONFIG: u64 = VIRTIO_MMIO_CONFIG as u64;
 const COMMON_FEATURES: u64 =
     (1 << VIRTIO_F_VERSION_1) | (1 << VIRTIO_RING_F_INDIRECT_DESC) | (1 << VIRTIO_RING_F_EVENT_IDX);
 
-/// How often a device serves at one ringing of a bell, before its other queues have their turn
-/// and the loop looks whether the run has ended.
+/// How often a device serves at one ringing of a bell, before its other queues have their turn.
 const TURNS_AT_ONCE: usize = 16;
 
 /// A queue as the driver describes it.
@@ -152,9 +151,16 @@ impl MmioTransport {
     /// Serves chains of a queue until there are none. Rings its bell again after some, so that
     /// it does not keep others waiting.
     pub fn serve(&self, queue: usize) {
+        self.serve_while(queue, &|| true);
+    }
+
+    /// The same, but rings the bell and returns as soon as one turn has ended after which `goes_on` is
+    /// false: a turn of a disk may take as long as the host's storage does.
+    pub fn serve_while(&self, queue: usize, goes_on: &dyn Fn() -> bool) {
         for _ in 0..TURNS_AT_ONCE {
             match self.serve_once(queue) {
-                Ok(true) => {}
+                Ok(true) if goes_on() => {}
+                Ok(true) => break,
                 Ok(false) => return,
                 Err(Broken(session)) => return self.needs_reset(session),
             }

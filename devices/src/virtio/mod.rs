@@ -108,6 +108,12 @@ pub trait VirtioDevice: Send + Sync + fmt::Debug {
     /// The driver starts anew.
     fn reset(&self) {}
 
+    /// Whether one of its threads is in a call of the host that touches no guest memory and may take
+    /// long, such as one of a disk. Such a call ends by itself, as a wait for a page need not.
+    fn waits_for_host(&self) -> bool {
+        false
+    }
+
     /// A descriptor of the host from which work comes as well. All queues are served when it
     /// becomes readable or writable, and not again as long as it only stays so.
     fn events(&self) -> Option<BorrowedFd<'_>> {

@@ -5,6 +5,7 @@
 //! it back. Each chain in hand is counted, so that the driver gets its rings back, by a reset or by
 //! stopping a queue, only when nothing of them is in hand and so nothing of its memory is written any more.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 use virtio_queue::Queue;
@@ -22,8 +23,12 @@ pub(super) struct Broken(pub u64);
 #[derive(Debug)]
 pub(super) struct Rings {
     state: Mutex<State>,
-    /// A chain is no longer in hand.
+    /// A chain is no longer in hand, or `stopping` has become less.
     returned: Condvar,
+    /// How many wait for the lock to take rings away. Whoever serves waits for those between two
+    /// turns: the lock alone is no queue. Becomes less under the lock. Relaxed: a turn that does not
+    /// see the first moment of it is one more turn.
+    stopping: AtomicUsize,
 }
 
 #[derive(Debug)]
@@ -57,6 +62,7 @@ impl Rings {
                 in_hand: vec![0; queues],
             }),
             returned: Condvar::new(),
+            stopping: AtomicUsize::new(0),
         }
     }
 
@@ -83,8 +89,11 @@ impl Rings {
     }
 
     fn stop_where(&self, take: impl FnOnce(&mut State), which: impl Fn(usize) -> bool) {
+        self.stopping.fetch_add(1, Ordering::Relaxed);
         let mut state = lock(&self.state);
         take(&mut state);
+        self.stopping.fetch_sub(1, Ordering::Relaxed);
+        self.returned.notify_all();
         let in_hand = |state: &mut State| {
             let mut counts = state.in_hand.iter().enumerate();
             counts.any(|(queue, count)| which(queue) && *count > 0)
@@ -108,7 +117,12 @@ impl Rings {
         memory: &'a GuestMemoryMmap,
         serve: impl FnOnce(&mut Ring<'_>) -> Result<T, BrokenRing>,
     ) -> Result<Option<T>, Broken> {
-        let mut state = lock(&self.state);
+        let mut state = self
+            .returned
+            .wait_while(lock(&self.state), |_| {
+                self.stopping.load(Ordering::Relaxed) > 0
+            })
+            .unwrap_or_else(PoisonError::into_inner);
         let Some((session, queue)) = state.queue(index) else {
             return Ok(None);
         };

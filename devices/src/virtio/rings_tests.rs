@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use virtio_queue::QueueT;
+
+use super::{Ordering, Queue, Ring, Rings};
 use crate::lock;
 use crate::virtio::server_threads::{LIMIT, ServerThreads, wait_until};
 use crate::virtio::test_driver::{Driver, RING_SIZE, STARTED, VERSION_1, ring};
@@ -210,6 +213,29 @@ fn a_reset_waits_for_chains_in_hand_and_takes_none_that_is_left() {
     bed.offer(0, 9);
     bed.begun().1.send(Then::Done).unwrap();
     bed.wait_used(0, 1);
+}
+
+#[test]
+fn no_turn_begins_while_somebody_waits_to_take_the_rings_away() {
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+    let rings = Rings::new(1);
+    rings.start(0, vec![Some(Queue::new(RING_SIZE).unwrap())]);
+    // As one that has not got the lock yet.
+    rings.stopping.fetch_add(1, Ordering::Relaxed);
+    let (begun, turns) = channel();
+    thread::scope(|scope| {
+        let (rings, memory) = (&rings, &memory);
+        let turn = move |_: &mut Ring<'_>| {
+            begun.send(()).unwrap();
+            Ok(())
+        };
+        let served = scope.spawn(move || rings.serve(0, memory, turn).unwrap());
+        let has_begun = turns.recv_timeout(NOT_YET).is_ok();
+        rings.stopping.fetch_sub(1, Ordering::Relaxed);
+        rings.stop();
+        assert!(!has_begun, "a turn came first");
+        assert!(served.join().unwrap().is_none());
+    });
 }
 
 #[test]

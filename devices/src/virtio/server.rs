@@ -22,6 +22,25 @@ impl QueueServer {
     pub fn new(transport: Arc<MmioTransport>) -> Self {
         Self { transport }
     }
+
+    /// Serves what the events are about, turn by turn while `goes_on`, and at least one turn. The bell
+    /// of a queue that may have more is rung.
+    pub fn process_while(&self, events: &Events, goes_on: &dyn Fn() -> bool) {
+        if events.data() == DEVICE_EVENTS {
+            for queue in 0..self.transport.bells().len() {
+                self.transport.serve_while(queue, goes_on);
+            }
+            return;
+        }
+        let Ok(queue) = usize::try_from(events.data()) else {
+            return;
+        };
+        if let Some(bell) = self.transport.bells().get(queue) {
+            // That nobody rang is no error.
+            let _ = bell.read();
+            self.transport.serve_while(queue, goes_on);
+        }
+    }
 }
 
 impl MutEventSubscriber for QueueServer {
@@ -41,20 +60,7 @@ impl MutEventSubscriber for QueueServer {
     }
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
-        if events.data() == DEVICE_EVENTS {
-            for queue in 0..self.transport.bells().len() {
-                self.transport.serve(queue);
-            }
-            return;
-        }
-        let Ok(queue) = usize::try_from(events.data()) else {
-            return;
-        };
-        if let Some(bell) = self.transport.bells().get(queue) {
-            // That nobody rang is no error.
-            let _ = bell.read();
-            self.transport.serve(queue);
-        }
+        self.process_while(&events, &|| true);
     }
 }
 
@@ -77,6 +83,23 @@ mod tests {
         assert!(manager.run_with_timeout(1000).unwrap() > 0);
         assert_eq!(driver.discarded(), [(0x40_0000, 0x1000)]);
         assert_eq!(manager.run_with_timeout(0).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_queue_that_is_to_stop_is_served_once_and_rung_again() {
+        let driver = BalloonDriver::started();
+        for _ in 0..3 {
+            driver.report(&[(0x40_0000, 0x1000)]);
+        }
+        let bell = &driver.transport.bells()[2];
+        for served in 1..=3 {
+            let _ = bell.read();
+            driver.transport.serve_while(2, &|| false);
+            assert_eq!(driver.discarded().len(), served);
+            assert!(bell.read().is_ok(), "it is not forgotten");
+        }
+        driver.transport.serve_while(2, &|| false);
+        assert!(bell.read().is_err(), "there is nothing more");
     }
 
     #[test]

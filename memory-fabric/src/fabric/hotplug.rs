@@ -7,7 +7,7 @@ mod leave;
 
 use super::adapt::Change;
 use super::{DonorAddress, FabricConfig, FabricError, FabricObserver};
-use crate::discard::{DiscardError, Discarder};
+use crate::discard::{DISCARD_TIME_MAX, DiscardError, Discarder};
 use crate::hotplug::pools::Pools;
 use crate::hotplug::{BLOCK_BYTES, BLOCK_PAGES, JOINERS_MAX, Region};
 use crate::layout::NodeId;
@@ -22,10 +22,14 @@ use crossbeam_channel::Sender;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-/// Blocks that are cleared at once: the evictor has
-/// [`DISCARD_TIME_MAX`](crate::discard::DISCARD_TIME_MAX) for them.
+/// Blocks that are cleared at once: the evictor has [`DISCARD_TIME_MAX`] for them.
 const BLOCKS_AT_ONCE: u32 = 32;
+
+/// How long clearing all blocks of a request may take. A thread of the machine waits for it, and the end of
+/// a run waits 2 s for that. What is cleared by then takes no time when it is asked for again.
+const CLEAR_TIME_MAX: Duration = Duration::from_millis(1500);
 
 /// Why memory is not added.
 #[derive(Debug, thiserror::Error)]
@@ -309,16 +313,35 @@ impl Inner {
     }
 
     fn clear(&self, blocks: &Range<u32>) -> Result<(), DiscardError> {
-        let mut first = blocks.start;
-        while first < blocks.end {
-            let count = (blocks.end - first).min(BLOCKS_AT_ONCE);
-            let pages = self.region.pages_of(first).first;
-            let pages = PageRange::new(pages, count * BLOCK_PAGES);
-            self.discarder.clear(pages)?;
-            first += count;
-        }
-        Ok(())
+        in_pieces(
+            blocks,
+            Instant::now() + CLEAR_TIME_MAX,
+            |piece, deadline| {
+                let pages = self.region.pages_of(piece.start).first;
+                let pages = PageRange::new(pages, (piece.end - piece.start) * BLOCK_PAGES);
+                self.discarder.clear(pages, deadline)
+            },
+        )
     }
+}
+
+/// Clears blocks, some at once, until the deadline. Each piece has one too, which is not later.
+fn in_pieces(
+    blocks: &Range<u32>,
+    deadline: Instant,
+    mut clear: impl FnMut(Range<u32>, Instant) -> Result<(), DiscardError>,
+) -> Result<(), DiscardError> {
+    let mut first = blocks.start;
+    while first < blocks.end {
+        let now = Instant::now();
+        if now >= deadline {
+            return Err(DiscardError::Late);
+        }
+        let end = blocks.end.min(first + BLOCKS_AT_ONCE);
+        clear(first..end, deadline.min(now + DISCARD_TIME_MAX))?;
+        first = end;
+    }
+    Ok(())
 }
 
 fn node_of(donor: usize) -> NodeId {
@@ -327,3 +350,38 @@ fn node_of(donor: usize) -> NodeId {
 
 /// Blocks of a region are multiples of pages.
 const _: () = assert!(BLOCK_BYTES == BLOCK_PAGES as u64 * PAGE_SIZE as u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_pieces_of_a_request_have_one_deadline() {
+        let deadline = Instant::now() + Duration::from_millis(300);
+        let mut pieces = Vec::new();
+        let result = in_pieces(&(5..200), deadline, |piece, until| {
+            assert!(until <= deadline);
+            pieces.push(piece);
+            // The third one takes all the time that there is.
+            while pieces.len() == 3 && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        assert!(matches!(result, Err(DiscardError::Late)));
+        assert_eq!(pieces, [5..37, 37..69, 69..101]);
+    }
+
+    #[test]
+    fn each_piece_has_a_deadline_of_its_own_and_all_are_cleared() {
+        let long = Instant::now() + DISCARD_TIME_MAX * 100;
+        let mut pieces = Vec::new();
+        let result = in_pieces(&(0..70), long, |piece, until| {
+            assert!(until <= Instant::now() + DISCARD_TIME_MAX);
+            pieces.push(piece);
+            Ok(())
+        });
+        assert!(result.is_ok());
+        assert_eq!(pieces, [0..32, 32..64, 64..70]);
+    }
+}

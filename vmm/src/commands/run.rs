@@ -207,7 +207,8 @@ impl Run<'_> {
             }
             if !is_all_gone {
                 self.supervisor.note(
-                    "the guest is not restarted: a thread of it still waits for a page".to_owned(),
+                    "the guest is not restarted: a thread of it still waits for a page or for its disk"
+                        .to_owned(),
                 );
                 return Ok(code);
             }
@@ -444,8 +445,8 @@ fn finish(
     let summaries = if is_all_gone {
         give_back(config, fabric)
     } else {
-        // A vCPU waits for a page. Were its userfaultfd closed it would go on with zeros;
-        // so it stays as it is until the process ends, which is now.
+        // A vCPU or a device waits for a page, or may touch one later. Were its userfaultfd closed it
+        // would go on with zeros; so it stays as it is until the process ends, which is now.
         let summaries = fabric.nodes();
         std::mem::forget(fabric);
         summaries

@@ -14,7 +14,9 @@ use ssi_hv::config::RunConfig;
 use ssi_hv::control_socket::files;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging;
-use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal};
+use ssi_hv::machine::{
+    CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal,
+};
 use ssi_hv::progress;
 use ssi_hv::report::{Host, Report, ReportFile};
 use ssi_hv::status::VmState;
@@ -22,7 +24,8 @@ use ssi_hv::status::VmState;
 use super::errors::Errors;
 
 /// How long the process may take to end after it was told to: the machine's own limits, and as
-/// much again for reports and leases.
+/// much again for reports and leases. While a disk is at work it has as long again, up to
+/// [`DISK_TIME_MAX`] more.
 pub(super) const END_TIME_MAX: Duration = STOP_TIME_MAX
     .saturating_add(CONSOLE_DRAIN_TIME_MAX)
     .saturating_mul(2);
@@ -345,6 +348,34 @@ impl Supervisor {
         }
     }
 
+    /// Waits for the run to finish within `limit`, and longer while a disk is at work; `None` when it
+    /// has.
+    fn late<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        limit: Duration,
+    ) -> Option<MutexGuard<'a, State>> {
+        let last = Instant::now() + limit + DISK_TIME_MAX;
+        loop {
+            let left = limit.min(last.saturating_duration_since(Instant::now()));
+            state = self
+                .changed
+                .wait_timeout_while(state, left, |state| !state.finished)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+            if state.finished {
+                return None;
+            }
+            let at_work = state
+                .machine
+                .as_ref()
+                .is_some_and(MachineHandle::devices_at_work);
+            if !at_work || Instant::now() >= last {
+                return Some(state);
+            }
+        }
+    }
+
     /// Ends the process when the run does not: a thread that waits for a page of a lost donor
     /// waits for ever.
     fn watch_end(&self) {
@@ -362,14 +393,9 @@ impl Supervisor {
         } else {
             START_END_TIME_MAX
         };
-        let deadline = Instant::now() + limit;
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, deadline - Instant::now(), |state| !state.finished)
-            .unwrap_or_else(PoisonError::into_inner);
-        if state.finished {
+        let Some(state) = self.late(state, limit) else {
             return;
-        }
+        };
         let Some(end) = state.end.clone() else { return };
         let code = if self.exec {
             end.code.with_exec()

@@ -253,6 +253,14 @@ impl Control {
 #[derive(Debug)]
 pub(super) struct DeviceTurn<'a>(&'a Control);
 
+impl DeviceTurn<'_> {
+    /// Whether nobody has asked for a pause or for the end since it began: work that can be left for
+    /// later may go on.
+    pub fn may_go_on(&self) -> bool {
+        !self.0.attention.load(Ordering::SeqCst)
+    }
+}
+
 impl Drop for DeviceTurn<'_> {
     fn drop(&mut self) {
         let control = self.0;

@@ -54,9 +54,14 @@ impl MachineHandle {
     }
 
     /// Whether no thread, of a vCPU or of devices, touches the guest's memory any more. False
-    /// after a run whose end had to leave one behind: that thread still waits for a page.
+    /// after a run whose end had to leave one behind: that thread still waits for a page, or for its disk.
     pub fn all_vcpus_ended(&self) -> bool {
         self.shared.control.wait_all_ended(Duration::ZERO)
+    }
+
+    /// Whether a device is in a call of the host, which the end of the run waits for.
+    pub fn devices_at_work(&self) -> bool {
+        self.shared.devices_at_work()
     }
 
     /// The time from the start of the run to the guest's init, once the guest has told that by

@@ -48,7 +48,8 @@
 //! is touched, memory is taken to be zero where nobody wrote, and it is never touched as a
 //! whole. A vCPU that waits for a page cannot be made to leave the guest before the page is
 //! served. Pausing therefore only asks ([`MachineHandle::pause`]), and ending waits no longer
-//! than [`STOP_TIME_MAX`] before it leaves such a thread behind, to die with the process.
+//! than [`STOP_TIME_MAX`] before it leaves such a thread behind, to die with the process. What a
+//! disk has begun ends by itself, so that is waited for up to [`DISK_TIME_MAX`].
 
 mod acpi;
 mod affinity;
@@ -57,6 +58,7 @@ mod console;
 mod control;
 mod cpuid;
 mod elf_check;
+mod ending;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
@@ -92,6 +94,7 @@ pub use affinity::allowed_cpus;
 pub use boot_params::Initrd;
 pub use console::{BlockingWriter, ConsoleConfig};
 pub use elf_check::ElfError;
+pub use ending::{DISK_TIME_MAX, STOP_TIME_MAX};
 pub use error::MachineError;
 pub use handle::MachineHandle;
 pub use kernel::KernelError;
@@ -119,10 +122,6 @@ pub const KVM_PATH: &str = "/dev/kvm";
 /// without remapping of interrupts in hardware those of devices reach 8-bit ids alone, of which
 /// 255 is for all of them and 254 is not used.
 pub const VCPUS_MAX: u8 = 254;
-
-/// How long ending a run waits for vCPU threads. One that waits for a remote page cannot leave
-/// the guest before the page comes; it is left behind after this time.
-pub const STOP_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// How long ending a run waits for a slow console to take the last output.
 pub const CONSOLE_DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
@@ -326,11 +325,7 @@ impl Machine {
         if let Err(error) = served {
             self.shared.control.end(Err(error));
         }
-        if !self.shared.control.wait_all_ended(STOP_TIME_MAX) {
-            tracing::warn!(
-                "a vCPU or a device waits for a page for more than {STOP_TIME_MAX:?}; its thread is left behind"
-            );
-        }
+        ending::wait_for_threads(&self.shared);
         let lost_bytes = self.console_output.close(CONSOLE_DRAIN_TIME_MAX);
         if lost_bytes > 0 {
             tracing::warn!(lost_bytes, "the console did not take all output");

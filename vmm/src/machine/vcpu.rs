@@ -3,7 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use devices::virtio::MmioTransport;
+use devices::virtio::{MmioTransport, VirtioDevice};
 use devices::{Bus, MachineEvents, PmRegisters};
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
@@ -28,6 +28,23 @@ pub(super) struct Shared {
     pub _vm: Arc<VmFd>,
     /// Mapped into the VM, so it comes after the VM: fields drop in order.
     pub _memory: GuestMemoryMmap,
+}
+
+impl Shared {
+    /// Whether a device is in a call of the host.
+    pub fn devices_at_work(&self) -> bool {
+        self.at_work().is_some()
+    }
+
+    /// The name of such a device; what it did may have ended meanwhile.
+    pub fn name_at_work(&self) -> &str {
+        self.at_work().map_or("a device", |device| device.name())
+    }
+
+    fn at_work(&self) -> Option<&dyn VirtioDevice> {
+        let mut devices = self.transports.iter().map(|t| &**t.device());
+        devices.find(|device| device.waits_for_host())
+    }
 }
 
 /// A vCPU that is ready to run.

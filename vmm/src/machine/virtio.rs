@@ -184,9 +184,9 @@ impl MutEventSubscriber for Gate {
         self.server.init(ops);
     }
 
-    fn process(&mut self, events: Events, ops: &mut EventOps) {
-        if let Some(_turn) = self.shared.control.device_turn() {
-            self.server.process(events, ops);
+    fn process(&mut self, events: Events, _ops: &mut EventOps) {
+        if let Some(turn) = self.shared.control.device_turn() {
+            self.server.process_while(&events, &|| turn.may_go_on());
         }
     }
 }

@@ -1,30 +1,36 @@
 //! Guests with disks.
 
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use devices::virtio::{Block, Disk, VirtioDevice};
+use devices::virtio::{Block, BrokenRing, CarriesOut, Chain, Disk, Ring, VirtioDevice};
 use ssi_hv::machine::{ConsoleConfig, Outcome, STOP_TIME_MAX};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use crate::guests::read_two_disks;
-use crate::support::{Running, Sender, kvm_is_there, machine_with, memory, run};
+use crate::support::{LIMIT, Running, Sender, kvm_is_there, machine_with, memory, run};
+
+/// A disk of one sector, which begins with `byte`.
+fn disk(number: usize, byte: u8) -> Block {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), [byte; 512]).unwrap();
+    let disk = Disk::open(file.path(), true).unwrap();
+    Block::new(number, disk)
+}
 
 /// A guest that reads two disks of one sector each, which begin with `a` and `b`.
 fn start(memory: GuestMemoryMmap) -> Running {
-    let disks = b"ab".iter().enumerate().map(|(number, byte)| {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), [*byte; 512]).unwrap();
-        let disk = Disk::open(file.path(), true).unwrap();
-        Arc::new(Block::new(number, disk)) as Arc<dyn VirtioDevice>
-    });
+    start_with_first(memory, Arc::new(disk(0, b'a')))
+}
+
+/// The same, but the first one is this.
+fn start_with_first(memory: GuestMemoryMmap, first: Arc<dyn VirtioDevice>) -> Running {
     let (sender, output) = mpsc::channel();
     let console = ConsoleConfig::output_only(Box::new(Sender::new(sender)));
     let code = read_two_disks::code();
-    run(
-        machine_with(code, 1, memory, console, disks.collect()),
-        output,
-    )
+    let disks = vec![first, Arc::new(disk(1, b'b'))];
+    run(machine_with(code, 1, memory, console, disks), output)
 }
 
 #[test]
@@ -90,4 +96,122 @@ fn a_device_that_waits_for_a_page_does_not_keep_the_machine_from_stopping() {
     assert!(!running.handle.all_vcpus_ended(), "it is left behind");
     // SAFETY: the page is part of `memory`, which is alive, and registered.
     unsafe { uffd.zeropage(page.cast(), 4096, true) }.unwrap();
+}
+
+/// A device that tells when it is asked for something, and is held until it is let go on.
+#[derive(Debug)]
+struct Held {
+    disk: Block,
+    /// Whether it is one that has threads, as disks have; else it never comes to an end of its work.
+    on_threads: bool,
+    at_work: AtomicBool,
+    begun: Mutex<mpsc::Sender<()>>,
+    goes_on: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Held {
+    /// It, what tells that it has begun, and what lets it go on once.
+    fn new(on_threads: bool) -> (Arc<Self>, mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let ((begun, has_begun), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+        let held = Self {
+            disk: disk(0, b'a'),
+            on_threads,
+            at_work: AtomicBool::new(false),
+            begun: Mutex::new(begun),
+            goes_on: Mutex::new(goes_on),
+        };
+        (Arc::new(held), has_begun, go_on)
+    }
+
+    fn wait(&self) {
+        self.at_work.store(self.on_threads, Ordering::SeqCst);
+        // Nobody listens any more when a test has failed.
+        let _ = self.begun.lock().unwrap().send(());
+        let _ = self.goes_on.lock().unwrap().recv_timeout(LIMIT);
+        self.at_work.store(false, Ordering::SeqCst);
+    }
+}
+
+impl VirtioDevice for Held {
+    fn name(&self) -> &str {
+        self.disk.name()
+    }
+
+    fn device_id(&self) -> u32 {
+        self.disk.device_id()
+    }
+
+    fn features(&self) -> u64 {
+        self.disk.features()
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        self.disk.queue_sizes()
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        self.disk.read_config(offset, data);
+    }
+
+    fn on_threads(&self) -> Option<&dyn CarriesOut> {
+        self.on_threads.then_some(self)
+    }
+
+    fn serve(&self, _queue: usize, _ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
+        self.wait();
+        Ok(true)
+    }
+
+    fn waits_for_host(&self) -> bool {
+        self.at_work.load(Ordering::SeqCst)
+    }
+}
+
+impl CarriesOut for Held {
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn carry_out(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
+        self.wait();
+        self.disk.carry_out(chain, memory)
+    }
+}
+
+#[test]
+fn what_a_slow_disk_has_begun_is_waited_for_at_the_end() {
+    if !kvm_is_there() {
+        return;
+    }
+    let (slow, begun, go_on) = Held::new(true);
+    let running = start_with_first(memory(), slow);
+    begun.recv_timeout(LIMIT).unwrap();
+    running.wait_for(b'b');
+    running.handle.stop();
+    let later = STOP_TIME_MAX + Duration::from_secs(1);
+    assert!(!running.ends_within(later), "it is left behind");
+    assert!(running.handle.devices_at_work());
+    go_on.send(()).unwrap();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+    assert!(running.handle.all_vcpus_ended(), "nobody is left");
+}
+
+#[test]
+fn a_device_that_always_has_more_to_do_stops_after_a_turn() {
+    if !kvm_is_there() {
+        return;
+    }
+    let (busy, begun, go_on) = Held::new(false);
+    let running = start_with_first(memory(), busy);
+    begun.recv_timeout(LIMIT).unwrap();
+    running.handle.pause();
+    go_on.send(()).unwrap();
+    assert!(running.handle.wait_until_paused(LIMIT / 2));
+    assert!(begun.try_recv().is_err(), "it had another turn");
+    running.handle.resume();
+    begun.recv_timeout(LIMIT).expect("it goes on");
+    running.handle.stop();
+    go_on.send(()).unwrap();
+    assert_eq!(running.outcome(), Outcome::Stopped);
+    assert!(running.handle.all_vcpus_ended(), "nobody is left");
 }

@@ -72,6 +72,11 @@ impl Running {
         {}
     }
 
+    /// Waits up to `limit` for the end, which is then forgotten; false when it has not come.
+    pub fn ends_within(&self, limit: Duration) -> bool {
+        self.end.recv_timeout(limit).is_ok()
+    }
+
     /// Waits for the end.
     pub fn outcome(&self) -> Outcome {
         self.end

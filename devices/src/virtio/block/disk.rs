@@ -2,9 +2,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use thiserror::Error;
 
@@ -106,6 +108,8 @@ pub struct Disk {
     read_only: bool,
     /// A file may lose its end while the guest runs; a block device then says so by itself.
     may_shrink: bool,
+    /// How many threads are in calls of the host about it. Relaxed: who looks looks again.
+    at_work: AtomicUsize,
 }
 
 impl Disk {
@@ -184,6 +188,7 @@ impl Disk {
             bytes,
             read_only,
             may_shrink: kind.is_file(),
+            at_work: AtomicUsize::new(0),
         })
     }
 
@@ -196,6 +201,7 @@ impl Disk {
             bytes,
             read_only: false,
             may_shrink: false,
+            at_work: AtomicUsize::new(0),
         }
     }
 
@@ -214,12 +220,23 @@ impl Disk {
         self.read_only
     }
 
+    /// Whether a thread is in a call of the host about it, none of which touches guest memory.
+    pub(super) fn is_at_work(&self) -> bool {
+        self.at_work.load(Ordering::Relaxed) > 0
+    }
+
+    /// Its file, for a call that may take as long as the host's storage does.
+    fn work(&self) -> Work<'_> {
+        self.at_work.fetch_add(1, Ordering::Relaxed);
+        Work(self)
+    }
+
     /// Fails when the file has lost its end. Writing would bring that back, but as zeroes.
     pub(super) fn check_size(&self) -> io::Result<()> {
         if !self.may_shrink {
             return Ok(());
         }
-        let now = self.file.metadata()?.len();
+        let now = self.work().metadata()?.len();
         if now < self.bytes {
             return Err(io::Error::other(format!(
                 "the file was cut from {} to {now} bytes",
@@ -230,16 +247,16 @@ impl Disk {
     }
 
     pub(super) fn read(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)
+        self.work().read_exact_at(into, offset)
     }
 
     pub(super) fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.file.write_all_at(bytes, offset)
+        self.work().write_all_at(bytes, offset)
     }
 
     /// Returns when all that was written is on stable storage.
     pub(super) fn flush(&self) -> io::Result<()> {
-        self.file.sync_data()
+        self.work().sync_data()
     }
 
     /// Gives the range back to the host, where that is possible.
@@ -268,24 +285,43 @@ impl Disk {
         Ok(())
     }
 
-    /// `fallocate`; false when the file system or the device cannot do that.
+    /// `fallocate`; false when the file system or the device cannot do that, at all or to this range: block
+    /// devices whose sectors are longer than the guest's refuse what is not whole sectors of theirs.
     fn fallocate(&self, mode: libc::c_int, offset: u64, bytes: u64) -> io::Result<bool> {
         let number = |value| {
             libc::off64_t::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
         };
         let (offset, bytes) = (number(offset)?, number(bytes)?);
+        let file = self.work();
         loop {
             // SAFETY: the descriptor is open, and the call reads and writes no memory of ours.
-            if unsafe { libc::fallocate64(self.file.as_raw_fd(), mode, offset, bytes) } == 0 {
+            if unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, bytes) } == 0 {
                 return Ok(true);
             }
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(false),
+                Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => return Ok(false),
                 _ => return Err(error),
             }
         }
+    }
+}
+
+/// The file of a disk, which is at work until this is dropped.
+struct Work<'a>(&'a Disk);
+
+impl Deref for Work<'_> {
+    type Target = File;
+
+    fn deref(&self) -> &File {
+        &self.0.file
+    }
+}
+
+impl Drop for Work<'_> {
+    fn drop(&mut self) {
+        self.0.at_work.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -1,7 +1,12 @@
 //! Tests of what can be a disk.
 
 use std::io::Write;
+use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::thread;
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::*;
 
@@ -110,7 +115,7 @@ fn zeroes_are_written_where_the_file_system_has_no_call_for_it() {
     let file = unsafe {
         let descriptor = libc::memfd_create(c"disk".as_ptr(), libc::MFD_CLOEXEC);
         assert!(descriptor >= 0);
-        <File as std::os::fd::FromRawFd>::from_raw_fd(descriptor)
+        File::from_raw_fd(descriptor)
     };
     let bytes = u64::try_from(3 * ZEROES.len()).unwrap();
     let disk = Disk::of(file, bytes);
@@ -122,4 +127,117 @@ fn zeroes_are_written_where_the_file_system_has_no_call_for_it() {
     disk.read(&mut all, 0).unwrap();
     assert!(all[..512].iter().all(|byte| *byte == 1));
     assert!(all[512..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_range_that_the_host_refuses_is_made_zero_by_writing_and_its_discard_is_a_hint() {
+    let file = image(8192);
+    let disk = Disk::open(file.path(), false).unwrap();
+    let zero_range = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    // Of no bytes: invalid for each file, as an odd range is for devices of long sectors.
+    assert!(!disk.fallocate(zero_range, 0, 0).unwrap());
+    disk.discard(512, 0).unwrap();
+    disk.write_zeroes(512, 0, true).unwrap();
+    // What is no matter of the range stays an error.
+    let reader = Disk::open(image(8192).path(), true).unwrap();
+    let error = reader.fallocate(zero_range, 0, 512).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EBADF));
+}
+
+/// A block device with sectors of 4096 bytes, for as long as this is there.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn of(file: &Path) -> Option<Self> {
+        let arguments = ["--find", "--show", "--sector-size", "4096"];
+        match Command::new("losetup").args(arguments).arg(file).output() {
+            Ok(made) if made.status.success() => {
+                let name = String::from_utf8(made.stdout).unwrap();
+                Some(Self(name.trim().into()))
+            }
+            _ => {
+                println!("SKIPPED: no loop device can be made here");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let detached = Command::new("losetup").arg("-d").arg(&self.0).status();
+        assert!(detached.is_ok_and(|status| status.success()) || thread::panicking());
+    }
+}
+
+#[test]
+fn a_device_of_long_sectors_takes_all_requests_for_short_ones() {
+    const BYTES: usize = 1 << 20;
+    let file = image(1 << 20);
+    let Some(device) = Loop::of(file.path()) else {
+        return;
+    };
+    let disk = Disk::open(&device.0, false).unwrap();
+    assert_eq!(disk.bytes(), 1 << 20);
+    let mut model = vec![1; BYTES];
+    disk.write(&model, 0).unwrap();
+    let mut check = |at: usize, count: usize, byte: u8| {
+        model[at..at + count].fill(byte);
+        let mut all = vec![9; BYTES];
+        disk.read(&mut all, 0).unwrap();
+        assert!(all == model, "{count} bytes at {at}");
+        let mut part = vec![9; count];
+        disk.read(&mut part, at as u64).unwrap();
+        assert!(part.iter().all(|found| *found == byte));
+    };
+    disk.write(&[2; 512], 1536).unwrap();
+    check(1536, 512, 2);
+    for (at, count, unmap) in [
+        (512, 512, true),
+        (4608, 512, false),
+        (8192, 4608, true),
+        (20_992, 200_192, false),
+        (262_144, 65_536, true),
+    ] {
+        disk.write_zeroes(at as u64, count as u64, unmap).unwrap();
+        check(at, count, 0);
+    }
+    disk.discard(512, 512).unwrap();
+    disk.discard(512 << 10, 100 << 10).unwrap();
+    disk.flush().unwrap();
+}
+
+#[test]
+fn a_disk_is_at_work_while_the_host_is() {
+    let file = image(4096);
+    let disk = Disk::open(file.path(), false).unwrap();
+    let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
+    let page = memory.get_host_address(GuestAddress(0)).unwrap();
+    let uffd = userfaultfd::UffdBuilder::new()
+        .close_on_exec(true)
+        .user_mode_only(false)
+        .create();
+    let uffd = match uffd {
+        Ok(uffd) => uffd,
+        Err(error) => {
+            println!("SKIPPED: no userfaultfd for faults of the kernel: {error}");
+            return;
+        }
+    };
+    uffd.register(page.cast(), 4096).unwrap();
+    // SAFETY: the page is mapped for as long as `memory`, and nobody else uses it.
+    let buffer = unsafe { std::slice::from_raw_parts_mut(page, 4096) };
+    assert!(!disk.is_at_work());
+    thread::scope(|scope| {
+        // The host's call waits for the page into which it is to read.
+        let reading = scope.spawn(|| disk.read(buffer, 0));
+        let event = uffd.read_event().unwrap().unwrap();
+        assert!(matches!(event, userfaultfd::Event::Pagefault { .. }));
+        let was_at_work = disk.is_at_work();
+        // SAFETY: the page is registered, and part of `memory`.
+        unsafe { uffd.zeropage(page.cast(), 4096, true) }.unwrap();
+        reading.join().unwrap().unwrap();
+        assert!(was_at_work);
+    });
+    assert!(!disk.is_at_work());
 }

@@ -162,6 +162,10 @@ impl VirtioDevice for Block {
     fn on_threads(&self) -> Option<&dyn CarriesOut> {
         Some(self)
     }
+
+    fn waits_for_host(&self) -> bool {
+        self.disk.is_at_work()
+    }
 }
 
 impl CarriesOut for Block {
