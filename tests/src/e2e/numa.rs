@@ -1,11 +1,14 @@
 //! A scenario in which the guest sees the nodes.
 
+mod nodes;
+
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::guest::{DONOR_2, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::status::{json, number};
 use super::{Context, Result, Scenario, Verdict};
+use nodes::Way;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "numa",
@@ -14,12 +17,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: numa,
 }];
 
-/// What the guest is asked for, all in `/sys/devices/system/node`.
-const NODES: &str = "cd /sys/devices/system/node; \
-    for n in 0 1 2; do a=node$n/access0/initiators; \
-    echo NODE $n $(grep MemTotal node$n/meminfo | tr -s ' ' | cut -d' ' -f4) \
-    $(cat $a/read_latency $a/write_latency) $(cat node$n/distance) $(ls -d $a/node0); done; \
-    echo HAS_CPU $(cat has_cpu) HAS_MEMORY $(cat has_memory); cd /";
 /// Memory of a donor that the first probe is bound to, and of the other that the second fills.
 const PROBE_BYTES: u64 = 64 << 20;
 /// Where the first probe's memory is, and where the second one's is before it moves.
@@ -32,8 +29,7 @@ const FROM_DONOR_MIN: u64 = (PROBE_BYTES - (48 << 20)) / 4096;
 const BETWEEN: &str = "echo bound=$((1)); head -c 24 <&3 >/dev/null";
 
 /// One GiB: three quarters of 192 MiB at home here, 48 MiB of cache, the rest on two donors.
-const HERE_KIB: f64 = 144.0 * 1024.0;
-const DONOR_KIB: f64 = 440.0 * 1024.0;
+const SIZES_KIB: [u64; 3] = [144 << 10, 440 << 10, 440 << 10];
 
 fn numa(context: &Context<'_>) -> Result {
     let here = context.testbed.host(1);
@@ -43,7 +39,7 @@ fn numa(context: &Context<'_>) -> Result {
          echo 1 >/proc/sys/kernel/numa_balancing; \
          faultprobe --bytes 64M --node {MOVED_FROM} --unbind --passes 3; \
          grep -E 'numa_pages_migrated|pgpromote_success' /proc/vmstat",
-        NODES
+        nodes::SHOW
     );
     let mut guest = Guest {
         local_memory: Some("192M"),
@@ -68,7 +64,11 @@ fn numa(context: &Context<'_>) -> Result {
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     let console = &guest.output.stdout;
-    check_nodes(console)?;
+    let seen = nodes::read(console)?;
+    nodes::check_sizes(&seen, &SIZES_KIB)?;
+    let ways = [1, 2].map(|node| Way::of_tcp(&guest.report["nodes"][node]));
+    let ways = ways.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    nodes::check_speeds(&seen, &ways)?;
 
     let probes = faultprobes(console)?;
     let [_, moved] = &probes[..] else {
@@ -94,43 +94,6 @@ fn numa(context: &Context<'_>) -> Result {
         );
     }
     Ok(Verdict::Pass)
-}
-
-fn check_nodes(console: &str) -> anyhow::Result<()> {
-    let line = |start: &str| {
-        // From the end: the kernel prints the command too.
-        let mut lines = console.lines().rev();
-        lines.find_map(|line| {
-            line.split_once(start)
-                .map(|(_, rest)| rest.trim().to_owned())
-        })
-    };
-    for (node, bytes) in [(0, HERE_KIB), (1, DONOR_KIB), (2, DONOR_KIB)] {
-        let text = line(&format!("NODE {node} ")).with_context(|| format!("no node {node}"))?;
-        let fields: Vec<&str> = text.split(' ').collect();
-        let [total, read, write, a, b, c, initiator] = fields[..] else {
-            anyhow::bail!("node {node}: {text}");
-        };
-        let total: f64 = total.parse().context("MemTotal")?;
-        // The kernel counts neither itself nor its tables.
-        ensure!(
-            total <= bytes && total >= bytes * 0.6,
-            "node {node} has {total} KiB of {bytes}"
-        );
-        let [read, write]: [u64; 2] = [read.parse()?, write.parse()?];
-        ensure!(read > 0 && read == write, "latency of node {node}: {text}");
-        let distances: Vec<u8> = [a, b, c]
-            .iter()
-            .map(|d| d.parse())
-            .collect::<std::result::Result<_, _>>()?;
-        ensure!(distances[node] == 10, "{text}");
-        let others = (0..3).filter(|other| *other != node);
-        ensure!(others.clone().all(|other| distances[other] > 20), "{text}");
-        ensure!(initiator.ends_with("initiators/node0"), "{text}");
-    }
-    let sets = line("HAS_CPU ").context("no sets of nodes")?;
-    ensure!(sets == "0 HAS_MEMORY 0-2", "CPUs and memory: {sets}");
-    Ok(())
 }
 
 /// The first probe's memory came from the node that it was bound to, as `grown` counts the pages
