@@ -60,16 +60,20 @@ const NODE_TOTAL: &str = "f=/sys/devices/system/node/node2/meminfo; \
     [ ! -e $f ] && echo 0 || grep MemTotal $f | tr -s ' ' | cut -d' ' -f4";
 
 /// Waits until `total` has grown by more than `more_kib`, runs `probe`, and waits until less than
-/// `rest_kib` of that is left.
+/// `rest_kib` of that is left; then it waits for its power button, so that the host can look at it before it
+/// goes on.
 fn work(total: &str, more_kib: u64, probe: &str, rest_kib: u64) -> String {
     format!(
-        "total() {{ {total}; }}; a=$(total); \
+        "exec 3</dev/input/event0; total() {{ {total}; }}; a=$(total); \
          echo begins=$a.; until [ $(total) -gt $((a+{more_kib})) ]; do usleep 200000; done; \
          echo grown=$(total).; {probe}; s=$?; echo probed=$s.; \
          until [ $(total) -lt $((a+{rest_kib})) ]; do usleep 200000; done; \
-         echo shrunk=$(total)."
+         echo shrunk=$(total).; head -c 24 <&3 >/dev/null"
     )
 }
+
+/// Presses that button.
+const GO_ON: &[&str] = &["ssi-hv", "shutdown", "grows"];
 
 /// A guest that does this, to which memory can be added.
 fn guest(memory: &'static str, work: &str) -> Guest {
@@ -78,7 +82,9 @@ fn guest(memory: &'static str, work: &str) -> Guest {
         local_memory: Some("128M"),
         ..Guest::remote(1, work)
     };
-    guest.cmdline.push_str(" ssi_modules=virtio_mem");
+    guest
+        .cmdline
+        .push_str(" ssi_modules=\"virtio_mem button evdev\"");
     guest
         .more
         .extend(["--name", "grows", "--hotplug-memory", "1280M"]);
@@ -193,6 +199,7 @@ fn hotplug(context: &Context<'_>) -> Result {
     let (_, shrank) = plug(context, "0", None)?;
     process.wait_for_line("shrunk=", SHORT)?;
     wait_until_left(context)?;
+    here.check(GO_ON, SHORT)?;
 
     let guest = Finished::read(context, process.wait(SHORT)?)?;
     let (fetched, written) = travelled(&guest)?;
@@ -260,6 +267,7 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
         "left behind: {left}; {first:?} before, {:?} after",
         held(&after)?
     );
+    context.testbed.host(1).check(GO_ON, SHORT)?;
 
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     let (fetched, written) = travelled(&guest)?;
