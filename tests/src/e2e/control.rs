@@ -14,7 +14,7 @@ use crate::testbed::RemoteProcess;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "control",
-    about: "a guest is asked by a crowd, paused, resumed, made to give up memory and given it back, and shut down by its power button",
+    about: "a guest is asked by a crowd, paused, resumed, made to give up memory, takes some back in need and is given the rest, and shut down by its power button",
     needs_product: true,
     run: control,
 }];
@@ -22,8 +22,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 /// Ticks while a probe has memory on the move. From then on the guest reports no free memory by itself,
 /// since there are no blocks of that order: what is counted is the balloon's doing. Leaves free memory with
 /// bytes in it, here and at the donor, and keeps some to be checked. Then waits until its free memory has
-/// become less and more again, and uses what it got back. Then listens to the power button, and ends when that
-/// was pressed.
+/// become less, and lets a program have more than that ([`NEEDED_BYTES`]), before which its kernel would kill
+/// some process. Waits until there is more again, and uses what it got back. Then listens to the power button,
+/// and ends when that was pressed.
 const WORK: &str = "(i=0; while :; do i=$((i+1)); echo tick=$i.; usleep 100000; done) & \
     echo 11 >/sys/module/page_reporting/parameters/page_reporting_order; \
     faultprobe --bytes 128M; \
@@ -32,6 +33,7 @@ const WORK: &str = "(i=0; while :; do i=$((i+1)); echo tick=$i.; usleep 100000; 
     free() { grep MemFree /proc/meminfo | tr -dc 0-9; }; \
     for i in $(seq 16); do cp /bin/busybox /tmp/gone$i; done; fill kept 8388608; rm /tmp/gone*; all=$(free); echo filled=$((1)); \
     until [ $(free) -lt $((all - 250000)) ]; do usleep 100000; done; echo shrunk=$((1)); \
+    echo left=$(free).; dd if=/dev/zero of=/dev/null bs=192M count=1 && echo needed=$((1)); \
     until [ $(free) -ge $((all - 30000)) ]; do usleep 100000; done; echo grown=$((1)); \
     fill again 8388608; same again; same kept; \
     exec 3</dev/input/event0; echo button-ready=$((1)); \
@@ -39,10 +41,15 @@ const WORK: &str = "(i=0; while :; do i=$((i+1)); echo tick=$i.; usleep 100000; 
 
 /// What the guest is asked to give up, of 512 MiB.
 const BALLOON_BYTES: u64 = 320 << 20;
+/// What a program of the guest writes at once while the balloon has that.
+const NEEDED_BYTES: u64 = 192 << 20;
 /// The guest does not write to pages that go into the balloon.
 const ALLOCATES_AS_IT_IS: &str = " init_on_alloc=0";
 /// How long the guest may take for that; some seconds, emulated.
 const BALLOON_DEADLINE: Duration = Duration::from_secs(90);
+
+/// How long the program may take to get what it needs.
+const NEED_DEADLINE: Duration = Duration::from_secs(90);
 
 /// Ten clients at once, since emulated hosts are slow (vmm/tests/control.rs has fifty); prints how
 /// many saw the guest run. The program is copied first: from the
@@ -151,11 +158,33 @@ fn balloon(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> anyhow
         "next to nothing was dropped: {after}"
     );
     guest.wait_for_line("shrunk=1", SHORT)?;
+    let taken = taken_back(context, guest, socket)?;
     resize(context, socket, 0)?;
     guest.wait_for_line("grown=1", SHORT)?;
     Ok(format!(
-        "a balloon of {pages} pages dropped {here} here and {home} at the donor"
+        "a balloon of {pages} pages dropped {here} here and {home} at the donor; in need the guest took {} MiB of it back",
+        taken >> 20
     ))
+}
+
+/// Waits until a program of the guest has had more memory than the balloon has left, and says how
+/// much of that the guest took back of the balloon, unasked.
+fn taken_back(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> anyhow::Result<u64> {
+    let left = guest.wait_for_line("left=", SHORT)?;
+    let left = left
+        .split_once("left=")
+        .and_then(|(_, rest)| rest.split_once('.'));
+    let left: u64 = left.context("no number")?.0.parse()?;
+    guest.wait_for_line("needed=1", NEED_DEADLINE)?;
+    let missing = NEEDED_BYTES.saturating_sub(left << 10);
+    let now = ask(context, socket, "GET", "/v1/balloon", "")?;
+    ensure!(number(&now, "/target_bytes")? == BALLOON_BYTES, "{now}");
+    let taken = BALLOON_BYTES.saturating_sub(number(&now, "/actual_bytes")?);
+    ensure!(
+        missing > 0 && taken >= missing,
+        "of {NEEDED_BYTES} bytes that a program needed {missing} were missing; the balloon gave {taken}"
+    );
+    Ok(taken)
 }
 
 /// Asks for a balloon of this size, and waits until it has it.

@@ -1,9 +1,8 @@
 //! Scenarios in which a guest tells which memory it does not use.
 
 use anyhow::ensure;
-use serde_json::Value;
 
-use super::guest::{Donor, Guest, exit};
+use super::guest::{Donor, Guest, exit, faultprobes};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -46,11 +45,7 @@ fn free_pages(context: &Context<'_>) -> Result {
         console.contains("Free page reporting enabled"),
         "the guest's kernel has not enabled free page reporting"
     );
-    let probes: Vec<Value> = console
-        .lines()
-        .filter_map(|line| line.split_once("FAULTPROBE "))
-        .map(|(_, json)| serde_json::from_str(json.trim()))
-        .collect::<std::result::Result<_, _>>()?;
+    let probes = faultprobes(console)?;
     ensure!(probes.len() == 2, "{} probes ended", probes.len());
     for probe in &probes {
         ensure!(probe["corrupt_bytes"] == 0, "corrupt bytes: {probe}");

@@ -126,15 +126,20 @@ impl Guest {
         Ok(host.spawn_with(&argv, &[], Box::new(tap))?)
     }
 
-    /// Runs the guest to its end and reads its report.
-    pub fn run(&self, context: &Context<'_>) -> anyhow::Result<Finished> {
+    /// Starts the guest and waits until its init runs, or it ends before.
+    pub fn boot(&self, context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
         let process = self.start(context)?;
         if let Err(error) = process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)
             && process.wait(Duration::ZERO).is_err()
         {
             return Err(stalled(context, &process, &error.to_string()).into());
         }
-        let output = process.wait(GUEST_DEADLINE)?;
+        Ok(process)
+    }
+
+    /// Runs the guest to its end and reads its report.
+    pub fn run(&self, context: &Context<'_>) -> anyhow::Result<Finished> {
+        let output = self.boot(context)?.wait(GUEST_DEADLINE)?;
         Finished::read(context, output)
     }
 }
@@ -237,13 +242,15 @@ impl Finished {
 
 /// Finds faultprobe's line in a guest's console.
 pub(crate) fn parse_faultprobe(console: &str) -> anyhow::Result<Value> {
-    let line = console
-        .lines()
-        .find_map(|l| l.split_once("FAULTPROBE "))
-        .map(|(_, json)| json.trim());
-    Ok(serde_json::from_str(
-        line.context("faultprobe printed no line")?,
-    )?)
+    let first = faultprobes(console)?.into_iter().next();
+    first.context("faultprobe printed no line")
+}
+
+/// Finds the lines of every faultprobe.
+pub(super) fn faultprobes(console: &str) -> anyhow::Result<Vec<Value>> {
+    let lines = console.lines().filter_map(|l| l.split_once("FAULTPROBE "));
+    let parsed = lines.map(|(_, json)| serde_json::from_str(json.trim()));
+    Ok(parsed.collect::<Result<_, _>>()?)
 }
 
 /// A donor on host 2.

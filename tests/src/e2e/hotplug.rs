@@ -1,51 +1,176 @@
-//! The scenario of a guest that gets more memory while it runs, from a donor that joins for that, and
-//! gives it back.
+//! Scenarios of guests that get more memory while they run, from a donor that joins for that, and
+//! give it back.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
+use serde_json::Value;
 
+use super::bed::{add_rxe, remove_rxe};
 use super::guest::{
-    BOOT_DEADLINE, DONOR_2, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
+    BOOT_DEADLINE, DONOR_2, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes,
 };
 use super::status::{json, number};
 use super::{Context, Result, Scenario, Verdict};
+use crate::testbed::RemoteProcess;
 
-pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
-    name: "hotplug",
-    about: "a donor joins, a running guest uses its memory, gives it back, and the donor leaves",
-    needs_product: true,
-    run: hotplug,
-}];
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "hotplug",
+        about: "a donor joins, a running guest uses its memory, gives it back, and the donor leaves",
+        needs_product: true,
+        run: hotplug,
+    },
+    Scenario {
+        name: "hotplug_rdma",
+        about: "the same by RDMA, where what is added is a NUMA node, and nothing of its connections stays",
+        needs_product: true,
+        run: hotplug_rdma,
+    },
+];
 
+/// What the guest has at the start.
+const MEMORY_BYTES: u64 = 176 << 20;
+const MEMORY: &str = "176M";
 /// What is added.
 const ADDED_BYTES: u64 = 256 << 20;
 const ADDED: &str = "256M";
 /// What the guest writes and checks: more than it has without what is added.
 const PROBE_BYTES: u64 = 128 << 20;
+const PROBE: &str = "faultprobe --bytes 128M";
+/// The memory of a guest in KiB.
+const TOTAL: &str = "grep MemTotal /proc/meminfo | tr -dc 0-9";
 
-/// Waits until there is more memory, uses it, and waits until it is gone.
-const WORK: &str = "total() { grep MemTotal /proc/meminfo | tr -dc 0-9; }; a=$(total); \
-    echo begins=$a.; until [ $(total) -gt $((a+200000)) ]; do usleep 200000; done; \
-    echo grown=$(total).; faultprobe --bytes 128M; s=$?; echo probed=$s.; \
-    until [ $(total) -lt $((a+50000)) ]; do usleep 200000; done; \
-    echo shrunk=$(total).; (exit $s)";
+/// What the guest by RDMA has at the start, so that there is room for a program when what was added is
+/// gone. It does not clear pages that it gives back: those that are at home alone would be fetched for that.
+const ROOMY_BYTES: u64 = 256 << 20;
+const ROOMY: &str = "256M";
+const GIVES_AS_IT_IS: &str = " init_on_alloc=0";
+/// What is added to it, and pinned at its donor: one block of Linux.
+const NODE_BYTES: u64 = 128 << 20;
+const NODE: &str = "128M";
+/// What is written and checked of it, more than the cache has room for; and after it is gone, of
+/// the donor of the start.
+const NODE_PROBE_BYTES: u64 = 48 << 20;
+const NODE_PROBE: &str = "faultprobe --bytes 48M --node 2";
+const AFTER_PROBE_BYTES: u64 = 8 << 20;
+const AFTER_PROBE: &str = "faultprobe --bytes 8M --node 1";
+/// The memory in KiB of the node where it is added; there may be no such node without it.
+const NODE_TOTAL: &str = "f=/sys/devices/system/node/node2/meminfo; \
+    [ ! -e $f ] && echo 0 || grep MemTotal $f | tr -s ' ' | cut -d' ' -f4";
 
-fn hotplug(context: &Context<'_>) -> Result {
-    let (here, there) = (context.testbed.host(1), context.testbed.host(2));
-    let (donor, joins) = (Donor::start(context)?, Donor::second(context)?);
+/// Waits until `total` has grown by more than `more_kib`, runs `probe`, and waits until less than
+/// `rest_kib` of that is left; then it waits for its power button, so that the host can look at it before it
+/// goes on.
+fn work(total: &str, more_kib: u64, probe: &str, rest_kib: u64) -> String {
+    format!(
+        "exec 3</dev/input/event0; total() {{ {total}; }}; a=$(total); \
+         echo begins=$a.; until [ $(total) -gt $((a+{more_kib})) ]; do usleep 200000; done; \
+         echo grown=$(total).; {probe}; s=$?; echo probed=$s.; \
+         until [ $(total) -lt $((a+{rest_kib})) ]; do usleep 200000; done; \
+         echo shrunk=$(total).; head -c 24 <&3 >/dev/null"
+    )
+}
+
+/// Presses that button.
+const GO_ON: &[&str] = &["ssi-hv", "shutdown", "grows"];
+
+/// A guest that does this, to which memory can be added.
+fn guest(memory: &'static str, work: &str) -> Guest {
     let mut guest = Guest {
-        memory: "176M",
+        memory,
         local_memory: Some("128M"),
-        ..Guest::remote(1, WORK)
+        ..Guest::remote(1, work)
     };
-    guest.cmdline.push_str(" ssi_modules=virtio_mem");
+    guest
+        .cmdline
+        .push_str(" ssi_modules=\"virtio_mem button evdev\"");
     guest
         .more
         .extend(["--name", "grows", "--hotplug-memory", "1280M"]);
-    let process = guest.start(context)?;
-    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    guest
+}
+
+/// Starts it, and waits until it begins.
+fn start(context: &Context<'_>, guest: &Guest) -> anyhow::Result<RemoteProcess> {
+    let process = guest.boot(context)?;
     process.wait_for_line("begins=", BOOT_DEADLINE)?;
+    Ok(process)
+}
+
+/// Has so much memory plugged, of a donor that joins or, with less than before, of whom it is; gives
+/// what was said, and how long it took.
+fn plug(
+    context: &Context<'_>,
+    size: &str,
+    donor: Option<&str>,
+) -> anyhow::Result<(String, Duration)> {
+    let mut argv = vec![
+        "ssi-hv", "hotplug", "grows", "--memory", size, "--wait", "25",
+    ];
+    argv.extend(donor.into_iter().flat_map(|donor| ["--donor", donor]));
+    let asked = Instant::now();
+    let said = context.testbed.host(1).check(&argv, SHORT)?;
+    Ok((said, asked.elapsed()))
+}
+
+/// What the guest's host says of it while it has so much from the start, and so much is plugged.
+fn status_with(context: &Context<'_>, memory: u64, plugged: u64) -> anyhow::Result<Value> {
+    let argv = ["ssi-hv", "status", "grows", "--json"];
+    let status = json(context.testbed.host(1), &argv)?;
+    for (pointer, wanted) in [
+        ("/vms/0/memory/hotplug/plugged_bytes", plugged),
+        ("/vms/0/guest/memory_bytes", memory),
+    ] {
+        ensure!(number(&status, pointer)? == wanted, "{pointer}: {status}");
+    }
+    Ok(status)
+}
+
+/// What the donor that joins says of itself.
+fn joiner(context: &Context<'_>) -> anyhow::Result<Value> {
+    let argv = ["/share/ssi-hv", "status", "--json"];
+    let nodes = json(context.testbed.host(2), &argv)?;
+    let nodes = nodes["nodes"].as_array().into_iter().flatten();
+    let joiner = nodes.into_iter().find(|node| node["listen"] == DONOR_2);
+    joiner.cloned().context("no status of the donor that joins")
+}
+
+/// Waits until that donor has its memory back.
+fn wait_until_left(context: &Context<'_>) -> anyhow::Result<Value> {
+    let deadline = Instant::now() + SHORT;
+    loop {
+        let node = joiner(context)?;
+        match &node {
+            node if node["leases"] == 0 && node["lent_bytes"] == 0 => break Ok(node.clone()),
+            _ if Instant::now() < deadline => {}
+            node => bail!("the donor has not its memory back: {node}"),
+        }
+    }
+}
+
+/// Pages that came from the donor that joined, and that went there, of a guest that has ended and has
+/// nothing plugged any more.
+fn travelled(guest: &Finished) -> anyhow::Result<(f64, f64)> {
+    guest.expect_exit(exit::SHUTDOWN)?;
+    ensure!(guest.number("/memory/hotplug/plugged_bytes")? == 0.0);
+    ensure!(guest.number("/nodes/2/memory_bytes")? == 0.0);
+    let (fetched, written) = (
+        guest.number("/nodes/2/pages_fetched")?,
+        guest.number("/nodes/2/pages_written_back")?,
+    );
+    ensure!(
+        written > 1000.0 && fetched > 1000.0,
+        "{fetched} fetched, {written} written"
+    );
+    Ok((fetched, written))
+}
+
+fn hotplug(context: &Context<'_>) -> Result {
+    let here = context.testbed.host(1);
+    let (donor, joins) = (Donor::start(context)?, Donor::second(context)?);
+    let work = work(TOTAL, 200_000, PROBE, 50_000) + "; (exit $s)";
+    let process = start(context, &guest(MEMORY, &work))?;
 
     // Nobody there; and one that has less. The guest hears of neither.
     for (size, donor, why) in [
@@ -61,56 +186,24 @@ fn hotplug(context: &Context<'_>) -> Result {
             "{refused:?}"
         );
     }
-    let asked = Instant::now();
-    let tell = |argv: &[&str]| here.check(argv, SHORT);
-    let grow = [
-        "ssi-hv", "hotplug", "grows", "--memory", ADDED, "--wait", "25", "--donor", DONOR_2,
-    ];
-    let said = tell(&grow)?;
+    let (said, grew) = plug(context, ADDED, Some(DONOR_2))?;
     ensure!(said.contains("256 MiB plugged of 256 MiB"), "{said}");
-    let grew = asked.elapsed();
     process.wait_for_line("grown=", SHORT)?;
-    let status = json(here, &["ssi-hv", "status", "grows", "--json"])?;
-    for (pointer, wanted) in [
-        ("/vms/0/memory/hotplug/plugged_bytes", ADDED_BYTES),
-        ("/vms/0/nodes/2/memory_bytes", ADDED_BYTES),
-        ("/vms/0/guest/memory_bytes", 176 << 20),
-    ] {
-        ensure!(number(&status, pointer)? == wanted, "{pointer}: {status}");
-    }
+    let status = status_with(context, MEMORY_BYTES, ADDED_BYTES)?;
+    ensure!(
+        number(&status, "/vms/0/nodes/2/memory_bytes")? == ADDED_BYTES,
+        "{status}"
+    );
 
     process.wait_for_line("probed=0.", GUEST_DEADLINE)?;
-    let asked = Instant::now();
-    tell(&[
-        "ssi-hv", "hotplug", "grows", "--memory", "0", "--wait", "25",
-    ])?;
-    let shrank = asked.elapsed();
+    let (_, shrank) = plug(context, "0", None)?;
     process.wait_for_line("shrunk=", SHORT)?;
-    let deadline = Instant::now() + SHORT;
-    loop {
-        let nodes = json(there, &["/share/ssi-hv", "status", "--json"])?;
-        let nodes = nodes["nodes"].as_array().cloned().unwrap_or_default();
-        let left = nodes.iter().find(|node| node["listen"] == DONOR_2);
-        match left {
-            Some(node) if node["leases"] == 0 && node["lent_bytes"] == 0 => break,
-            _ if Instant::now() < deadline => {}
-            _ => bail!("the donor has not its memory back: {nodes:?}"),
-        }
-    }
+    wait_until_left(context)?;
+    here.check(GO_ON, SHORT)?;
 
     let guest = Finished::read(context, process.wait(SHORT)?)?;
-    guest.expect_exit(exit::SHUTDOWN)?;
+    let (fetched, written) = travelled(&guest)?;
     guest.faultprobe_over(PROBE_BYTES)?;
-    ensure!(guest.number("/memory/hotplug/plugged_bytes")? == 0.0);
-    ensure!(guest.number("/nodes/2/memory_bytes")? == 0.0);
-    let (fetched, written) = (
-        guest.number("/nodes/2/pages_fetched")?,
-        guest.number("/nodes/2/pages_written_back")?,
-    );
-    ensure!(
-        written > 1000.0 && fetched > 1000.0,
-        "{fetched} fetched, {written} written"
-    );
     let (read, stored) = joins.stop(context)?;
     ensure!(
         stored.to_string() == written.to_string() && read.to_string() == fetched.to_string(),
@@ -123,4 +216,127 @@ fn hotplug(context: &Context<'_>) -> Result {
         shrank.as_millis()
     ));
     Ok(Verdict::Pass)
+}
+
+fn hotplug_rdma(context: &Context<'_>) -> Result {
+    let hosts = context.testbed.hosts();
+    hosts.iter().try_for_each(add_rxe)?;
+    let (donor, joins) = (Donor::start(context)?, Donor::second(context)?);
+    // All of it, and none of it.
+    let work = work(NODE_TOTAL, NODE_BYTES / 1024 - 1, NODE_PROBE, 1)
+        + &format!("; {AFTER_PROBE} && (exit $s)");
+    let mut guest = guest(ROOMY, &work);
+    guest.cmdline.push_str(GIVES_AS_IT_IS);
+    guest
+        .more
+        .extend(["--transport", "rdma", "--numa", "expose"]);
+    let process = start(context, &guest)?;
+    process.wait_for_line("begins=0.", SHORT)?;
+    let before = status_with(context, ROOMY_BYTES, 0)?;
+
+    let (_, grew) = plug(context, NODE, Some(DONOR_2))?;
+    let grown = process.wait_for_line("grown=", SHORT)?;
+    let grown_to = format!("grown={}.", NODE_BYTES / 1024);
+    ensure!(grown.contains(&grown_to), "node 2 of the guest: {grown}");
+    let status = status_with(context, ROOMY_BYTES, NODE_BYTES)?;
+    let joined = &status["vms"][0]["nodes"][2];
+    ensure!(
+        joined["memory_bytes"] == NODE_BYTES && joined["link"]["rdma"] == true,
+        "{joined}"
+    );
+    let held = |status: &Value| held(&status["vms"][0]["rdma"]);
+    let (first, more) = (held(&before)?, held(&status)?);
+    let lends = joiner(context)?;
+    let lent = held_by_node(&lends)?;
+    // A queue pair for each class of traffic; the memory that is lent is the adapter's too.
+    ensure!(
+        more.queue_pairs == first.queue_pairs + CLASSES
+            && lent.queue_pairs == CLASSES
+            && lent.pinned_bytes >= NODE_BYTES,
+        "{first:?} before, {more:?} with it; {lends}"
+    );
+
+    process.wait_for_line("probed=0.", GUEST_DEADLINE)?;
+    let (_, shrank) = plug(context, "0", None)?;
+    process.wait_for_line("shrunk=0.", SHORT)?;
+    let left = wait_until_left(context)?;
+    // Connections end before the lease does, on both sides.
+    let after = status_with(context, ROOMY_BYTES, 0)?;
+    ensure!(
+        held_by_node(&left)? == Held::default() && held(&after)? == first,
+        "left behind: {left}; {first:?} before, {:?} after",
+        held(&after)?
+    );
+    context.testbed.host(1).check(GO_ON, SHORT)?;
+
+    let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
+    let (fetched, written) = travelled(&guest)?;
+    guest.faultprobe_over(NODE_PROBE_BYTES)?;
+    let probes = faultprobes(&guest.output.stdout)?;
+    let last = probes.last().context("no probe")?;
+    ensure!(
+        probes.len() == 2
+            && last["corrupt_bytes"] == 0
+            && last["verified_bytes"].as_u64() >= Some(AFTER_PROBE_BYTES),
+        "{probes:?}"
+    );
+    let rdma = |name: &str| guest.number(&format!("/nodes/2/rdma/{name}"));
+    let (by_read, by_write) = (rdma("pages_read")?, rdma("pages_written")?);
+    let (served, stored) = joins.stop(context)?;
+    ensure!(
+        rdma("failures")? == 0.0 && by_read == fetched && served == 0,
+        "{fetched} pages fetched, {by_read} by READ, {served} by the donor's process"
+    );
+    // Behind drops of free pages, pages go by TCP.
+    ensure!(
+        by_write > 1000.0 && by_write + stored as f64 == written,
+        "{written} pages written, {by_write} by WRITE, {stored} by the donor's process"
+    );
+    donor.stop(context)?;
+    hosts.iter().try_for_each(remove_rxe)?;
+    context.note(format!(
+        "{NODE} came in {} ms and went in {} ms, emulated; {fetched} pages came by READ, {by_write} of {written} went by WRITE",
+        grew.as_millis(),
+        shrank.as_millis()
+    ));
+    Ok(Verdict::Pass)
+}
+
+/// Classes of traffic that have a connection each.
+const CLASSES: u64 = 3;
+
+/// What a process has of RDMA.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Held {
+    queue_pairs: u64,
+    memory_regions: u64,
+    pinned_bytes: u64,
+}
+
+/// What the status of a process says of that.
+fn held(rdma: &Value) -> anyhow::Result<Held> {
+    let devices = rdma["resources"].as_array().context("no resources")?;
+    let sum = |name: &str| {
+        let each = devices.iter().map(|device| &device[name]["in_use"]);
+        each.map(|count| count.as_u64().context("no count"))
+            .sum::<anyhow::Result<u64>>()
+    };
+    Ok(Held {
+        queue_pairs: sum("queue_pairs")?,
+        memory_regions: sum("memory_regions")?,
+        pinned_bytes: number(rdma, "/pinned_bytes/in_use")?,
+    })
+}
+
+/// The same of a donor, which counts its connections besides.
+fn held_by_node(node: &Value) -> anyhow::Result<Held> {
+    let held = held(&node["rdma"])?;
+    let endpoints = node["rdma"]["endpoints"].as_array();
+    let listed = endpoints.context("no endpoints")?.len() as u64;
+    let counted = number(node, "/rdma/connections/in_use")?;
+    ensure!(
+        listed == held.queue_pairs && counted == held.queue_pairs,
+        "{node}"
+    );
+    Ok(held)
 }

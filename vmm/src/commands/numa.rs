@@ -69,10 +69,13 @@ const JOINER_LATENCY: Duration = Duration::from_micros(20);
 
 /// What it takes to fetch a page from a donor, and what its way carries, as measured at the start.
 fn reach(path: &PathStats) -> (Duration, Option<u64>) {
-    let by_rdma = path.selection.bulk_by_rdma;
-    let bulk = if by_rdma { path.rdma } else { path.tcp };
+    let by = |rdma| if rdma { path.rdma } else { path.tcp };
+    let faults = by(path.selection.faults_by_rdma);
+    // The estimate is of now: it may be what the first look at an idle link has found.
+    let latency = faults.map_or_else(|| path.latency_estimate(), |measured| measured.page);
+    let bulk = by(path.selection.bulk_by_rdma);
     // Rates of links are far below 2^52 bytes a second.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let bandwidth = bulk.map(|measured| (measured.stream_bytes_per_second / 1e6) as u64);
-    (path.latency_estimate(), bandwidth)
+    (latency, bandwidth)
 }
