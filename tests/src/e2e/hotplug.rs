@@ -41,11 +41,11 @@ const PROBE: &str = "faultprobe --bytes 128M";
 /// The memory of a guest in KiB.
 const TOTAL: &str = "grep MemTotal /proc/meminfo | tr -dc 0-9";
 
-/// What the guest by RDMA has at the start, so that there is room for a program when what was added is
-/// gone. It does not clear pages that it gives back: those that are at home alone would be fetched for that.
+/// A guest does not clear pages that it gives back: those that are at home alone would be fetched for that.
+const GIVES_AS_IT_IS: &str = " init_on_alloc=0";
+/// What the guest by RDMA has at the start, so that there is room for a program when what was added is gone.
 const ROOMY_BYTES: u64 = 256 << 20;
 const ROOMY: &str = "256M";
-const GIVES_AS_IT_IS: &str = " init_on_alloc=0";
 /// What is added to it, and pinned at its donor: one block of Linux.
 const NODE_BYTES: u64 = 128 << 20;
 const NODE: &str = "128M";
@@ -85,6 +85,7 @@ fn guest(memory: &'static str, work: &str) -> Guest {
     guest
         .cmdline
         .push_str(" ssi_modules=\"virtio_mem button evdev\"");
+    guest.cmdline.push_str(GIVES_AS_IT_IS);
     guest
         .more
         .extend(["--name", "grows", "--hotplug-memory", "1280M"]);
@@ -226,7 +227,6 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
     let work = work(NODE_TOTAL, NODE_BYTES / 1024 - 1, NODE_PROBE, 1)
         + &format!("; {AFTER_PROBE} && (exit $s)");
     let mut guest = guest(ROOMY, &work);
-    guest.cmdline.push_str(GIVES_AS_IT_IS);
     guest
         .more
         .extend(["--transport", "rdma", "--numa", "expose"]);
