@@ -34,10 +34,12 @@ const TWICE: &str = "faultprobe --bytes 64M; \
 
 fn free_pages(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
-    let guest = Guest {
+    let mut guest = Guest {
         local_memory: Some("96M"),
         ..Guest::remote(1, TWICE)
     };
+    // The kernel tells that it reports, which is no warning.
+    guest.cmdline.push_str(" loglevel=7");
     let guest = guest.run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     let console = &guest.output.stdout;
