@@ -83,18 +83,15 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
+    /// A way that takes so many microseconds.
+    fn path(us: u64) -> Arc<PathStats> {
+        let latency = Duration::from_micros(us);
+        let path = PathStats::new(Default::default(), Default::default(), None, None, latency);
+        Arc::new(path)
+    }
+
     #[test]
     fn a_donor_that_joins_counts_until_it_leaves() {
-        let path = |us| {
-            let latency = Duration::from_micros(us);
-            Arc::new(PathStats::new(
-                Default::default(),
-                Default::default(),
-                None,
-                None,
-                latency,
-            ))
-        };
         let policies = Policies::new(vec![path(50)], 1, 2);
         policies.join(2, Some(path(10_000)));
         assert_eq!(policies.all(), Policy::of(Tier::Slow));
@@ -106,16 +103,6 @@ mod tests {
 
     #[test]
     fn the_slowest_link_decides_what_is_for_all() {
-        let path = |us| {
-            let latency = Duration::from_micros(us);
-            Arc::new(PathStats::new(
-                Default::default(),
-                Default::default(),
-                None,
-                None,
-                latency,
-            ))
-        };
         let policies = Policies::new(vec![path(50), path(150)], 2, 0);
         assert_eq!(policies.all(), Policy::of(Tier::FastTcp));
         policies.paths[1].set_tier(Tier::Slow);
