@@ -325,6 +325,16 @@ fn messages_in_json_are_objects_and_udp_has_the_fingerprint_of_the_node() {
     };
     assert_eq!(vm.matches(",fingerprint=").count(), 2, "{vm}");
     up.wait_for("console");
+    let status = place.printed(&["status", "web", "--json"]);
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    let path = &status["vms"][0]["nodes"][1]["path"];
+    assert_eq!(
+        (&path["faults"], &path["bulk"]),
+        (&"udp".into(), &"udp".into()),
+        "{path}"
+    );
+    assert!(path["tcp"].is_null(), "{path}");
+    assert!(path["udp"]["page_us"].as_f64() > Some(0.0), "{path}");
     place.printed(&["shutdown", "web"]);
     let (exit, said) = up.end();
     assert_eq!(exit, Some(0), "{said}");
