@@ -24,11 +24,13 @@ use ssi_hv::status::VmState;
 use super::errors::Errors;
 
 /// How long the process may take to end after it was told to: the machine's own limits, and as
-/// much again for reports and leases. While a disk is at work it has as long again, up to
-/// [`DISK_TIME_MAX`] more.
-pub(super) const END_TIME_MAX: Duration = STOP_TIME_MAX
+/// much again for reports and leases.
+const END_TIME_MAX: Duration = STOP_TIME_MAX
     .saturating_add(CONSOLE_DRAIN_TIME_MAX)
     .saturating_mul(2);
+
+/// How long it may take while a disk is at work, and so at the most.
+pub(super) const END_WITH_DISK_TIME_MAX: Duration = END_TIME_MAX.saturating_add(DISK_TIME_MAX);
 
 /// The same of a run that is not further than its start, which may be waiting for a donor.
 const START_END_TIME_MAX: Duration = Duration::from_secs(1);

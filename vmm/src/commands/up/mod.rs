@@ -29,7 +29,7 @@ use ssi_hv::exit::ExitCode;
 
 use self::child::{Event, Outputs, Running, ending};
 use self::nodes::Nodes;
-use super::supervisor::END_TIME_MAX;
+use super::supervisor::END_WITH_DISK_TIME_MAX;
 use super::{Failure, print};
 
 /// How much longer than its own limit a VM is waited for that was told to end.
@@ -241,7 +241,7 @@ impl Up<'_> {
                 Event::Signal(_) => {
                     tracing::info!("VM: is stopped");
                     lifeline = None;
-                    deadline = Some(Instant::now() + END_TIME_MAX + VM_END_MARGIN);
+                    deadline = Some(Instant::now() + END_WITH_DISK_TIME_MAX + VM_END_MARGIN);
                 }
                 Event::Late => {
                     tracing::error!("VM: does not end, and is killed");
