@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::cleanup::{self, Process};
 use crate::e2e::{add_rxe, parse_faultprobe, processor_ticks};
+use crate::published::Published;
 use crate::share::Share;
 use crate::testbed::{Host, HostImage, RemoteProcess, Tap, Testbed, TestbedConfig};
 
@@ -104,7 +105,7 @@ pub fn run(workspace: &Path, transport: Option<Transport>) -> anyhow::Result<()>
     let probe = parse_faultprobe(&outcome.console)?;
     let parse = |text: Option<String>| -> anyhow::Result<Value> {
         let text = text.context("ssi-hv wrote no report")?;
-        serde_json::from_str(&text).context("report of ssi-hv")
+        Published::Report.parse(&text)
     };
     let mut report = parse(outcome.report)?;
     compare_boots(&mut report, &parse(local.report)?);

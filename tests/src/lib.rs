@@ -9,6 +9,7 @@
 //! - [`distro`]: a whole distribution as the guest, for both.
 //! - [`e2e`]: the scenarios, and [`summary`], what they came to.
 //! - [`native`]: checks of the product that need no emulated hosts.
+//! - [`published`]: the schemas that all its JSON is held against.
 //! - [`rdma_tool`]: many RDMA connections, and RDMA going wrong, without a guest.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
 
@@ -19,6 +20,7 @@ pub mod demo;
 pub mod distro;
 pub mod e2e;
 pub mod native;
+pub mod published;
 pub mod rdma_tool;
 pub mod share;
 pub mod summary;

@@ -1,11 +1,11 @@
 //! Writes and reads a lease by RDMA, as the pager does and without one.
 //!
-//! Pages are written by WRITE in rounds, each with other bytes. Then some are read by READ, one
-//! after the other, and all of them over TCP, from the donor's processor; each is compared with
-//! what was written last. Then the lease ends, and a READ must fail.
+//! Pages are written by WRITE in rounds, each with other bytes. Then all of them are read over TCP, from
+//! the donor's processor, and some by READ, one after the other; each is compared with what was
+//! written last. Then the lease ends, and a READ must fail.
 //!
-//! Prints `WRITING` when writing begins, `FILLED` when it has ended, and at the end one line of
-//! JSON.
+//! Prints `WRITING` when writing begins, `FILLED` before the first READ, `READ` after the last, and at the
+//! end one line of JSON.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -83,9 +83,9 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let last = rounds.checked_sub(1).context("nothing was written")?;
     let mut reader = Reader::connect(&config)?;
+    let mut corrupt = wrong_over_tcp(&mut urgent, arguments.pages, last)?;
     println!("FILLED");
     let mut times = Vec::new();
-    let mut corrupt = 0;
     let mut page = [0; PAGE_SIZE];
     for read in 0..arguments.reads {
         let number = scattered(read) % arguments.pages;
@@ -93,12 +93,12 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
         times.push(reader.read(offset, READ_TIME_MAX, &mut page)?);
         corrupt += wrong_bytes(&page, number, last);
     }
+    println!("READ");
     times.sort_unstable();
     drop(transport);
     let pages_written = rdma.stats().pages_written.get();
     let failures = rdma.stats().failures.get();
     drop(rdma);
-    corrupt += wrong_over_tcp(&mut urgent, arguments.pages, last)?;
     let own = link.release();
     let started = Instant::now();
     let after = reader.read(0, READ_TIME_MAX, &mut page);

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::work::Work;
 use super::{Network, REPORT};
+use crate::published::Published;
 use crate::testbed::{Host, Tap};
 
 /// The flags with which so much of the guest's memory is local, and the rest on the donor on host 2.
@@ -81,7 +82,7 @@ pub fn measure(
     );
     let file = dir.join("distro-run.json");
     host.get(REPORT, &file)?;
-    let report: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
+    let report = Published::Report.parse(&std::fs::read_to_string(&file)?)?;
     ensure!(
         report["boot"]["restarts"].as_u64() == Some(reboots.into()),
         "restarts in the report: {}",

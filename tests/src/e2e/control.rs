@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::guest::{
     BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
 };
-use super::status::{json, number};
+use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;
 
@@ -87,7 +87,7 @@ fn control(context: &Context<'_>) -> Result {
     let asked = Instant::now();
     here.check(&["ssi-hv", "pause", "told"], SHORT)?;
     let took = asked.elapsed();
-    let status = || json(here, &["ssi-hv", "status", "told", "--json"]);
+    let status = || status(here, &["told"]);
     let paused = status()?;
     ensure!(paused["vms"][0]["state"] == "paused", "{paused}");
     // What it said before is on its way here for a moment.

@@ -1,11 +1,11 @@
 //! One command in a guest: what a CI job calls (`docs/ci.md`).
 
 use anyhow::{Context as _, ensure};
-use serde_json::Value;
 
 use super::bed::remove_rxe;
 use super::guest::{Donor, GUEST_DEADLINE, SHORT};
 use super::{Context, Result, Scenario, Verdict};
+use crate::published::Published;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "exec",
@@ -97,7 +97,7 @@ fn exec(context: &Context<'_>) -> Result {
     ensure!(errors == "no-such-thing\n", "errors: {errors:?}");
 
     let text = hosts[0].check(&["cat", "/tmp/exec.json"], SHORT)?;
-    let report: Value = serde_json::from_str(&text).context("the report")?;
+    let report = Published::Report.parse(&text)?;
     // Reading in order is fetched ahead: few faults, many pages.
     let faults = report["faults"]["remote"]["count"].as_u64().unwrap_or(0);
     let pages = &report["nodes"][1]["rdma"]["pages_read"];

@@ -6,7 +6,8 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::Context;
-use crate::testbed::{Host, Output, RemoteProcess};
+use crate::published::Published;
+use crate::testbed::{Output, RemoteProcess};
 
 /// How long a guest may take from its start to its end, with faultprobe in it.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(360);
@@ -185,14 +186,13 @@ pub(super) struct Finished {
 impl Finished {
     /// Fetches the report of the guest that ended like this.
     pub fn read(context: &Context<'_>, output: Output) -> anyhow::Result<Self> {
-        let report =
-            read_json(context, context.testbed.host(1), RUN_REPORT).with_context(|| {
-                format!(
-                    "report of a guest that ended with {}; {}",
-                    output.status,
-                    tail(&output)
-                )
-            })?;
+        let report = read(context, 1, Published::Report, RUN_REPORT).with_context(|| {
+            format!(
+                "report of a guest that ended with {}; {}",
+                output.status,
+                tail(&output)
+            )
+        })?;
         Ok(Self { output, report })
     }
 
@@ -246,11 +246,17 @@ pub(crate) fn parse_faultprobe(console: &str) -> anyhow::Result<Value> {
     first.context("faultprobe printed no line")
 }
 
-/// Finds the lines of every faultprobe.
+/// Finds the lines of every faultprobe. The kernel may have said something behind one.
 pub(super) fn faultprobes(console: &str) -> anyhow::Result<Vec<Value>> {
     let lines = console.lines().filter_map(|l| l.split_once("FAULTPROBE "));
-    let parsed = lines.map(|(_, json)| serde_json::from_str(json.trim()));
-    Ok(parsed.collect::<Result<_, _>>()?)
+    let parsed = lines.map(|(_, json)| {
+        let mut values = serde_json::Deserializer::from_str(json).into_iter();
+        values
+            .next()
+            .transpose()?
+            .with_context(|| format!("faultprobe printed {json:?}"))
+    });
+    parsed.collect()
 }
 
 /// A donor on host 2.
@@ -380,7 +386,7 @@ impl Donor {
             .process
             .wait(SHORT)
             .context("the donor does not end on SIGTERM")?;
-        read_json(context, context.testbed.host(2), self.report)
+        read(context, 2, Published::NodeReport, self.report)
             .with_context(|| format!("report of the donor; {}", tail(&output)))
     }
 }
@@ -404,12 +410,20 @@ fn find_number(value: &Value, key: &str) -> Option<u64> {
     }
 }
 
-fn read_json(context: &Context<'_>, host: &Host, path: &str) -> anyhow::Result<Value> {
-    let name = format!("host{}-{}", host.number(), path.trim_start_matches("/tmp/"));
+/// Fetches a report from a host.
+fn read(
+    context: &Context<'_>,
+    host: usize,
+    published: Published,
+    path: &str,
+) -> anyhow::Result<Value> {
+    let name = format!("host{host}-{}", path.trim_start_matches("/tmp/"));
     let local = context.artifacts.join(name);
-    host.get(path, &local)?;
+    context.testbed.host(host).get(path, &local)?;
     let text = std::fs::read_to_string(&local)?;
-    serde_json::from_str(&text).with_context(|| local.display().to_string())
+    published
+        .parse(&text)
+        .with_context(|| local.display().to_string())
 }
 
 /// The last lines of both outputs, for errors.
@@ -430,8 +444,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn faultprobe_is_found_behind_a_kernel_message() {
-        let console = "[ 1.0] x\r\n[ 2.0] FAULTPROBE {\"corrupt_bytes\":0}\r\nSSI-HV guest: exit status 0\r\n";
+    fn faultprobe_is_found_between_kernel_messages() {
+        let console = "[ 1.0] x\r\n[ 2.0] FAULTPROBE {\"corrupt_bytes\":0}[ 3.0] y\r\nSSI-HV guest: exit status 0\r\n";
         assert_eq!(parse_faultprobe(console).unwrap()["corrupt_bytes"], 0);
         assert!(parse_faultprobe("nothing\n").is_err());
     }

@@ -10,7 +10,7 @@ use super::bed::{add_rxe, remove_rxe};
 use super::guest::{
     BOOT_DEADLINE, DONOR_2, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes,
 };
-use super::status::{json, number};
+use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;
 
@@ -117,8 +117,7 @@ fn plug(
 
 /// What the guest's host says of it while it has so much from the start, and so much is plugged.
 fn status_with(context: &Context<'_>, memory: u64, plugged: u64) -> anyhow::Result<Value> {
-    let argv = ["ssi-hv", "status", "grows", "--json"];
-    let status = json(context.testbed.host(1), &argv)?;
+    let status = status(context.testbed.host(1), &["grows"])?;
     for (pointer, wanted) in [
         ("/vms/0/memory/hotplug/plugged_bytes", plugged),
         ("/vms/0/guest/memory_bytes", memory),
@@ -130,8 +129,7 @@ fn status_with(context: &Context<'_>, memory: u64, plugged: u64) -> anyhow::Resu
 
 /// What the donor that joins says of itself.
 fn joiner(context: &Context<'_>) -> anyhow::Result<Value> {
-    let argv = ["/share/ssi-hv", "status", "--json"];
-    let nodes = json(context.testbed.host(2), &argv)?;
+    let nodes = status(context.testbed.host(2), &[])?;
     let nodes = nodes["nodes"].as_array().into_iter().flatten();
     let joiner = nodes.into_iter().find(|node| node["listen"] == DONOR_2);
     joiner.cloned().context("no status of the donor that joins")

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::guest::{DONOR_2, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
-use super::status::{json, number};
+use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use nodes::Way;
 
@@ -50,7 +50,7 @@ fn numa(context: &Context<'_>) -> Result {
     guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
     let process = guest.boot(context)?;
     let fetched = || -> anyhow::Result<[u64; 3]> {
-        let status = json(here, &["ssi-hv", "status", "nodes", "--json"])?;
+        let status = status(here, &["nodes"])?;
         let of = |node: usize| number(&status, &format!("/vms/0/nodes/{node}/pages_fetched"));
         Ok([0, of(1)?, of(2)?])
     };

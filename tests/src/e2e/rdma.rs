@@ -96,8 +96,9 @@ fn probe(context: &Context<'_>) -> Result {
     let process = one.spawn(&["/share/rdma-probe", DONOR, "--reads", &reads])?;
     process.wait_for_line("FILLED", SHORT)?;
     let before = processor_ticks(two, donor.pid())?;
-    let output = process.wait(Duration::from_secs(60))?;
+    process.wait_for_line("READ", Duration::from_secs(60))?;
     let after = processor_ticks(two, donor.pid())?;
+    let output = process.wait(SHORT)?;
     let found = probed(&output, READS)?;
     ensure!(
         found["pages_read_by_donor"] == 0 && found["pages_written_by_donor"] == 0,

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
 use super::guest::{DONOR, Donor, SHORT, exit};
+use super::status::status;
 use super::{Context, Result, Scenario, Verdict};
 use crate::rdma_tool::many::kib;
 use crate::testbed::{Host, RemoteProcess};
@@ -107,8 +108,7 @@ fn many(context: &Context<'_>) -> Result {
         here["device"] == "rxe0" && here["queue_pairs"]["in_use"] == CONNECTIONS,
         "{open}"
     );
-    let status = two.check(&["ssi-hv", "status", "--json"], SHORT)?;
-    let status: Value = serde_json::from_str(&status).with_context(|| status.clone())?;
+    let status = status(two, &[])?;
     let rdma = &status["nodes"][0]["rdma"];
     let device = &rdma["resources"][0];
     ensure!(

@@ -9,6 +9,7 @@ use super::guest::{
     BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
 };
 use super::{Context, Result, Scenario, Verdict};
+use crate::published::Published;
 use crate::testbed::Host;
 
 /// How long the probe may take until it has remote faults.
@@ -38,7 +39,7 @@ fn status_while_running(context: &Context<'_>) -> Result {
 
     let deadline = Instant::now() + FAULTS_DEADLINE;
     let first = loop {
-        let now = json(here, &["ssi-hv", "status", "looked-at", "--json"])?;
+        let now = status(here, &["looked-at"])?;
         if number(&now, "/vms/0/faults/remote/count")? >= FAULTS_MIN {
             break now;
         }
@@ -61,7 +62,7 @@ fn status_while_running(context: &Context<'_>) -> Result {
         "link: {link}"
     );
 
-    let heat = json(here, &["ssi-hv", "status", "--json", "--heat"])?;
+    let heat = status(here, &["--heat"])?;
     let heat_of = |key: &str| sum(&heat, key);
     ensure!(
         heat_of("looked_at") == PAGES,
@@ -91,14 +92,14 @@ fn status_while_running(context: &Context<'_>) -> Result {
         format!("{screen}\n{map}"),
     )?;
 
-    let node = json(there, &["ssi-hv", "status", "--json"])?;
+    let node = status(there, &[])?;
     ensure!(number(&node, "/nodes/0/leases")? == 1, "{node}");
     ensure!(
         number(&node, "/nodes/0/pages_read")? >= number(&first, "/vms/0/nodes/1/pages_fetched")?,
         "the donor has read fewer pages than were fetched before: {node}"
     );
 
-    let last = json(here, &["ssi-hv", "status", "--json"]);
+    let last = status(here, &[]);
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     guest.faultprobe_over(128 << 20)?;
@@ -136,9 +137,10 @@ fn status_while_running(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-pub(super) fn json(host: &Host, argv: &[&str]) -> anyhow::Result<Value> {
-    let text = host.check(argv, SHORT)?;
-    serde_json::from_str(&text).with_context(|| argv.join(" "))
+/// What `ssi-hv status --json` tells on a host; `more` arguments say of what.
+pub(super) fn status(host: &Host, more: &[&str]) -> anyhow::Result<Value> {
+    let argv = [&["/share/ssi-hv", "status", "--json"], more].concat();
+    Published::Status.parse(&host.check(&argv, SHORT)?)
 }
 
 pub(super) fn number(value: &Value, pointer: &str) -> anyhow::Result<u64> {

@@ -4,6 +4,7 @@ use anyhow::{Context as _, ensure};
 
 use super::guest::{BOOT_DEADLINE, GUEST_DEADLINE, SHORT};
 use super::{Context, Result, Scenario, Verdict};
+use crate::published::Published;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "tour",
@@ -63,7 +64,7 @@ fn tour(context: &Context<'_>) -> Result {
     let page = host.check(&["cat", "/tmp/tour/out.html"], SHORT)?;
     ensure!(page.ends_with("</html>\n"), "no page");
     let report = host.check(&["cat", "/tmp/tour/out.json"], SHORT)?;
-    let report: serde_json::Value = serde_json::from_str(&report)?;
+    let report = Published::Report.parse(&report)?;
     let back = report["nodes"][1]["pages_written_back"].as_u64();
     ensure!(back > Some(4096), "little went to the lender: {back:?}");
     // Ctrl-C.

@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use serde_json::Value;
 
 use super::guest::{
     BOOT_DEADLINE, DONOR, GUEST_DEADLINE, INIT_REACHED, SHORT, exit, parse_faultprobe,
 };
-use super::status::{json, number};
+use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
+use crate::published::Published;
 use crate::testbed::{Host, RemoteProcess};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
@@ -117,7 +117,8 @@ fn up_by_ssh(context: &Context<'_>) -> Result {
         "{ended:?}"
     );
     nothing_is_left(here, there)?;
-    let report: Value = serde_json::from_str(&there.check(&["cat", NODE_REPORT], SHORT)?)?;
+    let report = there.check(&["cat", NODE_REPORT], SHORT)?;
+    let report = Published::NodeReport.parse(&report)?;
     ensure!(
         number(&report, "/pages_read")? > 0 && number(&report, "/leases")? == 0,
         "the VM has given its lease back: {report}"
@@ -204,7 +205,7 @@ fn start(context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
 /// Waits until the VM has a lease at its node.
 fn lends(up: &RemoteProcess, there: &Host) -> anyhow::Result<()> {
     up.wait_for_line("on 1 donor(s)", BOOT_DEADLINE)?;
-    let lent = json(there, &["ssi-hv", "status", "--json"])?;
+    let lent = status(there, &[])?;
     ensure!(number(&lent, "/nodes/0/leases")? == 1, "{lent}");
     Ok(())
 }

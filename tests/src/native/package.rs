@@ -12,6 +12,7 @@ use serde_json::Value;
 use super::container::Container;
 use super::{Context, missing, run_within, succeed_within, tiny};
 use crate::e2e::{Result, Verdict};
+use crate::published::Published;
 
 /// How long making the package may take.
 const BUILD_DEADLINE: Duration = Duration::from_secs(120);
@@ -203,7 +204,7 @@ fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
     sandboxed(debian, pid.trim())?;
     let node = || -> anyhow::Result<Value> {
         let status = debian.check("ssi-hv status --json", SHORT)?;
-        let status: Value = serde_json::from_str(&status)?;
+        let status = Published::Status.parse(&status)?;
         let node = status["nodes"][0].clone();
         ensure!(
             node["listen"] == donor.as_str(),

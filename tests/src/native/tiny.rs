@@ -9,6 +9,7 @@ use anyhow::ensure;
 use serde_json::Value;
 
 use super::succeed_within;
+use crate::published::Published;
 
 #[path = "../../../vmm/tests/tiny_guest/elf.rs"]
 mod elf;
@@ -49,5 +50,5 @@ pub fn run(
     run.env("SSI_HV_RUNTIME_DIR", dir.path().join("sockets"));
     let said = succeed_within(&mut run, within)?;
     ensure!(said == SAYS, "the guest says {said:?}, {SAYS:?} is right");
-    Ok(serde_json::from_str(&std::fs::read_to_string(report)?)?)
+    Published::Report.parse(&std::fs::read_to_string(report)?)
 }
