@@ -22,8 +22,8 @@ pub struct Share {
 impl Share {
     /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`,
     /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and,
-    /// if they exist, `ssi-hv`, `rdma-probe` and `rdma-faults` of the release build and this
-    /// machine's `prometheus`.
+    /// if they exist, `ssi-hv`, `rdma-probe` and `rdma-faults` of the release build and the
+    /// `prometheus` that `scripts/setup` unpacks.
     ///
     /// # Errors
     /// Fails when a kernel cannot be had or the disk is full.
@@ -50,7 +50,7 @@ impl Share {
             "target/release/ssi-hv",
             "target/release/rdma-probe",
             "target/release/rdma-faults",
-            "/usr/bin/prometheus",
+            "target/tools/prometheus",
         ] {
             let program = workspace.join(program);
             if program.is_file() {

@@ -28,7 +28,7 @@ impl<'a> Prometheus<'a> {
     pub fn start(context: &'a Context<'a>, targets: &[&str]) -> anyhow::Result<Self> {
         ensure!(
             context.share.dir.join("prometheus").is_file(),
-            "no prometheus: install the package prometheus"
+            "no prometheus: scripts/setup unpacks it"
         );
         let config = format!(
             "{{global: {{scrape_interval: 1s, scrape_timeout: 1s}}, \

@@ -76,7 +76,7 @@ const LIBRARIES: &[(&str, &str)] = &[
     ("libibverbs/librxe-rdmav34.so", "ibverbs-providers"),
 ];
 
-const LIBRARY_DIRS: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu"];
+const LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu"];
 /// The only verbs driver that a testbed host has a device for; libibverbs warns about each other.
 const VERBS_DRIVER: &str = "/etc/libibverbs.d/rxe.driver";
 
@@ -144,8 +144,11 @@ fn add_tools<W: Write>(
     tools: &[(&str, &str)],
 ) -> Result<BTreeSet<PathBuf>, ImageError> {
     let mut libraries = BTreeSet::new();
+    // First what was only unpacked, since its package would start it.
+    let unpacked = programs::workspace().join("target/tools");
+    let dirs = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"].map(PathBuf::from);
+    let dirs = [&[unpacked], &dirs[..]].concat();
     for (name, package) in tools {
-        let dirs = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"];
         let path = find(&dirs, name, package)?;
         libraries.extend(needed(&path)?);
         // Not in /bin, where busybox has poorer commands of the same names.
@@ -170,7 +173,7 @@ fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
     libraries.extend(needed(Path::new(SHELL))?);
     initramfs::add_file(archive, "bin/sh", 0o755, Path::new(SHELL))?;
     for (name, package) in LIBRARIES {
-        let path = find(LIBRARY_DIRS, name, package)?;
+        let path = find(&LIBRARY_DIRS.map(PathBuf::from), name, package)?;
         libraries.extend(needed(&path)?);
         libraries.insert(path);
     }
@@ -198,11 +201,9 @@ fn parse_ldd(text: &str) -> Vec<PathBuf> {
     paths.collect()
 }
 
-fn find(dirs: &[&str], name: &str, package: &str) -> Result<PathBuf, ImageError> {
-    let found = dirs
-        .iter()
-        .map(|d| Path::new(d).join(name))
-        .find(|p| p.is_file());
+fn find(dirs: &[PathBuf], name: &str, package: &str) -> Result<PathBuf, ImageError> {
+    let mut paths = dirs.iter().map(|dir| dir.join(name));
+    let found = paths.find(|path| path.is_file());
     found.ok_or_else(|| ImageError::CommandMissing {
         command: name.into(),
         package: package.into(),
