@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Barrier, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,9 +21,14 @@ use super::protocol::{
 };
 use super::route::{Method, Route, Service, Work, answer};
 use super::server::{Server, ServerError};
+use crate::cli::name::VmName;
 
 /// No step of a test takes longer on a host that works, however loaded.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// How many want one name at once, and how often.
+const RIVALS: usize = 4;
+const RIVALRIES: usize = 50;
 
 /// What is asked.
 struct Subject {
@@ -423,40 +428,54 @@ fn a_server_that_ends_takes_its_socket_along_and_waits_for_nobody() {
     drop((silent, unread));
 }
 
+fn start_named(directory: &Directory, name: &VmName) -> Result<Server, ServerError> {
+    let service = Service {
+        subject: (),
+        routes: &[],
+    };
+    Server::start(directory, Kind::Vm, Some(name), service)
+}
+
+#[test]
+fn a_name_is_free_again_when_its_server_ends() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let directory = Directory::create(&place.path().join("s")).expect("is made");
+    let (name, other) = (
+        "web".parse().expect("a name"),
+        "other".parse().expect("a name"),
+    );
+    let first = start_named(&directory, &name).expect("it is free");
+    // In one process both would have one number, and so a name of its own does not help a second.
+    let error = start_named(&directory, &name).expect_err("it is taken");
+    assert!(matches!(&error, ServerError::NameTaken { pid, .. } if *pid == std::process::id()));
+    assert!(error.to_string().contains("--name web is taken"), "{error}");
+    let second = start_named(&directory, &other).expect("another name");
+    drop(first);
+    let third = start_named(&directory, &name).expect("it is free again");
+    drop((second, third));
+}
+
 #[test]
 fn of_servers_that_want_one_name_at_once_one_gets_it() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let directory = Directory::create(&place.path().join("s")).expect("is made");
-    let name: crate::cli::name::VmName = "web".parse().expect("a name");
-    let start = |name| {
-        let service = Service {
-            subject: (),
-            routes: &[] as &[Route<()>],
-        };
-        Server::start(&directory, Kind::Vm, Some(name), service)
+    let name: VmName = "web".parse().expect("a name");
+    let all_at_once = Barrier::new(RIVALS);
+    let attempt = || {
+        all_at_once.wait();
+        start_named(&directory, &name)
     };
-    let other: crate::cli::name::VmName = "other".parse().expect("a name");
-    let first = start(&name).expect("it is free");
-    // In one process both would have one number, and so a name of its own does not help a second.
-    let error = start(&name).expect_err("it is taken");
-    assert!(matches!(&error, ServerError::NameTaken { pid, .. } if *pid == std::process::id()));
-    assert!(error.to_string().contains("--name web is taken"), "{error}");
-    let second = start(&other).expect("another name");
-    drop(first);
-    let third = start(&name).expect("it is free again");
-    // Whoever looks and listens keeps others out meanwhile.
-    let lock = directory.lock().expect("nobody has it");
-    let directory_of_thread = directory.clone();
-    let (sender, locked) = mpsc::channel();
-    let waiting = thread::spawn(move || {
-        let lock = directory_of_thread.lock();
-        sender.send(()).expect("the test waits");
-        lock.is_ok()
-    });
-    assert!(locked.try_recv().is_err());
-    drop(lock);
-    assert!(waiting.join().expect("no panic"));
-    drop((second, third));
+    for round in 0..RIVALRIES {
+        let servers: Vec<_> = thread::scope(|scope| {
+            let rivals: Vec<_> = (0..RIVALS).map(|_| scope.spawn(attempt)).collect();
+            let servers = rivals
+                .into_iter()
+                .map(|rival| rival.join().expect("no panic"));
+            servers.collect()
+        });
+        let started = servers.iter().filter(|server| server.is_ok()).count();
+        assert_eq!(started, 1, "in round {round}");
+    }
 }
 
 #[test]

@@ -172,7 +172,7 @@ pub(crate) fn status() -> VmStatus {
                 requested_bytes: 512 << 20,
                 plugged_bytes: 256 << 20,
             }),
-            home_here_bytes: 0,
+            home_here_bytes: 64 << 20,
             cache_bytes: 256 << 20,
             cached_bytes: 128 << 20,
             resident_bytes: 130 << 20,
@@ -185,7 +185,9 @@ pub(crate) fn status() -> VmStatus {
         },
         evictions: Evictions {
             total: 99,
-            ..Evictions::default()
+            clean: 41,
+            zero: 17,
+            cancelled: 5,
         },
         stalled_for_memory: 4,
         prefetch: Prefetch {

@@ -107,7 +107,7 @@ fn a_screen_of_80_by_24_has_all_numbers() {
     assert_eq!(words(&text, "queue")[..3], ["queue", "31.7", "us"]);
     assert_eq!(words(&text, "minor")[..3], ["minor", "10", "20"]);
     assert!(
-        text.contains("cache 128 MiB of 256 MiB; 0 B at home here; 130 MiB resident"),
+        text.contains("cache 128 MiB of 256 MiB; 64 MiB at home here; 130 MiB resident"),
         "{text}"
     );
     assert!(
