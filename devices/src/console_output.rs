@@ -15,7 +15,9 @@ struct State {
     bytes: VecDeque<u8>,
     /// The writer thread holds bytes that it has not written yet.
     writing: bool,
-    /// No vCPU is held back any more, and the writer thread ends when the buffer is empty.
+    /// No vCPU is held back any more: what finds no room is lost.
+    let_go: bool,
+    /// The writer thread ends when the buffer is empty.
     closed: bool,
     /// The writer failed: all bytes are thrown away.
     failed: bool,
@@ -63,7 +65,7 @@ impl ConsoleOutput {
     pub fn wait_for_room(&self) {
         let state = crate::lock(&self.shared.state);
         let full =
-            |s: &mut State| s.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX && !s.closed && !s.failed;
+            |s: &mut State| s.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX && !s.let_go && !s.failed;
         drop(
             self.shared
                 .less
@@ -76,7 +78,7 @@ impl ConsoleOutput {
     /// together may exceed the limit by a byte each.
     pub fn push(&self, byte: u8) {
         let mut state = crate::lock(&self.shared.state);
-        let hopeless = state.closed && state.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX;
+        let hopeless = state.let_go && state.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX;
         if state.failed || hopeless {
             state.lost_bytes += 1;
             return;
@@ -87,14 +89,20 @@ impl ConsoleOutput {
         }
     }
 
-    /// Lets go of vCPUs that wait for room, waits up to `limit` until all bytes are written,
-    /// and answers how many bytes were not.
+    /// Lets go of vCPUs that wait for room. What is in the buffer is written still.
+    pub fn let_go(&self) {
+        crate::lock(&self.shared.state).let_go = true;
+        self.shared.less.notify_all();
+    }
+
+    /// Lets go of vCPUs, waits up to `limit` until all bytes are written, and answers how many bytes
+    /// were not.
     pub fn close(&self, limit: Duration) -> u64 {
         let deadline = Instant::now() + limit;
+        self.let_go();
         let mut state = crate::lock(&self.shared.state);
         state.closed = true;
         self.shared.more.notify_all();
-        self.shared.less.notify_all();
         while state.writing || !state.bytes.is_empty() {
             let now = Instant::now();
             if now >= deadline {
@@ -132,8 +140,7 @@ impl Shared {
             let result = writer.write_all(&batch).and_then(|()| writer.flush());
             let mut state = crate::lock(&self.state);
             state.writing = false;
-            if let Err(error) = result {
-                tracing::warn!(%error, "the console cannot be written; its output is dropped");
+            if result.is_err() {
                 let lost = batch.len().saturating_add(state.bytes.len());
                 let lost = u64::try_from(lost).unwrap_or(u64::MAX);
                 state.lost_bytes = state.lost_bytes.saturating_add(lost);
@@ -141,7 +148,9 @@ impl Shared {
                 state.bytes.clear();
             }
             self.less.notify_all();
-            if state.failed {
+            drop(state);
+            if let Err(error) = result {
+                tracing::warn!(%error, "the console cannot be written; its output is dropped");
                 return;
             }
         }
@@ -223,6 +232,23 @@ mod tests {
         let lost = console.close(Duration::from_millis(10));
         blocked.join().unwrap();
         assert!(lost <= u64::try_from(CONSOLE_BUFFER_BYTES_MAX * 3).unwrap());
+    }
+
+    #[test]
+    fn who_is_let_go_waits_no_more_and_what_found_room_is_written() {
+        let (console, permit, output) = gated();
+        for _ in 0..CONSOLE_BUFFER_BYTES_MAX * 2 {
+            console.push(b'x');
+        }
+        console.let_go();
+        console.wait_for_room();
+        console.push(b'y');
+        for _ in 0..2 {
+            permit.send(()).unwrap();
+        }
+        assert_eq!(console.close(Duration::from_secs(10)), 1);
+        let written: Vec<u8> = output.try_iter().flatten().collect();
+        assert_eq!(written.len(), CONSOLE_BUFFER_BYTES_MAX * 2);
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod control_socket;
 pub mod doctor;
 pub mod exec;
 pub mod exit;
+pub mod forced_end;
 pub mod logging;
 pub mod machine;
 pub mod memory_speed;

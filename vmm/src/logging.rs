@@ -36,6 +36,8 @@ pub fn init(verbosity: Verbosity) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(level(verbosity))
         .with_writer(Stderr::default)
+        // They would be told by what panics when stderr is gone.
+        .log_internal_errors(false)
         .with_ansi(may_colour(&io::stderr()))
         .with_timer(time::uptime());
     let started = match verbosity.log_format {
@@ -62,6 +64,16 @@ pub fn tell_failure(code: ExitCode, why: &str) {
     } else {
         // Nobody to tell when stderr is closed; the exit code says it.
         let _ = writeln!(Stderr::default(), "ssi-hv: error: {why}");
+    }
+}
+
+/// What stands for messages that nobody could be shown.
+pub(crate) fn lost_line(count: u64) -> String {
+    let text = format!("{count} messages are left out here: stderr was not read");
+    if AS_JSON.load(Ordering::Relaxed) {
+        format!("{{\"level\":\"WARN\",\"message\":\"{text}\"}}\n")
+    } else {
+        format!("ssi-hv: {text}\n")
     }
 }
 

@@ -29,13 +29,12 @@ fn main() -> process::ExitCode {
         }
         Err(error) => Err(Failure::new(usage, error)),
     };
-    match outcome {
-        Ok(code) => code.into(),
-        Err(failure) => {
-            logging::tell_failure(failure.code(), &failure.one_line());
-            failure.code().into()
-        }
-    }
+    let code = outcome.unwrap_or_else(|failure| {
+        logging::tell_failure(failure.code(), &failure.one_line());
+        failure.code()
+    });
+    progress::flush();
+    code.into()
 }
 
 fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {

@@ -3,6 +3,7 @@
 //! They are on stderr, which has to be a terminal, and never while the console of a guest is on that
 //! terminal. Messages go through [`Stderr`], which makes room for them. There is no colour in them.
 
+mod messages;
 mod terminal;
 
 use std::io::{self, IsTerminal, Write};
@@ -16,6 +17,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+pub use self::messages::{Stderr, flush};
 use self::terminal::FreeLine;
 use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
 
@@ -44,7 +46,7 @@ fn is_wanted(verbosity: Verbosity) -> bool {
     !verbosity.quiet && !few && verbosity.log_format == LogFormat::Text
 }
 
-/// Takes the bar off the terminal, if one is there, before the process ends by force.
+/// Takes the bar off the terminal, if one is there.
 pub fn clear() {
     let bar = shown().take();
     if let Some(bar) = bar {
@@ -239,26 +241,6 @@ fn style() -> ProgressStyle {
     ProgressStyle::with_template("{prefix} [{bar:20}] {pos}/{len} {elapsed} {msg}")
         .expect("the template is right")
         .progress_chars("=> ")
-}
-
-/// Standard error, beside a bar.
-#[derive(Debug, Default)]
-pub struct Stderr {
-    _private: (),
-}
-
-impl Write for Stderr {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // The bar stays away until the text is out, and no other begins.
-        match &*shown() {
-            Some(bar) => bar.suspend(|| io::stderr().write(bytes)),
-            None => io::stderr().write(bytes),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
-    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-pub use file::{ReportError, ReportFile};
+pub use file::{REPORT_TIME_MAX, ReportError, ReportFile};
 
 /// The version of the report's fields.
 pub const SCHEMA: u32 = 1;

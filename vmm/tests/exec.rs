@@ -7,6 +7,8 @@ mod guests;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "tiny_guest/support.rs"]
 mod support;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod terminal;
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,6 +17,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 use support::LIMIT;
+use terminal::Terminal;
 
 /// Any file passes for an initial RAM disk; with one no shell of this host is needed.
 const INITRD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
@@ -92,6 +95,31 @@ fn output_errors_and_exit_code_are_those_of_the_command() {
         assert_eq!(report["exec"], expected);
         assert_eq!(report["outcome"], "shutdown");
         assert_eq!(report["exit_code"], 42);
+    }
+}
+
+#[test]
+fn a_bar_shows_the_boot_and_is_gone_before_the_command_says_anything() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    for (guest, last) in [
+        (guests::exec_result::code(), "ab"),
+        (guests::hello::code(), "before the command had begun"),
+    ] {
+        let place = Place::new(guest);
+        let mut terminal = Terminal::new(24, 80);
+        let end = || terminal.program.try_clone().expect("a descriptor");
+        let mut command = place.command(&["--exec", "any"]);
+        command.env("TERM", "xterm").stdout(end()).stderr(end());
+        command.status().expect("it starts");
+        terminal.finish();
+        let written = String::from_utf8_lossy(&terminal.written);
+        assert!(written.contains("booting ["), "{written}");
+        let screen = terminal.screen.screen().contents();
+        let one_line = screen.replace(|c: char| !c.is_ascii_graphic() && c != ' ', "");
+        assert!(one_line.contains(last), "{screen}");
+        assert!(!screen.contains("booting"), "{screen}");
     }
 }
 

@@ -8,128 +8,18 @@ mod running;
 #[allow(dead_code, reason = "other tests use the rest")]
 #[path = "tiny_guest/support.rs"]
 mod support;
+mod terminal;
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::process::{Child, ExitStatus};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ssi_hv::exit::ExitCode;
 
 use running::{LIMIT, Place, node, vm};
-
-/// A pseudo-terminal (pty(7)), and what a program has drawn on it.
-struct Terminal {
-    keys: File,
-    /// What the program's end is; kept open, so that its modes can be looked at afterwards.
-    program: OwnedFd,
-    output: mpsc::Receiver<Vec<u8>>,
-    screen: vt100::Parser,
-}
-
-impl Terminal {
-    /// The end of somebody who types, and that of a program.
-    fn open(rows: u16, columns: u16) -> (File, OwnedFd) {
-        let (mut keys, mut program) = (-1, -1);
-        let size = libc::winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        // SAFETY: the first two point to integers that it sets, the last to a size that it reads;
-        // null stands for no name and for the modes that there are.
-        let result = unsafe {
-            libc::openpty(
-                &raw mut keys,
-                &raw mut program,
-                std::ptr::null_mut(),
-                std::ptr::null(),
-                &raw const size,
-            )
-        };
-        assert_eq!(result, 0, "no pseudo-terminal");
-        // No program holds the other end of its own terminal.
-        // SAFETY: fcntl on a descriptor that was just opened.
-        let result = unsafe { libc::fcntl(keys, libc::F_SETFD, libc::FD_CLOEXEC) };
-        assert_eq!(result, 0, "no flag");
-        // SAFETY: both are descriptors that were just opened, and nobody else has them.
-        let (keys, program) =
-            unsafe { (OwnedFd::from_raw_fd(keys), OwnedFd::from_raw_fd(program)) };
-        (File::from(keys), program)
-    }
-
-    fn new(rows: u16, columns: u16) -> Self {
-        let (keys, program) = Self::open(rows, columns);
-        let mut reader = keys.try_clone().expect("a descriptor");
-        let (sender, output) = mpsc::channel();
-        thread::spawn(move || {
-            let mut bytes = [0; 4096];
-            while let Ok(count @ 1..) = reader.read(&mut bytes) {
-                if sender.send(bytes[..count].to_vec()).is_err() {
-                    return;
-                }
-            }
-        });
-        Self {
-            keys,
-            program,
-            output,
-            screen: vt100::Parser::new(rows, columns, 0),
-        }
-    }
-
-    fn start(&self, place: &Place, arguments: &[&str]) -> Top {
-        Top::start(&self.program, place, arguments)
-    }
-
-    fn press(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).expect("is taken");
-    }
-
-    /// Waits until the screen is like that.
-    fn wait_for(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
-        let deadline = Instant::now() + LIMIT;
-        loop {
-            let contents = self.screen.screen().contents();
-            if is_so(&contents) {
-                return contents;
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.output.recv_timeout(left) {
-                Ok(bytes) => self.screen.process(&bytes),
-                Err(error) => panic!("{what}: {error}, and the screen is\n{contents}"),
-            }
-        }
-    }
-
-    /// Takes what the program has said to its end.
-    fn finish(&mut self) {
-        loop {
-            match self.output.recv_timeout(Duration::from_millis(200)) {
-                Ok(bytes) => self.screen.process(&bytes),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
-            }
-        }
-    }
-
-    /// How the terminal treats input and output (termios(3)).
-    fn modes(&self) -> [libc::tcflag_t; 4] {
-        let mut modes = std::mem::MaybeUninit::<libc::termios>::uninit();
-        // SAFETY: the descriptor is open, and the call fills the structure if it succeeds.
-        let modes = unsafe {
-            assert_eq!(
-                libc::tcgetattr(self.program.as_raw_fd(), modes.as_mut_ptr()),
-                0
-            );
-            modes.assume_init()
-        };
-        [modes.c_iflag, modes.c_oflag, modes.c_cflag, modes.c_lflag]
-    }
-}
+use terminal::Terminal;
 
 /// A running `ssi-hv top`.
 struct Top(Child);
@@ -177,13 +67,13 @@ fn where_there_is_no_terminal_it_names_status() {
 fn without_a_vm_it_says_so_and_leaves_the_terminal_alone() {
     let place = Place::new();
     let mut terminal = Terminal::new(24, 80);
-    let mut top = terminal.start(&place, &["top"]);
+    let mut top = Top::start(&terminal.program, &place, &["top"]);
     assert_eq!(top.end().code(), Some(1));
     terminal.wait_for("an error", |screen| {
         screen.contains("no VM of this user runs here")
     });
     let (node, _) = node(&place, &[]);
-    let mut top = terminal.start(&place, &["top", &node.pid()]);
+    let mut top = Top::start(&terminal.program, &place, &["top", &node.pid()]);
     assert_eq!(top.end().code(), Some(1));
     terminal.wait_for("an error", |screen| screen.contains("is a node"));
 }
@@ -205,7 +95,7 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
     let modes = terminal.modes();
 
     // It draws, and the numbers move.
-    let mut top = terminal.start(&place, &["top", "--interval", "0.2"]);
+    let mut top = Top::start(&terminal.program, &place, &["top", "--interval", "0.2"]);
     let first = terminal.wait_for("faults", |screen| {
         rate(screen).is_some_and(|rate| rate > 0.0)
     });
@@ -237,7 +127,7 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
 
     // By Ctrl-C, which is a key there; and by a signal.
     for signal in [None, Some(libc::SIGTERM)] {
-        let mut top = terminal.start(&place, &["top", "web"]);
+        let mut top = Top::start(&terminal.program, &place, &["top", "web"]);
         terminal.wait_for("a picture", |screen| screen.contains("q quit"));
         let code = match signal {
             None => {
@@ -270,7 +160,11 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
     assert_eq!(top.end().code(), Some(ExitCode::Terminated.code().into()));
 
     // A VM that ends leaves its last numbers.
-    let mut top = terminal.start(&place, &["top", "web", "--interval", "0.2"]);
+    let mut top = Top::start(
+        &terminal.program,
+        &place,
+        &["top", "web", "--interval", "0.2"],
+    );
     terminal.wait_for("faults", |screen| {
         rate(screen).is_some_and(|rate| rate > 0.0)
     });

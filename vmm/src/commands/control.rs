@@ -15,11 +15,11 @@ use ssi_hv::status::VmState;
 
 use super::readable::readable_within;
 use super::status::{named, running};
+use super::supervisor::LATE_END_TIME_MAX;
 use super::{Failure, print};
 
-/// How long a VM that was killed may take to end: more than its own limit, after which it ends by
-/// force.
-const KILL_TIME_MAX: Duration = Duration::from_secs(15);
+/// How long a VM that was killed may take to end: more than its own limit.
+const KILL_TIME_MAX: Duration = LATE_END_TIME_MAX.saturating_add(Duration::from_secs(5));
 
 /// Tells a VM what to do.
 pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
@@ -63,11 +63,12 @@ pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
             .wait_for_end(limit)
             .context("cannot wait for its end")?
     {
-        return Err(anyhow!(
-            "{who} has not ended within {} s; `ssi-hv kill {who}` ends it at once",
-            limit.as_secs()
-        )
-        .into());
+        let remedy = match command {
+            ControlCommand::Kill(_) => format!("SIGKILL ends process {}", entry.pid),
+            _ => format!("`ssi-hv kill {who}` ends it"),
+        };
+        let limit = limit.as_secs();
+        return Err(anyhow!("{who} has not ended within {limit} s; {remedy}").into());
     }
     print(&said)?;
     Ok(ExitCode::Success)

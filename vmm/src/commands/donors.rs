@@ -20,14 +20,18 @@ pub fn connect(
 ) -> Result<Fabric, Failure> {
     let donors = fabric.donors.len() as u64;
     let _progress =
-        has_terminal(config).then(|| Followed::begin("connecting to donors", donors, "", || 0));
+        bars_are_ours(config).then(|| Followed::begin("connecting to donors", donors, "", || 0));
     Fabric::start(fabric, &supervisor.observer()).map_err(donors_failed)
 }
 
-/// Whether bars may be on the terminal when the guest's console is not. `ssi-hv up` has its own, and the
-/// output of a command in the guest stays as it is.
+/// Whether bars may be on the terminal while nothing of the guest is: `ssi-hv up` has its own.
+pub fn bars_are_ours(config: &RunConfig) -> bool {
+    config.end_with_fd.is_none()
+}
+
+/// The same, beside the guest or after it: the output of a command in it stays as it is.
 pub fn has_terminal(config: &RunConfig) -> bool {
-    config.end_with_fd.is_none() && config.exec.is_none()
+    bars_are_ours(config) && config.exec.is_none()
 }
 
 /// Ends the fabric: what is on its way to donors gets there, then each of them gets its lease back.

@@ -16,9 +16,11 @@ use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     BlockingWriter, ConsoleConfig, Initrd, MachineError, MachineHandle, Outcome, command_line,
 };
+use ssi_hv::progress::{self, Progress as Bar};
 use ssi_hv::report::Exec as ExecReport;
 
 use super::Failure;
+use super::donors::bars_are_ours;
 
 /// How long a guest may take to switch itself off once its command has ended. Some kernels
 /// cannot; the monitor then does it.
@@ -35,6 +37,8 @@ pub struct Exec {
     tail: Tail,
     /// The console goes to a file too.
     console_is_kept: bool,
+    /// A bar may show that the guest boots.
+    shows_boot: bool,
 }
 
 /// Where the guest's console goes, opened before anything is started.
@@ -73,6 +77,7 @@ impl Exec {
             channel: Channel::default(),
             tail: Tail::default(),
             console_is_kept: config.console.is_some(),
+            shows_boot: bars_are_ours(config),
         }))
     }
 
@@ -89,7 +94,7 @@ impl Exec {
     }
 
     /// The console, which is not shown, and the second serial port, by which the command's
-    /// output comes.
+    /// output comes. Until then a bar shows that the guest boots.
     pub fn console(&self, file: Option<File>) -> Result<ConsoleConfig, Failure> {
         let console: Box<dyn Write + Send> = match file {
             Some(file) => Box::new(Both(self.tail.clone(), file)),
@@ -97,7 +102,11 @@ impl Exec {
         };
         let stdout = BlockingWriter::to(io::stdout()).context("cannot use stdout")?;
         let stderr = BlockingWriter::to(io::stderr()).context("cannot use stderr")?;
-        let receiver = self.channel.receiver(stdout, stderr);
+        let mut receiver = self.channel.receiver(stdout, stderr);
+        if self.shows_boot {
+            let bar = Bar::begin("booting", 1, "until the command begins");
+            receiver = receiver.with_bar(bar);
+        }
         Ok(ConsoleConfig::output_only(console).with_second_port(Box::new(receiver)))
     }
 
@@ -143,6 +152,8 @@ impl Exec {
         outcome: Result<Outcome, MachineError>,
         init_reached: bool,
     ) -> Result<ExitCode, Failure> {
+        // A guest that has not come so far leaves its bar behind.
+        progress::clear();
         let progress = self.channel.progress();
         let failed = |error| Err(Failure::new(ExitCode::HostError, error));
         match &progress.end {

@@ -1,6 +1,9 @@
 //! `ssi-hv node`.
 
+use std::io;
 use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
@@ -15,6 +18,7 @@ use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::{Route, Service, answer};
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::forced_end;
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
@@ -102,8 +106,7 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
         .transpose()?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1]).context("cannot watch for signals")?;
+    let told = watch_signals().context("cannot watch for signals")?;
     if config.end_with_stdin {
         let silence_max = Duration::from_secs(config.lease_seconds.into());
         lifeline::watch_stdin(silence_max).context("cannot watch standard input")?;
@@ -145,14 +148,10 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     }
     tell_systemd(&donor, config.memory);
 
-    for signal in signals.forever() {
-        match signal {
-            // On demand, while it runs.
-            SIGUSR1 => write(report.as_ref(), &donor),
-            // To be told to stop is how a node ends: that is success.
-            _ => break,
-        }
+    while told.recv() == Ok(Told::Report) {
+        write(report.as_ref(), &donor);
     }
+    // To be told to stop is how a node ends: that is success.
     drop((server, metrics));
     let leases = donor.pool().leases();
     if leases > 0 {
@@ -167,6 +166,35 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     let _progress = Followed::begin("freeing lent memory", lent, "MiB", freed);
     drop((watched, donor));
     Ok(ExitCode::Success)
+}
+
+/// What a signal tells a node to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    Report,
+    Stop,
+}
+
+/// Passes signals on. The second that tells the node to stop ends the process at once.
+fn watch_signals() -> io::Result<Receiver<Told>> {
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
+    let (sender, told) = mpsc::channel();
+    let watch = move || {
+        let mut stops = false;
+        for signal in signals.forever() {
+            let what = match signal {
+                SIGUSR1 => Told::Report,
+                SIGINT if stops => forced_end::at_once(ExitCode::Interrupted),
+                _ if stops => forced_end::at_once(ExitCode::Terminated),
+                _ => Told::Stop,
+            };
+            stops |= what == Told::Stop;
+            // Who does not listen any more is ending.
+            let _ = sender.send(what);
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(watch)?;
+    Ok(told)
 }
 
 /// Tells the service manager, where there is one that asked for it, that VMs may come.

@@ -11,13 +11,10 @@ use memory_fabric::link::LinkEvent;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssi_hv::config::RunConfig;
-use ssi_hv::control_socket::files;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::forced_end::{self, FORCED_END_TIME_MAX};
 use ssi_hv::logging;
-use ssi_hv::machine::{
-    CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX, restore_terminal,
-};
-use ssi_hv::progress;
+use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
 use ssi_hv::report::{Host, Report, ReportFile};
 use ssi_hv::status::VmState;
 
@@ -29,8 +26,10 @@ const END_TIME_MAX: Duration = STOP_TIME_MAX
     .saturating_add(CONSOLE_DRAIN_TIME_MAX)
     .saturating_mul(2);
 
-/// How long it may take while a disk is at work, and so at the most.
-pub(super) const END_WITH_DISK_TIME_MAX: Duration = END_TIME_MAX.saturating_add(DISK_TIME_MAX);
+/// How long it may take at the most: while a disk is at work, and in the end by force.
+pub(super) const LATE_END_TIME_MAX: Duration = END_TIME_MAX
+    .saturating_add(DISK_TIME_MAX)
+    .saturating_add(FORCED_END_TIME_MAX);
 
 /// The same of a run that is not further than its start, which may be waiting for a donor.
 const START_END_TIME_MAX: Duration = Duration::from_secs(1);
@@ -156,11 +155,7 @@ impl Supervisor {
                         ExitCode::Terminated
                     };
                     if told {
-                        // A second time: at once.
-                        restore_terminal();
-                        progress::clear();
-                        files::remove_all();
-                        std::process::exit(code.code().into());
+                        forced_end::at_once(code);
                     }
                     told = true;
                     // When the run is ending already, why it does is what counts.
@@ -280,20 +275,14 @@ impl Supervisor {
     fn take(&self, event: FabricEvent) {
         match event {
             FabricEvent::Link(LinkEvent::Down { node, reason }) => {
+                self.donor_went();
                 self.note(format!(
                     "donor {node} cannot be reached: {reason}; the guest is paused"
                 ));
-                let mut state = self.lock();
-                state.away += 1;
-                if let Some(machine) = &state.machine {
-                    machine.pause();
-                }
             }
             FabricEvent::Link(LinkEvent::Up { node }) => {
-                let mut state = self.lock();
-                state.away = state.away.saturating_sub(1);
-                state.go_on();
-                tracing::warn!("donor {node} is back; the guest {}", state.prospect());
+                let prospect = self.donor_came();
+                tracing::warn!("donor {node} is back; the guest {prospect}");
             }
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
                 let error = format!("guest memory on {node} is lost: {reason}");
@@ -310,6 +299,22 @@ impl Supervisor {
                 });
             }
         }
+    }
+
+    fn donor_went(&self) {
+        let mut state = self.lock();
+        state.away += 1;
+        if let Some(machine) = &state.machine {
+            machine.pause();
+        }
+    }
+
+    /// Gives what follows from it.
+    fn donor_came(&self) -> &'static str {
+        let mut state = self.lock();
+        state.away = state.away.saturating_sub(1);
+        state.go_on();
+        state.prospect()
     }
 
     /// Warns of what went wrong, and keeps it for the report.
@@ -399,27 +404,29 @@ impl Supervisor {
             return;
         };
         let Some(end) = state.end.clone() else { return };
+        let mut errors = state.errors.clone().lines();
+        // Signals are still heard.
+        drop(state);
         let code = if self.exec {
             end.code.with_exec()
         } else {
             end.code
         };
-        restore_terminal();
-        progress::clear();
-        files::remove_all();
-        if let Some(report) = &self.report {
-            let mut text = Report::new(Host::detect());
-            text.errors = state.errors.clone().lines();
-            text.errors.extend(end.error.clone());
-            text.outcome = end.code.name().to_owned();
-            text.exit_code = code.code();
-            if let Err(error) = report.write(&text) {
-                logging::tell_failure(code, &format!("{:#}", anyhow!(error)));
+        let report = self.report.clone();
+        forced_end::after_last(code, move || {
+            if let Some(report) = report {
+                let mut text = Report::new(Host::detect());
+                errors.extend(end.error.clone());
+                text.errors = errors;
+                text.outcome = end.code.name().to_owned();
+                text.exit_code = code.code();
+                if let Err(error) = report.write(&text) {
+                    logging::tell_failure(code, &format!("{:#}", anyhow!(error)));
+                }
             }
-        }
-        if let Some(error) = &end.error {
-            logging::tell_failure(code, error);
-        }
-        std::process::exit(code.code().into());
+            if let Some(error) = &end.error {
+                logging::tell_failure(code, error);
+            }
+        })
     }
 }

@@ -131,8 +131,8 @@ fn told(status: u16, result: Result<VmState, NotDone>) -> Answer {
         Err(NotDone::Late) => Err(Refusal::new(
             RefusalCode::Late,
             format!(
-                "not everything stands still after {} s, since something waits for a page or for \
-                 a disk; it will when that has come, unless the VM is resumed",
+                "not everything stands still after {} s, since something waits for a page, for a disk \
+                 or for who reads the console; it will when that has come, unless the VM is resumed",
                 PAUSE_TIME_MAX.as_secs()
             ),
         )),

@@ -7,15 +7,19 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-static BOUND: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+/// What is there; none when the process is about to end by force.
+static BOUND: Mutex<Option<Vec<PathBuf>>> = Mutex::new(Some(Vec::new()));
 
-fn bound() -> MutexGuard<'static, Vec<PathBuf>> {
+fn bound() -> MutexGuard<'static, Option<Vec<PathBuf>>> {
     BOUND.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes a socket that nobody but this user may use, in the place of one that was left there.
 pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
     let mut bound = bound();
+    let Some(bound) = &mut *bound else {
+        return Err(io::Error::other("the process ends"));
+    };
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -30,21 +34,22 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
 
 /// Removes a socket that is used no more.
 pub(super) fn remove(path: &Path) {
-    bound().retain(|other| other != path);
+    if let Some(bound) = &mut *bound() {
+        bound.retain(|other| other != path);
+    }
     let _ = fs::remove_file(path);
 }
 
 /// Has another socket of this process removed too when it ends by force.
 pub fn remove_with_ours(path: PathBuf) {
-    bound().push(path);
+    if let Some(bound) = &mut *bound() {
+        bound.push(path);
+    }
 }
 
 /// Removes the sockets of this process, which is about to end by force. None is made from now on.
 pub fn remove_all() {
-    let bound = bound();
-    for path in &*bound {
+    for path in bound().take().into_iter().flatten() {
         let _ = fs::remove_file(path);
     }
-    // Kept until the end.
-    std::mem::forget(bound);
 }

@@ -4,6 +4,8 @@ use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::progress;
+
 use super::frame::{CONTENTS_BYTES_MAX, FAILURE, HEADER_BYTES, HELLO, STATUS, STDERR, STDOUT};
 
 /// What came of the command.
@@ -83,6 +85,7 @@ impl Channel {
             channel: self.clone(),
             stdout,
             stderr,
+            booting: None,
             pending: Vec::new(),
         }
     }
@@ -109,6 +112,8 @@ pub struct Receiver<O, E> {
     channel: Channel,
     stdout: O,
     stderr: E,
+    /// Shows that the guest boots.
+    booting: Option<progress::Progress>,
     /// Came, and not taken apart yet: less than a frame.
     pending: Vec<u8>,
 }
@@ -130,6 +135,15 @@ impl<O: Write + Send, E: Write + Send> Write for Receiver<O, E> {
 }
 
 impl<O: Write + Send, E: Write + Send> Receiver<O, E> {
+    /// With a bar that goes before the first of the command's output.
+    #[must_use]
+    pub fn with_bar(self, bar: progress::Progress) -> Self {
+        Self {
+            booting: Some(bar),
+            ..self
+        }
+    }
+
     /// Takes what begins at `from`; gives how long it was, or nothing when it is not all there.
     fn take(&mut self, from: usize) -> Option<usize> {
         let Progress { opened, end, .. } = self.channel.progress();
@@ -186,6 +200,7 @@ impl<O: Write + Send, E: Write + Send> Receiver<O, E> {
             .windows(HELLO.len())
             .position(|window| window == HELLO)
         {
+            self.booting = None;
             self.channel.change(|progress| progress.opened = true);
             return Some(at + HELLO.len());
         }

@@ -106,6 +106,7 @@ pub use numa::NumaNode;
 pub use payload::KERNEL_BYTES_MAX;
 pub use terminal::{RawTerminal, restore_terminal};
 
+use crate::progress::Stderr;
 use crate::report::{TCG_VENDOR, hypervisor_vendor};
 use acpi::AcpiTables;
 use console::ConsoleInput;
@@ -325,6 +326,10 @@ impl Machine {
         if let Err(error) = served {
             self.shared.control.end(Err(error));
         }
+        // A vCPU that waits for who reads the console would be taken for one that waits for a page.
+        for output in [Some(&self.console_output), self.second_output.as_ref()] {
+            output.map(ConsoleOutput::let_go);
+        }
         ending::wait_for_threads(&self.shared);
         let lost_bytes = self.console_output.close(CONSOLE_DRAIN_TIME_MAX);
         if lost_bytes > 0 {
@@ -348,8 +353,8 @@ impl Machine {
         match RawTerminal::enter(fd) {
             Ok(Some(raw)) => {
                 use std::io::Write;
-                // Not worth a failure, should standard error be closed.
-                let _ = writeln!(std::io::stderr(), "ssi-hv: type Ctrl-A x to stop the guest");
+                // It never fails.
+                let _ = writeln!(Stderr::default(), "ssi-hv: type Ctrl-A x to stop the guest");
                 Some(raw)
             }
             Ok(None) => None,

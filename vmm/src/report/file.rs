@@ -2,9 +2,19 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
+
+/// How long a pipe's reader may keep a report waiting.
+pub const REPORT_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Pause between attempts to open a named pipe that nobody reads: of its reader nobody is told.
+const OPEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a report cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -71,22 +81,74 @@ impl ReportFile {
     ///
     /// # Errors
     ///
-    /// If the file cannot be written; an older file is then still there, whole.
+    /// If the file cannot be written; an older file is then still there, whole. If nobody has read a pipe
+    /// for [`REPORT_TIME_MAX`].
     pub fn write(&self, report: &impl Serialize) -> Result<(), ReportError> {
         let mut text = serde_json::to_vec_pretty(report).map_err(ReportError::Json)?;
         text.push(b'\n');
         let written = match &self.target {
             Target::Replace { file, temporary } => replace(file, temporary, &text),
-            Target::Direct(path) => OpenOptions::new()
-                .write(true)
-                .open(path)
-                .and_then(|mut file| file.write_all(&text)),
+            Target::Direct(path) => write_direct(path, &text),
         };
         written.map_err(|source| ReportError::Write {
             path: self.named.clone(),
             source,
         })
     }
+}
+
+/// Writes to what is no file, such as a pipe.
+fn write_direct(path: &Path, mut text: &[u8]) -> io::Result<()> {
+    let deadline = Instant::now() + REPORT_TIME_MAX;
+    let mut options = OpenOptions::new();
+    options
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    let mut file = loop {
+        match options.open(path) {
+            // Nobody reads it yet.
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                if Instant::now() >= deadline {
+                    return Err(not_read());
+                }
+                thread::sleep(OPEN_PAUSE);
+            }
+            opened => break opened?,
+        }
+    };
+    while !text.is_empty() {
+        match file.write(text) {
+            Ok(written) => text = text.get(written..).unwrap_or_default(),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait_for_reader(&file, deadline)?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until there may be room.
+fn wait_for_reader(file: &File, deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(not_read());
+    }
+    let mut wanted = libc::pollfd {
+        fd: file.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    let left = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);
+    // SAFETY: `wanted` is one pollfd, and lives through the call. Whatever comes of it, writing tells.
+    unsafe { libc::poll(&raw mut wanted, 1, left.max(1)) };
+    Ok(())
+}
+
+fn not_read() -> io::Error {
+    let text = format!("nobody has read it for {} s", REPORT_TIME_MAX.as_secs());
+    io::Error::new(io::ErrorKind::TimedOut, text)
 }
 
 fn target_of(path: &Path) -> io::Result<Target> {

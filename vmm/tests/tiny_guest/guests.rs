@@ -174,6 +174,19 @@ guest!(
     "power_off",
     "2: jmp 2b",
 );
+// Says `1` if its time stamp counter ticks at one rate whatever the power state, else `0`.
+guest!(
+    is_tsc_invariant,
+    "mov eax, 0x80000007",
+    "cpuid",
+    "bt edx, 8",
+    "mov al, 0x30",
+    "adc al, 0",
+    "mov dx, 0x3f8",
+    "out dx, al",
+    "power_off",
+    "2: jmp 2b",
+);
 guest!(
     count_for_ever,
     "say 'r'",
@@ -183,11 +196,35 @@ guest!(
 );
 // Counts in a word of each page between 2 and 48 MiB, round after round.
 guest!(walk_for_ever, "say 'r'", "2: walk", "jmp 2b",);
-// The same, and after each round reads six pages at each of 1500 random places. Reboots after two rounds.
+// The same, and says 64 bytes for each page.
+guest!(
+    talk_and_walk,
+    "say 'r'",
+    "mov dx, 0x3f8",
+    "2: mov rbx, 0x200000",
+    "3: inc qword ptr [rbx]",
+    "mov rsi, rbx",
+    "mov ecx, 64",
+    "rep outsb",
+    "add rbx, 0x1000",
+    "cmp rbx, 0x3000000",
+    "jb 3b",
+    "jmp 2b",
+);
+// Waits for its power button. Then counts as `walk_for_ever` does, and after each round reads six pages at each of
+// 1500 random places; when the button was pressed once more it reboots.
 guest!(
     wander,
+    "mov dx, 0x602",
+    "mov ax, 0x100",
+    "out dx, ax",
     "say 'r'",
-    "mov r8, 2",
+    "mov dx, 0x600",
+    "6: in ax, dx",
+    "test ah, 1",
+    "jz 6b",
+    // What is written as 1 is cleared.
+    "out dx, ax",
     "mov r9, 1",
     "mov r10, 0x5851f42d4c957f2d",
     "2: walk",
@@ -208,8 +245,10 @@ guest!(
     "jnz 4b",
     "dec ecx",
     "jnz 3b",
-    "dec r8",
-    "jnz 2b",
+    "mov dx, 0x600",
+    "in ax, dx",
+    "test ah, 1",
+    "jz 2b",
     "mov dx, 0xcf9",
     "mov al, 6",
     "out dx, al",

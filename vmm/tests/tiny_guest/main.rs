@@ -9,9 +9,12 @@ mod disks;
 #[allow(dead_code, reason = "other tests use the rest")]
 mod guests;
 mod support;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../terminal/mod.rs"]
+mod terminal;
 
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
@@ -22,11 +25,12 @@ use ssi_hv::machine::{ConsoleConfig, Outcome, STOP_TIME_MAX};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use guests::{
-    count_for_ever, echo_until_q, halt_for_ever, hello, init_reached, keyboard_reset,
-    reset_register, run_where_no_memory_is, second_cpu, talk_for_ever, touch_absent_page,
-    triple_fault, unknown_port,
+    count_for_ever, echo_until_q, halt_for_ever, hello, init_reached, is_tsc_invariant,
+    keyboard_reset, reset_register, run_where_no_memory_is, second_cpu, talk_for_ever,
+    touch_absent_page, triple_fault, unknown_port,
 };
 use support::{COUNTER, LIMIT, kvm_is_there, machine, memory, run, start, start_with};
+use terminal::Terminal;
 
 #[test]
 fn serial_output_is_captured_and_s5_ends_with_shutdown() {
@@ -111,6 +115,18 @@ fn a_second_cpu_starts_by_init_and_start_up_interrupts() {
     let (outcome, said) = start_with(second_cpu::code(), 2, memory(), None).finish();
     assert_eq!(outcome, Outcome::Shutdown);
     assert_eq!(said, "AB");
+}
+
+#[test]
+fn the_clock_of_the_guest_is_as_stable_as_the_hosts() {
+    if !kvm_is_there() {
+        return;
+    }
+    let host = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let is_stable = host.split_whitespace().any(|flag| flag == "nonstop_tsc");
+    let (outcome, said) = start(is_tsc_invariant::code()).finish();
+    assert_eq!(outcome, Outcome::Shutdown);
+    assert_eq!(said, if is_stable { "1" } else { "0" });
 }
 
 /// Waits until the counter of [`count_for_ever`] moves.
@@ -245,31 +261,12 @@ fn cooked_modes(terminal: &OwnedFd) -> libc::tcflag_t {
     settings.c_lflag & (libc::ICANON | libc::ECHO | libc::ISIG)
 }
 
-/// A terminal: the side of the user and the side of the program.
-fn open_terminal() -> (OwnedFd, OwnedFd) {
-    let (mut user, mut program) = (-1, -1);
-    let none = std::ptr::null_mut();
-    // SAFETY: the first two point to integers to write to; the others may be null.
-    let result = unsafe {
-        libc::openpty(
-            &raw mut user,
-            &raw mut program,
-            none,
-            none.cast(),
-            none.cast(),
-        )
-    };
-    assert_eq!(result, 0, "{}", io::Error::last_os_error());
-    // SAFETY: `openpty` has succeeded, so both are open, and nobody else owns them.
-    unsafe { (OwnedFd::from_raw_fd(user), OwnedFd::from_raw_fd(program)) }
-}
-
 #[test]
 fn a_terminal_is_raw_while_the_machine_runs() {
     if !kvm_is_there() {
         return;
     }
-    let (user, program) = open_terminal();
+    let (mut user, program) = Terminal::open(24, 80);
     let cooked = cooked_modes(&program);
     assert_ne!(cooked, 0);
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -290,7 +287,6 @@ fn a_terminal_is_raw_while_the_machine_runs() {
         });
     }
     let mut child = command.spawn().unwrap();
-    let mut user = std::fs::File::from(user);
     let mut seen = Vec::new();
     // The hint, then what the guest says.
     while !seen.ends_with(b"guest\r\nh") {
@@ -382,6 +378,7 @@ fn a_blocked_console_does_not_keep_the_machine_from_stopping() {
     blocked.recv_timeout(LIMIT).unwrap();
     running.handle.stop();
     assert_eq!(running.outcome(), Outcome::Stopped);
+    assert!(running.handle.all_vcpus_ended());
     drop(closed_gate);
 }
 

@@ -18,6 +18,7 @@ use memory_fabric::transport::rdma::DeviceChoice;
 use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::forced_end;
 use ssi_hv::logging;
 use ssi_hv::progress::Progress;
 use ssi_hv::report::{Host, Stages};
@@ -151,7 +152,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
         };
         // Threads wait for pages that never come.
         logging::tell_failure(ExitCode::HostError, &reason);
-        std::process::exit(ExitCode::HostError.code().into());
+        forced_end::at_once(ExitCode::HostError);
     });
     let fabric = Fabric::start(
         &FabricConfig {

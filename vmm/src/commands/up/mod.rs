@@ -26,10 +26,11 @@ use ssi_hv::cluster::{Cluster, command_line};
 use ssi_hv::config::RunConfig;
 use ssi_hv::control_socket::directory::Directory;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::forced_end;
 
 use self::child::{Event, Outputs, Running, ending};
 use self::nodes::Nodes;
-use super::supervisor::END_WITH_DISK_TIME_MAX;
+use super::supervisor::LATE_END_TIME_MAX;
 use super::{Failure, print};
 
 /// How much longer than its own limit a VM is waited for that was told to end.
@@ -156,8 +157,7 @@ fn watch_signals(events: &Sender<Event>) -> Result<(), Failure> {
             let mut told = false;
             for signal in signals.forever() {
                 if told {
-                    ssi_hv::progress::clear();
-                    std::process::exit(code_of(signal).code().into());
+                    forced_end::at_once(code_of(signal));
                 }
                 told = true;
                 let _ = events.send(Event::Signal(signal));
@@ -241,7 +241,7 @@ impl Up<'_> {
                 Event::Signal(_) => {
                     tracing::info!("VM: is stopped");
                     lifeline = None;
-                    deadline = Some(Instant::now() + END_WITH_DISK_TIME_MAX + VM_END_MARGIN);
+                    deadline = Some(Instant::now() + LATE_END_TIME_MAX + VM_END_MARGIN);
                 }
                 Event::Late => {
                     tracing::error!("VM: does not end, and is killed");

@@ -1,0 +1,189 @@
+//! Standard output, standard error and reports whose reader stands still, or is gone.
+
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/guests.rs"]
+mod guests;
+#[allow(dead_code, reason = "other tests use the rest")]
+mod running;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "tiny_guest/support.rs"]
+mod support;
+
+use std::ffi::CString;
+use std::fs;
+use std::io::{self, PipeReader, Read};
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ssi_hv::exit::ExitCode;
+
+use running::{LIMIT, Place, count};
+
+/// Pause between looks at something of which nobody is told.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A process that is killed when a test ends early.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Killed {
+    fn signal(&self, signal: libc::c_int) {
+        let pid = i32::try_from(self.0.id()).expect("a process id");
+        // SAFETY: a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+    }
+
+    /// Fails unless it ends soon, as SIGTERM has it end; `meanwhile` is done again and again.
+    fn is_terminated(&mut self, meanwhile: impl Fn(&Self)) {
+        let deadline = Instant::now() + LIMIT;
+        let status = loop {
+            if let Some(status) = self.0.try_wait().expect("it is ours") {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+            meanwhile(self);
+            thread::sleep(PAUSE);
+        };
+        assert_eq!(status.code(), Some(ExitCode::Terminated.code().into()));
+    }
+}
+
+/// A guest that talks without end and pages, and what it and the monitor say, once it has begun.
+fn talker(place: &Place) -> (Killed, PipeReader) {
+    let kernel = place.directory.path().join("kernel");
+    fs::write(&kernel, support::elf(guests::talk_and_walk::code())).expect("is written");
+    let (mut reader, writer) = io::pipe().expect("a pipe");
+    let mut command = place.command(&["run", "--memory", "64M", "--local-memory", "16M"]);
+    command
+        .args(["--transport", "loopback", "--prefetch", "off", "--kernel"])
+        .arg(kernel)
+        .stdout(writer.try_clone().expect("a descriptor"))
+        .stderr(writer);
+    let vm = Killed(command.spawn().expect("it starts"));
+    // With it the other end of the pipe.
+    drop(command);
+    let mut said = [0];
+    while said != *b"r" {
+        reader.read_exact(&mut said).expect("the guest talks");
+    }
+    (vm, reader)
+}
+
+fn faults(place: &Place) -> u64 {
+    let status = place.json(&["status", "--json"]);
+    count(&status, "/vms/0/faults/remote/count")
+}
+
+#[test]
+fn a_guest_goes_on_when_nobody_hears_it_any_more() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (mut vm, reader) = talker(&place);
+    drop(reader);
+    let deadline = Instant::now() + LIMIT;
+    let before = faults(&place);
+    // It says more meanwhile than goes into the console's buffer.
+    while faults(&place) < before + 5000 {
+        assert!(Instant::now() < deadline, "the guest stands still");
+        thread::sleep(PAUSE);
+    }
+    vm.signal(libc::SIGTERM);
+    vm.is_terminated(|_| {});
+}
+
+#[test]
+fn who_does_not_read_keeps_no_vm_from_ending() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (mut vm, reader) = talker(&place);
+    let waiting = || {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the call sets one integer.
+        let result = unsafe { libc::ioctl(reader.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+        assert_eq!(result, 0);
+        bytes
+    };
+    // SAFETY: fcntl on an open descriptor.
+    let room = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_GETPIPE_SZ) };
+    // Until the pipe is full, but for what does not fit into a page of it.
+    let deadline = Instant::now() + LIMIT;
+    while waiting() < room / 2 {
+        assert!(Instant::now() < deadline, "{} of {room} bytes", waiting());
+        thread::sleep(PAUSE);
+    }
+    let mut last = -1;
+    while waiting() > last {
+        last = waiting();
+        thread::sleep(PAUSE * 10);
+    }
+    vm.signal(libc::SIGTERM);
+    vm.is_terminated(|_| {});
+}
+
+/// A named pipe that nobody reads.
+fn pipe_without_reader(place: &Place) -> PathBuf {
+    let path = place.directory.path().join("pipe");
+    let name = CString::new(path.as_os_str().as_bytes()).expect("no zero in it");
+    // SAFETY: the name ends with a zero and lives through the call.
+    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    path
+}
+
+#[test]
+fn a_report_that_nobody_reads_keeps_no_vm_from_ending() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let kernel = place.directory.path().join("kernel");
+    fs::write(&kernel, support::elf(guests::hello::code())).expect("is written");
+    // It takes connections and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = silent.local_addr().expect("an address").to_string();
+    let mut command = place.command(&["run", "--memory", "64M", "--local-memory", "16M"]);
+    command
+        .args(["--transport", "tcp", "--donor", &address, "--kernel"])
+        .arg(kernel)
+        .arg("--report")
+        .arg(pipe_without_reader(&place))
+        .stderr(Stdio::null());
+    let mut vm = Killed(command.spawn().expect("it starts"));
+    let deadline = Instant::now() + LIMIT;
+    while place.files() == 0 {
+        assert!(Instant::now() < deadline, "it does not start");
+        thread::sleep(PAUSE);
+    }
+    vm.signal(libc::SIGTERM);
+    vm.is_terminated(|_| {});
+    assert_eq!(place.files(), 0, "its socket is left");
+}
+
+#[test]
+fn a_second_signal_ends_a_node_at_once_whatever_it_does() {
+    let place = Place::new();
+    let mut command = place.command(&["node", "--listen", "127.0.0.1:0", "--memory", "64M"]);
+    command.arg("--report").arg(pipe_without_reader(&place));
+    command.stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut node = Killed(command.spawn().expect("it starts"));
+    let mut said = [0];
+    let stdout = node.0.stdout.as_mut().expect("a pipe");
+    stdout.read_exact(&mut said).expect("it listens");
+    // Asked for its report, it waits a while for who reads it.
+    node.signal(libc::SIGUSR1);
+    node.is_terminated(|node| node.signal(libc::SIGTERM));
+}

@@ -1,0 +1,125 @@
+//! A terminal for programs that want one.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// No step of a test takes longer on a host that works, however loaded.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A pseudo-terminal (pty(7)), and what a program has drawn on it.
+pub struct Terminal {
+    pub keys: File,
+    /// What the program's end is; kept open, so that its modes can be looked at afterwards.
+    pub program: OwnedFd,
+    output: mpsc::Receiver<Vec<u8>>,
+    /// All that was written to it.
+    pub written: Vec<u8>,
+    pub screen: vt100::Parser,
+}
+
+impl Terminal {
+    /// The end of somebody who types, and that of a program.
+    pub fn open(rows: u16, columns: u16) -> (File, OwnedFd) {
+        let (mut keys, mut program) = (-1, -1);
+        let size = libc::winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        // SAFETY: the first two point to integers that it sets, the last to a size that it reads;
+        // null stands for no name and for the modes that there are.
+        let result = unsafe {
+            libc::openpty(
+                &raw mut keys,
+                &raw mut program,
+                std::ptr::null_mut(),
+                std::ptr::null(),
+                &raw const size,
+            )
+        };
+        assert_eq!(result, 0, "no pseudo-terminal");
+        // No program holds the other end of its own terminal.
+        // SAFETY: fcntl on a descriptor that was just opened.
+        let result = unsafe { libc::fcntl(keys, libc::F_SETFD, libc::FD_CLOEXEC) };
+        assert_eq!(result, 0, "no flag");
+        // SAFETY: both are descriptors that were just opened, and nobody else has them.
+        let (keys, program) =
+            unsafe { (OwnedFd::from_raw_fd(keys), OwnedFd::from_raw_fd(program)) };
+        (File::from(keys), program)
+    }
+
+    pub fn new(rows: u16, columns: u16) -> Self {
+        let (keys, program) = Self::open(rows, columns);
+        let mut reader = keys.try_clone().expect("a descriptor");
+        let (sender, output) = mpsc::channel();
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = reader.read(&mut bytes) {
+                if sender.send(bytes[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            keys,
+            program,
+            output,
+            written: Vec::new(),
+            screen: vt100::Parser::new(rows, columns, 0),
+        }
+    }
+
+    pub fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).expect("is taken");
+    }
+
+    /// Waits until the screen is like that.
+    pub fn wait_for(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let contents = self.screen.screen().contents();
+            if is_so(&contents) {
+                return contents;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.output.recv_timeout(left) {
+                Ok(bytes) => self.take(&bytes),
+                Err(error) => panic!("{what}: {error}, and the screen is\n{contents}"),
+            }
+        }
+    }
+
+    fn take(&mut self, bytes: &[u8]) {
+        self.written.extend_from_slice(bytes);
+        self.screen.process(bytes);
+    }
+
+    /// Takes what the program has said to its end.
+    pub fn finish(&mut self) {
+        loop {
+            match self.output.recv_timeout(Duration::from_millis(200)) {
+                Ok(bytes) => self.take(&bytes),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    /// How the terminal treats input and output (termios(3)).
+    pub fn modes(&self) -> [libc::tcflag_t; 4] {
+        let mut modes = std::mem::MaybeUninit::<libc::termios>::uninit();
+        // SAFETY: the descriptor is open, and the call fills the structure if it succeeds.
+        let modes = unsafe {
+            assert_eq!(
+                libc::tcgetattr(self.program.as_raw_fd(), modes.as_mut_ptr()),
+                0
+            );
+            modes.assume_init()
+        };
+        [modes.c_iflag, modes.c_oflag, modes.c_cflag, modes.c_lflag]
+    }
+}
