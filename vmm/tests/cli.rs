@@ -2,6 +2,8 @@
 
 #[path = "cli/devices.rs"]
 mod devices;
+#[path = "cli/wrong.rs"]
+mod wrong;
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -60,16 +60,8 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
         .as_deref()
         .map(ReportFile::prepare)
         .transpose()?;
-    let console = console_file(config)?;
-    let exec = Exec::prepare(config, wanted.initrd.as_deref())?;
     let supervisor =
         Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
-    if let Some(fd) = config.end_with_fd {
-        let supervisor = Arc::clone(&supervisor);
-        lifeline::watch_pipe(fd, move || supervisor.kill())
-            .with_context(|| format!("cannot watch --end-with-fd {fd}"))?;
-    }
-
     let mut report = Report::new(Host::detect());
     report.guest = Guest {
         memory_bytes: wanted.memory.bytes(),
@@ -91,29 +83,8 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
         plugged_changes: Changes::default(),
         config: config.clone(),
     });
-    let metrics = metrics::serve(
-        wanted.metrics,
-        Service {
-            subject: Arc::clone(&watched),
-            routes: metrics::OF_VM,
-        },
-    )?;
-    if let Some((_, address)) = &metrics {
-        tracing::info!("metrics on http://{address}/metrics");
-    }
-    let server = listen(config, &watched)?;
-    let devices = HostDevices::open(config)?;
-    let run = Run {
-        config,
-        wanted: &wanted,
-        supervisor: &supervisor,
-        exec: exec.as_ref(),
-        console: console.as_ref(),
-        watched: &watched,
-    };
-    let mut result = run.boot_until_it_ends(&devices, &mut report);
-    // Who asks from now on is told by the report.
-    drop((server, metrics));
+    let mut exec = None;
+    let mut result = open_and_boot(config, &wanted, &watched, &mut exec, &mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -132,7 +103,7 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     };
     report.exec = exec.as_ref().map(Exec::report);
     report.outcome = code.name().to_owned();
-    report.exit_code = match &exec {
+    report.exit_code = match config.exec {
         Some(_) => code.with_exec().code(),
         None => code.code(),
     };
@@ -145,6 +116,50 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
             tracing::error!("{:#}", anyhow!(error));
         }
     }
+    result
+}
+
+/// Takes what the run needs of this host, boots the guest, and stays until it ends. Whatever fails in
+/// here is told by the report.
+fn open_and_boot(
+    config: &RunConfig,
+    wanted: &ValidatedRun,
+    watched: &Arc<Watched>,
+    exec: &mut Option<Exec>,
+    report: &mut Report,
+) -> Result<ExitCode, Failure> {
+    let supervisor = &watched.supervisor;
+    if let Some(fd) = config.end_with_fd {
+        let supervisor = Arc::clone(supervisor);
+        lifeline::watch_pipe(fd, move || supervisor.kill())
+            .with_context(|| format!("cannot watch --end-with-fd {fd}"))?;
+    }
+    // First of all, so that of two with one name the second leaves the files of the first alone.
+    let server = listen(config, watched)?;
+    let metrics = metrics::serve(
+        wanted.metrics,
+        Service {
+            subject: Arc::clone(watched),
+            routes: metrics::OF_VM,
+        },
+    )?;
+    if let Some((_, address)) = &metrics {
+        tracing::info!("metrics on http://{address}/metrics");
+    }
+    let console = console_file(config)?;
+    *exec = Exec::prepare(config, wanted.initrd.as_deref())?;
+    let devices = HostDevices::open(config)?;
+    let run = Run {
+        config,
+        wanted,
+        supervisor,
+        exec: exec.as_ref(),
+        console: console.as_ref(),
+        watched,
+    };
+    let result = run.boot_until_it_ends(&devices, report);
+    // Who asks from now on is told by the report.
+    drop((server, metrics));
     result
 }
 

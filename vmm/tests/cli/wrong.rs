@@ -1,0 +1,44 @@
+//! What is wrong and by which code it is told: values, files, addresses.
+
+use std::fs;
+use std::net::TcpListener;
+
+use ssi_hv::exit::ExitCode;
+
+use super::{KERNEL, refused};
+
+#[test]
+fn a_run_that_fails_before_it_boots_leaves_a_report_in_place_of_an_older_one() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("report.json");
+    let name = path.to_str().expect("UTF-8");
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().map(|address| address.to_string());
+    let taken = taken.expect("an address");
+    for (more, code, outcome) in [
+        (
+            &["--metrics", &taken][..],
+            ExitCode::HostError,
+            "host-error",
+        ),
+        (&["--disk", "/no/such"], ExitCode::Usage, "usage"),
+        (&["--console", "/no/such/log"], ExitCode::Usage, "usage"),
+        (
+            &["--disk", "/no/such", "--exec", "x", "--initrd", KERNEL],
+            ExitCode::ExecFailed,
+            "usage",
+        ),
+    ] {
+        fs::write(&path, "an older one").expect("is written");
+        let run = [
+            "run", "--kernel", KERNEL, "--memory", "64M", "--report", name,
+        ];
+        let line = refused(&[&run[..], more].concat(), code);
+        let report = fs::read(&path).expect("a report");
+        let report: serde_json::Value = serde_json::from_slice(&report).expect("is JSON");
+        assert_eq!(report["errors"], serde_json::json!([line]));
+        assert_eq!(report["outcome"], outcome);
+        assert_eq!(report["exit_code"], code.code());
+        assert_eq!(report["guest"]["memory_bytes"], 64 << 20);
+    }
+}
