@@ -150,6 +150,33 @@ fn a_paused_vm_ends_when_it_is_killed_or_interrupted() {
 }
 
 #[test]
+fn a_vm_without_a_name_has_the_one_it_is_shown_under() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let mut nameless = vm(&place, &[]);
+    let shown = place.json(&["status", "--json"])["vms"][0]["name"].clone();
+    let name = shown.as_str().expect("a name");
+    assert_eq!(name, format!("ssi-hv-{}", nameless.pid()));
+    assert!(place.printed(&["pause", name]).ends_with(": paused\n"));
+
+    // Nobody else gets it meanwhile.
+    let kernel = place.directory.path().join("kernel");
+    let kernel = kernel.to_str().expect("UTF-8");
+    let log = place.directory.path().join("console");
+    fs::write(&log, "of the first").expect("is written");
+    let log_name = log.to_str().expect("UTF-8");
+    let second = ["run", "--memory", "64M", "--kernel", kernel];
+    let second = [&second[..], &["--name", name, "--console", log_name]].concat();
+    let line = place.failed(&second, ExitCode::Usage);
+    assert!(line.contains(&format!("--name {name} is taken")), "{line}");
+    assert_eq!(fs::read(&log).expect("a file"), b"of the first");
+    assert!(place.printed(&["kill", name]).ends_with(": ended\n"));
+    assert_eq!(nameless.code(), Some(ExitCode::Terminated.code().into()));
+}
+
+#[test]
 fn what_cannot_be_done_is_said() {
     if !support::kvm_is_there() {
         return;

@@ -23,6 +23,13 @@ impl VmName {
     }
 }
 
+/// What a VM is called, by itself and by whoever asks for it: its name, or else a word made of its
+/// process.
+#[must_use]
+pub fn called(name: Option<&VmName>, pid: u32) -> String {
+    name.map_or_else(|| format!("ssi-hv-{pid}"), ToString::to_string)
+}
+
 /// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

@@ -11,6 +11,7 @@ use memory_fabric::fabric::{
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
+use ssi_hv::cli::name::called;
 use ssi_hv::config::{
     self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
 };
@@ -338,10 +339,7 @@ impl Run<'_> {
 
 /// The name of the VM at donors and for who asks.
 fn vm_name(config: &RunConfig) -> String {
-    config.name.as_ref().map_or_else(
-        || format!("ssi-hv-{}", std::process::id()),
-        ToString::to_string,
-    )
+    called(config.name.as_ref(), std::process::id())
 }
 
 pub(super) fn fabric_config(

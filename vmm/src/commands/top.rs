@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use ssi_hv::cli::name::called;
 use ssi_hv::cli::top::TopConfig;
 use ssi_hv::control_socket::client::{ClientError, ask};
 use ssi_hv::control_socket::directory::{Entry, Kind};
@@ -131,10 +132,7 @@ fn vms(running: Vec<Entry>) -> Vec<Entry> {
 fn choices(entries: &[Entry]) -> Vec<Choice> {
     let choices = entries.iter().map(|entry| Choice {
         pid: entry.pid,
-        name: match &entry.name {
-            Some(name) => name.to_string(),
-            None => format!("ssi-hv-{}", entry.pid),
-        },
+        name: called(entry.name.as_ref(), entry.pid),
     });
     choices.collect()
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::client::try_connect;
-use crate::cli::name::VmName;
+use crate::cli::name::{VmName, called};
 
 /// The variable that names the directory, if it is not to be the usual one.
 pub const VARIABLE: &str = "SSI_HV_RUNTIME_DIR";
@@ -89,11 +89,13 @@ impl Entry {
     /// Whether a user who says `wanted` means this one: its process or its name.
     #[must_use]
     pub fn is_called(&self, wanted: &str) -> bool {
-        self.pid.to_string() == wanted
-            || self
-                .name
-                .as_ref()
-                .is_some_and(|name| name.as_str() == wanted)
+        self.pid.to_string() == wanted || self.has_name(wanted)
+    }
+
+    /// Whether this is a VM that is shown under this name, be it given or not.
+    #[must_use]
+    pub fn has_name(&self, wanted: &str) -> bool {
+        self.kind == Kind::Vm && called(self.name.as_ref(), self.pid) == wanted
     }
 
     /// Whether somebody listens.
@@ -185,8 +187,7 @@ impl Directory {
     pub fn vm_named(name: &VmName) -> Result<Option<Entry>, DirectoryError> {
         for directory in Self::for_looking()? {
             let mut sockets = directory.sockets()?.into_iter();
-            let found =
-                sockets.find(|entry| entry.kind == Kind::Vm && entry.name.as_ref() == Some(name));
+            let found = sockets.find(|entry| entry.has_name(name.as_str()));
             if found.is_some() {
                 return Ok(found);
             }
@@ -427,6 +428,9 @@ mod tests {
             assert_eq!(entry.name.as_ref(), name);
             assert!(entry.is_called("17"));
             assert_eq!(entry.is_called("web-1"), name.is_some());
+            // What a VM without a name is shown as.
+            let nameless = kind == Kind::Vm && name.is_none();
+            assert_eq!(entry.is_called("ssi-hv-17"), nameless);
         }
         for other in ["vm-x.sock", "vm-1-.sock", "node-1-a.sock", "vm-1", "a.sock"] {
             assert_eq!(Entry::parse(other.into()), None, "{other}");

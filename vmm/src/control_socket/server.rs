@@ -200,10 +200,13 @@ fn listen(
     let _lock = directory.lock()?;
     // Removes what ended processes left; one of them may have had this process's number.
     let sockets = directory.sockets()?;
-    let namesake = sockets
-        .iter()
-        .find(|entry| name.is_some() && entry.name.as_ref() == name);
-    if let (Some(name), Some(other)) = (name, namesake) {
+    let namesake = |name: &VmName| {
+        let mut sockets = sockets.iter();
+        sockets.find(|entry| entry.has_name(name.as_str()))
+    };
+    if let Some(name) = name
+        && let Some(other) = namesake(name)
+    {
         return Err(ServerError::NameTaken {
             name: name.clone(),
             pid: other.pid,
