@@ -10,7 +10,7 @@ use super::address::HostPort;
 use super::cpu_list::CpuList;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
-use crate::machine::allowed_cpus;
+use crate::machine::{CMDLINE_BYTES_MAX, allowed_cpus, is_of_cmdline};
 use crate::size::ByteSize;
 
 /// Why a configuration cannot be run: value, limit and remedy in one line.
@@ -46,6 +46,24 @@ pub enum ValidationError {
     CommandUnusable {
         /// What is wrong with it.
         found: String,
+    },
+    /// Kernel parameters that no kernel takes.
+    #[error("--cmdline has the byte {byte:#04x} at position {position}; give printable ASCII")]
+    CmdlineByte {
+        /// The first such byte.
+        byte: u8,
+        /// Where it is, from 0.
+        position: usize,
+    },
+    /// More kernel parameters than a kernel takes.
+    #[error(
+        "--cmdline has {bytes} bytes, {limit} is the limit beside the default parameters; shorten it"
+    )]
+    CmdlineTooLong {
+        /// Its length.
+        bytes: usize,
+        /// What is left for it.
+        limit: usize,
     },
     /// A number is outside its range.
     #[error("{flag} {value} is outside {min} to {max}; choose a number in that range")]
@@ -371,6 +389,23 @@ pub(crate) fn check_pinning(pinning: &CpuList, cpus: u32) -> Result<(), Validati
             cpu: *cpu,
             allowed: CpuList(allowed),
         }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that a kernel can be given these parameters, beside so many bytes of others. Few kernels take
+/// less than the limit; with those it is found out when they are loaded.
+pub(crate) fn check_cmdline(cmdline: &str, others: usize) -> Result<(), ValidationError> {
+    // With a zero at its end.
+    let limit = usize::try_from(CMDLINE_BYTES_MAX - 1).unwrap_or(usize::MAX);
+    let limit = limit.saturating_sub(others);
+    let bytes = cmdline.len();
+    if bytes > limit {
+        return Err(ValidationError::CmdlineTooLong { bytes, limit });
+    }
+    let mut all = cmdline.bytes().enumerate();
+    match all.find(|(_, byte)| !is_of_cmdline(*byte)) {
+        Some((position, byte)) => Err(ValidationError::CmdlineByte { byte, position }),
         None => Ok(()),
     }
 }

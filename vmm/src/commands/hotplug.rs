@@ -10,7 +10,7 @@ use memory_fabric::fabric::{DonorAddress, Fabric, Hotplug, HotplugError, PlugErr
 use memory_fabric::hotplug::BLOCK_BYTES;
 use memory_fabric::page::PAGE_SHIFT;
 use ssi_hv::cli::address::Donor;
-use ssi_hv::config::{RunConfig, resolved_donor};
+use ssi_hv::config::resolved_donor;
 use ssi_hv::control_socket::changes::{Changes, NextChange, Seen};
 use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget, Refusal, RefusalCode};
 use ssi_hv::control_socket::route::{Answer, answer};
@@ -300,15 +300,6 @@ fn fits_here(plugged: &Plugged, bytes: u64) -> Result<(), Refusal> {
             ),
         )),
         _ => Ok(()),
-    }
-}
-
-/// The kernel parameters of a guest whose memory can grow: a stock kernel takes what is plugged into
-/// use by itself, and so that it can be given back.
-pub fn kernel_parameters(config: &RunConfig) -> String {
-    match config.hotplug_memory {
-        Some(_) => format!("memhp_default_state=online_movable {}", config.cmdline),
-        None => config.cmdline.clone(),
     }
 }
 

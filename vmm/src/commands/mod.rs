@@ -33,9 +33,12 @@ mod working_set;
 use std::io::{self, Write};
 
 use ::devices::virtio::{DiskError, HostSocketError, TapError};
+use memory_fabric::donor::server::DonorError;
+use memory_fabric::transport::rdma::RdmaError;
 use ssi_hv::cluster::ClusterError;
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::machine::MachineError;
 
 /// A command that did not do what it was asked: why, and the exit code that tells scripts.
 #[derive(Debug)]
@@ -76,18 +79,33 @@ impl Failure {
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
-        let usage = error.is::<ValidationError>()
-            || error.is::<DiskError>()
-            || error.is::<TapError>()
-            || error.is::<HostSocketError>()
-            || error.is::<ClusterError>();
-        let code = if usage {
+        let code = if is_usage(&error) {
             ExitCode::Usage
         } else {
             ExitCode::HostError
         };
         Self { code, error }
     }
+}
+
+/// Whether a value that was given is wrong: the same again would fail again.
+fn is_usage(error: &anyhow::Error) -> bool {
+    let unknown_device = matches!(
+        error.downcast_ref(),
+        Some(DonorError::Rdma(RdmaError::UnknownDevice { .. }))
+    );
+    // What this one kernel does not take; see `ssi_hv::config` for the others.
+    let cmdline = matches!(
+        error.downcast_ref(),
+        Some(MachineError::CmdlineTooLong { .. } | MachineError::CmdlineByte { .. })
+    );
+    unknown_device
+        || cmdline
+        || error.is::<ValidationError>()
+        || error.is::<DiskError>()
+        || error.is::<TapError>()
+        || error.is::<HostSocketError>()
+        || error.is::<ClusterError>()
 }
 
 /// Prints to stdout. A reader that went away has seen enough, so that is no error.
@@ -101,5 +119,22 @@ pub fn print(text: &str) -> Result<(), Failure> {
             .context("cannot write to stdout")
             .into()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_a_wrong_value_and_a_host_without_any_is_not() {
+        let code = |error| Failure::from(DonorError::Rdma(error)).code();
+        let unknown = RdmaError::UnknownDevice {
+            wanted: "mlx5_O".to_owned(),
+            there: "mlx5_0".to_owned(),
+        };
+        assert_eq!(code(unknown), ExitCode::Usage);
+        // One may come yet.
+        assert_eq!(code(RdmaError::NoDevice), ExitCode::HostError);
     }
 }

@@ -33,7 +33,6 @@ use super::Failure;
 use super::devices::HostDevices;
 use super::donors::{connect, give_back, has_terminal};
 use super::exec::{self, Exec, console_file};
-use super::hotplug::kernel_parameters;
 use super::lifeline;
 use super::links::{advice, describe, transport_used};
 use super::metrics;
@@ -270,7 +269,7 @@ impl Run<'_> {
         if let Some(plugged) = devices.plugged {
             watched.plugged.set(plugged);
         }
-        let parameters = kernel_parameters(config);
+        let parameters = config.kernel_parameters();
         let sampler =
             Sampler::start(Arc::clone(fabric.stats())).context("cannot start a thread")?;
         let machine_config = MachineConfig {

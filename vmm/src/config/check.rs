@@ -13,10 +13,10 @@ use super::{
 };
 use crate::cli::address::{Donor, HostPort};
 use crate::cli::validation::{
-    ValidationError, check_command, check_file, check_metrics, check_pinning, check_range,
-    check_size, resolve_permitted,
+    ValidationError, check_cmdline, check_command, check_file, check_metrics, check_pinning,
+    check_range, check_size, resolve_permitted,
 };
-use crate::machine::VIRTIO_DEVICES_MAX;
+use crate::machine::{VIRTIO_DEVICES_MAX, command_line};
 use crate::size::ByteSize;
 
 /// A donor whose name is resolved and that may be used.
@@ -75,6 +75,8 @@ impl RunConfig {
         if let Some(seconds) = self.timeout_seconds {
             check_range("--timeout", seconds, 1, TIMEOUT_SECONDS_MAX)?;
         }
+        let given = command_line(&self.kernel_parameters()).len();
+        check_cmdline(&self.cmdline, given.saturating_sub(self.cmdline.len()))?;
         check_range("--cpus", self.cpus, 1, CPUS_MAX)?;
         if let Some(pinning) = &self.cpu_pinning {
             check_pinning(pinning, self.cpus)?;
@@ -110,6 +112,16 @@ impl RunConfig {
             donor_grace: Duration::from_secs(self.donor_grace_seconds.into()),
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
         })
+    }
+
+    /// The kernel parameters beside the default ones. Where memory can be added, a stock kernel takes
+    /// what is plugged into use by itself, and so that it can be given back.
+    #[must_use]
+    pub fn kernel_parameters(&self) -> String {
+        match self.hotplug_memory {
+            Some(_) => format!("memhp_default_state=online_movable {}", self.cmdline),
+            None => self.cmdline.clone(),
+        }
     }
 
     /// Whole blocks, and with the guest's memory no more than a guest can have.

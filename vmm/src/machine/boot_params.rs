@@ -171,6 +171,12 @@ fn memory_map(size: MemorySize) -> Vec<boot_e820_entry> {
     map
 }
 
+/// Whether a command line may have this byte: printable ASCII.
+#[must_use]
+pub const fn is_of_cmdline(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~')
+}
+
 /// Checks that a kernel which takes `limit` bytes can be given `cmdline`.
 pub(super) fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), MachineError> {
     let bytes = u64::try_from(cmdline.len()).unwrap_or(u64::MAX);
@@ -180,7 +186,7 @@ pub(super) fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), MachineErro
     match cmdline
         .bytes()
         .enumerate()
-        .find(|(_, byte)| !matches!(byte, b' '..=b'~'))
+        .find(|(_, byte)| !is_of_cmdline(*byte))
     {
         Some((position, byte)) => Err(MachineError::CmdlineByte { byte, position }),
         None => Ok(()),

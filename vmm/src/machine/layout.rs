@@ -49,7 +49,7 @@ pub(super) const PAGE_DIRECTORIES_START: u64 = 0xb000;
 pub(super) const CMDLINE_START: u64 = 0x2_0000;
 /// Bytes of the command line, with its terminating zero, when the kernel does not say: the
 /// COMMAND_LINE_SIZE of Linux on x86 (arch/x86/include/asm/setup.h).
-pub(super) const CMDLINE_BYTES_MAX: u64 = 2048;
+pub const CMDLINE_BYTES_MAX: u64 = 2048;
 
 /// The end of usable low RAM, where a PC has its extended BIOS data area.
 pub(super) const LOW_RAM_END: u64 = 0x9_fc00;

@@ -91,7 +91,7 @@ use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::EventSet;
 
 pub use affinity::allowed_cpus;
-pub use boot_params::Initrd;
+pub use boot_params::{Initrd, is_of_cmdline};
 pub use console::{BlockingWriter, ConsoleConfig};
 pub use elf_check::ElfError;
 pub use ending::{DISK_TIME_MAX, STOP_TIME_MAX};
@@ -99,8 +99,8 @@ pub use error::MachineError;
 pub use handle::MachineHandle;
 pub use kernel::KernelError;
 pub use layout::{
-    DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES, VIRTIO_DEVICES_MAX,
-    guest_memory_ranges, hotplug_start,
+    CMDLINE_BYTES_MAX, DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES,
+    VIRTIO_DEVICES_MAX, guest_memory_ranges, hotplug_start,
 };
 pub use numa::NumaNode;
 pub use payload::KERNEL_BYTES_MAX;

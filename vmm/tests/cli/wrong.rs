@@ -42,3 +42,32 @@ fn a_run_that_fails_before_it_boots_leaves_a_report_in_place_of_an_older_one() {
         assert_eq!(report["guest"]["memory_bytes"], 64 << 20);
     }
 }
+
+#[test]
+fn kernel_parameters_that_no_kernel_takes_are_refused_before_anything_starts() {
+    let long = "a".repeat(2047);
+    for (cmdline, more, part) in [
+        ("a\tb", &[][..], "--cmdline has the byte 0x09 at position 1"),
+        ("\u{e9}", &[], "--cmdline has the byte 0xc3 at position 0"),
+        (&long, &[], "--cmdline has 2047 bytes, 2024 is the limit"),
+        // One parameter more is ours then.
+        (
+            &long[..2024],
+            &["--hotplug-memory", "64M"],
+            "1989 is the limit",
+        ),
+    ] {
+        // Nobody is there, which would be told first if somebody were asked.
+        let donor = ["--donor", "127.0.0.1:1", "--local-memory", "16M"];
+        let first = ["run", "--kernel", KERNEL, "--cmdline", cmdline];
+        let line = refused(&[&first[..], &donor, more].concat(), ExitCode::Usage);
+        assert!(line.contains(part), "{line}");
+    }
+}
+
+#[test]
+fn a_donor_of_the_bench_that_is_not_there_has_the_code_of_donors() {
+    let arguments = ["bench", "transport", "--donor", "127.0.0.1:1"];
+    let line = refused(&arguments, ExitCode::DonorUnavailable);
+    assert!(line.contains("127.0.0.1:1"), "{line}");
+}

@@ -1,5 +1,7 @@
 //! What a look at added memory shows, and what it is told of.
 
+use ssi_hv::config::RunConfig;
+
 use super::*;
 use crate::commands::run::fabric_config;
 

@@ -161,7 +161,10 @@ pub fn transport(config: &BenchTransportConfig) -> std::result::Result<ExitCode,
     }
 }
 
-fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<TransportBench> {
+fn measure(
+    config: &BenchTransportConfig,
+    named: Option<SocketAddr>,
+) -> std::result::Result<TransportBench, Failure> {
     let seconds = Duration::from_secs(config.seconds.into());
     let wanted = |kind| match config.transport {
         Transport::Auto => true,
@@ -195,7 +198,11 @@ fn measure(config: &BenchTransportConfig, named: Option<SocketAddr>) -> Result<T
         // Of this process, unless one was named.
         let own = named.is_none().then(own_donor).transpose()?;
         let address = named.or(own.as_ref().map(Donor::address));
-        let (link, lease) = leased(address.context("no donor")?)?;
+        let leased = leased(address.context("no donor")?);
+        let (link, lease) = leased.map_err(|error| match named {
+            Some(_) => Failure::new(ExitCode::DonorUnavailable, error),
+            None => error.into(),
+        })?;
         // RDMA reads what was written by TCP.
         let written = fill(&lease, &contents, seconds)?;
         if wanted(Transport::Tcp) {
