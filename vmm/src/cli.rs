@@ -181,12 +181,24 @@ pub enum CliError {
     Cluster(#[from] ClusterError),
 }
 
+/// A command line that is not followed, and how to say so.
+#[derive(Debug)]
+pub struct Refused {
+    /// Why not.
+    pub error: CliError,
+    /// How much to say, and in which form; the default when that is not known.
+    pub verbosity: Verbosity,
+    /// Whether a command in the guest was asked for: the caller takes most exit codes for that
+    /// command's.
+    pub exec: bool,
+}
+
 /// Reads the command line; the first argument is the name of the program.
 ///
 /// # Errors
 ///
 /// If it cannot be followed.
-pub fn parse<I, T>(arguments: I) -> Result<Invocation, CliError>
+pub fn parse<I, T>(arguments: I) -> Result<Invocation, Refused>
 where
     I: IntoIterator<Item = T>,
     T: Into<OsString>,
@@ -198,39 +210,56 @@ where
         Ok((cli, matches))
     });
     match parsed {
-        Ok((cli, matches)) => invocation(cli, &matches),
-        Err(error) => match error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Invocation {
-                action: Action::Print(error.render().to_string()),
+        Ok((cli, matches)) => {
+            let verbosity = cli.verbosity;
+            let in_file = match &cli.command {
+                Command::Run(args) => args.file.clone(),
+                _ => None,
+            };
+            action(cli, &matches)
+                .map(|action| Invocation { action, verbosity })
+                .map_err(|error| Refused {
+                    error,
+                    verbosity,
+                    exec: names_exec(&arguments)
+                        || in_file.is_some_and(|path| file::has_key(&path, &["exec"])),
+                })
+        }
+        Err(error) => {
+            let refused = |why| Refused {
+                error: why,
                 verbosity: Verbosity::default(),
-            }),
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                Err(CliError::NothingAsked(error.render().to_string()))
+                exec: names_exec(&arguments),
+            };
+            match error.kind() {
+                ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Invocation {
+                    action: Action::Print(error.render().to_string()),
+                    verbosity: Verbosity::default(),
+                }),
+                ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                    let help = error.render().to_string();
+                    Err(refused(CliError::NothingAsked(help)))
+                }
+                _ => {
+                    let line = one_line(&error, &command_named(&arguments));
+                    Err(refused(CliError::Usage(line)))
+                }
             }
-            _ => Err(CliError::Usage(one_line(
-                &error,
-                &command_named(&arguments),
-            ))),
-        },
+        }
     }
 }
 
-/// Whether a command line, be it wrong, asks for a command in the guest: its caller takes most exit
-/// codes for that command's.
-pub fn names_exec<I, T>(arguments: I) -> bool
-where
-    I: IntoIterator<Item = T>,
-    T: Into<OsString>,
-{
-    arguments.into_iter().map(Into::into).any(|argument| {
+/// Whether a command line, be it wrong, asks for a command in the guest.
+fn names_exec(arguments: &[OsString]) -> bool {
+    arguments.iter().any(|argument| {
         argument
             .to_str()
             .is_some_and(|text| text == "--exec" || text.starts_with("--exec="))
     })
 }
 
-fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
-    let action = match cli.command {
+fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
+    Ok(match cli.command {
         Command::Run(args) => run_action(*args, matches)?,
         Command::Node(config) => Action::Node(config),
         Command::Up(config) => Action::Up(config),
@@ -249,10 +278,6 @@ fn invocation(cli: Cli, matches: &ArgMatches) -> Result<Invocation, CliError> {
         Command::Report(config) => Action::Report(config),
         Command::Completions(config) => Action::Print(generate::completions(config.shell)),
         Command::Man(config) => Action::Man(config),
-    };
-    Ok(Invocation {
-        action,
-        verbosity: cli.verbosity,
     })
 }
 

@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::process;
 
 use ssi_hv::cli::verbosity::LogLevel;
-use ssi_hv::cli::{self, Action, CliError, Invocation};
+use ssi_hv::cli::{self, Action, CliError, Invocation, Refused};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::{logging, progress};
 
@@ -15,19 +15,17 @@ use crate::commands::{
 };
 
 fn main() -> process::ExitCode {
-    let usage = if cli::names_exec(std::env::args_os()) {
-        ExitCode::Usage.with_exec()
-    } else {
-        ExitCode::Usage
-    };
     let outcome = match cli::parse(std::env::args_os()) {
         Ok(invocation) => follow(invocation),
-        Err(CliError::NothingAsked(help)) => {
+        Err(Refused {
+            error: CliError::NothingAsked(help),
+            ..
+        }) => {
             // Nobody to tell when stderr is closed; the exit code says it.
             let _ = write!(io::stderr(), "{help}");
             return ExitCode::Usage.into();
         }
-        Err(error) => Err(Failure::new(usage, error)),
+        Err(refused) => Err(failure(refused)),
     };
     let code = outcome.unwrap_or_else(|failure| {
         logging::tell_failure(failure.code(), &failure.one_line());
@@ -35,6 +33,16 @@ fn main() -> process::ExitCode {
     });
     progress::flush();
     code.into()
+}
+
+fn failure(refused: Refused) -> Failure {
+    logging::init(refused.verbosity);
+    let failure = Failure::new(ExitCode::Usage, refused.error);
+    if refused.exec {
+        failure.with_exec()
+    } else {
+        failure
+    }
 }
 
 fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {

@@ -134,6 +134,23 @@ pub(crate) fn read(what: &'static str, path: &Path) -> Result<String, ConfigFile
     fs::read_to_string(path).map_err(unreadable)
 }
 
+/// Whether a file, be it wrong otherwise, has something at the end of these keys. What is no TOML has
+/// nothing, and what is no file cannot be read a second time.
+#[must_use]
+pub fn has_key(path: &Path, keys: &[&str]) -> bool {
+    let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
+    let text = is_file.then(|| read("the file", path).ok()).flatten();
+    let text = text.unwrap_or_default();
+    let table: Table = toml::from_str(&text).unwrap_or_default();
+    let [first, further @ ..] = keys else {
+        return false;
+    };
+    let found = further
+        .iter()
+        .try_fold(table.get(*first), |value, key| Some(value?.get(*key)));
+    found.flatten().is_some()
+}
+
 /// Parses the text; every key is known and every value has the right form.
 fn checked_table(path: &Path, text: &str) -> Result<Table, ConfigFileError> {
     let table: Table = toml::from_str(text).map_err(|error| malformed(path, text, &error))?;

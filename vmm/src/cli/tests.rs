@@ -5,7 +5,10 @@ use super::*;
 fn usage_error(arguments: &str) -> String {
     let words = std::iter::once("ssi-hv").chain(arguments.split_whitespace());
     match parse(words) {
-        Err(CliError::Usage(message)) => message,
+        Err(Refused {
+            error: CliError::Usage(message),
+            ..
+        }) => message,
         other => panic!("{arguments}: {other:?}"),
     }
 }

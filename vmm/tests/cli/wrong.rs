@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use ssi_hv::exit::ExitCode;
 
-use super::{KERNEL, refused};
+use super::{KERNEL, output, refused, text};
 
 #[test]
 fn a_run_that_fails_before_it_boots_leaves_a_report_in_place_of_an_older_one() {
@@ -70,4 +70,61 @@ fn a_donor_of_the_bench_that_is_not_there_has_the_code_of_donors() {
     let arguments = ["bench", "transport", "--donor", "127.0.0.1:1"];
     let line = refused(&arguments, ExitCode::DonorUnavailable);
     assert!(line.contains("127.0.0.1:1"), "{line}");
+}
+
+/// A file that is wrong, and whether it asks for a command.
+const WRONG: [(&str, bool); 3] = [
+    ("exec = 'true'\nmemroy = '1G'\n", true),
+    ("memroy = '1G'\n", false),
+    // Nothing is known of a file that is no TOML.
+    ("exec = 'true'\nmemory = \n", false),
+];
+
+#[test]
+fn a_wrong_file_that_asks_for_a_command_is_125() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("file.toml");
+    let name = path.to_str().expect("UTF-8");
+    for (contents, exec) in WRONG {
+        let code = if exec {
+            ExitCode::ExecFailed
+        } else {
+            ExitCode::Usage
+        };
+        fs::write(&path, contents).expect("is written");
+        refused(&["run", "--config", name], code);
+        let of_cluster =
+            format!("[[node]]\nlisten = '127.0.0.1:0'\nmemory = '64M'\n[vm]\n{contents}");
+        fs::write(&path, of_cluster).expect("is written");
+        refused(&["up", name], code);
+        refused(&["up", "--check", name], code);
+    }
+    // What is right about it says so too.
+    fs::write(&path, "exec = 'true'\n").expect("is written");
+    let nodes = ["run", "--config", name, "--cluster", "/no/such"];
+    refused(&nodes, ExitCode::ExecFailed);
+}
+
+#[test]
+fn errors_of_files_are_json_where_that_is_wanted() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("vm.toml");
+    let name = path.to_str().expect("UTF-8");
+    fs::write(&path, WRONG[0].0).expect("is written");
+    for arguments in [
+        &["run", "--config", name][..],
+        &["run", "--exec", "x", "--cluster", "/no/such"],
+    ] {
+        let arguments = [arguments, &["--log-format", "json"]].concat();
+        let output = output(&arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        let told: serde_json::Value = serde_json::from_str(stderr).expect("is JSON");
+        assert_eq!(told["level"], "ERROR");
+        assert_eq!(told["exit_code"], ExitCode::ExecFailed.code());
+        assert_eq!(
+            output.status.code(),
+            Some(ExitCode::ExecFailed.code().into())
+        );
+    }
 }

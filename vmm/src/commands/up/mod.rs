@@ -20,6 +20,7 @@ use anyhow::{Context as _, anyhow};
 use clap::ValueEnum as _;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use ssi_hv::cli::file::has_key;
 use ssi_hv::cli::up::UpConfig;
 use ssi_hv::cli::verbosity::{LogFormat, Verbosity};
 use ssi_hv::cluster::{Cluster, command_line};
@@ -38,6 +39,15 @@ const VM_END_MARGIN: Duration = Duration::from_secs(10);
 
 /// Does what the file says, and stays until the VM has ended. Its exit code is ours.
 pub fn up(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> {
+    let result = follow(config, verbosity);
+    if has_command(config) {
+        result.map_err(Failure::with_exec)
+    } else {
+        result
+    }
+}
+
+fn follow(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> {
     let path = &config.file;
     let cluster = Cluster::read(path)?;
     if config.print_config {
@@ -47,24 +57,17 @@ pub fn up(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> 
         print(&printed)?;
         return Ok(ExitCode::Success);
     }
-    let exec = cluster.vm.exec.is_some();
-    let result = cluster
-        .validate(path)
-        .map_err(Failure::from)
-        .and_then(|()| match config.check {
-            true => print(&plan(&cluster)).map(|()| ExitCode::Success),
-            false => start(path, &cluster, verbosity),
-        });
-    if exec {
-        result.map_err(Failure::with_exec)
-    } else {
-        result
+    cluster.validate(path)?;
+    if config.check {
+        print(&plan(&cluster))?;
+        return Ok(ExitCode::Success);
     }
+    start(path, &cluster, verbosity)
 }
 
-/// Whether the VM of the file is to run a command, whose output is ours.
+/// Whether the VM of the file is to run a command, whose output is ours. The file may be wrong.
 pub fn has_command(config: &UpConfig) -> bool {
-    Cluster::read(&config.file).is_ok_and(|cluster| cluster.vm.exec.is_some())
+    has_key(&config.file, &["vm", "exec"])
 }
 
 /// What would be started.
