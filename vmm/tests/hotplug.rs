@@ -9,7 +9,8 @@ mod running;
 #[path = "tiny_guest/support.rs"]
 mod support;
 
-use std::io::Read;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -146,4 +147,52 @@ fn a_guest_that_does_not_follow_is_waited_for_no_longer_than_was_said() {
         (Duration::from_secs(1)..CHANGE_WAIT_TIME_MAX).contains(&took),
         "{took:?}"
     );
+}
+
+/// The metrics of a VM.
+fn metrics(socket: &Path) -> String {
+    let mut stream = UnixStream::connect(socket).expect("it listens");
+    stream
+        .set_read_timeout(Some(running::LIMIT))
+        .expect("is set");
+    stream
+        .write_all(b"GET /v1/metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+        .expect("is taken");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("UTF-8");
+    answer
+}
+
+#[test]
+fn of_a_donor_that_has_left_there_are_counts_and_no_link() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (_first, address) = node(&place, &[]);
+    let (_second, joins) = node(&place, &[]);
+    let more = ["--name", "grows", "--hotplug-memory", "32M"];
+    let flags = [&more[..], &["--donor", &address]].concat();
+    let vm = vm_with(&place, guests::walk_for_ever::code(), &flags);
+    let socket = place.sockets().join(format!("vm-{}-grows.sock", vm.pid()));
+    let (tier, fetched) = (
+        "ssi_hv_donor_tier{node=\"2\"",
+        "ssi_hv_donor_pages_fetched_total{node=\"2\"",
+    );
+    let until = |there: bool| {
+        let deadline = Instant::now() + running::LIMIT;
+        let link = |status: &Value| status["nodes"][2]["link"].is_object();
+        while link(&ask(&socket, "/v1/status").expect("an answer")) != there {
+            assert!(Instant::now() < deadline, "it stays as it is");
+        }
+    };
+    let asked = json!({"requested_bytes": 32 << 20, "donor": joins});
+    change(&socket, &asked).expect("it joins");
+    until(true);
+    assert!(metrics(&socket).contains(tier));
+    change(&socket, &json!({"requested_bytes": 0})).expect("it leaves");
+    until(false);
+    let left = metrics(&socket);
+    assert!(left.contains(fetched) && !left.contains(tier), "{left}");
+    assert_eq!(vm.end(libc::SIGTERM), Some(143));
 }

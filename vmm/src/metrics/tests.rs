@@ -356,3 +356,22 @@ fn dashboard_and_alerts_name_metrics_that_exist() {
         );
     }
 }
+
+#[test]
+fn a_donor_that_has_left_has_counts_and_no_link() {
+    let mut status = full_vm();
+    let left = status.nodes.last_mut().expect("a donor");
+    left.link = None;
+    let node = format!("node=\"{}\"", left.node.id);
+    let text = vm_text(&status);
+    let of_left: BTreeSet<_> = text
+        .lines()
+        .filter(|line| line.contains(&node))
+        .filter_map(|line| line.split('{').next())
+        .collect();
+    assert!(of_left.contains("ssi_hv_donor_pages_fetched_total"));
+    for name in ["reachable", "page_seconds", "tier", "tier_changes_total"] {
+        let name = format!("ssi_hv_donor_{name}");
+        assert!(!of_left.contains(&*name), "{name}");
+    }
+}

@@ -1,7 +1,7 @@
 //! Metrics of a VM.
 
 use super::families::{Families, Labels, flag, float};
-use crate::report::{Distribution, TrafficClass};
+use crate::report::{Distribution, PathUsed, TrafficClass};
 use crate::status::{LinkNow, NodeNow, VmState, VmStatus};
 
 /// How long faults of a kind, or a stage of them, took.
@@ -245,6 +245,12 @@ fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
     add_donors_rdma(all, &donors);
 }
 
+/// How fast the way to a donor is, as long as there is one: what was measured of one that has left is
+/// not how it is now.
+fn path_now(now: &NodeNow) -> Option<&PathUsed> {
+    now.link.and(now.node.path.as_ref())
+}
+
 fn add_links(all: &mut Families, donors: &[&NodeNow]) {
     let of_link =
         |value: fn(&LinkNow) -> f64| each(donors, move |now| now.link.as_ref().map(value));
@@ -271,13 +277,10 @@ fn add_links(all: &mut Families, donors: &[&NodeNow]) {
     all.gauges(
         "ssi_hv_donor_page_seconds",
         "What a page takes from there, by the latest estimate.",
-        each(donors, |now| {
-            Some(now.node.path.as_ref()?.latency_estimate_us / 1e6)
-        }),
+        each(donors, |now| Some(path_now(now)?.latency_estimate_us / 1e6)),
     );
     let tiers = donors.iter().flat_map(|now| {
-        let path = now.node.path.as_ref();
-        path.into_iter().flat_map(|path| {
+        path_now(now).into_iter().flat_map(|path| {
             TIERS.map(|tier| {
                 let labels = vec![node_label(now), ("tier", tier.to_owned())];
                 (labels, flag(path.tier == tier))
@@ -292,7 +295,7 @@ fn add_links(all: &mut Families, donors: &[&NodeNow]) {
     all.counters(
         "ssi_hv_donor_tier_changes_total",
         "How often that changed.",
-        each(donors, |now| Some(now.node.path.as_ref()?.tier_changes)),
+        each(donors, |now| Some(path_now(now)?.tier_changes)),
     );
 }
 
