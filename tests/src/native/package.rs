@@ -49,7 +49,9 @@ const FILES: &[&str] = &[
     "/usr/share/doc/ssi-hv/changelog.gz",
     "/usr/share/doc/ssi-hv/changelog.Debian.gz",
     "/usr/share/doc/ssi-hv/THIRD-PARTY.gz",
-    "/usr/share/doc/ssi-hv/README.md.gz",
+    "/usr/share/doc/ssi-hv/README.md",
+    "/usr/share/doc/ssi-hv/docs/design.md",
+    "/usr/share/doc/ssi-hv/docs/grafana-dashboard.json",
 ];
 
 pub(super) fn check(context: &Context) -> Result {
