@@ -7,8 +7,30 @@ const WANTED: (u32, u32) = (6, 4);
 /// Minor faults of shared memory with write protection work from here on.
 const FLOOR: (u32, u32) = (5, 19);
 
-pub(super) const NEWER_KERNEL: &str =
-    "sudo apt install -t bookworm-backports linux-image-amd64 && sudo reboot";
+/// What gives Debian 12 a newer kernel: its own is 6.1. Later releases have one that is new enough, and of
+/// other distributions nothing is known.
+const BACKPORTED: &str = "echo 'deb http://deb.debian.org/debian bookworm-backports main' | \
+     sudo tee /etc/apt/sources.list.d/bookworm-backports.list && sudo apt update && \
+     sudo apt install -t bookworm-backports linux-image-amd64 && sudo reboot";
+
+/// The command that installs a newer kernel, where one is known (os-release(5)).
+pub(super) fn newer_kernel(host: &Host) -> Option<&'static str> {
+    let release = host.read("/etc/os-release");
+    let field = |name| {
+        let value = |line: &str| Some(line.strip_prefix(name)?.trim_matches('"').to_owned());
+        release.lines().find_map(value)
+    };
+    let is_debian_12 = field("ID=")? == "debian" && field("VERSION_ID=")? == "12";
+    is_debian_12.then_some(BACKPORTED)
+}
+
+/// The finding, with the command if there is one.
+pub(super) fn mended_by(finding: Finding, command: Option<&'static str>) -> Finding {
+    match command {
+        Some(command) => finding.remedy(command),
+        None => finding,
+    }
+}
 
 /// Is the kernel new enough for what is asked of userfaultfd?
 pub(super) fn version(host: &Host) -> Finding {
@@ -22,10 +44,12 @@ pub(super) fn version(host: &Host) -> Finding {
     } else if version >= FLOOR {
         let lost = "UFFDIO_CONTINUE cannot write-protect before 6.4, so a page that was only read \
                     and comes back from probation counts as dirty";
-        Finding::warning(CHECK, format!("Linux {release}: {lost}")).remedy(NEWER_KERNEL)
+        let finding = Finding::warning(CHECK, format!("Linux {release}: {lost}"));
+        mended_by(finding, newer_kernel(host))
     } else {
         let floor = "userfaultfd does what is needed from 5.19 on, best from 6.4 on";
-        Finding::missing(CHECK, format!("Linux {release}: {floor}")).remedy(NEWER_KERNEL)
+        let finding = Finding::missing(CHECK, format!("Linux {release}: {floor}"));
+        mended_by(finding, newer_kernel(host))
     }
 }
 
@@ -69,12 +93,31 @@ mod tests {
     use super::super::tests::FakeHost;
     use super::*;
 
+    /// What Debian 12 says of itself.
+    const DEBIAN_12: &str =
+        "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nVERSION_ID=\"12\"\nID=debian\n";
+
+    fn of_release_on(release: &str, os: &str) -> Finding {
+        let host = FakeHost::new().file("/proc/sys/kernel/osrelease", release);
+        version(&host.file("/etc/os-release", os).host())
+    }
+
     fn of_release(release: &str) -> Finding {
-        version(
-            &FakeHost::new()
-                .file("/proc/sys/kernel/osrelease", release)
-                .host(),
-        )
+        of_release_on(release, DEBIAN_12)
+    }
+
+    #[test]
+    fn a_newer_kernel_comes_from_where_this_distribution_has_it() {
+        let remedy = of_release("6.1.0-18-amd64").remedy.expect("a command");
+        assert!(remedy.contains("sources.list.d") && remedy.contains("apt update"));
+        for other in [
+            "",
+            "ID=debian\nVERSION_ID=\"11\"\n",
+            "ID=debian\nVERSION_CODENAME=sid\n",
+            "ID=ubuntu\nVERSION_ID=\"12\"\nID_LIKE=debian\n",
+        ] {
+            assert_eq!(of_release_on("6.1.0", other).remedy, None, "{other}");
+        }
     }
 
     #[test]

@@ -103,7 +103,7 @@ pub(super) fn judge(facts: &Facts) -> Finding {
         return Finding::missing(CHECK, format!("this KVM lacks {names}"));
     }
     match (facts.extension, facts.emulated) {
-        (None, _) => Finding::warning(CHECK, "a software KVM (no svm, no vmx): cannot boot Linux")
+        (None, _) => Finding::missing(CHECK, "a software KVM (no svm, no vmx): cannot boot Linux")
             .remedy(TESTBED),
         (Some(extension), true) => Finding::ok(
             CHECK,
@@ -169,13 +169,14 @@ mod tests {
     }
 
     #[test]
-    fn a_software_kvm_is_a_warning() {
+    fn a_software_kvm_is_missing() {
         let finding = judge(&Facts {
             extension: None,
             ..hardware()
         });
-        assert_eq!(finding.status, Status::Warning);
+        assert_eq!(finding.status, Status::Missing);
         assert!(finding.detail.contains("cannot boot Linux"));
+        assert_eq!(finding.remedy.as_deref(), Some(TESTBED));
     }
 
     #[test]

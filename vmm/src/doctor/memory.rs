@@ -7,7 +7,7 @@ use super::{Finding, Host};
 use crate::config::{DEFAULT_MEMORY, GUEST_MEMORY_MIN};
 use crate::size::ByteSize;
 
-/// What RDMA registers: all of the guest's local memory.
+/// What RDMA pins: all that a donor lends by it, as much as a guest has by default.
 const LOCKED_WANTED: ByteSize = DEFAULT_MEMORY;
 
 /// Is there memory for a guest?

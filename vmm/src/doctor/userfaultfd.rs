@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use super::kernel::{mended_by, newer_kernel};
 use super::{Finding, Host};
 
 /// The features of userfaultfd that the kernel has: the bits of `UFFD_FEATURE_*` in
@@ -118,6 +119,8 @@ pub(super) struct Facts {
     features: io::Result<UffdFeatures>,
     /// Whether `/dev/userfaultfd` is there.
     device: bool,
+    /// The command for a kernel that has more of it, where one is known.
+    newer_kernel: Option<&'static str>,
 }
 
 /// Asks the kernel.
@@ -125,6 +128,7 @@ pub(super) fn gather(host: &Host) -> Facts {
     Facts {
         features: userfaultfd_probe(),
         device: host.exists("/dev/userfaultfd"),
+        newer_kernel: newer_kernel(host),
     }
 }
 
@@ -142,14 +146,9 @@ pub(super) fn judge(facts: &Facts) -> Finding {
             return if missing.is_empty() {
                 Finding::ok(CHECK, format!("{way}: minor faults, write protection"))
             } else {
-                Finding::missing(
-                    CHECK,
-                    format!(
-                        "the kernel lacks {}; 5.19 and newer have it",
-                        missing.join(", ")
-                    ),
-                )
-                .remedy(super::kernel::NEWER_KERNEL)
+                let names = missing.join(", ");
+                let detail = format!("the kernel lacks {names}; 5.19 and newer have it");
+                mended_by(Finding::missing(CHECK, detail), facts.newer_kernel)
             };
         }
         Err(error) => error,
@@ -184,6 +183,7 @@ mod tests {
         judge(&Facts {
             features: Ok(UffdFeatures::from_bits(features)),
             device: true,
+            newer_kernel: None,
         })
     }
 
@@ -191,6 +191,7 @@ mod tests {
         judge(&Facts {
             features: Err(io::Error::from_raw_os_error(errno)),
             device,
+            newer_kernel: None,
         })
     }
 
