@@ -57,7 +57,7 @@ pub struct BenchTransportConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "auto (all that can be had), tcp, rdma or loopback"
+        help = "auto (all that can be had), tcp, udp, rdma, hybrid (tcp and rdma) or loopback"
     )]
     pub transport: Transport,
 
@@ -125,7 +125,7 @@ pub struct BenchMemoryConfig {
         value_name = "WHAT",
         value_enum,
         hide_possible_values = true,
-        help = "scan, threads, writes or growth; all when not given"
+        help = "scan, threads, writes, stalls or growth; all when not given"
     )]
     pub measure: Vec<BenchMeasure>,
 
@@ -215,7 +215,7 @@ pub struct BenchFaultConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "auto, tcp, udp or loopback"
+        help = "auto, tcp, udp or loopback; rdma and hybrid need a second host"
     )]
     pub transport: Transport,
 
@@ -259,8 +259,10 @@ impl BenchFaultConfig {
         check_range("--threads", self.threads, 1, BENCH_THREADS_MAX)?;
         check_range("--donors", self.donors, 1, BENCH_DONORS_MAX)?;
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
-        if matches!(self.transport, Transport::Rdma | Transport::Hybrid) {
-            return Err(ValidationError::BenchByRdma);
+        match self.transport {
+            Transport::Rdma => return Err(ValidationError::BenchByRdma("rdma")),
+            Transport::Hybrid => return Err(ValidationError::BenchByRdma("hybrid")),
+            Transport::Auto | Transport::Tcp | Transport::Udp | Transport::Loopback => {}
         }
         check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;
         if self.local_memory >= self.memory {

@@ -263,9 +263,9 @@ pub enum ValidationError {
     ExecWithRestart,
     /// Donors of a benchmark are on no network.
     #[error(
-        "--transport rdma needs a second host, and donors of this benchmark are in its process; use --transport tcp, udp or loopback"
+        "--transport {0} needs a second host, and donors of this benchmark are in its process; use --transport tcp, udp or loopback, or `ssi-hv bench transport --donor HOST:PORT` with a node of another host"
     )]
-    BenchByRdma,
+    BenchByRdma(&'static str),
     /// A port that nobody can listen on.
     #[error("donor {address} has port 0; give the port that the donor printed when it started")]
     PortZero {

@@ -1,8 +1,10 @@
 //! What is wrong and by which code it is told: values, files, addresses.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
 
+use ssi_hv::cli::generate::command;
 use ssi_hv::exit::ExitCode;
 
 use super::{KERNEL, output, refused, text};
@@ -127,4 +129,42 @@ fn errors_of_files_are_json_where_that_is_wanted() {
             Some(ExitCode::ExecFailed.code().into())
         );
     }
+}
+
+#[test]
+fn a_bench_that_needs_a_second_host_says_which_one_has_it() {
+    for kind in ["rdma", "hybrid"] {
+        let line = refused(&["bench", "fault", "--transport", kind], ExitCode::Usage);
+        let said = format!("--transport {kind} needs a second host");
+        assert!(line.contains(&said), "{line}");
+        assert!(line.contains("bench transport --donor"), "{line}");
+    }
+}
+
+/// Each argument of a command and of those below it.
+fn arguments_of(command: &clap::Command) -> Vec<clap::Arg> {
+    let below = command.get_subcommands().flat_map(arguments_of);
+    command.get_arguments().cloned().chain(below).collect()
+}
+
+#[test]
+fn help_names_every_value_of_an_argument_that_has_few() {
+    let mut looked_at = 0;
+    for argument in arguments_of(&command()) {
+        if !argument.is_hide_possible_values_set() || argument.is_hide_set() {
+            continue;
+        }
+        let help = argument.get_help().map(ToString::to_string);
+        let names = argument.get_value_names().unwrap_or_default();
+        let shown = names.join(" ") + " " + &help.unwrap_or_default();
+        let words: BTreeSet<&str> = shown
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+            .collect();
+        for value in argument.get_possible_values() {
+            let value = value.get_name();
+            assert!(words.contains(value), "{value} of {argument}: {shown}");
+            looked_at += 1;
+        }
+    }
+    assert!(looked_at > 30, "{looked_at}");
 }
