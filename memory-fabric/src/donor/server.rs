@@ -42,7 +42,7 @@ pub struct DonorConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum DonorError {
     /// The address cannot be used.
-    #[error("cannot listen on {0}; is another node running there?")]
+    #[error("cannot listen on {0}; {remedy}", remedy = remedy(.1))]
     Listen(SocketAddr, #[source] io::Error),
     /// The RDMA device that was named is not to be had.
     #[error("cannot lend by RDMA; use --rdma-device none to lend by TCP alone")]
@@ -50,6 +50,20 @@ pub enum DonorError {
     /// No thread.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
+}
+
+/// What helps where an address cannot be listened on.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "another process has that port: end it, or take another port",
+        io::ErrorKind::AddrNotAvailable => {
+            "this host has no such address: take one that `ip address` shows"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "ports below 1024 take rights (CAP_NET_BIND_SERVICE): take a higher one"
+        }
+        _ => "take another address or port",
+    }
 }
 
 /// A running donor. Dropping it ends every lease.

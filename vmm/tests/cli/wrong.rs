@@ -168,3 +168,21 @@ fn help_names_every_value_of_an_argument_that_has_few() {
     }
     assert!(looked_at > 30, "{looked_at}");
 }
+
+#[test]
+fn an_address_that_cannot_be_listened_on_gets_the_remedy_for_its_cause() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken = taken.local_addr().expect("an address").to_string();
+    for (address, part) in [
+        (&*taken, "another process has that port"),
+        // Of documentation (RFC 5737), so of no host.
+        ("192.0.2.1:7000", "this host has no such address"),
+    ] {
+        let arguments = ["node", "--listen", address, "--memory", "64M", "--insecure"];
+        let line = refused(&arguments, ExitCode::HostError);
+        assert!(
+            line.contains(&format!("cannot listen on {address}; {part}")),
+            "{line}"
+        );
+    }
+}
