@@ -55,6 +55,17 @@ pub fn transport_used(fabric: &Fabric) -> TransportUsed {
     }
 }
 
+/// What to say of donors that were named and are not asked for anything.
+pub fn unused(fabric: &Fabric, wanted: &ValidatedRun) -> Option<String> {
+    let (local, count) = (wanted.local_memory, wanted.donors.len());
+    (count > 0 && fabric.nodes().len() == 1).then(|| {
+        format!(
+            "--local-memory {local} is all that the guest has, so that none of the {count} donor(s) is \
+             used; lower it, or leave --donor away"
+        )
+    })
+}
+
 /// What would make a slow link faster, where there is one.
 pub fn advice(fabric: &Fabric) -> Option<String> {
     let (tier, time) = (fabric.tier()?, fabric.round_trip()?);

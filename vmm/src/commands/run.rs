@@ -34,7 +34,7 @@ use super::devices::HostDevices;
 use super::donors::{connect, give_back, has_terminal};
 use super::exec::{self, Exec, console_file};
 use super::lifeline;
-use super::links::{advice, describe, transport_used};
+use super::links::{advice, describe, transport_used, unused};
 use super::metrics;
 pub use super::observe::percentiles;
 use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
@@ -252,8 +252,9 @@ impl Run<'_> {
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
         tracing::info!("{}", describe(&fabric, wanted));
-        if let Some(advice) = advice(&fabric) {
-            tracing::warn!("{advice}");
+        let warnings = [unused(&fabric, wanted), advice(&fabric)];
+        for warning in warnings.into_iter().flatten() {
+            tracing::warn!("{warning}");
         }
         watched.paged.set(Paged {
             transport: transport_used(&fabric),

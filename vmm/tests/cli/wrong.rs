@@ -186,3 +186,18 @@ fn an_address_that_cannot_be_listened_on_gets_the_remedy_for_its_cause() {
         );
     }
 }
+
+#[test]
+fn donors_that_are_not_asked_for_anything_are_warned_of() {
+    // The file is no kernel, so the run goes no further than that.
+    let all = ["--memory", "64M", "--local-memory", "64M"];
+    let donor = ["--donor", "127.0.0.1:1"];
+    let of = |more: &[&str]| {
+        let first = ["-q", "run", "--kernel", KERNEL];
+        let output = output(&[&first[..], &all, more].concat());
+        text(&output.stderr).to_owned()
+    };
+    let said = of(&donor);
+    assert!(said.contains("none of the 1 donor(s) is used"), "{said}");
+    assert!(!of(&[]).contains("donor"));
+}
