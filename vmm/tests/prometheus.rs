@@ -222,13 +222,15 @@ fn expressions() -> Vec<String> {
 /// What the alerts compare with their limits.
 fn conditions() -> Vec<String> {
     let alerts = document("alerts.yml");
-    let conditions = alerts.lines().filter_map(|line| {
-        let condition = line.trim().strip_prefix("expr: ")?;
+    let all = alerts
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("expr: "));
+    let conditions = all.flat_map(|all| all.split(" and ")).map(|condition| {
         let (left, _) = condition
             .rsplit_once(" > ")
             .or_else(|| condition.rsplit_once(" == "))
             .expect("a comparison");
-        Some(left.to_owned())
+        left.to_owned()
     });
     conditions.collect()
 }
