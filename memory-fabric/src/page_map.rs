@@ -268,10 +268,13 @@ impl PageEntry {
         !seen.is_contended() && self.swap_if(seen, ahead)
     }
 
-    /// Holder of `Fetching`: the bytes did not come; the page is remote again.
-    pub fn abandon_fetch(&self) {
-        debug_assert_eq!(self.state().kind(), Kind::Fetching);
-        self.change(|seen| seen.only_listed(Kind::Remote));
+    /// Holder of `Fetching`: the bytes did not come; the page is remote again. True when somebody
+    /// faulted meanwhile; that fault must then be handled anew.
+    #[must_use]
+    pub fn abandon_fetch(&self) -> bool {
+        let before = self.change(|seen| seen.only_listed(Kind::Remote));
+        debug_assert_eq!(before.kind(), Kind::Fetching);
+        before.is_contended()
     }
 
     /// Evictor: puts a `Resident` page on probation. False when it is not resident. The

@@ -47,6 +47,18 @@ fn a_second_fault_on_a_fetched_page_is_woken() {
 }
 
 #[test]
+fn a_fault_on_a_page_that_is_given_back_is_told_to_who_held_it() {
+    let entry = PageEntry::new();
+    entry.state.store(Kind::Remote as u32, Ordering::Relaxed);
+    assert!(entry.begin_fetch(entry.state()));
+    assert!(!entry.abandon_fetch());
+    assert!(entry.begin_fetch(entry.state()));
+    assert!(entry.contend(entry.state()));
+    assert!(entry.abandon_fetch());
+    assert_eq!(entry.state(), State::new(Kind::Remote));
+}
+
+#[test]
 fn a_discarded_page_stays_listed_until_the_evictor_comes_across_it() {
     let entry = resident(true);
     assert!(entry.begin_discard(entry.state()));

@@ -264,7 +264,8 @@ impl FaultThread {
                         }
                         return Ok(Served::Yes);
                     } else {
-                        entry.abandon_fetch();
+                        // This thread is the one that would tell of another fault.
+                        let _ = entry.abandon_fetch();
                         self.uncharge();
                         return Ok(Served::DonorBusy);
                     }

@@ -11,6 +11,8 @@ pub(crate) mod prefetch;
 pub(crate) mod queue;
 mod ranking;
 mod replay;
+#[cfg(test)]
+mod testing;
 pub(crate) mod wait;
 
 use crate::guest_memory::GuestMemory;

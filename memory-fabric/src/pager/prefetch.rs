@@ -11,13 +11,14 @@
 //! sequential stream several pages are mapped by it at once. Pages that somebody waits for by
 //! the time they come are mapped here.
 
+mod target;
+
 use super::ahead::map_held;
 use super::detect::{Detector, Order};
 use super::lanes::{self, LaneChanges};
 use super::replay::{can_be_filled, fill, take_untouched};
 use super::wait::Waiter;
 use super::{PagerError, Shared};
-use crate::layout::{Extent, NodeId};
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
@@ -26,6 +27,7 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use target::{Target, give_back};
 use vmm_sys_util::eventfd::EventFd;
 
 /// Orders that wait. One that finds no room is forgotten: it would come too late.
@@ -291,28 +293,37 @@ impl Prefetcher {
         let mut low = false;
         while rest.count > 0 {
             let page = PageIndex::new(rest.first);
-            let extent = shared.layout.extent_of(page);
-            let elsewhere =
-                |extent: &Extent| ![NodeId::COMPUTE, NodeId::NOWHERE].contains(&extent.home);
-            let Some(extent) = extent.filter(elsewhere) else {
+            // So that no page is taken in vain, as a rule: until one is held, its block may be
+            // unplugged, and plugged at another home.
+            let Some(likely) = Target::of(&shared, rest) else {
                 // At home here or nowhere, or past the end: there is nothing to fetch.
                 rest = skip(rest, 1)?;
                 continue;
             };
-            let donor = usize::from(extent.home.0) - 1;
-            let here = u32::try_from(extent.pages.end() - u64::from(rest.first)).unwrap_or(0);
-            let policy = shared.policies.of(donor);
-            let most = if rest.stride == 1 {
-                rest.count.min(policy.run_pages).min(here)
-            } else {
-                1
-            };
-            if !self.has_room(donor, most, policy.in_flight_pages) {
+            if !self.has_room(&likely) {
                 break;
             }
-            let mut taken = 0;
+            match self.take(page) {
+                Taken::Yes { low: is_low } => low |= is_low,
+                Taken::NotRemote => {
+                    rest = skip(rest, 1)?;
+                    continue;
+                }
+                Taken::NoMemory => {
+                    low = true;
+                    break;
+                }
+            }
+            // Its home stays from here on.
+            let target = Target::of(&shared, rest).filter(|target| self.has_room(target));
+            let Some(target) = target else {
+                give_back(&shared, page);
+                rest = skip(rest, 1)?;
+                continue;
+            };
+            let mut taken = 1;
             let mut spent = false;
-            while taken < most {
+            while taken < target.most {
                 match self.take(PageIndex::new(rest.first + taken)) {
                     Taken::Yes { low: is_low } => low |= is_low,
                     Taken::NotRemote => break,
@@ -323,17 +334,15 @@ impl Prefetcher {
                 }
                 taken += 1;
             }
-            if taken > 0 {
-                let run = PageRange::new(page, taken);
-                self.post(run, donor, extent.offset_of(page), rest.chain);
-            }
+            let run = PageRange::new(page, taken);
+            self.post(run, target.donor, target.offset, rest.chain);
             if spent {
                 low = true;
                 rest = skip(rest, taken)?;
                 break;
             }
             // The page that stopped the run needs no fetch.
-            rest = skip(rest, (taken + 1).min(most))?;
+            rest = skip(rest, (taken + 1).min(target.most))?;
         }
         if low {
             shared.tell_evictor();
@@ -341,11 +350,12 @@ impl Prefetcher {
         (rest.count > 0).then_some(rest)
     }
 
-    /// Whether so many pages may be asked for now. What is on its way is bounded, so that what is
-    /// wanted now does not wait long for what may be wanted later.
-    fn has_room(&self, donor: usize, pages: u32, in_flight_max: u32) -> bool {
+    /// Whether as many pages may be asked for now as come in one request. What is on its way is
+    /// bounded, so that what is wanted now does not wait long for what may be wanted later.
+    fn has_room(&self, target: &Target) -> bool {
+        let donor = target.donor;
         self.transports[donor].in_flight() < IN_FLIGHT_MAX
-            && self.pages_in_flight[donor] + pages <= in_flight_max
+            && self.pages_in_flight[donor] + target.most <= target.in_flight_max
     }
 
     /// Takes a page to fetch it.

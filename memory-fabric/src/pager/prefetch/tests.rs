@@ -1,6 +1,145 @@
-//! What is guessed, and what not.
+//! What is asked for, and what not.
 
 use super::*;
+use crate::hotplug::{BLOCK_BYTES, BLOCK_PAGES, Place, Region};
+use crate::layout::{LocalUse, NodeId, Plan};
+use crate::pager::testing::{make_remote, shared};
+use crate::transport::{Full, Interest, PageSource};
+use std::fmt;
+use std::sync::Mutex;
+
+/// Pages of the guest's start; a region of some blocks follows.
+const BOOT_PAGES: u32 = BLOCK_PAGES;
+const CACHE_PAGES: u64 = 1024;
+
+/// Called whenever somebody asks how many requests a transport has; gives how many.
+type WhenAsked = Box<dyn FnMut() -> usize + Send>;
+
+/// A donor that answers nothing.
+struct Silent {
+    donor: usize,
+    when_asked: Arc<Mutex<WhenAsked>>,
+    /// Donor, offset and pages of each request.
+    requests: Arc<Mutex<Vec<(usize, u64, u32)>>>,
+}
+
+impl fmt::Debug for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Silent").finish_non_exhaustive()
+    }
+}
+
+impl PageTransport for Silent {
+    fn post_read(&mut self, _: Ticket, _: u64) -> Result<(), Full> {
+        unreachable!("only runs are asked for")
+    }
+
+    fn post_read_run(&mut self, _: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        let mut requests = self.requests.lock().expect("one thread");
+        requests.push((self.donor, offset, pages));
+        Ok(())
+    }
+
+    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+        unreachable!("only runs are asked for")
+    }
+
+    fn post_drop(&mut self, _: u64, _: u32) -> Result<(), Full> {
+        unreachable!("only runs are asked for")
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, _: &mut dyn FnMut(Completion<'_>)) {}
+
+    fn in_flight(&self) -> usize {
+        (self.when_asked.lock().expect("one thread"))()
+    }
+
+    fn interests(&self, _: &mut dyn FnMut(Interest)) {}
+}
+
+/// A prefetcher with two donors, at whom the first block of added memory can be at home.
+struct Bench {
+    shared: Arc<Shared>,
+    region: Arc<Region>,
+    handed_back: Receiver<PageIndex>,
+    prefetcher: Prefetcher,
+    when_asked: Arc<Mutex<WhenAsked>>,
+    requests: Arc<Mutex<Vec<(usize, u64, u32)>>>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let boot = PageRange::new(PageIndex::new(0), BOOT_PAGES);
+        let plan = Plan::new(&[boot], u64::from(BOOT_PAGES), LocalUse::Cache, &[]);
+        let mut layout = plan.expect("all local").layout;
+        let added = PageRange::new(PageIndex::new(BOOT_PAGES), 2 * BLOCK_PAGES);
+        let region = Arc::new(Region::new(added, 3).expect("a small region"));
+        layout.add_region(Arc::clone(&region));
+        let (shared, handed_back) = shared(layout, CACHE_PAGES, 2);
+        let when_asked: Arc<Mutex<WhenAsked>> = Arc::new(Mutex::new(Box::new(|| 0)));
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let donors = (0..2).map(|donor| -> Box<dyn PageTransport> {
+            Box::new(Silent {
+                donor,
+                when_asked: Arc::clone(&when_asked),
+                requests: Arc::clone(&requests),
+            })
+        });
+        let prefetcher = Prefetcher::new(
+            Arc::clone(&shared),
+            donors.collect(),
+            lanes::channel().1,
+            Foresight::new().1,
+            Vec::new(),
+        );
+        Self {
+            shared,
+            region,
+            handed_back,
+            prefetcher,
+            when_asked,
+            requests,
+        }
+    }
+
+    /// The block gets its home at this place of a donor, and these pages of it are sent there.
+    fn plug(shared: &Shared, region: &Region, donor: u16, block: u32, pages: PageRange) {
+        let home = NodeId(donor + 1);
+        region.settle(0, Place { home, block });
+        pages.iter().for_each(|page| make_remote(shared, page));
+    }
+
+    /// Its pages are discarded, and it has no home any more.
+    fn unplug(shared: &Shared, region: &Region) {
+        region.set_leaving(0, true);
+        for page in region.pages_of(0).iter() {
+            let entry = shared.map.entry(page);
+            let seen = entry.state();
+            assert!(seen.kind() == Kind::Untouched || entry.forget(seen));
+        }
+        region.unsettle(0);
+    }
+
+    /// What becomes of the number of requests is told by this from now on.
+    fn when_asked(&self, answer: impl FnMut() -> usize + Send + 'static) {
+        *self.when_asked.lock().expect("one thread") = Box::new(answer);
+    }
+
+    fn requests(&self) -> Vec<(usize, u64, u32)> {
+        self.requests.lock().expect("one thread").clone()
+    }
+
+    fn kind(&self, page: PageIndex) -> Kind {
+        self.shared.map.entry(page).state().kind()
+    }
+}
+
+/// Some pages of the first block.
+fn wanted() -> PageRange {
+    PageRange::new(PageIndex::new(BOOT_PAGES + 10), 8)
+}
 
 fn order(first: u32, stride: i32, count: u32) -> Order {
     Order {
@@ -24,4 +163,76 @@ fn skipping_ends_with_the_order_or_with_memory() {
     assert_eq!(skip(order(10, 4, 3), 3), None);
     assert_eq!(skip(order(10, -8, 3), 2), None);
     assert_eq!(skip(order(u32::MAX - 1, 4, 3), 1), None);
+}
+
+#[test]
+fn a_run_is_asked_for_where_it_is_at_home_when_its_pages_are_held() {
+    let mut bench = Bench::new();
+    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
+    let (shared, region) = (Arc::clone(&bench.shared), Arc::clone(&bench.region));
+    // After the home was looked up for the first time, and before a page is taken: the block is
+    // unplugged, and plugged with another home, where its pages are sent.
+    let mut moves = true;
+    bench.when_asked(move || {
+        if std::mem::take(&mut moves) {
+            Bench::unplug(&shared, &region);
+            Bench::plug(&shared, &region, 1, 5, wanted());
+        }
+        0
+    });
+    let rest = bench
+        .prefetcher
+        .begin(order(wanted().first.number(), 1, wanted().count));
+    assert_eq!(rest, None);
+    let offset = 5 * BLOCK_BYTES + 10 * PAGE_SIZE as u64;
+    assert_eq!(bench.requests(), [(1, offset, wanted().count)]);
+    assert_eq!(bench.prefetcher.pages_in_flight, [0, wanted().count]);
+    assert!(
+        wanted()
+            .iter()
+            .all(|page| bench.kind(page) == Kind::Fetching)
+    );
+    assert_eq!(bench.shared.budget.used(), wanted().count.into());
+}
+
+#[test]
+fn a_page_whose_home_is_gone_when_it_is_held_is_given_back() {
+    let mut bench = Bench::new();
+    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
+    let region = Arc::clone(&bench.region);
+    bench.when_asked(move || {
+        region.unsettle(0);
+        0
+    });
+    let first = wanted().first;
+    assert_eq!(bench.prefetcher.begin(order(first.number(), 1, 1)), None);
+    assert_eq!(bench.requests(), []);
+    assert_eq!(bench.kind(first), Kind::Remote);
+    assert_eq!(bench.shared.budget.used(), 0);
+    assert!(bench.handed_back.is_empty(), "nobody waits for it");
+}
+
+#[test]
+fn who_touches_a_page_before_it_is_given_back_is_not_forgotten() {
+    let mut bench = Bench::new();
+    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
+    let shared = Arc::clone(&bench.shared);
+    let first = wanted().first;
+    // There is room until the page is held; then it is touched, and there is none any more.
+    bench.when_asked(move || {
+        let entry = shared.map.entry(first);
+        match entry.state().kind() {
+            Kind::Fetching => {
+                assert!(entry.contend(entry.state()));
+                IN_FLIGHT_MAX
+            }
+            _ => 0,
+        }
+    });
+    assert_eq!(bench.prefetcher.begin(order(first.number(), 1, 1)), None);
+    assert_eq!(bench.requests(), []);
+    assert_eq!(bench.kind(first), Kind::Remote);
+    assert_eq!(bench.handed_back.try_recv(), Ok(first));
+    assert_eq!(bench.shared.fault_wake.read().ok(), Some(1));
+    assert_eq!(bench.shared.budget.used(), 0);
 }

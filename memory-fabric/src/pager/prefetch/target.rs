@@ -1,0 +1,58 @@
+//! Where ordered pages are at home.
+
+use super::Shared;
+use crate::layout::NodeId;
+use crate::page::PageIndex;
+use crate::pager::detect::Order;
+
+/// The home of what an order begins with. Of memory that was added it may be another one at any
+/// time, unless the caller holds the order's first page: a block whose pages are not all let go of
+/// keeps its home.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Target {
+    pub donor: usize,
+    /// The place of the first page there.
+    pub offset: u64,
+    /// Pages that one request may ask for: no more than the order has, and all at this home.
+    pub most: u32,
+    /// Most pages on their way from there.
+    pub in_flight_max: u32,
+}
+
+impl Target {
+    /// `None` when there is nothing to fetch: the first page is at home here, or nowhere, or is
+    /// no guest memory.
+    pub(super) fn of(shared: &Shared, order: Order) -> Option<Self> {
+        let page = PageIndex::new(order.first);
+        let extent = shared.layout.extent_of(page)?;
+        if [NodeId::COMPUTE, NodeId::NOWHERE].contains(&extent.home) {
+            return None;
+        }
+        let donor = usize::from(extent.home.0) - 1;
+        let policy = shared.policies.of(donor);
+        let here = u32::try_from(extent.pages.end() - u64::from(order.first)).unwrap_or(0);
+        let most = if order.stride == 1 {
+            order.count.min(policy.run_pages).min(here)
+        } else {
+            1
+        };
+        Some(Self {
+            donor,
+            offset: extent.offset_of(page),
+            most,
+            in_flight_max: policy.in_flight_pages,
+        })
+    }
+}
+
+/// Lets go of a page that was taken to be fetched, and is not: it is remote as before.
+pub(super) fn give_back(shared: &Shared, page: PageIndex) {
+    let wanted = shared.map.entry(page).abandon_fetch();
+    if wanted {
+        // The fault thread always takes these, so there is room soon.
+        let _ = shared.retries.send(page);
+    }
+    if shared.budget.release(1) || wanted {
+        let _ = shared.fault_wake.write(1);
+    }
+}
