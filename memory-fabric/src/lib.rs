@@ -97,3 +97,6 @@ mod zap;
 
 #[cfg(all(test, loom))]
 mod loom_tests;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/support/mod.rs"]
+mod support;

@@ -301,15 +301,16 @@ impl Uffd {
     }
 
     /// Makes `count` pages of zeros from `first` on, as [`Self::copy`] does. They are writable.
+    /// Gives how many: fewer where the next one has bytes already.
     ///
     /// # Errors
     ///
-    /// As for [`Self::copy`]; pages before the one that failed are made.
-    pub fn zero(&self, first: *mut u8, count: usize) -> io::Result<()> {
+    /// What the kernel says; pages before the one that failed are made.
+    pub fn zero(&self, first: *mut u8, count: usize) -> io::Result<usize> {
         let start = first.addr() as u64;
         let end = start + (count * PAGE_SIZE) as u64;
         let next = std::cell::Cell::new(start);
-        self.while_busy(|uffd| {
+        let result = self.while_busy(|uffd| {
             let range = Range {
                 start: next.get(),
                 len: end - next.get(),
@@ -324,7 +325,11 @@ impl Uffd {
             // Interrupted half way it says how far it came, and is called for the rest.
             next.set(next.get() + u64::try_from(call.done).unwrap_or(0));
             if next.get() == end { Ok(()) } else { result }
-        })
+        });
+        match result {
+            Err(error) if error.raw_os_error() != Some(libc::EEXIST) => Err(error),
+            _ => Ok(usize::try_from(next.get() - start).unwrap_or(count * PAGE_SIZE) / PAGE_SIZE),
+        }
     }
 
     /// Maps a page whose bytes are in the memfd and wakes those who wait for it.

@@ -125,20 +125,9 @@ fn advise(process: &OwnedFd, vectors: &[libc::iovec]) -> libc::c_long {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::FileExt;
+    use crate::guest_memory::is_mapped;
 
     const PAGES: u32 = 400;
-
-    /// Whether a page is mapped in the guest view, as the kernel tells.
-    fn is_mapped(memory: &GuestMemory, page: PageIndex) -> bool {
-        let entry = memory.guest_page(page).addr() / PAGE_SIZE * 8;
-        let pagemap = std::fs::File::open("/proc/self/pagemap").expect("procfs");
-        let mut bytes = [0; 8];
-        pagemap
-            .read_exact_at(&mut bytes, entry as u64)
-            .expect("an entry for each page");
-        u64::from_ne_bytes(bytes) >> 63 == 1
-    }
 
     fn unmaps_what_was_added_and_nothing_else(mut zapper: Zapper) {
         let memory = GuestMemory::new(PAGES as usize * PAGE_SIZE).expect("a small memory");
@@ -155,7 +144,7 @@ mod tests {
         // All of them before any is touched: a touch maps neighbours along.
         for page in (0..PAGES).map(PageIndex::new) {
             let left = !is_added(page.number());
-            assert_eq!(is_mapped(&memory, page), left, "{page}");
+            assert_eq!(is_mapped(memory.guest_page(page)), left, "{page}");
         }
         for page in (0..PAGES).map(PageIndex::new) {
             // SAFETY: as above.

@@ -2,6 +2,7 @@
 //! dropping them when nobody did.
 
 use super::detect::CHAIN_MAX;
+use super::found::failed;
 use super::queue::PageQueue;
 use super::{PagerError, Shared};
 use crate::page::{PageIndex, PageRange};
@@ -50,10 +51,6 @@ pub(super) fn map_held(shared: &Shared, run: PageRange, write: bool) -> Result<(
     }
     shared.stats.prefetch_used.add(run.count.into());
     Ok(())
-}
-
-fn failed(call: &'static str, page: PageIndex) -> impl FnOnce(std::io::Error) -> PagerError {
-    move |source| PagerError::Userfaultfd { call, page, source }
 }
 
 /// The evictor's queue of pages that were fetched ahead, oldest first.

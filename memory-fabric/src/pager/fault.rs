@@ -6,6 +6,7 @@
 mod zero;
 
 use super::ahead::{map_held, take_chain};
+use super::found::{failed, make, map_here};
 use super::lanes::{self, LaneChanges};
 use super::prefetch::Foresight;
 use super::wait::Waiter;
@@ -16,7 +17,7 @@ use crate::page_map::{Kind, State};
 use crate::stats::RemoteTimes;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::turns::take_short_turns;
-use crate::uffd::{Fault, Mapped, Protection};
+use crate::uffd::{Fault, Protection};
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
@@ -385,11 +386,7 @@ impl FaultThread {
         } else {
             Protection::WriteProtected
         };
-        let target = shared.memory.guest_page(page);
-        shared
-            .uffd
-            .copy(target, bytes, protection)
-            .map_err(failed("COPY", page))?;
+        make(shared, page, bytes, protection)?;
         let queue = if fetch.returns {
             &shared.returns
         } else {
@@ -432,17 +429,15 @@ impl FaultThread {
         let taken_up_at = Instant::now();
         let page = pending.page;
         let entry = shared.map.entry(page);
-        let target = shared.memory.guest_page(page);
         let writable = seen.is_dirty() || pending.write || !shared.continue_write_protected;
         if writable && !seen.is_dirty() {
             entry.mark_dirty();
         }
         if pending.write_protected {
             // If the page is not mapped any more this wakes who waits, and it faults again.
-            shared
-                .uffd
-                .allow_writes(target)
-                .map_err(failed("WRITEPROTECT", page))?;
+            let target = shared.memory.guest_page(page);
+            let allowed = shared.uffd.allow_writes(target);
+            allowed.map_err(failed("WRITEPROTECT", page))?;
             shared.let_go(page, &shared.arrivals)?;
             shared.stats.write_protect.record(pending.read_at.elapsed());
             return Ok(());
@@ -452,19 +447,7 @@ impl FaultThread {
         } else {
             Protection::WriteProtected
         };
-        let mapped = shared.uffd.map_existing(target, protection);
-        match mapped.map_err(failed("CONTINUE", page))? {
-            Mapped::Now => {}
-            // Mapped meanwhile; the mapping may be protected still. Both calls wake.
-            Mapped::Already if writable => {
-                shared
-                    .uffd
-                    .allow_writes(target)
-                    .map_err(failed("WRITEPROTECT", page))?;
-                shared.uffd.wake(target).map_err(failed("WAKE", page))?;
-            }
-            Mapped::Already => shared.uffd.wake(target).map_err(failed("WAKE", page))?,
-        }
+        map_here(shared, page, protection)?;
         shared.let_go(page, &shared.arrivals)?;
         let stats = &shared.stats;
         stats
@@ -473,8 +456,4 @@ impl FaultThread {
         shared.touches.record(page, taken_up_at);
         Ok(())
     }
-}
-
-fn failed(call: &'static str, page: PageIndex) -> impl FnOnce(std::io::Error) -> PagerError {
-    move |source| PagerError::Userfaultfd { call, page, source }
 }

@@ -5,6 +5,7 @@ mod detect;
 pub(crate) mod evict;
 pub(crate) mod fault;
 pub(crate) mod forecast;
+mod found;
 pub(crate) mod lanes;
 mod policies;
 pub(crate) mod prefetch;

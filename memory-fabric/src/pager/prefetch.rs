@@ -15,6 +15,7 @@ mod target;
 
 use super::ahead::map_held;
 use super::detect::{Detector, Order};
+use super::found::{WRITING, failed};
 use super::lanes::{self, LaneChanges};
 use super::replay::{can_be_filled, fill, take_untouched};
 use super::wait::Waiter;
@@ -419,11 +420,7 @@ impl Prefetcher {
         let Fetch { run, donor, chain } = fetch;
         debug_assert_eq!(bytes.len(), run.count as usize * PAGE_SIZE);
         let written = shared.memory.write(run.first, bytes);
-        written.map_err(|source| PagerError::Userfaultfd {
-            call: "pwrite",
-            page: run.first,
-            source,
-        })?;
+        written.map_err(failed(WRITING, run.first))?;
         shared.stats.donors[donor]
             .pages_fetched
             .add(run.count.into());

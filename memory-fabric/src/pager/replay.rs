@@ -1,5 +1,6 @@
 //! Filling pages with zeroes because an earlier run touched them.
 
+use super::found::make_zero;
 use super::{PagerError, Shared};
 use crate::layout::NodeId;
 use crate::page::{PageIndex, PageRange};
@@ -43,20 +44,7 @@ pub(super) fn take_untouched(shared: &Shared, part: PageRange) -> u32 {
 
 /// Fills pages that the caller holds with zeros, and maps them.
 pub(super) fn fill(shared: &Shared, run: PageRange) -> Result<(), PagerError> {
-    let failed = |call| {
-        move |source| PagerError::Userfaultfd {
-            call,
-            page: run.first,
-            source,
-        }
-    };
-    for page in run.iter() {
-        // They are mapped writable: writes from now on are not seen.
-        shared.map.entry(page).mark_dirty();
-    }
-    let target = shared.memory.guest_page(run.first);
-    let filled = shared.uffd.zero(target, run.count as usize);
-    filled.map_err(failed("ZEROPAGE"))?;
+    make_zero(shared, run)?;
     if let Some(recorder) = &shared.recorder {
         recorder.record(run);
     }

@@ -1,9 +1,10 @@
 //! First touches: pages of zeroes.
 
-use super::{FaultThread, Pending, failed};
+use super::{FaultThread, Pending};
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::pager::PagerError;
+use crate::pager::found::make_zero;
 use std::time::Instant;
 
 /// Pages in the aligned window that a first touch may fill at once: 64 KiB, which the kernel's
@@ -19,16 +20,10 @@ impl FaultThread {
         let shared = &self.shared;
         let taken_up_at = Instant::now();
         let run = self.take_untouched_around(pending.page);
-        for page in run.iter() {
-            // It is mapped writable: writes from now on are not seen.
-            shared.map.entry(page).mark_dirty();
-        }
-        let target = shared.memory.guest_page(run.first);
         if let Some(recorder) = &shared.recorder {
             recorder.record(run);
         }
-        let filled = shared.uffd.zero(target, run.count as usize);
-        filled.map_err(failed("ZEROPAGE", run.first))?;
+        make_zero(shared, run)?;
         for page in run.iter() {
             shared.let_go(page, &shared.arrivals)?;
         }

@@ -5,10 +5,7 @@ use crate::donor::server::Donor;
 use crate::fabric::{DonorAddress, Fabric, FabricConfig, Hotplug, HotplugError};
 use crate::hotplug::{BLOCK_BYTES, BLOCK_PAGES, JOINERS_MAX};
 use crate::page::{PageIndex, PageRange};
-use support::{MIB, config, donor, start, wait_until};
-
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
+use crate::support::{MIB, config, donor, start, wait_until};
 
 const GUEST: u64 = 16 * MIB;
 
