@@ -16,6 +16,7 @@ mod faults;
 mod free_pages;
 mod guest;
 mod hotplug;
+mod huge_shmem;
 mod network;
 mod numa;
 mod prometheus;
@@ -111,6 +112,7 @@ impl Plan {
             compression::SCENARIOS,
             free_pages::SCENARIOS,
             faults::SCENARIOS,
+            huge_shmem::SCENARIOS,
             rdma::SCENARIOS,
             rdma_faults::SCENARIOS,
             udp::SCENARIOS,

@@ -1,0 +1,124 @@
+//! Scenarios on a host that makes huge pages of shared memory where nobody asks for them.
+
+use anyhow::{Context as _, ensure};
+
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::{Context, Result, Scenario, Verdict};
+use crate::testbed::Host;
+
+/// Where that is set.
+const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
+/// What the probe uses, in order, so that much of it is fetched ahead.
+const PROBE_BYTES: u64 = 128 << 20;
+const LOCAL_BYTES: u64 = 96 << 20;
+
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
+    name: "huge_shmem",
+    about: "a host that makes huge pages of shared memory unasked loses no byte, nor a guest that runs",
+    needs_product: true,
+    run: huge_shmem,
+}];
+
+fn huge_shmem(context: &Context<'_>) -> Result {
+    let host = context.testbed.host(1);
+    let Some(before) = Setting::now(host)? else {
+        return Ok(Verdict::Skip(format!("host 1 has no {SETTING}")));
+    };
+    let donor = Donor::start(context)?;
+    let guest = Guest {
+        local_memory: Some("96M"),
+        more: vec!["--transport", "tcp"],
+        ..Guest::remote(1, "faultprobe --bytes 128M --pattern sequential")
+    };
+
+    // When the guest starts: nothing of it is in huge pages, which would go beyond the budget.
+    let setting = Setting::change(host, &before)?;
+    let made = huge_pages_made(host)?;
+    let finished = guest.run(context)?;
+    check(&finished)?;
+    let made_at_start = huge_pages_made(host)? - made;
+    let resident = finished.number("/memory/resident_bytes")?;
+    ensure!(
+        resident <= LOCAL_BYTES as f64,
+        "{resident} bytes resident, {LOCAL_BYTES} is the budget"
+    );
+    setting.put_back()?;
+
+    // While it runs: neighbours of what is fetched ahead are found to be there.
+    let process = guest.boot(context)?;
+    let setting = Setting::change(host, &before)?;
+    let made = huge_pages_made(host)?;
+    let finished = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
+    check(&finished)?;
+    let made_later = huge_pages_made(host)? - made;
+    setting.put_back()?;
+
+    context.note(format!(
+        "huge pages made: {made_at_start} when set before the start, {made_later} when set while the guest runs"
+    ));
+    donor.stop(context)?;
+    Ok(Verdict::Pass)
+}
+
+/// Every byte was right, and something was fetched ahead.
+fn check(guest: &Finished) -> anyhow::Result<()> {
+    guest.expect_exit(exit::SHUTDOWN)?;
+    guest.faultprobe_over(PROBE_BYTES)?;
+    let issued = guest.number("/prefetch/issued")?;
+    ensure!(issued > 1000.0, "only {issued} pages were fetched ahead");
+    Ok(())
+}
+
+/// Huge pages of files, shared memory among them, that the kernel has made since it started.
+fn huge_pages_made(host: &Host) -> anyhow::Result<u64> {
+    let counters = host.check(&["cat", "/proc/vmstat"], SHORT)?;
+    let mut lines = counters.lines();
+    let made = lines.find_map(|line| line.strip_prefix("thp_file_alloc "));
+    let made = made.context("no thp_file_alloc in /proc/vmstat")?;
+    Ok(made.trim().parse()?)
+}
+
+/// The host's setting while it is `always`. What was there before is put back, whatever happens.
+struct Setting<'a> {
+    host: &'a Host,
+    before: Option<&'a str>,
+}
+
+impl<'a> Setting<'a> {
+    /// What is chosen; `None` on a kernel that has no such setting.
+    fn now(host: &Host) -> anyhow::Result<Option<String>> {
+        let output = host.run(&["cat", SETTING], SHORT)?;
+        let chosen = output.stdout.split_once('[');
+        let chosen = chosen.and_then(|(_, rest)| rest.split_once(']'));
+        Ok(chosen.map(|(chosen, _)| chosen.to_owned()))
+    }
+
+    fn change(host: &'a Host, before: &'a str) -> anyhow::Result<Self> {
+        // Before it is changed: that may fail half way.
+        let setting = Self {
+            host,
+            before: Some(before),
+        };
+        write(host, "always")?;
+        Ok(setting)
+    }
+
+    fn put_back(mut self) -> anyhow::Result<()> {
+        self.before.take().map_or(Ok(()), |b| write(self.host, b))
+    }
+}
+
+impl Drop for Setting<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before.take() {
+            // The scenario has failed already.
+            let _ = write(self.host, before);
+        }
+    }
+}
+
+fn write(host: &Host, chosen: &str) -> anyhow::Result<()> {
+    let script = format!("echo {chosen} > {SETTING}");
+    host.check(&["sh", "-c", &script], SHORT)?;
+    Ok(())
+}
