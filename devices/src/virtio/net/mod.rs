@@ -6,12 +6,12 @@
 
 mod mac;
 mod tap;
+mod trouble;
 
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net::{
@@ -26,6 +26,7 @@ pub use tap::{TAP_NAME_BYTES_MAX, Tap, TapError};
 use super::{BrokenRing, Buffers, Ring, VirtioDevice, read_bytes_of};
 use crate::lock;
 use tap::HEADER_BYTES;
+use trouble::Told;
 
 const RECEIVE_QUEUE: usize = 0;
 /// To the guest, from the guest.
@@ -61,8 +62,7 @@ pub struct Net {
     name: String,
     mac: MacAddress,
     state: Mutex<State>,
-    /// That the tap takes nothing was told. Relaxed: nothing depends on it.
-    warned: AtomicBool,
+    told: Told,
 }
 
 struct State {
@@ -108,7 +108,7 @@ impl Net {
                 incoming: vec![0; PACKET_BYTES_MAX],
                 outgoing: vec![0; PACKET_BYTES_MAX],
             }),
-            warned: AtomicBool::new(false),
+            told: Told::default(),
         }
     }
 
@@ -118,8 +118,13 @@ impl Net {
             if state.waiting == 0 {
                 state.waiting = match self.tap.receive(&mut state.incoming) {
                     Ok(bytes) if bytes >= HEADER_BYTES => bytes,
-                    // Nothing, or the tap was taken away.
-                    _ => return Ok(false),
+                    Ok(_) => return Ok(false),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                    Err(error) => {
+                        // A tap that is gone is one event, and gives no more of them.
+                        self.failed(&error);
+                        return Ok(false);
+                    }
                 };
             }
             match deliver(state, ring)? {
@@ -151,7 +156,7 @@ impl Net {
                         ring.put_back(1);
                         return Ok(false);
                     }
-                    Err(error) => self.not_sent(&error),
+                    Err(error) => self.failed(&error),
                 }
             }
             ring.used(chain.head_index(), 0)?;
@@ -159,17 +164,11 @@ impl Net {
         Ok(true)
     }
 
-    /// A packet is lost, as packets may be; that all of them are is told once.
-    fn not_sent(&self, error: &io::Error) {
-        let down = error.raw_os_error() == Some(libc::EIO);
-        if down && !self.warned.swap(true, Ordering::Relaxed) {
-            let tap = self.tap.name();
-            tracing::warn!(
-                "packets of {} are lost while the tap {tap} is down; `ip link set {tap} up` brings it up",
-                self.name
-            );
-        } else {
-            tracing::debug!(%error, name = self.name, "a packet is lost");
+    /// The tap gives an error. A packet is lost, as packets may be; that more are is told once.
+    fn failed(&self, error: &io::Error) {
+        match self.told.first(error, &self.name, self.tap.name()) {
+            Some(text) => tracing::warn!("{text}"),
+            None => tracing::debug!(%error, name = self.name, "a packet is lost"),
         }
     }
 }

@@ -256,16 +256,17 @@ fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::process::Command;
 
     use super::*;
 
-    /// A tap that goes with the value; `None`, and why, where taps cannot be made.
-    struct Made(String);
+    /// A tap that goes with the value.
+    pub(in super::super) struct Made(pub String);
 
     impl Made {
-        fn new(suffix: &str) -> Option<Self> {
+        /// `None`, after it has said why, where taps cannot be made.
+        pub fn new(suffix: &str) -> Option<Self> {
             let name = format!("sh{}{suffix}", std::process::id());
             match ip(&["tuntap", "add", "dev", &name, "mode", "tap"]) {
                 true => Some(Self(name)),

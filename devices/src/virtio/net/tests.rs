@@ -2,13 +2,17 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
+use std::time::Instant;
 
 use event_manager::{EventManager, SubscriberOps};
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
+use super::tap::tests::Made;
+use super::trouble::Trouble;
 use super::*;
 use crate::virtio::QueueServer;
+use crate::virtio::server_threads::LIMIT;
 use crate::virtio::test_driver::{
     Driver, PART_BYTES, RING_SIZE, SECOND_PART, STARTED, VERSION_1, ring,
 };
@@ -275,6 +279,37 @@ fn packets_of_the_host_wake_the_loop_once() {
         assert!(manager.run_with_timeout(1000).unwrap() > 0);
     }
     assert_eq!(bed.get(DATA, 70), with_count(packet, 1));
+}
+
+#[test]
+fn a_tap_that_vanishes_is_told_of_and_does_not_keep_the_loop_busy() {
+    let Some(made) = Made::new("b") else { return };
+    let tap = Tap::open(&made.0).unwrap();
+    let driver = Driver::of(Net::new(1, tap, "02:00:00:12:34:56".parse().unwrap()));
+    driver.start(VERSION_1);
+    let mut manager = EventManager::<QueueServer>::new().unwrap();
+    manager.add_subscriber(QueueServer::new(Arc::clone(&driver.transport)));
+    while manager.run_with_timeout(0).unwrap() > 0 {}
+    let told = || driver.device.told.has(Trouble::Gone);
+    assert!(!told());
+
+    // The guest has nothing to send, and may never have.
+    drop(made);
+    let deadline = Instant::now() + LIMIT;
+    while !told() {
+        assert!(Instant::now() < deadline, "nothing is told");
+        manager.run_with_timeout(100).unwrap();
+    }
+    let turns = (0..100).take_while(|_| manager.run_with_timeout(0).unwrap() > 0);
+    assert!(turns.count() < 100, "the loop spins");
+
+    // What it sends comes back all the same.
+    driver.offer(1, 0, &[(DATA, 100, false)]);
+    driver.notify(1);
+    while driver.used(1) == 0 {
+        assert!(manager.run_with_timeout(1000).unwrap() > 0);
+    }
+    assert_eq!(driver.get(0x70), STARTED, "the device goes on");
 }
 
 proptest! {
