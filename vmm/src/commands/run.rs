@@ -171,7 +171,9 @@ fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, 
         routes: ROUTES,
     };
     let start = || {
+        let directory = Directory::for_listening()?;
         // A login and a service of one user listen in different places.
+        let _locks = Directory::lock_all()?;
         if let Some(name) = &config.name
             && let Some(other) = Directory::vm_named(name)?
         {
@@ -180,8 +182,7 @@ fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, 
                 pid: other.pid,
             });
         }
-        let directory = Directory::for_listening()?;
-        Server::start(&directory, Kind::Vm, config.name.as_ref(), service)
+        Server::start_locked(&directory, Kind::Vm, config.name.as_ref(), service)
     };
     match start() {
         Ok(server) => Ok(Some(server)),

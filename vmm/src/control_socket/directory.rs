@@ -1,12 +1,12 @@
 //! Where the sockets are: a directory that only its user can enter.
 
+mod locks;
+
 use std::ffi::OsString;
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use super::client::try_connect;
 use crate::cli::name::{VmName, called};
@@ -17,11 +17,6 @@ pub const VARIABLE: &str = "SSI_HV_RUNTIME_DIR";
 /// Where the node listens that is a service of the system (`ssi-hv-node.service`). It has a user of its
 /// own; root may look there.
 const SERVICE: &str = "/run/ssi-hv-node";
-
-/// How long others who start at the same time are waited for, each of whom takes milliseconds.
-const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
-/// Pause between attempts: waiting for flock(2) itself has no deadline.
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why there is no such directory.
 #[derive(Debug, thiserror::Error)]
@@ -115,10 +110,12 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub struct Directory {
     path: PathBuf,
+    /// Its device and inode: it may have several paths.
+    identity: (u64, u64),
 }
 
-/// The directories to look into, the one to listen in first: what [`VARIABLE`] names; else
-/// `/run/ssi-hv` of root; else `ssi-hv` in `XDG_RUNTIME_DIR` and `/tmp/ssi-hv-UID`.
+/// The directories to listen in, the best first: what [`VARIABLE`] names; else `/run/ssi-hv` of root; else
+/// `ssi-hv` in `XDG_RUNTIME_DIR` and `/tmp/ssi-hv-UID`.
 #[must_use]
 pub fn candidates() -> Vec<PathBuf> {
     // SAFETY: the call has no arguments and cannot fail.
@@ -145,6 +142,27 @@ fn candidates_of(named: Option<OsString>, xdg: Option<OsString>, uid: u32) -> Ve
     in_xdg.into_iter().chain([in_tmp]).collect()
 }
 
+/// The directories to look into: the candidates, and that of a login of this user, which a service of the same
+/// user does not have in its environment.
+fn looked_into() -> Vec<PathBuf> {
+    // SAFETY: the call has no arguments and cannot fail.
+    let uid = unsafe { libc::geteuid() };
+    looked_into_of(candidates(), is_named(), uid)
+}
+
+fn looked_into_of(mut candidates: Vec<PathBuf>, named: bool, uid: u32) -> Vec<PathBuf> {
+    let of_login = PathBuf::from(format!("/run/user/{uid}/ssi-hv"));
+    if !named && uid != 0 && !candidates.contains(&of_login) {
+        candidates.push(of_login);
+    }
+    candidates
+}
+
+/// Whether [`VARIABLE`] names the only directory.
+fn is_named() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|named| !named.is_empty())
+}
+
 impl Directory {
     /// The first candidate that can be used, made if need be.
     ///
@@ -163,19 +181,18 @@ impl Directory {
         result.expect("there is always a candidate")
     }
 
-    /// Every candidate that exists; for root that of the system's node too, unless a directory is named. One that
-    /// is not safe has nothing of this user's in it: it is left out, with a warning.
+    /// Every directory of this user that exists; for root that of the system's node too, unless a directory is
+    /// named. One that is not safe has nothing of this user's in it: it is left out, with a warning.
     ///
     /// # Errors
     ///
     /// When none of them is safe.
     pub fn for_looking() -> Result<Vec<Self>, DirectoryError> {
-        let named = std::env::var_os(VARIABLE).is_some_and(|named| !named.is_empty());
         // SAFETY: the call has no arguments and cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
         // Nobody but root makes directories in /run, so it is as safe as its own.
-        let service = (is_root && !named).then(|| Self::open_of(Path::new(SERVICE), None));
-        let own = candidates().into_iter().map(|path| Self::open(&path));
+        let service = (is_root && !is_named()).then(|| Self::open_of(Path::new(SERVICE), None));
+        let own = looked_into().into_iter().map(|path| Self::open(&path));
         Self::usable(own.chain(service))
     }
 
@@ -198,9 +215,10 @@ impl Directory {
     fn usable(
         opened: impl Iterator<Item = Result<Self, DirectoryError>>,
     ) -> Result<Vec<Self>, DirectoryError> {
-        let (mut found, mut is_absent, mut wrong) = (Vec::new(), false, None);
+        let (mut found, mut is_absent, mut wrong) = (Vec::<Self>::new(), false, None);
         for opened in opened {
             match opened {
+                Ok(directory) if found.iter().any(|other| directory.is(other)) => {}
                 Ok(directory) => found.push(directory),
                 Err(DirectoryError::Unusable { source, .. })
                     if source.kind() == io::ErrorKind::NotFound =>
@@ -269,38 +287,15 @@ impl Directory {
                 path: path.into(),
                 problem,
             }),
-            None => Ok(Self { path: path.into() }),
+            None => Ok(Self {
+                path: path.into(),
+                identity: (found.dev(), found.ino()),
+            }),
         }
     }
 
-    /// Keeps others who want to listen here out, until it is dropped: so that of two VMs with one
-    /// name that are started at once only one gets it.
-    ///
-    /// # Errors
-    ///
-    /// When the directory cannot be opened, or another one stays in the way.
-    pub fn lock(&self) -> Result<File, DirectoryError> {
-        let unusable = |source| DirectoryError::Unusable {
-            path: self.path.clone(),
-            source,
-        };
-        let directory = File::open(&self.path).map_err(unusable)?;
-        let deadline = Instant::now() + LOCK_TIME_MAX;
-        loop {
-            // SAFETY: the descriptor is open; the call takes two integers.
-            if unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(directory);
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::WouldBlock {
-                return Err(unusable(error));
-            }
-            if Instant::now() >= deadline {
-                let text = "another process has locked it";
-                return Err(unusable(io::Error::other(text)));
-            }
-            std::thread::sleep(LOCK_PAUSE);
-        }
+    fn is(&self, other: &Self) -> bool {
+        self.identity == other.identity
     }
 
     /// Where a process is to listen.
@@ -369,6 +364,25 @@ mod tests {
             ["/run/user/7/ssi-hv", "/tmp/ssi-hv-7"]
         );
         assert_eq!(all(Some(""), Some("relative"), 7), ["/tmp/ssi-hv-7"]);
+    }
+
+    #[test]
+    fn the_directory_of_a_login_is_looked_into_from_everywhere() {
+        let looked_into = |candidates: &[&str], named, uid| {
+            let candidates = candidates.iter().map(PathBuf::from).collect();
+            looked_into_of(candidates, named, uid)
+                .iter()
+                .map(|path| path.display().to_string())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            looked_into(&["/tmp/ssi-hv-7"], false, 7),
+            ["/tmp/ssi-hv-7", "/run/user/7/ssi-hv"]
+        );
+        let login = ["/run/user/7/ssi-hv", "/tmp/ssi-hv-7"];
+        assert_eq!(looked_into(&login, false, 7), login);
+        assert_eq!(looked_into(&["/here"], true, 7), ["/here"]);
+        assert_eq!(looked_into(&["/run/ssi-hv"], false, 0), ["/run/ssi-hv"]);
     }
 
     #[test]

@@ -105,6 +105,21 @@ impl Server {
         name: Option<&VmName>,
         service: Service<S>,
     ) -> Result<Self, ServerError> {
+        let _lock = directory.lock()?;
+        Self::start_locked(directory, kind, name, service)
+    }
+
+    /// The same, while the caller keeps others out of the directory.
+    ///
+    /// # Errors
+    ///
+    /// When another VM has the name, or there is no socket to be had, or no thread.
+    pub fn start_locked<S: Send + Sync>(
+        directory: &Directory,
+        kind: Kind,
+        name: Option<&VmName>,
+        service: Service<S>,
+    ) -> Result<Self, ServerError> {
         let (path, listener) = listen(directory, kind, name)?;
         let workers = Workers::start("control", 2, true).map_err(ServerError::Thread)?;
         let from_std = || UnixListener::from_std(listener);
@@ -191,13 +206,12 @@ impl Drop for Server {
     }
 }
 
-/// Binds the socket, unless another VM has the name. Held against others who start meanwhile.
+/// Binds the socket, unless another VM has the name. Nobody else may start meanwhile.
 fn listen(
     directory: &Directory,
     kind: Kind,
     name: Option<&VmName>,
 ) -> Result<(PathBuf, StdListener), ServerError> {
-    let _lock = directory.lock()?;
     // Removes what ended processes left; one of them may have had this process's number.
     let sockets = directory.sockets()?;
     let namesake = |name: &VmName| {

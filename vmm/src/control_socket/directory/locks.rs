@@ -1,0 +1,140 @@
+//! Who takes a name keeps others out of the directories meanwhile.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::{Directory, DirectoryError, looked_into};
+
+/// How long others who start at the same time are waited for, each of whom takes milliseconds.
+const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
+/// Pause between attempts: waiting for flock(2) itself has no deadline.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
+impl Directory {
+    /// Keeps others who want to listen here out, until it is dropped: so that of two VMs with one
+    /// name that are started at once only one gets it.
+    ///
+    /// # Errors
+    ///
+    /// When the directory cannot be opened, or another one stays in the way.
+    pub fn lock(&self) -> Result<File, DirectoryError> {
+        let unusable = |source| DirectoryError::Unusable {
+            path: self.path.clone(),
+            source,
+        };
+        let directory = File::open(&self.path).map_err(unusable)?;
+        let deadline = Instant::now() + LOCK_TIME_MAX;
+        loop {
+            // SAFETY: the descriptor is open; the call takes two integers.
+            if unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+                return Ok(directory);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::WouldBlock {
+                return Err(unusable(error));
+            }
+            if Instant::now() >= deadline {
+                let text = "another process has locked it";
+                return Err(unusable(io::Error::other(text)));
+            }
+            std::thread::sleep(LOCK_PAUSE);
+        }
+    }
+
+    /// Keeps others out of all directories of this user, until it is dropped: a login and a service listen in
+    /// different ones, and of two VMs with one name only one gets it all the same. No other lock of
+    /// these directories may be held.
+    ///
+    /// # Errors
+    ///
+    /// When one of them cannot be opened, or another one stays in the way.
+    pub fn lock_all() -> Result<Vec<File>, DirectoryError> {
+        Self::lock_all_of(&looked_into())
+    }
+
+    fn lock_all_of(paths: &[PathBuf]) -> Result<Vec<File>, DirectoryError> {
+        let there = || {
+            let opened = paths.iter().filter_map(|path| Self::open(path).ok());
+            let mut found: Vec<_> = opened.collect();
+            // All take several in one order, so that no two wait for each other.
+            found.sort_by_key(|directory| directory.identity);
+            found.dedup_by_key(|directory| directory.identity);
+            found
+        };
+        let mut found = there();
+        loop {
+            let locks: Vec<_> = found.iter().map(Self::lock).collect::<Result<_, _>>()?;
+            // Another one may have been made meanwhile, with a VM in it. There are few, and they stay.
+            let now = there();
+            if now.len() <= found.len() {
+                return Ok(locks);
+            }
+            found = now;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::net::UnixListener;
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+    use crate::cli::name::VmName;
+    use crate::control_socket::directory::Kind;
+
+    #[test]
+    fn of_vms_in_two_directories_that_start_at_once_one_gets_the_name() {
+        let name: VmName = "web".parse().expect("a name");
+        for _ in 0..50 {
+            let place = tempfile::tempdir().expect("a temporary directory");
+            let (login, service) = (place.path().join("login"), place.path().join("service"));
+            let barrier = Barrier::new(4);
+            let start = |number: u32| {
+                // Whatever the order in which they are named.
+                let (own, other) = match number % 2 {
+                    0 => (login.clone(), service.clone()),
+                    _ => (service.clone(), login.clone()),
+                };
+                barrier.wait();
+                let listens = Directory::create(&own).expect("is made");
+                let paths = [own, other];
+                let _locks = Directory::lock_all_of(&paths).expect("nobody keeps it");
+                let opened = paths.iter().filter_map(|path| Directory::open(path).ok());
+                let mut sockets = opened.flat_map(|one| one.sockets().expect("is read"));
+                let is_taken = sockets.any(|entry| entry.name.as_ref() == Some(&name));
+                // Process numbers end at 2^22.
+                let path = listens.socket_path(Kind::Vm, (1 << 23) + number, Some(&name));
+                (!is_taken).then(|| UnixListener::bind(path).expect("is bound"))
+            };
+            let start = &start;
+            let started: Vec<_> = thread::scope(|scope| {
+                let threads: Vec<_> = (0..4)
+                    .map(|number| scope.spawn(move || start(number)))
+                    .collect();
+                let ended = threads.into_iter().map(|one| one.join());
+                ended.map(|one| one.expect("no panic")).collect()
+            });
+            assert_eq!(started.iter().flatten().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_directory_with_two_paths_is_one() {
+        let place = tempfile::tempdir().expect("a temporary directory");
+        let parent = place.path().join("parent");
+        fs::create_dir(&parent).expect("is made");
+        std::os::unix::fs::symlink(&parent, place.path().join("link")).expect("a link");
+        Directory::create(&parent.join("s")).expect("is made");
+        let paths = [parent.join("s"), place.path().join("link/s")];
+        let opened = || paths.iter().map(|path| Directory::open(path));
+        assert_eq!(Directory::usable(opened()).expect("is safe").len(), 1);
+        let locks = Directory::lock_all_of(&paths).expect("not against itself");
+        assert_eq!(locks.len(), 1);
+    }
+}
