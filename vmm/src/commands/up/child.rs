@@ -13,26 +13,13 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
+use super::events::{Event, EventSender};
+
 /// The longest line that is taken in one piece.
 const LINE_BYTES_MAX: u64 = 4096;
 /// How long what an ended process has written is waited for. A child of it that lives on may hold the
 /// pipe open.
 const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
-
-/// What is told of a process, or of this one.
-#[derive(Debug)]
-pub enum Event {
-    /// A line of its standard output.
-    Said(usize, String),
-    /// A line of its standard error.
-    Complained(usize, String),
-    /// It has ended, and can be waited for.
-    Ended(usize),
-    /// This process was sent a signal.
-    Signal(i32),
-    /// So much of a limit is over.
-    Late,
-}
 
 /// What is done with the outputs of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +40,7 @@ impl Running {
         command: &mut Command,
         outputs: Outputs,
         index: usize,
-        events: &Sender<Event>,
+        events: &EventSender,
     ) -> io::Result<Self> {
         if outputs == Outputs::Told {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -64,13 +51,13 @@ impl Running {
         if let Some(stdout) = child.stdout.take() {
             let (events, open) = (events.clone(), open.clone());
             read_lines("stdout", stdout, open, move |line| {
-                events.send(Event::Said(index, line)).is_ok()
+                events.tell(Event::Said(index, line))
             })?;
         }
         if let Some(stderr) = child.stderr.take() {
             let (events, open) = (events.clone(), open.clone());
             read_lines("stderr", stderr, open, move |line| {
-                events.send(Event::Complained(index, line)).is_ok()
+                events.tell(Event::Complained(index, line))
             })?;
         }
         drop(open);
@@ -80,7 +67,7 @@ impl Running {
             // Disconnected when both readers are done.
             let _ = closed.recv_timeout(LAST_LINES_TIME_MAX);
             // Whoever does not listen any more is about to end.
-            let _ = events.send(Event::Ended(index));
+            events.tell(Event::Ended(index));
         })?;
         Ok(Self(child))
     }

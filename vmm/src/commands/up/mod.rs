@@ -3,6 +3,7 @@
 //! All that it starts ends with it, however that happens: see [`child`] and [`heartbeat`].
 
 mod child;
+mod events;
 mod heartbeat;
 mod namespace;
 mod nodes;
@@ -13,7 +14,6 @@ use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
@@ -29,7 +29,8 @@ use ssi_hv::control_socket::directory::Directory;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
 
-use self::child::{Event, Outputs, Running, ending};
+use self::child::{Outputs, Running, ending};
+use self::events::{Event, EventReceiver, EventSender};
 use self::nodes::Nodes;
 use super::supervisor::LATE_END_TIME_MAX;
 use super::{Failure, print};
@@ -96,7 +97,7 @@ fn plan(cluster: &Cluster) -> String {
 fn start(path: &Path, cluster: &Cluster, verbosity: Verbosity) -> Result<ExitCode, Failure> {
     let _only = claim(path)?;
     refuse_second(&cluster.vm)?;
-    let (sender, events) = mpsc::channel();
+    let (sender, events) = events::queue();
     // Before anything is started, so that no signal ends this process in between.
     watch_signals(&sender)?;
     let mut up = Up {
@@ -150,7 +151,7 @@ fn refuse_second(vm: &RunConfig) -> Result<(), Failure> {
 }
 
 /// Passes the first signal on; the second ends this process, and with it all that it has started.
-fn watch_signals(events: &Sender<Event>) -> Result<(), Failure> {
+fn watch_signals(events: &EventSender) -> Result<(), Failure> {
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
     let events = events.clone();
@@ -163,7 +164,7 @@ fn watch_signals(events: &Sender<Event>) -> Result<(), Failure> {
                     forced_end::at_once(code_of(signal));
                 }
                 told = true;
-                let _ = events.send(Event::Signal(signal));
+                events.tell(Event::Signal(signal));
             }
         })
         .context("cannot start a thread")?;
@@ -182,8 +183,8 @@ fn code_of(signal: i32) -> ExitCode {
 struct Up<'a> {
     cluster: &'a Cluster,
     verbosity: Verbosity,
-    sender: Sender<Event>,
-    events: Receiver<Event>,
+    sender: EventSender,
+    events: EventReceiver,
     /// The signal that ends it.
     told: Option<i32>,
 }
@@ -201,17 +202,7 @@ impl Up<'_> {
 
     /// The next event before `deadline`, if there is one.
     fn next(&mut self, deadline: Option<Instant>) -> Event {
-        let event = match deadline {
-            // This end has a sender, so that it is never disconnected.
-            None => self.events.recv().unwrap_or(Event::Late),
-            Some(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                match self.events.recv_timeout(left) {
-                    Ok(event) => event,
-                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Event::Late,
-                }
-            }
-        };
+        let event = self.events.next(deadline);
         if let Event::Signal(signal) = event {
             self.told = Some(signal);
         }

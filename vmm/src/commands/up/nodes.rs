@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
@@ -15,7 +14,8 @@ use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::progress::Progress;
 
-use super::child::{Event, Outputs, Running, ending};
+use super::child::{Outputs, Running, ending};
+use super::events::{Event, EventSender};
 use super::heartbeat::Heartbeat;
 use super::namespace::Namespace;
 use super::{Up, flags_of_nodes, own_program};
@@ -72,7 +72,7 @@ impl<'a> Nodes<'a> {
     }
 
     /// Starts all of them.
-    pub fn start(&mut self, events: &Sender<Event>) -> Result<(), Failure> {
+    pub fn start(&mut self, events: &EventSender) -> Result<(), Failure> {
         for (index, node) in self.cluster.nodes.iter().enumerate() {
             tracing::info!("node {}: starts {}", node.name, node.whereabouts());
             let running = self
@@ -94,7 +94,7 @@ impl<'a> Nodes<'a> {
         &self,
         index: usize,
         node: &Node,
-        events: &Sender<Event>,
+        events: &EventSender,
     ) -> Result<Running, Failure> {
         let flags = flags_of_nodes(self.verbosity);
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
