@@ -17,6 +17,24 @@ pub const DISK_TIME_MAX: Duration = Duration::from_secs(30);
 /// How often the devices are looked at.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
+/// The threads that are waited for, and the time that passes meanwhile.
+trait Threads {
+    fn now(&self) -> Instant;
+
+    /// Waits until all have ended, for so long at the most; whether they have.
+    fn all_ended_within(&self, time: Duration) -> bool;
+}
+
+impl Threads for Control {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn all_ended_within(&self, time: Duration) -> bool {
+        self.wait_all_ended(time)
+    }
+}
+
 /// Who is left behind at the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
@@ -59,20 +77,20 @@ pub(super) fn wait_for_threads(shared: &Shared) {
 /// Waits until all have ended, `idle` after the last look at which a device was `at_work`, and
 /// `most` in all. Calls `told` when it takes longer than `idle` because of such a device.
 fn wait(
-    control: &Control,
+    threads: &impl Threads,
     [idle, most]: [Duration; 2],
     at_work: impl Fn() -> bool,
     told: impl FnOnce(),
 ) -> Left {
-    let begun = Instant::now();
+    let begun = threads.now();
     let mut last_at_work = begun;
     let mut told = Some(told);
     loop {
-        let left = (last_at_work + idle).saturating_duration_since(Instant::now());
-        if control.wait_all_ended(left.min(LOOK_INTERVAL)) {
+        let left = (last_at_work + idle).saturating_duration_since(threads.now());
+        if threads.all_ended_within(left.min(LOOK_INTERVAL)) {
             return Left::Nobody;
         }
-        let now = Instant::now();
+        let now = threads.now();
         if at_work() {
             last_at_work = now;
             if now - begun >= most {
@@ -95,60 +113,82 @@ mod tests {
 
     use super::*;
 
-    /// Of the tests' limits, which must not be what ends them.
-    const LONG: Duration = Duration::from_secs(60);
-    const SHORT: Duration = Duration::from_millis(120);
+    const LIMITS: [Duration; 2] = [STOP_TIME_MAX, DISK_TIME_MAX];
 
-    /// With a thread of a device that does not end.
-    fn control() -> Control {
-        let control = Control::new(0).unwrap();
-        control.device_thread_starts();
-        control
+    /// Threads of a time of its own, which passes only while they are waited for.
+    struct Imagined {
+        begun: Instant,
+        passed: Cell<Duration>,
+        ended: Cell<bool>,
+    }
+
+    impl Imagined {
+        fn new() -> Self {
+            Self {
+                begun: Instant::now(),
+                passed: Cell::default(),
+                ended: Cell::new(false),
+            }
+        }
+    }
+
+    impl Threads for Imagined {
+        fn now(&self) -> Instant {
+            self.begun + self.passed.get()
+        }
+
+        fn all_ended_within(&self, time: Duration) -> bool {
+            if !self.ended.get() {
+                self.passed.set(self.passed.get() + time);
+            }
+            self.ended.get()
+        }
     }
 
     #[test]
     fn who_has_ended_is_not_waited_for() {
-        let control = control();
+        let control = Control::new(0).unwrap();
+        control.device_thread_starts();
         control.device_thread_ended();
-        assert_eq!(wait(&control, [LONG, LONG], || true, || {}), Left::Nobody);
+        assert_eq!(wait(&control, LIMITS, || true, || {}), Left::Nobody);
     }
 
     #[test]
     fn who_waits_for_a_page_is_left_behind_after_a_short_time() {
-        let begun = Instant::now();
+        let threads = Imagined::new();
         let told = || panic!("no disk is at work");
-        assert_eq!(
-            wait(&control(), [SHORT, LONG], || false, told),
-            Left::Waiting
-        );
-        assert!((SHORT..LONG).contains(&begun.elapsed()));
+        assert_eq!(wait(&threads, LIMITS, || false, told), Left::Waiting);
+        assert_eq!(threads.passed.get(), STOP_TIME_MAX);
     }
 
     #[test]
     fn a_disk_at_work_is_waited_for_until_it_has_ended() {
-        let control = control();
-        let looks = Cell::new(0);
-        let begun = Instant::now();
+        let threads = Imagined::new();
+        let end = STOP_TIME_MAX * 4;
         let at_work = || {
-            looks.set(looks.get() + 1);
-            // Long after others are left behind; once it is between two calls.
-            if begun.elapsed() >= SHORT * 4 {
-                control.device_thread_ended();
-            }
-            looks.get() != 3
+            // Long after others are left behind.
+            threads.ended.set(threads.passed.get() >= end);
+            // Now and then it is between two calls.
+            !threads.passed.get().as_millis().is_multiple_of(150)
         };
         let times_told = Cell::new(0);
         let told = || times_told.set(times_told.get() + 1);
-        assert_eq!(wait(&control, [SHORT, LONG], at_work, told), Left::Nobody);
-        assert!(begun.elapsed() >= SHORT * 4);
-        assert_eq!(times_told.get(), 1);
+        assert_eq!(wait(&threads, LIMITS, at_work, told), Left::Nobody);
+        assert_eq!((threads.passed.get(), times_told.get()), (end, 1));
     }
 
     #[test]
     fn a_disk_that_does_not_come_to_an_end_is_left_behind() {
-        let begun = Instant::now();
-        let left = wait(&control(), [SHORT, SHORT * 3], || true, || {});
-        assert_eq!(left, Left::AtWork);
-        assert!((SHORT * 3..LONG).contains(&begun.elapsed()));
+        let threads = Imagined::new();
+        let left = wait(&threads, LIMITS, || true, || {});
+        assert_eq!((left, threads.passed.get()), (Left::AtWork, DISK_TIME_MAX));
+    }
+
+    #[test]
+    fn a_disk_that_has_stopped_working_is_left_behind_as_all_are() {
+        let threads = Imagined::new();
+        let at_work = || threads.passed.get() <= STOP_TIME_MAX / 2;
+        assert_eq!(wait(&threads, LIMITS, at_work, || {}), Left::Waiting);
+        assert_eq!(threads.passed.get(), STOP_TIME_MAX / 2 + STOP_TIME_MAX);
     }
 }
