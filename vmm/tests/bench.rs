@@ -1,16 +1,21 @@
 //! `ssi-hv bench` through the real binary. Needs userfaultfd.
 
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "running/end.rs"]
+mod end;
+
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::Value;
 
+/// No bench that tests run takes longer on a host that works, however loaded.
+const LIMIT: Duration = Duration::from_secs(300);
+
 fn bench(arguments: &[&str]) -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
-        .arg("bench")
-        .args(arguments)
-        .arg("--json")
-        .output()
-        .expect("the binary runs");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    command.arg("bench").args(arguments).arg("--json");
+    let output = end::output_within(&mut command, LIMIT);
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {error}");
     serde_json::from_slice(&output.stdout).expect("JSON")
@@ -136,12 +141,12 @@ fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
 /// What `ssi-hv bench` writes to a terminal: that of script(1), which every Debian has.
 fn on_a_terminal(arguments: &str) -> String {
     let command = format!("'{}' bench {arguments}", env!("CARGO_BIN_EXE_ssi-hv"));
-    let output = Command::new("script")
+    let mut script = Command::new("script");
+    script
         .args(["--quiet", "--return", "--command", &command, "/dev/null"])
         .env("TERM", "xterm")
-        .stdin(std::process::Stdio::null())
-        .output()
-        .expect("script(1) runs");
+        .stdin(std::process::Stdio::null());
+    let output = end::output_within(&mut script, LIMIT);
     let written = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(output.status.success(), "{arguments}: {written:?}");
     written

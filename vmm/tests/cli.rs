@@ -2,12 +2,14 @@
 
 #[path = "cli/devices.rs"]
 mod devices;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "running/end.rs"]
+mod end;
 #[path = "cli/wrong.rs"]
 mod wrong;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -28,7 +30,7 @@ where
 }
 
 fn output(arguments: &[&str]) -> Output {
-    ssi_hv(arguments).output().expect("the command starts")
+    end::output_of(&mut ssi_hv(arguments))
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -221,12 +223,12 @@ fn a_reader_that_goes_away_is_no_error() {
             .spawn()
             .expect("the command starts");
         drop(child.stdout.take());
-        let mut stderr = String::new();
-        let mut pipe = child.stderr.take().expect("a pipe");
-        pipe.read_to_string(&mut stderr).expect("UTF-8");
-        let status = child.wait().expect("it ends");
-        assert_eq!(stderr, "");
-        assert!(status.code().is_some_and(|code| code <= 1), "{status}");
+        let output = end::rest_of(child, end::LIMIT);
+        assert_eq!(text(&output.stderr), "");
+        assert!(
+            output.status.code().is_some_and(|code| code <= 1),
+            "{output:?}"
+        );
     }
 }
 
@@ -236,7 +238,10 @@ fn a_full_disk_behind_stdout_is_an_error() {
         .write(true)
         .open("/dev/full")
         .expect("/dev/full");
-    let output = ssi_hv(["--help"]).stdout(full).output().expect("it starts");
+    let mut command = ssi_hv(["--help"]);
+    command.stdout(full).stderr(Stdio::piped());
+    let child = command.spawn().expect("it starts");
+    let output = end::rest_of(child, end::LIMIT);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("cannot write to stdout: No space left"));
 }
@@ -244,11 +249,8 @@ fn a_full_disk_behind_stdout_is_an_error() {
 fn printed_config(directory: &Path, file: &str, flags: &[&str]) -> String {
     let path = directory.join("vm.toml");
     fs::write(&path, file).expect("the file is written");
-    let output = ssi_hv(["run", "--print-config", "--config"])
-        .arg(&path)
-        .args(flags)
-        .output()
-        .expect("the command starts");
+    let mut command = ssi_hv(["run", "--print-config", "--config"]);
+    let output = end::output_of(command.arg(&path).args(flags));
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout).to_owned()
 }

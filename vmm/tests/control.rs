@@ -24,7 +24,7 @@ use ssi_hv::control_socket::protocol::RefusalCode;
 use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
 
-use running::{LIMIT, Place, Running, count, node, vm, vm_with};
+use running::{LIMIT, Place, Running, count, end, node, vm, vm_with};
 
 /// Fails unless a value is as a published schema says.
 fn validate(schema: &str, value: &Value) {
@@ -396,6 +396,6 @@ fn of_two_vms_of_one_name_that_start_at_once_one_runs() {
     }
     assert_eq!((refused, left.len()), (5, 1));
     place.printed(&["kill", "same"]);
-    let status = left.remove(0).wait().expect("it ends");
-    assert_eq!(status.code(), Some(143));
+    let output = end::rest_of(left.remove(0), LIMIT);
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
 }

@@ -1,6 +1,9 @@
 //! `ssi-hv run` with devices, and tiny guests that use them or not.
 
 #[allow(dead_code, reason = "other tests use the rest")]
+#[path = "running/end.rs"]
+mod end;
+#[allow(dead_code, reason = "other tests use the rest")]
 #[path = "tiny_guest/guests.rs"]
 mod guests;
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -47,8 +50,7 @@ fn a_guest_reads_the_disks_that_the_command_line_names() {
         "cid=3,path=v.sock",
     ];
     let code = guests::read_two_disks::code();
-    let output = run(directory.path(), code, &more).output();
-    let output = output.expect("it starts");
+    let output = end::output_of(&mut run(directory.path(), code, &more));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     assert_eq!(output.stdout, b"ba", "{errors}");
@@ -80,7 +82,8 @@ fn a_guest_that_is_ended_leaves_no_socket_and_no_lock() {
     let pid = i32::try_from(child.id()).expect("a process id");
     // SAFETY: kill takes two integers; the process is ours and was not waited for.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
-    assert_eq!(child.wait().expect("it ends").code(), Some(143));
+    let status = end::end_within(&mut child, end::LIMIT).expect("it ends");
+    assert_eq!(status.code(), Some(143));
     assert!(!directory.path().join("v.sock").exists());
     devices::virtio::Disk::open(&image, false).expect("nobody has it");
 }
@@ -109,8 +112,7 @@ fn a_guest_that_reboots_is_booted_again_with_new_memory_and_its_disk() {
         serde_json::from_str(&text).expect("it is JSON")
     };
 
-    let output = run(directory.path(), code, &more).output();
-    let output = output.expect("it starts");
+    let output = end::output_of(&mut run(directory.path(), code, &more));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{errors}");
     assert_eq!(output.stdout, b"a", "{errors}");
@@ -118,8 +120,7 @@ fn a_guest_that_reboots_is_booted_again_with_new_memory_and_its_disk() {
 
     fs::write(&image, "a".repeat(512)).expect("is written");
     more.extend(["--on-reboot", "restart"]);
-    let output = run(directory.path(), code, &more).output();
-    let output = output.expect("it starts");
+    let output = end::output_of(&mut run(directory.path(), code, &more));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{errors}");
     assert_eq!(output.stdout, b"abc", "{errors}");

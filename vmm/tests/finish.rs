@@ -1,5 +1,9 @@
 //! What is around the commands: pages of reports, man pages, completions, and the form of messages.
 
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "running/end.rs"]
+mod end;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -12,7 +16,7 @@ use ssi_hv::report::{Host, Report};
 fn ssi_hv(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
     command.args(arguments).stdin(Stdio::null());
-    command.output().expect("the command starts")
+    end::output_of(&mut command)
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -147,7 +151,7 @@ fn messages_are_objects_of_json_when_that_is_asked_for() {
             .args(more)
             .env("SSI_HV_RUNTIME_DIR", directory.path().join("sockets"))
             .stdin(Stdio::null());
-        let output = command.output().expect("it starts");
+        let output = end::output_of(&mut command);
         assert_eq!(output.status.code(), Some(1));
         text(&output.stderr).to_owned()
     };
@@ -188,8 +192,11 @@ fn colour_is_for_terminals_and_never_with_no_color() {
         if let Some(value) = no_color {
             command.env("NO_COLOR", value);
         }
-        match command.output() {
-            Ok(output) => Some(output.stdout.contains(&0x1b)),
+        match command.stdout(Stdio::piped()).spawn() {
+            Ok(child) => {
+                let output = end::rest_of(child, end::LIMIT);
+                Some(output.stdout.contains(&0x1b))
+            }
             Err(error) => {
                 println!("SKIPPED: script cannot be started: {error}");
                 None

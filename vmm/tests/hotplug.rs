@@ -22,7 +22,7 @@ use ssi_hv::control_socket::protocol::{CHANGE_WAIT_TIME_MAX, HotplugBody, Refusa
 use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
 
-use running::{Place, node, vm, vm_with};
+use running::{Place, end, node, vm, vm_with};
 
 const PATH: &str = "/v1/hotplug";
 
@@ -55,11 +55,11 @@ fn waiting(place: &Place, memory: &str) -> Child {
 }
 
 /// The line with which it fails.
-fn failed(mut command: Child) -> String {
-    let mut said = String::new();
-    let mut stderr = command.stderr.take().expect("it is piped");
-    stderr.read_to_string(&mut said).expect("UTF-8");
-    let code = command.wait().expect("it ends").code();
+fn failed(command: Child) -> String {
+    // It may wait for a minute.
+    let output = end::rest_of(command, 2 * running::LIMIT);
+    let said = String::from_utf8(output.stderr).expect("UTF-8");
+    let code = output.status.code();
     assert_eq!(code, Some(ExitCode::HostError.code().into()), "{said}");
     said
 }

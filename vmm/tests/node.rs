@@ -1,5 +1,9 @@
 //! `ssi-hv node` as a user meets it, and as a service manager does.
 
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "running/end.rs"]
+mod end;
+
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,12 +13,13 @@ use ssi_hv::exit::ExitCode;
 #[test]
 fn a_device_that_is_not_there_is_answered_with_the_flag_of_the_node() {
     let listen = ["node", "--listen", "127.0.0.1:0", "--memory", "1M"];
-    let output = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
-        .args(listen)
-        .args(["--rdma-device", "no-such-device"])
-        .stdin(Stdio::null())
-        .output()
-        .expect("the command starts");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    let output = end::output_of(
+        command
+            .args(listen)
+            .args(["--rdma-device", "no-such-device"])
+            .stdin(Stdio::null()),
+    );
     let stderr = String::from_utf8(output.stderr).expect("UTF-8");
     let code = i32::from(ExitCode::HostError.code());
     assert_eq!(output.status.code(), Some(code), "{stderr}");
@@ -51,4 +56,11 @@ fn a_service_manager_is_told_when_vms_may_come() {
         lines[1].starts_with("STATUS=lending 1 MiB on 127.0.0.1:"),
         "{said}"
     );
+}
+
+#[test]
+#[should_panic(expected = "no end within")]
+fn a_process_that_does_not_end_fails_its_test() {
+    let mut command = Command::new("sleep");
+    end::output_within(command.arg("1000"), Duration::from_millis(100));
 }

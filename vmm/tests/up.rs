@@ -22,7 +22,7 @@ use std::time::Instant;
 use ssi_hv::exit::ExitCode;
 
 use process::{Up, all_files, interfaces, nothing_is_left, processes};
-use running::{LIMIT, Place, count};
+use running::{LIMIT, Place, count, end};
 
 /// Stands for ssh: it gives its last word to a shell, as sshd does.
 const SSH: &str = "#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n";
@@ -240,7 +240,7 @@ fn a_node_ends_with_its_standard_input_and_with_its_silence() {
         // A sign of life does not end it.
         stdin.write_all(b"\n").expect("it reads");
         let held = silent.then_some(stdin);
-        let output = node.wait_with_output().expect("it ends");
+        let output = end::rest_of(node, LIMIT);
         drop(held);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{said}");

@@ -1,18 +1,18 @@
 //! Processes of the real binary, and the directory of their sockets.
 
+pub mod end;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
 
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
 
-use crate::{guests, support};
+pub use end::LIMIT;
 
-/// No step of a test takes longer on a host that works, however loaded.
-pub const LIMIT: Duration = Duration::from_secs(60);
+use crate::{guests, support};
 
 /// A directory for sockets, and commands that use it.
 pub struct Place {
@@ -38,11 +38,13 @@ impl Place {
         command
     }
 
+    #[track_caller]
     pub fn output(&self, arguments: &[&str]) -> Output {
-        self.command(arguments).output().expect("it starts")
+        end::output_of(&mut self.command(arguments))
     }
 
     /// What a command that succeeds prints.
+    #[track_caller]
     pub fn printed(&self, arguments: &[&str]) -> String {
         let output = self.output(arguments);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -50,11 +52,13 @@ impl Place {
         String::from_utf8(output.stdout).expect("UTF-8")
     }
 
+    #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
         serde_json::from_str(&self.printed(arguments)).expect("JSON")
     }
 
     /// The one line of a command that fails with exit code 1.
+    #[track_caller]
     pub fn failed(&self, arguments: &[&str], code: ExitCode) -> String {
         let output = self.output(arguments);
         let stderr = String::from_utf8(output.stderr).expect("UTF-8");
@@ -95,14 +99,31 @@ impl Running {
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
+    #[track_caller]
     pub fn end(mut self, signal: libc::c_int) -> Option<i32> {
         self.signal(signal);
         self.code()
     }
 
     /// Its exit code, when it has ended.
+    #[track_caller]
     pub fn code(&mut self) -> Option<i32> {
-        self.child.wait().expect("it ends").code()
+        if let Some(status) = end::end_within(&mut self.child, LIMIT) {
+            return status.code();
+        }
+        let mut said = Vec::new();
+        self.console.read_to_end(&mut said).expect("a pipe");
+        let said = String::from_utf8_lossy(&said);
+        panic!("no end within {LIMIT:?}; its last words: {said:?}");
+    }
+
+    /// Waits until it has said something. To be asked before anything else is read of it.
+    #[track_caller]
+    fn speaks(&self) {
+        assert!(
+            end::is_readable(self.console.get_ref(), LIMIT),
+            "nothing is said within {LIMIT:?}"
+        );
     }
 }
 
@@ -128,6 +149,7 @@ pub fn vm_with(place: &Place, code: &[u8], more: &[&str]) -> Running {
     arguments.extend(["--local-memory", "16M"]);
     arguments.extend(more);
     let mut running = Running::start(&mut place.command(&arguments));
+    running.speaks();
     let mut said = [0];
     running
         .console
@@ -151,6 +173,7 @@ pub fn node(place: &Place, more: &[&str]) -> (Running, String) {
     ]
     .concat();
     let mut node = Running::start(&mut place.command(&arguments));
+    node.speaks();
     let mut line = String::new();
     node.console.read_line(&mut line).expect("it prints");
     let address = line

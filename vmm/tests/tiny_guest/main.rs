@@ -7,6 +7,9 @@
 mod balloon;
 mod disks;
 #[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../running/end.rs"]
+mod end;
+#[allow(dead_code, reason = "other tests use the rest")]
 mod guests;
 mod support;
 #[allow(dead_code, reason = "other tests use the rest")]
@@ -305,7 +308,8 @@ fn a_terminal_is_raw_while_the_machine_runs() {
     }
     assert_eq!(cooked_modes(&program), 0);
     user.write_all(b"\x01x").unwrap();
-    assert!(child.wait().unwrap().success());
+    let status = end::end_within(&mut child, LIMIT).expect("it ends");
+    assert!(status.success(), "{status}");
     assert_eq!(cooked_modes(&program), cooked);
 }
 

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Instant;
 
-use crate::running::{LIMIT, Place};
+use crate::running::{LIMIT, Place, end};
 
 /// What is seen of `ssi-hv up` from outside, in the order in which it comes.
 #[derive(Debug, PartialEq)]
@@ -101,10 +101,13 @@ impl Up {
     }
 
     /// Its exit code and all that it has said on stderr.
+    #[track_caller]
     pub fn end(mut self) -> (Option<i32>, String) {
-        let code = self.child.wait().expect("it ends").code();
+        let status = end::end_within(&mut self.child, LIMIT);
         while self.next() != Seen::Closed {}
-        (code, self.lines.concat())
+        let said = self.lines.concat();
+        let status = status.unwrap_or_else(|| panic!("no end within {LIMIT:?}: {said}"));
+        (status.code(), said)
     }
 }
 

@@ -1,0 +1,119 @@
+//! The ends of processes, waited for with a deadline: one that does not end fails its test, and holds up
+//! no other.
+
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+/// No step of a test takes longer on a host that works, however loaded.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs a command, and gives all that it says.
+#[track_caller]
+pub fn output_of(command: &mut Command) -> Output {
+    output_within(command, LIMIT)
+}
+
+/// The same, for one that may take longer.
+#[track_caller]
+pub fn output_within(command: &mut Command, limit: Duration) -> Output {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    rest_of(command.spawn().expect("it starts"), limit)
+}
+
+/// All that a process says from now on at the pipes that are there, and how it ends.
+#[track_caller]
+pub fn rest_of(mut child: Child, limit: Duration) -> Output {
+    let (stdout, stderr) = (pumped(child.stdout.take()), pumped(child.stderr.take()));
+    let status = end_within(&mut child, limit);
+    // Whoever else has the pipe is to end as well.
+    let deadline = Instant::now() + limit;
+    let (stdout, stderr) = (all_of(&stdout, deadline), all_of(&stderr, deadline));
+    match (status, stdout, stderr) {
+        (Some(status), Ok(stdout), Ok(stderr)) => Output {
+            status,
+            stdout,
+            stderr,
+        },
+        (status, stdout, stderr) => {
+            let text = |said: Result<Vec<u8>, Vec<u8>>| {
+                let bytes = said.unwrap_or_else(|so_far| so_far);
+                String::from_utf8_lossy(&bytes).into_owned()
+            };
+            let (stdout, stderr) = (text(stdout), text(stderr));
+            panic!("no end within {limit:?} ({status:?}); it said {stdout:?} and {stderr:?}")
+        }
+    }
+}
+
+/// How a process ends; one that does not in time is killed.
+pub fn end_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    if let Some(status) = child.try_wait().expect("is a child") {
+        return Some(status);
+    }
+    let pid = libc::pid_t::try_from(child.id()).expect("a process id");
+    // SAFETY: takes two integers; the child was not waited for, so that the number is its own.
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = i32::try_from(opened).expect("a descriptor");
+    assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the descriptor was opened above, and nobody else has it.
+    let process = unsafe { OwnedFd::from_raw_fd(fd) };
+    if !is_readable(&process, limit) {
+        child.kill().expect("it is a child");
+        child.wait().expect("it was killed");
+        return None;
+    }
+    Some(child.wait().expect("it has ended"))
+}
+
+/// Waits until there is something to read, or an end, which a process shows at its descriptor.
+pub fn is_readable(fd: &impl AsRawFd, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = i32::try_from(left.as_millis()).expect("some minutes");
+        let mut poll = libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: `poll` is one valid `pollfd`, which lives through the call.
+        let ready = unsafe { libc::poll(&raw mut poll, 1, left) };
+        if ready >= 0 {
+            return ready > 0;
+        }
+        let error = std::io::Error::last_os_error();
+        assert_eq!(error.kind(), std::io::ErrorKind::Interrupted, "{error}");
+    }
+}
+
+/// What comes from a pipe, as it comes, to its end.
+fn pumped(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+    let (sender, said) = mpsc::channel();
+    if let Some(mut pipe) = pipe {
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = pipe.read(&mut bytes) {
+                if sender.send(bytes[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    said
+}
+
+/// All that was said, or what of it came before the deadline.
+fn all_of(said: &Receiver<Vec<u8>>, deadline: Instant) -> Result<Vec<u8>, Vec<u8>> {
+    let mut all = Vec::new();
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match said.recv_timeout(left) {
+            Ok(bytes) => all.extend(bytes),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(all),
+            Err(mpsc::RecvTimeoutError::Timeout) => return Err(all),
+        }
+    }
+}
