@@ -353,6 +353,22 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
 }
 
 #[test]
+fn a_file_without_an_end_is_refused_and_not_read_into_memory() {
+    for arguments in [&["run", "--config", "/dev/zero"][..], &["up", "/dev/zero"]] {
+        // Else a failure of this test is one of others too.
+        let mut command = Command::new("prlimit");
+        command.args(["--as=1000000000", env!("CARGO_BIN_EXE_ssi-hv")]);
+        let output = end::output_of(command.args(arguments));
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(
+            stderr.contains("/dev/zero gives more than 1048576 bytes, the limit"),
+            "{stderr}"
+        );
+    }
+}
+
+#[test]
 fn doctor_shows_a_line_for_each_check_and_no_colour_in_a_pipe() {
     let output = output(&["doctor"]);
     let shown = text(&output.stdout);

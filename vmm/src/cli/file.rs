@@ -1,8 +1,8 @@
 //! `vm.toml`: reading it, laying the flags over it, and printing it.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
@@ -40,6 +40,14 @@ pub enum ConfigFileError {
         path: PathBuf,
         /// Its size.
         bytes: u64,
+    },
+    /// It is a device or a pipe that does not come to an end.
+    #[error("{what} {} gives more than {CONFIG_FILE_BYTES_MAX} bytes, the limit; name a file of TOML", path.display())]
+    Endless {
+        /// What it is to be.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
     },
     /// It is not TOML, or a value has a wrong form.
     #[error("{}:{line}: {message}", path.display())]
@@ -123,7 +131,8 @@ pub(crate) fn read(what: &'static str, path: &Path) -> Result<String, ConfigFile
         path: path.into(),
         source,
     };
-    let bytes = fs::metadata(path).map_err(unreadable)?.len();
+    let file = File::open(path).map_err(unreadable)?;
+    let bytes = file.metadata().map_err(unreadable)?.len();
     if bytes > CONFIG_FILE_BYTES_MAX {
         return Err(ConfigFileError::TooLarge {
             what,
@@ -131,7 +140,23 @@ pub(crate) fn read(what: &'static str, path: &Path) -> Result<String, ConfigFile
             bytes,
         });
     }
-    fs::read_to_string(path).map_err(unreadable)
+    // What is no file on a disk has no size.
+    let mut text = Vec::new();
+    file.take(CONFIG_FILE_BYTES_MAX + 1)
+        .read_to_end(&mut text)
+        .map_err(unreadable)?;
+    if u64::try_from(text.len()).is_ok_and(|bytes| bytes > CONFIG_FILE_BYTES_MAX) {
+        return Err(ConfigFileError::Endless {
+            what,
+            path: path.into(),
+        });
+    }
+    String::from_utf8(text).map_err(|error| {
+        unreadable(io::Error::new(
+            io::ErrorKind::InvalidData,
+            error.utf8_error(),
+        ))
+    })
 }
 
 /// Whether a file, be it wrong otherwise, has something at the end of these keys. What is no TOML has
