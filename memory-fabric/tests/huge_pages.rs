@@ -1,6 +1,7 @@
 //! Huge pages for what is at home here, beside pages of 4 KiB for what is not.
 //!
-//! Where the host does not give huge pages to shared memory, contents are checked all the same.
+//! Where the host does not give huge pages to shared memory, what is asked for and contents are checked
+//! all the same.
 
 mod support;
 
@@ -22,14 +23,23 @@ fn host_gives_them() -> bool {
         .any(|chosen| setting.contains(chosen))
 }
 
-/// For how much memory of a view, by guest-physical offset, huge pages are asked for and
-/// forbidden: what the kernel says of each mapping, in order.
-fn advice(fabric: &Fabric) -> Vec<(u64, u64, bool)> {
+/// A mapping of a view: from and to which guest-physical offset, and what the kernel says of it.
+struct Mapping {
+    from: u64,
+    to: u64,
+    /// Huge pages are asked for, else forbidden.
+    asked_for: bool,
+    /// So much of it has huge pages.
+    huge_bytes: u64,
+}
+
+/// The mappings of a view, in order.
+fn mappings(fabric: &Fabric) -> Vec<Mapping> {
     let view = fabric.memory().guest_view().addr() as u64;
     let end = view + fabric.memory().bytes() as u64;
     let smaps = std::fs::read_to_string("/proc/self/smaps").expect("readable");
     let mut found = Vec::new();
-    let mut range = None;
+    let (mut range, mut huge_bytes) = (None, None);
     for line in smaps.lines() {
         if let Some((from, rest)) = line.split_once('-')
             && let Ok(from) = u64::from_str_radix(from, 16)
@@ -38,13 +48,43 @@ fn advice(fabric: &Fabric) -> Vec<(u64, u64, bool)> {
             let to = u64::from_str_radix(to, 16).expect("an address");
             range = (view <= from && to <= end).then(|| (from - view, to - view));
         }
+        if let Some(huge) = line.strip_prefix("ShmemPmdMapped:") {
+            let kib = huge.trim().strip_suffix(" kB").expect("its unit");
+            huge_bytes = Some(kib.trim().parse::<u64>().expect("a number") << 10);
+        }
+        // The last line of each.
         if let (Some(flags), Some((from, to))) = (line.strip_prefix("VmFlags:"), range) {
             let has = |flag| flags.split_whitespace().any(|found| found == flag);
             assert!(has("hg") != has("nh"), "{line}");
-            found.push((from, to, has("hg")));
+            found.push(Mapping {
+                from,
+                to,
+                asked_for: has("hg"),
+                huge_bytes: huge_bytes.take().expect("the kernel tells"),
+            });
         }
     }
     found
+}
+
+/// For how much memory huge pages are asked for: whole ones, of what is at home here.
+fn asked_for(fabric: &Fabric) -> u64 {
+    let mut asked_for = 0;
+    for Mapping { from, to, .. } in mappings(fabric).iter().filter(|one| one.asked_for) {
+        assert!(from % HUGE == 0 && to % HUGE == 0, "{from:#x} to {to:#x}");
+        asked_for += to - from;
+        let mut here = fabric.plan().layout.extents_at(NodeId::COMPUTE);
+        let inside = here.any(|extent| {
+            extent.pages.first.address() <= *from && *to <= extent.pages.end() * PAGE_SIZE as u64
+        });
+        assert!(inside, "{from:#x} to {to:#x} is not all at home here");
+    }
+    asked_for
+}
+
+/// How much of a view has huge pages.
+fn huge_bytes_of(fabric: &Fabric) -> u64 {
+    mappings(fabric).iter().map(|one| one.huge_bytes).sum()
 }
 
 #[test]
@@ -53,30 +93,14 @@ fn huge_pages_are_asked_for_where_memory_is_at_home_here_and_nowhere_else() {
     // Not a multiple of 2 MiB on any side.
     let running = start(&config(64 * MIB, 33 * MIB, &[donor.address()]));
     let fabric = &running.fabric;
-    let mut asked_for = 0;
-    for (from, to, huge) in advice(fabric) {
-        if !huge {
-            continue;
-        }
-        assert!(from % HUGE == 0 && to % HUGE == 0, "{from:#x} to {to:#x}");
-        asked_for += to - from;
-        let mut here = fabric.plan().layout.extents_at(NodeId::COMPUTE);
-        let inside = here.any(|extent| {
-            extent.pages.first.address() <= from && to <= extent.pages.end() * PAGE_SIZE as u64
-        });
-        assert!(inside, "{from:#x} to {to:#x} is not all at home here");
-    }
+    let asked_for = asked_for(fabric);
     assert!(asked_for >= 28 * MIB, "{asked_for}");
 
     let words = Words::of(fabric);
     fill(words, 1);
     verify(words, 1);
-    let huge = huge_bytes().expect("the kernel tells");
-    if host_gives_them() {
-        assert!((1..=asked_for).contains(&huge), "{huge} of {asked_for}");
-    } else {
-        assert_eq!(huge, 0);
-        println!("SKIPPED in part: shmem_enabled gives no huge pages here");
+    if !host_gives_them() {
+        assert_eq!((huge_bytes_of(fabric), huge_bytes()), (0, Some(0)));
     }
     // What is not at home here is kept to its budget, page by page.
     let most = (fabric.plan().home_here_pages + fabric.plan().cache_pages) * PAGE_SIZE as u64;
@@ -122,10 +146,28 @@ fn huge_pages_are_asked_for_where_memory_is_at_home_here_and_nowhere_else() {
 }
 
 #[test]
+fn a_host_that_gives_huge_pages_has_them_where_memory_is_at_home_here() {
+    if !host_gives_them() {
+        println!("SKIPPED: shmem_enabled gives no huge pages here");
+        return;
+    }
+    let donor = donor(31 * MIB);
+    let running = start(&config(64 * MIB, 33 * MIB, &[donor.address()]));
+    let words = Words::of(&running.fabric);
+    fill(words, 1);
+    verify(words, 1);
+    let (huge, asked_for) = (huge_bytes_of(&running.fabric), asked_for(&running.fabric));
+    assert!((1..=asked_for).contains(&huge), "{huge} of {asked_for}");
+    // Of this process, in which other tests run.
+    assert!(huge_bytes() > Some(0));
+    running.fabric.shutdown();
+}
+
+#[test]
 fn huge_pages_that_are_switched_off_are_not_asked_for() {
     let mut config = config(16 * MIB, 16 * MIB, &[]);
     config.huge_pages = false;
     let running = start(&config);
-    assert!(advice(&running.fabric).iter().all(|&(.., huge)| !huge));
+    assert!(mappings(&running.fabric).iter().all(|one| !one.asked_for));
     running.fabric.shutdown();
 }

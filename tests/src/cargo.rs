@@ -130,7 +130,8 @@ impl Tests {
     }
 
     /// Reads what `cargo test -- --show-output` printed. A test that could not run prints a
-    /// line with `SKIPPED: reason` and returns; the harness says "ok", so it is subtracted.
+    /// line with `SKIPPED: reason` and returns; the harness says "ok", so it is subtracted. One that
+    /// says so in other words fails.
     pub fn parse(text: &str) -> Self {
         let mut tests = Self::default();
         let mut printing = "a test";
@@ -150,6 +151,11 @@ impl Tests {
             } else if let Some((_, reason)) = line.split_once("SKIPPED: ") {
                 tests.skipped.push((printing.to_owned(), reason.to_owned()));
                 tests.passed = tests.passed.saturating_sub(1);
+            } else if is_no_proper_skip(line) {
+                // It would count as passed.
+                let say = format!("{printing} says `{line}`; say `SKIPPED: reason`");
+                tests.failed.push(say);
+                tests.passed = tests.passed.saturating_sub(1);
             } else if let Some((name, outcome)) = line
                 .strip_prefix("test ")
                 .and_then(|l| l.rsplit_once(" ... "))
@@ -164,6 +170,12 @@ impl Tests {
         }
         tests
     }
+}
+
+/// Whether a test says that something was skipped, but not in the way that is counted.
+fn is_no_proper_skip(line: &str) -> bool {
+    let start = line.trim_start().get(.."skipped".len());
+    start.is_some_and(|start| start.eq_ignore_ascii_case("skipped"))
 }
 
 #[cfg(test)]
@@ -185,6 +197,26 @@ mod tests {
             fuzzed: 42,
         };
         assert_eq!(Tests::parse(text), expected);
+    }
+
+    #[test]
+    fn a_skip_that_is_told_in_another_way_fails() {
+        for said in [
+            "skipped: no compiler",
+            "  Skipped no compiler",
+            "SKIPPED in part: 1",
+        ] {
+            let text = format!(
+                "test a ... ok\ntest b ... ok\n\nsuccesses:\n\n---- b stdout ----\n{said}\n"
+            );
+            let tests = Tests::parse(&text);
+            assert_eq!((tests.passed, tests.failed.len()), (1, 1), "{said}");
+            assert!(tests.failed[0].starts_with("b says `"), "{tests:?}");
+            assert_eq!(tests.skipped, []);
+        }
+        let others = "test skipped_pages_count ... ok\nnothing was skipped\nSKIP\n";
+        let tests = Tests::parse(others);
+        assert_eq!((tests.passed, tests.failed), (1, vec![]));
     }
 
     #[test]

@@ -114,11 +114,11 @@ fn layouts_and_numbers_are_those_of_the_header() {
         .output();
     std::fs::remove_file(&source).expect("it is there");
     match compiled {
-        Err(error) => println!("skipped: no C compiler: {error}"),
+        Err(error) => println!("SKIPPED: no C compiler: {error}"),
         Ok(output) => {
             let text = String::from_utf8_lossy(&output.stderr);
             if text.contains("infiniband/verbs.h: No such file") {
-                println!("skipped: no header: install libibverbs-dev");
+                println!("SKIPPED: no header: install libibverbs-dev");
             } else {
                 assert!(output.status.success(), "{text}");
             }
