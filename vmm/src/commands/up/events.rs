@@ -151,6 +151,8 @@ mod tests {
         let deadline = Instant::now() + LIMIT;
         let total = 4 * LINES_MAX;
         thread::scope(|scope| {
+            // When this fails, nobody is left to wait for.
+            let receiver = receiver;
             scope.spawn(|| {
                 for number in 0..total {
                     assert!(sender.tell(line(number)));
@@ -189,7 +191,8 @@ mod tests {
         assert!(sender.tell(Event::Ended(0)) && sender.tell(line(1)));
         assert_eq!(receiver.next(over), Event::Ended(0));
         assert_eq!(receiver.next(over), Event::Late);
-        assert_eq!(receiver.next(None), line(1));
+        let later = Some(Instant::now() + LIMIT);
+        assert_eq!(receiver.next(later), line(1));
     }
 
     #[test]
@@ -201,7 +204,8 @@ mod tests {
                     .take_while(|&number| sender.tell(line(number)))
                     .count()
             });
-            while sender.0.lock().lines < LINES_MAX {
+            let deadline = Instant::now() + LIMIT;
+            while sender.0.lock().lines < LINES_MAX && Instant::now() < deadline {
                 thread::yield_now();
             }
             drop(receiver);
