@@ -300,7 +300,7 @@ mod tests {
             if by_view {
                 memory.write_by_view();
             } else if memory.writes_by_view() {
-                println!("SKIPPED in part: shmem_enabled makes huge pages unasked here");
+                println!("SKIPPED: shmem_enabled makes huge pages unasked here");
                 continue;
             }
             let first = PageIndex::new(7);
