@@ -172,7 +172,7 @@ fn a_vm_without_a_name_has_the_one_it_is_shown_under() {
     let line = place.failed(&second, ExitCode::Usage);
     assert!(line.contains(&format!("--name {name} is taken")), "{line}");
     assert_eq!(fs::read(&log).expect("a file"), b"of the first");
-    assert!(place.printed(&["kill", name]).ends_with(": ended\n"));
+    assert_eq!(place.printed(&["kill", name]), format!("{name}: ended\n"));
     assert_eq!(nameless.code(), Some(ExitCode::Terminated.code().into()));
 }
 

@@ -32,12 +32,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 
 /// Metrics of the documents that need not move here, and why. Those of RDMA are not here: they move in the
 /// scenario `rdma_removed`, under a Prometheus too.
-const STILL: [(&str, &str); 6] = [
+const STILL: [(&str, &str); 7] = [
     ("ssi_hv_vm_info", "it is what the VM was started with"),
     ("ssi_hv_guest_memory_bytes", "it was configured"),
     ("ssi_hv_home_here_bytes", "it was configured"),
     ("ssi_hv_cache_limit_bytes", "it was configured"),
     ("ssi_hv_node_memory_bytes", "it was configured"),
+    ("ssi_hv_donor_memory_bytes", "it was configured"),
     (
         "ssi_hv_donor_tier",
         "a link that stays as fast stays of its class",

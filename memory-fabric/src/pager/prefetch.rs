@@ -289,9 +289,17 @@ impl Prefetcher {
     /// Asks for the pages of an order that are remote. What comes back is what there is no room
     /// for now.
     fn begin(&mut self, order: Order) -> Option<Order> {
-        let shared = Arc::clone(&self.shared);
-        let mut rest = ascending(order);
         let mut low = false;
+        let rest = self.ask(ascending(order), &mut low);
+        if low {
+            self.shared.tell_evictor();
+        }
+        rest
+    }
+
+    /// The same, for the evictor to be told afterwards whether memory became `low`.
+    fn ask(&mut self, mut rest: Order, low: &mut bool) -> Option<Order> {
+        let shared = Arc::clone(&self.shared);
         while rest.count > 0 {
             let page = PageIndex::new(rest.first);
             // So that no page is taken in vain, as a rule: until one is held, its block may be
@@ -305,13 +313,13 @@ impl Prefetcher {
                 break;
             }
             match self.take(page) {
-                Taken::Yes { low: is_low } => low |= is_low,
+                Taken::Yes { low: is_low } => *low |= is_low,
                 Taken::NotRemote => {
                     rest = skip(rest, 1)?;
                     continue;
                 }
                 Taken::NoMemory => {
-                    low = true;
+                    *low = true;
                     break;
                 }
             }
@@ -326,7 +334,7 @@ impl Prefetcher {
             let mut spent = false;
             while taken < target.most {
                 match self.take(PageIndex::new(rest.first + taken)) {
-                    Taken::Yes { low: is_low } => low |= is_low,
+                    Taken::Yes { low: is_low } => *low |= is_low,
                     Taken::NotRemote => break,
                     Taken::NoMemory => {
                         spent = true;
@@ -338,15 +346,12 @@ impl Prefetcher {
             let run = PageRange::new(page, taken);
             self.post(run, target.donor, target.offset, rest.chain);
             if spent {
-                low = true;
+                *low = true;
                 rest = skip(rest, taken)?;
                 break;
             }
             // The page that stopped the run needs no fetch.
             rest = skip(rest, (taken + 1).min(target.most))?;
-        }
-        if low {
-            shared.tell_evictor();
         }
         (rest.count > 0).then_some(rest)
     }

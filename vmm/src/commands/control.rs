@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use ssi_hv::cli::control::ControlCommand;
+use ssi_hv::cli::name::called;
 use ssi_hv::control_socket::client::{ClientError, call};
 use ssi_hv::control_socket::directory::{Entry, Kind};
 use ssi_hv::control_socket::protocol::StateBody;
@@ -80,9 +81,7 @@ pub fn vm_entry<'a>(running: &'a [Entry], vm: &str) -> Result<(&'a Entry, String
     if entry.kind == Kind::Node {
         return Err(anyhow!("process {} is a node, not a VM; SIGTERM ends it", entry.pid).into());
     }
-    let name = entry.name.as_ref();
-    let who = name.map_or_else(|| entry.pid.to_string(), ToString::to_string);
-    Ok((entry, who))
+    Ok((entry, called(entry.name.as_ref(), entry.pid)))
 }
 
 /// What a VM has answered; an error is told with its name.

@@ -236,3 +236,19 @@ fn who_touches_a_page_before_it_is_given_back_is_not_forgotten() {
     assert_eq!(bench.shared.fault_wake.read().ok(), Some(1));
     assert_eq!(bench.shared.budget.used(), 0);
 }
+
+#[test]
+fn the_evictor_is_told_that_memory_is_low_also_by_the_last_page_of_an_order() {
+    let mut bench = Bench::new();
+    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
+    let shared = Arc::clone(&bench.shared);
+    while !shared.budget.is_low() {
+        shared.budget.charge().expect("some is free");
+    }
+    shared.budget.release(1);
+    let first = wanted().first;
+    assert_eq!(bench.prefetcher.begin(order(first.number(), 1, 1)), None);
+    assert_eq!(bench.requests().len(), 1);
+    assert!(shared.budget.is_low());
+    assert!(shared.evict_told.load(Ordering::SeqCst));
+}

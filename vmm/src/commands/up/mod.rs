@@ -35,6 +35,12 @@ use self::nodes::Nodes;
 use super::supervisor::LATE_END_TIME_MAX;
 use super::{Failure, print};
 
+/// How long the file may be locked still by what another one has left that was killed: a process that was
+/// being started has the lock until it ends, which is at once.
+const LEFT_TIME_MAX: Duration = Duration::from_secs(1);
+/// Pause between attempts: waiting for flock(2) itself has no deadline.
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
+
 /// How much longer than its own limit a VM is waited for that was told to end.
 const VM_END_MARGIN: Duration = Duration::from_secs(10);
 
@@ -116,11 +122,18 @@ fn start(path: &Path, cluster: &Cluster, verbosity: Verbosity) -> Result<ExitCod
 /// Keeps the file to this process. The lock is the kernel's and goes with us.
 fn claim(path: &Path) -> Result<File, Failure> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    // SAFETY: the descriptor is open; the call takes two integers.
-    if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-        return Ok(file);
-    }
-    let error = io::Error::last_os_error();
+    let deadline = Instant::now() + LEFT_TIME_MAX;
+    let error = loop {
+        // SAFETY: the descriptor is open; the call takes two integers.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok(file);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::WouldBlock || Instant::now() >= deadline {
+            break error;
+        }
+        std::thread::sleep(CLAIM_PAUSE);
+    };
     if error.kind() == io::ErrorKind::WouldBlock {
         return Err(Failure::new(
             ExitCode::Usage,
