@@ -14,6 +14,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -248,6 +249,33 @@ fn a_node_ends_with_its_standard_input_and_with_its_silence() {
         assert!(said.contains(&format!("standard input {why}")), "{said}");
         assert_eq!(place.files(), 0, "its socket is there");
     }
+}
+
+#[test]
+fn a_file_that_another_one_is_about_to_leave_is_waited_for() {
+    let place = Place::new();
+    let guest = guests::walk_until_power_button::code();
+    let file = cluster(&place, guest, "name = 'web'", TWO);
+    let held = fs::File::open(&file).expect("it was written");
+    // SAFETY: the descriptor is open; the call takes two integers.
+    assert_eq!(unsafe { libc::flock(held.as_raw_fd(), libc::LOCK_EX) }, 0);
+    let mut up = Up::start(&place, &[&file]);
+    let descriptors = format!("/proc/{}/fd", up.child.id());
+    let is_open = || {
+        let all = fs::read_dir(&descriptors).expect("its descriptors");
+        all.flatten()
+            .any(|one| fs::read_link(one.path()).is_ok_and(|path| path == Path::new(&file)))
+    };
+    let deadline = Instant::now() + LIMIT;
+    while !is_open() {
+        let ended = up.child.try_wait().expect("it is ours");
+        assert!(ended.is_none() && Instant::now() < deadline, "{ended:?}");
+    }
+    drop(held);
+    up.wait_for("node near: starts");
+    up.signal(libc::SIGTERM, false);
+    let (ended, said) = up.end();
+    assert_eq!(ended, code(ExitCode::Terminated), "{said}");
 }
 
 #[test]
