@@ -7,9 +7,10 @@ const WANTED: (u32, u32) = (6, 4);
 /// Minor faults of shared memory with write protection work from here on.
 const FLOOR: (u32, u32) = (5, 19);
 
-/// What gives Debian 12 a newer kernel: its own is 6.1. Later releases have one that is new enough, and of
-/// other distributions nothing is known.
-const BACKPORTED: &str = "echo 'deb http://deb.debian.org/debian bookworm-backports main' | \
+/// What gives Debian 12 a newer kernel, from the mirror that this host uses: its own is 6.1. Later releases have
+/// one that is new enough, and of other distributions nothing is known.
+const BACKPORTED: &str = "echo \"deb $(apt-get indextargets --format '$(REPO_URI)' 'Codename: bookworm' | \
+     head -n 1) bookworm-backports main\" | \
      sudo tee /etc/apt/sources.list.d/bookworm-backports.list && sudo apt update && \
      sudo apt install -t bookworm-backports linux-image-amd64 && sudo reboot";
 
