@@ -34,6 +34,7 @@ mod boot_timer;
 mod bus;
 mod console_output;
 mod event;
+mod file_lock;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod i8042;
@@ -51,6 +52,7 @@ pub use boot_timer::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT, BootTimer};
 pub use bus::{Bus, BusDevice, BusError, BusRange};
 pub use console_output::{CONSOLE_BUFFER_BYTES_MAX, ConsoleOutput};
 pub use event::{MachineEvent, MachineEvents};
+pub use file_lock::lock_file;
 pub use i8042::{I8042, I8042_LEN, I8042_PORT};
 pub use panic_port::{PANIC_ACPI_ID, PANIC_PORT, PanicPort};
 pub use rtc::{CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc, RTC_CENTURY_REGISTER};

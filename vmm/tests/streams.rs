@@ -11,7 +11,7 @@ mod support;
 
 use std::ffi::CString;
 use std::fs;
-use std::io::{self, PipeReader, Read};
+use std::io::{self, PipeReader, PipeWriter, Read};
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
@@ -59,8 +59,9 @@ impl Killed {
     }
 }
 
-/// A guest that talks without end and pages, and what it and the monitor say, once it has begun.
-fn talker(place: &Place) -> (Killed, PipeReader) {
+/// A guest that talks without end and pages, once it has begun, and the pipe into which it and the monitor
+/// talk.
+fn talker(place: &Place) -> (Killed, PipeReader, PipeWriter) {
     let kernel = place.directory.path().join("kernel");
     fs::write(&kernel, support::elf(guests::talk_and_walk::code())).expect("is written");
     let (mut reader, writer) = io::pipe().expect("a pipe");
@@ -69,15 +70,13 @@ fn talker(place: &Place) -> (Killed, PipeReader) {
         .args(["--transport", "loopback", "--prefetch", "off", "--kernel"])
         .arg(kernel)
         .stdout(writer.try_clone().expect("a descriptor"))
-        .stderr(writer);
+        .stderr(writer.try_clone().expect("a descriptor"));
     let vm = Killed(command.spawn().expect("it starts"));
-    // With it the other end of the pipe.
-    drop(command);
     let mut said = [0];
     while said != *b"r" {
         reader.read_exact(&mut said).expect("the guest talks");
     }
-    (vm, reader)
+    (vm, reader, writer)
 }
 
 fn faults(place: &Place) -> u64 {
@@ -91,7 +90,7 @@ fn a_guest_goes_on_when_nobody_hears_it_any_more() {
         return;
     }
     let place = Place::new();
-    let (mut vm, reader) = talker(&place);
+    let (mut vm, reader, _) = talker(&place);
     drop(reader);
     let deadline = Instant::now() + LIMIT;
     let before = faults(&place);
@@ -104,32 +103,28 @@ fn a_guest_goes_on_when_nobody_hears_it_any_more() {
     vm.is_terminated(|_| {});
 }
 
+/// Whether a pipe takes more.
+fn has_room(pipe: &PipeWriter) -> bool {
+    let mut wanted = libc::pollfd {
+        fd: pipe.as_raw_fd(),
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: `wanted` is one pollfd, and lives through the call.
+    unsafe { libc::poll(&raw mut wanted, 1, 0) == 1 }
+}
+
 #[test]
 fn who_does_not_read_keeps_no_vm_from_ending() {
     if !support::kvm_is_there() {
         return;
     }
     let place = Place::new();
-    let (mut vm, reader) = talker(&place);
-    let waiting = || {
-        let mut bytes: libc::c_int = 0;
-        // SAFETY: the call sets one integer.
-        let result = unsafe { libc::ioctl(reader.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
-        assert_eq!(result, 0);
-        bytes
-    };
-    // SAFETY: fcntl on an open descriptor.
-    let room = unsafe { libc::fcntl(reader.as_raw_fd(), libc::F_GETPIPE_SZ) };
-    // Until the pipe is full, but for what does not fit into a page of it.
+    let (mut vm, _reader, writer) = talker(&place);
     let deadline = Instant::now() + LIMIT;
-    while waiting() < room / 2 {
-        assert!(Instant::now() < deadline, "{} of {room} bytes", waiting());
+    while has_room(&writer) {
+        assert!(Instant::now() < deadline, "the pipe does not fill");
         thread::sleep(PAUSE);
-    }
-    let mut last = -1;
-    while waiting() > last {
-        last = waiting();
-        thread::sleep(PAUSE * 10);
     }
     vm.signal(libc::SIGTERM);
     vm.is_terminated(|_| {});

@@ -2,14 +2,15 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
+
+use crate::lock_file;
 
 /// The longest path of a socket: the kernel takes 107 bytes, of which that of a vsock may be followed
 /// by `_4294967295`.
@@ -18,8 +19,6 @@ pub const HOST_SOCKET_PATH_BYTES_MAX: usize = 107 - 11;
 /// How long others are waited for that make sockets in the same directory, each of whom takes
 /// milliseconds.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
-/// Pause between attempts: waiting for flock(2) itself has no deadline.
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Why the host's socket cannot be had.
 #[derive(Debug, Error)]
@@ -201,26 +200,13 @@ fn lock_directory_of(path: &Path) -> io::Result<File> {
         _ => Path::new("."),
     };
     let file = File::open(directory)?;
-    let deadline = Instant::now() + LOCK_TIME_MAX;
-    loop {
-        // SAFETY: the descriptor is open; the call takes two integers.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-            return Ok(file);
-        }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::Interrupted => {}
-            io::ErrorKind::WouldBlock if Instant::now() < deadline => {
-                std::thread::sleep(LOCK_PAUSE);
-            }
-            io::ErrorKind::WouldBlock => return Err(error),
-            _ => {
-                // Some file systems of networks.
-                tracing::warn!("{} cannot be locked: {error}", directory.display());
-                return Ok(file);
-            }
-        }
+    match lock_file(&file, LOCK_TIME_MAX) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
+        // Some file systems of networks.
+        Err(error) => tracing::warn!("{} cannot be locked: {error}", directory.display()),
+        Ok(()) => {}
     }
+    Ok(file)
 }
 
 #[cfg(test)]

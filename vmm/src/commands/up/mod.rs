@@ -10,7 +10,6 @@ mod nodes;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
@@ -18,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use clap::ValueEnum as _;
+use devices::lock_file;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssi_hv::cli::file::has_key;
@@ -38,8 +38,6 @@ use super::{Failure, print};
 /// How long the file may be locked still by what another one has left that was killed: a process that was
 /// being started has the lock until it ends, which is at once.
 const LEFT_TIME_MAX: Duration = Duration::from_secs(1);
-/// Pause between attempts: waiting for flock(2) itself has no deadline.
-const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 
 /// How much longer than its own limit a VM is waited for that was told to end.
 const VM_END_MARGIN: Duration = Duration::from_secs(10);
@@ -122,29 +120,20 @@ fn start(path: &Path, cluster: &Cluster, verbosity: Verbosity) -> Result<ExitCod
 /// Keeps the file to this process. The lock is the kernel's and goes with us.
 fn claim(path: &Path) -> Result<File, Failure> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    let deadline = Instant::now() + LEFT_TIME_MAX;
-    let error = loop {
-        // SAFETY: the descriptor is open; the call takes two integers.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-            return Ok(file);
+    match lock_file(&file, LEFT_TIME_MAX) {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            return Err(Failure::new(
+                ExitCode::Usage,
+                anyhow!(
+                    "{} is up already, by another `ssi-hv up`; stop that first, or use another file",
+                    path.display()
+                ),
+            ));
         }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::WouldBlock || Instant::now() >= deadline {
-            break error;
-        }
-        std::thread::sleep(CLAIM_PAUSE);
-    };
-    if error.kind() == io::ErrorKind::WouldBlock {
-        return Err(Failure::new(
-            ExitCode::Usage,
-            anyhow!(
-                "{} is up already, by another `ssi-hv up`; stop that first, or use another file",
-                path.display()
-            ),
-        ));
+        // Some file systems of networks.
+        Err(error) => tracing::warn!("{} cannot be locked: {error}", path.display()),
+        Ok(()) => {}
     }
-    // Some file systems of networks.
-    tracing::warn!("{} cannot be locked: {error}", path.display());
     Ok(file)
 }
 

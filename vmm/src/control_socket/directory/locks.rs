@@ -2,16 +2,15 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use devices::lock_file;
 
 use super::{Directory, DirectoryError, looked_into};
 
 /// How long others who start at the same time are waited for, each of whom takes milliseconds.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
-/// Pause between attempts: waiting for flock(2) itself has no deadline.
-const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 impl Directory {
     /// Keeps others who want to listen here out, until it is dropped: so that of two VMs with one
@@ -26,21 +25,13 @@ impl Directory {
             source,
         };
         let directory = File::open(&self.path).map_err(unusable)?;
-        let deadline = Instant::now() + LOCK_TIME_MAX;
-        loop {
-            // SAFETY: the descriptor is open; the call takes two integers.
-            if unsafe { libc::flock(directory.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
-                return Ok(directory);
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::WouldBlock {
-                return Err(unusable(error));
-            }
-            if Instant::now() >= deadline {
+        match lock_file(&directory, LOCK_TIME_MAX) {
+            Ok(()) => Ok(directory),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let text = "another process has locked it";
-                return Err(unusable(io::Error::other(text)));
+                Err(unusable(io::Error::other(text)))
             }
-            std::thread::sleep(LOCK_PAUSE);
+            Err(error) => Err(unusable(error)),
         }
     }
 

@@ -1,0 +1,53 @@
+//! Locks of whole files and directories (flock(2)), with a deadline.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Between attempts: the kernel's own wait has no deadline, and nobody is told of a lock that goes.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Locks a file, until it is closed, for one holder. Others are waited for up to `limit`.
+///
+/// # Errors
+///
+/// `WouldBlock` when another one has it still; else that the file system has no such locks.
+pub fn lock_file(file: &File, limit: Duration) -> io::Result<()> {
+    let deadline = Instant::now() + limit;
+    loop {
+        // SAFETY: the descriptor is open; the call takes two integers.
+        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::Interrupted => {}
+            io::ErrorKind::WouldBlock if Instant::now() < deadline => {
+                thread::sleep(ATTEMPT_INTERVAL);
+            }
+            _ => return Err(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_waited_for_but_not_for_ever() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::open(file.path()).unwrap();
+        let (first, second) = (open(), open());
+        lock_file(&first, Duration::ZERO).unwrap();
+        let error = lock_file(&second, ATTEMPT_INTERVAL * 2).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| lock_file(&second, Duration::from_secs(60)));
+            drop(first);
+            waits.join().unwrap().unwrap();
+        });
+    }
+}
