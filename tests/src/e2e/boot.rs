@@ -8,8 +8,9 @@ use super::{Context, Result, Scenario, Verdict};
 
 /// What runs in guests whose memory is to be checked: with the kernel more than their local part, no more than
 /// emulated hosts can fetch in a minute or two.
-const PROBE: &str = "faultprobe --bytes 256M";
-/// The fewest remote faults that 256 MiB beside the kernel in a budget of 256 MiB can take.
+const PROBE: &str = "faultprobe --bytes 128M";
+const PROBE_BYTES: u64 = 128 << 20;
+/// The fewest remote faults that so many bytes beside the kernel, in a budget of as many, can take.
 const REMOTE_FAULTS_MIN: f64 = 2000.0;
 
 /// Scenarios that compare times.
@@ -75,7 +76,7 @@ fn boot_remote(context: &Context<'_>, cpus: u32) -> Result {
     let donor = Donor::start(context)?;
     let guest = Guest::remote(cpus, PROBE).run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    let probe = guest.faultprobe()?;
+    let probe = guest.faultprobe_over(PROBE_BYTES)?;
     let seen = probe["remote_faults"].as_f64().context("remote_faults")?;
     let remote = guest.number("/faults/remote/count")?;
     ensure!(
@@ -117,7 +118,7 @@ fn boot_remote(context: &Context<'_>, cpus: u32) -> Result {
 }
 
 fn boot_exact_loan(context: &Context<'_>) -> Result {
-    let donor = Donor::lending(context, "768M", &[])?;
+    let donor = Donor::lending(context, "384M", &[])?;
     let guest = Guest::remote(1, "faultprobe --bytes 64M").run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     guest.faultprobe_over(64 << 20)?;
@@ -130,7 +131,7 @@ fn boot_exact_loan(context: &Context<'_>) -> Result {
         .map(|node| node["memory_bytes"].as_u64())
         .collect();
     ensure!(
-        memory == [Some(256 << 20), Some(768 << 20)],
+        memory == [Some(128 << 20), Some(384 << 20)],
         "memory by node: {memory:?}"
     );
     context.note(format!(
@@ -161,7 +162,7 @@ fn donor_pages(report: &Value) -> anyhow::Result<(u64, u64)> {
 fn boot_local(context: &Context<'_>) -> Result {
     let local = Guest::local(1, PROBE).run(context)?;
     local.expect_exit(exit::SHUTDOWN)?;
-    local.faultprobe()?;
+    local.faultprobe_over(PROBE_BYTES)?;
     let remote_faults = local.number("/faults/remote/count")?;
     ensure!(
         remote_faults == 0.0,
@@ -238,7 +239,7 @@ fn panic_exit_code(context: &Context<'_>) -> Result {
 
 fn ctrl_c(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
-    let process = Guest::remote(2, "while :; do faultprobe --bytes 512M; done").start(context)?;
+    let process = Guest::remote(2, "while :; do faultprobe --bytes 256M; done").start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
     process.kill(libc::SIGINT)?;
     let output = process

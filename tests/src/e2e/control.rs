@@ -65,7 +65,6 @@ fn control(context: &Context<'_>) -> Result {
     let here = context.testbed.host(1);
     let donor = Donor::start(context)?;
     let mut guest = Guest {
-        memory: "512M",
         local_memory: Some("192M"),
         ..Guest::remote(2, WORK)
     };

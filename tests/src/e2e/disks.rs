@@ -41,7 +41,7 @@ const DISCARDED_MIB: u64 = 32;
 /// Writes a pattern to the first disk while a probe has memory on the move, and reads it back
 /// when nothing of it is cached any more; tries to write to the second; fills the first and
 /// discards all but the pattern.
-const WORK: &str = "faultprobe --bytes 192M & p=/tmp/pattern; \
+const WORK: &str = "faultprobe --bytes 96M & p=/tmp/pattern; \
     dd if=/dev/urandom of=$p bs=1M count=16; echo made=$(sha256sum <$p); \
     dd if=$p of=/dev/vda bs=1M conv=fsync; sync; echo 3 >/proc/sys/vm/drop_caches; \
     echo read=$(dd if=/dev/vda bs=1M count=16 | sha256sum); \
@@ -78,7 +78,7 @@ fn disks(context: &Context<'_>) -> Result {
     ]);
     let guest = guest.run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe_over(192 << 20)?;
+    guest.faultprobe_over(96 << 20)?;
     donor.stop(context)?;
     let console = &guest.output.stdout;
     let word = |name| word_after(console, name);
@@ -199,7 +199,7 @@ fn disk_block_device(context: &Context<'_>) -> Result {
 
 /// Writes a disk and reads it back again and again, while a probe has memory on the move.
 const ROUNDS: &str = "p=/tmp/p; dd if=/dev/urandom of=$p bs=1M count=16; \
-    echo made=$(sha256sum <$p); while :; do faultprobe --bytes 256M; done & \
+    echo made=$(sha256sum <$p); while :; do faultprobe --bytes 128M; done & \
     for i in $(seq 1 COUNT); do dd if=$p of=/dev/vda bs=1M conv=fsync 2>/dev/null; \
     echo 3 >/proc/sys/vm/drop_caches; echo round=$i read=$(sha256sum </dev/vda); done";
 

@@ -37,7 +37,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 fn donor_dies(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
-    let mut guest = Guest::remote(1, "while :; do faultprobe --bytes 512M; done");
+    let mut guest = Guest::remote(1, "while :; do faultprobe --bytes 256M; done");
     guest.more.extend(GRACE_SHORT);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
@@ -54,7 +54,7 @@ fn donor_dies(context: &Context<'_>) -> Result {
 
 fn donor_returns(context: &Context<'_>) -> Result {
     let donor = Donor::lending(context, "1G", &["--lease-seconds", "300"])?;
-    let mut guest = Guest::remote(1, "faultprobe --bytes 256M");
+    let mut guest = Guest::remote(1, "faultprobe --bytes 128M");
     guest.more.extend(GRACE_LONG);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
@@ -68,7 +68,7 @@ fn donor_returns(context: &Context<'_>) -> Result {
     );
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe()?;
+    guest.faultprobe_over(128 << 20)?;
     donor.stop(context)?;
     Ok(Verdict::Pass)
 }

@@ -9,8 +9,8 @@ use crate::testbed::Host;
 /// Where that is set.
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 /// What the probe uses, in order, so that much of it is fetched ahead.
-const PROBE_BYTES: u64 = 128 << 20;
-const LOCAL_BYTES: u64 = 96 << 20;
+const PROBE_BYTES: u64 = 64 << 20;
+const LOCAL_BYTES: u64 = 64 << 20;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "huge_shmem",
@@ -26,9 +26,10 @@ fn huge_shmem(context: &Context<'_>) -> Result {
     };
     let donor = Donor::start(context)?;
     let guest = Guest {
-        local_memory: Some("96M"),
+        memory: "256M",
+        local_memory: Some("64M"),
         more: vec!["--transport", "tcp"],
-        ..Guest::remote(1, "faultprobe --bytes 128M --pattern sequential")
+        ..Guest::remote(1, "faultprobe --bytes 64M --pattern sequential")
     };
 
     // When the guest starts: nothing of it is in huge pages, which would go beyond the budget.

@@ -22,6 +22,7 @@ mod numa;
 mod prometheus;
 mod rdma;
 mod rdma_faults;
+mod rdma_removed;
 mod runner;
 mod status;
 mod tour;
@@ -114,6 +115,7 @@ impl Plan {
             faults::SCENARIOS,
             huge_shmem::SCENARIOS,
             rdma::SCENARIOS,
+            rdma_removed::SCENARIOS,
             rdma_faults::SCENARIOS,
             udp::SCENARIOS,
             status::SCENARIOS,

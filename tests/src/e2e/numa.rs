@@ -42,6 +42,7 @@ fn numa(context: &Context<'_>) -> Result {
         nodes::SHOW
     );
     let mut guest = Guest {
+        memory: "1G",
         local_memory: Some("192M"),
         more: vec!["--numa", "expose", "--donor", DONOR_2, "--transport", "tcp"],
         ..Guest::remote(1, &work)

@@ -17,7 +17,7 @@ const FAULTS_DEADLINE: Duration = Duration::from_secs(120);
 /// Enough of them that percentiles mean something.
 const FAULTS_MIN: u64 = 500;
 /// Pages of the guest.
-const PAGES: u64 = (1 << 30) / 4096;
+const PAGES: u64 = (512 << 20) / 4096;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "status_while_running",
@@ -29,10 +29,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 fn status_while_running(context: &Context<'_>) -> Result {
     let (here, there) = (context.testbed.host(1), context.testbed.host(2));
     let donor = Donor::start(context)?;
-    let mut guest = Guest {
-        local_memory: Some("128M"),
-        ..Guest::remote(2, "faultprobe --bytes 128M")
-    };
+    let mut guest = Guest::remote(2, "faultprobe --bytes 128M");
     guest.more.extend(["--name", "looked-at"]);
     let process = guest.start(context)?;
     process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;

@@ -135,8 +135,8 @@ fn chosen(context: &Context<'_>) -> anyhow::Result<()> {
     );
     context.note(format!("auto: {path}"));
     // Enough memory that pages leave and come back; the probe compares every byte.
-    let hybrid = run("hybrid", "faultprobe --bytes 256M")?;
-    hybrid.faultprobe()?;
+    let hybrid = run("hybrid", "faultprobe --bytes 128M")?;
+    hybrid.faultprobe_over(128 << 20)?;
     let transport = &hybrid.report["transport"];
     ensure!(
         transport["kind"] == "rdma" && transport["bulk"] == "tcp",

@@ -1,0 +1,113 @@
+//! Scenarios in which an RDMA device goes away while pages travel by it, and comes back.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::bed::{add_rxe, remove_rxe};
+use super::guest::{
+    BOOT_DEADLINE, DONOR, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
+};
+use super::prometheus::Prometheus;
+use super::rdma::{probed, rdma_of};
+use super::{Context, Result, Scenario, Verdict};
+use crate::testbed::Host;
+
+/// Where the VM and the donor tell their metrics.
+const VM_METRICS: &str = "10.77.0.1:9464";
+const NODE_METRICS: &str = "10.77.0.2:9464";
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "rdma_removed",
+        about: "removing the device under a running guest sends it to TCP, adding it brings it back",
+        needs_product: true,
+        run: |context| removed(context, 1),
+    },
+    Scenario {
+        name: "rdma_removed_at_donor",
+        about: "the same with the donor's device",
+        needs_product: true,
+        run: |context| removed(context, 2),
+    },
+];
+
+/// Removes the device of one host while pages are written all the time, and adds it again; gives
+/// what the probe found.
+fn removed_while_writing(context: &Context<'_>, host: &Host) -> anyhow::Result<Value> {
+    let donor = Donor::lending(context, "64M", &[])?;
+    let argv = ["/share/rdma-probe", DONOR, "--until-back", "--reads", "0"];
+    let process = context.testbed.host(1).spawn(&argv)?;
+    process.wait_for_line("WRITING", SHORT)?;
+    remove_rxe(host)?;
+    add_rxe(host)?;
+    let found = probed(&process.wait(Duration::from_secs(120))?, 0)?;
+    let by_tcp = found["pages_written_by_donor"].as_u64();
+    ensure!(
+        found["failures"] == 1 && by_tcp.is_some_and(|pages| pages > 0),
+        "RDMA did not fail once while pages were written: {found}"
+    );
+    donor.stop(context)?;
+    Ok(found)
+}
+
+/// Removes the device of one host under a running guest, and adds it again.
+fn removed(context: &Context<'_>, number: usize) -> Result {
+    let hosts = context.testbed.hosts();
+    hosts.iter().try_for_each(add_rxe)?;
+    let host = context.testbed.host(number);
+    let written = removed_while_writing(context, host)?;
+    // Once is enough, as it takes its time.
+    let prometheus = if number == 1 {
+        Some(Prometheus::start(context, &[VM_METRICS, NODE_METRICS])?)
+    } else {
+        None
+    };
+    let donor = Donor::lending(context, "1G", &["--metrics", NODE_METRICS])?;
+    let mut guest = Guest {
+        memory: "256M",
+        local_memory: Some("64M"),
+        ..Guest::remote(1, "faultprobe --bytes 64M && faultprobe --bytes 64M")
+    };
+    guest
+        .more
+        .extend(["--transport", "rdma", "--metrics", VM_METRICS]);
+    let process = guest.start(context)?;
+    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    remove_rxe(host)?;
+    // By now pages travel by TCP, or will when the READs that are outstanding have failed.
+    process.wait_for_line("pages go on over TCP", SHORT)?;
+    let by_tcp = "i=0; until ssi-hv status --json | grep -Eq '\"pages_read\": ?[1-9]'; do \
+                  i=$((i+1)); [ $i -lt 60 ] || exit 1; sleep 0.5; done";
+    let two = context.testbed.host(2);
+    two.check(&["sh", "-c", by_tcp], Duration::from_secs(90))
+        .context("no page comes by TCP")?;
+    add_rxe(host)?;
+    process.wait_for_line("back on RDMA", Duration::from_secs(90))?;
+    let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    guest.faultprobe_over(64 << 20)?;
+    let rdma = rdma_of(&guest)?;
+    ensure!(
+        rdma.failures >= 1 && rdma.connections > rdma.failures && rdma.pages_written > 0,
+        "{rdma:?}"
+    );
+    let (read, _) = donor.stop(context)?;
+    ensure!(read > 0, "no page came by TCP meanwhile");
+    if let Some(prometheus) = prometheus {
+        let moved = prometheus.saw_move("_rdma")?;
+        context.note(format!("Prometheus saw {moved} metrics of RDMA move"));
+    }
+    context.note(format!(
+        "{} pages by READ, {read} by TCP; {} connections, {} of them failed; written in {} rounds meanwhile: {} pages by WRITE, {} by TCP",
+        rdma.pages_read,
+        rdma.connections,
+        rdma.failures,
+        written["rounds"],
+        written["pages_written"],
+        written["pages_written_by_donor"],
+    ));
+    hosts.iter().try_for_each(remove_rxe)?;
+    Ok(Verdict::Pass)
+}
