@@ -207,6 +207,11 @@ impl Guest<'_> {
             "BatchMode=yes",
             "-o",
             "ConnectTimeout=20",
+            // A guest that is gone is noticed in 5 minutes, and one that is merely slow answers in them.
+            "-o",
+            "ServerAliveInterval=30",
+            "-o",
+            "ServerAliveCountMax=10",
             // Each start of the testbed has another guest there.
             "-o",
             "StrictHostKeyChecking=no",
@@ -243,14 +248,20 @@ impl Guest<'_> {
     /// Fails when it does not succeed, or not in time.
     pub fn run(&self, command: &str, within: Duration) -> anyhow::Result<String> {
         let output = self.ssh(command, within)?;
-        ensure!(
-            output.status.code == 0,
-            "in the guest `{command}` ended with {}; it said: {}{}",
+        if output.status.code == 0 {
+            return Ok(output.stdout);
+        }
+        // Of a guest that is gone its VM knows more.
+        let end = self.process.wait(Duration::ZERO).map_or_else(
+            |_| String::new(),
+            |end| format!("; its VM has ended with {}: {}", end.status, end.stderr),
+        );
+        anyhow::bail!(
+            "in the guest `{command}` ended with {}{end}; it said: {}{}",
             output.status,
             output.stdout,
             output.stderr
         );
-        Ok(output.stdout)
     }
 
     /// Reboots the guest, and waits until it is there again. What it has on its disk has to be the same,
