@@ -465,7 +465,7 @@ mod tests {
     fn a_guest_with_a_donor_names_its_local_part() {
         let argv = Guest::remote(2, "true").argv().join(" ");
         assert!(
-            argv.contains("--local-memory 256M --donor 10.77.0.2:7700"),
+            argv.contains("--local-memory 128M --donor 10.77.0.2:7700"),
             "{argv}"
         );
         assert!(
