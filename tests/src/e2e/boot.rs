@@ -170,7 +170,7 @@ fn boot_local(context: &Context<'_>) -> Result {
     );
 
     let donor = Donor::start(context)?;
-    let remote = Guest::remote(1, "").run(context)?;
+    let remote = Guest::remote(1, "true").run(context)?;
     remote.expect_exit(exit::SHUTDOWN)?;
     donor.stop(context)?;
     let (here, there) = (
