@@ -118,8 +118,13 @@ fn boot_remote(context: &Context<'_>, cpus: u32) -> Result {
 }
 
 fn boot_exact_loan(context: &Context<'_>) -> Result {
-    let donor = Donor::lending(context, "384M", &[])?;
-    let guest = Guest::remote(1, "faultprobe --bytes 64M").run(context)?;
+    let donor = Donor::lending(context, "768M", &[])?;
+    let guest = Guest {
+        memory: "1G",
+        local_memory: Some("256M"),
+        ..Guest::remote(1, "faultprobe --bytes 64M")
+    };
+    let guest = guest.run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     guest.faultprobe_over(64 << 20)?;
     donor.stop(context)?;
@@ -131,7 +136,7 @@ fn boot_exact_loan(context: &Context<'_>) -> Result {
         .map(|node| node["memory_bytes"].as_u64())
         .collect();
     ensure!(
-        memory == [Some(128 << 20), Some(384 << 20)],
+        memory == [Some(256 << 20), Some(768 << 20)],
         "memory by node: {memory:?}"
     );
     context.note(format!(
