@@ -12,9 +12,9 @@ use crate::testbed::{Output, RemoteProcess};
 /// How long a guest may take from its start to its end, with faultprobe in it.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(360);
 /// How long a guest may take from its start to init.
-pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(150);
+pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(90);
 /// How long a donor may take to listen, and anything to end that was told to.
-pub(super) const SHORT: Duration = Duration::from_secs(60);
+pub(super) const SHORT: Duration = Duration::from_secs(30);
 
 /// Where donors listen.
 pub(super) const DONOR: &str = "10.77.0.2:7700";
