@@ -80,6 +80,24 @@ fn a_link_is_measured_and_followed_when_it_gets_slow_and_fast_again() {
 }
 
 #[test]
+fn a_way_that_takes_longer_than_measuring_may_is_measured() {
+    let delay = Duration::from_millis(210);
+    let donor = donor(32 * MIB);
+    let micros = u64::try_from(delay.as_micros()).expect("short");
+    let address = delayed(donor.address(), Arc::new(AtomicU64::new(micros)));
+    let mut config = config(24 * MIB, 16 * MIB, &[address]);
+    config.transport = TransportKind::Tcp;
+    let running = start(&config);
+    let path = running.fabric.view().paths()[0].clone().expect("a link");
+    let measured = path.tcp.expect("measured at the start");
+    assert!(
+        measured.small >= delay && measured.page >= delay,
+        "{measured:?}"
+    );
+    running.fabric.shutdown();
+}
+
+#[test]
 fn a_link_that_cannot_be_measured_still_carries_pages() {
     let donor = donor(64 * MIB);
     // Every connection for measuring is closed.

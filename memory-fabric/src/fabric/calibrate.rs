@@ -17,9 +17,12 @@ use std::time::{Duration, Instant};
 const TIME_MAX: Duration = Duration::from_millis(200);
 /// Each way to each donor has so long at the least.
 const TIME_MIN: Duration = Duration::from_millis(2);
-/// How often RDMA is measured at most where answers come too late: for a lost packet a while passes
-/// until it is sent again, which tells nothing of the link's speed.
+/// How often a way is measured at most where answers come too late: for a lost packet a while passes
+/// until it is sent again, and a busy host hesitates, which tells nothing of the link's speed.
 const ATTEMPTS_MAX: u32 = 3;
+/// How long an answer by TCP or UDP is waited for in the last attempt: with many donors the time of
+/// each is shorter than the way to one that is far away.
+const STREAM_SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// What was found out about one donor.
 pub(super) struct Calibration {
@@ -91,7 +94,7 @@ fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
         let thread = scope.spawn(|| {
             take_short_turns();
             let mut gauge = probe::stream(link).map_err(|error| describe(&error))?;
-            gauge.calibrate(time).map_err(|error| error.to_string())
+            measure(&mut gauge, time, STREAM_SILENCE_MAX)
         });
         thread.join()
     });
@@ -114,7 +117,7 @@ fn measure_rdma(
         .name(format!("measure-{}", link.node.0))
         .spawn(move || {
             take_short_turns();
-            let found = probe::rdma(&config).map(|mut gauge| measure(&mut gauge, time));
+            let found = probe::rdma(&config).map(|mut gauge| measure(&mut gauge, time, time));
             // That nobody waits any more is no error.
             let _ = give.send(found);
         })
@@ -131,14 +134,16 @@ fn measure_rdma(
     }
 }
 
-/// A silence that ends is measured again. One that does not is waited for until the adapter says
-/// why: it tries for longer than measuring does.
-fn measure(gauge: &mut Gauge, time: Duration) -> Result<Measured, String> {
+/// A silence that ends is measured again, and in the last attempt one of `patience` is none. One that
+/// does not end is waited for until the connection says why: it tries for longer than measuring does.
+fn measure(gauge: &mut Gauge, time: Duration, patience: Duration) -> Result<Measured, String> {
     let until = Instant::now() + LANE_STALL_TIMEOUT;
     let mut attempts = 0;
     loop {
         attempts += 1;
-        let error = match gauge.calibrate(time) {
+        let is_last = attempts == ATTEMPTS_MAX;
+        let silence = if is_last { patience.max(time) } else { time };
+        let error = match gauge.calibrate(time, silence) {
             Ok(measured) => return Ok(measured),
             Err(error) => error,
         };
@@ -147,7 +152,7 @@ fn measure(gauge: &mut Gauge, time: Duration) -> Result<Measured, String> {
         }
         match gauge.outlast_silence(until.saturating_duration_since(Instant::now())) {
             Silence::Failed(why) => return Err(why),
-            Silence::Ended if attempts < ATTEMPTS_MAX => {}
+            Silence::Ended if !is_last => {}
             Silence::Ended | Silence::Lasts => return Err(error.to_string()),
         }
     }
@@ -164,10 +169,17 @@ mod tests {
     fn a_silence_that_ends_is_measured_again() {
         for silences in 0..ATTEMPTS_MAX {
             let mut gauge = hesitant(silences, 2 * TIME);
-            let found = measure(&mut gauge, TIME).expect("an answer within the time");
+            let found = measure(&mut gauge, TIME, TIME).expect("an answer within the time");
             assert!(found.page < TIME, "{silences} silences: {found:?}");
         }
-        let why = measure(&mut hesitant(ATTEMPTS_MAX, 2 * TIME), TIME);
+        let why = measure(&mut hesitant(ATTEMPTS_MAX, 2 * TIME), TIME, TIME);
         assert_eq!(why, Err(MeasureError::Silent(TIME).to_string()));
+    }
+
+    #[test]
+    fn a_way_that_is_slow_every_time_is_measured_as_that() {
+        let mut gauge = hesitant(u32::MAX, 2 * TIME);
+        let found = measure(&mut gauge, TIME, 10 * TIME).expect("an answer within the patience");
+        assert!(found.page >= 2 * TIME, "{found:?}");
     }
 }

@@ -377,12 +377,16 @@ impl Gauge {
     ///
     /// # Errors
     ///
-    /// See [`MeasureError`]; an answer that takes longer than `time_max` is none.
-    pub fn calibrate(&mut self, time_max: Duration) -> Result<Measured, MeasureError> {
+    /// See [`MeasureError`]; an answer that takes longer than `silence_max` is none.
+    pub fn calibrate(
+        &mut self,
+        time_max: Duration,
+        silence_max: Duration,
+    ) -> Result<Measured, MeasureError> {
         let trips = Effort {
             messages_max: CALIBRATION_TRIPS,
             time_max: time_max / 4,
-            silence_max: time_max,
+            silence_max,
         };
         let small = self.median(SMALL_BYTES.into(), trips)?;
         let page = self.median(PAGE_BYTES.into(), trips)?;
@@ -390,7 +394,7 @@ impl Gauge {
         let effort = Effort {
             messages_max: CALIBRATION_STREAM_BYTES / u64::from(piece.max(1)),
             time_max: time_max / 4,
-            silence_max: time_max,
+            silence_max,
         };
         let rate = self.stream(piece, CALIBRATION_PIECES, effort, &mut |_, _| {})?;
         Ok(Measured {

@@ -127,7 +127,7 @@ fn a_round_trip_takes_what_the_link_takes() {
 fn measuring_ends_with_its_time_and_a_silent_link_is_an_error() {
     let mut gauge = Slow::gauge(Duration::from_millis(2), false);
     let began = Instant::now();
-    let found = gauge.calibrate(Duration::from_millis(60));
+    let found = gauge.calibrate(Duration::from_millis(60), LONG);
     assert!(found.is_ok_and(|found| found.page >= Duration::from_millis(2)));
     assert!(
         began.elapsed() < Duration::from_secs(5),
@@ -135,7 +135,10 @@ fn measuring_ends_with_its_time_and_a_silent_link_is_an_error() {
     );
     let mut gauge = Slow::gauge(LONG, false);
     let silence = Duration::from_millis(30);
-    assert_eq!(gauge.calibrate(silence), Err(MeasureError::Silent(silence)));
+    assert_eq!(
+        gauge.calibrate(silence, silence),
+        Err(MeasureError::Silent(silence))
+    );
 }
 
 #[test]
@@ -145,7 +148,10 @@ fn a_connection_that_gives_up_later_than_measuring_says_why() {
     let gives_up_at = Instant::now() + silence * 5;
     gauge.failure =
         Box::new(move || (Instant::now() >= gives_up_at).then(|| "READ failed".to_owned()));
-    assert_eq!(gauge.calibrate(silence), Err(MeasureError::Silent(silence)));
+    assert_eq!(
+        gauge.calibrate(silence, silence),
+        Err(MeasureError::Silent(silence))
+    );
     let failed = Silence::Failed("READ failed".to_owned());
     assert_eq!(gauge.outlast_silence(LONG), failed);
     gauge.failure = Box::new(|| None);
@@ -246,7 +252,7 @@ fn reads_back(gauge: &mut Gauge) {
         assert_eq!(rate.bytes, 20 * u64::from(bytes));
     }
     let found = gauge
-        .calibrate(Duration::from_millis(200))
+        .calibrate(Duration::from_millis(200), LONG)
         .expect("measured");
     assert!(found.stream_bytes_per_second > 0.0 && found.page > Duration::ZERO);
 }
@@ -277,7 +283,7 @@ fn a_lease_that_ends_is_an_error_and_not_a_wait() {
     let mut gauge = probe::stream(&config).expect("a connection");
     link.release();
     let began = Instant::now();
-    let found = gauge.calibrate(LONG);
+    let found = gauge.calibrate(LONG, LONG);
     assert!(matches!(found, Err(MeasureError::Failed(_))), "{found:?}");
     assert!(began.elapsed() < LONG / 2);
     assert!(probe::stream(&config).is_err(), "no lease");
