@@ -1,45 +1,15 @@
-//! Pages that are compressed on their way: every byte is right, hostile peers gain nothing, and
-//! it is done where it pays.
+//! Pages that are compressed on their way: every byte is right, and hostile peers gain nothing.
 
 mod support;
 
 use memory_fabric::fabric::Compression;
-use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::stats::Traffic;
-use memory_fabric::wire::{FrameKind, HEADER_BYTES, TrafficClass};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use memory_fabric::wire::{FrameKind, TrafficClass};
 use support::proxy::{Mischief, Proxy};
-use support::throttle::throttled;
+use support::traffic::{CLASSES, touch, traffic};
 use support::*;
 
 const GUEST: u64 = 48 * MIB;
-/// On a slow link.
-const SMALL_GUEST: u64 = 32 * MIB;
 const LOCAL: u64 = 16 * MIB;
-const CLASSES: [TrafficClass; 3] = [
-    TrafficClass::Urgent,
-    TrafficClass::Bulk,
-    TrafficClass::Prefetch,
-];
-
-/// So that no two threads touch the same pages in the same order.
-static NEXT_SEED: AtomicU64 = AtomicU64::new(0);
-
-fn traffic(running: &Running, class: TrafficClass) -> Arc<Traffic> {
-    Arc::clone(running.fabric.stats().donors[0].traffic(class))
-}
-
-/// Touches random pages, and checks the word that it touches.
-fn touch(words: Words, seed: u64, touches: usize) {
-    let mut random = Random(NEXT_SEED.fetch_add(1, Ordering::Relaxed));
-    for _ in 0..touches {
-        let (page, word) = (random.below(words.pages()), random.below(WORDS_PER_PAGE));
-        let found = words.at(page, word).load(Ordering::Relaxed);
-        assert_eq!(found, pattern(seed, page, word), "page {page} word {word}");
-    }
-}
 
 #[test]
 fn memory_is_right_and_what_is_counted_too_under_every_setting() {
@@ -173,90 +143,4 @@ fn connections_that_break_lose_nothing_that_was_packed() {
     });
     verify(words, 4);
     running.fabric.shutdown();
-}
-
-#[test]
-fn on_loopback_hardly_a_page_is_compressed_by_itself() {
-    let donor = donor(GUEST);
-    let running = start(&config(GUEST, LOCAL, &[donor.address()]));
-    let words = Words::of(&running.fabric);
-    fill(words, 5);
-    touch(words, 5, 60_000);
-    for class in CLASSES {
-        let traffic = traffic(&running, class);
-        let (compressed, pages) = (traffic.pages_compressed.get(), traffic.pages.get());
-        println!("{class:?}: {compressed} of {pages} pages compressed");
-        assert!(!traffic.is_compressing(), "{class:?}");
-    }
-    let urgent = traffic(&running, TrafficClass::Urgent);
-    let compressed = urgent.pages_compressed.get();
-    assert!(compressed > 0, "it was never tried");
-    assert!(
-        compressed * 30 < urgent.pages.get(),
-        "{compressed} compressed"
-    );
-    verify(words, 5);
-    running.fabric.shutdown();
-}
-
-/// What the slow link carries, Mbit/s.
-const SLOW_MBIT: f64 = 50.0;
-
-/// Pages a second over a slow link: written all over, touched at random by several threads, and
-/// read in order. There is time before to find out what pays, but for the last.
-fn pages_a_second(compression: Compression) -> Vec<(f64, bool)> {
-    let donor = donor(SMALL_GUEST);
-    let link = throttled(donor.address(), SLOW_MBIT);
-    let mut config = config(SMALL_GUEST, LOCAL, &[link]);
-    config.compression = compression;
-    let running = start(&config);
-    let words = Words::of(&running.fabric);
-    let [urgent, bulk, prefetch] = CLASSES.map(|class| traffic(&running, class));
-    let rate = |traffic: &Traffic, work: &dyn Fn()| {
-        let (before, started) = (traffic.pages.get(), Instant::now());
-        work();
-        (traffic.pages.get() - before) as f64 / started.elapsed().as_secs_f64()
-    };
-    let touch_all = |seed: u64, touches| {
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(move || touch(words, seed, touches));
-            }
-        });
-    };
-    fill(words, 6);
-    let written = rate(&bulk, &|| fill(words, 7));
-    touch_all(7, 400);
-    let touched = rate(&urgent, &|| touch_all(7, 800));
-    let scanned = rate(&prefetch, &|| verify(words, 7));
-    let rates = [written, touched, scanned];
-    let compressing = [&bulk, &urgent, &prefetch].map(|traffic| traffic.is_compressing());
-    println!("{compression:?}: pages/s written, touched, scanned: {rates:.0?} {compressing:?}");
-    if compression == Compression::On {
-        for traffic in [urgent, bulk, prefetch] {
-            assert!(traffic.wire_bytes.get() * 4 < traffic.plain_bytes() * 3);
-        }
-    }
-    running.fabric.shutdown();
-    rates.into_iter().zip(compressing).collect()
-}
-
-#[test]
-fn on_a_slow_link_pages_are_compressed_by_themselves_and_it_pays() {
-    let off = pages_a_second(Compression::Off);
-    let on = pages_a_second(Compression::On);
-    let auto = pages_a_second(Compression::Auto);
-    for (what, place) in [("written", 0), ("touched", 1), ("scanned", 2)] {
-        let ((off, _), (on, _), (auto, compressing)) = (off[place], on[place], auto[place]);
-        // Of what the link could carry.
-        let part = off * (PAGE_SIZE + HEADER_BYTES) as f64 * 8.0 / (SLOW_MBIT * 1e6);
-        if part < 0.3 {
-            // Others keep the processors busy: then there is nothing that compressing could save.
-            println!("{what}: the link carried {part:.2} of what it could, so nothing is compared");
-            continue;
-        }
-        assert!(compressing, "{what}: off, where the link is what limits");
-        assert!(on > off * 1.2, "{what}: {on} on, {off} off");
-        assert!(auto > off * 1.1, "{what}: {auto} auto, {off} off");
-    }
 }

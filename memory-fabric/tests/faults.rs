@@ -213,12 +213,12 @@ fn an_outage_that_is_over_does_not_count_for_the_next() {
     let donor = donor(GUEST);
     let proxy = Proxy::new(donor.address(), Mischief::None, 0);
     let mut config = config(GUEST, LOCAL, &[proxy.address]);
-    config.grace = Duration::from_secs(2);
+    config.grace = Duration::from_secs(4);
     let running = start(&config);
     let words = Words::of(&running.fabric);
     fill(words, 8);
     // Together longer than the grace time, each one shorter.
-    for _ in 0..4 {
+    for _ in 0..5 {
         proxy.cut(true);
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| verify(words, 8));

@@ -5,6 +5,7 @@ mod support;
 
 use memory_fabric::discard::{DiscardError, Discarder};
 use memory_fabric::fabric::{FabricConfig, TransportKind};
+use memory_fabric::page::PageRange;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use support::*;
 
@@ -50,6 +51,18 @@ fn read(words: Words, known: &[Known], page: usize) {
             valid,
             "page {page} word {word}: {found:#x} where {least} to {most} may be, \
              the last discard was {discarded}"
+        );
+    }
+}
+
+/// Pages on their way are waited for, for a while; where connections break, that may be too long.
+fn discard_in_time(discarder: &Discarder, run: PageRange) {
+    let mut tries = 0;
+    while let Err(error) = discarder.discard(&[run]) {
+        tries += 1;
+        assert!(
+            matches!(error, DiscardError::Late) && tries < TRIES_MAX,
+            "{error}"
         );
     }
 }
@@ -101,14 +114,7 @@ fn own(
                     known[page].begun.store(number, Ordering::SeqCst);
                     known[page].discarded.store(number, Ordering::SeqCst);
                 }
-                let mut tries = 0;
-                while let Err(error) = discarder.discard(&[range(first + start, count)]) {
-                    tries += 1;
-                    assert!(
-                        matches!(error, DiscardError::Late) && tries < TRIES_MAX,
-                        "{error}"
-                    );
-                }
+                discard_in_time(discarder, range(first + start, count));
                 for page in pages {
                     known[page].finished.store(number, Ordering::SeqCst);
                 }
@@ -184,7 +190,7 @@ fn race(config: &FabricConfig, rounds: usize, disturb: impl Fn() + Sync) {
     // No page is counted that is not here, and none is in a queue that must not be: with all of
     // it freed nothing is left, and it can be used again.
     let discarder = running.fabric.discarder();
-    discarder.discard(&[range(0, pages)]).expect("discarded");
+    discard_in_time(&discarder, range(0, pages));
     assert_eq!(running.fabric.cached_pages(), 0);
     let resident = running.fabric.memory().resident_bytes().expect("fstat");
     assert_eq!(resident, 0);

@@ -17,7 +17,7 @@ use crate::summary::{Outcome, Summary};
 /// The longest that one binary may take.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
 /// Binaries whose tests measure, or give something little time: nothing runs beside them.
-const ALONE: &[&str] = &["compression", "bench", "links", "udp", "conformance"];
+const ALONE: &[&str] = &["compression_pays", "bench", "links", "udp", "conformance"];
 /// Binaries that take long begin first, so that none is left over at the end.
 const LONG: &[&str] = &["race_ahead", "faults", "discard", "hostile_client"];
 /// Binaries that watch processes for a minute: they run beside the others, for which they leave the

@@ -70,7 +70,7 @@ fn a_vm_is_paused_with_its_lease_kept_resumed_and_shut_down_by_its_button() {
         return;
     }
     let place = Place::new();
-    let (node, address) = node(&place, &["--lease-seconds", "2"]);
+    let (node, address) = node(&place, &["--lease-seconds", "5"]);
     let report = place.directory.path().join("report.json");
     let file = report.to_str().expect("UTF-8");
     let code = guests::walk_until_power_button::code();
@@ -95,7 +95,7 @@ fn a_vm_is_paused_with_its_lease_kept_resumed_and_shut_down_by_its_button() {
     let node_now = || -> Value { place.json(&["status", &node.pid(), "--json"]) };
     let uptime = |now: &Value| now["nodes"][0]["uptime_s"].as_f64().expect("a number");
     let since = uptime(&node_now());
-    wait_beyond(since + 5.0, || uptime(&node_now()));
+    wait_beyond(since + 11.0, || uptime(&node_now()));
     let lent = node_now();
     assert_eq!(count(&lent, "/nodes/0/leases"), 1);
     assert_eq!(count(&lent, "/nodes/0/leases_expired"), 0);

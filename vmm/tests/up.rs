@@ -228,8 +228,9 @@ fn a_node_that_does_not_start_is_named_with_its_last_words_and_the_others_are_st
 fn a_node_ends_with_its_standard_input_and_with_its_silence() {
     let place = Place::new();
     let arguments = ["node", "--listen", "127.0.0.1:0", "--memory", "1M"];
-    let supervised = ["-v", "--end-with-stdin", "--lease-seconds", "1"];
-    for silent in [false, true] {
+    // A node may take some seconds to start, and must not miss its signs of life meanwhile.
+    for (silent, lease_seconds) in [(false, "60"), (true, "5")] {
+        let supervised = ["-v", "--end-with-stdin", "--lease-seconds", lease_seconds];
         let mut command = place.command(&[&arguments[..], &supervised].concat());
         command.stdin(Stdio::piped()).stderr(Stdio::piped());
         let mut node = command.stdout(Stdio::piped()).spawn().expect("it starts");

@@ -161,7 +161,7 @@ fn measure(gauge: &mut Gauge, time: Duration, patience: Duration) -> Result<Meas
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::measure::hesitant;
+    use crate::transport::measure::{hesitant, slow};
 
     const TIME: Duration = Duration::from_millis(50);
 
@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn a_way_that_is_slow_every_time_is_measured_as_that() {
-        let mut gauge = hesitant(u32::MAX, 2 * TIME);
-        let found = measure(&mut gauge, TIME, 10 * TIME).expect("an answer within the patience");
+        let patience = Duration::from_secs(20);
+        let found = measure(&mut slow(2 * TIME), TIME, patience).expect("an answer in time");
         assert!(found.page >= 2 * TIME, "{found:?}");
     }
 }

@@ -446,7 +446,7 @@ fn check_length(asked: u32, came: Option<usize>) -> Result<(), MeasureError> {
 }
 
 #[cfg(test)]
-pub(crate) use tests::hesitant;
+pub(crate) use tests::{hesitant, slow};
 
 #[cfg(test)]
 #[path = "measure_tests.rs"]

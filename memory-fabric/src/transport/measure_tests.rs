@@ -9,15 +9,19 @@ use crate::link::{Leased, Link, LinkConfig, probe};
 use crate::stream::Carrier;
 use crate::transport::Interest;
 use crate::transport::rdma::DeviceChoice;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Answers each request so long after it was posted, one at a time, with zeroes.
 #[derive(Debug)]
 struct Slow {
     latency: Duration,
-    /// So many requests take so long in place of that.
+    /// So many requests take so long in place of that, and until somebody has asked what is in flight: so the
+    /// silence is noticed, whatever the host does.
     late: (u32, Duration),
+    asked: Cell<bool>,
     posted: VecDeque<(Ticket, u32, Instant)>,
     /// Answers with a byte less.
     short: bool,
@@ -33,20 +37,30 @@ impl Slow {
         Self {
             latency,
             late: (0, Duration::ZERO),
+            asked: Cell::new(false),
             posted: VecDeque::new(),
             short,
             zeroes: vec![0; 1 << 20],
         }
     }
 
-    fn takes(&self) -> Duration {
+    fn is_answered(&self, after: Duration) -> bool {
         let (requests, time) = self.late;
-        if requests > 0 { time } else { self.latency }
+        if requests > 0 {
+            after >= time && self.asked.get()
+        } else {
+            after >= self.latency
+        }
     }
 
     fn into_gauge(self) -> Gauge {
         Gauge::new(Box::new(self), 1 << 20, Box::new(|| None))
     }
+}
+
+/// Answers after so long, always.
+pub(crate) fn slow(latency: Duration) -> Gauge {
+    Slow::gauge(latency, false)
 }
 
 /// Answers at once, but for the first requests, which take so long.
@@ -81,9 +95,10 @@ impl PageTransport for Slow {
 
     fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
         while let Some(&(ticket, bytes, at)) = self.posted.front()
-            && at.elapsed() >= self.takes()
+            && self.is_answered(at.elapsed())
         {
             self.posted.pop_front();
+            self.asked.set(false);
             self.late.0 = self.late.0.saturating_sub(1);
             let bytes = bytes as usize - usize::from(self.short);
             complete(Completion::ReadRun(ticket, &self.zeroes[..bytes]));
@@ -91,6 +106,7 @@ impl PageTransport for Slow {
     }
 
     fn in_flight(&self) -> usize {
+        self.asked.set(true);
         self.posted.len()
     }
 
@@ -145,13 +161,19 @@ fn measuring_ends_with_its_time_and_a_silent_link_is_an_error() {
 fn a_connection_that_gives_up_later_than_measuring_says_why() {
     let mut gauge = Slow::gauge(LONG, false);
     let silence = Duration::from_millis(10);
-    let gives_up_at = Instant::now() + silence * 5;
-    gauge.failure =
-        Box::new(move || (Instant::now() >= gives_up_at).then(|| "READ failed".to_owned()));
+    let given_up = Arc::new(AtomicBool::new(false));
+    let asked = Arc::clone(&given_up);
+    let failure = move || {
+        asked
+            .load(Ordering::SeqCst)
+            .then(|| "READ failed".to_owned())
+    };
+    gauge.failure = Box::new(failure);
     assert_eq!(
         gauge.calibrate(silence, silence),
         Err(MeasureError::Silent(silence))
     );
+    given_up.store(true, Ordering::SeqCst);
     let failed = Silence::Failed("READ failed".to_owned());
     assert_eq!(gauge.outlast_silence(LONG), failed);
     gauge.failure = Box::new(|| None);

@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 /// A proxy to `donor` that passes on each piece of its answers so many microseconds later. It ends
 /// with the test's process.
@@ -62,23 +63,33 @@ fn is_probe(frame: &[u8]) -> bool {
     frame[3] == kind as u8 && request.is_ok_and(|request| request.class == TrafficClass::Probe)
 }
 
-fn pass(mut from: &TcpStream, mut to: &TcpStream, delay_us: &AtomicU64) {
-    let mut bytes = vec![0; 256 << 10];
-    loop {
-        match from.read(&mut bytes) {
-            Ok(0) | Err(_) => break,
-            Ok(count) => {
-                let delay = Duration::from_micros(delay_us.load(Ordering::SeqCst));
-                if !delay.is_zero() {
+/// A line of that length: what is on it does not wait for what is before it.
+fn pass(mut from: &TcpStream, to: &TcpStream, delay_us: &AtomicU64) {
+    std::thread::scope(|scope| {
+        let (give, line) = channel::<(Instant, Vec<u8>)>();
+        scope.spawn(move || {
+            let mut to = to;
+            for (due, bytes) in line {
+                let left = due.saturating_duration_since(Instant::now());
+                if !left.is_zero() {
                     // This is the network, and it is slow.
-                    std::thread::sleep(delay);
+                    std::thread::sleep(left);
                 }
-                if to.write_all(&bytes[..count]).is_err() {
+                if to.write_all(&bytes).is_err() {
                     break;
                 }
             }
+            // Who reads `from` ends too.
+            let _ = from.shutdown(Shutdown::Both);
+            let _ = to.shutdown(Shutdown::Both);
+        });
+        let mut bytes = vec![0; 256 << 10];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            let delay = Duration::from_micros(delay_us.load(Ordering::SeqCst));
+            let piece = bytes[..count].to_vec();
+            if give.send((Instant::now() + delay, piece)).is_err() {
+                break;
+            }
         }
-    }
-    let _ = from.shutdown(Shutdown::Both);
-    let _ = to.shutdown(Shutdown::Both);
+    });
 }

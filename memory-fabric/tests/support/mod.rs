@@ -6,6 +6,7 @@
 pub mod delay;
 pub mod proxy;
 pub mod throttle;
+pub mod traffic;
 pub mod udp_proxy;
 
 use memory_fabric::donor::server::{Donor, DonorConfig};

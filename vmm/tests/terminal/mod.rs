@@ -3,12 +3,15 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// No step of a test takes longer on a host that works, however loaded.
 const LIMIT: Duration = Duration::from_secs(60);
+
+/// What no program says.
+const END: &[u8] = b"\x00the end\x00";
 
 /// A pseudo-terminal (pty(7)), and what a program has drawn on it.
 pub struct Terminal {
@@ -99,14 +102,19 @@ impl Terminal {
         self.screen.process(bytes);
     }
 
-    /// Takes what the program has said to its end.
+    /// Takes what a program that has ended has said to its end.
     pub fn finish(&mut self) {
-        loop {
-            match self.output.recv_timeout(Duration::from_millis(200)) {
-                Ok(bytes) => self.take(&bytes),
-                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return,
-            }
+        // A terminal keeps the order.
+        let mut program = File::from(self.program.try_clone().expect("a descriptor"));
+        program.write_all(END).expect("is taken");
+        let deadline = Instant::now() + LIMIT;
+        let mut said = Vec::new();
+        while !said.ends_with(END) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let bytes = self.output.recv_timeout(left);
+            said.extend(bytes.expect("the end of what the program has said"));
         }
+        self.take(&said[..said.len() - END.len()]);
     }
 
     /// How the terminal treats input and output (termios(3)).

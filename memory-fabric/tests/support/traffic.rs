@@ -1,0 +1,30 @@
+//! What travels on the connections of each class, and threads that make it travel.
+
+use super::{Random, Running, WORDS_PER_PAGE, Words, pattern};
+use memory_fabric::stats::Traffic;
+use memory_fabric::wire::TrafficClass;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub const CLASSES: [TrafficClass; 3] = [
+    TrafficClass::Urgent,
+    TrafficClass::Bulk,
+    TrafficClass::Prefetch,
+];
+
+/// So that no two threads touch the same pages in the same order.
+static NEXT_SEED: AtomicU64 = AtomicU64::new(0);
+
+pub fn traffic(running: &Running, class: TrafficClass) -> Arc<Traffic> {
+    Arc::clone(running.fabric.stats().donors[0].traffic(class))
+}
+
+/// Touches random pages, and checks the word that it touches.
+pub fn touch(words: Words, seed: u64, touches: usize) {
+    let mut random = Random(NEXT_SEED.fetch_add(1, Ordering::Relaxed));
+    for _ in 0..touches {
+        let (page, word) = (random.below(words.pages()), random.below(WORDS_PER_PAGE));
+        let found = words.at(page, word).load(Ordering::Relaxed);
+        assert_eq!(found, pattern(seed, page, word), "page {page} word {word}");
+    }
+}
