@@ -45,8 +45,11 @@ pub fn donor(memory_bytes: u64) -> Donor {
 /// Breaks all connections of one donor after the other.
 pub struct Breaker<'a> {
     donors: &'a [Donor],
+    /// The pages that each had carried when its connections were broken.
+    carried: Vec<AtomicU64>,
     interval: Duration,
     started: Instant,
+    due: AtomicU64,
     broken: AtomicU64,
 }
 
@@ -60,19 +63,28 @@ impl<'a> Breaker<'a> {
     pub fn new(donors: &'a [Donor], interval: Duration) -> Self {
         Self {
             donors,
+            carried: donors.iter().map(|_| AtomicU64::new(u64::MAX)).collect(),
             interval,
             started: Instant::now(),
+            due: AtomicU64::new(0),
             broken: AtomicU64::new(0),
         }
     }
 
-    /// To be called again and again: breaks what is due.
+    /// To be called again and again: breaks what is due, and has carried pages since the last time. On a
+    /// host where connecting takes longer than the interval, a donor would be lost else.
     pub fn tick(&self) {
         let due = self.started.elapsed().as_millis() / self.interval.as_millis();
         let due = u64::try_from(due).expect("short");
-        if self.broken.fetch_max(due, Ordering::Relaxed) < due {
-            let turn = usize::try_from(due).expect("small") % self.donors.len();
+        if self.due.fetch_max(due, Ordering::Relaxed) >= due {
+            return;
+        }
+        let turn = usize::try_from(due).expect("small") % self.donors.len();
+        let status = self.donors[turn].pool().status();
+        let carried = status.pages_read + status.pages_written;
+        if self.carried[turn].swap(carried, Ordering::Relaxed) != carried {
             self.donors[turn].break_connections();
+            self.broken.fetch_add(1, Ordering::Relaxed);
         }
     }
 
