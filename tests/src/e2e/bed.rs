@@ -50,6 +50,18 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
+/// A script for host 1 that does to packets of this IP protocol to this port of host 2, and to those alone,
+/// what netem is told.
+pub(super) fn on_the_way_to_2((protocol, port): (u8, u16), netem: &str) -> String {
+    format!(
+        "set -e; d='dev link2'; \
+         tc qdisc add $d root handle 1: prio bands 4; \
+         tc qdisc add $d parent 1:4 handle 40: netem {netem}; \
+         tc filter add $d parent 1: protocol ip u32 match ip protocol {protocol} 0xff \
+         match ip dport {port} 0xffff flowid 1:4"
+    )
+}
+
 fn commands(context: &Context<'_>) -> Result {
     for host in context.testbed.hosts() {
         let output = host.run(&["sh", "-c", "echo out; echo err >&2; exit 7"], SHORT)?;

@@ -3,7 +3,7 @@
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{BOOT_DEADLINE, Donor, Finished, Guest, INIT_REACHED, exit};
+use super::guest::{Donor, Finished, Guest, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 /// What runs in guests whose memory is to be checked: with the kernel more than their local part, no more than
@@ -244,8 +244,7 @@ fn panic_exit_code(context: &Context<'_>) -> Result {
 
 fn ctrl_c(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
-    let process = Guest::remote(2, "while :; do faultprobe --bytes 256M; done").start(context)?;
-    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    let process = Guest::remote(2, "while :; do faultprobe --bytes 256M; done").boot(context)?;
     process.kill(libc::SIGINT)?;
     let output = process
         .wait(super::guest::SHORT)

@@ -5,9 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{
-    BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
-};
+use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;
@@ -51,11 +49,11 @@ const BALLOON_DEADLINE: Duration = Duration::from_secs(90);
 /// How long the program may take to get what it needs.
 const NEED_DEADLINE: Duration = Duration::from_secs(90);
 
+/// Makes a program of the crowd's own: from the share each of them would load it anew.
+const GATHER: &str = "mkdir -p /tmp/crowd; cp /share/ssi-hv /tmp/crowd/client";
 /// Ten clients at once, since emulated hosts are slow (vmm/tests/control.rs has fifty); prints how
-/// many saw the guest run. The program is copied first: from the
-/// share each of them would load it anew.
-const CROWD: &str = "mkdir -p /tmp/crowd; cd /tmp/crowd; cp /share/ssi-hv client; \
-    for i in $(seq 10); do ./client status told --json >$i.json & done; wait; \
+/// many saw the guest run.
+const CROWD: &str = "cd /tmp/crowd; for i in $(seq 10); do ./client status told --json >$i.json & done; wait; \
     grep -l '\"state\": \"running\"' *.json | wc -l; rm -r /tmp/crowd";
 
 /// How long the guest is paused: its ticks come every 0.1 s.
@@ -63,6 +61,7 @@ const PAUSE: &[&str] = &["sleep", "1"];
 
 fn control(context: &Context<'_>) -> Result {
     let here = context.testbed.host(1);
+    here.check(&["sh", "-c", GATHER], SHORT)?;
     let donor = Donor::start(context)?;
     let mut guest = Guest {
         local_memory: Some("192M"),
@@ -71,8 +70,7 @@ fn control(context: &Context<'_>) -> Result {
     guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
     guest.cmdline.push_str(ALLOCATES_AS_IT_IS);
     guest.more.extend(["--name", "told"]);
-    let process = guest.start(context)?;
-    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    let process = guest.boot(context)?;
     process.wait_for_line("tick=5.", BOOT_DEADLINE)?;
 
     let deaf = here.run(&["ssi-hv", "pause", "nobody"], SHORT)?;

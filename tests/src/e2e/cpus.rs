@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, ensure};
 
-use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
@@ -21,7 +21,7 @@ const WORK: &str = "for i in 1 2 3 4 5 6 7 8; do (x=0; while [ $x -lt 15000 ]; d
     echo online=$(nproc) x2apic=$(grep -cw x2apic /proc/cpuinfo) \
     stolen=$(head -n 1 /proc/stat | cut -d' ' -f10) \
     clock=$(cat /sys/devices/system/clocksource/clocksource0/current_clocksource); \
-    echo idle=$((0+1)); sleep 1; echo idle=$((1+1)); sleep 6; echo idle=$((2+1)); sleep 3";
+    echo idle=$((0+1)); sleep 1; echo idle=$((1+1)); sleep 6; echo idle=$((2+1)); sleep 6";
 
 const CPUS: u32 = 8;
 /// The most ticks of the host's processor (of 10 ms) that the idle vCPUs may take in their 6 s, all together.
@@ -35,12 +35,12 @@ fn boot_8cpu(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
     let mut guest = Guest::remote(CPUS, WORK);
     guest.more.extend(["--cpu-pinning", "0,0,0,0,0,0,0,0"]);
-    let process = guest.start(context)?;
+    let process = guest.boot(context)?;
     let ticks = || thread_ticks(host, process.pid());
-    process.wait_for_line("idle=1", BOOT_DEADLINE)?;
-    process.wait_for_line("idle=2", BOOT_DEADLINE)?;
+    process.wait_for_line("idle=1", GUEST_DEADLINE)?;
+    process.wait_for_line("idle=2", SHORT)?;
     let before = ticks()?;
-    process.wait_for_line("idle=3", BOOT_DEADLINE)?;
+    process.wait_for_line("idle=3", SHORT)?;
     let idle = used(&before, &ticks()?);
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;

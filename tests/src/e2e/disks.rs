@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 
-use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -169,8 +169,7 @@ fn disk_block_device(context: &Context<'_>) -> Result {
     );
     guest.cmdline.push_str(" ssi_modules=virtio_blk");
     guest.more.extend(["--disk", "path=/dev/nbd0"]);
-    let process = guest.start(context)?;
-    process.wait_for_line(super::guest::INIT_REACHED, BOOT_DEADLINE)?;
+    let process = guest.boot(context)?;
     let mut second = vec!["ssi-hv", "run", "--kernel", "/share/cloud-vmlinuz"];
     second.extend(["--disk", "path=/dev/nbd0"]);
     let second = host.run(&second, SHORT)?;
@@ -213,11 +212,11 @@ fn disk_donor_away(context: &Context<'_>) -> Result {
         guest.cmdline.push_str(" ssi_modules=virtio_blk");
         guest.more.extend(["--donor-grace", "120"]);
         guest.more.extend(["--disk", "path=/tmp/disk.img"]);
-        guest.start(context)
+        guest.boot(context)
     };
 
-    let process = start("8")?;
-    process.wait_for_line("round=1", BOOT_DEADLINE + SHORT)?;
+    let process = start("4")?;
+    process.wait_for_line("round=1", GUEST_DEADLINE)?;
     context.testbed.cut_link(1, 2)?;
     let away = process.wait_for_line("the guest is paused", SHORT);
     context.testbed.restore_link(1, 2)?;
@@ -232,7 +231,7 @@ fn disk_donor_away(context: &Context<'_>) -> Result {
         .filter(|rest| !rest.starts_with('$') && !rest.starts_with(made));
     ensure!(wrong.count() == 0, "a round has read something else");
     ensure!(
-        console.contains("round=8 read="),
+        console.contains("round=4 read="),
         "not all rounds were made"
     );
     let errors = &guest.output.stderr;
@@ -242,7 +241,7 @@ fn disk_donor_away(context: &Context<'_>) -> Result {
     );
 
     let process = start("1000")?;
-    process.wait_for_line("round=1", BOOT_DEADLINE + SHORT)?;
+    process.wait_for_line("round=1", GUEST_DEADLINE)?;
     context.testbed.cut_link(1, 2)?;
     let away = process.wait_for_line("the guest is paused", SHORT);
     process.kill(libc::SIGINT)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, exit};
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 /// For how long the guest waits for a donor that is gone for good.
@@ -39,8 +39,7 @@ fn donor_dies(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
     let mut guest = Guest::remote(1, "while :; do faultprobe --bytes 256M; done");
     guest.more.extend(GRACE_SHORT);
-    let process = guest.start(context)?;
-    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    let process = guest.boot(context)?;
     donor.kill()?;
     let output = process.wait(Duration::from_secs(90))?;
     let errors = output.stderr.clone();
@@ -56,8 +55,7 @@ fn donor_returns(context: &Context<'_>) -> Result {
     let donor = Donor::lending(context, "1G", &["--lease-seconds", "300"])?;
     let mut guest = Guest::remote(1, "faultprobe --bytes 128M");
     guest.more.extend(GRACE_LONG);
-    let process = guest.start(context)?;
-    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    let process = guest.boot(context)?;
     context.testbed.cut_link(1, 2)?;
     // Time is what is tested here: the guest must not end within it.
     let early = process.wait(CUT_TIME);

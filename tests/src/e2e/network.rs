@@ -69,8 +69,8 @@ fn network(context: &Context<'_>) -> Result {
     guest
         .more
         .extend(["--net", "tap=tap0,mac=02:00:00:00:77:02"]);
-    let process = guest.start(context)?;
-    process.wait_for_line("done=0", BOOT_DEADLINE + GUEST_DEADLINE)?;
+    let process = guest.boot(context)?;
+    process.wait_for_line("done=0", GUEST_DEADLINE)?;
     let pings = script(&format!("ping -c 5 {GUEST_ADDRESS}"));
     // Lets the guest go on, to its end.
     let connect = format!(
@@ -138,7 +138,7 @@ fn network_tap_down(context: &Context<'_>) -> Result {
     );
     guest.cmdline.push_str(" ssi_modules=virtio_net");
     guest.more.extend(["--net", "tap=tap0"]);
-    let process = guest.start(context)?;
+    let process = guest.boot(context)?;
     let warned = process.wait_for_line("ip link set tap0 up", BOOT_DEADLINE);
     script("ip link set tap0 up")?;
     let output = process.wait(GUEST_DEADLINE)?;

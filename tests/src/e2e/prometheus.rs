@@ -1,7 +1,7 @@
 //! A real Prometheus on a testbed host, and what it has seen move.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -44,6 +44,19 @@ impl<'a> Prometheus<'a> {
             context,
             _process: process,
         })
+    }
+
+    /// Waits until a series fulfils an expression.
+    pub fn wait_for(&self, expression: &str) -> anyhow::Result<()> {
+        let deadline = Instant::now() + SHORT;
+        while self.count(expression)? == 0 {
+            ensure!(
+                Instant::now() < deadline,
+                "Prometheus has not seen {expression} within {} s",
+                SHORT.as_secs()
+            );
+        }
+        Ok(())
     }
 
     /// How many series fulfil an expression.

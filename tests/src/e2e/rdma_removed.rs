@@ -6,9 +6,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
-use super::guest::{
-    BOOT_DEADLINE, DONOR, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
-};
+use super::guest::{DONOR, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::prometheus::Prometheus;
 use super::rdma::{probed, rdma_of};
 use super::{Context, Result, Scenario, Verdict};
@@ -73,8 +71,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     guest
         .more
         .extend(["--transport", "rdma", "--metrics", VM_METRICS]);
-    let process = guest.start(context)?;
-    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    let process = guest.boot(context)?;
     remove_rxe(host)?;
     // By now pages travel by TCP, or will when the READs that are outstanding have failed.
     process.wait_for_line("pages go on over TCP", SHORT)?;
@@ -83,6 +80,10 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     let two = context.testbed.host(2);
     two.check(&["sh", "-c", by_tcp], Duration::from_secs(90))
         .context("no page comes by TCP")?;
+    if let Some(prometheus) = &prometheus {
+        // Else it might miss the time in which there was none.
+        prometheus.wait_for("ssi_hv_donor_rdma == 0")?;
+    }
     add_rxe(host)?;
     process.wait_for_line("back on RDMA", Duration::from_secs(90))?;
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;

@@ -1,19 +1,15 @@
 //! Scenarios of looking at what runs.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{
-    BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
-};
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 use crate::published::Published;
 use crate::testbed::Host;
 
-/// How long the probe may take until it has remote faults.
-const FAULTS_DEADLINE: Duration = Duration::from_secs(120);
 /// Enough of them that percentiles mean something.
 const FAULTS_MIN: u64 = 500;
 /// Pages of the guest.
@@ -31,10 +27,9 @@ fn status_while_running(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
     let mut guest = Guest::remote(2, "faultprobe --bytes 128M");
     guest.more.extend(["--name", "looked-at"]);
-    let process = guest.start(context)?;
-    process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    let process = guest.boot(context)?;
 
-    let deadline = Instant::now() + FAULTS_DEADLINE;
+    let deadline = Instant::now() + GUEST_DEADLINE;
     let first = loop {
         let now = status(here, &["looked-at"])?;
         if number(&now, "/vms/0/faults/remote/count")? >= FAULTS_MIN {

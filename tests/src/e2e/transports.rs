@@ -100,7 +100,11 @@ fn number(of: &Value, bytes: u64, pointer: &str) -> anyhow::Result<f64> {
 /// What auto takes is what it measured to be best, and hybrid takes both.
 fn chosen(context: &Context<'_>) -> anyhow::Result<()> {
     let run = |transport, exec| {
-        let mut guest = Guest::remote(1, exec);
+        let mut guest = Guest {
+            memory: "256M",
+            local_memory: Some("64M"),
+            ..Guest::remote(1, exec)
+        };
         guest.more.extend(["--transport", transport]);
         let guest = guest.run(context)?;
         guest.expect_exit(exit::SHUTDOWN)?;
@@ -135,8 +139,8 @@ fn chosen(context: &Context<'_>) -> anyhow::Result<()> {
     );
     context.note(format!("auto: {path}"));
     // Enough memory that pages leave and come back; the probe compares every byte.
-    let hybrid = run("hybrid", "faultprobe --bytes 128M")?;
-    hybrid.faultprobe_over(128 << 20)?;
+    let hybrid = run("hybrid", "faultprobe --bytes 96M")?;
+    hybrid.faultprobe_over(96 << 20)?;
     let transport = &hybrid.report["transport"];
     ensure!(
         transport["kind"] == "rdma" && transport["bulk"] == "tcp",

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::guest::{
-    BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, INIT_REACHED, SHORT, exit,
-};
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 /// How many of a hundred packets are lost, each way.
@@ -37,8 +35,7 @@ fn loss(context: &Context<'_>) -> Result {
             ..Guest::remote(1, PROBE)
         };
         guest.more.extend(["--transport", "udp"]);
-        let process = guest.start(context)?;
-        process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+        let process = guest.boot(context)?;
         let by_tcp = ["ss", "-Htn", "state", "established", "sport = :7700"];
         let by_tcp = context.testbed.host(2).check(&by_tcp, SHORT)?;
         ensure!(by_tcp.trim().is_empty(), "TCP is used too: {by_tcp}");

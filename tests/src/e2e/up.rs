@@ -53,7 +53,7 @@ const CLUSTER: &str = r#"
 name = "web"
 kernel = "/share/cloud-vmlinuz"
 initrd = "/share/guest.cpio"
-cmdline = 'ssi_exec="faultprobe --bytes 16M; sleep 1000"'
+cmdline = 'loglevel=4 ssi_exec="faultprobe --bytes 16M; sleep 1000"'
 memory = "192M"
 local-memory = "48M"
 donor-grace = 1

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 
-use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
@@ -40,15 +40,15 @@ fn vsock(context: &Context<'_>) -> Result {
         .push_str(" ssi_modules=\"vmw_vsock_virtio_transport virtio_console\"");
     guest.more.extend(["--vsock", "cid=3,path=/tmp/vm.vsock"]);
     guest.more.extend(["--hvc", "/tmp/vm.hvc"]);
-    let process = guest.start(context)?;
-    process.wait_for_line("socket-pipe: listens on port 52", BOOT_DEADLINE)?;
+    let process = guest.boot(context)?;
+    process.wait_for_line("socket-pipe: listens on port 52", GUEST_DEADLINE)?;
     let client = host.spawn(&[
         "sh",
         "-c",
         "/share/socket-pipe guest-connect /tmp/vm.vsock 52 </tmp/to-guest",
     ])?;
     // A terminal that is not raw would take some of these bytes for keys that mean something.
-    process.wait_for_line("raw=0", BOOT_DEADLINE + GUEST_DEADLINE)?;
+    process.wait_for_line("raw=0", GUEST_DEADLINE)?;
     // Types all, before the guest reads it, and reads to the end of what the guest has written.
     let terminal = host.spawn(&[
         "sh",
