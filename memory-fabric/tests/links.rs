@@ -98,6 +98,25 @@ fn a_way_that_takes_longer_than_measuring_may_is_measured() {
 }
 
 #[test]
+fn leases_are_renewed_while_the_way_to_another_donor_is_measured() {
+    let far = donor(32 * MIB);
+    // Its two silences, and three round trips of each size, take twice as long as the other's lease lasts.
+    let way = delayed(far.address(), Arc::new(AtomicU64::new(400_000)));
+    let near = donor_for(32 * MIB, Duration::from_secs(2));
+    let mut config = config(48 * MIB, 16 * MIB, &[way, near.address()]);
+    config.transport = TransportKind::Tcp;
+    let running = start(&config);
+    let paths = running.fabric.view().paths();
+    let measured = |donor: usize| paths[donor].clone().expect("a link").tcp;
+    let (far, near) = (
+        measured(0).expect("measured"),
+        measured(1).expect("measured"),
+    );
+    assert!(far.page > near.page, "{far:?}, {near:?}");
+    running.fabric.shutdown();
+}
+
+#[test]
 fn a_link_that_cannot_be_measured_still_carries_pages() {
     let donor = donor(64 * MIB);
     // Every connection for measuring is closed.

@@ -12,8 +12,8 @@ use crate::turns::take_short_turns;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::time::{Duration, Instant};
 
-/// How long measuring may take altogether; what is shorter on fast links is bounded by the number
-/// of requests. Making the connections, and registering memory for RDMA, come on top.
+/// How long measuring takes altogether where answers come in time; what is shorter on fast links is bounded
+/// by the number of requests. Making the connections, and registering memory for RDMA, come on top.
 const TIME_MAX: Duration = Duration::from_millis(200);
 /// Each way to each donor has so long at the least.
 const TIME_MIN: Duration = Duration::from_millis(2);

@@ -6,8 +6,9 @@ use super::sources::{Sources, bells, connect};
 use super::{FabricConfig, FabricError, FabricObserver, LOOPBACK_LEASE, TransportKind};
 use crate::link::path::PathStats;
 use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
-use crate::link::{Leased, Link, describe};
+use crate::link::{Leased, Link, LinkPort, LinkStats, describe};
 use crate::stats::{PagerStats, Traffic};
+use crate::stream::Carrier;
 use crate::transport::PageTransport;
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
@@ -39,6 +40,14 @@ pub(super) struct Connections {
     pub followed: Vec<Followed>,
 }
 
+/// A donor whose lease is renewed, and on whose connections nothing travels yet.
+pub(super) struct Attached {
+    rdma_config: RdmaLinkConfig,
+    carrier: Carrier,
+    stats: Arc<LinkStats>,
+    ports: Vec<LinkPort>,
+}
+
 impl Connections {
     /// Connects to all. Each class has the bell of the thread that uses it. What is known of each
     /// donor then is noted in `lent_by`.
@@ -62,32 +71,56 @@ impl Connections {
                 }
             }
             Sources::Donors(leases) => {
-                for ((leased, lent_by), stats) in leases.into_iter().zip(lent_by).zip(&stats.donors)
+                // All leases are renewed before the first way is measured.
+                let attached = leases
+                    .into_iter()
+                    .map(|leased| all.attach(leased, classes, observer))
+                    .collect::<Result<Vec<_>, _>>()?;
+                for ((attached, lent_by), stats) in
+                    attached.into_iter().zip(lent_by).zip(&stats.donors)
                 {
                     let traffic = |class| Arc::clone(stats.traffic(class));
-                    all.add(config, leased, classes, &traffic, lent_by, observer)?;
+                    all.add(config, attached, classes, &traffic, lent_by)?;
                 }
             }
         }
         Ok(all)
     }
 
-    /// Connects to one.
+    /// Connects to one; from then on its lease is renewed.
+    pub(super) fn attach(
+        &mut self,
+        leased: Leased,
+        classes: &[(TrafficClass, &EventFd)],
+        observer: &FabricObserver,
+    ) -> Result<Attached, FabricError> {
+        let (rdma_config, carrier) = (leased.rdma_config(), leased.carrier());
+        let (link, ports) = connect(leased, classes, Arc::clone(observer))?;
+        let stats = Arc::clone(link.stats());
+        self.links.push(link);
+        Ok(Attached {
+            rdma_config,
+            carrier,
+            stats,
+            ports,
+        })
+    }
+
+    /// Measures the ways to one, which may take long, as registering its memory does, and makes its transports.
     pub(super) fn add(
         &mut self,
         config: &FabricConfig,
-        leased: Leased,
+        attached: Attached,
         classes: &[(TrafficClass, &EventFd)],
         traffic: &dyn Fn(TrafficClass) -> Arc<Traffic>,
         lent_by: &mut LentBy,
-        observer: &FabricObserver,
     ) -> Result<(), FabricError> {
-        let rdma_config = leased.rdma_config();
-        let carrier = leased.carrier();
-        let (link, ports) = connect(leased, classes, Arc::clone(observer))?;
-        let link_stats = Arc::clone(link.stats());
-        self.links.push(link);
-        // Now that the lease is renewed: registering its memory may take long.
+        let Attached {
+            rdma_config,
+            carrier,
+            stats: link_stats,
+            ports,
+        } = attached;
         let found = calibrate(config, &rdma_config)?;
         self.note_refusal(found.refusal);
         let (rdma, mut lanes) =

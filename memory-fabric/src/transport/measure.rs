@@ -12,6 +12,8 @@ pub const SMALL_BYTES: u32 = 64;
 
 /// Round trips of each size in a calibration, if there is time for them.
 const CALIBRATION_TRIPS: u64 = 64;
+/// The fewest of which a median is taken, also without time: one that was disturbed does not count then.
+const TRIPS_MIN: u64 = 3;
 /// What a calibration streams, if there is time for it: 0.4 ms at 10 GB/s, 35 ms at 1 Gbit/s.
 const CALIBRATION_STREAM_BYTES: u64 = 4 << 20;
 /// The pieces of that: as many pages as the prefetcher asks for at once on most links.
@@ -54,7 +56,7 @@ pub enum Silence {
 pub struct Effort {
     /// Requests.
     pub messages_max: u64,
-    /// Time. At least one request is made, and those that were made are waited for.
+    /// Time. At least one request is made, or three round trips, and those that were made are waited for.
     pub time_max: Duration,
     /// How long an answer is waited for.
     pub silence_max: Duration,
@@ -191,7 +193,7 @@ impl Gauge {
     ) -> Result<(), MeasureError> {
         let began = Instant::now();
         for number in 0..effort.messages_max.max(1) {
-            if number > 0 && began.elapsed() >= effort.time_max {
+            if number >= TRIPS_MIN && began.elapsed() >= effort.time_max {
                 break;
             }
             let offset = self.offset(number, bytes);

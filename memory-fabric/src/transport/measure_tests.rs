@@ -12,7 +12,7 @@ use crate::transport::rdma::DeviceChoice;
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Answers each request so long after it was posted, one at a time, with zeroes.
 #[derive(Debug)]
@@ -158,22 +158,34 @@ fn measuring_ends_with_its_time_and_a_silent_link_is_an_error() {
 }
 
 #[test]
+fn one_answer_that_is_late_is_not_taken_for_the_links_speed() {
+    let late = Duration::from_millis(200);
+    let mut gauge = Slow {
+        late: (1, late),
+        asked: Cell::new(true),
+        ..Slow::new(Duration::ZERO, false)
+    }
+    .into_gauge();
+    let found = gauge.calibrate(late / 10, LONG).expect("answers");
+    assert!(found.small < late, "{found:?}");
+}
+
+#[test]
 fn a_connection_that_gives_up_later_than_measuring_says_why() {
     let mut gauge = Slow::gauge(LONG, false);
     let silence = Duration::from_millis(10);
-    let given_up = Arc::new(AtomicBool::new(false));
-    let asked = Arc::clone(&given_up);
-    let failure = move || {
-        asked
-            .load(Ordering::SeqCst)
-            .then(|| "READ failed".to_owned())
-    };
-    gauge.failure = Box::new(failure);
+    // It gives up when it was asked for the third time after that.
+    let silent = Arc::new(AtomicBool::new(false));
+    let (is_silent, asked) = (Arc::clone(&silent), AtomicUsize::new(0));
+    gauge.failure = Box::new(move || {
+        let ends = is_silent.load(Ordering::SeqCst) && asked.fetch_add(1, Ordering::SeqCst) >= 2;
+        ends.then(|| "READ failed".to_owned())
+    });
     assert_eq!(
         gauge.calibrate(silence, silence),
         Err(MeasureError::Silent(silence))
     );
-    given_up.store(true, Ordering::SeqCst);
+    silent.store(true, Ordering::SeqCst);
     let failed = Silence::Failed("READ failed".to_owned());
     assert_eq!(gauge.outlast_silence(LONG), failed);
     gauge.failure = Box::new(|| None);

@@ -27,19 +27,31 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const MIB: u64 = 1 << 20;
 
-pub fn donor_on(listen: SocketAddr, memory_bytes: u64) -> Donor {
+/// How long a donor lends for at a time, unless told otherwise.
+const LEASE: Duration = Duration::from_secs(30);
+
+fn donor_with(listen: SocketAddr, memory_bytes: u64, lease_duration_max: Duration) -> Donor {
     Donor::start(&DonorConfig {
         listen,
         memory_bytes,
-        lease_duration_max: Duration::from_secs(30),
+        lease_duration_max,
         spin: Duration::from_micros(20),
         rdma: DeviceChoice::None,
     })
     .expect("a donor on loopback")
 }
 
+pub fn donor_on(listen: SocketAddr, memory_bytes: u64) -> Donor {
+    donor_with(listen, memory_bytes, LEASE)
+}
+
+/// One that lends for so long at a time.
+pub fn donor_for(memory_bytes: u64, lease_duration_max: Duration) -> Donor {
+    donor_with(([127, 0, 0, 1], 0).into(), memory_bytes, lease_duration_max)
+}
+
 pub fn donor(memory_bytes: u64) -> Donor {
-    donor_on(([127, 0, 0, 1], 0).into(), memory_bytes)
+    donor_for(memory_bytes, LEASE)
 }
 
 /// Breaks all connections of one donor after the other.

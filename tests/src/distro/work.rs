@@ -86,7 +86,7 @@ pub const ALL: &[Work] = &[
 ];
 
 /// Half of the memory, twice what is local, is gone over again and again: 16 times for stuck addresses, and
-/// for two of the other tests, random values and an increment. Emulated that takes the better part of an hour.
+/// for two of the other tests, random values and an increment. Emulated that takes 40 to 80 minutes.
 pub const HALF_OF_MEMORY: Work = Work {
     name: "memtester",
     script: "MEMTESTER_TEST_MASK=129 memtester 512M 1",

@@ -134,14 +134,8 @@ impl Inner {
             .collect();
         let mut made = Connections::default();
         let observer = self.observer_of(place);
-        made.add(
-            &self.config,
-            leased,
-            &bells,
-            &traffic,
-            &mut lent_by,
-            &observer,
-        )?;
+        let attached = made.attach(leased, &bells, &observer)?;
+        made.add(&self.config, attached, &bells, &traffic, &mut lent_by)?;
         let Connections {
             urgent,
             bulk,
