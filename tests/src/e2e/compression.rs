@@ -1,8 +1,10 @@
 //! A scenario on a narrow link, where pages are compressed on their way.
 
+use std::time::Duration;
+
 use anyhow::{Context as _, ensure};
 
-use super::guest::{Donor, Finished, Guest, exit};
+use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
@@ -15,6 +17,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 /// The link, both ways. A page takes 4 ms on it, far more than to compress it takes in an emulated host, also
 /// in one that others slow down.
 const MBIT_A_SECOND: u32 = 8;
+
+/// How long the guest may take to its init: what of it is away by then comes and goes by that link.
+const BOOT_DEADLINE_NARROW: Duration = Duration::from_secs(240);
 
 /// How many files the guest makes, of about 2 MB each.
 const FILES: u32 = 12;
@@ -98,7 +103,10 @@ fn run(context: &Context<'_>, compression: &'static str) -> anyhow::Result<Outco
         ..Guest::remote(1, &copies())
     };
     context.testbed.limit_rate(1, 2, MBIT_A_SECOND)?;
-    let finished = guest.run(context);
+    let finished = guest
+        .boot_within(context, BOOT_DEADLINE_NARROW)
+        .and_then(|process| Ok(process.wait(GUEST_DEADLINE)?))
+        .and_then(|output| Finished::read(context, output));
     context.testbed.clear_netem()?;
     let finished = finished?;
     finished.expect_exit(exit::SHUTDOWN)?;

@@ -130,8 +130,17 @@ impl Guest {
 
     /// Starts the guest and waits until its init runs, or it ends before.
     pub fn boot(&self, context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
+        self.boot_within(context, BOOT_DEADLINE)
+    }
+
+    /// The same where that takes its time.
+    pub fn boot_within(
+        &self,
+        context: &Context<'_>,
+        deadline: Duration,
+    ) -> anyhow::Result<RemoteProcess> {
         let process = self.start(context)?;
-        if let Err(error) = process.wait_for_line(INIT_REACHED, BOOT_DEADLINE)
+        if let Err(error) = process.wait_for_line(INIT_REACHED, deadline)
             && process.wait(Duration::ZERO).is_err()
         {
             return Err(stalled(context, &process, &error.to_string()).into());
