@@ -97,10 +97,9 @@ fn tried(context: &Context<'_>) -> anyhow::Result<Outcome> {
 fn run(context: &Context<'_>, compression: &'static str) -> anyhow::Result<Outcome> {
     let donor = Donor::start(context)?;
     let guest = Guest {
-        memory: "256M",
         local_memory: Some("64M"),
         more: vec!["--compression", compression],
-        ..Guest::remote(1, &copies())
+        ..Guest::small(1, &copies())
     };
     context.testbed.limit_rate(1, 2, MBIT_A_SECOND)?;
     let finished = guest

@@ -112,7 +112,7 @@ fn control(context: &Context<'_>) -> Result {
     for file in ["again=1", "kept=1"] {
         ensure!(process.stdout().contains(file), "no {file}: it has changed");
     }
-    let told = here.check(&["ssi-hv", "shutdown", "told", "--wait", "25"], SHORT)?;
+    let told = here.check(&["ssi-hv", "shutdown", "told", "--wait", "55"], SHORT)?;
     ensure!(told.trim() == "told: ended", "{told}");
     let guest = Finished::read(context, process.wait(SHORT)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;

@@ -53,7 +53,7 @@ fn donor_dies(context: &Context<'_>) -> Result {
 
 fn donor_returns(context: &Context<'_>) -> Result {
     let donor = Donor::lending(context, "1G", &["--lease-seconds", "300"])?;
-    let mut guest = Guest::remote(1, "faultprobe --bytes 128M");
+    let mut guest = Guest::small(1, "faultprobe --bytes 64M");
     guest.more.extend(GRACE_LONG);
     let process = guest.boot(context)?;
     context.testbed.cut_link(1, 2)?;
@@ -66,7 +66,7 @@ fn donor_returns(context: &Context<'_>) -> Result {
     );
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe_over(128 << 20)?;
+    guest.faultprobe_over(64 << 20)?;
     donor.stop(context)?;
     Ok(Verdict::Pass)
 }
@@ -75,13 +75,7 @@ fn slow_link(context: &Context<'_>) -> Result {
     let donor = Donor::start(context)?;
     let result = (|| {
         context.testbed.netem(1, 2, Duration::from_millis(2), 0)?;
-        // A smaller guest: with this delay each fault takes several times longer.
-        let guest = Guest {
-            memory: "256M",
-            local_memory: Some("96M"),
-            ..Guest::remote(1, "faultprobe --bytes 64M")
-        };
-        guest.run(context)
+        Guest::small(1, "faultprobe --bytes 64M").run(context)
     })();
     context.testbed.clear_netem()?;
     let guest = result?;

@@ -107,7 +107,7 @@ fn plug(
     donor: Option<&str>,
 ) -> anyhow::Result<(String, Duration)> {
     let mut argv = vec![
-        "ssi-hv", "hotplug", "grows", "--memory", size, "--wait", "25",
+        "ssi-hv", "hotplug", "grows", "--memory", size, "--wait", "55",
     ];
     argv.extend(donor.into_iter().flat_map(|donor| ["--donor", donor]));
     let asked = Instant::now();

@@ -26,10 +26,9 @@ fn huge_shmem(context: &Context<'_>) -> Result {
     };
     let donor = Donor::start(context)?;
     let guest = Guest {
-        memory: "256M",
         local_memory: Some("64M"),
         more: vec!["--transport", "tcp"],
-        ..Guest::remote(1, "faultprobe --bytes 64M --pattern sequential")
+        ..Guest::small(1, "faultprobe --bytes 64M --pattern sequential")
     };
 
     // When the guest starts: nothing of it is in huge pages, which would go beyond the budget.

@@ -118,6 +118,7 @@ impl Plan {
             rdma_removed::SCENARIOS,
             rdma_faults::SCENARIOS,
             udp::SCENARIOS,
+            transports::SCENARIOS,
             status::SCENARIOS,
             control::SCENARIOS,
             hotplug::SCENARIOS,
@@ -136,7 +137,7 @@ impl Plan {
             bed::SCENARIOS,
             boot::MEASURED,
             rdma::MEASURED,
-            transports::SCENARIOS,
+            transports::MEASURED,
         ];
         Self {
             alone: alone.concat(),

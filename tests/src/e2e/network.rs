@@ -40,7 +40,7 @@ const PACKET_BYTES_MAX: u64 = 1514;
 /// move; then waits for the host to connect.
 const WORK: &str = "ip addr add 192.168.77.2/24 dev eth0; ip link set eth0 up; \
     ping -c 5 192.168.77.1; echo pinged=$?; echo mac=$(cat /sys/class/net/eth0/address); \
-    faultprobe --bytes 96M & \
+    faultprobe --bytes 48M & \
     socket-pipe tcp-connect 192.168.77.1:9000 </dev/null | sha256sum >/tmp/got; echo got=$(cat /tmp/got); \
     dd if=/dev/urandom of=/tmp/p bs=1M count=8; echo sent=$(sha256sum </tmp/p); \
     socket-pipe tcp-connect 192.168.77.1:9001 </tmp/p; wait; echo done=$?; \
@@ -64,7 +64,7 @@ fn network(context: &Context<'_>) -> Result {
     ])?;
 
     let donor = Donor::start(context)?;
-    let mut guest = Guest::remote(2, WORK);
+    let mut guest = Guest::small(2, WORK);
     guest.cmdline.push_str(" ssi_modules=virtio_net");
     guest
         .more
@@ -80,7 +80,7 @@ fn network(context: &Context<'_>) -> Result {
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     pings.context("the host cannot ping the guest")?;
-    guest.faultprobe_over(96 << 20)?;
+    guest.faultprobe_over(48 << 20)?;
     donor.stop(context)?;
     ensure!(sender.wait(SHORT)?.status.code == 0);
     let received = receiver.wait(SHORT)?.stdout;

@@ -319,11 +319,7 @@ fn choice(context: &Context<'_>) -> Result {
     over_it("umount")?;
     refused(exit::HOST_ERROR, "no RDMA device")?;
     let short = |transport| {
-        let mut guest = Guest {
-            memory: "256M",
-            local_memory: Some("64M"),
-            ..Guest::remote(1, "true")
-        };
+        let mut guest = Guest::small(1, "true");
         guest.more.extend(["--transport", transport]);
         guest
     };

@@ -1,12 +1,10 @@
 //! Scenarios in which an RDMA device goes away while pages travel by it, and comes back.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
-use super::guest::{DONOR, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::guest::{DONOR, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::prometheus::Prometheus;
 use super::rdma::{probed, rdma_of};
 use super::{Context, Result, Scenario, Verdict};
@@ -15,6 +13,11 @@ use crate::testbed::Host;
 /// Where the VM and the donor tell their metrics.
 const VM_METRICS: &str = "10.77.0.1:9464";
 const NODE_METRICS: &str = "10.77.0.2:9464";
+
+/// Probes until the power button is pressed, however long the device takes to come back, and to the end of
+/// the probe that runs then.
+const WORK: &str = "exec 3</dev/input/event0; (head -c 24 <&3 >/dev/null; touch /tmp/end) & \
+    until [ -e /tmp/end ]; do faultprobe --bytes 64M || exit 1; done";
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
@@ -40,7 +43,7 @@ fn removed_while_writing(context: &Context<'_>, host: &Host) -> anyhow::Result<V
     process.wait_for_line("WRITING", SHORT)?;
     remove_rxe(host)?;
     add_rxe(host)?;
-    let found = probed(&process.wait(Duration::from_secs(120))?, 0)?;
+    let found = probed(&process.wait(GUEST_DEADLINE)?, 0)?;
     let by_tcp = found["pages_written_by_donor"].as_u64();
     ensure!(
         found["failures"] == 1 && by_tcp.is_some_and(|pages| pages > 0),
@@ -63,11 +66,9 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
         None
     };
     let donor = Donor::lending(context, "1G", &["--metrics", NODE_METRICS])?;
-    let mut guest = Guest {
-        memory: "256M",
-        local_memory: Some("64M"),
-        ..Guest::remote(1, "faultprobe --bytes 64M && faultprobe --bytes 64M")
-    };
+    let mut guest = Guest::small(1, WORK);
+    guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
+    guest.more.extend(["--name", "goes-on"]);
     guest
         .more
         .extend(["--transport", "rdma", "--metrics", VM_METRICS]);
@@ -78,17 +79,24 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     let by_tcp = "i=0; until ssi-hv status --json | grep -Eq '\"pages_read\": ?[1-9]'; do \
                   i=$((i+1)); [ $i -lt 60 ] || exit 1; sleep 0.5; done";
     let two = context.testbed.host(2);
-    two.check(&["sh", "-c", by_tcp], Duration::from_secs(90))
+    two.check(&["sh", "-c", by_tcp], GUEST_DEADLINE)
         .context("no page comes by TCP")?;
     if let Some(prometheus) = &prometheus {
         // Else it might miss the time in which there was none.
         prometheus.wait_for("ssi_hv_donor_rdma == 0")?;
     }
     add_rxe(host)?;
-    process.wait_for_line("back on RDMA", Duration::from_secs(90))?;
+    process.wait_for_line("back on RDMA", GUEST_DEADLINE)?;
+    let here = context.testbed.host(1);
+    here.check(&["ssi-hv", "shutdown", "goes-on"], SHORT)?;
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     guest.faultprobe_over(64 << 20)?;
+    let probes = faultprobes(&guest.output.stdout)?;
+    ensure!(
+        probes.iter().all(|probe| probe["corrupt_bytes"] == 0),
+        "{probes:?}"
+    );
     let rdma = rdma_of(&guest)?;
     ensure!(
         rdma.failures >= 1 && rdma.connections > rdma.failures && rdma.pages_written > 0,

@@ -13,7 +13,7 @@ use crate::testbed::Host;
 /// Enough of them that percentiles mean something.
 const FAULTS_MIN: u64 = 500;
 /// Pages of the guest.
-const PAGES: u64 = (512 << 20) / 4096;
+const PAGES: u64 = (256 << 20) / 4096;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "status_while_running",
@@ -25,7 +25,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 fn status_while_running(context: &Context<'_>) -> Result {
     let (here, there) = (context.testbed.host(1), context.testbed.host(2));
     let donor = Donor::start(context)?;
-    let mut guest = Guest::remote(2, "faultprobe --bytes 128M");
+    let mut guest = Guest::small(2, "faultprobe --bytes 64M");
     guest.more.extend(["--name", "looked-at"]);
     let process = guest.boot(context)?;
 
@@ -94,7 +94,7 @@ fn status_while_running(context: &Context<'_>) -> Result {
     let last = status(here, &[]);
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe_over(128 << 20)?;
+    guest.faultprobe_over(64 << 20)?;
     // The guest may have ended before the last look.
     for seen in [&Ok(first), &Ok(heat), &last].into_iter().flatten() {
         for pointer in [

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 
-use super::guest::{BOOT_DEADLINE, GUEST_DEADLINE, SHORT};
+use super::guest::{GUEST_DEADLINE, SHORT};
 use super::{Context, Result, Scenario, Verdict};
 use crate::published::Published;
 
@@ -42,7 +42,7 @@ fn tour(context: &Context<'_>) -> Result {
                 .with_context(|| block.script.clone())?;
             staying.push((process, block.script));
         } else {
-            let output = host.run(&["sh", "-c", &script], BOOT_DEADLINE)?;
+            let output = host.run(&["sh", "-c", &script], GUEST_DEADLINE)?;
             ensure!(
                 output.status.code == 0,
                 "`{}` ended with {}: {}{}",

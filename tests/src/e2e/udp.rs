@@ -10,8 +10,8 @@ use super::{Context, Result, Scenario, Verdict};
 /// How many of a hundred packets are lost, each way.
 const LOSS_PERCENT: u8 = 5;
 /// What guests verify.
-const PROBE: &str = "faultprobe --bytes 32M";
-const PROBE_BYTES: u64 = 32 << 20;
+const PROBE: &str = "faultprobe --bytes 48M";
+const PROBE_BYTES: u64 = 48 << 20;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "udp_loss",
@@ -28,12 +28,7 @@ fn loss(context: &Context<'_>) -> Result {
             .netem(from, to, Duration::ZERO, LOSS_PERCENT)?;
     }
     let result = (|| {
-        // A smaller guest: what is tested are its pages, and not how many there are.
-        let mut guest = Guest {
-            memory: "256M",
-            local_memory: Some("64M"),
-            ..Guest::remote(1, PROBE)
-        };
+        let mut guest = Guest::small(1, PROBE);
         guest.more.extend(["--transport", "udp"]);
         let process = guest.boot(context)?;
         let by_tcp = ["ss", "-Htn", "state", "established", "sport = :7700"];

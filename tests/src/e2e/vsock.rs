@@ -14,7 +14,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 
 /// The guest listens, and takes the checksum of what it gets; then it connects to the host and
 /// sends bytes, while a probe has memory on the move; then to a port where nobody listens.
-const WORK: &str = "faultprobe --bytes 96M & \
+const WORK: &str = "faultprobe --bytes 48M & \
     socket-pipe vsock-listen 52 </dev/null | sha256sum >/tmp/got; echo got=$(cat /tmp/got); \
     dd if=/dev/urandom of=/tmp/p bs=1M count=4; echo sent=$(sha256sum </tmp/p); \
     socket-pipe vsock-connect 9000 </tmp/p >/tmp/back; echo status=$?; echo back=$(cat /tmp/back); \
@@ -34,7 +34,7 @@ fn vsock(context: &Context<'_>) -> Result {
     ])?;
 
     let donor = Donor::start(context)?;
-    let mut guest = Guest::remote(2, WORK);
+    let mut guest = Guest::small(2, WORK);
     guest
         .cmdline
         .push_str(" ssi_modules=\"vmw_vsock_virtio_transport virtio_console\"");
@@ -58,7 +58,7 @@ fn vsock(context: &Context<'_>) -> Result {
     let output = process.wait(GUEST_DEADLINE)?;
     let guest = Finished::read(context, output)?;
     guest.expect_exit(exit::SHUTDOWN)?;
-    guest.faultprobe_over(96 << 20)?;
+    guest.faultprobe_over(48 << 20)?;
     donor.stop(context)?;
     let client = client.wait(SHORT)?;
     ensure!(
