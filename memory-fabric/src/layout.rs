@@ -37,6 +37,14 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// Which donor its pages are at home on, counted from 0; also while their block is being unplugged.
+    pub(crate) fn donor(&self) -> Option<usize> {
+        match self.home {
+            NodeId::COMPUTE | NodeId::NOWHERE => None,
+            NodeId(number) => Some(usize::from(number) - 1),
+        }
+    }
+
     /// Offset in bytes of a page of this extent in its home's loan.
     #[must_use]
     pub fn offset_of(&self, page: PageIndex) -> u64 {

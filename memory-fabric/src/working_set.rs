@@ -274,8 +274,16 @@ pub fn check_writable(path: &Path) -> Result<(), WorkingSetError> {
     checked.map_err(|error| WorkingSetError::Write(path.into(), error))
 }
 
+/// Makes a file in the place of one that a process of this number was killed before it removed it.
 fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).open(path)
+    let create = || OpenOptions::new().write(true).create_new(true).open(path);
+    match create() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            create()
+        }
+        created => created,
+    }
 }
 
 fn temporary(path: &Path) -> PathBuf {

@@ -314,7 +314,7 @@ pub struct RunConfig {
     #[arg(long, help_heading = "Where the memory is")]
     pub insecure: bool,
 
-    /// Answer Prometheus on this address, at /metrics; port 0 takes a free one, which -v tells
+    /// Answer Prometheus on this address, at /metrics; port 0 takes a free one, which is told at the start
     #[arg(
         long,
         value_name = "ADDR:PORT",

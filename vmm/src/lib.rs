@@ -12,6 +12,7 @@ pub mod logging;
 pub mod machine;
 pub mod memory_speed;
 pub mod metrics;
+pub mod open_files;
 pub mod page;
 pub mod progress;
 pub mod report;

@@ -8,7 +8,7 @@ use std::process;
 use ssi_hv::cli::verbosity::LogLevel;
 use ssi_hv::cli::{self, Action, CliError, Invocation, Refused};
 use ssi_hv::exit::ExitCode;
-use ssi_hv::{logging, progress};
+use ssi_hv::{logging, open_files, progress};
 
 use crate::commands::{
     Failure, bench, control, doctor, man, node, plug, print, report, run, status, top, up,
@@ -72,6 +72,9 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     if bench || matches!(invocation.action, Action::Hotplug(_)) {
         // The others look at signals themselves.
         progress::clear_on_signals();
+    }
+    if bench || matches!(invocation.action, Action::Run(_) | Action::Node(_)) {
+        open_files::raise_limit();
     }
     match invocation.action {
         Action::Run(config) => run::run(&config),

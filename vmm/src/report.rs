@@ -178,8 +178,8 @@ pub struct Boot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransportUsed {
-    /// `rdma`, `tcp`, `mixed` (RDMA from some donors), `loopback`, or `none` when all memory stayed
-    /// here.
+    /// `rdma`, `tcp`, `udp`, `mixed` (not the same from all donors), `loopback`, or `none` when all memory
+    /// stayed here.
     pub kind: String,
     /// The class of the slowest link by measured latency: `rdma`, `fast-tcp`, `slow`; `none` as
     /// above.
@@ -208,7 +208,7 @@ pub struct Node {
     pub id: u32,
     /// What it did.
     pub role: Role,
-    /// Where it was reached; `null` for the compute node.
+    /// Where it was reached; `null` for the compute node and for `loopback`.
     pub address: Option<String>,
     /// Guest memory that it holds: for the compute node its local budget, for a donor the
     /// pages with their home there.
@@ -219,7 +219,7 @@ pub struct Node {
     pub pages_written_back: u64,
     /// The remote faults that it served; `null` for the compute node.
     pub faults: Option<FaultKind>,
-    /// What pages took on the network; `null` for the compute node and for `loopback`.
+    /// What pages took on the network by TCP or UDP; `null` for the compute node and for `loopback`.
     pub traffic: Option<Traffic>,
     /// What came of RDMA; `null` where there was none from the start.
     pub rdma: Option<RdmaUsed>,

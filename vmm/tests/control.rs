@@ -12,6 +12,7 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -343,6 +344,23 @@ fn crowds_and_hostile_clients_leave_nothing_behind_and_the_guest_alone() {
         assert!(Instant::now() < deadline, "descriptors leak");
     }
     assert_eq!(vm.end(libc::SIGTERM), Some(143));
+}
+
+#[test]
+fn a_name_is_refused_when_nobody_can_tell_whether_another_vm_has_it() {
+    let place = Place::new();
+    let mut directory = fs::DirBuilder::new();
+    let made = directory.mode(0o700).create(place.sockets());
+    made.expect("is made");
+    // As a process does that was stopped while it started.
+    let directory = fs::File::open(place.sockets()).expect("is there");
+    directory.lock().expect("nobody has it");
+    let kernel = ["run", "--kernel", "/etc/hostname", "--name", "web"];
+    let said = place.failed(&kernel, ExitCode::HostError);
+    assert!(
+        said.contains("another process keeps") && said.contains("locked"),
+        "{said}"
+    );
 }
 
 #[test]

@@ -4,9 +4,12 @@
 #[path = "running/end.rs"]
 mod end;
 
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ssi_hv::exit::ExitCode;
 
@@ -56,6 +59,41 @@ fn a_service_manager_is_told_when_vms_may_come() {
         lines[1].starts_with("STATUS=lending 1 MiB on 127.0.0.1:"),
         "{said}"
     );
+}
+
+/// Connections of VMs, and what each takes of a node's open files at the least.
+const CONNECTIONS: usize = 100;
+const FILES_EACH: usize = 2;
+
+#[test]
+fn a_low_limit_of_open_files_does_not_limit_connections() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let script = "ulimit -Sn 64; exec \"$0\" node --listen 127.0.0.1:0 --memory 1M";
+    let mut node = Command::new("sh")
+        .args(["-c", script, env!("CARGO_BIN_EXE_ssi-hv")])
+        .env("SSI_HV_RUNTIME_DIR", directory.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the command starts");
+    let mut line = String::new();
+    let stdout = node.stdout.take().expect("a pipe");
+    let read = BufReader::new(stdout).read_line(&mut line);
+    let address = line.trim().rsplit(' ').next().unwrap_or_default();
+    let connect = |_| TcpStream::connect(address);
+    let connected: Result<Vec<_>, _> = (0..CONNECTIONS).map(connect).collect();
+    let files = || fs::read_dir(format!("/proc/{}/fd", node.id())).map_or(0, Iterator::count);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while files() < CONNECTIONS * FILES_EACH && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    let found = files();
+    node.kill().expect("it runs");
+    node.wait().expect("it ends");
+    read.expect("it says where it listens");
+    connected.expect("it listens");
+    assert!(found >= CONNECTIONS * FILES_EACH, "{found} files are open");
 }
 
 #[test]

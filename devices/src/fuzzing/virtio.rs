@@ -449,8 +449,8 @@ impl Peer<Balloon> for User {
     }
 
     fn host(&mut self, driver: &Driver<Balloon>, _: u8, value: u32) {
-        driver.device.set_target_pages(value);
-        driver.transport.config_changed();
+        let change = || driver.device.set_target_pages(value);
+        driver.transport.change_config(change);
         assert_eq!(driver.get(0x100), value);
     }
 }

@@ -120,8 +120,8 @@ impl Peer<Mem> for User {
             255 => u64::from(value) << 20,
             _ => u64::from(value % 110) * MEM_BLOCK_BYTES + u64::from(what),
         };
-        driver.device.set_requested_bytes(bytes);
-        driver.transport.config_changed();
+        let change = || driver.device.set_requested_bytes(bytes);
+        driver.transport.change_config(change);
         check(driver, &self.0);
     }
 }

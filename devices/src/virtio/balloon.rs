@@ -74,7 +74,7 @@ impl Balloon {
     }
 
     /// Asks the guest for so many pages of 4096 bytes. The caller tells the driver by
-    /// [`MmioTransport::config_changed`](super::MmioTransport::config_changed).
+    /// [`MmioTransport::change_config`](super::MmioTransport::change_config).
     pub fn set_target_pages(&self, pages: u32) {
         // Relaxed here and below: numbers on their own.
         self.target_pages.store(pages, Ordering::Relaxed);

@@ -144,9 +144,14 @@ fn the_target_is_shown_and_the_actual_size_is_taken() {
     let driver = BalloonDriver::started();
     assert_eq!(driver.get(0x100), 0);
     let generation = driver.get(0xfc);
-    driver.device.set_target_pages(0x1234);
-    driver.transport.config_changed();
+    driver.transport.change_config(|| {
+        assert_ne!(driver.get(0xfc), generation, "read before it");
+        let within = driver.get(0xfc);
+        driver.device.set_target_pages(0x1234);
+        assert_eq!(driver.get(0xfc), within);
+    });
     assert_ne!(driver.get(0xfc), generation);
+    assert_ne!(driver.get(0xfc), generation + 1, "read within it");
     assert_eq!(driver.get(0x60), 2, "configuration change");
     assert_eq!(driver.get(0x100), 0x1234);
     driver.set(0x104, 77);

@@ -133,7 +133,7 @@ impl Mem {
     }
 
     /// Asks the guest to have so much plugged, in whole blocks and up to the region. The caller
-    /// tells the driver by [`MmioTransport::config_changed`](super::MmioTransport::config_changed).
+    /// tells the driver by [`MmioTransport::change_config`](super::MmioTransport::change_config).
     pub fn set_requested_bytes(&self, bytes: u64) {
         let bytes = bytes.min(self.region.bytes);
         let whole = bytes - bytes % MEM_BLOCK_BYTES;

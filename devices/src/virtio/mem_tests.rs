@@ -129,11 +129,9 @@ fn the_configuration_has_what_the_driver_looks_for() {
     let fields = [0, 8, 16, 24, 32, 40, 48].map(|at| guest.config(at));
     let size = REGION.bytes;
     assert_eq!(fields, [2 << 20, 3, 1 << 32, size, size, 0, 0]);
-    guest
-        .driver
-        .device
-        .set_requested_bytes(5 * MEM_BLOCK_BYTES + 1);
-    guest.driver.transport.config_changed();
+    let device = &guest.driver.device;
+    let change = || device.set_requested_bytes(5 * MEM_BLOCK_BYTES + 1);
+    guest.driver.transport.change_config(change);
     assert_eq!(guest.driver.get(0x60), 2, "configuration change");
     assert_eq!(guest.config(48), 5 * MEM_BLOCK_BYTES);
     guest.driver.device.set_requested_bytes(u64::MAX);

@@ -137,8 +137,11 @@ impl MmioTransport {
         &self.bells
     }
 
-    /// Tells the driver that the device's configuration has changed.
-    pub fn config_changed(&self) {
+    /// Changes the device's configuration and tells the driver. It reads a field in several parts: whenever that is
+    /// while the field changes, it sees two generations and reads again.
+    pub fn change_config(&self, change: impl FnOnce()) {
+        self.config_generation.fetch_add(1, Ordering::AcqRel);
+        change();
         self.config_generation.fetch_add(1, Ordering::AcqRel);
         self.raise(VIRTIO_MMIO_INT_CONFIG);
     }

@@ -171,7 +171,7 @@ fn interrupts_are_acknowledged_bit_by_bit() {
     let driver = BalloonDriver::started();
     driver.report(&[(0x40_0000, 0x1000)]);
     driver.serve(2);
-    driver.transport.config_changed();
+    driver.transport.change_config(|| {});
     assert_eq!(driver.get(0x60), 3);
     driver.set(0x64, 1);
     assert_eq!(driver.get(0x60), 2);

@@ -14,7 +14,7 @@ use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::discard::Posted;
-use crate::layout::{Lot, NodeId};
+use crate::layout::Lot;
 use crate::page::{PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
@@ -221,7 +221,7 @@ impl Evictor {
     fn probation_wanted(&self) -> u64 {
         let budget = &self.shared.budget;
         let share = self.shared.policies.all().probation_share;
-        (budget.limit() / share).max(budget.shortfall())
+        (budget.cache() / share).max(budget.shortfall())
     }
 
     /// Judges the pages that were longest on probation, as far as memory is wanted.
@@ -442,14 +442,6 @@ impl Evictor {
             let _ = shared.fault_wake.write(1);
         }
         Ok(())
-    }
-
-    /// The donor at which a page is at home, also while its block is being unplugged.
-    fn donor_of(&self, page: PageIndex) -> Option<usize> {
-        match self.shared.layout.extent_of(page)?.home {
-            NodeId::COMPUTE | NodeId::NOWHERE => None,
-            NodeId(donor) => Some(usize::from(donor) - 1),
-        }
     }
 }
 

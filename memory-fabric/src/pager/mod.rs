@@ -234,6 +234,9 @@ const RESERVE_SHARE_MAX: u64 = 8;
 pub(crate) struct Budget {
     /// Grows and shrinks with memory of this node that is added to the guest.
     limit: AtomicU64,
+    /// The limit without that. Added memory is at home here and never evicted, so what the evictor holds
+    /// free, and looks at for that, is a part of this.
+    cache: u64,
     /// Pages that the evictor sees to being free, woken when fewer than half of them are.
     reserve: AtomicU64,
     reserve_min: u64,
@@ -251,6 +254,7 @@ impl Budget {
         let reserve = ((limit / 32).clamp(1, 4096) * 2).min(limit);
         Self {
             limit: AtomicU64::new(limit),
+            cache: limit,
             reserve: AtomicU64::new(reserve),
             reserve_min: reserve,
             reserve_factor: AtomicU64::new(1),
@@ -301,7 +305,7 @@ impl Budget {
     /// Most pages that nobody has asked for yet, while memory is short. Less than the budget,
     /// so that there are others to evict when all of it is taken.
     pub fn ahead_max(&self) -> u64 {
-        self.reserve_min.min(self.limit() / 2)
+        self.reserve_min.min(self.cache / 2)
     }
 
     /// Gives pages back; true when somebody waits for one.
@@ -340,7 +344,13 @@ impl Budget {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// So many pages more may be here from now on; true when somebody waits for one.
+    /// How many pages may be here whose home is elsewhere.
+    pub fn cache(&self) -> u64 {
+        self.cache
+    }
+
+    /// So many pages more may be here from now on, of memory that was added and is at home here; true when
+    /// somebody waits for one.
     pub fn grow(&self, pages: u64) -> bool {
         self.limit.fetch_add(pages, Ordering::SeqCst);
         self.waiting.swap(false, Ordering::SeqCst)
@@ -388,7 +398,7 @@ impl Budget {
     }
 
     fn reserve_max(&self) -> u64 {
-        (self.limit() / RESERVE_SHARE_MAX).max(self.reserve_min)
+        (self.cache / RESERVE_SHARE_MAX).max(self.reserve_min)
     }
 }
 
@@ -424,6 +434,24 @@ mod tests {
             budget.adapt_reserve(false, most);
         }
         assert_eq!(budget.reserve(), first);
+    }
+
+    #[test]
+    fn memory_that_is_added_here_takes_nothing_from_the_cache() {
+        let budget = Budget::new(4096);
+        let most = 4096 / RESERVE_SHARE_MAX;
+        let added = 16 * 4096;
+        budget.grow(added);
+        budget.used.store(added, Ordering::SeqCst);
+        for _ in 0..10 {
+            budget.adapt_reserve(true, 0);
+        }
+        assert_eq!(budget.reserve(), most);
+        assert_eq!(budget.shortfall(), 0, "the cache is empty");
+        assert_eq!((budget.cache(), budget.ahead_max()), (4096, 256));
+        budget.used.store(0, Ordering::SeqCst);
+        budget.shrink(added);
+        assert_eq!(budget.reserve(), most);
     }
 
     #[test]

@@ -238,8 +238,12 @@ fn donor() -> Donor {
 }
 
 fn leased(donor: &Donor, bytes: u64) -> (Link, RdmaLinkConfig) {
+    leased_over(Carrier::Tcp, donor, bytes)
+}
+
+fn leased_over(carrier: Carrier, donor: &Donor, bytes: u64) -> (Link, RdmaLinkConfig) {
     let leased = Leased::obtain(LinkConfig {
-        carrier: Carrier::Tcp,
+        carrier,
         node: NodeId(1),
         address: donor.address(),
         vm: "measured".into(),
@@ -289,6 +293,16 @@ fn reads_back(gauge: &mut Gauge) {
         .calibrate(Duration::from_millis(200), LONG)
         .expect("measured");
     assert!(found.stream_bytes_per_second > 0.0 && found.page > Duration::ZERO);
+}
+
+#[test]
+fn what_is_measured_over_udp_is_what_was_written() {
+    let donor = donor();
+    let (link, config) = leased_over(Carrier::Udp(None), &donor, 2 << 20);
+    let mut gauge = probe::stream(&config).expect("a connection");
+    reads_back(&mut gauge);
+    drop(gauge);
+    assert_eq!(link.release().pages_written, 512);
 }
 
 #[test]

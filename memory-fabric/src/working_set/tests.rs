@@ -53,6 +53,10 @@ fn a_file_appears_whole_or_not_at_all() {
     let path = directory.join("set");
     check_writable(&path).expect("writable");
     assert!(!path.exists());
+    // A process of this number was killed here.
+    fs::write(temporary(&path), b"half").expect("written");
+    check_writable(&path).expect("writable");
+    fs::write(temporary(&path), b"half").expect("written");
     let runs = vec![run(3, 4), run(100, 1)];
     save(&path, &encode(&SUBJECT, &runs)).expect("saved");
     save(&path, &encode(&SUBJECT, &runs)).expect("replaced");

@@ -12,7 +12,7 @@ use crate::testbed::{Output, RemoteProcess};
 /// How long a guest may take from its start to its end, with faultprobe in it.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(360);
 /// How long a guest may take from its start to init.
-pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(90);
+pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(150);
 /// How long a donor may take to listen, and anything to end that was told to.
 pub(super) const SHORT: Duration = Duration::from_secs(60);
 
@@ -21,7 +21,7 @@ pub(super) const DONOR: &str = "10.77.0.2:7700";
 /// Where a second donor listens.
 pub(super) const DONOR_2: &str = "10.77.0.2:7701";
 /// What guests print when init runs.
-pub(super) const INIT_REACHED: &str = "SSI-HV guest: init reached";
+const INIT_REACHED: &str = "SSI-HV guest: init reached";
 
 const NODE_REPORT: &str = "/tmp/node.json";
 const NODE_2_REPORT: &str = "/tmp/node2.json";
@@ -150,11 +150,7 @@ impl Guest {
         deadline: Duration,
     ) -> anyhow::Result<RemoteProcess> {
         let process = self.start(context)?;
-        if let Err(error) = process.wait_for_line(INIT_REACHED, deadline)
-            && process.wait(Duration::ZERO).is_err()
-        {
-            return Err(stalled(context, &process, &error.to_string()).into());
-        }
+        reach_init(context, &process, deadline)?;
         Ok(process)
     }
 
@@ -172,6 +168,20 @@ impl Guest {
 #[error("the guest stalled before its init: {reason}")]
 pub(super) struct GuestStalled {
     reason: String,
+}
+
+/// Waits until the init of the guest that this process runs says so, or the process ends before.
+pub(super) fn reach_init(
+    context: &Context<'_>,
+    process: &RemoteProcess,
+    deadline: Duration,
+) -> anyhow::Result<()> {
+    if let Err(error) = process.wait_for_line(INIT_REACHED, deadline)
+        && process.wait(Duration::ZERO).is_err()
+    {
+        return Err(stalled(context, process, &error.to_string()).into());
+    }
+    Ok(())
 }
 
 /// Notes what the threads of `ssi-hv` are doing in `stalled.txt`.

@@ -78,7 +78,7 @@ fn bench(context: &Context<'_>) -> anyhow::Result<()> {
     let read_4k = perftest(one, two, "ib_read_lat", 4096)?;
     let read_bw = perftest(one, two, "ib_read_bw", 65_536)?;
     let write_bw = perftest(one, two, "ib_write_bw", 65_536)?;
-    for kind in ["rdma", "tcp"] {
+    for kind in ["rdma", "tcp", "udp"] {
         let of = of_kind(&result, kind).with_context(|| format!("no {kind} in {text}"))?;
         let (small, page) = (
             number(of, 64, "/latency_us/p50")?,

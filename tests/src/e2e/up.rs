@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::guest::{
-    BOOT_DEADLINE, DONOR, GUEST_DEADLINE, INIT_REACHED, SHORT, exit, parse_faultprobe,
+    BOOT_DEADLINE, DONOR, GUEST_DEADLINE, SHORT, exit, parse_faultprobe, reach_init,
 };
 use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
@@ -55,7 +55,7 @@ kernel = "/share/cloud-vmlinuz"
 initrd = "/share/guest.cpio"
 cmdline = 'loglevel=4 ssi_exec="faultprobe --bytes 16M; sleep 1000"'
 memory = "192M"
-local-memory = "48M"
+local-memory = "64M"
 donor-grace = 1
 insecure = true
 
@@ -100,7 +100,7 @@ fn up_by_ssh(context: &Context<'_>) -> Result {
     here.check(&["sh", "-c", known, "sh", &sshd.host_key], SHORT)?;
 
     let up = start(context)?;
-    up.wait_for_line(INIT_REACHED, BOOT_DEADLINE)?;
+    reach_init(context, &up, BOOT_DEADLINE)?;
     up.wait_for_line("FAULTPROBE", GUEST_DEADLINE)?;
     let probe = parse_faultprobe(&up.stdout())?;
     ensure!(

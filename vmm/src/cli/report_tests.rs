@@ -1,5 +1,6 @@
 //! Tests of the report's fields and of writing it.
 
+use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -167,6 +168,19 @@ fn preparing_leaves_nothing_behind_and_writing_leaves_the_report_alone() {
         );
         assert_eq!(files_in(directory.path()), ["report.json"]);
     }
+}
+
+#[test]
+fn what_a_process_of_this_number_left_is_in_nobodys_way() {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let path = directory.path().join("report.json");
+    let left = format!(".report.json.{}.tmp", std::process::id());
+    let left = directory.path().join(left);
+    fs::write(&left, "half").expect("is written");
+    let file = ReportFile::prepare(&path).expect("is writable");
+    fs::write(&left, "half").expect("is written");
+    file.write(&Report::default()).expect("is written");
+    assert_eq!(files_in(directory.path()), ["report.json"]);
 }
 
 #[test]

@@ -132,8 +132,8 @@ impl Plugged {
     /// Asks the guest for so much, once there is memory for it.
     fn ask(&self, bytes: u64, donor: Option<DonorAddress>, machine: &MachineHandle) -> Outcome {
         self.hotplug.request(bytes, donor)?;
-        self.device.set_requested_bytes(bytes);
-        machine.config_changed(&*self.device);
+        let change = || self.device.set_requested_bytes(bytes);
+        machine.change_config(&*self.device, change);
         self.joining().error = None;
         self.changes.tell();
         Ok(())

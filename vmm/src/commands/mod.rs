@@ -31,6 +31,7 @@ mod vm_routes;
 mod working_set;
 
 use std::io::{self, Write};
+use std::path::Path;
 
 use ::devices::virtio::{DiskError, HostSocketError, TapError};
 use memory_fabric::donor::server::DonorError;
@@ -39,6 +40,7 @@ use ssi_hv::cluster::ClusterError;
 use ssi_hv::config::ValidationError;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::MachineError;
+use ssi_hv::report::ReportFile;
 
 /// A command that did not do what it was asked: why, and the exit code that tells scripts.
 #[derive(Debug)]
@@ -106,6 +108,12 @@ fn is_usage(error: &anyhow::Error) -> bool {
         || error.is::<TapError>()
         || error.is::<HostSocketError>()
         || error.is::<ClusterError>()
+}
+
+/// Where a report is to be written, if it is: a place that cannot be written is found before anything starts.
+fn report_file(path: Option<&Path>) -> Result<Option<ReportFile>, Failure> {
+    let prepared = path.map(ReportFile::prepare).transpose();
+    prepared.map_err(|error| Failure::new(ExitCode::Usage, error))
 }
 
 /// Prints to stdout. A reader that went away has seen enough, so that is no error.

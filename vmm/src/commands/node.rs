@@ -25,7 +25,7 @@ use ssi_hv::size::ByteSize;
 use ssi_hv::status::rdma::NodeRdma;
 use ssi_hv::status::{NodeCounters, NodeStatus};
 
-use super::{Failure, lifeline, metrics, print};
+use super::{Failure, lifeline, metrics, print, report_file};
 
 /// What the bar counts at the end.
 const MIB_SHIFT: u32 = 20;
@@ -99,11 +99,7 @@ fn watch(watched: &Watched) -> Option<Server> {
 pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     let listen = config.validate()?;
     let metrics = config.metrics_address()?;
-    let report = config
-        .report
-        .as_deref()
-        .map(ReportFile::prepare)
-        .transpose()?;
+    let report = report_file(config.report.as_deref())?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
     let told = watch_signals().context("cannot watch for signals")?;

@@ -16,7 +16,7 @@ use ssi_hv::config::{
     self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
 };
 use ssi_hv::control_socket::changes::Changes;
-use ssi_hv::control_socket::directory::{Directory, Kind};
+use ssi_hv::control_socket::directory::{Directory, DirectoryError, Kind};
 use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
@@ -24,12 +24,11 @@ use ssi_hv::machine::{
     Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
     hotplug_start,
 };
-use ssi_hv::report::{Guest, Host, Report, ReportFile};
+use ssi_hv::report::{Guest, Host, Report};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
-use super::Failure;
 use super::devices::HostDevices;
 use super::donors::{connect, give_back, has_terminal};
 use super::exec::{self, Exec, console_file};
@@ -42,6 +41,7 @@ use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
+use super::{Failure, report_file};
 
 /// Boots a guest and stays until it ends. With a command in it the exit code is that command's.
 pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
@@ -55,11 +55,7 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
 fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let wanted = config.validate()?;
-    let report_file = config
-        .report
-        .as_deref()
-        .map(ReportFile::prepare)
-        .transpose()?;
+    let report_file = report_file(config.report.as_deref())?;
     let supervisor =
         Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
     let mut report = Report::new(Host::detect());
@@ -187,6 +183,12 @@ fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, 
     match start() {
         Ok(server) => Ok(Some(server)),
         Err(error @ ServerError::NameTaken { .. }) => Err(Failure::new(ExitCode::Usage, error)),
+        // Whether another VM has the name is not known then.
+        Err(error @ ServerError::Directory(DirectoryError::Locked { .. }))
+            if config.name.is_some() =>
+        {
+            Err(error.into())
+        }
         Err(error) => {
             tracing::warn!(
                 "`ssi-hv status` will not find this VM: {:#}",

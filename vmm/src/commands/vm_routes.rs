@@ -174,7 +174,6 @@ fn set_balloon(watched: &Arc<Watched>, body: &[u8]) -> Answer {
     let (device, machine) = balloon_of(watched)?;
     let pages = u32::try_from(bytes / PAGE_BYTES)
         .map_err(|_| malformed(format!("target_bytes {bytes} is too much for a balloon")))?;
-    device.set_target_pages(pages);
-    machine.config_changed(&*device);
+    machine.change_config(&*device, || device.set_target_pages(pages));
     balloon(watched)
 }

@@ -37,6 +37,12 @@ pub enum DirectoryError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// A process that starts has stood still for longer than any needs.
+    #[error("another process keeps {} locked; let it go on, or end it (fuser(1) names it)", path.display())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
 }
 
 /// What listens on a socket.

@@ -61,10 +61,13 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
 
 /// Removes a socket that is used no more.
 pub(super) fn remove(path: &Path) {
-    if let Some(bound) = &mut *bound() {
-        bound.retain(|other| other.path != path);
+    let mut bound = bound();
+    let ours = bound
+        .iter_mut()
+        .flat_map(|bound| bound.extract_if(.., |one| one.path == path));
+    for one in ours {
+        one.remove();
     }
-    let _ = fs::remove_file(path);
 }
 
 /// Has another socket of this process, which listens on it to its end, removed too when it ends by force.
@@ -94,6 +97,12 @@ mod tests {
         fs::remove_file(&path).expect("is there");
         let _others = UnixListener::bind(&path).expect("is bound");
         bound.remove();
+        assert!(path.exists());
+        super::bound()
+            .as_mut()
+            .expect("no end by force")
+            .push(bound);
+        remove(&path);
         assert!(path.exists());
         Bound::at(path.clone()).remove();
         assert!(!path.exists());

@@ -25,7 +25,7 @@ use tokio::time::timeout;
 
 use super::accept::Accept;
 use super::changes::NextChange;
-use super::directory::{Directory, DirectoryError, Kind};
+use super::directory::{Directory, DirectoryError, Kind, VARIABLE};
 use super::files;
 use super::protocol::{
     BODY_BYTES_MAX, CONNECTION_TIME_MAX, CONNECTIONS_MAX, ErrorBody, HEAD_BYTES_MAX,
@@ -227,6 +227,12 @@ fn listen(
         });
     }
     let path = directory.socket_path(kind, std::process::id(), name);
+    if sockets.iter().any(|entry| entry.path == path) {
+        // Of a container that shares the directory, in which a process has this one's number.
+        let text = format!("another process listens there; name another directory in {VARIABLE}");
+        let source = io::Error::new(io::ErrorKind::AddrInUse, text);
+        return Err(ServerError::Listen { path, source });
+    }
     match files::bind(&path) {
         Ok(listener) => Ok((path, listener)),
         Err(source) => Err(ServerError::Listen { path, source }),

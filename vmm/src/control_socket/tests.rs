@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex, mpsc};
@@ -434,6 +434,31 @@ fn start_named(directory: &Directory, name: &VmName) -> Result<Server, ServerErr
         routes: &[],
     };
     Server::start(directory, Kind::Vm, Some(name), service)
+}
+
+#[test]
+fn a_socket_that_is_served_is_not_taken_over() {
+    let place = tempfile::tempdir().expect("a temporary directory");
+    let directory = Directory::create(&place.path().join("s")).expect("is made");
+    let start = || {
+        let service = Service {
+            subject: (),
+            routes: &[],
+        };
+        Server::start(&directory, Kind::Node, None, service)
+    };
+    // As a process of another container has it, in which it has this one's number.
+    let path = directory.socket_path(Kind::Node, std::process::id(), None);
+    let others = UnixListener::bind(&path).expect("is bound");
+    let error = start().expect_err("it is served").to_string();
+    assert!(error.contains("node-"), "{error}");
+    drop(others);
+    // And what has come into its place by its end stays.
+    let ours = start().expect("nobody serves it");
+    std::fs::remove_file(&path).expect("is there");
+    let _others = UnixListener::bind(&path).expect("is bound");
+    drop(ours);
+    assert!(path.exists());
 }
 
 #[test]

@@ -45,11 +45,13 @@ impl MachineHandle {
         self.shared.power.press_power_button()
     }
 
-    /// Tells the guest's driver of this device that its configuration has changed.
-    pub fn config_changed(&self, device: &dyn VirtioDevice) {
-        let transports = self.shared.transports.iter();
-        for transport in transports.filter(|t| t.device().device_id() == device.device_id()) {
-            transport.config_changed();
+    /// Changes this device's configuration and tells the guest's driver. Nothing is changed when the guest has no
+    /// such device.
+    pub fn change_config(&self, device: &dyn VirtioDevice, change: impl FnOnce()) {
+        let mut transports = self.shared.transports.iter();
+        let its = transports.find(|one| one.device().device_id() == device.device_id());
+        if let Some(transport) = its {
+            transport.change_config(change);
         }
     }
 

@@ -171,8 +171,17 @@ fn target_of(path: &Path) -> io::Result<Target> {
     Ok(Target::Replace { file, temporary })
 }
 
+/// Makes a file in the place of one that a process of this number was killed before it removed it, as happens
+/// again and again in containers, where the number is always the same.
 fn create_new(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create_new(true).open(path)
+    let create = || OpenOptions::new().write(true).create_new(true).open(path);
+    match create() {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            fs::remove_file(path)?;
+            create()
+        }
+        created => created,
+    }
 }
 
 fn replace(file: &Path, temporary: &Path, text: &[u8]) -> io::Result<()> {

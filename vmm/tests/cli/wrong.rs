@@ -46,6 +46,21 @@ fn a_run_that_fails_before_it_boots_leaves_a_report_in_place_of_an_older_one() {
 }
 
 #[test]
+fn a_report_that_cannot_be_written_there_is_a_wrong_value() {
+    for command in [
+        &["run", "--kernel", KERNEL][..],
+        &["node", "--listen", "127.0.0.1:0", "--memory", "1M"],
+    ] {
+        let report = ["--report", "/no/such/report.json"];
+        let line = refused(&[command, &report].concat(), ExitCode::Usage);
+        assert!(
+            line.contains("cannot write --report /no/such/report.json"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
 fn kernel_parameters_that_no_kernel_takes_are_refused_before_anything_starts() {
     let long = "a".repeat(2047);
     for (cmdline, more, part) in [

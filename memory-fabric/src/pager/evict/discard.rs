@@ -12,7 +12,6 @@
 
 use super::{Evictor, PagerError, Shared};
 use crate::discard::{Posted, Request};
-use crate::layout::NodeId;
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::IN_FLIGHT_MAX;
@@ -51,14 +50,14 @@ impl Discards {
 
     /// Remembers that a page's bytes at home are of no use.
     fn drop_at_home(&mut self, page: PageIndex, shared: &Shared) {
-        let home = shared.layout.extent_of(page).map(|extent| extent.home);
-        if matches!(home, None | Some(NodeId::COMPUTE | NodeId::NOWHERE)) {
+        let extent = shared.layout.extent_of(page);
+        if extent.and_then(|extent| extent.donor()).is_none() {
             return;
         }
         if let Some(last) = self.drops.back_mut()
             && last.end() == u64::from(page.number())
             && last.count < DROP_PAGES_MAX
-            && shared.layout.extent_of(last.first) == shared.layout.extent_of(page)
+            && shared.layout.extent_of(last.first) == extent
         {
             last.count += 1;
         } else if self.drops.len() < DROPS_MAX {
@@ -219,7 +218,10 @@ impl Evictor {
         let shared = Arc::clone(&self.shared);
         let mut worked = false;
         while let Some(&run) = self.discards.drops.front() {
-            let Some(donor) = self.donor_of(run.first) else {
+            // Donor and place are of one look: a block may be settled elsewhere meanwhile.
+            let extent = shared.layout.extent_of(run.first);
+            let home = extent.and_then(|extent| Some((extent, extent.donor()?)));
+            let Some((extent, donor)) = home else {
                 // Of a block that was unplugged meanwhile.
                 self.discards.drops.pop_front();
                 continue;
@@ -238,8 +240,6 @@ impl Evictor {
                 self.discards.drops.push_front(after);
             }
             if part.count > 0 {
-                let extent = shared.layout.extent_of(part.first);
-                let extent = extent.expect("remote pages have an extent");
                 self.transports[donor]
                     .post_drop(extent.offset_of(part.first), part.count)
                     .expect("a free place was seen");

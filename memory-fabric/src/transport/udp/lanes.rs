@@ -10,8 +10,8 @@ use crate::wire::{Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 /// Streams of a connection.
 pub(super) const LANES: usize = 8;
 
-/// Bytes of a stream that are kept at the most: the longest frame, and another that has begun.
-/// More stay with the connection, whose window then closes.
+/// Bytes of a stream that are kept at the most when a frame can be taken: the longest one of pages, and another
+/// that has begun. More stay with the connection, whose window then closes.
 const LANE_BYTES_MAX: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
 /// The stream of a frame that is to be sent, and its length with the header.
@@ -50,9 +50,10 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Whether a stream may bring more just now.
+    /// Whether a stream may bring more just now: also where only one frame waits and is not whole yet, since
+    /// those for measuring are longer than others.
     pub(super) fn has_room(&self, lane: usize) -> bool {
-        self.lanes[lane].waiting().len() < LANE_BYTES_MAX
+        self.lanes[lane].waiting().len() < LANE_BYTES_MAX || self.whole(lane).is_none()
     }
 
     /// Adds what came on a stream.
@@ -119,6 +120,7 @@ impl Inbox {
 mod tests {
     use super::*;
     use crate::page::PAGE_SIZE;
+    use crate::wire::PROBE_BYTES_MAX;
     use proptest::prelude::*;
 
     fn frame(kind: FrameKind, request: u64, payload: &[u8]) -> Vec<u8> {
@@ -163,6 +165,25 @@ mod tests {
         inbox.push(1, &late[4000..]);
         assert_eq!(inbox.take(&mut room), late.len());
         assert_eq!(room[..late.len()], late);
+    }
+
+    #[test]
+    fn a_frame_longer_than_others_becomes_whole() {
+        let long = frame(FrameKind::ProbeData, 1, &vec![3; PROBE_BYTES_MAX as usize]);
+        let mut inbox = Inbox::default();
+        let mut came = 0;
+        // As they come: until there is no room.
+        while inbox.has_room(0) && came < 4 * long.len() {
+            inbox.push(0, &long[came % long.len()..][..8]);
+            came += 8;
+        }
+        assert!(
+            (long.len()..2 * long.len()).contains(&came),
+            "{came} bytes are kept"
+        );
+        let mut taken = vec![0; long.len()];
+        assert_eq!(inbox.take(&mut taken), long.len());
+        assert_eq!(taken, long);
     }
 
     #[test]

@@ -28,8 +28,9 @@ impl Directory {
         match lock_file(&directory, LOCK_TIME_MAX) {
             Ok(()) => Ok(directory),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let text = "another process has locked it";
-                Err(unusable(io::Error::other(text)))
+                Err(DirectoryError::Locked {
+                    path: self.path.clone(),
+                })
             }
             Err(error) => Err(unusable(error)),
         }
