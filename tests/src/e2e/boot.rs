@@ -3,7 +3,8 @@
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{Donor, Finished, Guest, exit};
+use super::donor::Donor;
+use super::guest::{Finished, Guest, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 /// What runs in guests whose memory is to be checked: with the kernel more than their local part, no more than

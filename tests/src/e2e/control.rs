@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{BOOT_DEADLINE, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::donor::Donor;
+use super::guest::{BOOT_DEADLINE, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;

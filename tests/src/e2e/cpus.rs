@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, ensure};
 
-use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::donor::Donor;
+use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::Host;
 

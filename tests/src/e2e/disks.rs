@@ -2,7 +2,8 @@
 
 use anyhow::{Context as _, ensure};
 
-use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::donor::Donor;
+use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[

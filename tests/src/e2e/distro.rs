@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
-use super::guest::Donor;
+use super::donor::Donor;
 use super::{Context, Result, Scenario, Verdict};
 use crate::distro::comparison::{Comparison, Measured, donor_flags, measure};
 use crate::distro::work;

@@ -3,7 +3,8 @@
 use anyhow::{Context as _, ensure};
 
 use super::bed::remove_rxe;
-use super::guest::{Donor, GUEST_DEADLINE, SHORT};
+use super::donor::Donor;
+use super::guest::{GUEST_DEADLINE, SHORT};
 use super::{Context, Result, Scenario, Verdict};
 use crate::published::Published;
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, exit};
+use super::donor::Donor;
+use super::guest::{Finished, GUEST_DEADLINE, Guest, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 /// For how long the guest waits for a donor that is gone for good.

@@ -2,7 +2,8 @@
 
 use anyhow::ensure;
 
-use super::guest::{Donor, Guest, exit, faultprobes};
+use super::donor::Donor;
+use super::guest::{Guest, exit, faultprobes};
 use super::{Context, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[

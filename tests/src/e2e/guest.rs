@@ -1,11 +1,12 @@
-//! Guests and donors of scenarios, on the contract of `ssi-hv`'s command line.
+//! Guests of scenarios, on the contract of `ssi-hv`'s command line.
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::Context;
+use super::donor::DONOR;
 use crate::published::Published;
 use crate::testbed::{Output, RemoteProcess};
 
@@ -16,15 +17,9 @@ pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(150);
 /// How long a donor may take to listen, and anything to end that was told to.
 pub(super) const SHORT: Duration = Duration::from_secs(60);
 
-/// Where donors listen.
-pub(super) const DONOR: &str = "10.77.0.2:7700";
-/// Where a second donor listens.
-pub(super) const DONOR_2: &str = "10.77.0.2:7701";
 /// What guests print when init runs.
 const INIT_REACHED: &str = "SSI-HV guest: init reached";
 
-const NODE_REPORT: &str = "/tmp/node.json";
-const NODE_2_REPORT: &str = "/tmp/node2.json";
 const RUN_REPORT: &str = "/tmp/run.json";
 
 /// Exit codes of `ssi-hv run`, as `docs/exit-codes.md` lists them.
@@ -284,168 +279,8 @@ pub(super) fn faultprobes(console: &str) -> anyhow::Result<Vec<Value>> {
     parsed.collect()
 }
 
-/// A donor on host 2.
-#[derive(Debug)]
-pub(super) struct Donor {
-    process: RemoteProcess,
-    report: &'static str,
-}
-
-impl Donor {
-    /// Starts it and waits until it listens.
-    pub fn start(context: &Context<'_>) -> anyhow::Result<Self> {
-        Self::lending(context, "1G", &[])
-    }
-
-    /// Starts a second one.
-    pub fn second(context: &Context<'_>) -> anyhow::Result<Self> {
-        Self::second_lending(context, "1G", &[])
-    }
-
-    /// Starts a second one with so much memory and further flags.
-    pub fn second_lending(
-        context: &Context<'_>,
-        memory: &str,
-        more: &[&str],
-    ) -> anyhow::Result<Self> {
-        Self::at(context, &[], DONOR_2, NODE_2_REPORT, memory, more)
-    }
-
-    /// Starts it as a user who has no right that others do not have, with the limit of locked memory that all
-    /// have there: as `ssi-hv-node.service` of the package runs it.
-    pub fn without_rights(context: &Context<'_>) -> anyhow::Result<Self> {
-        // The testbed's hosts have no users but root.
-        let user = "mkdir -p /etc; grep -qs ^nobody: /etc/passwd || \
-            echo nobody:x:65534:65534:::/bin/sh >>/etc/passwd";
-        let host = context.testbed.host(2);
-        host.check(&["sh", "-c", user], SHORT)?;
-        let nobody = [
-            "start-stop-daemon",
-            "-S",
-            "-c",
-            "65534:65534",
-            "-x",
-            "/share/ssi-hv",
-            "--",
-        ];
-        let donor = Self::at(context, &nobody, DONOR, NODE_REPORT, "1G", &[])?;
-        let status = format!("/proc/{}/status", donor.pid());
-        let status = host.check(&["cat", &status], SHORT)?;
-        let none = |name: &str| status.contains(&format!("{name}:\t0000000000000000\n"));
-        ensure!(
-            status.contains("\nUid:\t65534\t") && none("CapEff") && none("CapPrm"),
-            "the donor has rights: {status}"
-        );
-        Ok(donor)
-    }
-
-    /// Starts it with so much memory and further flags.
-    pub fn lending(context: &Context<'_>, memory: &str, more: &[&str]) -> anyhow::Result<Self> {
-        Self::at(context, &[], DONOR, NODE_REPORT, memory, more)
-    }
-
-    fn at(
-        context: &Context<'_>,
-        before: &[&str],
-        address: &str,
-        report: &'static str,
-        memory: &str,
-        more: &[&str],
-    ) -> anyhow::Result<Self> {
-        let host = context.testbed.host(2);
-        host.check(&["rm", "-f", report], SHORT)?;
-        // What is put before the command ends with its program's name.
-        let program: &[&str] = if before.is_empty() {
-            &["/share/ssi-hv"]
-        } else {
-            before
-        };
-        let mut argv = program.to_vec();
-        argv.extend([
-            "node",
-            "--listen",
-            address,
-            "--memory",
-            memory,
-            "--insecure",
-            "--report",
-            report,
-        ]);
-        argv.extend(more);
-        let process = host.spawn(&argv)?;
-        let port = address.rsplit(':').next().unwrap_or_default();
-        // The socket tells that it listens, whatever it prints.
-        let script = format!(
-            "i=0; until ss -Hltn | grep -q :{port}; do \
-             i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
-            process.pid()
-        );
-        if let Err(error) = host.check(&["sh", "-c", &script], SHORT) {
-            bail!(
-                "the donor does not listen: {error}; it wrote: {}{}",
-                process.stdout(),
-                process.stderr()
-            );
-        }
-        Ok(Self { process, report })
-    }
-
-    /// Its process, on its host.
-    pub fn pid(&self) -> i32 {
-        self.process.pid()
-    }
-
-    /// What it has said on standard error.
-    pub fn stderr(&self) -> String {
-        self.process.stderr()
-    }
-
-    /// Kills it as a crash would.
-    pub fn kill(self) -> anyhow::Result<()> {
-        self.process.kill(libc::SIGKILL)?;
-        self.process.wait(SHORT)?;
-        Ok(())
-    }
-
-    /// Ends it in order and returns its counters: pages read from it, pages written to it.
-    pub fn stop(self, context: &Context<'_>) -> anyhow::Result<(u64, u64)> {
-        let report = self.end(context)?;
-        counters(&report).with_context(|| format!("no counters in the donor's report: {report}"))
-    }
-
-    /// Ends it in order and returns its report.
-    pub fn end(self, context: &Context<'_>) -> anyhow::Result<Value> {
-        self.process.kill(libc::SIGTERM)?;
-        let output = self
-            .process
-            .wait(SHORT)
-            .context("the donor does not end on SIGTERM")?;
-        read(context, 2, Published::NodeReport, self.report)
-            .with_context(|| format!("report of the donor; {}", tail(&output)))
-    }
-}
-
-/// Finds the donor's counters wherever its report has them.
-fn counters(report: &Value) -> Option<(u64, u64)> {
-    Some((
-        find_number(report, "pages_read")?,
-        find_number(report, "pages_written")?,
-    ))
-}
-
-fn find_number(value: &Value, key: &str) -> Option<u64> {
-    match value {
-        Value::Object(map) => map
-            .get(key)
-            .and_then(Value::as_u64)
-            .or_else(|| map.values().find_map(|inner| find_number(inner, key))),
-        Value::Array(items) => items.iter().find_map(|inner| find_number(inner, key)),
-        _ => None,
-    }
-}
-
 /// Fetches a report from a host.
-fn read(
+pub(super) fn read(
     context: &Context<'_>,
     host: usize,
     published: Published,
@@ -461,7 +296,7 @@ fn read(
 }
 
 /// The last lines of both outputs, for errors.
-fn tail(output: &Output) -> String {
+pub(super) fn tail(output: &Output) -> String {
     let last = |text: &str| {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(15)..].join("\n    | ")
@@ -482,13 +317,6 @@ mod tests {
         let console = "[ 1.0] x\r\n[ 2.0] FAULTPROBE {\"corrupt_bytes\":0}[ 3.0] y\r\nSSI-HV guest: exit status 0\r\n";
         assert_eq!(parse_faultprobe(console).unwrap()["corrupt_bytes"], 0);
         assert!(parse_faultprobe("nothing\n").is_err());
-    }
-
-    #[test]
-    fn counters_are_found_at_any_depth_and_missed_if_absent() {
-        let report = serde_json::json!({"leases": [{"pages_read": 5, "pages_written": 2}]});
-        assert_eq!(counters(&report), Some((5, 2)));
-        assert_eq!(counters(&serde_json::json!({"pages_read": 5})), None);
     }
 
     #[test]

@@ -7,9 +7,8 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
-use super::guest::{
-    BOOT_DEADLINE, DONOR_2, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes,
-};
+use super::donor::{DONOR_2, Donor};
+use super::guest::{BOOT_DEADLINE, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;

@@ -11,6 +11,7 @@ mod control;
 mod cpus;
 mod disks;
 mod distro;
+mod donor;
 mod exec;
 mod faults;
 mod free_pages;

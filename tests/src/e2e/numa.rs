@@ -5,7 +5,8 @@ mod nodes;
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
-use super::guest::{DONOR_2, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
+use super::donor::{DONOR_2, Donor};
+use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use nodes::Way;

@@ -6,7 +6,8 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, bare_read_us, on_the_way_to_2, remove_rxe};
-use super::guest::{DONOR, DONOR_2, Donor, Finished, Guest, SHORT, exit};
+use super::donor::{DONOR, DONOR_2, Donor};
+use super::guest::{Finished, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 use crate::testbed::{Host, Output};
 

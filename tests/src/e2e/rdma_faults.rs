@@ -7,7 +7,8 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, on_the_way_to_2, remove_rxe};
-use super::guest::{DONOR, Donor, SHORT, exit};
+use super::donor::{DONOR, Donor};
+use super::guest::{SHORT, exit};
 use super::status::status;
 use super::{Context, Result, Scenario, Verdict};
 use crate::rdma_tool::many::kib;

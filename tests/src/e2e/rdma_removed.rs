@@ -4,7 +4,8 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
-use super::guest::{DONOR, Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
+use super::donor::{DONOR, Donor};
+use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::prometheus::Prometheus;
 use super::rdma::{probed, rdma_of};
 use super::{Context, Result, Scenario, Verdict};

@@ -5,7 +5,8 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::donor::Donor;
+use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 use crate::published::Published;
 use crate::testbed::Host;

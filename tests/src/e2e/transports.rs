@@ -6,7 +6,8 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, perftest, remove_rxe};
-use super::guest::{DONOR, Donor, Finished, Guest, exit};
+use super::donor::{DONOR, Donor};
+use super::guest::{Finished, Guest, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 /// How long the bench may take.

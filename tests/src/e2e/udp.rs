@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::ensure;
 
-use super::guest::{Donor, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::donor::Donor;
+use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Result, Scenario, Verdict};
 
 /// How many of a hundred packets are lost, each way.

@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 
-use super::guest::{
-    BOOT_DEADLINE, DONOR, GUEST_DEADLINE, SHORT, exit, parse_faultprobe, reach_init,
-};
+use super::donor::DONOR;
+use super::guest::{BOOT_DEADLINE, GUEST_DEADLINE, SHORT, exit, parse_faultprobe, reach_init};
 use super::status::{number, status};
 use super::{Context, Result, Scenario, Verdict};
 use crate::published::Published;

@@ -31,6 +31,8 @@ pub mod server;
 mod workers;
 
 #[cfg(test)]
+mod listening_tests;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod waiting_tests;

@@ -4,10 +4,10 @@ use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Barrier, Mutex, mpsc};
+use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,15 +20,10 @@ use super::protocol::{
     REQUEST_TIME_MAX, Refusal, RefusalCode,
 };
 use super::route::{Method, Route, Service, Work, answer};
-use super::server::{Server, ServerError};
-use crate::cli::name::VmName;
+use super::server::Server;
 
 /// No step of a test takes longer on a host that works, however loaded.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// How many want one name at once, and how often.
-const RIVALS: usize = 4;
-const RIVALRIES: usize = 50;
 
 /// What is asked.
 struct Subject {
@@ -426,81 +421,6 @@ fn a_server_that_ends_takes_its_socket_along_and_waits_for_nobody() {
     assert!(!running.path.exists());
     assert!(running.directory.sockets().expect("is read").is_empty());
     drop((silent, unread));
-}
-
-fn start_named(directory: &Directory, name: &VmName) -> Result<Server, ServerError> {
-    let service = Service {
-        subject: (),
-        routes: &[],
-    };
-    Server::start(directory, Kind::Vm, Some(name), service)
-}
-
-#[test]
-fn a_socket_that_is_served_is_not_taken_over() {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let directory = Directory::create(&place.path().join("s")).expect("is made");
-    let start = || {
-        let service = Service {
-            subject: (),
-            routes: &[],
-        };
-        Server::start(&directory, Kind::Node, None, service)
-    };
-    // As a process of another container has it, in which it has this one's number.
-    let path = directory.socket_path(Kind::Node, std::process::id(), None);
-    let others = UnixListener::bind(&path).expect("is bound");
-    let error = start().expect_err("it is served").to_string();
-    assert!(error.contains("node-"), "{error}");
-    drop(others);
-    // And what has come into its place by its end stays.
-    let ours = start().expect("nobody serves it");
-    std::fs::remove_file(&path).expect("is there");
-    let _others = UnixListener::bind(&path).expect("is bound");
-    drop(ours);
-    assert!(path.exists());
-}
-
-#[test]
-fn a_name_is_free_again_when_its_server_ends() {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let directory = Directory::create(&place.path().join("s")).expect("is made");
-    let (name, other) = (
-        "web".parse().expect("a name"),
-        "other".parse().expect("a name"),
-    );
-    let first = start_named(&directory, &name).expect("it is free");
-    // In one process both would have one number, and so a name of its own does not help a second.
-    let error = start_named(&directory, &name).expect_err("it is taken");
-    assert!(matches!(&error, ServerError::NameTaken { pid, .. } if *pid == std::process::id()));
-    assert!(error.to_string().contains("--name web is taken"), "{error}");
-    let second = start_named(&directory, &other).expect("another name");
-    drop(first);
-    let third = start_named(&directory, &name).expect("it is free again");
-    drop((second, third));
-}
-
-#[test]
-fn of_servers_that_want_one_name_at_once_one_gets_it() {
-    let place = tempfile::tempdir().expect("a temporary directory");
-    let directory = Directory::create(&place.path().join("s")).expect("is made");
-    let name: VmName = "web".parse().expect("a name");
-    let all_at_once = Barrier::new(RIVALS);
-    let attempt = || {
-        all_at_once.wait();
-        start_named(&directory, &name)
-    };
-    for round in 0..RIVALRIES {
-        let servers: Vec<_> = thread::scope(|scope| {
-            let rivals: Vec<_> = (0..RIVALS).map(|_| scope.spawn(attempt)).collect();
-            let servers = rivals
-                .into_iter()
-                .map(|rival| rival.join().expect("no panic"));
-            servers.collect()
-        });
-        let started = servers.iter().filter(|server| server.is_ok()).count();
-        assert_eq!(started, 1, "in round {round}");
-    }
 }
 
 #[test]

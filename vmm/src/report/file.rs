@@ -174,13 +174,9 @@ fn target_of(path: &Path) -> io::Result<Target> {
 /// Makes a file in the place of one that a process of this number was killed before it removed it, as happens
 /// again and again in containers, where the number is always the same.
 fn create_new(path: &Path) -> io::Result<File> {
-    let create = || OpenOptions::new().write(true).create_new(true).open(path);
-    match create() {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            fs::remove_file(path)?;
-            create()
-        }
-        created => created,
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => OpenOptions::new().write(true).create_new(true).open(path),
     }
 }
 
