@@ -11,7 +11,7 @@ use crate::published::Published;
 use crate::testbed::{Output, RemoteProcess};
 
 /// How long a guest may take from its start to its end, with faultprobe in it.
-pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(360);
+pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(600);
 /// How long a guest may take from its start to init.
 pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(150);
 /// How long a donor may take to listen, and anything to end that was told to.
