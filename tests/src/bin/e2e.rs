@@ -21,6 +21,9 @@ struct Args {
     /// How many testbeds work side by side, 1 to 4 [default: as many as CPUs and memory carry].
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=4))]
     beds: Option<u8>,
+    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as skipped.
+    #[arg(long, value_name = "SECONDS")]
+    until: Option<u64>,
 }
 
 fn main() -> ExitCode {
@@ -71,7 +74,8 @@ fn run(
     let workspace = programs::workspace();
     native::run(&workspace, native, summary);
     if needs_beds {
-        Runner::prepare(&workspace, args.beds.map(usize::from), chosen)?.run(chosen, summary);
+        let runner = Runner::prepare(&workspace, args.beds.map(usize::from), chosen)?;
+        runner.until(args.until).run(chosen, summary);
     }
     Ok(())
 }

@@ -20,6 +20,11 @@ struct Args {
     /// Leave the end-to-end scenarios out; each then counts as skipped.
     #[arg(long)]
     no_e2e: bool,
+
+    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as skipped. For a
+    /// job that is ended at its limit and would tell nothing else.
+    #[arg(long, value_name = "SECONDS")]
+    until: Option<u64>,
 }
 
 /// What comes first, in this order.
@@ -147,6 +152,7 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
         return Ok(());
     }
     let plan = Plan::all();
-    Runner::prepare(&workspace, None, &plan)?.run(&plan, summary);
+    let runner = Runner::prepare(&workspace, None, &plan)?;
+    runner.until(args.until).run(&plan, summary);
     Ok(())
 }

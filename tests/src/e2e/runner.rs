@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 
@@ -31,6 +31,7 @@ pub struct Runner {
     image: HostImage,
     share: Share,
     beds: usize,
+    until: Option<SystemTime>,
 }
 
 impl Runner {
@@ -56,7 +57,16 @@ impl Runner {
             image,
             share,
             beds: beds.clamp(1, BEDS_MAX),
+            until: None,
         })
+    }
+
+    /// Has scenarios skipped that have not begun by then, in seconds since 1970.
+    #[must_use]
+    pub fn until(self, seconds: Option<u64>) -> Self {
+        let until = seconds.map(Duration::from_secs);
+        let until = until.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+        Self { until, ..self }
     }
 
     /// Runs scenarios and records how each ended.
@@ -132,8 +142,8 @@ impl<'a, 's> Lane<'a, 's> {
     }
 
     fn run(&mut self, scenario: &Scenario) {
-        if scenario.needs_product && !self.runner.share.has_product() {
-            let reason = "no ssi-hv in target/release: run cargo build --release -p ssi-hv";
+        let no_product = scenario.needs_product && !self.runner.share.has_product();
+        if let Some(reason) = why_not(no_product, self.runner.until, SystemTime::now()) {
             let outcome = Outcome::Skipped(reason.into());
             self.summary().add(scenario.name, outcome, Duration::ZERO);
             return;
@@ -217,6 +227,16 @@ impl<'a, 's> Lane<'a, 's> {
     }
 }
 
+/// Why a scenario is skipped, if it is.
+fn why_not(no_product: bool, until: Option<SystemTime>, now: SystemTime) -> Option<&'static str> {
+    if no_product {
+        return Some("no ssi-hv in target/release: run cargo build --release -p ssi-hv");
+    }
+    until
+        .is_some_and(|until| now >= until)
+        .then_some("it had not begun when the time for all was over: see --until")
+}
+
 /// Whether the emulation is to blame, and the scenario may be run again.
 fn is_hung_host(error: &anyhow::Error) -> bool {
     if error.chain().any(|e| e.is::<guest::GuestStalled>()) {
@@ -235,6 +255,18 @@ fn first_line(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_has_not_begun_in_time_is_skipped_and_says_so() {
+        let now = SystemTime::now();
+        let later = now + Duration::from_secs(1);
+        assert_eq!(why_not(false, None, now), None);
+        assert_eq!(why_not(false, Some(later), now), None);
+        let late = why_not(false, Some(now), now).unwrap();
+        assert!(late.contains("--until"), "{late}");
+        let missing = why_not(true, Some(later), now).unwrap();
+        assert!(missing.contains("cargo build"), "{missing}");
+    }
 
     #[test]
     fn a_hung_host_is_recognised_below_other_context() {
