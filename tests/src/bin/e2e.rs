@@ -21,7 +21,7 @@ struct Args {
     /// How many testbeds work side by side, 1 to 4 [default: as many as CPUs and memory carry].
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=4))]
     beds: Option<u8>,
-    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as skipped.
+    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as failed.
     #[arg(long, value_name = "SECONDS")]
     until: Option<u64>,
 }

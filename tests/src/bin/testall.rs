@@ -21,7 +21,7 @@ struct Args {
     #[arg(long)]
     no_e2e: bool,
 
-    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as skipped. For a
+    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as failed. For a
     /// job that is ended at its limit and would tell nothing else.
     #[arg(long, value_name = "SECONDS")]
     until: Option<u64>,

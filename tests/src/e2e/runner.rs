@@ -61,7 +61,7 @@ impl Runner {
         })
     }
 
-    /// Has scenarios skipped that have not begun by then, in seconds since 1970.
+    /// Has scenarios left out, and failed, that have not begun by then, in seconds since 1970.
     #[must_use]
     pub fn until(self, seconds: Option<u64>) -> Self {
         let until = seconds.map(Duration::from_secs);
@@ -143,8 +143,7 @@ impl<'a, 's> Lane<'a, 's> {
 
     fn run(&mut self, scenario: &Scenario) {
         let no_product = scenario.needs_product && !self.runner.share.has_product();
-        if let Some(reason) = why_not(no_product, self.runner.until, SystemTime::now()) {
-            let outcome = Outcome::Skipped(reason.into());
+        if let Some(outcome) = why_not(no_product, self.runner.until, SystemTime::now()) {
             self.summary().add(scenario.name, outcome, Duration::ZERO);
             return;
         }
@@ -227,14 +226,16 @@ impl<'a, 's> Lane<'a, 's> {
     }
 }
 
-/// Why a scenario is skipped, if it is.
-fn why_not(no_product: bool, until: Option<SystemTime>, now: SystemTime) -> Option<&'static str> {
+/// What comes of a scenario that is not run, if it is not. That there was no time for it is a failure: nobody knows
+/// then whether it holds.
+fn why_not(no_product: bool, until: Option<SystemTime>, now: SystemTime) -> Option<Outcome> {
     if no_product {
-        return Some("no ssi-hv in target/release: run cargo build --release -p ssi-hv");
+        let reason = "no ssi-hv in target/release: run cargo build --release -p ssi-hv";
+        return Some(Outcome::Skipped(reason.into()));
     }
-    until
-        .is_some_and(|until| now >= until)
-        .then_some("it had not begun when the time for all was over: see --until")
+    let is_late = until.is_some_and(|until| now >= until);
+    let reason = "it had not begun when the time for all was over: see --until";
+    is_late.then(|| Outcome::Failed(reason.into()))
 }
 
 /// Whether the emulation is to blame, and the scenario may be run again.
@@ -257,15 +258,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_not_begun_in_time_is_skipped_and_says_so() {
+    fn what_has_not_begun_in_time_fails_and_says_why() {
         let now = SystemTime::now();
         let later = now + Duration::from_secs(1);
-        assert_eq!(why_not(false, None, now), None);
-        assert_eq!(why_not(false, Some(later), now), None);
-        let late = why_not(false, Some(now), now).unwrap();
-        assert!(late.contains("--until"), "{late}");
-        let missing = why_not(true, Some(later), now).unwrap();
-        assert!(missing.contains("cargo build"), "{missing}");
+        assert!(why_not(false, None, now).is_none());
+        assert!(why_not(false, Some(later), now).is_none());
+        let late = why_not(false, Some(now), now);
+        assert!(matches!(late, Some(Outcome::Failed(why)) if why.contains("--until")));
+        let missing = why_not(true, Some(later), now);
+        assert!(matches!(missing, Some(Outcome::Skipped(why)) if why.contains("cargo build")));
     }
 
     #[test]
