@@ -8,6 +8,7 @@ pub mod doctor;
 pub mod exec;
 pub mod exit;
 pub mod forced_end;
+pub mod host;
 pub mod logging;
 pub mod machine;
 pub mod memory_speed;

@@ -8,8 +8,6 @@ mod file;
 
 pub use details::{Distribution, Distributions, Exec, FaultCounts, TIMELINE_SAMPLES_MAX, Timeline};
 
-use std::fs;
-
 use serde::{Deserialize, Serialize};
 
 pub use file::{REPORT_TIME_MAX, ReportError, ReportFile};
@@ -99,20 +97,6 @@ pub struct Host {
     pub cpu_model: String,
     /// The kernel's release.
     pub kernel: String,
-}
-
-impl Host {
-    /// Looks at this host.
-    #[must_use]
-    pub fn detect() -> Self {
-        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        Self {
-            virtualization: virtualization(&cpuinfo, hypervisor_vendor()),
-            cpu_model: cpuinfo_field(&cpuinfo, "model name").to_owned(),
-            kernel: release.trim().to_owned(),
-        }
-    }
 }
 
 /// The guest.
@@ -390,59 +374,6 @@ pub struct Prefetch {
     pub wasted: u64,
     /// Touches that came while the page was on its way.
     pub late: u64,
-}
-
-/// The value of a field in `/proc/cpuinfo`, of the first processor.
-pub(crate) fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> &'a str {
-    cpuinfo
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .find(|(field, _)| field.trim() == name)
-        .map_or("unknown", |(_, value)| value.trim())
-}
-
-/// Whether the processor has a virtualization extension, as `/proc/cpuinfo` says.
-pub(crate) fn has_virtualization_extension(cpuinfo: &str) -> bool {
-    cpuinfo_field(cpuinfo, "flags")
-        .split_whitespace()
-        .any(|flag| matches!(flag, "svm" | "vmx"))
-}
-
-/// The hypervisor signature of QEMU's emulator, in which the extension itself is emulated.
-pub(crate) const TCG_VENDOR: [u8; 12] = *b"TCGTCGTCGTCG";
-
-fn virtualization(cpuinfo: &str, vendor: Option<[u8; 12]>) -> Virtualization {
-    if has_virtualization_extension(cpuinfo) && vendor != Some(TCG_VENDOR) {
-        Virtualization::Hardware
-    } else {
-        Virtualization::Emulated
-    }
-}
-
-/// The signature of the hypervisor that this host runs under, if it does.
-///
-/// CPUID leaf 1, bit 31 of ECX, and leaf 0x4000_0000, EBX, ECX, EDX.
-#[cfg(target_arch = "x86_64")]
-#[allow(
-    unused_unsafe,
-    reason = "the intrinsic is safe in newer toolchains than the oldest supported"
-)]
-pub(crate) fn hypervisor_vendor() -> Option<[u8; 12]> {
-    use std::arch::x86_64::__cpuid;
-
-    // SAFETY: every x86-64 processor has CPUID and leaf 1; the instruction touches no memory.
-    let features = unsafe { __cpuid(1) };
-    if features.ecx & (1 << 31) == 0 {
-        return None;
-    }
-    // SAFETY: as above; the leaf exists because the hypervisor bit is set.
-    let signature = unsafe { __cpuid(0x4000_0000) };
-    let mut vendor = [0; 12];
-    let registers = [signature.ebx, signature.ecx, signature.edx];
-    for (piece, register) in vendor.chunks_exact_mut(4).zip(registers) {
-        piece.copy_from_slice(&register.to_le_bytes());
-    }
-    Some(vendor)
 }
 
 #[cfg(test)]

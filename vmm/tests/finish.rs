@@ -11,6 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use ssi_hv::cli::generate::command;
+use ssi_hv::host;
 use ssi_hv::report::{Host, Report};
 
 fn ssi_hv(arguments: &[&str]) -> Output {
@@ -31,7 +32,7 @@ fn name(path: &Path) -> &str {
 fn a_report_becomes_a_page_beside_it_where_it_is_said_or_on_stdout() {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("out.json");
-    let mut report = Report::new(Host::detect());
+    let mut report = Report::new(host::detect());
     report.outcome = "shutdown".into();
     fs::write(&json, serde_json::to_vec(&report).expect("is JSON")).expect("is written");
 

@@ -16,7 +16,7 @@ use ssi_hv::exit::ExitCode;
 use ssi_hv::machine::{
     BlockingWriter, ConsoleConfig, Initrd, MachineError, MachineHandle, Outcome, command_line,
 };
-use ssi_hv::progress::{self, Progress as Bar};
+use ssi_hv::progress::{self, Progress as Bar, Stderr};
 use ssi_hv::report::Exec as ExecReport;
 
 use super::Failure;
@@ -61,7 +61,11 @@ pub fn console_file(config: &RunConfig) -> Result<Option<File>, Failure> {
 pub fn console(file: Option<File>) -> ConsoleConfig {
     match file {
         Some(file) => ConsoleConfig::output_only(Box::new(file)),
-        None => ConsoleConfig::stdio(),
+        // The raw terminal no longer turns Ctrl-C into a signal.
+        None => ConsoleConfig::stdio().on_raw_mode(|| {
+            // Writing to it never fails.
+            let _ = writeln!(Stderr::default(), "ssi-hv: type Ctrl-A x to stop the guest");
+        }),
     }
 }
 

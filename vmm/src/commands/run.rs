@@ -20,11 +20,12 @@ use ssi_hv::control_socket::directory::{Directory, DirectoryError, Kind};
 use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::host;
 use ssi_hv::machine::{
     Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
     hotplug_start,
 };
-use ssi_hv::report::{Guest, Host, Report};
+use ssi_hv::report::{Guest, Report};
 use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
@@ -58,7 +59,7 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     let report_file = report_file(config.report.as_deref())?;
     let supervisor =
         Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
-    let mut report = Report::new(Host::detect());
+    let mut report = Report::new(host::detect());
     report.guest = Guest {
         memory_bytes: wanted.memory.bytes(),
         cpus: config.cpus,

@@ -13,9 +13,10 @@ use signal_hook::iterator::Signals;
 use ssi_hv::config::RunConfig;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end::{self, FORCED_END_TIME_MAX};
+use ssi_hv::host;
 use ssi_hv::logging;
 use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
-use ssi_hv::report::{Host, Report, ReportFile};
+use ssi_hv::report::{Report, ReportFile};
 use ssi_hv::status::VmState;
 
 use super::errors::Errors;
@@ -415,7 +416,7 @@ impl Supervisor {
         let report = self.report.clone();
         forced_end::after_last(code, move || {
             if let Some(report) = report {
-                let mut text = Report::new(Host::detect());
+                let mut text = Report::new(host::detect());
                 errors.extend(end.error.clone());
                 text.errors = errors;
                 text.outcome = end.code.name().to_owned();

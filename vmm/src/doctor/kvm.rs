@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStringExt;
 use kvm_ioctls::{Cap, Kvm};
 
 use super::{Finding, Host};
-use crate::report::{TCG_VENDOR, cpuinfo_field, hypervisor_vendor};
+use crate::host::cpuinfo_field;
+use crate::machine::is_emulated;
 
 /// The version of the interface that every kernel since 2.6.22 has (Linux,
 /// Documentation/virt/kvm/api.rst, KVM_GET_API_VERSION).
@@ -64,7 +65,7 @@ pub(super) fn gather(host: &Host) -> Facts {
         device: ask(host),
         extension,
         module,
-        emulated: hypervisor_vendor() == Some(TCG_VENDOR),
+        emulated: is_emulated(),
     }
 }
 

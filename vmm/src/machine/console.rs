@@ -23,6 +23,7 @@ pub struct ConsoleConfig {
     pub(super) output: Box<dyn Write + Send>,
     /// Where a second serial port leads, if there is one.
     pub(super) second: Option<Box<dyn Write + Send>>,
+    pub(super) on_raw_mode: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl fmt::Debug for ConsoleConfig {
@@ -50,6 +51,7 @@ impl ConsoleConfig {
                 Err(_) => Box::new(io::sink()),
             },
             second: None,
+            on_raw_mode: None,
         }
     }
 
@@ -59,6 +61,7 @@ impl ConsoleConfig {
             input: None,
             output: writer,
             second: None,
+            on_raw_mode: None,
         }
     }
 
@@ -72,12 +75,24 @@ impl ConsoleConfig {
         }
     }
 
+    /// The same, and `notify` is called once when the run has put the console's terminal into raw
+    /// mode. From then on only `Ctrl-A x` stops the guest from the keyboard, which the caller may
+    /// want to announce.
+    #[must_use]
+    pub fn on_raw_mode(self, notify: impl FnOnce() + Send + 'static) -> Self {
+        Self {
+            on_raw_mode: Some(Box::new(notify)),
+            ..self
+        }
+    }
+
     /// Input from `input` and output to `writer`.
     pub fn new(input: OwnedFd, writer: Box<dyn Write + Send>) -> Self {
         Self {
             input: Some(input),
             output: writer,
             second: None,
+            on_raw_mode: None,
         }
     }
 }

@@ -63,6 +63,7 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod handle;
+mod host_cpu;
 mod irqchip;
 mod kernel;
 mod kvm;
@@ -75,6 +76,7 @@ mod terminal;
 mod vcpu;
 mod virtio;
 
+use std::fmt;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -97,6 +99,7 @@ pub use elf_check::ElfError;
 pub use ending::{DISK_TIME_MAX, STOP_TIME_MAX};
 pub use error::MachineError;
 pub use handle::MachineHandle;
+pub use host_cpu::is_emulated;
 pub use kernel::KernelError;
 pub use layout::{
     CMDLINE_BYTES_MAX, DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES,
@@ -106,8 +109,6 @@ pub use numa::NumaNode;
 pub use payload::KERNEL_BYTES_MAX;
 pub use terminal::{RawTerminal, restore_terminal};
 
-use crate::progress::Stderr;
-use crate::report::{TCG_VENDOR, hypervisor_vendor};
 use acpi::AcpiTables;
 use console::ConsoleInput;
 use control::Control;
@@ -195,7 +196,6 @@ impl From<MachineEvent> for Outcome {
 }
 
 /// A machine that is ready to run.
-#[derive(Debug)]
 pub struct Machine {
     shared: Arc<Shared>,
     vcpus: Vec<Vcpu>,
@@ -203,8 +203,17 @@ pub struct Machine {
     serial: Arc<SerialPort>,
     console_input: Option<std::os::fd::OwnedFd>,
     console_output: ConsoleOutput,
+    on_raw_mode: Option<Box<dyn FnOnce() + Send>>,
     second_output: Option<ConsoleOutput>,
     boot_timer: Arc<BootTimer>,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("vcpus", &self.vcpus.len())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Machine {
@@ -264,7 +273,7 @@ impl Machine {
         virtio.connect(&vm, &interrupts, &mut mmio)?;
 
         let tsc_deadline = interrupts.has_tsc_deadline(&vm);
-        let emulated = hypervisor_vendor() == Some(TCG_VENDOR);
+        let emulated = is_emulated();
         let mut pinning = config.pinning.iter();
         let vcpus = (0..config.cpus)
             .map(|id| {
@@ -301,6 +310,7 @@ impl Machine {
             serial,
             console_input: console.input,
             console_output,
+            on_raw_mode: console.on_raw_mode,
             second_output,
             boot_timer,
         })
@@ -348,13 +358,13 @@ impl Machine {
             .unwrap_or(Ok(Outcome::Stopped))
     }
 
-    fn enter_raw_mode(&self) -> Option<RawTerminal> {
+    fn enter_raw_mode(&mut self) -> Option<RawTerminal> {
         let fd = self.console_input.as_ref()?.as_raw_fd();
         match RawTerminal::enter(fd) {
             Ok(Some(raw)) => {
-                use std::io::Write;
-                // It never fails.
-                let _ = writeln!(Stderr::default(), "ssi-hv: type Ctrl-A x to stop the guest");
+                if let Some(notify) = self.on_raw_mode.take() {
+                    notify();
+                }
                 Some(raw)
             }
             Ok(None) => None,

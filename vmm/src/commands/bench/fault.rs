@@ -19,9 +19,10 @@ use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
+use ssi_hv::host;
 use ssi_hv::logging;
 use ssi_hv::progress::Progress;
-use ssi_hv::report::{Host, Stages};
+use ssi_hv::report::Stages;
 
 use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles};
 
@@ -83,7 +84,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     let per_second = all.count as f64 / busy.as_secs_f64();
     Ok(FaultBench {
         schema: ssi_hv::report::SCHEMA,
-        host: Host::detect(),
+        host: host::detect(),
         memory_bytes: config.memory.bytes(),
         local_memory_bytes: config.local_memory.bytes(),
         threads: config.threads,

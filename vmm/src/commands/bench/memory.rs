@@ -7,6 +7,7 @@ use anyhow::Result;
 use serde::Serialize;
 use ssi_hv::cli::bench::{BenchMeasure, BenchMemoryConfig};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::host;
 use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
 
@@ -78,7 +79,7 @@ fn measure(config: &BenchMemoryConfig) -> Result<MemoryBench> {
     let growth = some(BenchMeasure::Growth).map(|()| growth::measure(&tally));
     Ok(MemoryBench {
         schema: ssi_hv::report::SCHEMA,
-        host: Host::detect(),
+        host: host::detect(),
         memory_bytes: memory.bytes(),
         local_memory_bytes: local.bytes(),
         transport: "tcp",

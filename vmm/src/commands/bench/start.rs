@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use ssi_hv::config::{Compression, Transport};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::host;
 use ssi_hv::progress::Progress;
 use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
@@ -160,7 +161,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     drop(progress);
     let result = Started {
         schema: ssi_hv::report::SCHEMA,
-        host: Host::detect(),
+        host: host::detect(),
         memory_bytes: memory.bytes(),
         start_ms,
         started_bytes,

@@ -23,6 +23,7 @@ use serde::Serialize;
 use ssi_hv::cli::bench::BenchTransportConfig;
 use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::host;
 use ssi_hv::progress::{Progress, Steps};
 use ssi_hv::report::{Host, Percentiles};
 
@@ -257,7 +258,7 @@ fn measure(
     let sum = |of: fn(&Measured) -> u64| transports.iter().map(of).sum();
     Ok(TransportBench {
         schema: ssi_hv::report::SCHEMA,
-        host: Host::detect(),
+        host: host::detect(),
         donor: named.map(|address| address.to_string()),
         lease_bytes: LEASE_BYTES,
         verified_bytes: sum(|measured| measured.verified_bytes),

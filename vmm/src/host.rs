@@ -1,0 +1,66 @@
+//! What a report states about the host.
+
+use std::fs;
+
+use crate::machine::is_emulated;
+use crate::report::{Host, Virtualization};
+
+/// Examines this host.
+#[must_use]
+pub fn detect() -> Host {
+    let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    Host {
+        virtualization: virtualization(&cpuinfo, is_emulated()),
+        cpu_model: cpuinfo_field(&cpuinfo, "model name").to_owned(),
+        kernel: release.trim().to_owned(),
+    }
+}
+
+/// The value of a field in `/proc/cpuinfo`, of the first processor.
+pub(crate) fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> &'a str {
+    cpuinfo
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .find(|(field, _)| field.trim() == name)
+        .map_or("unknown", |(_, value)| value.trim())
+}
+
+/// Whether the processor has a virtualization extension, as `/proc/cpuinfo` says.
+fn has_virtualization_extension(cpuinfo: &str) -> bool {
+    cpuinfo_field(cpuinfo, "flags")
+        .split_whitespace()
+        .any(|flag| matches!(flag, "svm" | "vmx"))
+}
+
+fn virtualization(cpuinfo: &str, is_emulated: bool) -> Virtualization {
+    if has_virtualization_extension(cpuinfo) && !is_emulated {
+        Virtualization::Hardware
+    } else {
+        Virtualization::Emulated
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AMD: &str = "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu svm sse2\n";
+    const SOFTWARE: &str =
+        "processor\t: 0\nmodel name\t: AMD EPYC\nflags\t\t: fpu sse2 hypervisor\n";
+
+    #[test]
+    fn an_emulated_extension_is_not_hardware() {
+        assert_eq!(virtualization(AMD, false), Virtualization::Hardware);
+        assert_eq!(virtualization(AMD, true), Virtualization::Emulated);
+        assert_eq!(virtualization(SOFTWARE, false), Virtualization::Emulated);
+        assert_eq!(virtualization("", false), Virtualization::Emulated);
+    }
+
+    #[test]
+    fn this_host_has_a_processor_and_a_kernel() {
+        let host = detect();
+        assert_ne!(host.cpu_model, "unknown");
+        assert!(host.kernel.contains('.'), "{host:?}");
+    }
+}
