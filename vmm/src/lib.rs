@@ -10,7 +10,6 @@ pub mod exit;
 pub mod forced_end;
 pub mod host;
 pub mod logging;
-pub mod machine;
 pub mod memory_speed;
 pub mod metrics;
 pub mod open_files;
@@ -20,6 +19,8 @@ pub mod report;
 pub mod size;
 pub mod status;
 pub mod top;
+
+pub use ssi_hv_machine as machine;
 
 #[cfg(test)]
 mod schemas;

@@ -206,7 +206,12 @@ impl Random {
 macro_rules! fuzz_tests {
     ($($name:ident)*) => {
         fn directory() -> std::path::PathBuf {
-            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fuzz")
+            // Crates are nested, so the workspace is not always the parent directory.
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+                .ancestors()
+                .map(|parent| parent.join("tests/fuzz"))
+                .find(|directory| directory.is_dir())
+                .expect("the workspace has tests/fuzz")
         }
 
         $(

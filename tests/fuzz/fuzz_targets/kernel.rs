@@ -1,6 +1,6 @@
 #![no_main]
 
 use devices::fuzzing::body;
-use ssi_hv::machine::fuzzing::TARGETS;
+use ssi_hv_machine::fuzzing::TARGETS;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| body(TARGETS, "kernel")(data));

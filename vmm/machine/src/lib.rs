@@ -5,7 +5,7 @@
 //! it and gives back how it ended:
 //!
 //! ```no_run
-//! use ssi_hv::machine::{
+//! use ssi_hv_machine::{
 //!     ConsoleConfig, Machine, MachineConfig, command_line, guest_memory_ranges,
 //! };
 //! use vm_memory::GuestMemoryMmap;

@@ -277,8 +277,8 @@ fn madt(cpus: u8) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::VCPUS_MAX;
-    use crate::machine::layout::VIRTIO_DEVICES_MAX;
+    use crate::VCPUS_MAX;
+    use crate::layout::VIRTIO_DEVICES_MAX;
 
     fn sum(bytes: &[u8]) -> u8 {
         bytes.iter().fold(0, |sum, byte| sum.wrapping_add(*byte))

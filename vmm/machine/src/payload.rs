@@ -199,7 +199,7 @@ mod tests {
         packed
     }
 
-    pub(in crate::machine) fn lz4_legacy(bytes: &[u8]) -> Vec<u8> {
+    pub(crate) fn lz4_legacy(bytes: &[u8]) -> Vec<u8> {
         let mut packed = b"\x02\x21\x4c\x18".to_vec();
         for block in bytes.chunks(LZ4_LEGACY_BLOCK_BYTES) {
             let block = lz4_flex::block::compress(block);

@@ -230,7 +230,7 @@ mod tests {
     use vm_memory::GuestAddress;
 
     use super::*;
-    use crate::machine::layout::{DEVICE_HOLE_START, IOAPIC_START};
+    use crate::layout::{DEVICE_HOLE_START, IOAPIC_START};
 
     #[test]
     fn more_devices_than_there_are_places_are_refused() {
