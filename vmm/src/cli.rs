@@ -1,26 +1,17 @@
 //! The command line: what was typed becomes an [`Action`], or one line that says what is wrong.
 
-pub mod address;
 pub mod bench;
-pub mod choices;
 pub mod control;
-pub mod cpu_list;
-pub mod disk;
 pub mod file;
 pub mod generate;
-pub mod name;
 mod nearest;
-pub mod net;
 pub mod node;
 pub mod planned;
 pub mod report;
 pub mod status;
-pub(crate) mod text;
 pub mod top;
 pub mod up;
-pub mod validation;
 pub mod verbosity;
-pub mod vsock;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

@@ -3,23 +3,30 @@
 //! Reading a flag or a file checks its form ([`crate::size`], [`crate::cli`]);
 //! [`RunConfig::validate`] checks what the values mean together. The two give different errors.
 
+pub mod address;
 mod check;
+pub mod choices;
+pub mod cpu_list;
+pub mod disk;
+pub mod name;
+pub mod net;
+pub(crate) mod text;
+pub mod validation;
+pub mod vsock;
 
 use std::path::PathBuf;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::address::{Donor, HostPort};
-pub use crate::cli::choices::{
-    Compression, HugePages, Numa, OnReboot, Prefetching, Switch, Transport,
-};
-use crate::cli::cpu_list::CpuList;
-use crate::cli::disk::DiskArg;
-use crate::cli::name::VmName;
-use crate::cli::net::NetArg;
-pub use crate::cli::validation::ValidationError;
-use crate::cli::vsock::VsockArg;
+use self::address::{Donor, HostPort};
+pub use self::choices::{Compression, HugePages, Numa, OnReboot, Prefetching, Switch, Transport};
+use self::cpu_list::CpuList;
+use self::disk::DiskArg;
+use self::name::VmName;
+use self::net::NetArg;
+pub use self::validation::ValidationError;
+use self::vsock::VsockArg;
 use crate::cluster::ClusterFile;
 use crate::machine::VCPUS_MAX;
 use crate::size::ByteSize;
@@ -377,5 +384,4 @@ impl Default for RunConfig {
 }
 
 #[cfg(test)]
-#[path = "cli/config_tests.rs"]
 mod tests;

@@ -265,14 +265,14 @@ fn each_vcpu_runs_on_the_cpu_that_it_was_given_and_other_threads_where_they_did(
     let vm = vm(&place, &flags);
     assert_eq!(cpus_of(&vm.pid(), "vcpu0"), last.to_string());
     assert_eq!(cpus_of(&vm.pid(), "vcpu1"), first.to_string());
-    let all = ssi_hv::cli::cpu_list::CpuList(allowed).to_string();
+    let all = ssi_hv::config::cpu_list::CpuList(allowed).to_string();
     assert_eq!(cpus_of(&vm.pid(), "ssi-hv"), all);
     assert_eq!(cpus_of(&vm.pid(), "virtio-balloon"), all);
 
     let told = serde_json::json!([last, first]);
     let json = place.json(&["status", "--json"]);
     assert_eq!(json["vms"][0]["guest"]["cpu_pinning"], told);
-    let list = ssi_hv::cli::cpu_list::CpuList(vec![last, first]);
+    let list = ssi_hv::config::cpu_list::CpuList(vec![last, first]);
     let line = format!("pinned     each vCPU to a CPU of the host, in order: {list}\n");
     let text = place.printed(&["status"]);
     assert!(text.contains(&line), "{text}");

@@ -4,8 +4,8 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use std::net::SocketAddr;
 
-use super::address::HostPort;
-use super::validation::{ValidationError, check_range, check_size, resolve_permitted};
+use crate::config::address::HostPort;
+use crate::config::validation::{ValidationError, check_range, check_size, resolve_permitted};
 use crate::config::{Compression, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
 use crate::size::ByteSize;
 

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::address::Donor;
+use crate::config::address::Donor;
 use crate::size::ByteSize;
 
 /// The longest time that these commands can be told to wait: a day.

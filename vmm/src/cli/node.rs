@@ -7,8 +7,8 @@ use clap::Args;
 use memory_fabric::transport::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
-use super::address::HostPort;
-use super::validation::{
+use crate::config::address::HostPort;
+use crate::config::validation::{
     ValidationError, check_metrics, check_range, check_size, resolve_permitted,
 };
 use crate::size::ByteSize;

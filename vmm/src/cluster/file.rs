@@ -11,10 +11,10 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::{Cluster, LISTEN_DEFAULT, NAMESPACE_NETWORK, Node, Place, command_line};
-use crate::cli::address::HostPort;
 use crate::cli::file::{self, ConfigFileError};
 use crate::cli::node::NodeConfig;
-use crate::cli::text::serde_as_text;
+use crate::config::address::HostPort;
+use crate::config::text::serde_as_text;
 use crate::config::{RunConfig, ValidationError};
 
 /// What is planned in place of a file.
@@ -314,7 +314,7 @@ fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, Cluste
         Some(name) => name.clone(),
         None => default_name
             .parse()
-            .map_err(|error: crate::cli::name::NameError| wrong(error.to_string()))?,
+            .map_err(|error: crate::config::name::NameError| wrong(error.to_string()))?,
     };
     Ok(Node {
         name,

@@ -14,10 +14,10 @@ use memory_fabric::fabric::Fingerprint;
 use serde::{Deserialize, Serialize};
 
 pub use self::file::{ClusterError, ClusterFile};
-use crate::cli::address::{Donor, HostPort};
-use crate::cli::name::VmName;
 use crate::cli::node::NodeConfig;
 use crate::config::RunConfig;
+use crate::config::address::{Donor, HostPort};
+use crate::config::name::VmName;
 
 /// Where a node of this host listens when nothing is said: a free port of its own.
 const LISTEN_DEFAULT: &str = "127.0.0.1:0";

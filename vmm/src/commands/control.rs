@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use ssi_hv::cli::control::ControlCommand;
-use ssi_hv::cli::name::called;
+use ssi_hv::config::name::called;
 use ssi_hv::control_socket::client::{ClientError, call};
 use ssi_hv::control_socket::directory::{Entry, Kind};
 use ssi_hv::control_socket::protocol::StateBody;

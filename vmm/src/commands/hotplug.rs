@@ -9,7 +9,7 @@ use devices::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Plugga
 use memory_fabric::fabric::{DonorAddress, Fabric, Hotplug, HotplugError, PlugError};
 use memory_fabric::hotplug::BLOCK_BYTES;
 use memory_fabric::page::PAGE_SHIFT;
-use ssi_hv::cli::address::Donor;
+use ssi_hv::config::address::Donor;
 use ssi_hv::config::resolved_donor;
 use ssi_hv::control_socket::changes::{Changes, NextChange, Seen};
 use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget, Refusal, RefusalCode};

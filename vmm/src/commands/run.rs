@@ -11,7 +11,7 @@ use memory_fabric::fabric::{
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
-use ssi_hv::cli::name::called;
+use ssi_hv::config::name::called;
 use ssi_hv::config::{
     self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
 };

@@ -11,8 +11,8 @@ use super::{
     CPUS_MAX, DONOR_GRACE_SECONDS_MAX, DONORS_MAX, GUEST_MEMORY_MAX, GUEST_MEMORY_MIN,
     LOCAL_MEMORY_MIN, OnReboot, PAGE_SIZE_BYTES, RunConfig, Switch, TIMEOUT_SECONDS_MAX, Transport,
 };
-use crate::cli::address::{Donor, HostPort};
-use crate::cli::validation::{
+use crate::config::address::{Donor, HostPort};
+use crate::config::validation::{
     ValidationError, check_cmdline, check_command, check_file, check_metrics, check_pinning,
     check_range, check_size, resolve_permitted,
 };

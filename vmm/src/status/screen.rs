@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{NodeNow, NodeStatus, VmState, VmStatus};
-use crate::cli::cpu_list::CpuList;
+use crate::config::cpu_list::CpuList;
 use crate::report::{FaultKind, Percentiles, Role, Traffic, TrafficClass};
 use crate::size::ByteSize;
 

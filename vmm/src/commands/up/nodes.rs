@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::Fingerprint;
-use ssi_hv::cli::address::HostPort;
 use ssi_hv::cli::verbosity::{LogFormat, Verbosity};
 use ssi_hv::cluster::{Cluster, Node, command_line, ready};
 use ssi_hv::config::Transport;
+use ssi_hv::config::address::HostPort;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::progress::Progress;
 

@@ -77,7 +77,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::cli::name::VmName;
+    use crate::config::name::VmName;
     use crate::control_socket::directory::Kind;
 
     #[test]
