@@ -42,61 +42,34 @@
 //! any thread while it runs.
 
 // What the integration tests share serves unit tests too, by the name that it knows.
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 extern crate self as memory_fabric;
 
-#[cfg(not(loom))]
 pub mod control;
-#[cfg(not(loom))]
 pub mod discard;
-#[cfg(not(loom))]
 pub mod donor;
-#[cfg(not(loom))]
 pub mod fabric;
-#[cfg(not(loom))]
-pub mod guest_memory;
-#[cfg(not(loom))]
 pub mod heat;
-#[cfg(not(loom))]
 pub mod hotplug;
-#[cfg(not(loom))]
 pub mod layout;
-#[cfg(not(loom))]
 pub mod link;
-#[cfg(not(loom))]
-mod mapping;
-#[cfg(not(loom))]
-pub mod packing;
-pub mod page;
-pub mod page_map;
-#[cfg(not(loom))]
 mod pager;
-#[cfg(not(loom))]
 pub mod policy;
-#[cfg(not(loom))]
-mod spin;
-#[cfg(not(loom))]
 pub mod stats;
-#[cfg(not(loom))]
 pub mod stream;
-mod sync;
-#[cfg(not(loom))]
 pub mod transport;
-#[cfg(not(loom))]
-pub mod turns;
-#[cfg(not(loom))]
-pub mod uffd;
-#[cfg(not(loom))]
 pub mod view;
-#[cfg(not(loom))]
-pub mod wire;
-#[cfg(not(loom))]
 pub mod working_set;
-#[cfg(not(loom))]
-mod zap;
 
-#[cfg(all(test, loom))]
-mod loom_tests;
-#[cfg(all(test, not(loom)))]
+pub use fabric_host::turns;
+pub use fabric_pages::{guest_memory, page, page_map, uffd};
+pub use fabric_wire as wire;
+pub use fabric_wire::packing;
+
+pub(crate) use fabric_host as mapping;
+pub(crate) use fabric_host as spin;
+pub(crate) use fabric_pages::zap;
+
+#[cfg(test)]
 #[path = "../tests/support/mod.rs"]
 mod support;

@@ -17,13 +17,12 @@ use crate::page_map::{Kind, State};
 use crate::stats::RemoteTimes;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::turns::take_short_turns;
-use crate::uffd::{Fault, Protection};
+use crate::uffd::{EventBuffer, Fault, Protection};
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Instant;
-use userfaultfd::EventBuffer;
 
 /// Faults read at once.
 const FAULT_BATCH: usize = 32;

@@ -61,7 +61,7 @@ const STEPS: &[Step<'static>] = &[
             "test",
             "--release",
             "-p",
-            "memory-fabric",
+            "fabric-pages",
             "--lib",
             "--target-dir",
             "target/loom",

@@ -5,7 +5,8 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 
 use clap::ValueEnum;
-use memory_fabric::transport::rdma::endpoint::{ConnectAnswer, ConnectRequest, NUMBER_MAX};
+use memory_fabric::transport::rdma::endpoint::NUMBER_MAX;
+use memory_fabric::transport::rdma::messages::{ConnectAnswer, ConnectRequest};
 use memory_fabric::wire::{Frame, FrameKind, HEADER_BYTES, decode_message, encode_message};
 
 /// What is falsified.

@@ -12,21 +12,18 @@
 
 mod prepare;
 
-use super::abi::ibv_wc_status;
-use super::batch::{Batch, Place};
-use super::endpoint::RemoteMemory;
-use super::library::verbs;
-use super::pair::QueuePair;
-use super::queue::{CompletionQueue, Taken};
-use super::room::Room;
-use super::staging::Staging;
 use super::transport::PageLane;
 use super::{LANE_STALL_TIMEOUT, RdmaError};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::transport::{IN_FLIGHT_MAX, PageSource};
+use fabric_verbs::batch::{Batch, Place};
+use fabric_verbs::endpoint::RemoteMemory;
+use fabric_verbs::pair::QueuePair;
+use fabric_verbs::queue::{CompletionQueue, Taken};
+use fabric_verbs::room::Room;
+use fabric_verbs::staging::Staging;
 pub(crate) use prepare::LaneConfig;
 use std::collections::VecDeque;
-use std::ffi::CStr;
 use std::net::TcpStream;
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -132,11 +129,11 @@ impl Lane {
                 return Ok(any);
             };
             any = true;
-            if done.status != ibv_wc_status::IBV_WC_SUCCESS {
+            if !done.is_success() {
                 return Err(RdmaError::Completion {
                     verb: self.verb(done.id),
                     on: self.pair.on().to_owned(),
-                    status: status_text(done.status),
+                    status: done.status_text(),
                     code: done.status,
                     vendor: done.vendor,
                 });
@@ -306,7 +303,7 @@ impl PageLane for Lane {
         }
         let page = self.requests[usize::from(number)].page;
         // SAFETY: the place was free until now, so that no request uses it.
-        unsafe { self.staging.put(page, source) };
+        source.copy_to(unsafe { self.staging.page_mut(page) });
         let place = self.place(page, 1);
         self.batch
             .write(number.into(), self.memory.base + offset, place);
@@ -331,7 +328,7 @@ impl PageLane for Lane {
     }
 
     fn post(&mut self) -> Result<(), RdmaError> {
-        if self.batch.len() == 0 {
+        if self.batch.is_empty() {
             return Ok(());
         }
         if self.unflushed > 0 {
@@ -341,12 +338,10 @@ impl PageLane for Lane {
             self.progress = Instant::now();
         }
         self.outstanding += self.batch.len();
-        let orders = self.batch.take();
-        // SAFETY: the chain was just made of valid requests, which the call copies. Their
-        // places are runs of the staging buffer that belong to no other request: those of READs
+        // SAFETY: the places of the requests are runs of the staging buffer that belong to no other request: those of READs
         // are read only after completion, those of WRITEs not changed before it. That of
         // flushes is never read. The buffer outlives the pair.
-        let posted = unsafe { self.pair.post(orders) };
+        let posted = unsafe { self.pair.post(&mut self.batch) };
         posted.inspect_err(|_| self.failed = true)
     }
 
@@ -394,16 +389,4 @@ impl Drop for Lane {
     fn drop(&mut self) {
         self.drain();
     }
-}
-
-fn status_text(status: u32) -> String {
-    // SAFETY: the function gives a constant text for every number.
-    let text = unsafe { (verbs().ibv_wc_status_str)(status) };
-    if text.is_null() {
-        return "unknown".to_owned();
-    }
-    // SAFETY: as above.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
 }

@@ -2,9 +2,6 @@
 
 use super::RdmaError;
 use super::connection::Lane;
-use super::device::{Device, DeviceChoice};
-use super::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
-use super::staging::Staging;
 use super::transport::PageLane as _;
 use crate::link::describe;
 use crate::mapping::Mapping;
@@ -14,6 +11,9 @@ use crate::transport::{
 };
 use crate::wire::{PROBE_BYTES_MAX, RUN_PAGES_MAX};
 use crossbeam_channel::Sender;
+use fabric_verbs::device::{Device, DeviceChoice};
+use fabric_verbs::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
+use fabric_verbs::staging::Staging;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};

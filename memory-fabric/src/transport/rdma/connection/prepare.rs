@@ -1,16 +1,17 @@
 //! A lane before its other end is known.
 
 use super::super::RdmaError;
-use super::super::batch::Batch;
-use super::super::device::{Device, Route};
-use super::super::endpoint::{ConnectAnswer, Endpoint};
-use super::super::memory::{Access, ProtectionDomain};
-use super::super::pair::{NOT_READY_RETRIES, NOT_READY_RETRIES_PAGING, QueuePair};
-use super::super::queue::{CompletionQueue, Taken};
-use super::super::room::Room;
-use super::super::staging::Staging;
+use super::super::messages::ConnectAnswer;
 use super::{Lane, Request, RequestState, WRITING_QUEUE_ENTRIES};
 use crate::transport::IN_FLIGHT_MAX;
+use fabric_verbs::batch::Batch;
+use fabric_verbs::device::{Device, Route};
+use fabric_verbs::endpoint::Endpoint;
+use fabric_verbs::memory::{Access, ProtectionDomain};
+use fabric_verbs::pair::{NOT_READY_RETRIES, NOT_READY_RETRIES_PAGING, QueuePair};
+use fabric_verbs::queue::{CompletionQueue, Taken};
+use fabric_verbs::room::Room;
+use fabric_verbs::staging::Staging;
 use std::collections::VecDeque;
 use std::net::TcpStream;
 use std::sync::Arc;

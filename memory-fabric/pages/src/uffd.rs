@@ -1,0 +1,494 @@
+//! userfaultfd: the only file that makes its ioctls.
+//!
+//! The `userfaultfd` crate creates the descriptor, registers ranges and decodes events. It
+//! lacks write protection in COPY and CONTINUE, loses the error code of a refused COPY, and
+//! has no name for some features; those calls are made here on its descriptor, with the
+//! structures of `include/uapi/linux/userfaultfd.h`.
+
+use crate::page::{PAGE_SIZE, PageBytes};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+pub use userfaultfd::EventBuffer;
+use userfaultfd::{Event, FaultKind, FeatureFlags, ReadWrite, RegisterMode, UffdBuilder};
+
+/// `UFFDIO_API` features, `include/uapi/linux/userfaultfd.h`.
+mod feature {
+    pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+    pub const MISSING_SHMEM: u64 = 1 << 5;
+    /// Linux 4.14, long before the others.
+    pub const THREAD_ID: u64 = 1 << 8;
+    pub const MINOR_SHMEM: u64 = 1 << 10;
+    pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
+}
+
+/// The features that guest memory cannot do without, with the kernel that brought each.
+pub const REQUIRED_FEATURES: [(u64, &str); 4] = [
+    (feature::PAGEFAULT_FLAG_WP, "write protection (5.7)"),
+    (
+        feature::MISSING_SHMEM,
+        "missing faults on shared memory (4.11)",
+    ),
+    (feature::MINOR_SHMEM, "minor faults on shared memory (5.14)"),
+    (
+        feature::WP_HUGETLBFS_SHMEM,
+        "write protection of shared memory (5.19)",
+    ),
+];
+
+/// Why there is no userfaultfd here.
+#[derive(Debug, thiserror::Error)]
+pub enum UffdError {
+    /// It could not be created.
+    #[error(
+        "cannot create a userfaultfd that serves kernel faults; run as root, or give the user \
+         access to /dev/userfaultfd or the capability CAP_SYS_PTRACE"
+    )]
+    Create(#[source] userfaultfd::Error),
+    /// The kernel is too old.
+    #[error("this kernel's userfaultfd lacks {0}; Linux 5.19 is the floor, 6.4 or newer is wanted")]
+    Lacks(String),
+    /// A range was not accepted.
+    #[error("userfaultfd did not accept {bytes} bytes of guest memory")]
+    Register {
+        /// Length of the range.
+        bytes: usize,
+        /// Why.
+        #[source]
+        source: userfaultfd::Error,
+    },
+}
+
+/// Features of the kernel's userfaultfd, without creating one for guest memory.
+///
+/// # Errors
+///
+/// When the descriptor cannot be created: no permission, or no userfaultfd.
+pub fn probe_features() -> io::Result<u64> {
+    let uffd = builder().create().map_err(into_io)?;
+    drop(uffd);
+    // The handshake can be made once a descriptor and the crate keeps its answer to itself,
+    // so ask again on a fresh one for each feature: the kernel refuses what it lacks.
+    let mut features = 0;
+    for bit in 0..u64::BITS {
+        let wanted = FeatureFlags::from_bits_retain(1 << bit);
+        if builder().require_features(wanted).create().is_ok() {
+            features |= 1 << bit;
+        }
+    }
+    Ok(features)
+}
+
+fn into_io(error: userfaultfd::Error) -> io::Error {
+    match error {
+        userfaultfd::Error::OpenDevUserfaultfd(source) => source,
+        userfaultfd::Error::SystemError(errno) => io::Error::from_raw_os_error(errno as i32),
+        other => io::Error::other(other.to_string()),
+    }
+}
+
+fn builder() -> UffdBuilder {
+    let mut builder = UffdBuilder::new();
+    // KVM's faults are kernel faults; a blocking descriptor would make poll return POLLERR.
+    builder
+        .close_on_exec(true)
+        .non_blocking(true)
+        .user_mode_only(false);
+    builder
+}
+
+/// A fault that waits to be served.
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    /// The address in the guest view.
+    pub address: usize,
+    /// Whether the access is a write.
+    pub write: bool,
+    /// Whether the page is mapped but write-protected. A hint: it may be out of date.
+    pub write_protected: bool,
+    /// The thread that waits. Of a vCPU, the one that runs it.
+    pub thread: u32,
+}
+
+/// What became of a request to map a page.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mapped {
+    /// The page was mapped and those who waited were woken.
+    Now,
+    /// It was mapped already; nobody was woken.
+    Already,
+}
+
+/// How a page is mapped.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Protection {
+    /// Reads and writes go on.
+    Writable,
+    /// The next write faults.
+    WriteProtected,
+}
+
+#[repr(C)]
+struct Range {
+    start: u64,
+    len: u64,
+}
+
+#[repr(C)]
+struct Copy {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    copied: i64,
+}
+
+/// `uffdio_zeropage` and `uffdio_continue` have the same shape.
+#[repr(C)]
+struct RangeMode {
+    range: Range,
+    mode: u64,
+    done: i64,
+}
+
+#[repr(C)]
+struct WriteProtect {
+    range: Range,
+    mode: u64,
+}
+
+const _: () = assert!(size_of::<Range>() == 16);
+const _: () = assert!(size_of::<Copy>() == 40);
+const _: () = assert!(size_of::<RangeMode>() == 32);
+const _: () = assert!(size_of::<WriteProtect>() == 24);
+
+/// `_IOWR(0xAA, number, size)`, or `_IOR` without the write bit.
+const fn request(direction: u32, number: u32, size: usize) -> u32 {
+    // The sizes are the four above: far below the 14 bits there are.
+    #[allow(clippy::cast_possible_truncation)]
+    let size = size as u32;
+    (direction << 30) | (size << 16) | (0xAA << 8) | number
+}
+const UFFDIO_WAKE: u32 = request(2, 0x02, size_of::<Range>());
+const UFFDIO_COPY: u32 = request(3, 0x03, size_of::<Copy>());
+const UFFDIO_ZEROPAGE: u32 = request(3, 0x04, size_of::<RangeMode>());
+const UFFDIO_WRITEPROTECT: u32 = request(3, 0x06, size_of::<WriteProtect>());
+const UFFDIO_CONTINUE: u32 = request(3, 0x07, size_of::<RangeMode>());
+
+const COPY_MODE_WP: u64 = 1 << 1;
+const CONTINUE_MODE_WP: u64 = 1 << 1;
+
+/// How often a call is repeated that the kernel refuses while the address space changes.
+const BUSY_RETRIES_MAX: u32 = 1_000_000;
+
+/// A userfaultfd for the guest view.
+#[derive(Debug)]
+pub struct Uffd {
+    inner: userfaultfd::Uffd,
+}
+
+impl Uffd {
+    /// A descriptor with the features that guest memory needs.
+    ///
+    /// # Errors
+    ///
+    /// See [`UffdError`].
+    pub fn new() -> Result<Self, UffdError> {
+        let wanted = REQUIRED_FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
+        let wanted = FeatureFlags::from_bits_retain(wanted | feature::THREAD_ID);
+        match builder().require_features(wanted).create() {
+            Ok(inner) => Ok(Self { inner }),
+            Err(error) => Err(match builder().create() {
+                Err(_) => UffdError::Create(error),
+                Ok(_) => UffdError::Lacks(missing_features()),
+            }),
+        }
+    }
+
+    /// Registers a range of the guest view for missing, minor and write-protection faults.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel refuses it.
+    pub fn register(&self, start: *mut u8, bytes: usize) -> Result<(), UffdError> {
+        /// `UFFDIO_REGISTER_MODE_MINOR`.
+        const MINOR: u64 = 1 << 2;
+        let mode = RegisterMode::MISSING | RegisterMode::WRITE_PROTECT;
+        let mode = RegisterMode::from_bits_retain(mode.bits() | MINOR);
+        let registered = self.inner.register_with_mode(start.cast(), bytes, mode);
+        registered
+            .map(drop)
+            .map_err(|source| UffdError::Register { bytes, source })
+    }
+
+    /// Whether CONTINUE can map a page write-protected (6.4 or newer), found by trying it on
+    /// a range that is not registered: a kernel that knows the mode looks for the range and
+    /// answers ENOENT, an older one refuses the mode with EINVAL.
+    #[must_use]
+    pub fn can_continue_write_protected(&self) -> bool {
+        let Ok(probe) = fabric_host::Mapping::anonymous(PAGE_SIZE) else {
+            return false;
+        };
+        let mut call = RangeMode {
+            range: Range {
+                start: probe.as_ptr().addr() as u64,
+                len: PAGE_SIZE as u64,
+            },
+            mode: CONTINUE_MODE_WP,
+            done: 0,
+        };
+        // SAFETY: the argument has the layout asserted above and outlives the call.
+        let result = unsafe { self.ioctl(UFFDIO_CONTINUE, &raw mut call) };
+        result.is_err_and(|error| error.raw_os_error() == Some(libc::ENOENT))
+    }
+
+    /// Faults that wait now, up to the buffer's size, given to `serve` one by one.
+    ///
+    /// # Errors
+    ///
+    /// When the descriptor fails.
+    pub fn read_faults(
+        &self,
+        buffer: &mut EventBuffer,
+        mut serve: impl FnMut(Fault),
+    ) -> io::Result<usize> {
+        let mut count = 0;
+        for event in self.inner.read_events(buffer).map_err(into_io)? {
+            let event = event.map_err(into_io)?;
+            // No other kind of event was asked for.
+            if let Event::Pagefault {
+                kind,
+                rw,
+                addr,
+                thread_id,
+            } = event
+            {
+                serve(Fault {
+                    address: addr.addr(),
+                    write: rw == ReadWrite::Write,
+                    write_protected: kind == FaultKind::WriteProtected,
+                    thread: thread_id.as_raw().cast_unsigned(),
+                });
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Makes a page of the guest view that has no bytes yet, with these, maps it and wakes
+    /// those who wait for it.
+    ///
+    /// # Errors
+    ///
+    /// EEXIST when the page has bytes, and what the kernel says otherwise.
+    pub fn copy(&self, page: *mut u8, bytes: &PageBytes, protection: Protection) -> io::Result<()> {
+        self.while_busy(|uffd| {
+            let mut call = Copy {
+                dst: page.addr() as u64,
+                src: bytes.as_ptr().addr() as u64,
+                len: PAGE_SIZE as u64,
+                mode: if protection == Protection::WriteProtected {
+                    COPY_MODE_WP
+                } else {
+                    0
+                },
+                copied: 0,
+            };
+            // SAFETY: layout asserted above; the source is a borrowed page; the kernel
+            // refuses a destination that is not registered.
+            unsafe { uffd.ioctl(UFFDIO_COPY, &raw mut call) }
+        })
+    }
+
+    /// Makes `count` pages of zeros from `first` on, as [`Self::copy`] does. They are writable.
+    /// Gives how many: fewer where the next one has bytes already.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says; pages before the one that failed are made.
+    pub fn zero(&self, first: *mut u8, count: usize) -> io::Result<usize> {
+        let start = first.addr() as u64;
+        let end = start + (count * PAGE_SIZE) as u64;
+        let next = std::cell::Cell::new(start);
+        let result = self.while_busy(|uffd| {
+            let range = Range {
+                start: next.get(),
+                len: end - next.get(),
+            };
+            let mut call = RangeMode {
+                range,
+                mode: 0,
+                done: 0,
+            };
+            // SAFETY: layout asserted above; the kernel refuses what is not registered.
+            let result = unsafe { uffd.ioctl(UFFDIO_ZEROPAGE, &raw mut call) };
+            // Interrupted half way it says how far it came, and is called for the rest.
+            next.set(next.get() + u64::try_from(call.done).unwrap_or(0));
+            if next.get() == end { Ok(()) } else { result }
+        });
+        match result {
+            Err(error) if error.raw_os_error() != Some(libc::EEXIST) => Err(error),
+            _ => Ok(usize::try_from(next.get() - start).unwrap_or(count * PAGE_SIZE) / PAGE_SIZE),
+        }
+    }
+
+    /// Maps a page whose bytes are in the memfd and wakes those who wait for it.
+    ///
+    /// # Errors
+    ///
+    /// EFAULT when the page has no bytes, and what the kernel says otherwise.
+    pub fn map_existing(&self, page: *mut u8, protection: Protection) -> io::Result<Mapped> {
+        let mode = if protection == Protection::WriteProtected {
+            CONTINUE_MODE_WP
+        } else {
+            0
+        };
+        let result = self.while_busy(|uffd| {
+            let mut call = range_mode(page, mode);
+            // SAFETY: layout asserted above; the kernel refuses what is not registered.
+            unsafe { uffd.ioctl(UFFDIO_CONTINUE, &raw mut call) }
+        });
+        match result {
+            Ok(()) => Ok(Mapped::Now),
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(Mapped::Already),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Maps `count` pages from `first` on whose bytes are in the memfd, and wakes those who wait
+    /// for them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::map_existing`]; pages before the one that failed are mapped.
+    pub fn map_existing_run(
+        &self,
+        first: *mut u8,
+        count: usize,
+        protection: Protection,
+    ) -> io::Result<()> {
+        let mode = if protection == Protection::WriteProtected {
+            CONTINUE_MODE_WP
+        } else {
+            0
+        };
+        let start = first.addr() as u64;
+        let end = start + (count * PAGE_SIZE) as u64;
+        let next = std::cell::Cell::new(start);
+        while next.get() < end {
+            let result = self.while_busy(|uffd| {
+                let mut call = RangeMode {
+                    range: Range {
+                        start: next.get(),
+                        len: end - next.get(),
+                    },
+                    mode,
+                    done: 0,
+                };
+                // SAFETY: layout asserted above; the kernel refuses what is not registered.
+                let result = unsafe { uffd.ioctl(UFFDIO_CONTINUE, &raw mut call) };
+                // Stopped half way it says how far it came, and is called for the rest.
+                next.set(next.get() + u64::try_from(call.done).unwrap_or(0));
+                if next.get() == end { Ok(()) } else { result }
+            });
+            match result {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                    // This one is mapped already; who waits for it has to be woken.
+                    let page = first.wrapping_add(usize::try_from(next.get() - start).unwrap_or(0));
+                    self.wake(page)?;
+                    next.set(next.get() + PAGE_SIZE as u64);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a page's write protection, if it is mapped, and wakes those who wait for it.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn allow_writes(&self, page: *mut u8) -> io::Result<()> {
+        self.while_busy(|uffd| {
+            let mut call = WriteProtect {
+                range: range_of(page),
+                mode: 0,
+            };
+            // SAFETY: layout asserted above; the kernel refuses what is not registered.
+            unsafe { uffd.ioctl(UFFDIO_WRITEPROTECT, &raw mut call) }
+        })
+    }
+
+    /// Wakes those who wait for a page that is mapped.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel says.
+    pub fn wake(&self, page: *mut u8) -> io::Result<()> {
+        let mut call = range_of(page);
+        // SAFETY: layout asserted above.
+        unsafe { self.ioctl(UFFDIO_WAKE, &raw mut call) }
+    }
+
+    /// Repeats a call that is refused because the address space changes just now.
+    fn while_busy(&self, call: impl Fn(&Self) -> io::Result<()>) -> io::Result<()> {
+        for _ in 0..BUSY_RETRIES_MAX {
+            match call(self) {
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => std::hint::spin_loop(),
+                result => return result,
+            }
+        }
+        Err(io::Error::from_raw_os_error(libc::EAGAIN))
+    }
+
+    /// # Safety
+    ///
+    /// `argument` must be the structure that `request` takes.
+    unsafe fn ioctl<T>(&self, request: u32, argument: *mut T) -> io::Result<()> {
+        // SAFETY: the descriptor is open; the caller vouches for the argument.
+        let result = unsafe {
+            libc::ioctl(
+                self.inner.as_raw_fd(),
+                libc::c_ulong::from(request),
+                argument,
+            )
+        };
+        if result == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+}
+
+impl AsRawFd for Uffd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.inner.as_raw_fd()
+    }
+}
+
+fn range_of(page: *mut u8) -> Range {
+    Range {
+        start: page.addr() as u64,
+        len: PAGE_SIZE as u64,
+    }
+}
+
+fn range_mode(page: *mut u8, mode: u64) -> RangeMode {
+    RangeMode {
+        range: range_of(page),
+        mode,
+        done: 0,
+    }
+}
+
+fn missing_features() -> String {
+    let have = probe_features().unwrap_or(0);
+    let lacks: Vec<_> = REQUIRED_FEATURES
+        .iter()
+        .filter(|(bit, _)| have & bit == 0)
+        .map(|&(_, name)| name)
+        .collect();
+    lacks.join(", ")
+}

@@ -1,0 +1,419 @@
+//! RDMA devices: opened, asked and closed. Their ports and addresses are in `port`, and which of
+//! them leads to a peer in `route`.
+
+mod port;
+mod route;
+
+pub use port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
+pub use route::{DeviceChoice, Route};
+
+use super::abi::{
+    ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
+    ibv_port_attr, ibv_port_state, ibv_transport_type,
+};
+use super::library::{Library, verbs};
+use super::memory::ProtectionDomain;
+use super::queue::CompletionQueue;
+use super::resources::{Counts, DeviceUsage, Resources};
+use super::{RdmaError, check, failed, on_demand};
+use std::ffi::CStr;
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// Entries of a port's table of addresses that are looked at: more than adapters have for the
+/// addresses of a host with some dozens of networks.
+const GIDS_MAX: usize = 256;
+
+/// `IBV_LINK_LAYER_INFINIBAND` and `IBV_LINK_LAYER_ETHERNET` of `infiniband/verbs.h`.
+const LINK_INFINIBAND: u8 = 1;
+const LINK_ETHERNET: u8 = 2;
+
+/// What a device can do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// READs that a queue pair may have outstanding.
+    pub reads_sent: u8,
+    /// READs that it answers at once.
+    pub reads_answered: u8,
+    /// The largest piece of memory that can be registered, bytes.
+    pub region_bytes: u64,
+    ports: u8,
+}
+
+/// An open device. A process opens each once, and all connections share it.
+#[derive(Debug)]
+pub struct Device {
+    context: NonNull<ibv_context>,
+    name: String,
+    /// What sysfs has of it, for as long as it is not being removed.
+    path: PathBuf,
+    reliable: bool,
+    limits: Limits,
+    pages_on_demand: bool,
+    resources: Arc<Resources>,
+    /// What all connections of one kind have together, for as long as there are any.
+    domain: Mutex<Weak<ProtectionDomain>>,
+    silent: Mutex<Weak<CompletionQueue>>,
+}
+
+/// A device of this process, and what is used of it; which may be looked at without verbs.
+struct Known {
+    /// Where libibverbs has its entry, which is the device's own as long as it is open.
+    entry: usize,
+    device: Weak<Device>,
+    resources: Arc<Resources>,
+}
+
+/// The devices that are open. No verb is called while this is locked: SoftRoCE may hang in them.
+static OPEN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What this process uses of each device that it has open.
+#[must_use]
+pub fn usage() -> Vec<DeviceUsage> {
+    let mut open = lock(&OPEN);
+    open.retain(|known| known.device.strong_count() > 0);
+    open.iter().map(|known| known.resources.usage()).collect()
+}
+
+// SAFETY: a context is not bound to a thread, and libibverbs locks what calls share.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// Opens every device of this host.
+    pub fn open_all() -> Result<Vec<Arc<Self>>, RdmaError> {
+        let list = DeviceList::new()?;
+        // One that cannot be opened, for want of permission or since it is being removed, must
+        // not hide the others; if there is no other, its error says more than none.
+        let (mut devices, mut error) = (Vec::new(), None);
+        for device in list.devices() {
+            match Self::shared(device) {
+                Ok(opened) => devices.push(opened),
+                Err(refused) => error = Some(refused),
+            }
+        }
+        match error {
+            Some(error) if devices.is_empty() => Err(error),
+            _ => Ok(devices),
+        }
+    }
+
+    /// Opens the device that leads to a peer, which is reached from the address `local`.
+    pub fn for_peer(choice: &DeviceChoice, local: IpAddr) -> Result<(Arc<Self>, Route), RdmaError> {
+        if *choice == DeviceChoice::None {
+            return Err(RdmaError::NoDevice);
+        }
+        let devices = Self::open_all()?;
+        let mut ports = Vec::new();
+        for device in &devices {
+            ports.extend(device.ports()?);
+        }
+        let route = Route::choose(&ports, choice, local)?;
+        let device = devices.into_iter().find(|found| found.name == route.device);
+        Ok((device.ok_or(RdmaError::NoDevice)?, route))
+    }
+
+    /// The device, open already or from now on.
+    fn shared(device: NonNull<ibv_device>) -> Result<Arc<Self>, RdmaError> {
+        // A reference that is let go of may be the last one, which closes: not under the lock.
+        let there: Vec<_> = lock(&OPEN)
+            .iter()
+            .map(|known| known.device.clone())
+            .collect();
+        let mut there = there.iter().filter_map(Weak::upgrade);
+        if let Some(opened) = there.find(|opened| opened.is(device)) {
+            return Ok(opened);
+        }
+        let opened = Arc::new(Self::open(device)?);
+        let entry = device.as_ptr().addr();
+        let mut open = lock(&OPEN);
+        open.retain(|known| known.device.strong_count() > 0);
+        // Somebody else may have opened it meanwhile.
+        let mut same = open.iter().filter(|known| known.entry == entry);
+        if let Some(theirs) = same.find_map(|known| known.device.upgrade()) {
+            return Ok(theirs);
+        }
+        open.push(Known {
+            entry,
+            device: Arc::downgrade(&opened),
+            resources: Arc::clone(&opened.resources),
+        });
+        drop(open);
+        Ok(opened)
+    }
+
+    /// Whether this is that device, and not one of its name that was there before. libibverbs has
+    /// one entry for a device as long as it is the same, and keeps it while it is open.
+    fn is(&self, device: NonNull<ibv_device>) -> bool {
+        // SAFETY: the context is open, and its device does not change.
+        let ours = unsafe { self.context.as_ref().device };
+        ours == device.as_ptr() && !self.is_gone()
+    }
+
+    fn open(device: NonNull<ibv_device>) -> Result<Self, RdmaError> {
+        // SAFETY: the device is in a list that is not freed before this returns, and its names
+        // are arrays with a terminating zero.
+        let (name, path, transport) = unsafe {
+            let device = device.as_ref();
+            let text =
+                |start: *const libc::c_char| CStr::from_ptr(start).to_string_lossy().into_owned();
+            let name = text(device.name.as_ptr());
+            (name, text(device.dev_path.as_ptr()), device.transport_type)
+        };
+        // SAFETY: as above.
+        let context = NonNull::new(unsafe { (verbs().ibv_open_device)(device.as_ptr()) });
+        let context =
+            context.ok_or_else(|| failed("ibv_open_device", &name, io::Error::last_os_error()))?;
+        let mut opened = Self {
+            context,
+            resources: Arc::new(Resources::new(&name, Counts::default())),
+            name,
+            path: path.into(),
+            reliable: transport == ibv_transport_type::IBV_TRANSPORT_IB,
+            limits: Limits::default(),
+            // SAFETY: the context is open.
+            pages_on_demand: unsafe { on_demand::is_offered(context.as_ptr()) },
+            domain: Mutex::default(),
+            silent: Mutex::default(),
+        };
+        // SAFETY: a structure of numbers, for which zero is a value.
+        let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, and the structure is ours.
+        let result = unsafe { (verbs().ibv_query_device)(opened.as_ptr(), &raw mut attributes) };
+        check("ibv_query_device", &opened.name, result)?;
+        let limit = |number: libc::c_int| u8::try_from(number.clamp(0, 128)).unwrap_or(0);
+        opened.limits = Limits {
+            reads_sent: limit(attributes.max_qp_init_rd_atom),
+            reads_answered: limit(attributes.max_qp_rd_atom),
+            region_bytes: attributes.max_mr_size,
+            ports: attributes.phys_port_cnt,
+        };
+        let counts = Counts {
+            queue_pairs: attributes.max_qp,
+            completion_queues: attributes.max_cq,
+            memory_regions: attributes.max_mr,
+            protection_domains: attributes.max_pd,
+        };
+        opened.resources = Arc::new(Resources::new(&opened.name, counts));
+        Ok(opened)
+    }
+
+    /// Its name, as `ibv_devices` lists it.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What it can do.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// What this process uses of it.
+    pub(crate) fn resources(&self) -> &Resources {
+        &self.resources
+    }
+
+    /// The domain of connections whose other ends can reach nothing here: they need not be kept
+    /// apart, so that one is enough.
+    pub(crate) fn own_domain(self: &Arc<Self>) -> Result<Arc<ProtectionDomain>, RdmaError> {
+        let mut domain = lock(&self.domain);
+        if let Some(there) = domain.upgrade().filter(|there| there.is_trusted()) {
+            return Ok(there);
+        }
+        let made = ProtectionDomain::new(self)?;
+        *domain = Arc::downgrade(&made);
+        Ok(made)
+    }
+
+    /// The queue of ends that only answer: nothing of theirs ever completes, however many they
+    /// are, so that one is enough.
+    pub(crate) fn silent_queue(self: &Arc<Self>) -> Result<Arc<CompletionQueue>, RdmaError> {
+        let mut queue = lock(&self.silent);
+        if let Some(there) = queue.upgrade() {
+            return Ok(there);
+        }
+        let made = CompletionQueue::for_answers(self)?;
+        *queue = Arc::downgrade(&made);
+        Ok(made)
+    }
+
+    /// Whether memory can be registered without being pinned.
+    pub fn pages_on_demand(&self) -> bool {
+        self.pages_on_demand
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ibv_context {
+        self.context.as_ptr()
+    }
+
+    /// Whether the device was removed, or waits for being let go of. Drivers that cannot take a
+    /// device away from its users, such as `rdma_rxe` of Linux 6.1, wait until these have closed it,
+    /// and tell nobody; what they have already taken away is its entry in sysfs.
+    pub fn is_gone(&self) -> bool {
+        !self.path.exists()
+    }
+
+    /// Its ports as they are now.
+    pub fn ports(&self) -> Result<Vec<PortSummary>, RdmaError> {
+        (1..=self.limits.ports)
+            .filter_map(|port| self.port(port).transpose())
+            .collect()
+    }
+
+    /// `None` when it is of a kind that is not known here.
+    fn port(&self, port: u8) -> Result<Option<PortSummary>, RdmaError> {
+        // SAFETY: a structure of numbers, for which zero is a value.
+        let mut attributes: ibv_port_attr = unsafe { std::mem::zeroed() };
+        // SAFETY: the context is open, and the structure is ours.
+        let result = unsafe { (verbs().ibv_query_port)(self.as_ptr(), port, &raw mut attributes) };
+        check("ibv_query_port", &self.name, result)?;
+        let link = match attributes.link_layer {
+            LINK_INFINIBAND => LinkLayer::InfiniBand,
+            LINK_ETHERNET => LinkLayer::Ethernet,
+            _ => return Ok(None),
+        };
+        let Some(mtu) = Mtu::from_verbs(attributes.active_mtu) else {
+            return Ok(None);
+        };
+        Ok(Some(PortSummary {
+            device: self.name.clone(),
+            port,
+            active: attributes.state == ibv_port_state::IBV_PORT_ACTIVE,
+            usable: self.reliable,
+            link,
+            lid: attributes.lid,
+            mtu,
+            gids: self.gids(port)?,
+        }))
+    }
+
+    fn gids(&self, port: u8) -> Result<Vec<GidEntry>, RdmaError> {
+        let empty = ibv_gid_entry {
+            gid: ibv_gid {
+                global: ibv_gid_global_t {
+                    subnet_prefix: 0,
+                    interface_id: 0,
+                },
+            },
+            gid_index: 0,
+            port_num: 0,
+            gid_type: 0,
+            ndev_ifindex: 0,
+        };
+        let mut table = vec![empty; GIDS_MAX];
+        // SAFETY: the context is open, and the table has as many entries as is said.
+        let count = unsafe {
+            (verbs()._ibv_query_gid_table)(
+                self.as_ptr(),
+                table.as_mut_ptr(),
+                table.len(),
+                0,
+                size_of::<ibv_gid_entry>(),
+            )
+        };
+        let count = usize::try_from(count).map_err(|_| {
+            // The error number, negative; it fits.
+            let number = i32::try_from(-count).unwrap_or(libc::EIO);
+            failed(
+                "ibv_query_gid_table",
+                &self.name,
+                io::Error::from_raw_os_error(number),
+            )
+        })?;
+        let of_port = table[..count.min(GIDS_MAX)]
+            .iter()
+            .filter(|entry| entry.port_num == u32::from(port));
+        Ok(of_port
+            .filter_map(|entry| {
+                Some(GidEntry {
+                    // Verbs themselves have 8 bits for it.
+                    index: u8::try_from(entry.gid_index).ok()?,
+                    // SAFETY: every bit pattern is a valid array of bytes.
+                    gid: Gid(unsafe { entry.gid.raw }),
+                    kind: match entry.gid_type {
+                        super::abi::IBV_GID_TYPE_IB => GidKind::InfiniBand,
+                        super::abi::IBV_GID_TYPE_ROCE_V1 => GidKind::RoceV1,
+                        super::abi::IBV_GID_TYPE_ROCE_V2 => GidKind::RoceV2,
+                        _ => return None,
+                    },
+                })
+            })
+            .collect())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses the context any more: those who do keep this alive.
+        let result = unsafe { (verbs().ibv_close_device)(self.as_ptr()) };
+        if let Err(error) = check("ibv_close_device", &self.name, result) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Every port of every device of this host.
+///
+/// # Errors
+///
+/// When the library is missing, or a device cannot be asked.
+pub fn summaries() -> Result<Vec<PortSummary>, RdmaError> {
+    let mut ports = Vec::new();
+    for device in Device::open_all()? {
+        ports.extend(device.ports()?);
+    }
+    Ok(ports)
+}
+
+/// The devices of this host, not open.
+struct DeviceList {
+    first: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+impl DeviceList {
+    fn new() -> Result<Self, RdmaError> {
+        let library = Library::load()?;
+        let mut count = 0;
+        // SAFETY: the number is ours.
+        let first = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+        if let Some(first) = NonNull::new(first) {
+            let count = usize::try_from(count).unwrap_or(0);
+            return Ok(Self { first, count });
+        }
+        let error = io::Error::last_os_error();
+        Err(match error.raw_os_error() {
+            // The kernel has no verbs.
+            Some(libc::ENOSYS) => RdmaError::NoDevice,
+            _ => failed("ibv_get_device_list", "this host", error),
+        })
+    }
+
+    fn devices(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
+        (0..self.count).filter_map(|index| {
+            // SAFETY: the list has so many entries.
+            NonNull::new(unsafe { *self.first.as_ptr().add(index) })
+        })
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: the list came from the library; what was opened of it stays.
+        unsafe { (verbs().ibv_free_device_list)(self.first.as_ptr()) };
+    }
+}
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

@@ -1,0 +1,141 @@
+//! What each end of an RDMA connection has to know of the other.
+
+use super::RdmaError;
+use super::device::{Gid, LinkLayer, Mtu};
+use serde::{Deserialize, Serialize};
+
+/// Queue-pair numbers and packet numbers have 24 bits (InfiniBand Architecture Specification,
+/// volume 1, section 9.2).
+pub const NUMBER_MAX: u32 = (1 << 24) - 1;
+
+/// One end of a reliable connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Its queue pair.
+    pub queue_pair: u32,
+    /// The number of the first packet that it sends, random for each connection: so packets of
+    /// an earlier one are not taken for those of this one.
+    pub packet_number: u32,
+    /// Its kind of network.
+    pub link: LinkLayer,
+    /// Its local identifier; 0 on Ethernet.
+    pub lid: u16,
+    /// Its global identifier.
+    pub gid: Gid,
+    /// The largest payload of a packet on its port, bytes.
+    pub mtu_bytes: u16,
+    /// READs of the other end that it answers at once.
+    pub reads_answered: u8,
+}
+
+impl Endpoint {
+    /// Checks what a peer sent; gives its MTU.
+    ///
+    /// # Errors
+    ///
+    /// [`RdmaError::Peer`].
+    pub fn check(&self) -> Result<Mtu, RdmaError> {
+        let number = |what, value: u32| match value {
+            0..=NUMBER_MAX => Ok(()),
+            _ => Err(RdmaError::Peer {
+                what,
+                value: value.into(),
+                allowed: "24 bits are allowed",
+            }),
+        };
+        number("queue pair", self.queue_pair)?;
+        number("packet number", self.packet_number)?;
+        if self.reads_answered == 0 {
+            return Err(RdmaError::Peer {
+                what: "number of READs answered",
+                value: 0,
+                allowed: "1 at least is needed",
+            });
+        }
+        Mtu::from_bytes(self.mtu_bytes).ok_or(RdmaError::Peer {
+            what: "MTU",
+            value: self.mtu_bytes.into(),
+            allowed: "256, 512, 1024, 2048 or 4096 are allowed",
+        })
+    }
+}
+
+/// Where the memory of a lease is for the adapters.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct RemoteMemory {
+    /// The key to it.
+    pub key: u32,
+    /// Whether all its pages are there at any time. Others may have to be made first, for which a
+    /// request has to wait.
+    pub pinned: bool,
+    /// The address of its first byte.
+    pub base: u64,
+    /// Its size.
+    pub bytes: u64,
+}
+
+impl RemoteMemory {
+    /// Checks what a donor sent: a lease of `bytes` must be in it.
+    ///
+    /// # Errors
+    ///
+    /// [`RdmaError::Peer`].
+    pub fn check(&self, bytes: u64) -> Result<(), RdmaError> {
+        if self.bytes < bytes || self.base.checked_add(self.bytes).is_none() {
+            return Err(RdmaError::Peer {
+                what: "registered memory",
+                value: self.bytes,
+                allowed: "the whole lease is needed",
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            queue_pair: 17,
+            packet_number: 0x00ab_cdef,
+            link: LinkLayer::Ethernet,
+            lid: 0,
+            gid: Gid::from_ip("10.77.0.2".parse().expect("an address")),
+            mtu_bytes: 4096,
+            reads_answered: 16,
+        }
+    }
+
+    #[test]
+    fn a_peer_that_makes_no_sense_is_refused_by_name_and_value() {
+        assert_eq!(endpoint().check().expect("fine").bytes(), 4096);
+        type Spoil = fn(&mut Endpoint);
+        let spoiled: [(Spoil, &str); 4] = [
+            (|end| end.queue_pair = 1 << 24, "queue pair is 16777216"),
+            (|end| end.packet_number = u32::MAX, "packet number is"),
+            (|end| end.mtu_bytes = 1500, "MTU is 1500"),
+            (|end| end.reads_answered = 0, "READs answered is 0"),
+        ];
+        for (spoil, text) in spoiled {
+            let mut end = endpoint();
+            spoil(&mut end);
+            let error = end.check().expect_err(text).to_string();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn memory_must_hold_the_lease_and_not_wrap() {
+        let memory = |base, bytes| RemoteMemory {
+            key: 1,
+            pinned: true,
+            base,
+            bytes,
+        };
+        assert!(memory(0x7f00_0000_0000, 8192).check(8192).is_ok());
+        assert!(memory(0, 4096).check(8192).is_err());
+        assert!(memory(u64::MAX - 4096, 8192).check(8192).is_err());
+    }
+}

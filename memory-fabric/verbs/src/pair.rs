@@ -1,0 +1,342 @@
+//! Queue pairs of reliable connections, and their states.
+//!
+//! # Retries
+//!
+//! A request whose answer does not come is sent again by the adapter after [`TIMEOUT_EXPONENT`]
+//! (67 ms; the specification lets adapters take up to four times as long), at most [`RETRIES`]
+//! times. So an outage of 200 ms is survived without anybody noticing but by its time, and a
+//! peer that is gone is found out after half a second on SoftRoCE, and after some two seconds
+//! on adapters that take their time. A shorter time-out would send again what a busy SoftRoCE peer
+//! is only slow to answer; a longer one makes each lost packet dearer, since the last packet
+//! of an answer is missed by the time-out alone.
+//!
+//! READs and WRITEs need no receive requests at the other end, so that a peer with pinned memory is
+//! never "not ready": [`NOT_READY_RETRIES`] is for one that says so all the same, and is finite. One
+//! whose memory is paged on demand says it while it makes a page, which takes as long as the kernel
+//! there takes: [`NOT_READY_RETRIES_PAGING`] is for ever, and the lane's own deadline ends it.
+
+use super::abi::{
+    ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
+    ibv_qp_state, ibv_qp_type,
+};
+use super::batch::Batch;
+use super::device::{LinkLayer, Route};
+use super::endpoint::{Endpoint, NUMBER_MAX};
+use super::library::verbs;
+use super::memory::{Access, ProtectionDomain};
+use super::queue::CompletionQueue;
+use super::resources::Share;
+use super::{RdmaError, check, failed};
+use std::fs::File;
+use std::io::{self, Read};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// The time-out is 4.096 us times two to this (InfiniBand Architecture Specification, volume 1,
+/// section 9.7.6.1.3): 67 ms.
+pub const TIMEOUT_EXPONENT: u8 = 14;
+/// How often a request is sent again. Three bits; but to SoftRoCE (`rdma_rxe`) 7 is for ever.
+pub const RETRIES: u8 = 6;
+/// How often a request is sent again to a peer that is not ready. 7 would be for ever.
+pub const NOT_READY_RETRIES: u8 = 6;
+/// The same with a peer that makes pages when they are needed.
+pub const NOT_READY_RETRIES_PAGING: u8 = 7;
+/// For how long a peer that is not ready is left alone: code 12 is 0.64 ms.
+const NOT_READY_TIMER: u8 = 12;
+/// Routers that a packet may pass.
+const HOPS_MAX: u8 = 64;
+
+/// The states of a queue pair that are used here.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PairState {
+    /// New.
+    Reset,
+    /// It has its port and rights.
+    Init,
+    /// It knows the other end, and answers it.
+    ReadyToReceive,
+    /// It sends requests too.
+    ReadyToSend,
+    /// It failed, or was ended: what is outstanding completes with an error.
+    Error,
+}
+
+impl PairState {
+    /// Whether a queue pair may go from here to there in one step.
+    #[must_use]
+    pub fn may_become(self, next: Self) -> bool {
+        use PairState::*;
+        matches!(
+            (self, next),
+            (Reset, Init) | (Init, ReadyToReceive) | (ReadyToReceive, ReadyToSend) | (_, Error)
+        )
+    }
+
+    fn to_verbs(self) -> ibv_qp_state::Type {
+        match self {
+            Self::Reset => ibv_qp_state::IBV_QPS_RESET,
+            Self::Init => ibv_qp_state::IBV_QPS_INIT,
+            Self::ReadyToReceive => ibv_qp_state::IBV_QPS_RTR,
+            Self::ReadyToSend => ibv_qp_state::IBV_QPS_RTS,
+            Self::Error => ibv_qp_state::IBV_QPS_ERR,
+        }
+    }
+}
+
+/// One end of a reliable connection.
+#[derive(Debug)]
+pub struct QueuePair {
+    pair: NonNull<ibv_qp>,
+    state: PairState,
+    route: Route,
+    packet_number: u32,
+    reads_answered: u8,
+    reads_sent: u8,
+    /// "queue pair 17 of rxe0 to 10.77.0.2:7700", for errors.
+    on: String,
+    /// Kept for as long as the pair is there.
+    _queue: Arc<CompletionQueue>,
+    domain: Arc<ProtectionDomain>,
+    _share: Share,
+}
+
+// SAFETY: a queue pair is not bound to a thread.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    /// A pair on the port of `route` with room for `requests` requests, ready to be connected.
+    /// `access` is what the other end may do in memory of the domain.
+    pub fn new(
+        domain: &Arc<ProtectionDomain>,
+        queue: &Arc<CompletionQueue>,
+        route: &Route,
+        requests: usize,
+        access: Access,
+        peer: &str,
+    ) -> Result<Self, RdmaError> {
+        let device = domain.device();
+        let share = device.resources().queue_pairs.take()?;
+        let packet_number = random_packet_number()
+            .map_err(|error| RdmaError::System("read /dev/urandom", error))?;
+        let mut attributes = ibv_qp_init_attr {
+            qp_context: ptr::null_mut(),
+            send_cq: queue.as_ptr(),
+            recv_cq: queue.as_ptr(),
+            srq: ptr::null_mut(),
+            cap: ibv_qp_cap {
+                max_send_wr: u32::try_from(requests).expect("a small constant"),
+                // Nothing is received, but some providers want a place.
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: ibv_qp_type::IBV_QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and queue are there, and are kept for as long as the pair.
+        let pair =
+            NonNull::new(unsafe { (verbs().ibv_create_qp)(domain.as_ptr(), &raw mut attributes) });
+        let pair = pair.ok_or_else(|| {
+            let on = format!("{} to {peer}", device.name());
+            failed("ibv_create_qp", &on, io::Error::last_os_error())
+        })?;
+        // SAFETY: the pair is there, and its number does not change.
+        let number = unsafe { pair.as_ref().qp_num };
+        let mut pair = Self {
+            pair,
+            state: PairState::Reset,
+            route: route.clone(),
+            packet_number,
+            reads_answered: device.limits().reads_answered,
+            reads_sent: device.limits().reads_sent,
+            on: format!("queue pair {number} of {} to {peer}", device.name()),
+            _queue: Arc::clone(queue),
+            domain: Arc::clone(domain),
+            _share: share,
+        };
+        let mut attributes = empty();
+        attributes.pkey_index = 0;
+        attributes.port_num = route.port;
+        attributes.qp_access_flags = access.rights().0;
+        let mask = ibv_qp_attr_mask::IBV_QP_PKEY_INDEX
+            | ibv_qp_attr_mask::IBV_QP_PORT
+            | ibv_qp_attr_mask::IBV_QP_ACCESS_FLAGS;
+        pair.become_state(PairState::Init, attributes, mask)?;
+        Ok(pair)
+    }
+
+    /// What the other end has to know.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint {
+            // SAFETY: the pair is there, and its number does not change.
+            queue_pair: unsafe { self.pair.as_ref().qp_num },
+            packet_number: self.packet_number,
+            link: self.route.link,
+            lid: self.route.lid,
+            gid: self.route.gid,
+            mtu_bytes: self.route.mtu.bytes(),
+            reads_answered: self.reads_answered.max(1),
+        }
+    }
+
+    /// Connects to the other end, which may be not ready so many times for one request.
+    pub fn connect(&mut self, other: &Endpoint, not_ready_retries: u8) -> Result<(), RdmaError> {
+        let mtu = other.check()?.min(self.route.mtu);
+        if other.link != self.route.link {
+            return Err(RdmaError::Mismatch {
+                ours: self.route.link,
+                theirs: other.link,
+            });
+        }
+        let mut attributes = empty();
+        attributes.path_mtu = mtu.to_verbs();
+        attributes.dest_qp_num = other.queue_pair;
+        attributes.rq_psn = other.packet_number;
+        attributes.max_dest_rd_atomic = self.reads_answered;
+        attributes.min_rnr_timer = NOT_READY_TIMER;
+        attributes.ah_attr.port_num = self.route.port;
+        match self.route.link {
+            LinkLayer::InfiniBand => attributes.ah_attr.dlid = other.lid,
+            LinkLayer::Ethernet => {
+                attributes.ah_attr.is_global = 1;
+                attributes.ah_attr.grh.dgid = ibv_gid { raw: other.gid.0 };
+                attributes.ah_attr.grh.sgid_index = self.route.gid_index;
+                attributes.ah_attr.grh.hop_limit = HOPS_MAX;
+            }
+        }
+        let mask = ibv_qp_attr_mask::IBV_QP_AV
+            | ibv_qp_attr_mask::IBV_QP_PATH_MTU
+            | ibv_qp_attr_mask::IBV_QP_DEST_QPN
+            | ibv_qp_attr_mask::IBV_QP_RQ_PSN
+            | ibv_qp_attr_mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | ibv_qp_attr_mask::IBV_QP_MIN_RNR_TIMER;
+        self.become_state(PairState::ReadyToReceive, attributes, mask)?;
+
+        let mut attributes = empty();
+        attributes.timeout = TIMEOUT_EXPONENT;
+        attributes.retry_cnt = RETRIES;
+        attributes.rnr_retry = not_ready_retries;
+        attributes.sq_psn = self.packet_number;
+        attributes.max_rd_atomic = self.reads_sent.min(other.reads_answered);
+        let mask = ibv_qp_attr_mask::IBV_QP_TIMEOUT
+            | ibv_qp_attr_mask::IBV_QP_RETRY_CNT
+            | ibv_qp_attr_mask::IBV_QP_RNR_RETRY
+            | ibv_qp_attr_mask::IBV_QP_SQ_PSN
+            | ibv_qp_attr_mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.become_state(PairState::ReadyToSend, attributes, mask)
+    }
+
+    /// Ends the connection: what is outstanding completes, with an error.
+    pub fn fail(&mut self) -> Result<(), RdmaError> {
+        self.become_state(PairState::Error, empty(), ibv_qp_attr_mask(0))
+    }
+
+    fn become_state(
+        &mut self,
+        next: PairState,
+        mut attributes: ibv_qp_attr,
+        mask: ibv_qp_attr_mask,
+    ) -> Result<(), RdmaError> {
+        if !self.state.may_become(next) {
+            return Err(RdmaError::State {
+                on: self.on.clone(),
+                from: self.state,
+                to: next,
+            });
+        }
+        attributes.qp_state = next.to_verbs();
+        let mask = (mask | ibv_qp_attr_mask::IBV_QP_STATE).0;
+        let mask = libc::c_int::try_from(mask).expect("small flags");
+        // SAFETY: the pair is there, and the structure has what the mask names.
+        let result =
+            unsafe { (verbs().ibv_modify_qp)(self.pair.as_ptr(), &raw mut attributes, mask) };
+        check("ibv_modify_qp", &self.on, result).inspect_err(|error| {
+            tracing::debug!(?next, "{error}");
+        })?;
+        self.state = next;
+        Ok(())
+    }
+
+    /// Posts a batch of requests with one doorbell; the batch is empty afterwards.
+    ///
+    /// # Safety
+    ///
+    /// Where the requests write must be registered for that and not be relied on until they have
+    /// completed, or the pair is gone.
+    pub unsafe fn post(&mut self, batch: &mut Batch) -> Result<(), RdmaError> {
+        let first = batch.take();
+        let mut bad = ptr::null_mut();
+        // SAFETY: the pair is there, and the chain was just made of valid requests, which the
+        // call copies; the rest the caller promises.
+        let result = unsafe { ibv_post_send(self.pair.as_ptr(), first, &raw mut bad) };
+        check("ibv_post_send", &self.on, result)
+    }
+
+    /// Takes it away. False when that failed, so that the adapter may still work for it, or when
+    /// it did for another pair of the domain.
+    pub fn end(self) -> bool {
+        let domain = Arc::clone(&self.domain);
+        drop(self);
+        domain.is_trusted()
+    }
+
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        self.domain.device().name()
+    }
+
+    /// Device, number and peer.
+    #[must_use]
+    pub fn on(&self) -> &str {
+        &self.on
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: the pair is ours. When this returns the adapter does nothing for it any more.
+        let result = unsafe { (verbs().ibv_destroy_qp)(self.pair.as_ptr()) };
+        if let Err(error) = check("ibv_destroy_qp", &self.on, result) {
+            self.domain.distrust();
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+fn empty() -> ibv_qp_attr {
+    // SAFETY: a structure of numbers, for which zero is a value.
+    unsafe { std::mem::zeroed() }
+}
+
+fn random_packet_number() -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u32::from_le_bytes(bytes) & NUMBER_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PairState::*;
+    use super::*;
+
+    #[test]
+    fn states_follow_each_other_in_one_order_and_error_from_everywhere() {
+        let all = [Reset, Init, ReadyToReceive, ReadyToSend, Error];
+        for (place, from) in all.into_iter().enumerate() {
+            for (other, to) in all.into_iter().enumerate() {
+                let wanted = to == Error || (other == place + 1 && to != Error);
+                assert_eq!(from.may_become(to), wanted, "{from:?} to {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn packet_numbers_have_24_bits_and_differ() {
+        let numbers: Vec<_> = (0..8)
+            .map(|_| random_packet_number().expect("a number"))
+            .collect();
+        assert!(numbers.iter().all(|&number| number <= NUMBER_MAX));
+        assert!(numbers.iter().any(|number| *number != numbers[0]));
+    }
+}

@@ -1,0 +1,271 @@
+//! Completion queues, and sleeping until something completes.
+
+use super::abi::{ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc, ibv_wc_status};
+use super::device::Device;
+use super::library::verbs;
+use super::resources::Share;
+use super::{RdmaError, check, failed};
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+/// Completions taken at once.
+const POLL_BATCH: usize = 16;
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Done {
+    /// Its number.
+    pub id: u64,
+    /// `IBV_WC_SUCCESS`, or why it failed.
+    pub status: u32,
+    /// What the adapter adds to that.
+    pub vendor: u32,
+}
+
+impl Done {
+    /// Whether the request was carried out.
+    #[must_use]
+    pub fn is_success(self) -> bool {
+        self.status == ibv_wc_status::IBV_WC_SUCCESS
+    }
+
+    /// The status in words.
+    #[must_use]
+    pub fn status_text(self) -> String {
+        // SAFETY: the function gives a constant text for every number.
+        let text = unsafe { (verbs().ibv_wc_status_str)(self.status) };
+        if text.is_null() {
+            return "unknown".to_owned();
+        }
+        // SAFETY: as above.
+        let text = unsafe { CStr::from_ptr(text) };
+        text.to_string_lossy().into_owned()
+    }
+}
+
+/// Room for completions that were taken.
+pub struct Taken {
+    completions: Box<[ibv_wc; POLL_BATCH]>,
+    filled: std::ops::Range<usize>,
+}
+
+impl Taken {
+    /// Room, empty.
+    #[must_use]
+    pub fn new() -> Self {
+        // SAFETY: a structure of numbers, for which zero is a value.
+        let empty: ibv_wc = unsafe { std::mem::zeroed() };
+        Self {
+            completions: Box::new([empty; POLL_BATCH]),
+            filled: 0..0,
+        }
+    }
+
+    /// Whether all were handed out.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.filled.is_empty()
+    }
+}
+
+impl Default for Taken {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Iterator for Taken {
+    type Item = Done;
+
+    fn next(&mut self) -> Option<Done> {
+        let completion = &self.completions[self.filled.next()?];
+        Some(Done {
+            id: completion.wr_id,
+            status: completion.status,
+            vendor: completion.vendor_err,
+        })
+    }
+}
+
+impl std::fmt::Debug for Taken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Taken({:?})", self.filled)
+    }
+}
+
+/// A channel by which an adapter tells that something completed, as a descriptor.
+#[derive(Debug)]
+struct Channel {
+    channel: NonNull<ibv_comp_channel>,
+    device: Arc<Device>,
+}
+
+impl Channel {
+    fn new(device: &Arc<Device>) -> Result<Self, RdmaError> {
+        // SAFETY: the device is open.
+        let channel = NonNull::new(unsafe { (verbs().ibv_create_comp_channel)(device.as_ptr()) });
+        let channel = channel.ok_or_else(|| {
+            failed(
+                "ibv_create_comp_channel",
+                device.name(),
+                io::Error::last_os_error(),
+            )
+        })?;
+        let channel = Self {
+            channel,
+            device: Arc::clone(device),
+        };
+        // An event is taken only when there is one: no call here waits.
+        // SAFETY: the descriptor is open, and the call changes its flags only.
+        let result = unsafe {
+            let flags = libc::fcntl(channel.fd(), libc::F_GETFL);
+            libc::fcntl(channel.fd(), libc::F_SETFL, flags | libc::O_NONBLOCK)
+        };
+        if result < 0 {
+            let error = io::Error::last_os_error();
+            return Err(RdmaError::System(
+                "make an event channel non-blocking",
+                error,
+            ));
+        }
+        Ok(channel)
+    }
+
+    fn fd(&self) -> RawFd {
+        // SAFETY: the channel is there, and its descriptor does not change.
+        unsafe { self.channel.as_ref().fd }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        // SAFETY: its queue, the only one, is gone.
+        let result = unsafe { (verbs().ibv_destroy_comp_channel)(self.channel.as_ptr()) };
+        if let Err(error) = check("ibv_destroy_comp_channel", self.device.name(), result) {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+/// Where requests of queue pairs complete.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    queue: NonNull<ibv_cq>,
+    /// `None` when nobody ever sleeps for it.
+    channel: Option<Channel>,
+    device: Arc<Device>,
+    _share: Share,
+}
+
+// SAFETY: a queue is not bound to a thread, and libibverbs locks what calls share.
+unsafe impl Send for CompletionQueue {}
+// SAFETY: as above.
+unsafe impl Sync for CompletionQueue {}
+
+impl CompletionQueue {
+    /// A queue with room for `entries` completions, which can be slept for.
+    pub fn with_events(device: &Arc<Device>, entries: usize) -> Result<Arc<Self>, RdmaError> {
+        Self::create(device, entries, Some(Channel::new(device)?))
+    }
+
+    /// The queue that nobody looks at: of all ends that only answer. There is one for each device.
+    pub fn silent(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
+        device.silent_queue()
+    }
+
+    pub(crate) fn for_answers(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
+        Self::create(device, 1, None)
+    }
+
+    fn create(
+        device: &Arc<Device>,
+        entries: usize,
+        channel: Option<Channel>,
+    ) -> Result<Arc<Self>, RdmaError> {
+        let share = device.resources().completion_queues.take()?;
+        let entries = libc::c_int::try_from(entries).expect("a small constant");
+        let events = channel
+            .as_ref()
+            .map_or(ptr::null_mut(), |channel| channel.channel.as_ptr());
+        // SAFETY: the device is open, and the channel, if there is one, outlives the queue.
+        let queue = unsafe {
+            (verbs().ibv_create_cq)(device.as_ptr(), entries, ptr::null_mut(), events, 0)
+        };
+        let queue = NonNull::new(queue)
+            .ok_or_else(|| failed("ibv_create_cq", device.name(), io::Error::last_os_error()));
+        Ok(Arc::new(Self {
+            queue: queue?,
+            channel,
+            device: Arc::clone(device),
+            _share: share,
+        }))
+    }
+
+    pub(crate) fn as_ptr(&self) -> *mut ibv_cq {
+        self.queue.as_ptr()
+    }
+
+    /// Takes completions that are there, if `taken` has none left; without a system call on most
+    /// adapters.
+    pub fn poll(&self, taken: &mut Taken) -> Result<(), RdmaError> {
+        if !taken.is_empty() {
+            return Ok(());
+        }
+        let most = libc::c_int::try_from(POLL_BATCH).expect("a small constant");
+        // SAFETY: the queue is there, and the room has so many places.
+        let count = unsafe { ibv_poll_cq(self.as_ptr(), most, taken.completions.as_mut_ptr()) };
+        match usize::try_from(count) {
+            Ok(count) => {
+                taken.filled = 0..count;
+                Ok(())
+            }
+            Err(_) => Err(failed(
+                "ibv_poll_cq",
+                self.device.name(),
+                io::Error::other("overrun"),
+            )),
+        }
+    }
+
+    /// What is readable when something has completed since [`Self::arm`].
+    pub fn event_fd(&self) -> Option<RawFd> {
+        self.channel.as_ref().map(Channel::fd)
+    }
+
+    /// Makes the next completion readable on the descriptor, and takes away what was. What
+    /// completed before has to be looked for once more after this.
+    pub fn arm(&self) -> Result<(), RdmaError> {
+        if let Some(channel) = &self.channel {
+            let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: the channel is there; an event is of its only queue, this one, and each
+            // is acknowledged once.
+            unsafe {
+                while (verbs().ibv_get_cq_event)(
+                    channel.channel.as_ptr(),
+                    &raw mut queue,
+                    &raw mut context,
+                ) == 0
+                {
+                    (verbs().ibv_ack_cq_events)(queue, 1);
+                }
+            }
+        }
+        // SAFETY: the queue is there.
+        let result = unsafe { ibv_req_notify_cq(self.as_ptr(), 0) };
+        check("ibv_req_notify_cq", self.device.name(), result)
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // SAFETY: queue pairs keep the queue alive, so none is left; events were acknowledged
+        // when they were taken.
+        let result = unsafe { (verbs().ibv_destroy_cq)(self.as_ptr()) };
+        if let Err(error) = check("ibv_destroy_cq", self.device.name(), result) {
+            tracing::warn!("{error}");
+        }
+    }
+}
