@@ -22,8 +22,7 @@ use ssi_hv::forced_end;
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
-use ssi_hv::status::rdma::NodeRdma;
-use ssi_hv::status::{NodeCounters, NodeStatus};
+use ssi_hv::status::{NodeCounters, NodeStatus, observed};
 
 use super::{Failure, lifeline, metrics, print, report_file};
 
@@ -70,7 +69,7 @@ fn counters(donor: &Donor) -> NodeCounters {
         pages_read: pages.pages_read,
         pages_written: pages.pages_written,
         pages_dropped: pages.pages_dropped,
-        rdma: NodeRdma::of(donor),
+        rdma: observed::node_rdma(donor),
     }
 }
 

@@ -19,8 +19,7 @@ use ssi_hv::report::{
     Boot, FaultKind, Faults, FreePages, Guest, Host, HotplugUsed, MemoryUsed, Node, Percentiles,
     Prefetch, RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass, TransportUsed,
 };
-use ssi_hv::status::rdma::RdmaResources;
-use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus};
+use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus, observed};
 
 use super::hotplug::Plugged;
 use super::links::path_used;
@@ -178,7 +177,7 @@ impl Watched {
             },
             stalled_for_memory: stats.stalled_for_memory.get(),
             prefetch: prefetch(stats),
-            rdma: RdmaResources::now(),
+            rdma: observed::rdma_resources(),
             errors_total,
             errors: errors.split_off(newest),
             heat: None,

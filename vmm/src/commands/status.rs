@@ -118,7 +118,12 @@ pub(super) fn is_end(error: &io::Error) -> bool {
 fn text(everything: &Everything, heat: bool) -> String {
     let colour = may_colour(&io::stdout());
     let vms = everything.vms.iter().map(|vm| match &vm.heat {
-        Some(map) => format!("VM {} (process {}): {}", vm.name, vm.pid, map.text(colour)),
+        Some(map) => format!(
+            "VM {} (process {}): {}",
+            vm.name,
+            vm.pid,
+            screen::heat::map(map, colour)
+        ),
         None => screen::vm(vm),
     });
     let nodes = everything.nodes.iter().filter(|_| !heat).map(screen::node);

@@ -9,8 +9,7 @@ use ssi_hv::control_socket::protocol::{
 };
 use ssi_hv::control_socket::route::{Answer, Method, Route, Work, answer};
 use ssi_hv::machine::{MachineHandle, PAGE_BYTES};
-use ssi_hv::status::VmState;
-use ssi_hv::status::heat::HeatStatus;
+use ssi_hv::status::{VmState, observed};
 
 use super::hotplug;
 use super::observe::{Paged, Watched};
@@ -22,7 +21,7 @@ pub const ROUTES: &[Route<Arc<Watched>>] = &[
         answer(200, &watched.status(&paged(watched)?))
     }),
     look("/v1/heat", |watched, _| {
-        answer(200, &HeatStatus::from(paged(watched)?.view.heat()))
+        answer(200, &observed::heat(&paged(watched)?.view.heat()))
     }),
     look("/v1/report", |watched, _| {
         answer(200, &watched.report(&paged(watched)?))

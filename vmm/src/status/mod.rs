@@ -4,6 +4,7 @@
 //! Fields that the report of a run has too are the report's own types.
 
 pub mod heat;
+pub mod observed;
 pub mod rdma;
 pub mod screen;
 

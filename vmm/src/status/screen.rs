@@ -1,5 +1,8 @@
 //! The status for people: one screen a VM.
 
+pub mod heat;
+mod rdma;
+
 use std::fmt::Write;
 
 use super::{NodeNow, NodeStatus, VmState, VmStatus};
@@ -78,7 +81,7 @@ pub fn vm(status: &VmStatus) -> String {
         ahead.issued, ahead.used, ahead.wasted, ahead.late
     ));
     line(wire(&status.nodes));
-    for text in status.rdma.lines().lines() {
+    for text in rdma::lines(&status.rdma).lines() {
         line(text.to_owned());
     }
     line(String::new());
@@ -231,7 +234,7 @@ pub fn node(status: &NodeStatus) -> String {
         counters.leases_expired,
         counters.pages_read,
         counters.pages_written,
-        rdma.used.lines(),
+        rdma::lines(&rdma.used),
     )
 }
 

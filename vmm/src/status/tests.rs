@@ -335,7 +335,7 @@ fn a_character_tells_what_part_of_a_block_is_here() {
         (block(10, 54, 0, 16), '*'),
         (block(0, 64, 0, 99), '-'),
     ] {
-        assert_eq!(block.character(), character, "{block:?}");
+        assert_eq!(screen::heat::character(&block), character, "{block:?}");
     }
 }
 
@@ -353,7 +353,7 @@ fn a_heat_map_has_rows_by_address_and_says_what_was_looked_at() {
             blocks,
         }],
     };
-    let text = heat.text(false);
+    let text = screen::heat::map(&heat, false);
     assert!(
         text.contains("a character is 256 KiB; every page was looked at"),
         "{text}"
@@ -363,7 +363,7 @@ fn a_heat_map_has_rows_by_address_and_says_what_was_looked_at() {
     assert_eq!(rows[0], format!("0x0000000100000  {}", "#".repeat(64)));
     assert_eq!(rows[1], format!("0x0000001100000  {}", "#".repeat(6)));
     assert!(text.lines().all(|line| line.len() <= 81), "{text}");
-    assert!(heat.text(true).contains("\x1b[33m#\x1b[0m"));
+    assert!(screen::heat::map(&heat, true).contains("\x1b[33m#\x1b[0m"));
     heat.pages_looked_at = 64;
-    assert!(heat.text(false).contains("64 of 4480 pages were looked at"));
+    assert!(screen::heat::map(&heat, false).contains("64 of 4480 pages were looked at"));
 }

@@ -4,10 +4,11 @@ use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
 
 use crate::status::heat::HeatStatus;
+use crate::status::screen;
 
 /// The map as lines, in colours if those are wanted.
 pub(super) fn lines(heat: &HeatStatus, colour: bool) -> Vec<Line<'static>> {
-    let text = heat.text(false);
+    let text = screen::heat::map(heat, false);
     text.lines().map(|line| coloured(line, colour)).collect()
 }
 

@@ -1,0 +1,97 @@
+//! The parts of a status that the fabric supplies, as types of the API.
+
+use memory_fabric::donor::rdma::{PairAddress, RdmaConnection};
+use memory_fabric::donor::server::Donor;
+use memory_fabric::heat::{BlockHeat, Heat};
+use memory_fabric::transport::rdma::resources::{DeviceUsage, Usage, pinned_bytes};
+use memory_fabric::transport::rdma::usage;
+
+use super::heat::{BlockStatus, ExtentStatus, HeatStatus};
+use super::rdma::{DeviceInUse, Endpoint, Endpoints, InUse, NodeRdma, RdmaResources};
+
+/// The heat map of the fabric.
+#[must_use]
+pub fn heat(heat: &Heat) -> HeatStatus {
+    let extents = heat.extents.iter().map(|extent| ExtentStatus {
+        first_page: extent.pages.first.number(),
+        pages: extent.pages.count,
+        home: extent.home.0,
+        blocks: extent.blocks.iter().map(block).collect(),
+    });
+    HeatStatus {
+        block_pages: heat.block_pages,
+        pages: heat.pages,
+        pages_looked_at: heat.pages_looked_at,
+        extents: extents.collect(),
+    }
+}
+
+fn block(heat: &BlockHeat) -> BlockStatus {
+    BlockStatus {
+        pages: heat.pages,
+        looked_at: heat.looked_at,
+        resident: heat.resident,
+        leaving: heat.leaving,
+        arriving: heat.arriving,
+        remote: heat.remote,
+        untouched: heat.untouched,
+        dirty: heat.dirty,
+        recent_faults: heat.recent_faults,
+    }
+}
+
+/// What this process uses of RDMA devices. Calls no verb and takes no lock that a verb's caller holds.
+#[must_use]
+pub fn rdma_resources() -> RdmaResources {
+    RdmaResources {
+        pinned_bytes: in_use(pinned_bytes()),
+        resources: usage().into_iter().map(device).collect(),
+    }
+}
+
+/// What the node of this donor has of RDMA.
+#[must_use]
+pub fn node_rdma(donor: &Donor) -> NodeRdma {
+    let (connections, active) = donor.rdma_connections();
+    NodeRdma {
+        used: rdma_resources(),
+        connections: in_use(connections),
+        endpoints: active.into_iter().map(endpoints).collect(),
+    }
+}
+
+fn in_use(usage: Usage) -> InUse {
+    InUse {
+        in_use: usage.in_use,
+        limit: usage.limit,
+    }
+}
+
+fn device(usage: DeviceUsage) -> DeviceInUse {
+    DeviceInUse {
+        device: usage.device,
+        queue_pairs: in_use(usage.queue_pairs),
+        completion_queues: in_use(usage.completion_queues),
+        memory_regions: in_use(usage.memory_regions),
+        protection_domains: in_use(usage.protection_domains),
+    }
+}
+
+fn endpoints(connection: RdmaConnection) -> Endpoints {
+    Endpoints {
+        vm: connection.vm,
+        class: format!("{:?}", connection.class).to_lowercase(),
+        peer: connection.peer.to_string(),
+        device: connection.device,
+        here: endpoint(&connection.here),
+        there: endpoint(&connection.there),
+    }
+}
+
+fn endpoint(end: &PairAddress) -> Endpoint {
+    Endpoint {
+        queue_pair: end.queue_pair,
+        address: end.address.to_string(),
+        lid: end.lid,
+    }
+}
