@@ -6,7 +6,6 @@ pub mod config;
 pub mod control_socket;
 pub mod doctor;
 pub mod exec;
-pub mod exit;
 pub mod forced_end;
 pub mod host;
 pub mod logging;
@@ -16,11 +15,8 @@ pub mod open_files;
 pub mod page;
 pub mod progress;
 pub mod report;
-pub mod size;
 pub mod status;
 pub mod top;
 
+pub use ssi_hv_api::{exit, size};
 pub use ssi_hv_machine as machine;
-
-#[cfg(test)]
-mod schemas;

@@ -192,3 +192,7 @@ fn replace(file: &Path, temporary: &Path, text: &[u8]) -> io::Result<()> {
     }
     written
 }
+
+#[cfg(test)]
+#[path = "file_tests.rs"]
+mod tests;

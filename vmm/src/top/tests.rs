@@ -6,7 +6,7 @@ use ratatui::backend::TestBackend;
 use super::*;
 use crate::report::{FaultKind, Percentiles, Stages};
 use crate::status::heat::{BlockStatus, ExtentStatus};
-use crate::status::tests::status;
+use ssi_hv_api::fixtures::status;
 
 fn choice(pid: u32, name: &str) -> Choice {
     Choice {

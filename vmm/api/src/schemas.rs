@@ -6,9 +6,7 @@ use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, Schema};
 use serde_json::{Value, json};
 
-use crate::control_socket::protocol::{
-    BalloonBody, BalloonTarget, ErrorBody, HotplugBody, HotplugTarget, StateBody,
-};
+use crate::body::{BalloonBody, BalloonTarget, ErrorBody, HotplugBody, HotplugTarget, StateBody};
 use crate::exit::ExitCode;
 use crate::report::{self, RUNNING, Report};
 use crate::status::{self, Everything, NodeCounters};
@@ -16,7 +14,7 @@ use crate::status::{self, Everything, NodeCounters};
 /// Set to anything, the files are written instead of compared.
 const WRITE_VARIABLE: &str = "SSI_HV_WRITE_SCHEMAS";
 
-const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
 
 fn schema_of<T: JsonSchema>(inline: bool) -> Value {
     let mut settings = SchemaSettings::draft2020_12().for_serialize();
@@ -46,7 +44,7 @@ fn compare(file: &str, found: &Value) {
     let published: Value = serde_json::from_str(&published).unwrap_or_default();
     assert_eq!(
         &published, found,
-        "docs/{file} is not what the types say; {WRITE_VARIABLE}=1 cargo test -p ssi-hv --lib \
+        "docs/{file} is not what the types say; {WRITE_VARIABLE}=1 cargo test -p ssi-hv-api --lib \
          schemas writes it anew"
     );
 }
@@ -67,7 +65,7 @@ fn the_published_schemas_are_those_of_the_types() {
 #[test]
 fn the_small_bodies_of_the_interface_are_those_of_the_types() {
     let api: Value =
-        serde_json::from_str(include_str!("../../docs/openapi.json")).expect("is JSON");
+        serde_json::from_str(include_str!("../../../docs/openapi.json")).expect("is JSON");
     let mut expected = json!({
         "Error": schema_of::<ErrorBody>(true),
         "State": schema_of::<StateBody>(true),

@@ -4,13 +4,10 @@
 //! meaning or unit takes the next.
 
 mod details;
-mod file;
 
 pub use details::{Distribution, Distributions, Exec, FaultCounts, TIMELINE_SAMPLES_MAX, Timeline};
 
 use serde::{Deserialize, Serialize};
-
-pub use file::{REPORT_TIME_MAX, ReportError, ReportFile};
 
 /// The version of the report's fields.
 pub const SCHEMA: u32 = 1;
@@ -377,5 +374,4 @@ pub struct Prefetch {
 }
 
 #[cfg(test)]
-#[path = "cli/report_tests.rs"]
 mod tests;

@@ -116,7 +116,7 @@ mod tests {
 
     /// The rows of the table in the document: number and name.
     fn documented() -> Vec<(u8, String)> {
-        include_str!("../../docs/exit-codes.md")
+        include_str!("../../../docs/exit-codes.md")
             .lines()
             .filter_map(|line| {
                 let mut cells = line.strip_prefix('|')?.split('|').map(str::trim);

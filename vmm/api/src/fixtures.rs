@@ -1,0 +1,201 @@
+//! Statuses for tests.
+
+use crate::report::{
+    Boot, FaultKind, Faults, Guest, HotplugUsed, MemoryUsed, Node, PathUsed, Percentiles, Prefetch,
+    Role, Stages, Traffic, TrafficClass, TransportUsed,
+};
+use crate::status::heat::BlockStatus;
+use crate::status::{
+    Evictions, LinkNow, NodeCounters, NodeNow, NodeStatus, SCHEMA, VmState, VmStatus, rdma,
+};
+
+/// Faults of one kind, all times from their median.
+#[must_use]
+pub fn kind(count: u64, p50: f64) -> FaultKind {
+    let times = Percentiles {
+        p50,
+        p90: p50 * 2.0,
+        p99: p50 * 3.0,
+        p999: p50 * 4.0,
+        max: p50 * 5.0,
+    };
+    FaultKind {
+        count,
+        latency_us: times,
+        stages: Stages {
+            queue: times,
+            ..Stages::default()
+        },
+    }
+}
+
+fn traffic(plain_mib: u64, wire_mib: u64, compressing: bool) -> TrafficClass {
+    TrafficClass {
+        plain_bytes: plain_mib << 20,
+        wire_bytes: wire_mib << 20,
+        pages_compressed: plain_mib - wire_mib,
+        compressing,
+    }
+}
+
+fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
+    NodeNow {
+        node: Node {
+            id,
+            role: if id == 0 { Role::Compute } else { Role::Donor },
+            address: (id > 0).then(|| format!("10.0.0.{id}:7000")),
+            memory_bytes: 1 << 30,
+            pages_fetched: 5,
+            pages_written_back: 6,
+            faults,
+            traffic: (id > 0).then_some(Traffic {
+                urgent: traffic(100, 100, false),
+                prefetch: traffic(20, 15, id == 2),
+                write_back: traffic(30, 10, true),
+            }),
+            rdma: None,
+            path: (id > 0).then(|| PathUsed {
+                tier: "fast-tcp".into(),
+                latency_estimate_us: 61.4,
+                ..PathUsed::default()
+            }),
+        },
+        link: (id > 0).then_some(LinkNow {
+            reachable: id == 1,
+            round_trip_us: 80.0,
+            round_trip_us_min: 52.0,
+            outages: 3,
+            rdma: false,
+        }),
+    }
+}
+
+fn resources() -> rdma::RdmaResources {
+    let in_use = |in_use, limit| rdma::InUse { in_use, limit };
+    rdma::RdmaResources {
+        pinned_bytes: in_use(5 << 20, None),
+        resources: vec![rdma::DeviceInUse {
+            device: "rxe0".into(),
+            queue_pairs: in_use(4, Some(1_048_576)),
+            completion_queues: in_use(4, Some(1_048_576)),
+            memory_regions: in_use(2, Some(524_287)),
+            protection_domains: in_use(1, None),
+        }],
+    }
+}
+
+/// The status of a node that lends by RDMA.
+#[must_use]
+pub fn node_status() -> NodeStatus {
+    let end = |queue_pair, address: &str| rdma::Endpoint {
+        queue_pair,
+        address: address.into(),
+        lid: 0,
+    };
+    NodeStatus {
+        pid: 18,
+        uptime_s: 3.0,
+        counters: NodeCounters {
+            schema: SCHEMA,
+            listen: "10.0.0.1:7000".into(),
+            memory_bytes: 1 << 30,
+            lent_bytes: 64 << 20,
+            leases: 1,
+            leases_granted: 2,
+            leases_expired: 0,
+            pages_read: 7,
+            pages_written: 8,
+            pages_dropped: 0,
+            rdma: rdma::NodeRdma {
+                used: resources(),
+                connections: rdma::InUse {
+                    in_use: 1,
+                    limit: Some(1024),
+                },
+                endpoints: vec![rdma::Endpoints {
+                    vm: "web".into(),
+                    class: "urgent".into(),
+                    peer: "10.0.0.9:40000".into(),
+                    device: "rxe0".into(),
+                    here: end(17, "10.0.0.1"),
+                    there: end(19, "10.0.0.9"),
+                }],
+            },
+        },
+    }
+}
+
+/// The status of a VM with two donors, of which one cannot be reached.
+#[must_use]
+pub fn status() -> VmStatus {
+    VmStatus {
+        name: "web".into(),
+        pid: 17,
+        state: VmState::Running,
+        paused_by_user: false,
+        uptime_s: 7300.0,
+        guest: Guest {
+            memory_bytes: 1 << 30,
+            cpus: 2,
+            cpu_pinning: Some(vec![3, 1]),
+            kernel: None,
+        },
+        boot: Boot {
+            to_init_ms: Some(8200.0),
+            restarts: 0,
+        },
+        transport: TransportUsed {
+            kind: "tcp".into(),
+            tier: "slow".into(),
+            bulk: "tcp".into(),
+        },
+        memory: MemoryUsed {
+            hotplug: Some(HotplugUsed {
+                max_bytes: 2 << 30,
+                requested_bytes: 512 << 20,
+                plugged_bytes: 256 << 20,
+            }),
+            home_here_bytes: 64 << 20,
+            cache_bytes: 256 << 20,
+            cached_bytes: 128 << 20,
+            resident_bytes: 130 << 20,
+            huge_bytes: Some(2 << 20),
+        },
+        nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],
+        faults: Faults {
+            remote: kind(1234, 31.7),
+            ..Faults::default()
+        },
+        evictions: Evictions {
+            total: 99,
+            clean: 41,
+            zero: 17,
+            cancelled: 5,
+        },
+        stalled_for_memory: 4,
+        prefetch: Prefetch {
+            issued: 640,
+            used: 512,
+            wasted: 32,
+            late: 3,
+        },
+        rdma: resources(),
+        errors_total: 1,
+        errors: vec!["donor node 2 cannot be reached".into()],
+        heat: None,
+    }
+}
+
+/// A block of 64 pages.
+#[must_use]
+pub fn block(here: u32, remote: u32, untouched: u32, recent_faults: u32) -> BlockStatus {
+    BlockStatus {
+        pages: 64,
+        looked_at: here + remote + untouched,
+        resident: here,
+        remote,
+        untouched,
+        recent_faults,
+        ..BlockStatus::default()
+    }
+}

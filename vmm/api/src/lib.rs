@@ -1,0 +1,17 @@
+//! What `ssi-hv` gives to programs: the report of a run, the status of what runs, the bodies of
+//! requests to the control socket and of their answers, and exit codes.
+//!
+//! Everything here is plain data with serde, and depends on no other crate of ours: what fills
+//! these types and what draws them is elsewhere. The published schemas in `docs/` are made from
+//! them.
+
+pub mod body;
+pub mod exit;
+#[cfg(any(test, feature = "fixtures"))]
+pub mod fixtures;
+pub mod report;
+pub mod size;
+pub mod status;
+
+#[cfg(test)]
+mod schemas;

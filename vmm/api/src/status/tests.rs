@@ -1,0 +1,78 @@
+//! Tests of the fields of a status.
+
+use super::heat::ExtentStatus;
+use super::*;
+use crate::fixtures::{block, node_status, status};
+
+#[test]
+fn a_node_of_an_older_release_is_understood() {
+    let mut value = serde_json::to_value(node_status()).expect("is JSON");
+    value.as_object_mut().expect("an object").remove("rdma");
+    let node: NodeStatus = serde_json::from_value(value).expect("is a status");
+    assert_eq!(node.counters.rdma, rdma::NodeRdma::default());
+}
+
+#[test]
+fn a_vm_of_an_older_release_tells_of_no_pinning() {
+    let mut value = serde_json::to_value(status()).expect("is JSON");
+    let guest = value["guest"].as_object_mut().expect("an object");
+    guest.remove("cpu_pinning").expect("a field");
+    let status: VmStatus = serde_json::from_value(value).expect("is a status");
+    assert_eq!(status.guest.cpu_pinning, None);
+}
+
+#[test]
+fn what_is_shown_travels_as_json() {
+    let before = status();
+    let text = serde_json::to_string(&before).expect("is JSON");
+    let after: VmStatus = serde_json::from_str(&text).expect("is a status");
+    assert_eq!(after, before);
+}
+
+/// The names of all fields in a value, at any depth.
+fn field_names(value: &serde_json::Value, names: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                names.push(name.clone());
+                field_names(value, names);
+            }
+        }
+        serde_json::Value::Array(values) => {
+            values.iter().for_each(|value| field_names(value, names));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn the_document_has_every_field() {
+    let heat = heat::HeatStatus {
+        block_pages: 64,
+        pages: 64,
+        pages_looked_at: 64,
+        extents: vec![ExtentStatus {
+            first_page: 0,
+            pages: 64,
+            home: 1,
+            blocks: vec![block(1, 2, 3, 4)],
+        }],
+    };
+    let all = Everything {
+        schema: SCHEMA,
+        vms: vec![VmStatus {
+            heat: Some(heat),
+            ..status()
+        }],
+        nodes: vec![node_status()],
+    };
+    let value = serde_json::to_value(all).expect("is JSON");
+    let mut names = Vec::new();
+    field_names(&value, &mut names);
+    assert!(names.iter().any(|name| name == "recent_faults"));
+    assert!(names.iter().any(|name| name == "protection_domains"));
+    let document = include_str!("../../../../docs/report.md");
+    for name in names {
+        assert!(document.contains(&name), "{name} is not in docs/report.md");
+    }
+}
