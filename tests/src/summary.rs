@@ -2,6 +2,12 @@
 
 use std::time::Duration;
 
+/// Scenarios that may pass only when repeated, in one run. The emulator hangs now and then; more of
+/// them than this are a fault of the product that hides behind repetition.
+const FLAKY_MAX: usize = 1;
+/// The name of the failure that more flaky scenarios are.
+const TOO_FLAKY: &str = "flaky scenarios";
+
 /// How one check ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -20,6 +26,7 @@ pub struct Summary {
     failed: Vec<(String, String)>,
     skipped: Vec<(String, String)>,
     restarts: Vec<(String, String)>,
+    flaky: Vec<(String, String)>,
     notes: Vec<(String, String)>,
 }
 
@@ -66,6 +73,13 @@ impl Summary {
         self.restarts.push((name.to_owned(), reason.to_owned()));
     }
 
+    /// Records that a check passed only when it was repeated. More than one such check in a run are a
+    /// failure of their own.
+    pub fn flaky(&mut self, name: &str, reason: &str) {
+        println!("{name:<36} flaky: {reason}");
+        self.flaky.push((name.to_owned(), reason.to_owned()));
+    }
+
     /// Records a number or another fact to be read in the summary.
     pub fn note(&mut self, name: &str, text: &str) {
         self.notes.push((name.to_owned(), text.to_owned()));
@@ -74,25 +88,47 @@ impl Summary {
     /// Whether anything failed.
     #[must_use]
     pub fn has_failures(&self) -> bool {
-        !self.failed.is_empty()
+        !self.failures().is_empty()
+    }
+
+    /// What failed, with the flakiness of the whole run.
+    fn failures(&self) -> Vec<(String, String)> {
+        let mut failures = self.failed.clone();
+        if self.flaky.len() > FLAKY_MAX {
+            let names: Vec<_> = self.flaky.iter().map(|(name, _)| name.as_str()).collect();
+            let reason = format!(
+                "{} passed only when repeated, {FLAKY_MAX} is the limit: {}",
+                names.len(),
+                names.join(", ")
+            );
+            failures.push((TOO_FLAKY.into(), reason));
+        }
+        failures
     }
 
     /// Prints the end of a run; the last line is `N passed, N failed, N skipped`.
     pub fn print(&self) {
-        let section = |title: &str, entries: &[(String, String)]| {
+        print!("{}", self.closing());
+    }
+
+    /// The closing lines of a run.
+    fn closing(&self) -> String {
+        let mut closing = String::new();
+        let mut section = |title: &str, entries: &[(String, String)]| {
             if !entries.is_empty() {
-                println!("\n{title}:");
+                closing += &format!("\n{title}:\n");
                 for (name, text) in entries {
-                    println!("  {name}: {}", text.lines().next().unwrap_or_default());
+                    let line = text.lines().next().unwrap_or_default();
+                    closing += &format!("  {name}: {line}\n");
                 }
             }
         };
         section("Measured", &self.notes);
         section("Testbed restarts", &self.restarts);
+        section("flaky", &self.flaky);
         section("Skipped", &self.skipped);
-        section("Failed", &self.failed);
-        println!();
-        println!("{}", self.last_line());
+        section("Failed", &self.failures());
+        format!("{closing}\n{}\n", self.last_line())
     }
 
     /// The totals.
@@ -101,7 +137,7 @@ impl Summary {
         format!(
             "{} passed, {} failed, {} skipped",
             self.passed,
-            self.failed.len(),
+            self.failures().len(),
             self.skipped.len()
         )
     }
@@ -123,5 +159,37 @@ mod tests {
         assert_eq!(summary.last_line(), "1 passed, 1 failed, 1 skipped");
         summary.add_passed(2);
         assert_eq!(summary.last_line(), "3 passed, 1 failed, 1 skipped");
+    }
+    #[test]
+    fn one_flaky_scenario_is_listed_and_two_fail_the_run() {
+        let mut summary = Summary::default();
+        summary.add("boot", Outcome::Passed, Duration::ZERO);
+        summary.restart("boot", "the emulator hung: host 1");
+        summary.flaky("boot", "passed at attempt 2: the emulator hung: host 1");
+        assert!(!summary.has_failures());
+        let closing = summary.closing();
+        let listed = "\nflaky:\n  boot: passed at attempt 2: the emulator hung: host 1\n";
+        assert!(closing.contains(listed), "{closing}");
+        assert!(
+            closing.ends_with("\n1 passed, 0 failed, 0 skipped\n"),
+            "{closing}"
+        );
+
+        summary.add("exec", Outcome::Passed, Duration::ZERO);
+        summary.flaky(
+            "exec",
+            "passed at attempt 3: the guest stalled before its init",
+        );
+        assert!(summary.has_failures());
+        let closing = summary.closing();
+        assert!(
+            closing.contains("flaky scenarios: 2 passed only when repeated"),
+            "{closing}"
+        );
+        assert!(closing.contains("boot, exec"), "{closing}");
+        assert!(
+            closing.ends_with("\n2 passed, 1 failed, 0 skipped\n"),
+            "{closing}"
+        );
     }
 }

@@ -157,12 +157,23 @@ impl Guest {
 }
 
 /// A guest that neither reached init nor ended. In emulated hosts that happens now and then
-/// without any fault of ours (an interrupt that the emulation of nested virtualization lost),
-/// so the scenario may be run again; what its threads did is kept for looking at.
+/// without a fault of the product (the emulation of nested virtualization lost an interrupt), so the
+/// scenario is repeated, but counts as flaky then: a deadlock looks the same. The state of its threads
+/// is kept.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest stalled before its init: {reason}")]
 pub(super) struct GuestStalled {
     reason: String,
+}
+
+#[cfg(test)]
+impl GuestStalled {
+    /// One as a scenario returns it.
+    pub(super) fn example() -> Self {
+        Self {
+            reason: "its console ends with \"[    0.1\"; see stalled.txt".into(),
+        }
+    }
 }
 
 /// Waits until the init of the guest that this process runs says so, or the process ends before.

@@ -24,6 +24,7 @@ mod prometheus;
 mod rdma;
 mod rdma_faults;
 mod rdma_removed;
+mod repeat;
 mod runner;
 mod status;
 mod tour;

@@ -1,8 +1,8 @@
-//! What runs scenarios.
+//! Runs scenarios on testbeds.
 //!
-//! A scenario that fails because a testbed host hung (its heartbeat stopped, or the emulator took
-//! nothing more from its network card: emulation is not perfect) is run again on a new testbed, at most
-//! [`RESTARTS_MAX`] times, and each restart is reported.
+//! A scenario that fails because a testbed host hung (its heartbeat stopped, or the emulator carried
+//! nothing more on one of its links: emulation is not perfect) is run again on a new testbed; each
+//! restart is reported, and a scenario that passed only then counts as flaky.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,13 +12,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
 
-use super::{Context, Plan, Result, Scenario, Verdict, guest};
+use super::repeat::{self, Attempt, Hang};
+use super::{Context, Plan, Result, Scenario};
 use crate::share::Share;
 use crate::summary::{Outcome, Summary};
-use crate::testbed::{Host, HostImage, Testbed, TestbedConfig, TestbedError};
+use crate::testbed::{Host, HostImage, Testbed, TestbedConfig};
 
-/// How often one scenario gets a new testbed.
-const RESTARTS_MAX: usize = 2;
 /// More testbeds than this gain nothing: the longest scenario is then what takes the time.
 const BEDS_MAX: usize = 4;
 /// What a testbed host takes beside its own memory, at most.
@@ -128,14 +127,11 @@ impl<'a, 's> Lane<'a, 's> {
     }
 
     fn summary(&self) -> MutexGuard<'a, &'s mut Summary> {
-        self.summary.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(self.summary)
     }
 
     fn run_all(&mut self, queue: &Mutex<VecDeque<Scenario>>) {
-        let next = || {
-            let mut queue = queue.lock().unwrap_or_else(PoisonError::into_inner);
-            queue.pop_front()
-        };
+        let next = || lock(queue).pop_front();
         while let Some(scenario) = next() {
             self.run(&scenario);
         }
@@ -148,41 +144,38 @@ impl<'a, 's> Lane<'a, 's> {
             return;
         }
         let begin = Instant::now();
-        let mut restarts = 0;
-        loop {
-            let (result, notes) = self.attempt(scenario);
-            let hung = result
-                .as_ref()
-                .err()
-                .is_some_and(|e| is_hung_host(e) || self.is_bed_hung());
-            if let (true, Err(error)) = (hung, &result) {
-                self.testbed = None;
-                if restarts < RESTARTS_MAX {
-                    restarts += 1;
-                    let reason = first_line(&format!("{error:#}"));
-                    self.summary().restart(scenario.name, &reason);
-                    continue;
-                }
-            }
-            let outcome = match result {
-                Ok(Verdict::Pass) => Outcome::Passed,
-                Ok(Verdict::Skip(reason)) => Outcome::Skipped(reason),
-                Err(error) => {
-                    // Whatever state a failed scenario leaves must not fail the next one.
-                    self.testbed = None;
-                    Outcome::Failed(format!("{error:#}"))
-                }
-            };
-            let mut summary = self.summary();
-            summary.add(scenario.name, outcome, begin.elapsed());
-            for note in notes {
-                summary.note(scenario.name, &note);
-            }
-            return;
+        let shared = self.summary;
+        let restarted = |reason: &str| lock(shared).restart(scenario.name, reason);
+        let ended = repeat::until_it_counts(|| self.attempt(scenario), restarted);
+        let mut summary = self.summary();
+        summary.add(scenario.name, ended.outcome, begin.elapsed());
+        for note in ended.notes {
+            summary.note(scenario.name, &note);
+        }
+        if let Some(reason) = ended.flaky {
+            summary.flaky(scenario.name, &reason);
         }
     }
 
-    fn attempt(&mut self, scenario: &Scenario) -> (Result, Vec<String>) {
+    /// Runs a scenario once. A testbed on which it failed is not used again: neither a hang nor the
+    /// state that a failed scenario leaves may fail the next one.
+    fn attempt(&mut self, scenario: &Scenario) -> Attempt {
+        let (result, notes) = self.try_once(scenario);
+        let hang = result
+            .as_ref()
+            .err()
+            .and_then(|error| Hang::of(error).or_else(|| self.find_hang()));
+        if result.is_err() {
+            self.testbed = None;
+        }
+        Attempt {
+            result,
+            notes,
+            hang,
+        }
+    }
+
+    fn try_once(&mut self, scenario: &Scenario) -> (Result, Vec<String>) {
         if let Err(error) = self.start_if_needed() {
             return (Err(error), Vec::new());
         }
@@ -216,13 +209,19 @@ impl<'a, 's> Lane<'a, 's> {
         Ok(())
     }
 
-    fn is_bed_hung(&self) -> bool {
-        let Some(testbed) = &self.testbed else {
-            return false;
-        };
-        let hung = |host: &Host| host.check_health().is_err();
-        // Finding out fails on a host that does not do what it is told.
-        testbed.hosts().iter().any(hung) || !matches!(testbed.stuck_link(), Ok(None))
+    /// What of the testbed hung, although the scenario's error does not say so.
+    fn find_hang(&self) -> Option<Hang> {
+        let testbed = self.testbed.as_ref()?;
+        let mut checks = testbed.hosts().iter().map(Host::check_health);
+        if let Some(error) = checks.find_map(std::result::Result::err) {
+            return Some(Hang::Host(error.to_string()));
+        }
+        match testbed.stuck_link() {
+            Ok(None) => None,
+            Ok(Some((a, b))) => Some(Hang::Link(a, b)),
+            // The check fails on a host that does not run a command.
+            Err(error) => Some(Hang::Host(error.to_string())),
+        }
     }
 }
 
@@ -238,19 +237,8 @@ fn why_not(no_product: bool, until: Option<SystemTime>, now: SystemTime) -> Opti
     is_late.then(|| Outcome::Failed(reason.into()))
 }
 
-/// Whether the emulation is to blame, and the scenario may be run again.
-fn is_hung_host(error: &anyhow::Error) -> bool {
-    if error.chain().any(|e| e.is::<guest::GuestStalled>()) {
-        return true;
-    }
-    error
-        .chain()
-        .filter_map(|e| e.downcast_ref::<TestbedError>())
-        .any(TestbedError::is_hung_host)
-}
-
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
+fn lock<'s, T>(mutex: &'s Mutex<T>) -> MutexGuard<'s, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -267,18 +255,5 @@ mod tests {
         assert!(matches!(late, Some(Outcome::Failed(why)) if why.contains("--until")));
         let missing = why_not(true, Some(later), now);
         assert!(matches!(missing, Some(Outcome::Skipped(why)) if why.contains("cargo build")));
-    }
-
-    #[test]
-    fn a_hung_host_is_recognised_below_other_context() {
-        let hung = TestbedError::HostHung {
-            host: 1,
-            silent: Duration::ZERO,
-            log: String::new(),
-        };
-        assert!(is_hung_host(
-            &anyhow::Error::new(hung).context("while booting")
-        ));
-        assert!(!is_hung_host(&anyhow::anyhow!("wrong number")));
     }
 }

@@ -1,0 +1,207 @@
+//! Repeats a scenario whose testbed hung, and keeps account of every repetition.
+//!
+//! Emulation is not perfect: a host hangs, or the emulator drops a link. A guest that stalls before
+//! its init looks the same as a deadlock of the product, so a scenario that passes only when it is
+//! repeated is flaky, which the summary lists and limits.
+
+use std::fmt;
+
+use anyhow::Error;
+
+use super::{Result, Verdict, guest};
+use crate::summary::Outcome;
+use crate::testbed::TestbedError;
+
+/// How often one scenario gets a new testbed.
+pub(super) const RESTARTS_MAX: usize = 2;
+
+/// Why an attempt is repeated on a new testbed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Hang {
+    /// The agent of a host missed its heartbeat, or the host did not start: the emulator hung.
+    Host(String),
+    /// The emulator carries no more packets between two hosts.
+    Link(usize, usize),
+    /// The guest stalled before its init: an interrupt that the emulator lost, or a deadlock.
+    Guest(String),
+}
+
+impl Hang {
+    /// The hang that an error reports, if it reports one.
+    pub(super) fn of(error: &Error) -> Option<Self> {
+        let stalled = error
+            .chain()
+            .find(|cause| cause.is::<guest::GuestStalled>());
+        if let Some(stalled) = stalled {
+            return Some(Self::Guest(first_line(stalled)));
+        }
+        let mut causes = error.chain().filter_map(|e| e.downcast_ref());
+        let hung = causes.find(|cause: &&TestbedError| cause.is_hung_host())?;
+        Some(Self::Host(first_line(hung)))
+    }
+}
+
+impl fmt::Display for Hang {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host(what) => write!(f, "the emulator hung: {what}"),
+            Self::Link(a, b) => {
+                write!(f, "the emulator hung: the link {a}-{b} carries nothing")
+            }
+            Self::Guest(what) => f.write_str(what),
+        }
+    }
+}
+
+/// One attempt at a scenario.
+pub(super) struct Attempt {
+    pub result: Result,
+    pub notes: Vec<String>,
+    /// What hung, if the attempt failed because of it.
+    pub hang: Option<Hang>,
+}
+
+/// How a scenario ended, after as many attempts as it took.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub outcome: Outcome,
+    pub notes: Vec<String>,
+    /// Why it was repeated, if it passed only then.
+    pub flaky: Option<String>,
+}
+
+/// Attempts a scenario until an attempt counts: one that did not hang, or the last one allowed.
+/// Every repetition is reported to `restarted` before it begins.
+pub(super) fn until_it_counts(
+    mut attempt: impl FnMut() -> Attempt,
+    mut restarted: impl FnMut(&str),
+) -> Ended {
+    let mut hangs = Vec::new();
+    loop {
+        let Attempt {
+            result,
+            notes,
+            hang,
+        } = attempt();
+        if let (Err(error), Some(hang)) = (&result, hang)
+            && hangs.len() < RESTARTS_MAX
+        {
+            let reason = match hang {
+                Hang::Link(..) => format!("{hang} ({})", first_line(&format!("{error:#}"))),
+                _ => hang.to_string(),
+            };
+            restarted(&reason);
+            hangs.push(reason);
+            continue;
+        }
+        let is_flaky = matches!(result, Ok(Verdict::Pass)) && !hangs.is_empty();
+        return Ended {
+            outcome: match result {
+                Ok(Verdict::Pass) => Outcome::Passed,
+                Ok(Verdict::Skip(reason)) => Outcome::Skipped(reason),
+                Err(error) => Outcome::Failed(format!("{error:#}")),
+            },
+            notes,
+            flaky: is_flaky.then(|| {
+                format!(
+                    "passed at attempt {}: {}",
+                    hangs.len() + 1,
+                    hangs.join("; ")
+                )
+            }),
+        };
+    }
+}
+
+fn first_line(text: &(impl ToString + ?Sized)) -> String {
+    let text = text.to_string();
+    text.lines().next().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn hung_host() -> TestbedError {
+        TestbedError::HostHung {
+            host: 1,
+            silent: Duration::from_secs(30),
+            log: "host1.log".into(),
+        }
+    }
+
+    fn attempt(result: Result) -> Attempt {
+        let hang = result.as_ref().err().and_then(Hang::of);
+        Attempt {
+            result,
+            notes: vec!["a note".into()],
+            hang,
+        }
+    }
+
+    /// Ends a scenario whose attempts have these results, and counts the restarts.
+    fn end_of(results: Vec<Result>) -> (Ended, Vec<String>) {
+        let mut results = results.into_iter();
+        let mut restarts = Vec::new();
+        let ended = until_it_counts(
+            || attempt(results.next().expect("no further attempt")),
+            |reason| restarts.push(reason.to_owned()),
+        );
+        assert!(results.next().is_none(), "too few attempts");
+        (ended, restarts)
+    }
+
+    #[test]
+    fn a_hung_host_is_recognised_below_other_context() {
+        let error = Error::new(hung_host()).context("while booting");
+        let hang = Hang::of(&error).expect("it hung");
+        assert!(matches!(hang, Hang::Host(_)));
+        assert!(hang.to_string().contains("no heartbeat for 30s"), "{hang}");
+        assert_eq!(Hang::of(&anyhow::anyhow!("wrong number")), None);
+    }
+
+    #[test]
+    fn a_guest_that_stalled_is_not_said_to_be_a_hang_of_the_emulator() {
+        let error = Error::new(guest::GuestStalled::example()).context("while booting");
+        let hang = Hang::of(&error).expect("it stalled");
+        assert!(matches!(hang, Hang::Guest(_)));
+        assert!(!hang.to_string().contains("emulator"), "{hang}");
+    }
+
+    #[test]
+    fn what_passes_only_when_repeated_is_flaky_and_says_why() {
+        let stalled = || Err(guest::GuestStalled::example().into());
+        let (ended, restarts) = end_of(vec![stalled(), Err(hung_host().into()), Ok(Verdict::Pass)]);
+        assert_eq!((ended.outcome, restarts.len()), (Outcome::Passed, 2));
+        let reason = ended.flaky.expect("it was repeated");
+        assert!(reason.starts_with("passed at attempt 3: "), "{reason}");
+        assert!(restarts.iter().all(|one| reason.contains(one)), "{reason}");
+        assert_eq!(ended.notes, ["a note"]);
+    }
+
+    #[test]
+    fn what_passes_at_once_fails_or_is_skipped_is_not_flaky() {
+        let (ended, restarts) = end_of(vec![Ok(Verdict::Pass)]);
+        assert_eq!((ended.outcome, ended.flaky), (Outcome::Passed, None));
+        assert!(restarts.is_empty());
+
+        let skipped = Ok(Verdict::Skip("no kvm".into()));
+        let (ended, _) = end_of(vec![Err(hung_host().into()), skipped]);
+        assert_eq!(ended.outcome, Outcome::Skipped("no kvm".into()));
+        assert_eq!(ended.flaky, None);
+
+        let (ended, restarts) = end_of(vec![Err(anyhow::anyhow!("wrong byte"))]);
+        assert_eq!(ended.outcome, Outcome::Failed("wrong byte".into()));
+        assert!(restarts.is_empty() && ended.flaky.is_none());
+    }
+
+    #[test]
+    fn what_hangs_every_time_fails() {
+        let hung = || Err(hung_host().into());
+        let (ended, restarts) = end_of((0..=RESTARTS_MAX).map(|_| hung()).collect());
+        assert!(matches!(ended.outcome, Outcome::Failed(why) if why.contains("heartbeat")));
+        assert_eq!((restarts.len(), ended.flaky), (RESTARTS_MAX, None));
+    }
+}
