@@ -3,7 +3,6 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::AsRawFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,6 +12,7 @@ use std::time::{Duration, Instant};
 use devices::virtio::{Block, Disk, MmioTransport, QUEUE_NOTIFY_OFFSET, QueueServer};
 use devices::{BusDevice as _, EventFdTrigger};
 use event_manager::{EventManager, SubscriberOps as _};
+use rustix::fs::Advice;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemoryMmap};
 
 const ROUNDS: usize = 5;
@@ -138,10 +138,7 @@ impl Image {
         let file = File::open(&self.0).expect("the image");
         // Only clean pages leave.
         file.sync_all().expect("is written");
-        // SAFETY: the descriptor is open, and the call touches no memory of ours.
-        let result =
-            unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
-        assert_eq!(result, 0);
+        rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("takes advice");
     }
 }
 

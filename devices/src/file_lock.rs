@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::fs::FlockOperation;
 
 /// Between attempts: the kernel's own wait has no deadline, and nobody is told of a lock that goes.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
@@ -17,17 +18,15 @@ const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 pub fn lock_file(file: &File, limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     loop {
-        // SAFETY: the descriptor is open; the call takes two integers.
-        if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        let Err(error) = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) else {
             return Ok(());
-        }
-        let error = io::Error::last_os_error();
+        };
         match error.kind() {
             io::ErrorKind::Interrupted => {}
             io::ErrorKind::WouldBlock if Instant::now() < deadline => {
                 thread::sleep(ATTEMPT_INTERVAL);
             }
-            _ => return Err(error),
+            _ => return Err(error.into()),
         }
     }
 }

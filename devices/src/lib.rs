@@ -41,6 +41,7 @@ mod i8042;
 mod panic_port;
 mod rtc;
 mod serial;
+mod sys;
 mod trigger;
 pub mod virtio;
 

@@ -7,12 +7,13 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Mutex;
 
+use rustix::event::{Timespec, epoll};
 use virtio_bindings::virtio_ids::VIRTIO_ID_CONSOLE;
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::host_socket::{HostSocket, HostSocketError};
 use super::{BrokenRing, Buffers, Ring, VirtioDevice};
@@ -34,7 +35,7 @@ const EVENTS_AT_ONCE: usize = 4;
 
 /// A console of the guest, beside its serial port.
 pub struct Console {
-    epoll: Epoll,
+    epoll: OwnedFd,
     state: Mutex<State>,
 }
 
@@ -68,9 +69,9 @@ impl Console {
     pub fn new(socket: &HostSocket) -> Result<Self, HostSocketError> {
         let made = || -> io::Result<Self> {
             let listener = socket.listener()?;
-            let epoll = Epoll::new()?;
-            let fd = listener.as_raw_fd();
-            epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(EventSet::IN, 0))?;
+            let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+            let data = epoll::EventData::new_u64(0);
+            epoll::add(&epoll, &listener, data, epoll::EventFlags::IN)?;
             let state = State {
                 listener,
                 client: None,
@@ -87,13 +88,17 @@ impl Console {
     /// Takes up what the sockets have: a client, and room for what it is to read.
     fn attend(&self, state: &mut State) {
         loop {
-            let mut events = [EpollEvent::default(); EVENTS_AT_ONCE];
+            let mut events = [MaybeUninit::uninit(); EVENTS_AT_ONCE];
             // What there is to take is found below, and a failure is as if nothing were there.
-            let count = self.epoll.wait(0, &mut events).unwrap_or(0);
-            let over = EventSet::HANG_UP | EventSet::ERROR;
-            let over = |event: &EpollEvent| event.event_set().intersects(over);
+            let events = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
+            let events = events.map_or_else(|_| &[][..], |(events, _)| &*events);
+            let over = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
+            let over = |event: &epoll::Event| {
+                let flags = event.flags;
+                flags.intersects(over)
+            };
             if let Some(client) = &mut state.client {
-                client.gone |= events[..count].iter().any(over);
+                client.gone |= events.iter().any(over);
             }
             if state.client.is_none() && !self.accept(state) {
                 return;
@@ -111,11 +116,9 @@ impl Console {
         let accepted = || -> io::Result<Client> {
             let (stream, _) = state.listener.accept()?;
             stream.set_nonblocking(true)?;
-            let all = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
-            // It is forgotten when it is closed.
-            let event = EpollEvent::new(all, 1);
-            self.epoll
-                .ctl(ControlOperation::Add, stream.as_raw_fd(), event)?;
+            let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+            // Closing it removes it.
+            epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(1), all)?;
             Ok(Client {
                 stream,
                 ended: false,
@@ -263,9 +266,7 @@ impl VirtioDevice for Console {
     }
 
     fn events(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the descriptor is that of `epoll`, which lives as long as the device, which is
-        // borrowed here.
-        Some(unsafe { BorrowedFd::borrow_raw(self.epoll.as_raw_fd()) })
+        Some(self.epoll.as_fd())
     }
 }
 

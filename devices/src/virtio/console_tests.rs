@@ -182,20 +182,18 @@ fn a_client_that_has_typed_all_still_reads() {
 #[test]
 fn the_sockets_have_an_event_when_something_is_to_be_done() {
     let bed = Bed::new();
-    let loop_of_device = Epoll::new().unwrap();
-    let fd = bed.driver.device.events().unwrap().as_raw_fd();
-    let set = EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED;
-    let event = EpollEvent::new(set, 0);
-    loop_of_device
-        .ctl(ControlOperation::Add, fd, event)
-        .unwrap();
+    let loop_of_device = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let fd = bed.driver.device.events().unwrap();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+    epoll::add(&loop_of_device, fd, epoll::EventData::new_u64(0), flags).unwrap();
     let happens = |what: &str| {
-        let mut events = [EpollEvent::default()];
-        assert_eq!(
-            loop_of_device.wait(10_000, &mut events).unwrap(),
-            1,
-            "{what}"
-        );
+        let mut events = [MaybeUninit::uninit()];
+        let limit = Timespec {
+            tv_sec: 10,
+            tv_nsec: 0,
+        };
+        let (events, _) = epoll::wait(&loop_of_device, &mut events, Some(&limit)).unwrap();
+        assert_eq!(events.len(), 1, "{what}");
         bed.attend();
     };
     let mut client = bed.client();

@@ -3,12 +3,15 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::ops::Deref;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
 use thiserror::Error;
+
+use crate::sys;
 
 /// Bytes in a sector (virtio 1.2, section 5.2).
 pub const SECTOR_BYTES: u64 = 512;
@@ -261,18 +264,18 @@ impl Disk {
 
     /// Gives the range back to the host, where that is possible.
     pub(super) fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.fallocate(mode, offset, bytes).map(drop)
     }
 
     /// Makes the range zero; it may be given back to the host when `unmap` says so.
     pub(super) fn write_zeroes(&self, offset: u64, bytes: u64, unmap: bool) -> io::Result<()> {
         let how = if unmap {
-            libc::FALLOC_FL_PUNCH_HOLE
+            FallocateFlags::PUNCH_HOLE
         } else {
-            libc::FALLOC_FL_ZERO_RANGE
+            FallocateFlags::ZERO_RANGE
         };
-        if self.fallocate(how | libc::FALLOC_FL_KEEP_SIZE, offset, bytes)? {
+        if self.fallocate(how | FallocateFlags::KEEP_SIZE, offset, bytes)? {
             return Ok(());
         }
         let end = offset + bytes;
@@ -287,22 +290,14 @@ impl Disk {
 
     /// `fallocate`; false when the file system or the device cannot do that, at all or to this range: block
     /// devices whose sectors are longer than the guest's refuse what is not whole sectors of theirs.
-    fn fallocate(&self, mode: libc::c_int, offset: u64, bytes: u64) -> io::Result<bool> {
-        let number = |value| {
-            libc::off64_t::try_from(value).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
-        };
-        let (offset, bytes) = (number(offset)?, number(bytes)?);
+    fn fallocate(&self, mode: FallocateFlags, offset: u64, bytes: u64) -> io::Result<bool> {
         let file = self.work();
         loop {
-            // SAFETY: the descriptor is open, and the call reads and writes no memory of ours.
-            if unsafe { libc::fallocate64(file.as_raw_fd(), mode, offset, bytes) } == 0 {
-                return Ok(true);
-            }
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => return Ok(false),
-                _ => return Err(error),
+            match rustix::fs::fallocate(&*file, mode, offset, bytes) {
+                Ok(()) => return Ok(true),
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => return Ok(false),
+                Err(error) => return Err(error.into()),
             }
         }
     }
@@ -328,23 +323,9 @@ impl Drop for Work<'_> {
 /// Locks the whole file, for as long as it is open; false when another has a lock that excludes
 /// this one. Where files cannot be locked that is only warned of.
 fn lock(file: &File, read_only: bool, path: &Path) -> bool {
-    let kind = if read_only {
-        libc::F_RDLCK
-    } else {
-        libc::F_WRLCK
-    };
-    let whole = libc::flock64 {
-        l_type: libc::c_short::try_from(kind).unwrap_or(0),
-        l_whence: libc::c_short::try_from(libc::SEEK_SET).unwrap_or(0),
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    // SAFETY: the descriptor is open, and `whole` lives through the call, which only reads it.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) } == 0 {
+    let Err(error) = sys::lock_description(file, read_only) else {
         return true;
-    }
-    let error = io::Error::last_os_error();
+    };
     if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES)) {
         return false;
     }

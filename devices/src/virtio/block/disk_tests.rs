@@ -1,11 +1,11 @@
 //! Tests of what can be a disk.
 
 use std::io::Write;
-use std::os::fd::FromRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 use std::thread;
 
+use rustix::fs::{CWD, FileType, MemfdFlags, Mode};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::*;
@@ -46,9 +46,8 @@ fn what_is_no_disk_is_refused_with_its_remedy() {
 fn a_pipe_is_refused_and_not_waited_for() {
     let directory = tempfile::tempdir().unwrap();
     let pipe = directory.path().join("pipe");
-    let name = std::ffi::CString::new(pipe.to_str().unwrap()).unwrap();
-    // SAFETY: the name is a C string.
-    assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+    let mode = Mode::RUSR | Mode::WUSR;
+    rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, mode, 0).unwrap();
     for read_only in [true, false] {
         assert!(refused(&pipe, read_only).contains("neither a file"));
     }
@@ -111,17 +110,12 @@ fn what_is_discarded_takes_no_room_and_what_is_made_zero_is_zero() {
 
 #[test]
 fn zeroes_are_written_where_the_file_system_has_no_call_for_it() {
-    // SAFETY: the name is a C string; the descriptor that comes back is new and ours.
-    let file = unsafe {
-        let descriptor = libc::memfd_create(c"disk".as_ptr(), libc::MFD_CLOEXEC);
-        assert!(descriptor >= 0);
-        File::from_raw_fd(descriptor)
-    };
+    let file = File::from(rustix::fs::memfd_create("disk", MemfdFlags::CLOEXEC).unwrap());
     let bytes = u64::try_from(3 * ZEROES.len()).unwrap();
     let disk = Disk::of(file, bytes);
     disk.write(&vec![1; 3 * ZEROES.len()], 0).unwrap();
     // Memory files cannot do that, which is what is wanted here.
-    assert!(!disk.fallocate(libc::FALLOC_FL_ZERO_RANGE, 0, 512).unwrap());
+    assert!(!disk.fallocate(FallocateFlags::ZERO_RANGE, 0, 512).unwrap());
     disk.write_zeroes(512, bytes - 512, false).unwrap();
     let mut all = vec![2; 3 * ZEROES.len()];
     disk.read(&mut all, 0).unwrap();
@@ -133,7 +127,7 @@ fn zeroes_are_written_where_the_file_system_has_no_call_for_it() {
 fn a_range_that_the_host_refuses_is_made_zero_by_writing_and_its_discard_is_a_hint() {
     let file = image(8192);
     let disk = Disk::open(file.path(), false).unwrap();
-    let zero_range = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+    let zero_range = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     // Of no bytes: invalid for each file, as an odd range is for devices of long sectors.
     assert!(!disk.fallocate(zero_range, 0, 0).unwrap());
     disk.discard(512, 0).unwrap();

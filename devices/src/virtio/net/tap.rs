@@ -1,13 +1,15 @@
 //! A tap device of the host: an interface of its network whose cable is a descriptor.
 
-use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixDatagram;
 
+use rustix::net::netdevice;
 use thiserror::Error;
-use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
+
+use crate::sys;
 
 /// Where taps are attached to.
 const TUN_PATH: &str = "/dev/net/tun";
@@ -135,9 +137,8 @@ impl Tap {
         let tap = Self { file, name };
         tap.attach()?;
         let header = libc::c_int::try_from(HEADER_BYTES).unwrap_or(0);
-        // SAFETY: TUNSETVNETHDRSZ reads an int, which lives through the call.
-        let result = unsafe { ioctl_with_ref(&tap.file, libc::TUNSETVNETHDRSZ, &header) };
-        tap.check(result, "given headers of virtio 1")?;
+        sys::set_tap_header_bytes(&tap.file, header)
+            .map_err(|source| tap.refused("given headers of virtio 1", source))?;
         // Who had it before may have left some.
         match tap.set_offloads(0) {
             Ok(()) => Ok(tap),
@@ -146,19 +147,9 @@ impl Tap {
     }
 
     fn attach(&self) -> Result<(), TapError> {
-        let mut request = Request::default();
-        for (place, byte) in request.name.iter_mut().zip(self.name.bytes()) {
-            *place = byte;
-        }
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
-        request.flags = u16::try_from(flags).unwrap_or(0);
-        // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, whose size `Request` has, and which
-        // lives through the call; the name ends with a zero, since it is shorter than its place.
-        let result = unsafe { ioctl_with_mut_ref(&self.file, libc::TUNSETIFF, &mut request) };
-        if result >= 0 {
+        let Err(source) = sys::attach_tap(&self.file, &self.name) else {
             return Ok(());
-        }
-        let source = io::Error::last_os_error();
+        };
         let name = self.name.clone();
         Err(match source.raw_os_error() {
             Some(libc::EPERM | libc::EACCES) => TapError::NotPermitted { name, source },
@@ -166,13 +157,6 @@ impl Tap {
             Some(libc::EINVAL) => TapError::NotATap { name },
             _ => self.refused("attached to", source),
         })
-    }
-
-    fn check(&self, result: libc::c_int, action: &'static str) -> Result<(), TapError> {
-        if result >= 0 {
-            return Ok(());
-        }
-        Err(self.refused(action, io::Error::last_os_error()))
     }
 
     fn refused(&self, action: &'static str, source: io::Error) -> TapError {
@@ -200,12 +184,7 @@ impl Tap {
     /// What the guest's side does with packets that come to it, as bits TUN_F_* of
     /// linux/if_tun.h.
     pub(super) fn set_offloads(&self, flags: libc::c_uint) -> io::Result<()> {
-        // SAFETY: TUNSETOFFLOAD takes a number.
-        let result = unsafe { ioctl_with_val(&self.file, libc::TUNSETOFFLOAD, flags.into()) };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
+        sys::set_tap_offloads(&self.file, flags)
     }
 
     /// Takes a packet with its header from the host; `WouldBlock` when there is none.
@@ -225,24 +204,10 @@ impl AsFd for Tap {
     }
 }
 
-/// `struct ifreq` as TUNSETIFF uses it (linux/if.h).
-#[repr(C)]
-#[derive(Debug, Default)]
-struct Request {
-    name: [u8; libc::IFNAMSIZ],
-    flags: u16,
-    rest: [u8; 22],
-}
-
-const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
-
 /// Whether there is an interface of this name.
 fn exists(name: &str) -> bool {
-    let Ok(name) = CString::new(name) else {
-        return false;
-    };
-    // SAFETY: the name is a C string that lives through the call.
-    unsafe { libc::if_nametoindex(name.as_ptr()) != 0 }
+    // Any socket asks the network namespace that it was made in.
+    UnixDatagram::unbound().is_ok_and(|socket| netdevice::name_to_index(socket, name).is_ok())
 }
 
 /// Again after a signal.

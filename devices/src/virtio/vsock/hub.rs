@@ -2,14 +2,17 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Read};
+use std::mem::MaybeUninit;
 use std::ops::Bound;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
 use socket2::{Domain, SockAddr, Socket, Type};
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
-use vmm_sys_util::eventfd::EventFd;
 
 use super::connection::{Connection, Next, Ports};
 use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
@@ -49,9 +52,9 @@ pub(super) struct Hub {
     guest_cid: u64,
     path: PathBuf,
     listener: UnixListener,
-    epoll: Epoll,
+    epoll: Arc<OwnedFd>,
     /// Readable when there may be something for the guest although no socket has become ready.
-    wake: EventFd,
+    wake: OwnedFd,
     next_token: u64,
     next_port: u32,
     clients: VecDeque<Client>,
@@ -67,20 +70,19 @@ pub(super) struct Hub {
 impl Hub {
     pub fn new(guest_cid: u64, path: &Path, listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let epoll = Epoll::new()?;
-        let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let wake = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         for (fd, token) in [
-            (wake.as_raw_fd(), WAKE_TOKEN),
-            (listener.as_raw_fd(), LISTENER_TOKEN),
+            (wake.as_fd(), WAKE_TOKEN),
+            (listener.as_fd(), LISTENER_TOKEN),
         ] {
-            let event = EpollEvent::new(EventSet::IN, token);
-            epoll.ctl(ControlOperation::Add, fd, event)?;
+            epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)?;
         }
         Ok(Self {
             guest_cid,
             path: path.into(),
             listener,
-            epoll,
+            epoll: Arc::new(epoll),
             wake,
             next_token: STREAM_TOKEN_FIRST,
             next_port: HOST_PORT_FIRST,
@@ -94,8 +96,8 @@ impl Hub {
     }
 
     /// Readable when the sockets have something.
-    pub fn epoll_fd(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+    pub fn epoll(&self) -> Arc<OwnedFd> {
+        Arc::clone(&self.epoll)
     }
 
     /// Ends all connections.
@@ -110,29 +112,30 @@ impl Hub {
     /// Makes the loop look for packets to the guest.
     fn wake(&self) {
         // A full counter wakes as well.
-        let _ = self.wake.write(1);
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
     /// Takes up what the sockets have.
     pub fn take_events(&mut self) {
         loop {
-            let mut events = [EpollEvent::default(); EVENTS_AT_ONCE];
-            let count = match self.epoll.wait(0, &mut events) {
-                Ok(count) => count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => 0,
+            let mut events = [MaybeUninit::uninit(); EVENTS_AT_ONCE];
+            let no_wait = Timespec::default();
+            let events = match epoll::wait(&self.epoll, &mut events, Some(&no_wait)) {
+                Ok((events, _)) => &*events,
+                Err(Errno::INTR) => continue,
+                Err(_) => &[],
             };
-            for event in &events[..count] {
-                match event.data() {
+            for event in events {
+                match event.data.u64() {
                     WAKE_TOKEN => {
                         // That nobody has is no error.
-                        let _ = self.wake.read();
+                        let _ = rustix::io::read(&self.wake, &mut [0; size_of::<u64>()]);
                     }
                     LISTENER_TOKEN => self.accept(),
-                    token => self.stream_ready(token, event.event_set()),
+                    token => self.stream_ready(token, event.flags),
                 }
             }
-            if count < EVENTS_AT_ONCE {
+            if events.len() < EVENTS_AT_ONCE {
                 return;
             }
         }
@@ -163,25 +166,21 @@ impl Hub {
     /// Makes a socket one whose changes are events.
     fn watch(&mut self, stream: &UnixStream) -> Option<u64> {
         let token = self.next_token;
-        let set = EventSet::IN | EventSet::OUT | EventSet::READ_HANG_UP | EventSet::EDGE_TRIGGERED;
+        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
         stream.set_nonblocking(true).ok()?;
-        let event = EpollEvent::new(set, token);
-        let watched = self
-            .epoll
-            .ctl(ControlOperation::Add, stream.as_raw_fd(), event);
-        watched.ok()?;
+        epoll::add(&self.epoll, stream, EventData::new_u64(token), flags).ok()?;
         self.next_token += 1;
         Some(token)
     }
 
-    fn stream_ready(&mut self, token: u64, events: EventSet) {
+    fn stream_ready(&mut self, token: u64, events: EventFlags) {
         let connection = self
             .by_token
             .get(&token)
             .and_then(|ports| self.connections.get_mut(ports));
         match connection {
             Some(connection) => {
-                connection.ready(events.intersects(EventSet::HANG_UP | EventSet::ERROR))
+                connection.ready(events.intersects(EventFlags::HUP | EventFlags::ERR))
             }
             None => self.client_ready(token),
         }

@@ -11,8 +11,8 @@ mod packet;
 
 use std::fmt;
 use std::io::{Read, Write};
-use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::Mutex;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_VSOCK;
 
@@ -41,7 +41,8 @@ const PACKETS_AT_ONCE: usize = 32;
 /// The sockets of a guest.
 pub struct Vsock {
     config: [u8; 8],
-    epoll: RawFd,
+    /// That of the hub, which is behind the lock.
+    epoll: Arc<OwnedFd>,
     state: Mutex<State>,
 }
 
@@ -71,7 +72,7 @@ impl Vsock {
         let hub = hub.map_err(|source| socket.unusable(source))?;
         Ok(Self {
             config: u64::from(cid).to_le_bytes(),
-            epoll: hub.epoll_fd(),
+            epoll: hub.epoll(),
             state: Mutex::new(State {
                 hub,
                 data: vec![0; DATA_BYTES_MAX],
@@ -190,8 +191,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn events(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the hub has the descriptor and lives as long as the device, which is borrowed here.
-        Some(unsafe { BorrowedFd::borrow_raw(self.epoll) })
+        Some(self.epoll.as_fd())
     }
 }
 
