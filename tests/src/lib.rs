@@ -8,6 +8,7 @@
 //! - [`demo`]: one guest on two hosts, for people to look at.
 //! - [`distro`]: a whole distribution as the guest, for both.
 //! - [`e2e`]: the scenarios, and [`summary`], what they came to.
+//! - [`licences`]: dependencies, held to `deny.toml`.
 //! - [`native`]: checks of the product that need no emulated hosts.
 //! - [`published`]: the schemas that all its JSON is held against.
 //! - [`rdma_tool`]: many RDMA connections, and RDMA going wrong, without a guest.
@@ -19,6 +20,7 @@ pub mod cleanup;
 pub mod demo;
 pub mod distro;
 pub mod e2e;
+pub mod licences;
 pub mod native;
 pub mod published;
 pub mod rdma_tool;

@@ -8,11 +8,12 @@ use kernel_images::programs;
 use ssi_hv_tests::cargo::Step;
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{Plan, Runner};
+use ssi_hv_tests::licences;
 use ssi_hv_tests::native;
 use ssi_hv_tests::summary::{Outcome, Summary};
 use ssi_hv_tests::test_binaries;
 
-/// Runs every check: format, lints, unit and property tests, loom models, guests of a few
+/// Runs every check: format, lints, licences of dependencies, unit and property tests, loom models, guests of a few
 /// instructions under KVM, what needs the release build, and the end-to-end scenarios.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -124,6 +125,7 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
     for step in STEPS {
         step.run(&workspace, &logs, summary)?;
     }
+    licences::run(&workspace, &logs, summary)?;
     if TEST_BUILD.run(&workspace, &logs, summary)? {
         test_binaries::run(&TEST_BUILD.log(&logs), &logs, summary)?;
     }
