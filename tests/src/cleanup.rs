@@ -5,14 +5,19 @@
 //! kernel kills the children (`PR_SET_PDEATHSIG`), and the next run removes the directories.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::sys;
 
 /// How our run directories in the system's directory for temporary files are called; the
 /// number of the process follows.
@@ -81,9 +86,9 @@ pub fn on_signals() -> io::Result<()> {
 
 /// Kills a child with the whole group that it leads, unless it was waited for already.
 fn kill_group(child: &mut Child) {
-    if let (Ok(None), Ok(pid)) = (child.try_wait(), i32::try_from(child.id())) {
-        // SAFETY: kill takes two integers. The child was not waited for, so the group is ours.
-        unsafe { libc::kill(-pid, libc::SIGKILL) };
+    if let Ok(None) = child.try_wait() {
+        // The child was not waited for, so the group is ours.
+        let _ = rustix::process::kill_process_group(Pid::from_child(child), Signal::KILL);
         let _ = child.wait();
     }
 }
@@ -107,14 +112,10 @@ impl Stranger {
     /// # Errors
     /// Fails when there is none.
     pub fn new(pid: i32) -> io::Result<Self> {
-        // SAFETY: pidfd_open takes two integers.
-        let raw = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        let fd = i32::try_from(raw).map_err(io::Error::other)?;
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just opened, and nobody else has it.
-        let process = Arc::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        let pid = u32::try_from(pid).ok().and_then(|_| Pid::from_raw(pid));
+        let pid = pid.ok_or(Errno::SRCH)?;
+        let process = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let process = Arc::new(process);
         let id = register(Entry::Stranger(Arc::clone(&process)));
         Ok(Self { process, id })
     }
@@ -129,17 +130,7 @@ impl Drop for Stranger {
 
 /// Kills it, unless it has ended.
 fn kill_stranger(process: &OwnedFd) {
-    let no_info = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: the descriptor is open and is that of a process; null stands for no further information.
-    unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            process.as_raw_fd(),
-            libc::SIGKILL,
-            no_info,
-            0,
-        );
-    }
+    let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
 }
 
 /// A child process that does not outlive us, nor does its process group.
@@ -158,22 +149,8 @@ impl Process {
     /// # Errors
     /// Fails when the command cannot be started.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
-        let parent = std::process::id();
         command.process_group(0);
-        // SAFETY: between fork and exec only async-signal-safe calls are allowed; prctl,
-        // getppid and _exit are system calls, and nothing here allocates or locks.
-        unsafe {
-            command.pre_exec(move || {
-                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-                    return Err(io::Error::last_os_error());
-                }
-                // The parent may have died before that.
-                if u32::try_from(libc::getppid()) != Ok(parent) {
-                    libc::_exit(1);
-                }
-                Ok(())
-            });
-        }
+        sys::die_with_parent(command);
         // With the register locked, a signal's clean-up comes before the start or sees the child.
         let mut register = lock(&REGISTER);
         let child = Arc::new(Mutex::new(command.spawn()?));
@@ -211,14 +188,12 @@ impl Process {
         if child.try_wait()?.is_some() {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-        // SAFETY: kill takes two integers. The child was not waited for, and the lock keeps
-        // it so: the id is still its own.
-        if unsafe { libc::kill(pid, signal) } == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        let signal = Signal::from_named_raw(signal).ok_or(Errno::INVAL)?;
+        // The child was not waited for, and the lock keeps it so: the id is still its own.
+        Ok(rustix::process::kill_process(
+            Pid::from_child(&child),
+            signal,
+        )?)
     }
 
     /// Waits for the end until the deadline; `None` when it has not come by then.
@@ -226,44 +201,27 @@ impl Process {
     /// # Errors
     /// Fails when the kernel does not tell.
     pub fn wait_until(&self, deadline: Instant) -> io::Result<Option<ExitStatus>> {
-        let raw = {
+        let process = {
             let mut child = lock(&self.child);
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
             }
-            let pid = i32::try_from(child.id()).map_err(io::Error::other)?;
-            // SAFETY: pidfd_open takes two integers; the child was not waited for.
-            unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) }
+            // The child was not waited for, so the number is still its own.
+            rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?
         };
-        let fd = i32::try_from(raw).map_err(io::Error::other)?;
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let result = poll_readable(fd, deadline);
-        // SAFETY: the descriptor was opened above and is used nowhere else.
-        unsafe { libc::close(fd) };
-        result?;
+        poll_readable(&process, deadline)?;
         self.try_wait()
     }
 }
 
-fn poll_readable(fd: i32, deadline: Instant) -> io::Result<()> {
+fn poll_readable(fd: &OwnedFd, deadline: Instant) -> io::Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let mut poll = libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let ms = i32::try_from(left.as_millis()).unwrap_or(i32::MAX);
-        // SAFETY: `poll` points to one initialised entry for the length of the call.
-        let n = unsafe { libc::poll(&raw mut poll, 1, ms) };
-        if n >= 0 {
-            return Ok(());
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        let left = Timespec::try_from(left).map_err(io::Error::other)?;
+        match rustix::event::poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&left)) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
     }
 }

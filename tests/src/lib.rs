@@ -26,5 +26,6 @@ pub mod published;
 pub mod rdma_tool;
 pub mod share;
 pub mod summary;
+mod sys;
 pub mod test_binaries;
 pub mod testbed;

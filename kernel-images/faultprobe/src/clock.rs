@@ -4,8 +4,9 @@
 //! timer tick, and then `clock_gettime` has the tick's resolution. The counter's rate comes from
 //! comparing it with the monotonic clock over the whole run.
 
-use std::arch::x86_64::{_mm_lfence, _rdtsc};
 use std::time::Instant;
+
+use crate::cpu::now_ticks;
 
 /// The start of the run, by both clocks.
 #[derive(Clone, Copy, Debug)]
@@ -33,18 +34,5 @@ impl Clock {
     /// Seconds since the start.
     pub fn elapsed_s(&self) -> f64 {
         self.instant.elapsed().as_secs_f64()
-    }
-}
-
-/// The time-stamp counter, read after all earlier instructions have finished.
-#[inline]
-pub fn now_ticks() -> u64 {
-    // SAFETY: both instructions exist on every x86-64 CPU, touch no memory and need no
-    // privilege (Linux leaves CR4.TSD clear).
-    unsafe {
-        _mm_lfence();
-        let ticks = _rdtsc();
-        _mm_lfence();
-        ticks
     }
 }

@@ -14,6 +14,7 @@
 use clap::{Parser, ValueEnum};
 
 pub mod clock;
+pub mod cpu;
 pub mod memory;
 pub mod pattern;
 pub mod probe;

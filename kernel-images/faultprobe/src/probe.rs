@@ -1,6 +1,6 @@
 //! The run: fill, visit, compare.
 
-use crate::clock::now_ticks;
+use crate::cpu::now_ticks;
 use crate::memory::{Memory, PAGE_BYTES};
 use crate::pattern::{Contents, Mismatch, mismatches, mix};
 use crate::{Args, Order};

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 mod check;
 
+use rustix::process::{self, Pid, Signal};
 use testbed_agent::{FRAME_BYTES_MAX, Kind, Request};
 
 /// A test driver needs a handful; more than this is a driver gone wild.
@@ -19,6 +20,8 @@ const CONNECTIONS_MAX: usize = 64;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// A client must say what it wants, and send its file, without pauses longer than this.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
+/// The signal that ends a process without its consent.
+const SIGKILL: i32 = Signal::KILL.as_raw();
 
 fn main() -> ExitCode {
     let Some(address) = std::env::args().nth(1) else {
@@ -153,11 +156,11 @@ fn run(stream: &mut TcpStream, argv: &[String], env: Vec<(String, String)>) -> i
                     let _ = kill(group, signal);
                 }
             }
-            let _ = kill(-group, libc::SIGKILL);
+            let _ = kill(-group, SIGKILL);
         });
         let status = child.wait()?;
         // What it started in the background goes with it, and so its pipes close.
-        let _ = kill(-group, libc::SIGKILL);
+        let _ = kill(-group, SIGKILL);
         for pump in pumps {
             let _ = pump.join();
         }
@@ -181,10 +184,20 @@ fn pump(from: Option<impl Read>, emit: impl Fn(&[u8]) -> io::Result<()>) {
 }
 
 fn kill(pid: i32, signal: i32) -> io::Result<()> {
-    // SAFETY: kill takes two integers and touches no memory of ours.
-    if unsafe { libc::kill(pid, signal) } == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    let unknown = || io::Error::from(io::ErrorKind::InvalidInput);
+    // Zero would be this process's own group.
+    let target = Pid::from_raw(pid.saturating_abs()).ok_or_else(unknown)?;
+    let is_group = pid < 0;
+    if signal == 0 {
+        // Only whether it exists.
+        return Ok(match is_group {
+            true => process::test_kill_process_group(target)?,
+            false => process::test_kill_process(target)?,
+        });
     }
+    let signal = Signal::from_named_raw(signal).ok_or_else(unknown)?;
+    Ok(match is_group {
+        true => process::kill_process_group(target, signal)?,
+        false => process::kill_process(target, signal)?,
+    })
 }

@@ -3,8 +3,7 @@
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::os::unix::process::CommandExt as _;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -15,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::missing;
 use crate::cleanup::{self, Process};
+use crate::sys;
 
 /// How long one step may take. The first one starts the browser: 2 s on an idle machine.
 const STEP_DEADLINE: Duration = Duration::from_secs(60);
@@ -83,26 +83,10 @@ impl Browser {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        let fds = [their_requests.as_raw_fd(), their_answers.as_raw_fd()];
-        // Above those that the browser wants, so that neither is overwritten before it was copied.
-        ensure!(
-            fds.iter().all(|fd| *fd > 4),
-            "descriptors {fds:?} are in the way"
-        );
-        // SAFETY: dup2 is a system call that may be made between fork and exec; both descriptors are open,
-        // since the closure is called by `spawn` below, before they are dropped.
-        unsafe {
-            command.pre_exec(move || {
-                for (fd, wanted) in fds.into_iter().zip(3..) {
-                    if libc::dup2(fd, wanted) < 0 {
-                        return Err(std::io::Error::last_os_error());
-                    }
-                }
-                Ok(())
-            });
-        }
+        sys::pass_descriptors(&mut command, vec![their_requests, their_answers]);
         let process = Process::spawn(&mut command).context("the browser")?;
-        drop((their_requests, their_answers));
+        // The browser's ends of the pipes are closed here.
+        drop(command);
         let (sender, messages) = mpsc::channel();
         // It ends with the browser, whose end of the pipe is then closed.
         std::thread::spawn(move || {
@@ -271,14 +255,7 @@ fn name() -> Option<&'static str> {
 fn pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = std::io::pipe()?;
     // Not 3 or 4, which the browser's ends are to become.
-    let high = |fd: &OwnedFd| -> std::io::Result<OwnedFd> {
-        // SAFETY: the descriptor is open; the call takes integers.
-        let copy = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 10) };
-        if copy < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the kernel has just made the descriptor, and nobody else has it.
-        Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(copy) })
-    };
+    let high =
+        |fd: &OwnedFd| -> std::io::Result<OwnedFd> { Ok(rustix::io::fcntl_dupfd_cloexec(fd, 10)?) };
     Ok((high(&read.into())?, high(&write.into())?))
 }

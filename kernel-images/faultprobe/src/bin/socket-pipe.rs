@@ -3,12 +3,12 @@
 //!
 //! Busybox's `nc` ends with its standard input, and knows no vsock(7).
 
-use std::fs::File;
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
+
+use socket2::{Domain, SockAddr, Socket, Type};
 
 const USAGE: &str = "socket-pipe: write one of
   socket-pipe tcp-connect ADDRESS:PORT
@@ -28,11 +28,11 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let opened = match arguments[..] {
-        ["tcp-connect", address] => TcpStream::connect(address).map(OwnedFd::from),
+        ["tcp-connect", address] => TcpStream::connect(address).map(Socket::from),
         ["tcp-listen", address] => TcpListener::bind(address)
             .and_then(|listener| listener.accept())
             .map(|(stream, _)| stream.into()),
-        ["unix-connect", path] => UnixStream::connect(path).map(OwnedFd::from),
+        ["unix-connect", path] => UnixStream::connect(path).map(Socket::from),
         ["unix-listen", path] => UnixListener::bind(path)
             .and_then(|listener| listener.accept())
             .map(|(stream, _)| stream.into()),
@@ -57,58 +57,26 @@ fn number(text: &str) -> io::Result<u32> {
     text.parse().map_err(io::Error::other)
 }
 
-fn check(result: libc::c_int) -> io::Result<libc::c_int> {
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(result)
+fn vsock() -> io::Result<Socket> {
+    Socket::new(Domain::VSOCK, Type::STREAM, None)
 }
 
-fn vsock() -> io::Result<OwnedFd> {
-    // SAFETY: socket takes three integers; the descriptor that comes back is new and ours.
-    unsafe {
-        let fd = check(libc::socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0))?;
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
-}
-
-/// The address of a port, and its size.
-fn vsock_address(cid: u32, port: u32) -> (libc::sockaddr_vm, libc::socklen_t) {
-    // SAFETY: all fields are integers, of which any value is valid.
-    let mut address: libc::sockaddr_vm = unsafe { std::mem::zeroed() };
-    address.svm_family = libc::sa_family_t::try_from(libc::AF_VSOCK).unwrap_or(0);
-    address.svm_cid = cid;
-    address.svm_port = port;
-    let size = libc::socklen_t::try_from(size_of_val(&address)).unwrap_or(0);
-    (address, size)
-}
-
-fn vsock_connect(port: u32) -> io::Result<OwnedFd> {
+fn vsock_connect(port: u32) -> io::Result<Socket> {
     let socket = vsock()?;
-    let (address, size) = vsock_address(HOST, port);
-    // SAFETY: the address lives through the call and has that size.
-    check(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), size) })?;
+    socket.connect(&SockAddr::vsock(HOST, port))?;
     Ok(socket)
 }
 
-fn vsock_accept(port: u32) -> io::Result<OwnedFd> {
+fn vsock_accept(port: u32) -> io::Result<Socket> {
     let socket = vsock()?;
-    let (address, size) = vsock_address(ANY, port);
-    // SAFETY: the address lives through the call and has that size.
-    check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), size) })?;
-    // SAFETY: listen takes two integers.
-    check(unsafe { libc::listen(socket.as_raw_fd(), 1) })?;
+    socket.bind(&SockAddr::vsock(ANY, port))?;
+    socket.listen(1)?;
     eprintln!("socket-pipe: listens on port {port}");
-    // SAFETY: no address is asked for; the descriptor that comes back is new and ours.
-    unsafe {
-        let none = std::ptr::null_mut();
-        let fd = libc::accept(socket.as_raw_fd(), none, std::ptr::null_mut());
-        Ok(OwnedFd::from_raw_fd(check(fd)?))
-    }
+    Ok(socket.accept()?.0)
 }
 
 /// Asks for a port of the guest, and reads the answer and nothing after it.
-fn guest_connect(path: &str, port: &str) -> io::Result<OwnedFd> {
+fn guest_connect(path: &str, port: &str) -> io::Result<Socket> {
     let mut stream = UnixStream::connect(path)?;
     stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
     let mut line = Vec::new();
@@ -123,11 +91,9 @@ fn guest_connect(path: &str, port: &str) -> io::Result<OwnedFd> {
     Ok(stream.into())
 }
 
-fn join(socket: OwnedFd) -> io::Result<()> {
-    let mut socket = File::from(socket);
+fn join(mut socket: Socket) -> io::Result<()> {
     io::copy(&mut io::stdin().lock(), &mut socket)?;
-    // SAFETY: shutdown takes two integers.
-    check(unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) })?;
+    socket.shutdown(Shutdown::Write)?;
     io::copy(&mut socket, &mut io::stdout().lock())?;
     Ok(())
 }
