@@ -38,6 +38,9 @@ pub enum ImageError {
     /// apt has no lists, or is set up for another distribution.
     #[error("apt has no lists of a Debian release: run \"apt-get update\"")]
     NoRelease,
+    /// The initial RAM disk cannot be made.
+    #[error(transparent)]
+    Initrd(#[from] initrd::InitrdError),
     /// A command is not installed.
     #[error("command \"{command}\" not found: run \"apt-get install {package}\"")]
     CommandMissing {

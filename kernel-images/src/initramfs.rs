@@ -1,12 +1,13 @@
 //! The initramfs of guests, and what it shares with that of testbed hosts.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use crate::cpio::Archive;
-use crate::{ImageError, KernelImage, command};
+use initrd::busybox::add_base;
+use initrd::cpio::Archive;
+
+use crate::{ImageError, KernelImage};
 
 const INIT: &str = include_str!("../guest/init");
 
@@ -95,34 +96,6 @@ pub fn write_atomically(
         .map_err(|e| ImageError::io(out)(e.error))
 }
 
-/// Adds empty mount points, `/dev/console`, and busybox under all its names but `without`.
-///
-/// # Errors
-/// Fails when no static busybox is installed, or the output fails.
-pub fn add_base<W: Write>(archive: &mut Archive<W>, without: &[&str]) -> Result<(), ImageError> {
-    let busybox = find_busybox()?;
-    let list = command::output(Command::new(&busybox).arg("--list"), "busybox-static", "")?;
-    let list = String::from_utf8_lossy(&list).into_owned();
-    add_file(archive, "bin/busybox", 0o755, &busybox)?;
-    let mut add = || -> io::Result<()> {
-        for dir in ["dev", "proc", "sys", "tmp", "run", "sbin", "etc", "root"] {
-            archive.directory(dir)?;
-        }
-        // The kernel gives init this as its standard input and outputs, before init could
-        // mount anything.
-        archive.character_device("dev/console", 0o600, 5, 1)?;
-        for applet in list
-            .lines()
-            .filter(|a| *a != "busybox" && !without.contains(a))
-        {
-            archive.symlink(&format!("bin/{applet}"), "busybox")?;
-        }
-        // The kernel calls this path to load modules by itself.
-        archive.symlink("sbin/modprobe", "../bin/busybox")
-    };
-    add().map_err(ImageError::io(Path::new("initramfs")))
-}
-
 /// Adds modules with all that they need, and what `modprobe` wants to read, and returns
 /// their paths in the archive in loading order.
 ///
@@ -162,24 +135,4 @@ pub fn add_file<W: Write>(
     archive
         .file(path, mode, &bytes)
         .map_err(ImageError::io(Path::new(path)))
-}
-
-/// Where the static busybox of this machine is.
-fn find_busybox() -> Result<PathBuf, ImageError> {
-    let missing = || ImageError::CommandMissing {
-        command: "busybox".into(),
-        package: "busybox-static".into(),
-    };
-    let path = ["/bin/busybox", "/usr/bin/busybox"]
-        .into_iter()
-        .map(PathBuf::from)
-        .find(|p| p.is_file())
-        .ok_or_else(missing)?;
-    let bytes = std::fs::read(&path).map_err(ImageError::io(&path))?;
-    // A dynamic program names its loader; no busybox has another reason to name it.
-    let loader = b"/lib64/ld-linux";
-    if bytes.windows(loader.len()).any(|w| w == loader) {
-        return Err(missing());
-    }
-    Ok(path)
 }

@@ -18,7 +18,6 @@
 pub mod apt;
 pub mod cache;
 pub mod command;
-pub mod cpio;
 pub mod digest;
 pub mod distro;
 pub mod error;

@@ -10,9 +10,7 @@ pub mod forced_end;
 pub mod host;
 pub mod logging;
 pub mod memory_speed;
-pub mod metrics;
 pub mod open_files;
-pub mod page;
 pub mod progress;
 pub mod report;
 pub mod status;
@@ -20,3 +18,4 @@ pub mod top;
 
 pub use ssi_hv_api::{exit, size};
 pub use ssi_hv_machine as machine;
+pub use ssi_hv_metrics as metrics;

@@ -5,7 +5,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use kernel_images::cpio::Archive;
+use initrd::busybox;
+use initrd::cpio::Archive;
 use kernel_images::{ImageCache, ImageError, Manifest, command, initramfs, programs};
 
 use super::TestbedError;
@@ -100,7 +101,7 @@ impl HostImage {
         let agent = programs::build_static(workspace, &["testbed-agent", "faultprobe"])?;
         let initrd = cache.root().join("host.cpio");
         initramfs::write_atomically(&initrd, |archive| {
-            initramfs::add_base(archive, &["sh"])?;
+            busybox::add_base(archive, &["sh"]).map_err(ImageError::from)?;
             let order = initramfs::add_modules(archive, &image, MODULES)?;
             add_text(
                 archive,

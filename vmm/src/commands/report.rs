@@ -8,7 +8,6 @@ use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 use ssi_hv::cli::report::ReportConfig;
 use ssi_hv::exit::ExitCode;
-use ssi_hv::page;
 use ssi_hv::report::{Report, SCHEMA};
 
 use super::{Failure, print};
@@ -20,7 +19,7 @@ const REPORT_BYTES_MAX: u64 = 16 << 20;
 /// Makes a page of a report.
 pub fn report(config: &ReportConfig) -> Result<ExitCode, Failure> {
     let report = read(&config.file).map_err(|error| Failure::new(ExitCode::Usage, error))?;
-    let html = page::render(&report);
+    let html = ssi_hv_html::render(&report);
     match config.page() {
         None => print(&html)?,
         Some(path) if path == config.file => {

@@ -4,8 +4,8 @@ use std::ffi::CStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use kernel_images::cpio::Archive;
-use kernel_images::{ImageError, initramfs};
+use initrd::cpio::Archive;
+use initrd::{InitrdError, busybox};
 
 use super::frame::{COMMAND_PATH, INIT_PATH};
 
@@ -19,7 +19,7 @@ pub enum ArchiveError {
     #[error(
         "--exec needs a shell in the guest: install busybox-static on this host (apt-get install busybox-static), or give an initial RAM disk with a /bin/sh by --initrd"
     )]
-    Shell(#[source] ImageError),
+    Shell(#[source] InitrdError),
     /// The initial RAM disk that was given cannot be read.
     #[error("cannot read --initrd {}", path.display())]
     Initrd {
@@ -42,7 +42,7 @@ pub enum ArchiveError {
 pub fn with_command(command: &str, initrd: Option<&Path>) -> Result<Vec<u8>, ArchiveError> {
     let mut archive = Archive::new(Vec::new());
     if initrd.is_none() {
-        initramfs::add_base(&mut archive, &[]).map_err(ArchiveError::Shell)?;
+        busybox::add_base(&mut archive, &[]).map_err(ArchiveError::Shell)?;
     }
     let mut add = |path, mode, bytes: &[u8]| {
         archive

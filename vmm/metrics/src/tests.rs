@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use super::families::BUCKETS_SECONDS;
 use super::*;
-use crate::report::RdmaUsed;
-use crate::status::{NodeStatus, VmStatus};
 use ssi_hv_api::fixtures::{node_status, status};
+use ssi_hv_api::report::RdmaUsed;
+use ssi_hv_api::status::{NodeStatus, VmStatus};
 
 const MANUAL: &str = include_str!("../../../docs/metrics.md");
 const DASHBOARD: &str = include_str!("../../../docs/grafana-dashboard.json");

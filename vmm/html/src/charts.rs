@@ -1,7 +1,7 @@
 //! The charts of a report.
 
 use super::svg::{Anchor, LogAxis, Svg, WIDTH, count, float, time};
-use crate::report::{
+use ssi_hv_api::report::{
     Distribution, FaultCounts, FaultKind, Node, Percentiles, Prefetch, Report, Role, Timeline,
 };
 

@@ -5,8 +5,8 @@ mod svg;
 
 use std::fmt::Write as _;
 
-use crate::report::{Percentiles, Report, Virtualization};
-use crate::size::ByteSize;
+use ssi_hv_api::report::{Percentiles, Report, Virtualization};
+use ssi_hv_api::size::ByteSize;
 use svg::{count, escaped, time};
 
 /// The page's styles. Colours are those of Okabe and Ito, which people with any colour vision tell

@@ -1,7 +1,7 @@
 //! Metrics of a node that lends memory.
 
 use super::families::{Families, float};
-use crate::status::NodeStatus;
+use ssi_hv_api::status::NodeStatus;
 
 /// All metrics of a node, in the text format.
 #[must_use]

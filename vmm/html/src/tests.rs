@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::report::{Distributions, Exec, FaultCounts, Host, Node, Role, Timeline};
+use ssi_hv_api::report::{Distributions, Exec, FaultCounts, Host, Node, Role, Timeline};
 
 fn node(id: u32, role: Role) -> Node {
     Node {

@@ -1,8 +1,8 @@
 //! Metrics of a VM.
 
 use super::families::{Families, Labels, flag, float};
-use crate::report::{Distribution, PathUsed, TrafficClass};
-use crate::status::{LinkNow, NodeNow, VmState, VmStatus};
+use ssi_hv_api::report::{Distribution, PathUsed, TrafficClass};
+use ssi_hv_api::status::{LinkNow, NodeNow, VmState, VmStatus};
 
 /// How long faults of a kind, or a stage of them, took.
 #[derive(Clone, Debug, PartialEq)]
@@ -341,7 +341,7 @@ fn add_donors_rdma(all: &mut Families, donors: &[&NodeNow]) {
         (
             "ssi_hv_donor_rdma_pages_read_total",
             "Pages that came by RDMA READ.",
-            (|rdma| rdma.pages_read) as fn(&crate::report::RdmaUsed) -> u64,
+            (|rdma| rdma.pages_read) as fn(&ssi_hv_api::report::RdmaUsed) -> u64,
         ),
         (
             "ssi_hv_donor_rdma_pages_written_total",

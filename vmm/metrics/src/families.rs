@@ -5,8 +5,8 @@ use prometheus::proto::{
     Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType,
 };
 
-use crate::report::Distribution;
-use crate::status::rdma::{InUse, RdmaResources};
+use ssi_hv_api::report::Distribution;
+use ssi_hv_api::status::rdma::{InUse, RdmaResources};
 
 /// Upper ends of the buckets of all histograms, in seconds: three in each power of ten, from what a
 /// page takes that is here to what a lost donor takes.
