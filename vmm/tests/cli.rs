@@ -420,12 +420,12 @@ fn flags_at_line_starts(text: &str, prefix: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_readme_has_the_flags_of_run_and_node_and_no_others() {
+fn the_document_has_the_flags_of_run_and_node_and_no_others() {
     let help = |verb| flags_at_line_starts(text(&output(&[verb, "--help"]).stdout), "  ");
     let mut in_help = help("run");
     in_help.extend(help("node"));
-    let readme = include_str!("../../README.md");
-    assert_eq!(flags_at_line_starts(readme, "| `"), in_help);
+    let document = include_str!("../../docs/cli.md");
+    assert_eq!(flags_at_line_starts(document, "| `"), in_help);
 }
 
 #[test]
