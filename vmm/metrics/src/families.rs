@@ -71,13 +71,13 @@ impl Families {
         let in_use = resources.iter().cloned();
         self.gauges(
             "ssi_hv_rdma_resources",
-            "What this process uses of an RDMA device.",
+            "Objects of an RDMA device that this process uses.",
             in_use.map(|(labels, in_use)| (labels, float(in_use.in_use))),
         );
         let limits = resources.into_iter();
         self.gauges(
             "ssi_hv_rdma_resources_limit",
-            "What an RDMA device has, for the whole host; absent where it does not say.",
+            "Limit of the RDMA device, for the whole host; absent if the device reports none.",
             limits.filter_map(|(labels, in_use)| Some((labels, float(in_use.limit?)))),
         );
     }

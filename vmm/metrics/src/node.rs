@@ -11,7 +11,7 @@ pub fn node(status: &NodeStatus) -> String {
     for (name, help, value) in [
         (
             "ssi_hv_node_memory_bytes",
-            "Memory that the node has to lend.",
+            "Memory that the node can lend.",
             counters.memory_bytes,
         ),
         (
@@ -21,7 +21,7 @@ pub fn node(status: &NodeStatus) -> String {
         ),
         (
             "ssi_hv_node_leases",
-            "Leases that VMs have.",
+            "Current leases.",
             u64::try_from(counters.leases).unwrap_or(u64::MAX),
         ),
         (
@@ -35,7 +35,7 @@ pub fn node(status: &NodeStatus) -> String {
     let limit = counters.rdma.connections.limit;
     all.gauges(
         "ssi_hv_node_rdma_connections_limit",
-        "RDMA connections at once, at most; absent where there is no RDMA.",
+        "Limit of simultaneous RDMA connections; absent without RDMA.",
         limit.map(|limit| (Vec::new(), float(limit))),
     );
     for (name, help, value) in [
@@ -51,17 +51,17 @@ pub fn node(status: &NodeStatus) -> String {
         ),
         (
             "ssi_hv_node_pages_read_total",
-            "Pages that it sent to VMs; those that they read by RDMA do not pass its processor.",
+            "Pages sent to VMs; pages read by RDMA are not counted here.",
             counters.pages_read,
         ),
         (
             "ssi_hv_node_pages_written_total",
-            "Pages that it stored for VMs.",
+            "Pages stored for VMs.",
             counters.pages_written,
         ),
         (
             "ssi_hv_node_pages_dropped_total",
-            "Pages whose bytes it dropped, because guests had freed them.",
+            "Pages dropped because guests had freed them.",
             counters.pages_dropped,
         ),
     ] {

@@ -49,7 +49,7 @@ pub fn vm(status: &VmStatus, times: &[FaultTimes]) -> String {
 fn add_state(all: &mut Families, now: VmState) {
     all.gauges(
         "ssi_hv_vm_state",
-        "What the VM is doing: 1 for the state that it is in, 0 for others.",
+        "State of the VM: 1 for the current state, 0 for others.",
         STATES.map(|(state, name)| (vec![("state", name.to_owned())], flag(state == now))),
     );
 }
@@ -63,12 +63,12 @@ fn add_guest(all: &mut Families, status: &VmStatus) {
     ];
     all.gauges(
         "ssi_hv_vm_info",
-        "The VM: always 1, with its name and with what pages travel by as labels.",
+        "The VM: always 1, with its name and its transports as labels.",
         [(labels, 1.0)],
     );
     all.gauge(
         "ssi_hv_vm_paused_by_user",
-        "Whether somebody has paused it: 1 or 0.",
+        "Whether a user has paused it: 1 or 0.",
         flag(status.paused_by_user),
     );
     all.counter(
@@ -78,7 +78,7 @@ fn add_guest(all: &mut Families, status: &VmStatus) {
     );
     all.counter(
         "ssi_hv_vm_errors_total",
-        "Errors of which the VM has told; `ssi-hv status` has their text.",
+        "Errors that the VM has reported; `ssi-hv status` has their text.",
         status.errors_total,
     );
     all.gauge(
@@ -89,7 +89,7 @@ fn add_guest(all: &mut Families, status: &VmStatus) {
     let init = status.boot.to_init_ms;
     all.gauges(
         "ssi_hv_vm_init_seconds",
-        "From the start until the guest's init ran; absent until that was seen.",
+        "From the start until the guest's init ran; absent until then.",
         init.map(|ms| (Vec::new(), ms / 1e3)),
     );
 }
@@ -109,17 +109,17 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
         ),
         (
             "ssi_hv_cache_limit_bytes",
-            "How much of the rest may be here at once.",
+            "How much of the rest may be local at once.",
             memory.cache_bytes,
         ),
         (
             "ssi_hv_cached_bytes",
-            "How much of the rest is here, or on its way.",
+            "How much of the rest is local or in transit.",
             memory.cached_bytes,
         ),
         (
             "ssi_hv_resident_bytes",
-            "What the guest's memory takes of this host's.",
+            "Memory of this host that the guest's memory uses.",
             memory.resident_bytes,
         ),
     ] {
@@ -129,12 +129,12 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
     for (name, help, count) in [
         (
             "ssi_hv_evictions_total",
-            "Pages dropped here to make room.",
+            "Pages dropped locally to free memory.",
             evictions.total,
         ),
         (
             "ssi_hv_evictions_clean_total",
-            "Of these, pages that were the same at home.",
+            "Of these, clean pages.",
             evictions.clean,
         ),
         (
@@ -149,12 +149,12 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
         ),
         (
             "ssi_hv_memory_stalls_total",
-            "Faults that had to wait until memory was free here.",
+            "Faults that waited until local memory was free.",
             status.stalled_for_memory,
         ),
         (
             "ssi_hv_prefetch_pages_total",
-            "Pages fetched before they were asked for.",
+            "Pages fetched before they were touched.",
             ahead.issued,
         ),
         (
@@ -164,12 +164,12 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
         ),
         (
             "ssi_hv_prefetch_wasted_pages_total",
-            "Of these, pages that were evicted without that.",
+            "Of these, pages that were evicted untouched.",
             ahead.wasted,
         ),
         (
             "ssi_hv_prefetch_late_total",
-            "Touches that came while the page was on its way.",
+            "Touches of a page while it was in transit.",
             ahead.late,
         ),
     ] {
@@ -227,12 +227,12 @@ fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
     );
     all.counters(
         "ssi_hv_donor_pages_fetched_total",
-        "Pages that came from there.",
+        "Pages fetched from it.",
         each(&donors, |now| Some(now.node.pages_fetched)),
     );
     all.counters(
         "ssi_hv_donor_pages_written_back_total",
-        "Pages that went back there.",
+        "Pages written back to it.",
         each(&donors, |now| Some(now.node.pages_written_back)),
     );
     all.counters(
@@ -256,27 +256,27 @@ fn add_links(all: &mut Families, donors: &[&NodeNow]) {
         |value: fn(&LinkNow) -> f64| each(donors, move |now| now.link.as_ref().map(value));
     all.gauges(
         "ssi_hv_donor_reachable",
-        "Whether the donor can be reached, as far as is known: 1 or 0.",
+        "Whether the donor is reachable, as far as is known: 1 or 0.",
         of_link(|link| flag(link.reachable)),
     );
     all.gauges(
         "ssi_hv_donor_round_trip_seconds",
-        "The last round trip of a small request; one is made every 2 s.",
+        "The last round trip of a small request; one is sent every 2 s.",
         of_link(|link| link.round_trip_us / 1e6),
     );
     all.gauges(
         "ssi_hv_donor_rdma",
-        "Whether pages are read from there by RDMA just now: 1 or 0.",
+        "Whether pages are currently read from it by RDMA: 1 or 0.",
         of_link(|link| flag(link.rdma)),
     );
     all.counters(
         "ssi_hv_donor_outages_total",
-        "How often the donor could not be reached.",
+        "How often the donor became unreachable.",
         each(donors, |now| Some(now.link?.outages)),
     );
     all.gauges(
         "ssi_hv_donor_page_seconds",
-        "What a page takes from there, by the latest estimate.",
+        "Latency of a page, by the latest estimate.",
         each(donors, |now| Some(path_now(now)?.latency_estimate_us / 1e6)),
     );
     let tiers = donors.iter().flat_map(|now| {
@@ -289,12 +289,12 @@ fn add_links(all: &mut Families, donors: &[&NodeNow]) {
     });
     all.gauges(
         "ssi_hv_donor_tier",
-        "The class of the link by its latency: 1 for the one that it has, 0 for others.",
+        "Tier of the link: 1 for the current tier, 0 for others.",
         tiers,
     );
     all.counters(
         "ssi_hv_donor_tier_changes_total",
-        "How often that changed.",
+        "How often the tier changed.",
         each(donors, |now| Some(path_now(now)?.tier_changes)),
     );
 }
@@ -321,17 +321,17 @@ fn add_traffic(all: &mut Families, donors: &[&NodeNow]) {
     };
     all.counters(
         "ssi_hv_donor_page_bytes_total",
-        "Bytes of the pages that travelled by frames (not by RDMA), before compression.",
+        "Bytes of pages that travelled in frames (not by RDMA), before compression.",
         of(|class| class.plain_bytes),
     );
     all.counters(
         "ssi_hv_donor_wire_bytes_total",
-        "What was sent for them, without headers.",
+        "Bytes sent for them, without headers.",
         of(|class| class.wire_bytes),
     );
     all.counters(
         "ssi_hv_donor_compressed_pages_total",
-        "Pages that were sent as fewer bytes, be it as zeroes.",
+        "Pages that were sent as fewer bytes, zero pages included.",
         of(|class| class.pages_compressed),
     );
 }
@@ -340,12 +340,12 @@ fn add_donors_rdma(all: &mut Families, donors: &[&NodeNow]) {
     for (name, help, value) in [
         (
             "ssi_hv_donor_rdma_pages_read_total",
-            "Pages that came by RDMA READ.",
+            "Pages fetched by RDMA READ.",
             (|rdma| rdma.pages_read) as fn(&ssi_hv_api::report::RdmaUsed) -> u64,
         ),
         (
             "ssi_hv_donor_rdma_pages_written_total",
-            "Pages that went home by RDMA WRITE.",
+            "Pages written back by RDMA WRITE.",
             |rdma| rdma.pages_written,
         ),
         (
@@ -355,7 +355,7 @@ fn add_donors_rdma(all: &mut Families, donors: &[&NodeNow]) {
         ),
         (
             "ssi_hv_donor_rdma_failures_total",
-            "Of these, connections that failed: pages went on by TCP.",
+            "Of these, connections that failed: pages continued over TCP.",
             |rdma| rdma.failures,
         ),
     ] {
