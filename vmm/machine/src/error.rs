@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use devices::BusError;
 use thiserror::Error;
 
-use super::kernel::KernelError;
-use super::layout::{DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
-use super::{KVM_PATH, VCPUS_MAX};
+use crate::boot::kernel::KernelError;
+use crate::layout::{DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
+use crate::{KVM_PATH, VCPUS_MAX};
 
 /// Why a machine cannot be built, or had to stop by a fault of the host. A crash of the guest is
-/// no error but an [`Outcome`](super::Outcome).
+/// no error but an [`Outcome`](crate::Outcome).
 #[derive(Debug, Error)]
 pub enum MachineError {
     /// There is no KVM device.
@@ -258,7 +258,7 @@ pub enum MachineError {
 
 impl MachineError {
     /// The error of a failed KVM call.
-    pub(super) fn kvm(action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
+    pub(crate) fn kvm(action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |error| Self::Kvm {
             action,
             source: error.into(),
@@ -266,12 +266,12 @@ impl MachineError {
     }
 
     /// The error of a failed call to the host.
-    pub(super) fn host(action: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(crate) fn host(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Host { action, source }
     }
 
     /// The error of opening the KVM device.
-    pub(super) fn open_kvm(error: kvm_ioctls::Error) -> Self {
+    pub(crate) fn open_kvm(error: kvm_ioctls::Error) -> Self {
         match error.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::KvmMissing,
             libc::EACCES | libc::EPERM => Self::KvmPermission,
@@ -280,7 +280,7 @@ impl MachineError {
     }
 
     /// Checks a number of CPUs against our limit and that of the host.
-    pub(super) fn check_cpus(asked: u32, host_limit: u32) -> Result<(), Self> {
+    pub(crate) fn check_cpus(asked: u32, host_limit: u32) -> Result<(), Self> {
         let limit = u32::from(VCPUS_MAX).min(host_limit);
         match asked {
             0 => Err(Self::NoCpus),

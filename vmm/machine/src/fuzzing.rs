@@ -14,13 +14,13 @@ use devices::{
 use linux_loader::loader::bootparam::{boot_params, setup_header};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::boot_params::{Initrd, load_initrd, write_boot_params};
-use super::kernel::{KernelFormat, LoadedKernel, load_image};
-use super::layout::{
+use crate::boot::kernel::{KernelFormat, LoadedKernel, load_image};
+use crate::boot::params::{Initrd, load_initrd, write_boot_params};
+use crate::layout::{
     ACPI_START, CMDLINE_BYTES_MAX, CMDLINE_START, HIGH_RAM_START, MemorySize, PAGE_BYTES,
     ZERO_PAGE_START,
 };
-use super::port_bus;
+use crate::port_bus;
 
 /// The targets of this crate.
 pub const TARGETS: &[Target] = &[

@@ -6,17 +6,18 @@ use kvm_bindings::{CpuId, KVM_API_VERSION, kvm_cpuid_entry2, kvm_userspace_memor
 use kvm_ioctls::{Cap, Kvm, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::error::MachineError;
-use super::irqchip::InterruptController;
-use super::vcpu::Vcpu;
-use super::{layout, regs};
+use crate::error::MachineError;
+use crate::irqchip::InterruptController;
+use crate::layout;
+use crate::vcpu::Vcpu;
+use crate::vcpu::regs;
 
 /// Whoever waits longer than this for KVM to take the guest's memory is told why. The time grows with
 /// the memory: KVM prepares tables for all of it.
 const MAP_TIME_USUAL: Duration = Duration::from_secs(1);
 
 /// Opens KVM, and checks that it has what every machine needs.
-pub(super) fn open_kvm() -> Result<Kvm, MachineError> {
+pub(crate) fn open_kvm() -> Result<Kvm, MachineError> {
     let kvm = Kvm::new().map_err(MachineError::open_kvm)?;
     let found = kvm.get_api_version();
     if u32::try_from(found) != Ok(KVM_API_VERSION) {
@@ -36,7 +37,7 @@ pub(super) fn open_kvm() -> Result<Kvm, MachineError> {
 }
 
 /// Creates a virtual machine without memory and CPUs.
-pub(super) fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
+pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
     let vm = loop {
         match kvm.create_vm() {
             // A signal came while KVM waited for its locks.
@@ -52,7 +53,7 @@ pub(super) fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
 }
 
 /// Maps each region of `memory` into the VM, one slot a region.
-pub(super) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MachineError> {
+pub(crate) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MachineError> {
     let started = Instant::now();
     for (slot, region) in (0..).zip(memory.iter()) {
         let host_address = region.as_ptr();
@@ -85,7 +86,7 @@ pub(super) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Mach
 }
 
 /// Creates the vCPU with number `id`, in the state in which firmware leaves a CPU.
-pub(super) fn create_vcpu(
+pub(crate) fn create_vcpu(
     vm: &VmFd,
     interrupts: &InterruptController,
     id: u8,

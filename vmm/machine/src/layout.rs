@@ -18,7 +18,7 @@
 
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
-use super::error::MachineError;
+use crate::error::MachineError;
 
 /// Guest memory is given out in pages of this size.
 pub const PAGE_BYTES: u64 = 4096;
@@ -33,62 +33,62 @@ pub const DEVICE_HOLE_END: u64 = 0x1_0000_0000;
 pub const MEMORY_BYTES_MIN: u64 = 2 << 20;
 
 /// Global descriptor table for the entry into the kernel.
-pub(super) const GDT_START: u64 = 0x500;
+pub(crate) const GDT_START: u64 = 0x500;
 /// Interrupt descriptor table for the entry into the kernel, with nothing in it.
-pub(super) const IDT_START: u64 = 0x5a0;
+pub(crate) const IDT_START: u64 = 0x5a0;
 /// `struct boot_params` (Linux, Documentation/arch/x86/zero-page.rst).
-pub(super) const ZERO_PAGE_START: u64 = 0x7000;
+pub(crate) const ZERO_PAGE_START: u64 = 0x7000;
 /// Initial stack pointer of the boot processor.
-pub(super) const BOOT_STACK_POINTER: u64 = 0x8ff0;
+pub(crate) const BOOT_STACK_POINTER: u64 = 0x8ff0;
 /// Page-map level 4; the tables below it follow.
-pub(super) const PML4_START: u64 = 0x9000;
-pub(super) const PDPT_START: u64 = 0xa000;
+pub(crate) const PML4_START: u64 = 0x9000;
+pub(crate) const PDPT_START: u64 = 0xa000;
 /// Four page directories, one a GiB.
-pub(super) const PAGE_DIRECTORIES_START: u64 = 0xb000;
+pub(crate) const PAGE_DIRECTORIES_START: u64 = 0xb000;
 /// The kernel's command line.
-pub(super) const CMDLINE_START: u64 = 0x2_0000;
+pub(crate) const CMDLINE_START: u64 = 0x2_0000;
 /// Bytes of the command line, with its terminating zero, when the kernel does not say: the
 /// COMMAND_LINE_SIZE of Linux on x86 (arch/x86/include/asm/setup.h).
 pub const CMDLINE_BYTES_MAX: u64 = 2048;
 
 /// The end of usable low RAM, where a PC has its extended BIOS data area.
-pub(super) const LOW_RAM_END: u64 = 0x9_fc00;
+pub(crate) const LOW_RAM_END: u64 = 0x9_fc00;
 /// ACPI tables; in the range that guests search for the RSDP (ACPI 6.5, 5.2.5.1).
-pub(super) const ACPI_START: u64 = 0xe_0000;
+pub(crate) const ACPI_START: u64 = 0xe_0000;
 /// The end of the room for ACPI tables.
-pub(super) const ACPI_END: u64 = 0x10_0000;
+pub(crate) const ACPI_END: u64 = 0x10_0000;
 /// Where RAM goes on above the legacy area.
-pub(super) const HIGH_RAM_START: u64 = 0x10_0000;
+pub(crate) const HIGH_RAM_START: u64 = 0x10_0000;
 
 /// Registers of the first virtio device; those of the others follow.
-pub(super) const VIRTIO_START: u64 = 0xd000_0000;
+pub(crate) const VIRTIO_START: u64 = 0xd000_0000;
 /// Interrupt of the first virtio device; those of the others follow. The I/O interrupt
 /// controller has 24 inputs, of which the first 16 are those of the ISA bus.
-pub(super) const VIRTIO_INTERRUPT_FIRST: u32 = 16;
+pub(crate) const VIRTIO_INTERRUPT_FIRST: u32 = 16;
 /// The most virtio devices: each has an interrupt of its own.
 pub const VIRTIO_DEVICES_MAX: u8 = 8;
 
 /// Registers of the I/O interrupt controller (kvm: IOAPIC_DEFAULT_BASE_ADDRESS).
-pub(super) const IOAPIC_START: u32 = 0xfec0_0000;
+pub(crate) const IOAPIC_START: u32 = 0xfec0_0000;
 /// Registers of the local interrupt controllers (kvm: APIC_DEFAULT_PHYS_BASE).
-pub(super) const LOCAL_APIC_START: u32 = 0xfee0_0000;
+pub(crate) const LOCAL_APIC_START: u32 = 0xfee0_0000;
 /// A page that KVM on Intel CPUs takes for its identity map; outside RAM.
-pub(super) const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
+pub(crate) const KVM_IDENTITY_MAP_START: u64 = 0xfffb_c000;
 /// Three pages that KVM on Intel CPUs takes for its task state; outside RAM.
-pub(super) const KVM_TSS_START: usize = 0xfffb_d000;
+pub(crate) const KVM_TSS_START: usize = 0xfffb_d000;
 
 /// First port of the ACPI PM1 blocks.
-pub(super) const PM_PORT: u16 = 0x600;
+pub(crate) const PM_PORT: u16 = 0x600;
 /// Port of the ACPI reset register, the one of common chipsets.
-pub(super) const RESET_PORT: u16 = 0xcf9;
+pub(crate) const RESET_PORT: u16 = 0xcf9;
 /// Interrupt of ACPI events.
-pub(super) const SCI_IRQ: u8 = 9;
+pub(crate) const SCI_IRQ: u8 = 9;
 
 /// The ranges of guest-physical memory of a machine with `bytes` of memory, as pairs of start
 /// and length in bytes: below the device hole, and, for what does not fit there, from 4 GiB.
 /// Ranges are never empty.
 ///
-/// The memory given to [`Machine::new`](super::Machine::new) has exactly these regions.
+/// The memory given to [`Machine::new`](crate::Machine::new) has exactly these regions.
 pub fn guest_memory_ranges(bytes: u64) -> Vec<(GuestAddress, u64)> {
     let low = bytes.min(DEVICE_HOLE_START);
     let high = bytes - low;
@@ -114,7 +114,7 @@ pub fn hotplug_start(bytes: u64) -> GuestAddress {
 
 /// Sizes of a guest memory whose regions were checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MemorySize {
+pub(crate) struct MemorySize {
     /// All bytes.
     pub total: u64,
     /// One more than the last address of RAM below the hole.
@@ -123,7 +123,7 @@ pub(super) struct MemorySize {
 
 /// Checks that `memory` has exactly the regions that [`guest_memory_ranges`] gives for its size, and
 /// after them the one to which memory may be added, if there is one.
-pub(super) fn check_memory(
+pub(crate) fn check_memory(
     memory: &GuestMemoryMmap,
     hotplug_bytes: u64,
 ) -> Result<MemorySize, MachineError> {
@@ -153,7 +153,7 @@ pub(super) fn check_memory(
 }
 
 /// Checks that the last address of so much memory has no more than `bits` bits.
-pub(super) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), MachineError> {
+pub(crate) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), MachineError> {
     let addresses = 1_u64.checked_shl(bits).unwrap_or(u64::MAX);
     // Beyond the hole, if it comes so far.
     let hole = DEVICE_HOLE_END - DEVICE_HOLE_START;
@@ -171,7 +171,7 @@ pub(super) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), Mach
 }
 
 /// Checks that memory which may be added has no more than `bits` bits in its addresses.
-pub(super) fn check_hotplug_bits(
+pub(crate) fn check_hotplug_bits(
     size: MemorySize,
     hotplug_bytes: u64,
     bits: u32,

@@ -52,27 +52,17 @@
 //! disk has begun ends by itself, so that is waited for up to [`DISK_TIME_MAX`].
 
 mod acpi;
-mod affinity;
-mod boot_params;
+mod boot;
 mod console;
-mod control;
-mod cpuid;
-mod elf_check;
-mod ending;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-mod handle;
 mod host_cpu;
 mod irqchip;
-mod kernel;
 mod kvm;
 mod layout;
-mod numa;
-mod payload;
+mod lifecycle;
 mod ports;
-mod regs;
-mod terminal;
 mod vcpu;
 mod virtio;
 
@@ -92,29 +82,32 @@ use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::EventSet;
 
-pub use affinity::allowed_cpus;
-pub use boot_params::{Initrd, is_of_cmdline};
+pub use acpi::numa::NumaNode;
+pub use boot::elf_check::ElfError;
+pub use boot::kernel::KernelError;
+pub use boot::params::{Initrd, is_of_cmdline};
+pub use boot::payload::KERNEL_BYTES_MAX;
+pub use console::terminal::{RawTerminal, restore_terminal};
 pub use console::{BlockingWriter, ConsoleConfig};
-pub use elf_check::ElfError;
-pub use ending::{DISK_TIME_MAX, STOP_TIME_MAX};
 pub use error::MachineError;
-pub use handle::MachineHandle;
 pub use host_cpu::is_emulated;
-pub use kernel::KernelError;
 pub use layout::{
     CMDLINE_BYTES_MAX, DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES,
     VIRTIO_DEVICES_MAX, guest_memory_ranges, hotplug_start,
 };
-pub use numa::NumaNode;
-pub use payload::KERNEL_BYTES_MAX;
-pub use terminal::{RawTerminal, restore_terminal};
+pub use lifecycle::ending::{DISK_TIME_MAX, STOP_TIME_MAX};
+pub use lifecycle::handle::MachineHandle;
+pub use vcpu::affinity::allowed_cpus;
 
 use acpi::AcpiTables;
+use boot::{kernel, params};
 use console::ConsoleInput;
-use control::Control;
 use irqchip::InterruptController;
+use lifecycle::control::Control;
+use lifecycle::ending;
 use ports::{port_bus, serial_port};
 use vcpu::{Shared, Vcpu};
+use vcpu::{cpuid, regs};
 use virtio::VirtioDevices;
 
 /// The device through which KVM is reached.
@@ -244,12 +237,12 @@ impl Machine {
         let kernel = kernel::load_kernel(&config.kernel, &memory, size.low_end)?;
         tracing::debug!(format = ?kernel.format, entry = kernel.entry.0, end = kernel.end, "kernel");
         let initrd = match &config.initrd {
-            Some(initrd) => Some(boot_params::load_initrd(initrd, &memory, size, kernel.end)?),
+            Some(initrd) => Some(params::load_initrd(initrd, &memory, size, kernel.end)?),
             None => None,
         };
         let virtio = VirtioDevices::new(&memory, &config.devices)?;
         let rsdp = AcpiTables::new(config.cpus, &virtio.slots(), &config.numa).write(&memory)?;
-        boot_params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
+        params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
         regs::write_boot_tables(&memory)?;
 
         let vm = Arc::new(kvm::create_vm(&kvm)?);

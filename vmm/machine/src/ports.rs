@@ -8,11 +8,11 @@ use devices::{
     PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
 };
 
-use super::irqchip::InterruptController;
-use super::{MachineError, layout};
+use crate::irqchip::InterruptController;
+use crate::{MachineError, layout};
 
 /// A serial port whose output goes to `writer`, and that output.
-pub(super) fn serial_port(
+pub(crate) fn serial_port(
     vm: &kvm_ioctls::VmFd,
     interrupts: &InterruptController,
     irq: u32,
@@ -29,7 +29,7 @@ pub(super) fn serial_port(
 }
 
 /// The port devices, each at its place.
-pub(super) fn port_bus(
+pub(crate) fn port_bus(
     serial: &Arc<SerialPort>,
     boot_timer: &Arc<BootTimer>,
     events: &MachineEvents,

@@ -21,14 +21,14 @@ use kvm_ioctls::{Cap, IoEventAddress, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::epoll::EventSet;
 
-use super::error::MachineError;
-use super::irqchip::InterruptController;
-use super::layout::{VIRTIO_DEVICES_MAX, VIRTIO_INTERRUPT_FIRST, VIRTIO_START};
-use super::vcpu::Shared;
+use crate::error::MachineError;
+use crate::irqchip::InterruptController;
+use crate::layout::{VIRTIO_DEVICES_MAX, VIRTIO_INTERRUPT_FIRST, VIRTIO_START};
+use crate::vcpu::Shared;
 
 /// The place of a virtio device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(crate) struct Slot {
     /// Its number, from 0 on.
     pub number: u8,
     /// Address of its registers, [`VIRTIO_MMIO_LEN`] bytes.
@@ -50,7 +50,7 @@ impl Slot {
 
 /// The virtio devices of a machine, each at its place.
 #[derive(Debug, Default)]
-pub(super) struct VirtioDevices {
+pub(crate) struct VirtioDevices {
     placed: Vec<(Slot, Arc<MmioTransport>, EventFdTrigger)>,
 }
 

@@ -2,7 +2,9 @@
 //!
 //! RSDP, XSDT, FADT, FACS, MADT and DSDT (ACPI specification 6.5, chapter 5). The machine is
 //! not "hardware-reduced": it has the PM1 registers, so that stock kernels switch off by their
-//! usual path. What is near and far is in [`super::numa`].
+//! usual path. What is near and far is in [`numa`].
+
+pub(crate) mod numa;
 
 use acpi_tables::facs::FACS;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -19,16 +21,16 @@ use devices::{
 };
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::error::MachineError;
-use super::layout::{
+use crate::error::MachineError;
+use crate::layout::{
     ACPI_END, ACPI_START, IOAPIC_START, LOCAL_APIC_START, PM_PORT, RESET_PORT, SCI_IRQ,
 };
-use super::numa::{self, NumaNode};
-use super::virtio::Slot;
+use crate::virtio::Slot;
+use numa::NumaNode;
 
-pub(super) const OEM_ID: [u8; 6] = *b"SSIHV ";
-pub(super) const OEM_TABLE_ID: [u8; 8] = *b"SSIHVTBL";
-pub(super) const OEM_REVISION: u32 = 1;
+pub(crate) const OEM_ID: [u8; 6] = *b"SSIHV ";
+pub(crate) const OEM_TABLE_ID: [u8; 8] = *b"SSIHVTBL";
+pub(crate) const OEM_REVISION: u32 = 1;
 
 /// Every table starts at a multiple of this: what the FACS needs, the strictest of all.
 const TABLE_ALIGNMENT: u64 = 64;
@@ -55,7 +57,7 @@ const IOAPIC_ID: u8 = 0xff;
 
 /// Tables at their guest-physical addresses.
 #[derive(Debug)]
-pub(super) struct AcpiTables {
+pub(crate) struct AcpiTables {
     /// Pairs of address and bytes, by address, from [`ACPI_START`] on.
     placed: Vec<(u64, Vec<u8>)>,
     next: u64,
@@ -118,14 +120,14 @@ impl AcpiTables {
     }
 }
 
-pub(super) fn bytes_of(table: &dyn Aml) -> Vec<u8> {
+pub(crate) fn bytes_of(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
     bytes
 }
 
 /// A table whose body is `body`.
-pub(super) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
+pub(crate) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     let mut table = Sdt::new(
         signature,
         HEADER_BYTES,

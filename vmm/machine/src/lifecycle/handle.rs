@@ -6,14 +6,14 @@ use std::time::Duration;
 use devices::BootTimer;
 use devices::virtio::VirtioDevice;
 
-use super::Outcome;
-use super::vcpu::Shared;
+use crate::Outcome;
+use crate::vcpu::Shared;
 
 /// Acts on a machine from any thread, also after its end.
 #[derive(Clone, Debug)]
 pub struct MachineHandle {
-    pub(super) shared: Arc<Shared>,
-    pub(super) boot_timer: Arc<BootTimer>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) boot_timer: Arc<BootTimer>,
 }
 
 impl MachineHandle {

@@ -9,14 +9,14 @@ use libc::{c_int, c_void, pthread_t, siginfo_t};
 use vmm_sys_util::eventfd::EventFd;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
-use super::{MachineError, Outcome};
+use crate::{MachineError, Outcome};
 
 /// How a run ends.
-pub(super) type End = Result<Outcome, MachineError>;
+pub(crate) type End = Result<Outcome, MachineError>;
 
 /// What a vCPU thread does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(crate) enum Next {
     /// Enter the guest.
     Run,
     /// Enter the guest; it was paused meanwhile.
@@ -41,7 +41,7 @@ struct State {
 
 /// State shared by all parts of a running machine.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(crate) struct Control {
     state: Mutex<State>,
     changed: Condvar,
     /// vCPU threads must look at `state` before they enter the guest, and device threads before
@@ -251,7 +251,7 @@ impl Control {
 
 /// A device is served while this is there.
 #[derive(Debug)]
-pub(super) struct DeviceTurn<'a>(&'a Control);
+pub(crate) struct DeviceTurn<'a>(&'a Control);
 
 impl DeviceTurn<'_> {
     /// Whether nobody has asked for a pause or for the end since it began: work that can be left for
@@ -275,7 +275,7 @@ impl Drop for DeviceTurn<'_> {
 
 /// Makes one vCPU leave the guest.
 #[derive(Debug, Default)]
-pub(super) struct Kick {
+pub(crate) struct Kick {
     target: Mutex<Option<Target>>,
 }
 
@@ -328,7 +328,7 @@ impl Kick {
 
 /// The registration of a vCPU thread with its [`Kick`].
 #[derive(Debug)]
-pub(super) struct KickRegistration<'a> {
+pub(crate) struct KickRegistration<'a> {
     kick: &'a Kick,
     immediate_exit: *const AtomicU8,
 }
@@ -370,7 +370,7 @@ fn install_kick_handler() -> io::Result<()> {
 }
 
 /// Lets the kick signal through to the calling thread, whatever mask it inherited.
-pub(super) fn unblock_kick_signal() {
+pub(crate) fn unblock_kick_signal() {
     if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
         tracing::warn!(%error, "the kick signal stays blocked");
     }

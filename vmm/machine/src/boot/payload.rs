@@ -21,7 +21,7 @@ const LZ4_LEGACY_BLOCK_BYTES: usize = 8 << 20;
 
 /// Why a payload was not unpacked.
 #[derive(Debug, Error)]
-pub(super) enum PayloadError {
+pub(crate) enum PayloadError {
     /// None of the formats that are known here.
     #[error("unknown compression")]
     UnknownFormat,
@@ -91,7 +91,7 @@ impl Format {
 }
 
 /// Unpacks the payload of a bzImage.
-pub(super) fn unpack(payload: &[u8]) -> Result<Vec<u8>, PayloadError> {
+pub(crate) fn unpack(payload: &[u8]) -> Result<Vec<u8>, PayloadError> {
     let format = Format::of(payload).ok_or(PayloadError::UnknownFormat)?;
     let name = format.name();
     let corrupt = |source| PayloadError::Corrupt {

@@ -14,7 +14,7 @@ use acpi_tables::hmat::{
 use acpi_tables::slit::SLIT;
 use acpi_tables::srat::MemoryAffinity;
 
-use super::acpi::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
+use crate::acpi::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
 
 /// A NUMA node of the guest. The first has the CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ const HMAT_ENTRY_MAX: u64 = 0xfffe;
 const HMAT_LATENCY_MAX: Duration = Duration::from_micros(4200);
 
 /// The three tables, in the order of this module's name for them; empty without nodes.
-pub(super) fn tables(cpus: u8, nodes: &[NumaNode]) -> Vec<Vec<u8>> {
+pub(crate) fn tables(cpus: u8, nodes: &[NumaNode]) -> Vec<Vec<u8>> {
     if nodes.is_empty() {
         return Vec::new();
     }

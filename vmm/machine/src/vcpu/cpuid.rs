@@ -62,7 +62,7 @@ const ECX_EXTENDED_XSAVE: u32 = 1 << 11 | 1 << 16;
 /// KVM tells a guest how large the state is that it has enabled (leaf 0xd), and learns what is
 /// enabled by intercepting XSETBV. An emulator that does not pass that intercept on makes the
 /// leaf wrong, and Linux complains at length at each start.
-pub(super) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
+pub(crate) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
     entries.retain(|entry| entry.function != 0xd);
     for entry in entries {
         match (entry.function, entry.index) {
@@ -82,7 +82,7 @@ pub(super) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
 
 /// The CPUID entries of CPU `id` (also the number of its local APIC) of `cpus`, made from what
 /// KVM supports.
-pub(super) fn for_cpu(
+pub(crate) fn for_cpu(
     supported: &[kvm_cpuid_entry2],
     id: u8,
     cpus: u8,
@@ -189,7 +189,7 @@ fn is_amd(supported: &[kvm_cpuid_entry2]) -> bool {
 }
 
 /// How many bits a physical address of a guest may have: those of the host's CPU.
-pub(super) fn physical_address_bits(supported: &[kvm_cpuid_entry2]) -> Option<u32> {
+pub(crate) fn physical_address_bits(supported: &[kvm_cpuid_entry2]) -> Option<u32> {
     let entry = supported.iter().find(|e| e.function == 0x8000_0008)?;
     Some(entry.eax & 0xff).filter(|bits| *bits > 0)
 }

@@ -32,7 +32,7 @@ pub fn allowed_cpus() -> io::Result<Vec<u32>> {
 /// # Errors
 ///
 /// When there is no such CPU, or the process may not use it.
-pub(super) fn pin_this_thread(cpu: u32) -> io::Result<()> {
+pub(crate) fn pin_this_thread(cpu: u32) -> io::Result<()> {
     let cpu = usize::try_from(cpu).unwrap_or(usize::MAX);
     let mut mask: Mask = [0; CPUS / BITS];
     let word = mask.get_mut(cpu / BITS);

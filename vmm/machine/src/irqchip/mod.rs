@@ -10,7 +10,7 @@ use devices::{EventFdTrigger, InterruptLine};
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_lapic_state, kvm_pit_config};
 use kvm_ioctls::{Cap, VcpuFd, VmFd};
 
-use super::error::MachineError;
+use crate::error::MachineError;
 
 /// Offsets of local vector table entries (Intel SDM volume 3A, table 11-1).
 const LAPIC_LVT_LINT0: usize = 0x350;
@@ -22,7 +22,7 @@ const DELIVERY_MODE_NMI: u32 = 0x400;
 
 /// The interrupt controllers of a machine.
 #[derive(Debug)]
-pub(super) enum InterruptController {
+pub(crate) enum InterruptController {
     /// All of them in KVM.
     Kernel,
 }

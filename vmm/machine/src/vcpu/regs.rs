@@ -7,8 +7,8 @@ use kvm_bindings::{Msrs, kvm_fpu, kvm_msr_entry, kvm_regs, kvm_segment, kvm_sreg
 use kvm_ioctls::VcpuFd;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::error::MachineError;
-use super::layout::{
+use crate::error::MachineError;
+use crate::layout::{
     BOOT_STACK_POINTER, GDT_START, IDT_START, PAGE_DIRECTORIES_START, PDPT_START, PML4_START,
     ZERO_PAGE_START,
 };
@@ -90,7 +90,7 @@ fn segment(selector: u16) -> kvm_segment {
 }
 
 /// Writes descriptor tables and page tables for the entry into the kernel.
-pub(super) fn write_boot_tables(memory: &GuestMemoryMmap) -> Result<(), MachineError> {
+pub(crate) fn write_boot_tables(memory: &GuestMemoryMmap) -> Result<(), MachineError> {
     let write = |what, address: u64, words: &[u64]| {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         memory
@@ -112,7 +112,7 @@ pub(super) fn write_boot_tables(memory: &GuestMemoryMmap) -> Result<(), MachineE
 }
 
 /// Puts the boot processor at `entry`, with the zero page in RSI.
-pub(super) fn set_boot_registers(vcpu: &VcpuFd, entry: GuestAddress) -> Result<(), MachineError> {
+pub(crate) fn set_boot_registers(vcpu: &VcpuFd, entry: GuestAddress) -> Result<(), MachineError> {
     let mut sregs = vcpu
         .get_sregs()
         .map_err(MachineError::kvm("read the segment registers"))?;
@@ -152,7 +152,7 @@ fn enter_long_mode(sregs: &mut kvm_sregs) {
 
 /// Sets the floating-point state and the model-specific registers that firmware sets on every
 /// CPU.
-pub(super) fn set_firmware_state(vcpu: &VcpuFd) -> Result<(), MachineError> {
+pub(crate) fn set_firmware_state(vcpu: &VcpuFd) -> Result<(), MachineError> {
     // Intel SDM volume 1, tables 8-3 and 10-2: all exceptions masked, round to nearest.
     let fpu = kvm_fpu {
         fcw: 0x37f,

@@ -12,9 +12,9 @@ use linux_loader::configurator::{BootConfigurator, BootParams};
 use linux_loader::loader::bootparam::{boot_e820_entry, boot_params};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::error::MachineError;
-use super::kernel::LoadedKernel;
-use super::layout::{
+use crate::boot::kernel::LoadedKernel;
+use crate::error::MachineError;
+use crate::layout::{
     ACPI_END, ACPI_START, CMDLINE_START, DEVICE_HOLE_END, HIGH_RAM_START, LOW_RAM_END, MemorySize,
     PAGE_BYTES, ZERO_PAGE_START,
 };
@@ -40,7 +40,7 @@ const E820_RESERVED: u32 = 2;
 
 /// An initrd in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LoadedInitrd {
+pub(crate) struct LoadedInitrd {
     pub start: u64,
     pub bytes: u64,
 }
@@ -66,7 +66,7 @@ impl Initrd {
 
 /// Loads the initrd as high as it fits below the device hole, so that it is out of the way of
 /// the kernel, which ends at `kernel_end`.
-pub(super) fn load_initrd(
+pub(crate) fn load_initrd(
     initrd: &Initrd,
     memory: &GuestMemoryMmap,
     size: MemorySize,
@@ -178,7 +178,7 @@ pub const fn is_of_cmdline(byte: u8) -> bool {
 }
 
 /// Checks that a kernel which takes `limit` bytes can be given `cmdline`.
-pub(super) fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), MachineError> {
+pub(crate) fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), MachineError> {
     let bytes = u64::try_from(cmdline.len()).unwrap_or(u64::MAX);
     if bytes > limit {
         return Err(MachineError::CmdlineTooLong { bytes, limit });
@@ -194,7 +194,7 @@ pub(super) fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), MachineErro
 }
 
 /// Writes command line and zero page for `kernel`.
-pub(super) fn write_boot_params(
+pub(crate) fn write_boot_params(
     memory: &GuestMemoryMmap,
     size: MemorySize,
     kernel: &LoadedKernel,
@@ -264,9 +264,9 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::kernel::KernelFormat;
-    use super::super::layout::{DEVICE_HOLE_START, guest_memory_ranges};
     use super::*;
+    use crate::boot::kernel::KernelFormat;
+    use crate::layout::{DEVICE_HOLE_START, guest_memory_ranges};
 
     const GIB: u64 = 1 << 30;
 

@@ -1,5 +1,7 @@
 //! The console: where the guest's serial output goes, and where its input comes from.
 
+pub(crate) mod terminal;
+
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read, Write};
@@ -10,20 +12,20 @@ use devices::SerialPort;
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use vmm_sys_util::epoll::EventSet;
 
-use super::Outcome;
-use super::terminal::is_foreground_terminal;
-use super::vcpu::Shared;
+use crate::Outcome;
+use crate::vcpu::Shared;
+use terminal::is_foreground_terminal;
 
 /// Bytes of input read at once.
 const INPUT_BATCH_BYTES: usize = 4096;
 
 /// Where the guest's serial port leads.
 pub struct ConsoleConfig {
-    pub(super) input: Option<OwnedFd>,
-    pub(super) output: Box<dyn Write + Send>,
+    pub(crate) input: Option<OwnedFd>,
+    pub(crate) output: Box<dyn Write + Send>,
     /// Where a second serial port leads, if there is one.
-    pub(super) second: Option<Box<dyn Write + Send>>,
-    pub(super) on_raw_mode: Option<Box<dyn FnOnce() + Send>>,
+    pub(crate) second: Option<Box<dyn Write + Send>>,
+    pub(crate) on_raw_mode: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl fmt::Debug for ConsoleConfig {
@@ -182,7 +184,7 @@ impl Keys {
 }
 
 /// Moves input to the serial port, as fast as the guest takes it.
-pub(super) struct ConsoleInput {
+pub(crate) struct ConsoleInput {
     /// Stays open after its end: epoll forgets a descriptor that is closed only when nobody
     /// else has the same file open.
     source: File,

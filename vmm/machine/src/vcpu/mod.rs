@@ -1,5 +1,9 @@
 //! The thread of a vCPU.
 
+pub(crate) mod affinity;
+pub(crate) mod cpuid;
+pub(crate) mod regs;
+
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -9,14 +13,14 @@ use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 
-use super::affinity::pin_this_thread;
-use super::control::{Control, Next, unblock_kick_signal};
-use super::{MachineError, Outcome};
+use crate::lifecycle::control::{Control, Next, unblock_kick_signal};
+use crate::{MachineError, Outcome};
+use affinity::pin_this_thread;
 
 /// What the vCPU threads share. Each holds a reference, so that the guest's memory and devices
 /// stay while any vCPU may still touch them.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(crate) struct Shared {
     pub ports: Bus,
     pub mmio: Bus,
     pub events: MachineEvents,
@@ -49,7 +53,7 @@ impl Shared {
 
 /// A vCPU that is ready to run.
 #[derive(Debug)]
-pub(super) struct Vcpu {
+pub(crate) struct Vcpu {
     pub index: usize,
     /// The CPU of the host on which its thread is to run; `None` where the host lets it.
     pub pinned_to: Option<u32>,

@@ -110,7 +110,7 @@ fn restore_on_panic() {
 
 /// Whether `fd` is a terminal whose foreground job this process belongs to. Others would be
 /// stopped for reading it or for changing its settings.
-pub(super) fn is_foreground_terminal(fd: RawFd) -> bool {
+pub(crate) fn is_foreground_terminal(fd: RawFd) -> bool {
     // SAFETY: both calls take only numbers.
     unsafe { libc::tcgetpgrp(fd) == libc::getpgrp() }
 }

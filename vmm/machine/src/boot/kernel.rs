@@ -14,9 +14,9 @@ use linux_loader::loader::{BzImage, KernelLoader};
 use thiserror::Error;
 use vm_memory::{Address, ByteValued, GuestAddress, GuestMemoryMmap};
 
-use super::elf_check::{ElfError, check_elf};
-use super::layout::{CMDLINE_BYTES_MAX, HIGH_RAM_START};
-use super::payload::{KERNEL_BYTES_MAX, PayloadError, unpack};
+use crate::boot::elf_check::{ElfError, check_elf};
+use crate::boot::payload::{KERNEL_BYTES_MAX, PayloadError, unpack};
+use crate::layout::{CMDLINE_BYTES_MAX, HIGH_RAM_START};
 
 /// Where the setup header is in a bzImage (Linux, Documentation/arch/x86/boot.rst).
 const SETUP_HEADER_OFFSET: usize = 0x1f1;
@@ -148,7 +148,7 @@ pub enum KernelError {
 
 /// How a kernel was found in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum KernelFormat {
+pub(crate) enum KernelFormat {
     /// An ELF file.
     Elf,
     /// A bzImage whose ELF file was unpacked.
@@ -159,7 +159,7 @@ pub(super) enum KernelFormat {
 
 /// A kernel in guest memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LoadedKernel {
+pub(crate) struct LoadedKernel {
     /// Where the boot processor starts, in 64-bit mode.
     pub entry: GuestAddress,
     /// One more than the last address that the kernel uses before it reads the memory map.
@@ -184,7 +184,7 @@ impl LoadedKernel {
 }
 
 /// Loads the kernel in the file `path` into `memory`, whose low part ends at `low_end`.
-pub(super) fn load_kernel(
+pub(crate) fn load_kernel(
     path: &Path,
     memory: &GuestMemoryMmap,
     low_end: u64,
@@ -193,7 +193,7 @@ pub(super) fn load_kernel(
 }
 
 /// Loads the kernel `image`, which was in the file `path`.
-pub(super) fn load_image(
+pub(crate) fn load_image(
     path: &Path,
     image: Vec<u8>,
     memory: &GuestMemoryMmap,

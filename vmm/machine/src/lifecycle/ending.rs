@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::control::Control;
-use super::vcpu::Shared;
+use crate::lifecycle::control::Control;
+use crate::vcpu::Shared;
 
 /// How long ending a run waits for the threads of vCPUs and devices. One that waits for a remote page
 /// cannot go on before the page comes; it is left behind after this time.
@@ -46,7 +46,7 @@ enum Left {
 }
 
 /// Waits for all threads that touch guest memory, and tells whom it leaves behind.
-pub(super) fn wait_for_threads(shared: &Shared) {
+pub(crate) fn wait_for_threads(shared: &Shared) {
     let at_work = || shared.devices_at_work();
     let told = || {
         tracing::warn!(

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use super::layout::HIGH_RAM_START;
+use crate::layout::HIGH_RAM_START;
 
 const HEADER_BYTES: usize = 64;
 const PROGRAM_HEADER_BYTES: usize = 56;
@@ -92,7 +92,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 /// Checks the headers of `image`, and gives one more than the last physical address that its
 /// segments take.
-pub(super) fn check_elf(image: &[u8]) -> Result<u64, ElfError> {
+pub(crate) fn check_elf(image: &[u8]) -> Result<u64, ElfError> {
     if image.len() < HEADER_BYTES {
         return Err(ElfError::HeaderTruncated { bytes: image.len() });
     }

@@ -1,0 +1,5 @@
+//! Pausing, resuming and ending a running machine.
+
+pub(crate) mod control;
+pub(crate) mod ending;
+pub(crate) mod handle;
