@@ -45,7 +45,6 @@
 #[cfg(test)]
 extern crate self as memory_fabric;
 
-pub mod control;
 pub mod discard;
 pub mod donor;
 pub mod fabric;
@@ -54,22 +53,29 @@ pub mod hotplug;
 pub mod layout;
 pub mod link;
 mod pager;
-pub mod policy;
 pub mod stats;
-pub mod stream;
-pub mod transport;
 pub mod view;
 pub mod working_set;
 
 pub use fabric_host::turns;
 pub use fabric_pages::{guest_memory, page, page_map, uffd};
+pub use fabric_transport::{control, policy, stream};
 pub use fabric_wire as wire;
 pub use fabric_wire::packing;
+
+/// How pages travel between nodes.
+pub mod transport {
+    pub use crate::donor::loopback;
+    pub use fabric_transport::*;
+}
 
 pub(crate) use fabric_host as mapping;
 pub(crate) use fabric_host as spin;
 pub(crate) use fabric_pages::zap;
 
+#[cfg(test)]
+#[path = "../transport/src/measure/slow.rs"]
+mod slow;
 #[cfg(test)]
 #[path = "../tests/support/mod.rs"]
 mod support;

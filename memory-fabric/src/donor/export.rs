@@ -1,11 +1,11 @@
 //! A lease's memory as adapters see it: registered while there is an RDMA connection, and until
 //! the lease ends.
 
-use super::pool::lock;
 use crate::mapping::Mapping;
 use crate::transport::rdma::{
     Access, Device, MemoryRegion, Paging, ProtectionDomain, RdmaError, RemoteMemory,
 };
+use fabric_host::lock;
 use std::sync::{Arc, Mutex};
 
 /// Whether, and how, the memory of a lease is registered.

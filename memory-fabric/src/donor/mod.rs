@@ -2,6 +2,7 @@
 
 mod connection;
 mod export;
+pub mod loopback;
 pub mod pool;
 pub mod rdma;
 pub mod server;

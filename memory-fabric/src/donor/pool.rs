@@ -8,10 +8,11 @@ pub use lease::{DropRefused, Lease, OutOfRange};
 use crate::page::PAGE_SIZE;
 use crate::stats::Counter;
 use crate::wire::{LeaseStatus, Token};
+use fabric_host::lock;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Shortest time between renewals: with less, one lost packet ends a lease.
@@ -233,11 +234,6 @@ fn random_token() -> io::Result<Token> {
     let mut token = Token([0; 16]);
     File::open("/dev/urandom")?.read_exact(&mut token.0)?;
     Ok(token)
-}
-
-/// The data of a mutex, also after a panic elsewhere: every update here is a single step.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! RDMA connections of VMs: set up here, and then none of this processor's business.
 
 use super::connection::{TAKE_OVER_TIMEOUT, refuse, refuse_unknown};
-use super::pool::{Lease, Pool, SessionKind, lock};
+use super::pool::{Lease, Pool, SessionKind};
 use super::server::CONNECTIONS_MAX;
 use crate::control::{ControlError, ControlStream};
 use crate::link::describe;
@@ -12,6 +12,7 @@ use crate::transport::rdma::{
     RdmaError, pair::NOT_READY_RETRIES,
 };
 use crate::wire::{FrameKind, Refusal, TrafficClass};
+use fabric_host::lock;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};

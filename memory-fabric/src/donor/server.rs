@@ -1,7 +1,7 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
 use super::connection::Connection;
-use super::pool::{Pool, lock};
+use super::pool::Pool;
 use super::rdma::{self, RdmaConnection};
 use crate::control::{CONNECT_TIMEOUT, ControlError};
 use crate::link::describe;
@@ -9,6 +9,7 @@ use crate::stream::{Closer, Stream};
 use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
 use crate::transport::udp::{Fingerprint, Listener};
+use fabric_host::lock;
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};

@@ -161,7 +161,16 @@ fn measure(gauge: &mut Gauge, time: Duration, patience: Duration) -> Result<Meas
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::measure::{hesitant, slow};
+    use crate::slow::{Slow, slow};
+
+    /// Answers at once, but for the first requests, which take so long.
+    fn hesitant(requests: u32, time: Duration) -> Gauge {
+        Slow {
+            late: (requests, time),
+            ..Slow::new(Duration::ZERO, false)
+        }
+        .into_gauge()
+    }
 
     const TIME: Duration = Duration::from_millis(50);
 

@@ -1,14 +1,14 @@
 //! The link's thread: keeps the lease and makes connections.
 
-use super::{Ask, LinkConfig, LinkEvent, LinkObserver, LinkStats, describe};
+use super::{LinkConfig, LinkEvent, LinkObserver, LinkRequest, LinkStats, describe};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::stream::Stream;
-use crate::transport::tcp::STALL_TIMEOUT;
 use crate::wire::{
     AttachRequest, FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token,
     TrafficClass, WireError,
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
+use fabric_transport::port::STALL_TIMEOUT;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -126,7 +126,7 @@ impl Keeper {
     }
 
     /// Starts the thread. It gives what the donor counted for the lease, as it last told.
-    pub(super) fn spawn(self, asked: Receiver<Ask>) -> io::Result<JoinHandle<LeaseStatus>> {
+    pub(super) fn spawn(self, asked: Receiver<LinkRequest>) -> io::Result<JoinHandle<LeaseStatus>> {
         let (node, observer) = (self.config.node, Arc::clone(&self.observer));
         std::thread::Builder::new()
             .name(format!("link-{}", node.0))
@@ -147,14 +147,14 @@ impl Keeper {
         (lease / RENEWALS_PER_LEASE).clamp(RENEWAL_INTERVAL_MIN, RENEWAL_INTERVAL_MAX)
     }
 
-    fn run(mut self, asked: &Receiver<Ask>) -> LeaseStatus {
+    fn run(mut self, asked: &Receiver<LinkRequest>) -> LeaseStatus {
         let interval = self.renewal_interval();
         let mut renew_at = Instant::now() + interval;
         let mut lost = false;
         loop {
             let why = match asked.recv_deadline(renew_at) {
-                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(Ask::Connection(class, why)) => {
+                Ok(LinkRequest::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(LinkRequest::Connection(class, why)) => {
                     self.want(class);
                     why.to_string()
                 }
@@ -206,7 +206,7 @@ impl Keeper {
     /// Connects again, for as long as the grace time lasts. A donor that takes connections and
     /// completes nothing on them is no better than one that takes none: then it is the same
     /// outage that goes on.
-    fn recover(&mut self, why: String, asked: &Receiver<Ask>) -> Recovery {
+    fn recover(&mut self, why: String, asked: &Receiver<LinkRequest>) -> Recovery {
         let node = self.config.node;
         let known = self.trouble.take().filter(|trouble| {
             trouble.completed == self.completed() && trouble.recovered_at.elapsed() < QUIET_TIME
@@ -263,8 +263,10 @@ impl Keeper {
                 return Recovery::Lost;
             }
             match asked.recv_deadline((now + trouble.backoff).min(trouble.deadline)) {
-                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => return Recovery::Stopped,
-                Ok(Ask::Connection(class, _)) => self.want(class),
+                Ok(LinkRequest::Stop) | Err(RecvTimeoutError::Disconnected) => {
+                    return Recovery::Stopped;
+                }
+                Ok(LinkRequest::Connection(class, _)) => self.want(class),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             trouble.backoff = (trouble.backoff * 2).min(BACKOFF_MAX);

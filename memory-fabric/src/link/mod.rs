@@ -5,52 +5,30 @@
 //! pager's threads only ask for a connection and find it in their [`LinkPort`] later.
 
 mod keeper;
-pub mod path;
 pub mod probe;
 pub mod rdma;
 mod stats;
 
 use crate::control::{ControlError, ControlStream};
 use crate::layout::NodeId;
-use crate::stream::{Carrier, Stream};
-use crate::transport::tcp::STALL_TIMEOUT;
-use crate::wire::{
-    ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass, WireError,
-};
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crate::stream::Carrier;
+use crate::wire::{FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
+use crossbeam_channel::{Sender, bounded};
+pub(crate) use fabric_host::describe;
+pub use fabric_transport::path;
+pub use fabric_transport::port::{LinkPort, LinkRequest, Outage};
 use keeper::{Keeper, Port};
 use rdma::RdmaLinkConfig;
 pub use stats::LinkStats;
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
 /// Round trips measured when a lease begins.
 const ROUND_TRIPS_MEASURED: usize = 8;
-
-/// Why a page connection is of no more use.
-#[derive(Debug, thiserror::Error)]
-pub enum Outage {
-    /// There was none yet.
-    #[error("not connected yet")]
-    Initial,
-    /// It broke.
-    #[error("connection broke: {0}")]
-    Stream(#[source] io::Error),
-    /// Nothing was answered for the time that is allowed.
-    #[error("no answer for {} s", STALL_TIMEOUT.as_secs())]
-    Stalled,
-    /// The donor broke the protocol.
-    #[error("donor does not keep to the protocol: {0}")]
-    Protocol(#[source] WireError),
-    /// The donor refused a request.
-    #[error("donor refuses: {}", .0.text)]
-    Refused(ErrorMessage),
-}
 
 /// What a link tells its VM.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -98,47 +76,13 @@ pub struct LinkConfig {
     pub grace: Duration,
 }
 
-/// The end of a link in the hands of a transport.
-#[derive(Debug)]
-pub struct LinkPort {
-    class: TrafficClass,
-    ask: Sender<Ask>,
-    connections: Receiver<Stream>,
-    /// Requests completed on all connections of this port.
-    completed: Arc<AtomicU64>,
-}
-
-impl LinkPort {
-    /// A request was completed: the connection is of use.
-    pub(crate) fn note_progress(&self) {
-        // Relaxed: a count that the link compares with an earlier one.
-        self.completed.fetch_add(1, Ordering::Relaxed);
-    }
-    /// The newest connection, if there is a new one.
-    pub(crate) fn take_connection(&self) -> Option<Stream> {
-        self.connections.try_iter().last()
-    }
-
-    /// Asks for a new connection, since the one there was failed.
-    pub(crate) fn ask_for_connection(&self, why: Outage) {
-        // Full or closed: the link knows already, or ends.
-        let _ = self.ask.try_send(Ask::Connection(self.class, why));
-    }
-}
-
-#[derive(Debug)]
-enum Ask {
-    Connection(TrafficClass, Outage),
-    Stop,
-}
-
 /// A lease that is kept until [`Link::release`].
 #[derive(Debug)]
 pub struct Link {
     grant: LeaseGrant,
     address: SocketAddr,
     stats: Arc<LinkStats>,
-    ask: Sender<Ask>,
+    requests: Sender<LinkRequest>,
     thread: Option<JoinHandle<LeaseStatus>>,
 }
 
@@ -242,19 +186,14 @@ impl Leased {
         let address = self.config.address;
         let system = |error| ControlError::Stream(address, error);
         // Each class may ask while the thread is busy, and once for stopping.
-        let (ask, asked) = bounded(classes.len() + 2);
+        let (requests, requested) = bounded(classes.len() + 2);
         let mut ports = Vec::new();
         let mut ends = Vec::new();
         for (class, wake) in classes {
             let (connections, receiver) = bounded(1);
             let completed = Arc::new(AtomicU64::new(0));
             ports.push(Port::new(class, connections, wake, Arc::clone(&completed)));
-            ends.push(LinkPort {
-                class,
-                ask: ask.clone(),
-                connections: receiver,
-                completed,
-            });
+            ends.push(LinkPort::new(class, requests.clone(), receiver, completed));
         }
         let grant = self.grant.clone();
         let control = self.control.take();
@@ -267,13 +206,13 @@ impl Leased {
             observer,
             Arc::clone(&stats),
         )?;
-        let thread = keeper.spawn(asked).map_err(system)?;
+        let thread = keeper.spawn(requested).map_err(system)?;
         Ok((
             Link {
                 grant,
                 address,
                 stats,
-                ask,
+                requests,
                 thread: Some(thread),
             },
             ends,
@@ -319,8 +258,8 @@ impl Link {
 
     fn stop(&mut self) -> LeaseStatus {
         let _ = self
-            .ask
-            .send_timeout(Ask::Stop, crate::control::CONTROL_TIMEOUT);
+            .requests
+            .send_timeout(LinkRequest::Stop, crate::control::CONTROL_TIMEOUT);
         let thread = self.thread.take();
         thread
             .and_then(|thread| thread.join().ok())
@@ -334,10 +273,4 @@ impl Drop for Link {
             self.stop();
         }
     }
-}
-
-/// An error and its causes, on one line.
-pub(crate) fn describe(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |error| error.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

@@ -1,11 +1,11 @@
 //! Connections to a lease for measuring: beside those that its pages travel on, and for a while.
 
 use super::rdma::{RdmaLinkConfig, RdmaLinkError, connect};
-use super::{Ask, LinkPort};
+use super::{LinkPort, LinkRequest};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::donor::loopback::LoopbackTransport;
 use crate::donor::pool::Lease;
 use crate::transport::Compression;
-use crate::transport::loopback::LoopbackTransport;
 use crate::transport::measure::Gauge;
 use crate::transport::rdma::probe::ProbeLane;
 use crate::transport::tcp::TcpTransport;
@@ -29,19 +29,14 @@ pub fn stream(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
         return Err(ControlError::Protocol(address, wrong));
     }
     let (give, connections) = bounded(1);
-    let (ask, asked) = bounded(1);
+    let (requests, requested) = bounded(1);
     let _ = give.send(stream.into_stream());
-    let port = LinkPort {
-        class,
-        ask,
-        connections,
-        completed: Arc::default(),
-    };
+    let port = LinkPort::new(class, requests, connections, Arc::default());
     let transport = TcpTransport::new(port, class, false, Compression::Off, Arc::default());
     // A transport asks for another connection when its own is of no more use.
-    let failure = move || match asked.try_recv() {
-        Ok(Ask::Connection(_, why)) => Some(why.to_string()),
-        Ok(Ask::Stop) | Err(_) => None,
+    let failure = move || match requested.try_recv() {
+        Ok(LinkRequest::Connection(_, why)) => Some(why.to_string()),
+        Ok(LinkRequest::Stop) | Err(_) => None,
     };
     Ok(Gauge::new(
         Box::new(transport),
@@ -73,3 +68,6 @@ pub fn loopback(lease: Arc<Lease>) -> Gauge {
     let transport = LoopbackTransport::new(lease);
     Gauge::new(Box::new(transport), bytes, Box::new(|| None))
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,10 +9,11 @@ mod keeper;
 
 use crate::control::{CONTROL_TIMEOUT, ControlError};
 use crate::layout::NodeId;
-use crate::stats::Counter;
 use crate::stream::Carrier;
 use crate::transport::PageTransport;
-use crate::transport::rdma::{PageLane, RdmaError, RdmaTransport};
+pub use crate::transport::rdma::port::{LanePort, RdmaStats};
+use crate::transport::rdma::port::{LaneRequest, LaneSender};
+use crate::transport::rdma::{RdmaError, RdmaTransport};
 use crate::transport::tcp::TcpTransport;
 use crate::wire::{Token, TrafficClass};
 pub use connect::Reader;
@@ -91,29 +92,6 @@ impl RdmaLinkError {
     }
 }
 
-/// Numbers of the RDMA connections to one donor.
-#[derive(Debug, Default)]
-pub struct RdmaStats {
-    /// Pages that came by READ.
-    pub pages_read: Counter,
-    /// Pages that went home by WRITE.
-    pub pages_written: Counter,
-    /// Connections made.
-    pub connections: Counter,
-    /// Of these, failed.
-    pub failures: Counter,
-    /// Of these, given back in order.
-    returned: Counter,
-}
-
-impl RdmaStats {
-    /// Whether there is a connection now.
-    #[must_use]
-    pub fn is_connected(&self) -> bool {
-        self.connections.get() > self.failures.get() + self.returned.get()
-    }
-}
-
 /// Where RDMA is to lead.
 #[derive(Clone, Debug)]
 pub struct RdmaLinkConfig {
@@ -129,76 +107,10 @@ pub struct RdmaLinkConfig {
     pub carrier: Carrier,
 }
 
-/// Where lanes are handed over.
-pub(crate) type LaneSender = Sender<Box<dyn PageLane>>;
-
-/// The end of the link in the hands of a transport.
-#[derive(Debug)]
-pub(crate) struct LanePort {
-    class: TrafficClass,
-    lanes: Receiver<Box<dyn PageLane>>,
-    ask: Sender<Ask>,
-    stats: Arc<RdmaStats>,
-}
-
-impl LanePort {
-    /// A port whose other ends are the caller's: where lanes come from, and where they go.
-    #[cfg(test)]
-    pub(crate) fn alone(class: TrafficClass) -> (Self, LaneSender, Receiver<Ask>) {
-        let (give, lanes) = bounded(1);
-        let (ask, asked) = bounded(4);
-        let port = Self {
-            class,
-            lanes,
-            ask,
-            stats: Arc::default(),
-        };
-        (port, give, asked)
-    }
-
-    /// The numbers that it counts into.
-    #[cfg(test)]
-    pub(crate) fn stats(&self) -> Arc<RdmaStats> {
-        Arc::clone(&self.stats)
-    }
-
-    pub(crate) fn class(&self) -> TrafficClass {
-        self.class
-    }
-
-    /// The newest lane, if there is a new one.
-    pub(crate) fn take_lane(&self) -> Option<Box<dyn PageLane>> {
-        self.lanes.try_recv().ok()
-    }
-
-    /// Hands back a lane that failed, or is not needed any more.
-    pub(crate) fn give_back(&self, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
-        // There is room: no class has more than two lanes. Closed: then it ends here.
-        let _ = self.ask.try_send(Ask::Back(self.class, lane, why));
-    }
-
-    /// Pages have come.
-    pub(crate) fn note_read(&self, pages: u32) {
-        self.stats.pages_read.add(pages.into());
-    }
-
-    /// A page has gone home.
-    pub(crate) fn note_written(&self) {
-        self.stats.pages_written.increment();
-    }
-}
-
-#[derive(Debug)]
-pub(crate) enum Ask {
-    /// A lane comes back.
-    Back(TrafficClass, Box<dyn PageLane>, Option<RdmaError>),
-    Stop,
-}
-
 /// The RDMA connections to one donor. Dropping it ends them.
 #[derive(Debug)]
 pub struct RdmaLink {
-    ask: Sender<Ask>,
+    requests: Sender<LaneRequest>,
     ended: Receiver<()>,
     stats: Arc<RdmaStats>,
     round_trip: Duration,
@@ -217,19 +129,15 @@ impl RdmaLink {
     ) -> Result<(Self, Vec<LanePort>), RdmaLinkError> {
         let stats = Arc::new(RdmaStats::default());
         // Each class has a lane in use and one that waits, at the most; and one stop.
-        let (ask, asked) = bounded(2 * classes.len() + 1);
+        let (requests, requested) = bounded(2 * classes.len() + 1);
         let (ended_by, ended) = bounded(1);
         let (first, came) = bounded(1);
         let mut ports = Vec::new();
         let mut ends = Vec::new();
         for (class, wake) in classes {
             let (lanes, receiver) = bounded(1);
-            ports.push(LanePort {
-                class,
-                lanes: receiver,
-                ask: ask.clone(),
-                stats: Arc::clone(&stats),
-            });
+            let stats = Arc::clone(&stats);
+            ports.push(LanePort::new(class, receiver, requests.clone(), stats));
             ends.push(End::new(class, wake, lanes));
         }
         let address = config.address;
@@ -240,7 +148,7 @@ impl RdmaLink {
         std::thread::Builder::new()
             .name(name)
             .spawn(move || {
-                keeper.run(&first, &asked);
+                keeper.run(&first, &requested);
                 // That nobody waits any more is no error.
                 let _ = ended_by.send(());
             })
@@ -249,7 +157,7 @@ impl RdmaLink {
             .recv_timeout(after)
             .unwrap_or(Err(RdmaLinkError::Late { address, after }))?;
         let link = Self {
-            ask,
+            requests,
             ended,
             stats,
             round_trip,
@@ -287,8 +195,8 @@ impl RdmaLink {
 
 impl Drop for RdmaLink {
     fn drop(&mut self) {
-        let told = self.ask.send_timeout(Ask::Stop, END_TIME_MAX);
-        if told.is_ok() && self.ended.recv_timeout(END_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
+        let sent = self.requests.send_timeout(LaneRequest::Stop, END_TIME_MAX);
+        if sent.is_ok() && self.ended.recv_timeout(END_TIME_MAX) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("an RDMA connection does not end; its thread is left behind");
         }
     }
@@ -330,3 +238,6 @@ mod tests {
         assert!(matches!(error, RdmaLinkError::Donor { .. }), "{error}");
     }
 }
+
+#[cfg(test)]
+mod transport_tests;

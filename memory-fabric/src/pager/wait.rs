@@ -1,8 +1,8 @@
 //! Waiting of the pager's threads: look for work for a while, then sleep until there is some.
 
 use crate::spin::Spin;
-use crate::stream::poll_until;
 use crate::transport::{Interest, PageTransport};
+use fabric_host::poll::poll_until;
 use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};

@@ -16,12 +16,13 @@ use super::memory::ProtectionDomain;
 use super::queue::CompletionQueue;
 use super::resources::{Counts, DeviceUsage, Resources};
 use super::{RdmaError, check, failed, on_demand};
+use fabric_host::lock;
 use std::ffi::CStr;
 use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Entries of a port's table of addresses that are looked at: more than adapters have for the
 /// addresses of a host with some dozens of networks.
@@ -69,10 +70,6 @@ struct Known {
 
 /// The devices that are open. No verb is called while this is locked: SoftRoCE may hang in them.
 static OPEN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// What this process uses of each device that it has open.
 #[must_use]

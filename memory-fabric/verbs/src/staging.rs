@@ -4,8 +4,8 @@
 use super::RdmaError;
 use super::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
 use super::room::Room;
-use fabric_host::{Mapping, PAGE_SIZE};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use fabric_host::{Mapping, PAGE_SIZE, lock};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Pages of a slab: what connections for faults (64), for prefetching (512) and for write-backs (64,
 /// and one for flushes) of one donor take together, so that each donor costs one region. 2.5 MiB.
@@ -135,8 +135,4 @@ impl StagingPool {
         slabs.retain(|slab| slab.strong_count() > 0);
         slabs.iter().filter_map(Weak::upgrade).collect()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

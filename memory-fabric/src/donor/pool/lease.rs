@@ -2,7 +2,6 @@
 
 mod fence;
 
-use super::lock;
 use crate::donor::export::Export;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};
@@ -10,6 +9,7 @@ use crate::stats::Counter;
 use crate::stream::Closer;
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
 use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
+use fabric_host::lock;
 use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! The thread that makes a donor's RDMA connections, watches them, and makes them again.
 
 use super::connect::connect;
-use super::{Ask, LaneSender, RdmaLinkConfig, RdmaLinkError, RdmaStats, TRIAL_TIME_MAX};
+use super::{LaneRequest, LaneSender, RdmaLinkConfig, RdmaLinkError, RdmaStats, TRIAL_TIME_MAX};
 use crate::link::describe;
 use crate::transport::rdma::{Device, PageLane, RdmaError};
 use crate::wire::TrafficClass;
@@ -96,7 +96,7 @@ impl LaneKeeper {
     pub(super) fn run(
         mut self,
         first: &Sender<Result<Duration, RdmaLinkError>>,
-        asked: &Receiver<Ask>,
+        asked: &Receiver<LaneRequest>,
     ) {
         let mut longest = Duration::ZERO;
         for index in 0..self.ends.len() {
@@ -114,8 +114,8 @@ impl LaneKeeper {
         loop {
             let wake_at = Instant::now() + WATCH_INTERVAL;
             match asked.recv_deadline(wake_at) {
-                Ok(Ask::Stop) | Err(RecvTimeoutError::Disconnected) => break,
-                Ok(Ask::Back(class, lane, why)) => self.take_back(class, lane, why),
+                Ok(LaneRequest::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+                Ok(LaneRequest::TakeBack(class, lane, why)) => self.take_back(class, lane, why),
                 Err(RecvTimeoutError::Timeout) => {}
             }
             self.watch();

@@ -1,7 +1,8 @@
 //! The end of WRITEs by RDMA, before pages come another way.
 
-use super::{Lease, SessionKind, lock};
+use super::{Lease, SessionKind};
 use crate::wire::TrafficClass;
+use fabric_host::lock;
 use std::io;
 use std::sync::PoisonError;
 use std::time::Duration;

@@ -1,0 +1,280 @@
+//! Whether the pages of one connection are compressed: decided by trying it.
+//!
+//! What compressing is worth depends on the link and what else is on it, on the pages, and on
+//! the processors of both ends. All of that is in one number: the *time of a page*, from the
+//! answer before it to its own, or from its request when nothing was outstanding. With one
+//! request at a time that is its latency; with many, what the slowest part of their way takes
+//! for it.
+//!
+//! Now and then there is a trial: short blocks of pages, every second one compressed, in an
+//! order that favours neither when things get faster or slower meanwhile. A block is better than
+//! another when it took a sixteenth less time for its pages. What disturbs a block may take far
+//! longer than all its pages; so compressing has to win twice:
+//!
+//! - most pairs of neighbours: what disturbs a pair counts no more than any other pair. To begin
+//!   with compressing more of them have to be won than to go on with it;
+//! - among the blocks that were least disturbed, which are the fastest quarter of each kind.
+//!
+//! Between trials the connection rests, for many times the pages of a trial and for some
+//! seconds. So where compressing does not pay hardly any page is compressed, and requests cost a
+//! few comparisons more.
+
+use crate::path::PathStats;
+use crate::policy::{Policy, Tier};
+use fabric_wire::TrafficClass;
+use fabric_wire::packing::Packing;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Whether pages are compressed on the network.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Compression {
+    /// On each connection while that was measured to pay.
+    #[default]
+    Auto,
+    /// Always.
+    On,
+    /// Never, and zeroes are sent as any page.
+    Off,
+}
+
+/// Pairs of blocks in a trial.
+const PAIRS: usize = 8;
+/// Pages in a trial for each page in a block.
+const BLOCKS: u32 = 16;
+const _: () = assert!(BLOCKS as usize == 2 * PAIRS);
+/// Pairs of 8 to be won to begin with compressing: by chance alone that are 3 % of the trials.
+const WINS_TO_BEGIN: usize = 7;
+/// Pairs of 8 to be won to go on with it.
+const WINS_TO_GO_ON: usize = 4;
+/// A block is better than another when it saves one part in so many of the time.
+const GAIN_PARTS: u64 = 16;
+/// Pages between trials for each page in a trial: one page in 33 is compressed in vain at most.
+const REST_FACTOR: u32 = 16;
+/// Time between trials at the least. It doubles with each that changes nothing, up to what the
+/// [`Policy`] of the link says; as does how many pages come before the first: by then the network
+/// has found its speed.
+const REST_MIN: Duration = Duration::from_millis(250);
+
+/// Pages in a block of a trial: more than are outstanding or answered at once, since an answer
+/// that comes together with one of another block tells nothing.
+const fn block_pages(class: TrafficClass) -> u32 {
+    match class {
+        TrafficClass::Urgent | TrafficClass::Probe => 16,
+        TrafficClass::Bulk | TrafficClass::Prefetch => 128,
+    }
+}
+
+/// The block of a trial that a request belongs to, if it belongs to one.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Part(Option<u8>);
+
+/// Decides for one connection.
+#[derive(Debug)]
+pub(super) struct Choice {
+    setting: Compression,
+    /// What was last decided.
+    compressing: bool,
+    block_pages: u32,
+    trial: Option<Trial>,
+    /// What was answered at once.
+    batch: Batch,
+    /// Pages to be answered before the next trial.
+    rest_pages: u32,
+    /// Not before this.
+    rest_until: Option<Instant>,
+    rest: Duration,
+    /// Whose policy counts.
+    path: Option<Arc<PathStats>>,
+}
+
+#[derive(Debug, Default)]
+struct Batch {
+    part: Option<Part>,
+    mixed: bool,
+    pages: u32,
+}
+
+#[derive(Debug, Default)]
+struct Trial {
+    posted: u32,
+    answered: u32,
+    blocks: [Block; BLOCKS as usize],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Block {
+    pages: u32,
+    time: Duration,
+}
+
+/// Whether a block of a trial is compressed: no, yes, yes, no, and so on.
+const fn is_compressed(block: usize) -> bool {
+    matches!(block % 4, 1 | 2)
+}
+
+impl Choice {
+    pub(super) fn new(setting: Compression, class: TrafficClass) -> Self {
+        Self {
+            setting,
+            compressing: setting == Compression::On,
+            block_pages: block_pages(class),
+            trial: None,
+            batch: Batch::default(),
+            rest_pages: Policy::of(Tier::FastTcp).compression_first_pages,
+            rest_until: None,
+            rest: REST_MIN,
+            path: None,
+        }
+    }
+
+    /// Keeps to the policy of this link from now on.
+    pub(super) fn follow(&mut self, path: Arc<PathStats>) {
+        self.path = Some(path);
+        self.rest_pages = self.policy().compression_first_pages;
+    }
+
+    fn policy(&self) -> Policy {
+        let path = self.path.as_ref();
+        path.map_or(Policy::of(Tier::FastTcp), |path| path.policy())
+    }
+
+    /// Whether pages are compressed, trials aside.
+    pub(super) fn is_compressing(&self) -> bool {
+        self.compressing
+    }
+
+    /// How the next request, for so many pages, is to be packed.
+    pub(super) fn next(&mut self, pages: u32) -> (Packing, Part) {
+        if self.setting == Compression::Off {
+            return (Packing::Plain, Part::default());
+        }
+        let mut compress = self.compressing;
+        let mut part = Part::default();
+        if let Some(trial) = &mut self.trial {
+            let block = (trial.posted / self.block_pages) as usize;
+            if block < trial.blocks.len() {
+                compress = is_compressed(block);
+                part = Part(u8::try_from(block).ok());
+                trial.posted += pages;
+            }
+        }
+        let packing = if compress {
+            Packing::Lz4
+        } else {
+            Packing::Zeroes
+        };
+        (packing, part)
+    }
+
+    /// A request for so many pages was answered.
+    pub(super) fn answered(&mut self, part: Part, pages: u32) {
+        let batch = &mut self.batch;
+        batch.mixed |= batch.part.is_some_and(|other| other != part);
+        batch.part = Some(part);
+        batch.pages += pages;
+        if let (Some(trial), Part(Some(_))) = (&mut self.trial, part) {
+            trial.answered += pages;
+        }
+    }
+
+    /// That was all that was answered at once, at `now`; it took so long. True when something
+    /// else is decided by that.
+    pub(super) fn measured(&mut self, took: Duration, now: Instant) -> bool {
+        let batch = std::mem::take(&mut self.batch);
+        if self.setting != Compression::Auto {
+            return false;
+        }
+        let Some(trial) = &mut self.trial else {
+            self.rest_pages = self.rest_pages.saturating_sub(batch.pages);
+            if self.rest_pages == 0 && self.rest_until.is_none_or(|until| now >= until) {
+                self.trial = Some(Trial::default());
+            }
+            return false;
+        };
+        if let (Some(Part(Some(block))), false) = (batch.part, batch.mixed) {
+            let block = &mut trial.blocks[usize::from(block)];
+            block.pages += batch.pages;
+            block.time += took;
+        }
+        if trial.posted < self.block_pages * BLOCKS || trial.answered < trial.posted {
+            return false;
+        }
+        let wanted = if self.compressing {
+            WINS_TO_GO_ON
+        } else {
+            WINS_TO_BEGIN
+        };
+        let pays = trial.pays(self.block_pages, wanted);
+        self.conclude(pays, now)
+    }
+
+    /// The connection broke: what is sent again on another is not measured.
+    pub(super) fn interrupted(&mut self) {
+        self.trial = None;
+        self.batch = Batch::default();
+        self.rest_pages = self.policy().compression_first_pages;
+    }
+
+    fn conclude(&mut self, pays: bool, now: Instant) -> bool {
+        let changed = self.compressing != pays;
+        self.compressing = pays;
+        self.rest = if changed {
+            REST_MIN
+        } else {
+            (self.rest * 2).min(self.policy().compression_rest_max)
+        };
+        self.trial = None;
+        self.rest_until = Some(now + self.rest);
+        self.rest_pages = self.block_pages * BLOCKS * REST_FACTOR;
+        changed
+    }
+}
+
+impl Block {
+    /// The time of a page, nanoseconds; `None` when too few pages could be measured.
+    fn page_ns(&self, least_pages: u32) -> Option<u64> {
+        let total = u64::try_from(self.time.as_nanos()).ok()?;
+        (self.pages >= least_pages).then(|| total / u64::from(self.pages))
+    }
+}
+
+impl Trial {
+    /// Whether compressing wins: so many pairs, and among the least disturbed blocks.
+    fn pays(&self, block_pages: u32, wins_wanted: usize) -> bool {
+        // With less than half of a block measured there is nothing to compare.
+        let times = self.blocks.map(|block| block.page_ns(block_pages / 2));
+        let pairs: [_; PAIRS] = std::array::from_fn(|pair| {
+            let (one, other) = (times[2 * pair], times[2 * pair + 1]);
+            if is_compressed(2 * pair) {
+                (other, one)
+            } else {
+                (one, other)
+            }
+        });
+        let wins = pairs
+            .iter()
+            .filter(|(plain, packed)| is_better(*packed, *plain));
+        let undisturbed = |times: [Option<u64>; PAIRS]| {
+            let mut times = times.map(|time| time.unwrap_or(u64::MAX));
+            times.sort_unstable();
+            Some(times[PAIRS / 4 - 1])
+        };
+        wins.count() >= wins_wanted
+            && is_better(
+                undisturbed(pairs.map(|(_, packed)| packed)),
+                undisturbed(pairs.map(|(plain, _)| plain)),
+            )
+    }
+}
+
+fn is_better(packed_ns: Option<u64>, plain_ns: Option<u64>) -> bool {
+    match (packed_ns, plain_ns) {
+        (Some(packed), Some(plain)) => packed <= plain / GAIN_PARTS * (GAIN_PARTS - 1),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+#[path = "choice_tests.rs"]
+mod tests;

@@ -1,0 +1,217 @@
+//! Whole frames over a blocking stream, each with a deadline: how connections are set up, and
+//! all there is on a control connection.
+
+use crate::stream::{Carrier, Stream};
+use fabric_wire::{
+    CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError,
+    decode_message, encode_message,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// How long a connection may take to come about.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long a peer may take for one control frame.
+pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a control exchange failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    /// No connection.
+    #[error("cannot connect to {0}; is `ssi-hv node` running there, and reachable?")]
+    Connect(SocketAddr, #[source] io::Error),
+    /// The connection broke, or the peer was too slow.
+    #[error("connection to {0} failed")]
+    Stream(SocketAddr, #[source] io::Error),
+    /// The peer broke the protocol.
+    #[error("{0} does not keep to the protocol")]
+    Protocol(SocketAddr, #[source] WireError),
+    /// The peer said no.
+    #[error("{address} refuses: {text}")]
+    Refused {
+        /// The peer.
+        address: SocketAddr,
+        /// For programs.
+        refusal: Refusal,
+        /// For people.
+        text: String,
+    },
+}
+
+/// A blocking connection that carries whole frames.
+#[derive(Debug)]
+pub struct ControlStream {
+    stream: Stream,
+    peer: SocketAddr,
+}
+
+impl ControlStream {
+    /// Connects to a donor by TCP.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
+    pub fn connect(peer: SocketAddr) -> Result<Self, ControlError> {
+        Self::connect_by(peer, Carrier::Tcp)
+    }
+
+    /// Connects to a donor.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
+    pub fn connect_by(peer: SocketAddr, carrier: Carrier) -> Result<Self, ControlError> {
+        let stream = Stream::connect(peer, carrier, CONNECT_TIMEOUT)
+            .map_err(|error| ControlError::Connect(peer, error))?;
+        Ok(Self { stream, peer })
+    }
+
+    /// Takes over a connection that a peer made.
+    pub fn accepted(stream: Stream, peer: SocketAddr) -> Self {
+        Self { stream, peer }
+    }
+
+    /// Sends a request and awaits the answer, which must be of kind `answer`.
+    ///
+    /// # Errors
+    ///
+    /// See [`ControlError`].
+    pub fn call<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        kind: FrameKind,
+        request: &Q,
+        answer: FrameKind,
+    ) -> Result<A, ControlError> {
+        self.send(kind, request)?;
+        let (frame, payload) = self.receive(CONTROL_TIMEOUT)?;
+        if frame.kind != answer {
+            return Err(ControlError::Protocol(
+                self.peer,
+                WireError::Unexpected(frame.kind),
+            ));
+        }
+        // Until the next one.
+        self.stream.settle();
+        self.decode(frame.kind, &payload)
+    }
+
+    /// Sends one message.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Stream`], after [`CONTROL_TIMEOUT`] at the latest.
+    pub fn send<M: Serialize>(&mut self, kind: FrameKind, message: &M) -> Result<(), ControlError> {
+        let payload = encode_message(message);
+        let header = Frame::new(kind, 0, 0, true).encode(&payload);
+        let frame = [header.as_slice(), &payload].concat();
+        let deadline = Instant::now() + CONTROL_TIMEOUT;
+        self.stream
+            .write_all_by(&frame, deadline)
+            .map_err(|error| self.broken(error))
+    }
+
+    /// Receives one frame within `timeout`. An `Error` frame becomes [`ControlError::Refused`].
+    ///
+    /// # Errors
+    ///
+    /// See [`ControlError`].
+    pub fn receive(&mut self, timeout: Duration) -> Result<(Frame, Vec<u8>), ControlError> {
+        let deadline = Instant::now() + timeout;
+        let mut header = [0; HEADER_BYTES];
+        self.read_exact_by(&mut header, deadline)?;
+        let frame = Frame::decode(&header).map_err(|error| self.wrong(error))?;
+        if frame.length > CONTROL_BYTES_MAX {
+            // Pages have no place here, and nothing is allocated for them.
+            return Err(self.wrong(WireError::Unexpected(frame.kind)));
+        }
+        let mut payload = vec![0; frame.length];
+        self.read_exact_by(&mut payload, deadline)?;
+        frame
+            .verify(&header, &payload)
+            .map_err(|error| self.wrong(error))?;
+        if frame.kind == FrameKind::Error {
+            let message = ErrorMessage::decode(&payload).map_err(|error| self.wrong(error))?;
+            let ErrorMessage { refusal, text } = message;
+            return Err(ControlError::Refused {
+                address: self.peer,
+                refusal,
+                text,
+            });
+        }
+        Ok((frame, payload))
+    }
+
+    /// Decodes the payload of a frame that came over this connection.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Protocol`].
+    pub fn decode<M: DeserializeOwned>(
+        &self,
+        kind: FrameKind,
+        payload: &[u8],
+    ) -> Result<M, ControlError> {
+        decode_message(kind, payload).map_err(|error| self.wrong(error))
+    }
+
+    /// The peer's address.
+    #[must_use]
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// This end's address, by which the peer is reached.
+    ///
+    /// # Errors
+    ///
+    /// When the connection has none any more.
+    pub fn local(&self) -> Result<SocketAddr, ControlError> {
+        self.stream.local().map_err(|error| self.broken(error))
+    }
+
+    /// The connection itself, for pages.
+    #[must_use]
+    pub fn into_stream(self) -> Stream {
+        self.stream
+    }
+
+    /// The TCP connection itself.
+    ///
+    /// # Errors
+    ///
+    /// When it is none.
+    pub fn into_tcp(self) -> Result<TcpStream, ControlError> {
+        let peer = self.peer;
+        let stream = self.stream.into_tcp();
+        stream.map_err(|error| ControlError::Stream(peer, error))
+    }
+
+    /// Whether it is a TCP connection.
+    pub fn is_tcp(&self) -> bool {
+        matches!(self.stream, Stream::Tcp(_))
+    }
+
+    fn read_exact_by(&mut self, buffer: &mut [u8], deadline: Instant) -> Result<(), ControlError> {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.stream.read_by(&mut buffer[filled..], deadline) {
+                Ok(0) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.broken(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn broken(&self, error: io::Error) -> ControlError {
+        ControlError::Stream(self.peer, error)
+    }
+
+    fn wrong(&self, error: WireError) -> ControlError {
+        ControlError::Protocol(self.peer, error)
+    }
+}

@@ -1,0 +1,176 @@
+//! How pages travel between nodes.
+//!
+//! [`PageTransport`] is completion-based: post a read or a write under a ticket, poll for
+//! completions. One transport serves one donor and one thread; urgent faults and bulk have
+//! transports of their own, so that a fault never queues behind bulk.
+
+// Shared by tests of this crate and of those above it, under the name that both know.
+#[cfg(test)]
+extern crate self as fabric_transport;
+
+mod choice;
+pub mod control;
+pub mod measure;
+pub mod path;
+pub mod policy;
+pub mod port;
+pub mod rdma;
+pub mod select;
+pub mod stream;
+pub mod tcp;
+mod traffic;
+pub mod udp;
+pub mod vacant;
+
+pub use choice::Compression;
+pub use traffic::Traffic;
+
+use fabric_pages::page::{PAGE_SHIFT, PageBytes};
+use fabric_wire::RUN_PAGES_MAX;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::os::fd::RawFd;
+use std::time::Instant;
+
+/// Most reads and writes outstanding on one transport. More would not go faster: 64 pages
+/// cover the product of bandwidth and delay of 10 Gbit/s at 200 us.
+pub const IN_FLIGHT_MAX: usize = 64;
+
+/// Bytes of a page, as requests count them.
+pub const PAGE_BYTES: u32 = 1 << PAGE_SHIFT;
+
+/// What the poster knows a request by.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Ticket(pub u32);
+
+/// The bytes of a page in the fabric view, which others may be writing at the same time.
+#[derive(Clone, Copy)]
+pub struct PageSource(*const PageBytes);
+
+impl PageSource {
+    /// A page to be read from.
+    ///
+    /// # Safety
+    ///
+    /// `page` must point to mapped memory until the call it is given to returns. Its bytes
+    /// may change meanwhile: then any mixture of old and new is sent.
+    #[must_use]
+    pub unsafe fn new(page: *const PageBytes) -> Self {
+        Self(page)
+    }
+
+    /// Copies the page.
+    pub fn copy_to(self, target: &mut PageBytes) {
+        // SAFETY: mapped, as whoever made self promised, and `target` is exclusive. The bytes
+        // may race with a guest's writes; a byte copy of shared memory takes them as they are.
+        unsafe { std::ptr::copy_nonoverlapping(self.0, target, 1) };
+    }
+}
+
+impl fmt::Debug for PageSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PageSource({:p})", self.0)
+    }
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub enum Completion<'a> {
+    /// The page that was asked for; valid during the call.
+    Read(Ticket, &'a PageBytes),
+    /// The run of pages that was asked for, one after the other; valid during the call.
+    ReadRun(Ticket, &'a [u8]),
+    /// The home has the page.
+    Written(Ticket),
+    /// The home has forgotten so many pages.
+    Dropped(u32),
+}
+
+/// A transport that already has [`IN_FLIGHT_MAX`] requests: post again after a completion.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{IN_FLIGHT_MAX} requests are outstanding, which is the limit")]
+pub struct Full;
+
+/// What to wait for when there is nothing to do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Interest {
+    /// The descriptor.
+    pub fd: RawFd,
+    /// Whether to wait until it takes more, too.
+    pub writable: bool,
+}
+
+/// Moves pages between this node and one donor.
+///
+/// Called by one thread. A request survives a broken connection: it is sent again on the
+/// next one, and completes once.
+pub trait PageTransport: Send + fmt::Debug {
+    /// Asks for the page at `offset` (bytes) of the lease.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full>;
+
+    /// Asks for `pages` pages from `offset` (bytes) of the lease on: 1 to
+    /// [`RUN_PAGES_MAX`](fabric_wire::RUN_PAGES_MAX). They come as one answer.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full>;
+
+    /// The sizes, in bytes, that [`post_probe`](Self::post_probe) takes.
+    fn probe_bytes(&self) -> RangeInclusive<u32> {
+        PAGE_BYTES..=RUN_PAGES_MAX * PAGE_BYTES
+    }
+
+    /// Asks for `bytes` bytes from `offset` of the lease on, which begins a page, only to see how
+    /// long that takes. They come as a run. A transport that can read no part of a page takes
+    /// whole pages alone, and reads them as any others.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_probe(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        self.post_read_run(ticket, offset, bytes.div_ceil(PAGE_BYTES))
+    }
+
+    /// Sends a page to be stored at `offset`. The bytes are taken before the call returns.
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full>;
+
+    /// Tells the home to forget `pages` pages from `offset` on, in the order of posting with
+    /// the writes. At most [`DROP_PAGES_MAX`](fabric_wire::DROP_PAGES_MAX).
+    ///
+    /// # Errors
+    ///
+    /// [`Full`].
+    fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full>;
+
+    /// Sends what was posted, as far as possible without waiting.
+    fn flush(&mut self);
+
+    /// Gives every completion there is now to `complete`; does not wait.
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>));
+
+    /// Requests outstanding.
+    fn in_flight(&self) -> usize;
+
+    /// To be called before sleeping until something is ready. False when something is there
+    /// already, which [`poll`](Self::poll) gives.
+    fn arm(&mut self) -> bool {
+        true
+    }
+
+    /// When to [`poll`](Self::poll) at the latest, also while nothing is outstanding.
+    fn wake_by(&mut self) -> Option<Instant> {
+        None
+    }
+
+    /// What to wait for, where there is a connection.
+    fn interests(&self, watch: &mut dyn FnMut(Interest));
+}

@@ -1,0 +1,97 @@
+//! A transport whose speed is known, for tests of this crate and of those above it.
+
+use fabric_transport::measure::Gauge;
+use fabric_transport::{Completion, Full, Interest, PAGE_BYTES, PageSource, PageTransport, Ticket};
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// Answers each request so long after it was posted, one at a time, with zeroes.
+#[derive(Debug)]
+pub struct Slow {
+    pub latency: Duration,
+    /// So many requests take so long in place of that, and until somebody has asked what is in flight: so the
+    /// silence is noticed, whatever the host does.
+    pub late: (u32, Duration),
+    pub asked: Cell<bool>,
+    pub posted: VecDeque<(Ticket, u32, Instant)>,
+    /// Answers with a byte less.
+    pub short: bool,
+    pub zeroes: Vec<u8>,
+}
+
+impl Slow {
+    pub fn gauge(latency: Duration, short: bool) -> Gauge {
+        Self::new(latency, short).into_gauge()
+    }
+
+    pub fn new(latency: Duration, short: bool) -> Self {
+        Self {
+            latency,
+            late: (0, Duration::ZERO),
+            asked: Cell::new(false),
+            posted: VecDeque::new(),
+            short,
+            zeroes: vec![0; 1 << 20],
+        }
+    }
+
+    fn is_answered(&self, after: Duration) -> bool {
+        let (requests, time) = self.late;
+        if requests > 0 {
+            after >= time && self.asked.get()
+        } else {
+            after >= self.latency
+        }
+    }
+
+    pub fn into_gauge(self) -> Gauge {
+        Gauge::new(Box::new(self), 1 << 20, Box::new(|| None))
+    }
+}
+
+/// Answers after so long, always.
+pub fn slow(latency: Duration) -> Gauge {
+    Slow::gauge(latency, false)
+}
+
+impl PageTransport for Slow {
+    fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
+        self.post_read_run(ticket, offset, 1)
+    }
+
+    fn post_read_run(&mut self, ticket: Ticket, _: u64, pages: u32) -> Result<(), Full> {
+        let bytes = pages * PAGE_BYTES;
+        self.posted.push_back((ticket, bytes, Instant::now()));
+        Ok(())
+    }
+
+    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+        Err(Full)
+    }
+
+    fn post_drop(&mut self, _: u64, _: u32) -> Result<(), Full> {
+        Err(Full)
+    }
+
+    fn flush(&mut self) {}
+
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
+        while let Some(&(ticket, bytes, at)) = self.posted.front()
+            && self.is_answered(at.elapsed())
+        {
+            self.posted.pop_front();
+            self.asked.set(false);
+            self.late.0 = self.late.0.saturating_sub(1);
+            let bytes = bytes as usize - usize::from(self.short);
+            complete(Completion::ReadRun(ticket, &self.zeroes[..bytes]));
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        self.asked.set(true);
+        self.posted.len()
+    }
+
+    fn interests(&self, _: &mut dyn FnMut(Interest)) {}
+}

@@ -1,0 +1,83 @@
+//! How the two ends of an RDMA connection agree on it, over TCP.
+
+use fabric_verbs::endpoint::{Endpoint, RemoteMemory};
+use fabric_wire::{Token, TrafficClass};
+use serde::{Deserialize, Serialize};
+
+/// From the VM: read pages of a lease through this.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ConnectRequest {
+    /// The lease.
+    pub token: Token,
+    /// What the connection is for. It replaces an earlier one of the same class.
+    pub class: TrafficClass,
+    /// The VM's end.
+    pub endpoint: Endpoint,
+}
+
+/// The donor's answer: both ends are connected. The TCP connection stays open as long as the
+/// other; when it is closed, the donor takes its end away.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ConnectAnswer {
+    /// The donor's end.
+    pub endpoint: Endpoint,
+    /// The memory of the lease.
+    pub memory: RemoteMemory,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fabric_verbs::device::{Gid, LinkLayer};
+    use fabric_wire::{CONTROL_BYTES_MAX, FrameKind, decode_message, encode_message};
+    use proptest::prelude::*;
+
+    fn endpoint() -> Endpoint {
+        Endpoint {
+            queue_pair: 17,
+            packet_number: 0x00ab_cdef,
+            link: LinkLayer::Ethernet,
+            lid: 0,
+            gid: Gid::from_ip("10.77.0.2".parse().expect("an address")),
+            mtu_bytes: 4096,
+            reads_answered: 16,
+        }
+    }
+
+    #[test]
+    fn both_messages_go_into_a_control_frame() {
+        let request = ConnectRequest {
+            token: Token([0xff; 16]),
+            class: TrafficClass::Prefetch,
+            endpoint: endpoint(),
+        };
+        let bytes = encode_message(&request);
+        assert!(bytes.len() <= CONTROL_BYTES_MAX);
+        assert_eq!(decode_message(FrameKind::Connect, &bytes), Ok(request));
+        let answer = ConnectAnswer {
+            endpoint: endpoint(),
+            memory: RemoteMemory {
+                key: u32::MAX,
+                pinned: false,
+                base: u64::MAX,
+                bytes: u64::MAX,
+            },
+        };
+        let bytes = encode_message(&answer);
+        assert!(bytes.len() <= CONTROL_BYTES_MAX);
+        assert_eq!(decode_message(FrameKind::Connected, &bytes), Ok(answer));
+    }
+
+    proptest! {
+        #[test]
+        fn no_payload_makes_a_message_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(request) = decode_message::<ConnectRequest>(FrameKind::Connect, &bytes) {
+                let _ = request.endpoint.check();
+            }
+            if let Ok(answer) = decode_message::<ConnectAnswer>(FrameKind::Connected, &bytes) {
+                let _ = answer.endpoint.check();
+                let _ = answer.memory.check(4096);
+            }
+        }
+    }
+}

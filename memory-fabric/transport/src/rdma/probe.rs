@@ -1,0 +1,191 @@
+//! READs on a lane without anything beside it, for measuring.
+
+use super::RdmaError;
+use super::connection::Lane;
+use super::port::PageLane as _;
+use crate::{
+    Completion, Full, IN_FLIGHT_MAX, Interest, PAGE_BYTES, PageSource, PageTransport, Ticket,
+};
+use crossbeam_channel::Sender;
+use fabric_host::Mapping;
+use fabric_host::describe;
+use fabric_pages::page::PageBytes;
+use fabric_verbs::device::{Device, DeviceChoice};
+use fabric_verbs::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
+use fabric_verbs::staging::Staging;
+use fabric_wire::{PROBE_BYTES_MAX, RUN_PAGES_MAX};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::time::{Duration, Instant};
+
+/// READs of one lease. It writes nothing, and when the lane fails it is of no more use.
+#[derive(Debug)]
+pub struct ProbeLane {
+    lane: Lane,
+    /// By number: whose it is, how many bytes were asked for, and whether as a page.
+    reads: Box<[(Ticket, u32, bool)]>,
+    free: Vec<u16>,
+    failed: Sender<String>,
+}
+
+impl ProbeLane {
+    /// Takes over a lane; why it fails is told to `failed`.
+    pub fn new(lane: Lane, failed: Sender<String>) -> Self {
+        let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
+        Self {
+            lane,
+            reads: vec![(Ticket(0), 0, false); IN_FLIGHT_MAX].into_boxed_slice(),
+            free: (0..most).rev().collect(),
+            failed,
+        }
+    }
+
+    fn post(&mut self, ticket: Ticket, offset: u64, bytes: u32, page: bool) -> Result<(), Full> {
+        let number = self.free.pop().ok_or(Full)?;
+        if !self.lane.add_bytes(number, offset, bytes) {
+            self.free.push(number);
+            return Err(Full);
+        }
+        self.reads[usize::from(number)] = (ticket, bytes, page);
+        Ok(())
+    }
+
+    fn tell(&self, result: Result<(), RdmaError>) {
+        if let Err(error) = result {
+            // Full: the first failure is what counts.
+            let _ = self.failed.try_send(describe(&error));
+        }
+    }
+}
+
+impl PageTransport for ProbeLane {
+    fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
+        self.post(ticket, offset, PAGE_BYTES, true)
+    }
+
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        assert!((1..=RUN_PAGES_MAX).contains(&pages), "a run of {pages}");
+        self.post(ticket, offset, pages * PAGE_BYTES, false)
+    }
+
+    fn probe_bytes(&self) -> RangeInclusive<u32> {
+        1..=PROBE_BYTES_MAX
+    }
+
+    fn post_probe(&mut self, ticket: Ticket, offset: u64, bytes: u32) -> Result<(), Full> {
+        assert!(self.probe_bytes().contains(&bytes), "a probe of {bytes}");
+        self.post(ticket, offset, bytes, false)
+    }
+
+    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+        Err(Full)
+    }
+
+    fn post_drop(&mut self, _: u64, _: u32) -> Result<(), Full> {
+        Err(Full)
+    }
+
+    fn flush(&mut self) {
+        let posted = self.lane.post();
+        self.tell(posted);
+    }
+
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
+        let (reads, free) = (&self.reads, &mut self.free);
+        let polled = self.lane.poll(&mut |number, bytes| {
+            let (ticket, asked, page) = reads[usize::from(number)];
+            free.push(number);
+            // What is asked for in part takes whole pages of the staging buffer.
+            let bytes = &bytes[..asked as usize];
+            match <&PageBytes>::try_from(bytes) {
+                Ok(bytes) if page => complete(Completion::Read(ticket, bytes)),
+                _ => complete(Completion::ReadRun(ticket, bytes)),
+            }
+        });
+        self.tell(polled.map(drop));
+    }
+
+    fn in_flight(&self) -> usize {
+        self.reads.len() - self.free.len()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.lane.arm()
+    }
+
+    fn interests(&self, watch: &mut dyn FnMut(Interest)) {
+        if let Some(fd) = self.lane.event_fd().filter(|_| self.in_flight() > 0) {
+            watch(Interest {
+                fd,
+                writable: false,
+            });
+        }
+    }
+}
+
+/// What it takes to let an adapter reach memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration {
+    /// Of so many bytes.
+    pub bytes: usize,
+    /// Of memory that was never touched: its pages are made as well.
+    pub first: Duration,
+    /// Of the same memory, once its pages are there.
+    pub again: Duration,
+    /// To end it.
+    pub end: Duration,
+}
+
+/// Registers memory of these sizes with the device that has the address `local`, by which another
+/// node is reached.
+///
+/// # Errors
+///
+/// When there is no such device, or it refuses.
+pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>, RdmaError> {
+    let (device, _) = Device::for_peer(&DeviceChoice::Automatic, local)?;
+    let domain = ProtectionDomain::new(&device)?;
+    let measure = |&bytes: &usize| {
+        let memory =
+            Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
+        let register = || {
+            let began = Instant::now();
+            // SAFETY: the mapping outlives the region, which is dropped in this function, and
+            // nobody reads or advises it.
+            let region = unsafe {
+                MemoryRegion::register(
+                    &domain,
+                    memory.as_ptr(),
+                    bytes,
+                    Access::Local,
+                    Paging::Pinned,
+                )?
+            };
+            Ok((began.elapsed(), region))
+        };
+        let (first, region) = register()?;
+        drop(region);
+        let (again, region) = register()?;
+        let began = Instant::now();
+        drop(region);
+        Ok(Registration {
+            bytes,
+            first,
+            again,
+            end: began.elapsed(),
+        })
+    };
+    sizes.iter().map(measure).collect()
+}
+
+/// How long it takes to make a staging buffer of so many pages: memory, and its registration.
+///
+/// # Errors
+///
+/// As for [`registrations`].
+pub fn staging_time(local: IpAddr, pages: usize) -> Result<Duration, RdmaError> {
+    let (device, _) = Device::for_peer(&DeviceChoice::Automatic, local)?;
+    let domain = ProtectionDomain::new(&device)?;
+    let began = Instant::now();
+    Staging::new(&domain, pages).map(|_| began.elapsed())
+}

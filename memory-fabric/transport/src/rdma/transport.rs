@@ -1,0 +1,291 @@
+//! Pages by READ and WRITE, with TCP beside it for all else and for when a lane fails.
+//!
+//! # What is written twice
+//!
+//! A lane that fails may have WRITEs under way that nobody knows the end of: in the network, or in
+//! the other adapter. Their pages are sent again over TCP. But should one of them land later still,
+//! after the page was fetched, changed, and written back once more, it would put the old bytes in
+//! place of the new ones. So a *fence* goes before them on the TCP connection: the donor takes its
+//! end of the lane away, after which nothing that comes on it is carried out, and only then goes
+//! on with what is behind the fence. No new lane is taken before the fence was answered.
+//!
+//! Drops go by TCP, and a WRITE could overtake one that names its page. So while drops are
+//! outstanding, pages are written over TCP, behind them. A drop that overtakes a WRITE does no
+//! harm: it names pages that nobody will read before they are written once more, and there is
+//! one write of a page at a time.
+
+use super::RdmaError;
+use super::port::{LanePort, PageLane};
+use crate::tcp::TcpTransport;
+use crate::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
+use fabric_pages::page::{PAGE_SIZE, PageBytes};
+use fabric_wire::RUN_PAGES_MAX;
+use std::collections::VecDeque;
+
+/// WRITEs after which they are posted: the first travel while others are copied, and with SoftRoCE,
+/// whose adapter is the thread that posts, faults get their turn in between.
+const WRITES_PER_DOORBELL: usize = 16;
+
+/// Requests to one donor: READs and WRITEs on a lane while there is one, all else over TCP.
+///
+/// A lane that fails is handed back, and what was outstanding on it is sent over TCP. For a READ
+/// that is safe at any time: it changes nothing, and where its answer may still be put is the old
+/// lane's own. A new lane is taken when there is one.
+#[derive(Debug)]
+pub struct RdmaTransport {
+    tcp: TcpTransport,
+    port: LanePort,
+    lane: Option<Box<dyn PageLane>>,
+    /// Requests on the lane, by number.
+    requests: Box<[Option<Request>]>,
+    free: Vec<u16>,
+    /// Those that wait for room on the lane.
+    waiting: VecDeque<u16>,
+    /// WRITEs that were added and not posted yet.
+    unposted_writes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    ticket: Ticket,
+    offset: u64,
+    kind: RequestKind,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum RequestKind {
+    Read,
+    /// Of so many pages.
+    ReadRun(u32),
+    Write,
+}
+
+impl Request {
+    fn pages(self) -> u32 {
+        match self.kind {
+            RequestKind::ReadRun(pages) => pages,
+            RequestKind::Read | RequestKind::Write => 1,
+        }
+    }
+}
+
+impl RdmaTransport {
+    /// A transport with lanes from `port`, and `tcp` for the rest.
+    pub fn new(port: LanePort, tcp: TcpTransport) -> Self {
+        let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
+        Self {
+            tcp,
+            port,
+            lane: None,
+            requests: vec![None; IN_FLIGHT_MAX].into_boxed_slice(),
+            free: (0..most).rev().collect(),
+            waiting: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            unposted_writes: 0,
+        }
+    }
+
+    /// Takes a lane from the port if there is none in use, unless the donor may still have to
+    /// carry out what was written on the one before.
+    pub fn take_lane(&mut self) {
+        if self.lane.is_none() && !self.tcp.is_fencing() {
+            self.lane = self.port.take_lane();
+        }
+    }
+
+    fn post(&mut self, read: Request) -> Result<(), Full> {
+        if self.in_flight() >= IN_FLIGHT_MAX {
+            return Err(Full);
+        }
+        let Some(lane) = &mut self.lane else {
+            return read_over_tcp(&mut self.tcp, read);
+        };
+        let number = self.free.pop().ok_or(Full)?;
+        self.requests[usize::from(number)] = Some(read);
+        // In order: a long run must not wait for ever because short ones find room.
+        let placed =
+            self.waiting.is_empty() && lane.add(number, read.offset, read.pages() as usize);
+        if !placed {
+            self.waiting.push_back(number);
+        }
+        Ok(())
+    }
+
+    /// Puts on the lane what finds room there now.
+    fn place_waiting(&mut self) {
+        let Some(lane) = &mut self.lane else {
+            return;
+        };
+        while let Some(&number) = self.waiting.front() {
+            let read = self.requests[usize::from(number)].expect("a number in use");
+            if !lane.add(number, read.offset, read.pages() as usize) {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    /// Gives up the lane: what was outstanding on it goes over TCP.
+    fn fail_over(&mut self, why: RdmaError) {
+        let Some(lane) = self.lane.take() else {
+            return;
+        };
+        self.waiting.clear();
+        let is_write = |request: &Request| request.kind == RequestKind::Write;
+        if self.requests.iter().flatten().any(is_write) {
+            self.tcp.post_fence();
+        }
+        for (number, request) in (0..).zip(&mut self.requests) {
+            let Some(request) = request.take() else {
+                continue;
+            };
+            self.free.push(number);
+            let posted = match request.kind {
+                RequestKind::Write => {
+                    // SAFETY: the page is the lane's, and longer there than this call takes.
+                    let page = unsafe { PageSource::new(lane.page_of(number)) };
+                    self.tcp.post_write(request.ticket, request.offset, page)
+                }
+                _ => read_over_tcp(&mut self.tcp, request),
+            };
+            posted.expect("as many places as requests");
+        }
+        self.port.give_back(lane, Some(why));
+        self.tcp.flush();
+    }
+
+    fn poll_lane(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), RdmaError> {
+        let Some(lane) = &mut self.lane else {
+            return Ok(());
+        };
+        let (requests, free) = (&mut self.requests, &mut self.free);
+        let (port, tcp) = (&self.port, &self.tcp);
+        lane.poll(&mut |number, bytes| {
+            let request = requests[usize::from(number)].take();
+            let request = request.expect("a request of ours");
+            free.push(number);
+            tcp.note_progress();
+            match request.kind {
+                RequestKind::Write => port.note_written(),
+                _ => port.note_read(request.pages()),
+            }
+            complete(match request.kind {
+                RequestKind::Read => {
+                    let page: &PageBytes = bytes.try_into().expect("one page");
+                    Completion::Read(request.ticket, page)
+                }
+                RequestKind::ReadRun(_) => Completion::ReadRun(request.ticket, bytes),
+                RequestKind::Write => Completion::Written(request.ticket),
+            });
+        })?;
+        self.place_waiting();
+        self.lane.as_mut().map_or(Ok(()), |lane| lane.post())
+    }
+}
+
+fn read_over_tcp(tcp: &mut TcpTransport, read: Request) -> Result<(), Full> {
+    match read.kind {
+        RequestKind::ReadRun(pages) => tcp.post_read_run(read.ticket, read.offset, pages),
+        _ => tcp.post_read(read.ticket, read.offset),
+    }
+}
+
+impl PageTransport for RdmaTransport {
+    fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
+        let kind = RequestKind::Read;
+        self.post(Request {
+            ticket,
+            offset,
+            kind,
+        })
+    }
+
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        assert!((1..=RUN_PAGES_MAX).contains(&pages), "a run of {pages}");
+        debug_assert!(offset.is_multiple_of(PAGE_SIZE as u64));
+        let kind = RequestKind::ReadRun(pages);
+        self.post(Request {
+            ticket,
+            offset,
+            kind,
+        })
+    }
+
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
+        if self.in_flight() >= IN_FLIGHT_MAX {
+            return Err(Full);
+        }
+        let behind_drops = self.tcp.is_dropping();
+        if let Some(lane) = self.lane.as_mut().filter(|_| !behind_drops) {
+            let number = self.free.pop().ok_or(Full)?;
+            if lane.add_write(number, offset, page) {
+                let kind = RequestKind::Write;
+                self.requests[usize::from(number)] = Some(Request {
+                    ticket,
+                    offset,
+                    kind,
+                });
+                self.unposted_writes += 1;
+                if self.unposted_writes == WRITES_PER_DOORBELL {
+                    self.flush();
+                }
+                return Ok(());
+            }
+            self.free.push(number);
+        }
+        self.tcp.post_write(ticket, offset, page)
+    }
+
+    fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
+        if self.in_flight() >= IN_FLIGHT_MAX {
+            return Err(Full);
+        }
+        self.tcp.post_drop(offset, pages)
+    }
+
+    fn flush(&mut self) {
+        self.unposted_writes = 0;
+        if let Some(lane) = &mut self.lane
+            && let Err(why) = lane.post()
+        {
+            self.fail_over(why);
+        }
+        self.tcp.flush();
+    }
+
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
+        self.take_lane();
+        if let Err(why) = self.poll_lane(complete) {
+            self.fail_over(why);
+        }
+        self.tcp.poll(complete);
+    }
+
+    fn in_flight(&self) -> usize {
+        self.requests.len() - self.free.len() + self.tcp.in_flight()
+    }
+
+    fn arm(&mut self) -> bool {
+        self.lane.as_mut().is_none_or(|lane| lane.arm())
+    }
+
+    fn interests(&self, watch: &mut dyn FnMut(Interest)) {
+        // An event may be left over from what was found without it.
+        let waiting = self.free.len() < self.requests.len();
+        let lane = self.lane.as_ref().filter(|_| waiting);
+        if let Some(fd) = lane.and_then(|lane| lane.event_fd()) {
+            watch(Interest {
+                fd,
+                writable: false,
+            });
+        }
+        self.tcp.interests(watch);
+    }
+}
+
+impl Drop for RdmaTransport {
+    fn drop(&mut self) {
+        if let Some(lane) = self.lane.take() {
+            self.port.give_back(lane, None);
+        }
+    }
+}

@@ -1,0 +1,272 @@
+//! A connection that carries frames: TCP, or QUIC over UDP.
+
+use crate::udp::{Fingerprint, UdpCloser, UdpStream};
+use fabric_host::poll::sleep_on;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// What connections to a donor are made of.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Carrier {
+    /// TCP.
+    #[default]
+    Tcp,
+    /// QUIC over UDP, to the donor with this fingerprint, or to any.
+    Udp(Option<Fingerprint>),
+}
+
+/// A connection. What was sent on it before it broke may have arrived or not.
+#[derive(Debug)]
+pub enum Stream {
+    /// TCP.
+    Tcp(TcpStream),
+    /// QUIC over UDP.
+    Udp(Box<UdpStream>),
+}
+
+/// Ends a connection from another thread.
+#[derive(Debug)]
+pub enum Closer {
+    /// Of a TCP connection.
+    Tcp(TcpStream),
+    /// Of a QUIC connection.
+    Udp(UdpCloser),
+}
+
+impl Closer {
+    /// Whoever waits for the connection or uses it gets an error, or its end, from now on.
+    pub fn close(&self) {
+        match self {
+            // It may be over already.
+            Self::Tcp(stream) => drop(stream.shutdown(Shutdown::Both)),
+            Self::Udp(closer) => closer.close(),
+        }
+    }
+}
+
+impl Stream {
+    /// Connects.
+    ///
+    /// # Errors
+    ///
+    /// After `timeout` at the latest.
+    pub fn connect(peer: SocketAddr, carrier: Carrier, timeout: Duration) -> io::Result<Self> {
+        Ok(match carrier {
+            Carrier::Tcp => {
+                let stream = TcpStream::connect_timeout(&peer, timeout)?;
+                stream.set_nodelay(true)?;
+                Self::Tcp(stream)
+            }
+            Carrier::Udp(fingerprint) => {
+                let deadline = Instant::now() + timeout;
+                Self::Udp(Box::new(UdpStream::connect(peer, fingerprint, deadline)?))
+            }
+        })
+    }
+
+    /// From now on [`read`](Self::read) and [`write`](Self::write_vectored) do not block.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is over.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_nonblocking(true),
+            Self::Udp(_) => Ok(()),
+        }
+    }
+
+    /// Reads what there is; 0 at the end.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` when there is nothing now; else the connection broke.
+    pub fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(target),
+            Self::Udp(stream) => stream.read(target),
+        }
+    }
+
+    /// Writes frames, of which each begins with its whole header in one part. What was not taken is
+    /// to be written next.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` when nothing is taken now; else the connection broke.
+    pub fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write_vectored(parts),
+            Self::Udp(stream) => stream.write_vectored(parts),
+        }
+    }
+
+    /// Reads as [`read`](Self::read) does, but waits until there is something.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` after `deadline`; else the connection broke.
+    pub fn read_by(&mut self, target: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => {
+                let left = time_left(deadline)?;
+                stream.set_read_timeout(Some(left))?;
+                match stream.read(target) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        Err(io::ErrorKind::TimedOut.into())
+                    }
+                    read => read,
+                }
+            }
+            Self::Udp(stream) => loop {
+                match stream.read(target) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        stream.wait(Some(deadline))?;
+                    }
+                    read => return read,
+                }
+            },
+        }
+    }
+
+    /// Writes a whole frame.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` after `deadline`; else the connection broke.
+    pub fn write_all_by(&mut self, frame: &[u8], deadline: Instant) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => {
+                stream.set_write_timeout(Some(time_left(deadline)?))?;
+                stream.write_all(frame)
+            }
+            Self::Udp(stream) => {
+                let mut rest = frame;
+                while !rest.is_empty() {
+                    match stream.write_vectored(&[IoSlice::new(rest)]) {
+                        Ok(count) => rest = &rest[count..],
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                            stream.wait(Some(deadline))?;
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Sleeps until there is something to read, or room to write if that is wanted; may return
+    /// early.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` after `deadline`.
+    pub fn wait(&mut self, writable: bool, deadline: Option<Instant>) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => {
+                if let Some(deadline) = deadline {
+                    time_left(deadline)?;
+                }
+                let events = if writable {
+                    libc::POLLOUT
+                } else {
+                    libc::POLLIN
+                };
+                sleep_on(stream.as_raw_fd(), events, deadline)
+            }
+            // Room is made by what the peer sends.
+            Self::Udp(stream) => stream.wait(deadline),
+        }
+    }
+
+    /// Does what is due while nothing is asked for.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is of no more use.
+    pub fn tend(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(_) => Ok(()),
+            Self::Udp(stream) => stream.tend(),
+        }
+    }
+
+    /// It is not looked after for a while.
+    pub fn settle(&mut self) {
+        if let Self::Udp(stream) = self {
+            stream.settle();
+        }
+    }
+
+    /// When it has to be tended at the latest.
+    pub fn wake_by(&mut self) -> Option<Instant> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Udp(stream) => stream.wake_by(),
+        }
+    }
+
+    /// What to watch, whether for room too, and whether it is to be watched while nothing is asked
+    /// for.
+    pub fn interest(&self, sending: bool) -> (RawFd, bool, bool) {
+        match self {
+            Self::Tcp(stream) => (stream.as_raw_fd(), sending, false),
+            Self::Udp(stream) => (stream.fd(), stream.is_blocked(), true),
+        }
+    }
+
+    /// Whether something was received that was not read yet.
+    pub fn is_ready(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Udp(stream) => stream.is_ready(),
+        }
+    }
+
+    /// This end's address.
+    ///
+    /// # Errors
+    ///
+    /// When it has none any more.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        match self {
+            Self::Tcp(stream) => stream.local_addr(),
+            Self::Udp(stream) => stream.local(),
+        }
+    }
+
+    /// What ends the connection from another thread.
+    ///
+    /// # Errors
+    ///
+    /// When the process has no descriptor left.
+    pub fn closer(&self) -> io::Result<Closer> {
+        Ok(match self {
+            Self::Tcp(stream) => Closer::Tcp(stream.try_clone()?),
+            Self::Udp(stream) => Closer::Udp(stream.closer()),
+        })
+    }
+
+    /// The TCP connection.
+    ///
+    /// # Errors
+    ///
+    /// When it is none.
+    pub fn into_tcp(self) -> io::Result<TcpStream> {
+        match self {
+            Self::Tcp(stream) => Ok(stream),
+            Self::Udp(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+}
+
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    Ok(left)
+}

@@ -1,0 +1,110 @@
+//! A request that is outstanding, with what is sent for it.
+
+use super::super::choice::Part;
+use super::super::{PageSource, Ticket};
+use fabric_pages::page::{PAGE_SIZE, PageBytes};
+use fabric_wire::packing::{Packer, Packing, unpack};
+use fabric_wire::{COUNT_BYTES, Frame, FrameKind, HEADER_BYTES, WireError};
+use std::time::{Duration, Instant};
+
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) ticket: Ticket,
+    pub(super) kind: FrameKind,
+    pub(super) offset: u64,
+    /// Distinguishes the uses of a slot, so that a late answer is not taken for another's.
+    pub(super) generation: u64,
+    pub(super) in_use: bool,
+    pub(super) header: [u8; HEADER_BYTES],
+    /// How many pages a request that names several is about.
+    pub(super) count: [u8; COUNT_BYTES],
+    /// The page of a write; reads have none. Made at the first write and kept.
+    pub(super) page: Option<Box<PageBytes>>,
+    /// How many bytes of that are sent: less than a page if it is packed.
+    pub(super) page_bytes: usize,
+    /// How the pages are packed, or may be at the most.
+    pub(super) packing: Packing,
+    pub(super) part: Part,
+}
+
+impl Slot {
+    /// One that is not in use.
+    pub(super) fn new() -> Self {
+        Self {
+            ticket: Ticket(0),
+            kind: FrameKind::ReadPage,
+            offset: 0,
+            generation: 0,
+            in_use: false,
+            header: [0; HEADER_BYTES],
+            count: [0; COUNT_BYTES],
+            page: None,
+            page_bytes: 0,
+            packing: Packing::Plain,
+            part: Part::default(),
+        }
+    }
+
+    /// What follows the header.
+    pub(super) fn payload(&self) -> &[u8] {
+        match (self.kind, &self.page) {
+            (FrameKind::WritePage, Some(page)) => &page[..self.page_bytes],
+            (FrameKind::ReadPages | FrameKind::DropPages | FrameKind::Probe, _) => &self.count,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn frame_bytes(&self) -> usize {
+        HEADER_BYTES + self.payload().len()
+    }
+
+    /// How many pages it is about.
+    pub(super) fn pages(&self) -> u32 {
+        match self.kind {
+            FrameKind::ReadPages | FrameKind::DropPages => u32::from_le_bytes(self.count),
+            _ => 1,
+        }
+    }
+
+    /// The pages that came in answer, and how many of them took less than a page. Those that
+    /// were packed are unpacked into `room`, and the time for that is added to `unpacking`.
+    pub(super) fn pages_of<'a>(
+        &self,
+        frame: &Frame,
+        payload: &'a [u8],
+        room: &'a mut [u8],
+        unpacking: &mut Duration,
+    ) -> Result<(&'a [u8], u64), WireError> {
+        let (kind, request) = (frame.kind, frame.request);
+        if frame.packing > self.packing {
+            return Err(WireError::Unexpected(kind));
+        }
+        let bytes = self.pages() as usize * PAGE_SIZE;
+        if frame.packing == Packing::Plain {
+            let asked = payload.len() == bytes;
+            return asked
+                .then_some((payload, 0))
+                .ok_or(WireError::Unasked { kind, request });
+        }
+        let started = Instant::now();
+        let pages = &mut room[..bytes];
+        let compressed =
+            unpack(payload, pages).map_err(|cause| WireError::Unpack { kind, cause })?;
+        *unpacking += started.elapsed();
+        Ok((pages, compressed))
+    }
+
+    /// Takes the page of a write, smaller if that is wanted and possible.
+    pub(super) fn take_page(&mut self, source: PageSource, packer: &mut Packer) {
+        let page = self.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
+        source.copy_to(page);
+        self.page_bytes = PAGE_SIZE;
+        // What is packed is the copy: a guest may write to the page meanwhile.
+        if let Some(packed) = packer.pack(page.as_slice(), self.packing) {
+            self.page_bytes = packed.len();
+            page[..packed.len()].copy_from_slice(packed);
+        } else {
+            self.packing = Packing::Plain;
+        }
+    }
+}

@@ -1,0 +1,492 @@
+//! One end of a connection: the protocol, the socket, and the frames.
+
+mod receiving;
+#[cfg(test)]
+mod tests;
+
+use super::lanes::{Inbox, LANES, place};
+use super::listener::Datagrams;
+use super::settings;
+use bytes::Bytes;
+use fabric_identity::{Fingerprint, NAME};
+use fabric_wire::HEADER_BYTES;
+use quinn_proto::{
+    Connection, ConnectionHandle, DatagramEvent, Dir, Endpoint, EndpointConfig, ServerConfig, Side,
+    StreamId, Transmit, VarInt, WriteError,
+};
+use quinn_udp::{UdpSockRef, UdpSocketState};
+use socket2::SockRef;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Largest buffer that the kernel fills with datagrams that it put together.
+pub(super) const DATAGRAM_BUFFER_BYTES: usize = 64 << 10;
+
+/// Such buffers filled in one call.
+const BATCH: usize = 4;
+
+/// Calls after which what came is looked at first.
+const BATCHES_MAX: usize = 16;
+
+/// Datagrams given to the kernel in one call: what a page takes on Ethernet, and some more.
+const SEGMENTS_MAX: usize = 10;
+
+/// Bytes given to the kernel in one call: what fits into an IP packet, before it is cut.
+const BURST_BYTES_MAX: usize = 65_000;
+
+/// What the kernel is asked to hold for a socket. It grants less where `net.core.rmem_max` says so.
+pub(super) const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+
+/// How often it is tried to connect, and how long each attempt but the last may take: several
+/// packets may be lost in that time.
+const ATTEMPTS: u32 = 3;
+const ATTEMPT_TIME: Duration = Duration::from_millis(600);
+
+/// A connection over UDP that carries frames: see the module. It does not block, and nothing of it
+/// happens unless it is called.
+pub struct UdpStream {
+    socket: Arc<UdpSocket>,
+    udp: UdpSocketState,
+    /// Another thread has ended it.
+    ended: Arc<AtomicBool>,
+    peer: SocketAddr,
+    endpoint: Endpoint,
+    handle: ConnectionHandle,
+    connection: Connection,
+    connected: bool,
+    /// Why it is of no more use.
+    failed: Option<Failure>,
+    inbox: Inbox,
+    /// Streams that may have something to be read.
+    readable: [bool; LANES],
+    /// The frame that is being written: its stream, and how much of it is left.
+    writing: Option<(usize, usize)>,
+    input: Box<[u8]>,
+    output: Vec<u8>,
+    /// What is in `output` and the socket did not take.
+    unsent: Option<Transmit>,
+}
+
+#[derive(Debug)]
+struct Failure {
+    kind: io::ErrorKind,
+    text: String,
+}
+
+impl Failure {
+    fn error(&self) -> io::Error {
+        io::Error::new(self.kind, self.text.clone())
+    }
+}
+
+/// Ends a connection from another thread.
+#[derive(Clone, Debug)]
+pub struct UdpCloser {
+    socket: Arc<UdpSocket>,
+    ended: Arc<AtomicBool>,
+}
+
+impl UdpCloser {
+    pub(super) fn new(socket: &Arc<UdpSocket>, ended: &Arc<AtomicBool>) -> Self {
+        Self {
+            socket: Arc::clone(socket),
+            ended: Arc::clone(ended),
+        }
+    }
+
+    /// Whoever waits for it or uses it gets an error from now on.
+    pub fn close(&self) {
+        // Release: pairs with `check`; the thread is woken only after that.
+        self.ended.store(true, Ordering::Release);
+        let _ = SockRef::from(&*self.socket).shutdown(Shutdown::Read);
+    }
+}
+
+impl fmt::Debug for UdpStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("UdpStream")
+            .field("peer", &self.peer)
+            .field("failed", &self.failed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl UdpStream {
+    /// Connects to a donor: to the one with this fingerprint, or to any.
+    ///
+    /// # Errors
+    ///
+    /// When nothing comes of it until `deadline`, or it is another donor.
+    pub fn connect(
+        peer: SocketAddr,
+        fingerprint: Option<Fingerprint>,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        for _ in 1..ATTEMPTS {
+            let until = deadline.min(Instant::now() + ATTEMPT_TIME);
+            match Self::attempt(peer, fingerprint, until) {
+                // A handshake that was spoilt, by whatever passed on the way, does not recover.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::TimedOut | io::ErrorKind::ConnectionReset
+                    ) && Instant::now() < deadline => {}
+                other => return other,
+            }
+        }
+        Self::attempt(peer, fingerprint, deadline)
+    }
+
+    fn attempt(
+        peer: SocketAddr,
+        fingerprint: Option<Fingerprint>,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        let any: SocketAddr = match peer {
+            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(peer)?;
+        let udp = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        let mut endpoint = Endpoint::new(settings::endpoint(), None, !udp.may_fragment(), None);
+        let (handle, connection) = endpoint
+            .connect(Instant::now(), settings::client(fingerprint)?, peer, NAME)
+            .map_err(io::Error::other)?;
+        let ended = Arc::default();
+        let socket = Arc::new(socket);
+        let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
+        stream.shake_hands(deadline)?;
+        for _ in 0..LANES {
+            let opened = stream.connection.streams().open(Dir::Bi);
+            opened.ok_or_else(|| io::Error::other("the peer allows too few streams"))?;
+        }
+        Ok(stream)
+    }
+
+    /// The donor's end of a connection whose first datagrams these are.
+    pub(super) fn accept(
+        socket: Arc<UdpSocket>,
+        ended: Arc<AtomicBool>,
+        peer: SocketAddr,
+        config: &Arc<EndpointConfig>,
+        server: &Arc<ServerConfig>,
+        first: Datagrams,
+        deadline: Instant,
+    ) -> io::Result<Self> {
+        let udp = UdpSocketState::new(UdpSockRef::from(&*socket))?;
+        let server = Some(Arc::clone(server));
+        let mut endpoint = Endpoint::new(Arc::clone(config), server, !udp.may_fragment(), None);
+        let (now, mut response) = (Instant::now(), Vec::new());
+        let mut accepted: Option<(ConnectionHandle, Connection)> = None;
+        for datagram in first {
+            let event = endpoint.handle(now, peer, None, None, datagram, &mut response);
+            match (event, &mut accepted) {
+                (Some(DatagramEvent::NewConnection(incoming)), None) => {
+                    match endpoint.accept(incoming, now, &mut response, None) {
+                        Ok(connection) => accepted = Some(connection),
+                        Err(error) => return Err(io::Error::other(error.cause)),
+                    }
+                }
+                (Some(DatagramEvent::NewConnection(incoming)), Some(_)) => {
+                    endpoint.ignore(incoming);
+                }
+                (Some(DatagramEvent::ConnectionEvent(_, event)), Some((_, connection))) => {
+                    connection.handle_event(event);
+                }
+                _ => {}
+            }
+        }
+        let (handle, connection) =
+            accepted.ok_or_else(|| io::Error::other("no connection was asked for"))?;
+        let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
+        stream.shake_hands(deadline)?;
+        Ok(stream)
+    }
+
+    fn new(
+        socket: Arc<UdpSocket>,
+        udp: UdpSocketState,
+        ended: Arc<AtomicBool>,
+        peer: SocketAddr,
+        endpoint: Endpoint,
+        handle: ConnectionHandle,
+        connection: Connection,
+    ) -> Self {
+        // What is not granted is lost sooner, and sent again.
+        let _ = udp.set_recv_buffer_size(UdpSockRef::from(&*socket), SOCKET_BUFFER_BYTES);
+        let _ = udp.set_send_buffer_size(UdpSockRef::from(&*socket), SOCKET_BUFFER_BYTES);
+        Self {
+            socket,
+            udp,
+            ended,
+            peer,
+            endpoint,
+            handle,
+            connection,
+            connected: false,
+            failed: None,
+            inbox: Inbox::default(),
+            readable: [false; LANES],
+            writing: None,
+            input: vec![0; BATCH * DATAGRAM_BUFFER_BYTES].into_boxed_slice(),
+            output: Vec::with_capacity(DATAGRAM_BUFFER_BYTES),
+            unsent: None,
+        }
+    }
+
+    fn shake_hands(&mut self, deadline: Instant) -> io::Result<()> {
+        loop {
+            self.tend()?;
+            if self.connected {
+                return Ok(());
+            }
+            self.wait(Some(deadline))?;
+        }
+    }
+
+    /// What to wait for: something to read, or room to send where that is missing.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Whether the socket did not take what was to be sent.
+    #[must_use]
+    pub fn is_blocked(&self) -> bool {
+        self.unsent.is_some()
+    }
+
+    /// Whether something has come that was not read yet.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.failed.is_some() || self.inbox.is_ready()
+    }
+
+    /// When it has to be tended at the latest.
+    #[must_use]
+    pub fn wake_by(&mut self) -> Option<Instant> {
+        self.connection.poll_timeout()
+    }
+
+    /// This end's address.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    /// What ends the connection from another thread.
+    #[must_use]
+    pub fn closer(&self) -> UdpCloser {
+        UdpCloser::new(&self.socket, &self.ended)
+    }
+
+    /// Takes what has come, and sends what is due: acknowledgements, and what was lost.
+    ///
+    /// # Errors
+    ///
+    /// When the connection is of no more use.
+    pub fn tend(&mut self) -> io::Result<()> {
+        self.receive();
+        self.send_due()
+    }
+
+    /// Sends what is due. Nothing is received: what a caller was told is not there stays away until
+    /// the socket shows it.
+    fn send_due(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        if self.connection.poll_timeout().is_some_and(|due| due <= now) {
+            self.connection.handle_timeout(now);
+            self.take_events();
+        }
+        self.transmit();
+        self.check()
+    }
+
+    /// Acknowledges all that has come, since this end is not looked after for a while.
+    pub fn settle(&mut self) {
+        self.connection.ping();
+        self.transmit();
+    }
+
+    /// Reads what has come, whole frames one after the other. 0 when the peer has closed the
+    /// connection in order.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` when there is nothing; else the connection is of no more use.
+    pub fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let mut taken = self.inbox.take(target);
+        if taken == 0 {
+            self.receive();
+            taken = self.inbox.take(target);
+        }
+        if taken > 0 {
+            return Ok(taken);
+        }
+        match self.send_due() {
+            Ok(()) => Err(io::ErrorKind::WouldBlock.into()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends frames, of which each begins with its whole header in one part.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` when nothing was taken; else the connection is of no more use.
+    pub fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.check()?;
+        let mut written = self.write_parts(parts)?;
+        self.transmit();
+        if written == 0 {
+            // The peer may have made room.
+            self.tend()?;
+            written = self.write_parts(parts)?;
+            self.transmit();
+        }
+        if written == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(written)
+    }
+
+    fn write_parts(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut written = 0;
+        for part in parts {
+            let mut rest: &[u8] = part;
+            while !rest.is_empty() {
+                let (lane, left) = match self.writing {
+                    Some(writing) => writing,
+                    None => rest
+                        .first_chunk::<HEADER_BYTES>()
+                        .and_then(place)
+                        .expect("frames of ours, with whole headers"),
+                };
+                let some = &rest[..left.min(rest.len())];
+                match self.connection.send_stream(lane_id(lane)).write(some) {
+                    Ok(count) => {
+                        written += count;
+                        rest = &rest[count..];
+                        self.writing = (left > count).then_some((lane, left - count));
+                    }
+                    Err(WriteError::Blocked) => return Ok(written),
+                    Err(error) => {
+                        self.fail(io::ErrorKind::ConnectionReset, error.to_string());
+                        self.check()?;
+                    }
+                }
+            }
+        }
+        Ok(written)
+    }
+
+    /// Sleeps until there may be something to do, for this end or for its user; returns early when
+    /// a timer of the protocol is due.
+    ///
+    /// # Errors
+    ///
+    /// `TimedOut` after the deadline.
+    pub fn wait(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let now = Instant::now();
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let until = [deadline, self.wake_by()].into_iter().flatten().min();
+        let room = if self.is_blocked() { libc::POLLOUT } else { 0 };
+        fabric_host::poll::sleep_on(self.fd(), libc::POLLIN | room, until)
+    }
+
+    fn check(&self) -> io::Result<()> {
+        // Acquire: pairs with `close`.
+        if self.ended.load(Ordering::Acquire) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        self.failed.as_ref().map_or(Ok(()), |why| Err(why.error()))
+    }
+
+    fn fail(&mut self, kind: io::ErrorKind, text: String) {
+        self.failed.get_or_insert(Failure { kind, text });
+    }
+
+    fn transmit(&mut self) {
+        if let Some(transmit) = self.unsent.take()
+            && !self.send(transmit)
+        {
+            return;
+        }
+        let fitting = BURST_BYTES_MAX / usize::from(self.connection.current_mtu());
+        let segments = self
+            .udp
+            .max_gso_segments()
+            .min(fitting)
+            .clamp(1, SEGMENTS_MAX);
+        loop {
+            self.output.clear();
+            let now = Instant::now();
+            let next = self
+                .connection
+                .poll_transmit(now, segments, &mut self.output);
+            let Some(transmit) = next else {
+                return;
+            };
+            if !self.send(transmit) {
+                return;
+            }
+        }
+    }
+
+    /// Sends what is in `output`. False when the socket is full; it is kept then.
+    fn send(&mut self, transmit: Transmit) -> bool {
+        let contents = &self.output[..transmit.size];
+        let sent = match transmit.segment_size {
+            Some(segment) if segment < transmit.size => {
+                let several = quinn_udp::Transmit {
+                    destination: self.peer,
+                    ecn: None,
+                    contents,
+                    segment_size: Some(segment),
+                    src_ip: None,
+                };
+                self.udp.try_send(UdpSockRef::from(&*self.socket), &several)
+            }
+            _ => self.socket.send(contents).map(drop),
+        };
+        match sent {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.unsent = Some(transmit);
+                false
+            }
+            // As if it were lost: so it is sent again. That a datagram is too long is how the
+            // longest one that passes is found.
+            Err(error) => {
+                self.note_socket_error(&error);
+                true
+            }
+            Ok(()) => true,
+        }
+    }
+}
+
+/// What a connection that is closed in order is closed with.
+const CLOSED: VarInt = VarInt::from_u32(0);
+
+/// The VM opens all streams.
+fn lane_id(lane: usize) -> StreamId {
+    StreamId::new(Side::Client, Dir::Bi, lane as u64)
+}
+
+impl Drop for UdpStream {
+    fn drop(&mut self) {
+        // The peer is told, if it can be.
+        if self.failed.is_none() {
+            self.connection.close(Instant::now(), CLOSED, Bytes::new());
+            self.transmit();
+        }
+    }
+}

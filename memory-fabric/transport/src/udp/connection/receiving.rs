@@ -1,0 +1,152 @@
+//! The way of what comes: from the socket through the protocol to whole frames.
+
+use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, UdpStream, lane_id};
+use crate::udp::lanes::LANES;
+use bytes::BytesMut;
+use quinn_proto::{ConnectionError, DatagramEvent, Event, ReadError, StreamEvent, StreamId};
+use quinn_udp::{RecvMeta, UdpSockRef};
+use std::io::{self, IoSliceMut};
+use std::time::Instant;
+
+impl UdpStream {
+    /// Gives what has come to the protocol, and takes frames out of it.
+    pub(super) fn receive(&mut self) {
+        for _ in 0..BATCHES_MAX {
+            let mut metas = [RecvMeta::default(); BATCH];
+            let mut input = std::mem::take(&mut self.input);
+            let mut parts = input.chunks_mut(DATAGRAM_BUFFER_BYTES);
+            let mut buffers: [IoSliceMut<'_>; BATCH] =
+                std::array::from_fn(|_| IoSliceMut::new(parts.next().unwrap_or_default()));
+            let socket = UdpSockRef::from(&*self.socket);
+            let received = self.udp.recv(socket, &mut buffers, &mut metas);
+            let count = match &received {
+                Ok(count) => *count,
+                Err(_) => 0,
+            };
+            for (buffer, meta) in input.chunks(DATAGRAM_BUFFER_BYTES).zip(&metas[..count]) {
+                let stride = meta.stride.max(1);
+                for datagram in buffer[..meta.len].chunks(stride) {
+                    self.handle(datagram);
+                }
+            }
+            self.input = input;
+            match received {
+                Ok(count) if count < BATCH => break,
+                Ok(_) => {}
+                Err(error) => {
+                    self.note_socket_error(&error);
+                    break;
+                }
+            }
+        }
+        self.take_events();
+        self.gather();
+    }
+
+    fn handle(&mut self, datagram: &[u8]) {
+        let (now, mut response) = (Instant::now(), Vec::new());
+        let datagram = BytesMut::from(datagram);
+        let event = self
+            .endpoint
+            .handle(now, self.peer, None, None, datagram, &mut response);
+        match event {
+            Some(DatagramEvent::ConnectionEvent(handle, event)) if handle == self.handle => {
+                self.connection.handle_event(event);
+            }
+            Some(DatagramEvent::NewConnection(incoming)) => self.endpoint.ignore(incoming),
+            Some(DatagramEvent::Response(transmit)) => {
+                let _ = self.socket.send(&response[..transmit.size]);
+            }
+            Some(DatagramEvent::ConnectionEvent(..)) | None => {}
+        }
+    }
+
+    /// That nobody listens at the peer's port is told by its host. All else passes, or is found
+    /// out by silence.
+    pub(super) fn note_socket_error(&mut self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::ConnectionRefused {
+            let text = "nobody listens on that UDP port".to_owned();
+            self.fail(error.kind(), text);
+        }
+    }
+
+    pub(super) fn take_events(&mut self) {
+        loop {
+            while let Some(event) = self.connection.poll_endpoint_events() {
+                let answer = self.endpoint.handle_event(self.handle, event);
+                if let Some(answer) = answer {
+                    self.connection.handle_event(answer);
+                }
+            }
+            let Some(event) = self.connection.poll() else {
+                return;
+            };
+            match event {
+                Event::Connected => self.connected = true,
+                Event::ConnectionLost { reason } => self.lost(&reason),
+                Event::Stream(StreamEvent::Opened { dir }) => {
+                    while let Some(id) = self.connection.streams().accept(dir) {
+                        self.note_readable(id);
+                    }
+                }
+                Event::Stream(StreamEvent::Readable { id }) => self.note_readable(id),
+                _ => {}
+            }
+        }
+    }
+
+    fn note_readable(&mut self, id: StreamId) {
+        let lane = usize::try_from(id.index()).unwrap_or(usize::MAX);
+        if let Some(readable) = self.readable.get_mut(lane) {
+            *readable = true;
+        }
+    }
+
+    fn lost(&mut self, reason: &ConnectionError) {
+        let kind = match reason {
+            ConnectionError::ApplicationClosed(close) if close.error_code == CLOSED => {
+                io::ErrorKind::UnexpectedEof
+            }
+            ConnectionError::TimedOut => io::ErrorKind::TimedOut,
+            ConnectionError::TransportError(_) | ConnectionError::VersionMismatch => {
+                io::ErrorKind::InvalidData
+            }
+            _ => io::ErrorKind::ConnectionReset,
+        };
+        self.fail(kind, reason.to_string());
+    }
+
+    /// Takes what has come on the streams, as far as there is room.
+    fn gather(&mut self) {
+        for lane in 0..LANES {
+            if !self.readable[lane] {
+                continue;
+            }
+            let mut failure = None;
+            let mut stream = self.connection.recv_stream(lane_id(lane));
+            // A stream that is not there has nothing.
+            let Ok(mut chunks) = stream.read(true) else {
+                self.readable[lane] = false;
+                continue;
+            };
+            while self.inbox.has_room(lane) {
+                match chunks.next(usize::MAX) {
+                    Ok(Some(chunk)) => {
+                        self.inbox.push(lane, &chunk.bytes);
+                        continue;
+                    }
+                    Ok(None) => failure = Some("the peer ended a stream".to_owned()),
+                    Err(ReadError::Blocked) => {}
+                    Err(error) => failure = Some(error.to_string()),
+                }
+                self.readable[lane] = false;
+                break;
+            }
+            // What it wants to be sent goes with the next that is sent.
+            let _ = chunks.finalize();
+            if let Some(text) = failure {
+                self.fail(io::ErrorKind::ConnectionReset, text);
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+use super::UdpStream;
+use crate::udp::listener::Listener;
+use fabric_wire::{Frame, FrameKind, HEADER_BYTES};
+use std::io::{self, IoSlice};
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+/// Frames that go to and fro.
+const ROUNDS: u64 = 3000;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Lets the listener end, however the test does.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The next frame's number, as a user of the stream gets it that looks again and again.
+fn next(stream: &mut UdpStream, deadline: Instant) -> u64 {
+    let mut frame = [0; HEADER_BYTES];
+    loop {
+        match stream.read(&mut frame) {
+            Ok(count) => {
+                assert_eq!(count, frame.len(), "frames come whole");
+                return Frame::decode(&frame).expect("a frame").request;
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                // Its user sleeps now, until the socket shows something.
+                assert!(!stream.is_ready(), "a frame would be slept on");
+                assert!(Instant::now() < deadline, "nothing comes");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn send(stream: &mut UdpStream, number: u64) {
+    let frame = Frame::new(FrameKind::Dropped, number, 0, false).encode(&[]);
+    let sent = stream.write_vectored(&[IoSlice::new(&frame)]);
+    assert_eq!(sent.expect("there is room"), frame.len());
+}
+
+#[test]
+fn a_reader_that_is_told_to_wait_has_taken_all_that_came() {
+    let deadline = Instant::now() + PATIENCE;
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+    let stopping = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = Stop(&stopping);
+        let (sender, arrivals) = channel();
+        let (listener, stopping) = (&listener, &stopping);
+        scope.spawn(move || {
+            listener.run(stopping, &mut |arrival| drop(sender.send(arrival)));
+        });
+        let donor = scope.spawn(move || {
+            let arrival = arrivals.recv_timeout(PATIENCE).expect("a VM");
+            let mut stream = arrival.accept(deadline).expect("a connection");
+            for _ in 0..ROUNDS {
+                let number = next(&mut stream, deadline);
+                send(&mut stream, number);
+            }
+        });
+        let mut vm = UdpStream::connect(listener.address(), None, deadline).expect("a connection");
+        for number in 0..ROUNDS {
+            send(&mut vm, number);
+            assert_eq!(next(&mut vm, deadline), number);
+        }
+        donor.join().expect("the donor's end");
+    });
+}

@@ -1,0 +1,247 @@
+//! Frames on several streams of one connection, so that they are lost and found independently.
+//!
+//! To its users a connection is one sequence of whole frames. On the way each frame is on one
+//! stream: those of reads on that of their request's number, so that an answer comes on the stream of
+//! its request; all others on the first, which keeps their order. Frames come out in the order in
+//! which they are complete.
+
+use fabric_wire::{Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
+
+/// Streams of a connection.
+pub(super) const LANES: usize = 8;
+
+/// Bytes of a stream that are kept at the most when a frame can be taken: the longest one of pages, and another
+/// that has begun. More stay with the connection, whose window then closes.
+const LANE_BYTES_MAX: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
+
+/// The stream of a frame that is to be sent, and its length with the header.
+pub(super) fn place(header: &[u8; HEADER_BYTES]) -> Option<(usize, usize)> {
+    let frame = Frame::decode(header).ok()?;
+    let lane = match frame.kind {
+        FrameKind::ReadPage | FrameKind::PageData | FrameKind::ReadPages | FrameKind::PagesData => {
+            (frame.request & 0xffff) as usize % LANES
+        }
+        _ => 0,
+    };
+    Some((lane, HEADER_BYTES + frame.length))
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    bytes: Vec<u8>,
+    /// How many of them were taken.
+    taken: usize,
+}
+
+impl Lane {
+    fn waiting(&self) -> &[u8] {
+        &self.bytes[self.taken..]
+    }
+}
+
+/// What has come on the streams and was not taken yet.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    lanes: [Lane; LANES],
+    /// The frame that is being taken: its stream, and how much of it is left.
+    current: Option<(usize, usize)>,
+    /// Where to look for the next one first.
+    next: usize,
+}
+
+impl Inbox {
+    /// Whether a stream may bring more just now: also where only one frame waits and is not whole yet, since
+    /// those for measuring are longer than others.
+    pub(super) fn has_room(&self, lane: usize) -> bool {
+        self.lanes[lane].waiting().len() < LANE_BYTES_MAX || self.whole(lane).is_none()
+    }
+
+    /// Adds what came on a stream.
+    pub(super) fn push(&mut self, lane: usize, bytes: &[u8]) {
+        let lane = &mut self.lanes[lane];
+        if lane.taken > lane.bytes.len() / 2 {
+            lane.bytes.drain(..lane.taken);
+            lane.taken = 0;
+        }
+        lane.bytes.extend_from_slice(bytes);
+    }
+
+    /// Whether there is anything to take.
+    pub(super) fn is_ready(&self) -> bool {
+        self.current.is_some() || (0..LANES).any(|lane| self.whole(lane).is_some())
+    }
+
+    /// Takes as much of whole frames as there is room for; one after the other.
+    pub(super) fn take(&mut self, target: &mut [u8]) -> usize {
+        let mut filled = 0;
+        while filled < target.len() {
+            let Some((number, left)) = self.current.take().or_else(|| self.choose()) else {
+                break;
+            };
+            let count = left.min(target.len() - filled);
+            let lane = &mut self.lanes[number];
+            target[filled..filled + count].copy_from_slice(&lane.waiting()[..count]);
+            filled += count;
+            lane.taken += count;
+            if lane.taken == lane.bytes.len() {
+                lane.bytes.clear();
+                lane.taken = 0;
+            }
+            if left > count {
+                self.current = Some((number, left - count));
+            }
+        }
+        filled
+    }
+
+    fn choose(&mut self) -> Option<(usize, usize)> {
+        let order = (0..LANES).map(|step| (self.next + step) % LANES);
+        let found = order
+            .into_iter()
+            .find_map(|lane| Some((lane, self.whole(lane)?)))?;
+        self.next = (found.0 + 1) % LANES;
+        Some(found)
+    }
+
+    /// The length of the next frame of a stream, when all of it is there. What is no frame is given
+    /// as it is, so that whoever takes it finds that out.
+    fn whole(&self, lane: usize) -> Option<usize> {
+        let waiting = self.lanes[lane].waiting();
+        let header = waiting.first_chunk::<HEADER_BYTES>()?;
+        let bytes = match Frame::decode(header) {
+            Ok(frame) => HEADER_BYTES + frame.length,
+            Err(_) => waiting.len(),
+        };
+        (waiting.len() >= bytes).then_some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fabric_pages::page::PAGE_SIZE;
+    use fabric_wire::PROBE_BYTES_MAX;
+    use proptest::prelude::*;
+
+    fn frame(kind: FrameKind, request: u64, payload: &[u8]) -> Vec<u8> {
+        let header = Frame::new(kind, request, 0, true).encode(payload);
+        [&header[..], payload].concat()
+    }
+
+    fn place_of(frame: &[u8]) -> usize {
+        let place = place(frame.first_chunk().expect("a header")).expect("a frame");
+        assert_eq!(place.1, frame.len());
+        place.0
+    }
+
+    #[test]
+    fn an_answer_is_on_the_stream_of_its_request_and_writes_are_all_on_one() {
+        for slot in 0..64 {
+            let request = (77 << 16) | slot;
+            let asked = place_of(&frame(FrameKind::ReadPage, request, &[]));
+            let answer = frame(FrameKind::PageData, request, &[1; PAGE_SIZE]);
+            assert_eq!(place_of(&answer), asked);
+            for kind in [FrameKind::Written, FrameKind::Dropped, FrameKind::Attached] {
+                assert_eq!(place_of(&frame(kind, request, &[])), 0);
+            }
+        }
+        let lanes = (0..64).map(|slot| place_of(&frame(FrameKind::ReadPage, slot, &[])));
+        let lanes: std::collections::HashSet<_> = lanes.collect();
+        assert_eq!(lanes.len(), LANES);
+    }
+
+    #[test]
+    fn a_frame_that_is_not_whole_holds_up_no_other_stream() {
+        let mut inbox = Inbox::default();
+        let late = frame(FrameKind::PageData, 1, &[1; PAGE_SIZE]);
+        let whole = frame(FrameKind::PageData, 2, &[2; PAGE_SIZE]);
+        inbox.push(1, &late[..4000]);
+        let mut room = [0; 10_000];
+        assert_eq!(inbox.take(&mut room), 0);
+        inbox.push(2, &whole);
+        assert_eq!(inbox.take(&mut room), whole.len());
+        assert_eq!(room[..whole.len()], whole);
+        assert!(!inbox.is_ready());
+        inbox.push(1, &late[4000..]);
+        assert_eq!(inbox.take(&mut room), late.len());
+        assert_eq!(room[..late.len()], late);
+    }
+
+    #[test]
+    fn a_frame_longer_than_others_becomes_whole() {
+        let long = frame(FrameKind::ProbeData, 1, &vec![3; PROBE_BYTES_MAX as usize]);
+        let mut inbox = Inbox::default();
+        let mut came = 0;
+        // As they come: until there is no room.
+        while inbox.has_room(0) && came < 4 * long.len() {
+            inbox.push(0, &long[came % long.len()..][..8]);
+            came += 8;
+        }
+        assert!(
+            (long.len()..2 * long.len()).contains(&came),
+            "{came} bytes are kept"
+        );
+        let mut taken = vec![0; long.len()];
+        assert_eq!(inbox.take(&mut taken), long.len());
+        assert_eq!(taken, long);
+    }
+
+    #[test]
+    fn what_is_no_frame_is_given_to_be_refused() {
+        let mut inbox = Inbox::default();
+        inbox.push(3, &[0xa5; 31]);
+        assert!(!inbox.is_ready());
+        inbox.push(3, &[0xa5; 9]);
+        let mut room = [0; 100];
+        assert_eq!(inbox.take(&mut room), 40);
+        assert_eq!(room[..40], [0xa5; 40]);
+    }
+
+    proptest! {
+        #[test]
+        fn frames_come_out_whole_and_in_the_order_of_their_stream(
+            frames in prop::collection::vec((0_usize..LANES, 0_usize..3000), 1..40),
+            cut in 1_usize..5000,
+            room in 1_usize..5000,
+        ) {
+            let mut inbox = Inbox::default();
+            let mut sent: Vec<Vec<u8>> = vec![Vec::new(); LANES];
+            for (number, &(lane, bytes)) in frames.iter().enumerate() {
+                // The number of the frame says its lane, too.
+                let request = (number * LANES + lane) as u64;
+                let payload = vec![u8::try_from(number).expect("small"); bytes.min(1024)];
+                sent[lane].extend(frame(FrameKind::Error, request, &payload));
+            }
+            let mut came = Vec::new();
+            let mut target = vec![0; room];
+            let mut offsets = [0; LANES];
+            while offsets.iter().zip(&sent).any(|(&offset, sent)| offset < sent.len()) {
+                for lane in 0..LANES {
+                    let end = (offsets[lane] + cut).min(sent[lane].len());
+                    inbox.push(lane, &sent[lane][offsets[lane]..end]);
+                    offsets[lane] = end;
+                }
+                let count = inbox.take(&mut target);
+                came.extend_from_slice(&target[..count]);
+            }
+            loop {
+                let count = inbox.take(&mut target);
+                if count == 0 {
+                    break;
+                }
+                came.extend_from_slice(&target[..count]);
+            }
+            let mut rest = came.as_slice();
+            let mut seen: Vec<Vec<u8>> = vec![Vec::new(); LANES];
+            while let Some(header) = rest.first_chunk::<HEADER_BYTES>() {
+                let frame = Frame::decode(header).expect("a whole frame");
+                let (one, others) = rest.split_at(HEADER_BYTES + frame.length);
+                prop_assert!(frame.verify(header, &one[HEADER_BYTES..]).is_ok());
+                seen[usize::try_from(frame.request).expect("small") % LANES].extend(one);
+                rest = others;
+            }
+            prop_assert!(rest.is_empty());
+            prop_assert_eq!(seen, sent);
+        }
+    }
+}

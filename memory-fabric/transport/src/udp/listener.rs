@@ -1,0 +1,274 @@
+//! The donor's UDP port: every connection on it gets a socket and a thread of its own.
+//!
+//! A socket that is connected to the VM is bound to the same address as the one that listens
+//! (`SO_REUSEPORT`), and the kernel gives it all that comes from there. What comes from a VM that is
+//! not known yet is for the one that listens: a VM has to show first that it receives what is sent to
+//! its address (RFC 9000, section 8.1.2), so that addresses which are made up cost nothing here.
+
+use super::connection::{DATAGRAM_BUFFER_BYTES, SOCKET_BUFFER_BYTES, UdpCloser, UdpStream};
+use super::settings;
+use bytes::BytesMut;
+use fabric_identity::{Fingerprint, Identity};
+use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig};
+use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::collections::VecDeque;
+use std::io::{self, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often it is looked whether the donor ends.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// For so long nothing more is begun from the address of a connection that was: what comes here was on
+/// its way before the connection had its socket, and is sent again.
+const ARRIVAL_TIME: Duration = Duration::from_secs(2);
+
+/// Set in the first byte of packets that begin a connection (RFC 9000, section 17.2).
+const LONG_HEADER: u8 = 0x80;
+
+/// What came from one address.
+pub(super) type Datagrams = Vec<BytesMut>;
+
+/// A UDP port that VMs connect to.
+#[derive(Debug)]
+pub struct Listener {
+    socket: UdpSocket,
+    address: SocketAddr,
+    config: Arc<EndpointConfig>,
+    server: Arc<ServerConfig>,
+    fingerprint: Fingerprint,
+}
+
+/// A VM that wants to connect, and has shown its address.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Where it is.
+    pub peer: SocketAddr,
+    socket: Arc<UdpSocket>,
+    ended: Arc<AtomicBool>,
+    config: Arc<EndpointConfig>,
+    server: Arc<ServerConfig>,
+    first: Datagrams,
+}
+
+impl Arrival {
+    /// Ends what becomes of it.
+    pub fn closer(&self) -> UdpCloser {
+        UdpCloser::new(&self.socket, &self.ended)
+    }
+
+    /// Connects.
+    pub fn accept(self, deadline: Instant) -> io::Result<UdpStream> {
+        UdpStream::accept(
+            self.socket,
+            self.ended,
+            self.peer,
+            &self.config,
+            &self.server,
+            self.first,
+            deadline,
+        )
+    }
+}
+
+/// A datagram, and between which addresses it travelled.
+struct Datagram {
+    peer: SocketAddr,
+    /// This host's address, where the kernel tells it.
+    local: Option<IpAddr>,
+    bytes: BytesMut,
+}
+
+impl Listener {
+    /// Listens, as a new donor with a fingerprint of its own.
+    pub fn bind(address: SocketAddr) -> io::Result<Self> {
+        let identity = Identity::generate()?;
+        let socket = bound(address)?;
+        Ok(Self {
+            address: socket.local_addr()?,
+            socket,
+            config: settings::endpoint(),
+            server: settings::server(&identity)?,
+            fingerprint: identity.fingerprint(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The fingerprint of its certificate.
+    #[must_use]
+    pub fn fingerprint(&self) -> Fingerprint {
+        self.fingerprint
+    }
+
+    /// Gives those who arrive to `arrived`, until `stopping` is set.
+    pub fn run(&self, stopping: &AtomicBool, arrived: &mut dyn FnMut(Arrival)) {
+        let mut endpoint = Endpoint::new(
+            Arc::clone(&self.config),
+            Some(Arc::clone(&self.server)),
+            false,
+            None,
+        );
+        let udp = match UdpSocketState::new(UdpSockRef::from(&self.socket)) {
+            Ok(udp) => udp,
+            Err(error) => {
+                tracing::warn!(%error, "UDP cannot be used");
+                return;
+            }
+        };
+        let mut input = vec![0; DATAGRAM_BUFFER_BYTES];
+        let mut queue = VecDeque::new();
+        let mut recent: Vec<(SocketAddr, Instant)> = Vec::new();
+        while !stopping.load(Ordering::SeqCst) {
+            let until = Instant::now() + LOOK_INTERVAL;
+            if let Err(error) =
+                fabric_host::poll::sleep_on(self.socket.as_raw_fd(), libc::POLLIN, Some(until))
+            {
+                tracing::warn!(%error, "cannot wait for UDP");
+                return;
+            }
+            receive(&udp, &self.socket, &mut input, &mut queue);
+            recent.retain(|(_, at)| at.elapsed() < ARRIVAL_TIME);
+            while let Some(datagram) = queue.pop_front() {
+                let begins = datagram
+                    .bytes
+                    .first()
+                    .is_some_and(|byte| byte & LONG_HEADER != 0);
+                if begins && recent.iter().any(|(peer, _)| *peer == datagram.peer) {
+                    continue;
+                }
+                if let Some(arrival) = self.handle(&mut endpoint, datagram, &mut input, &mut queue)
+                {
+                    recent.push((arrival.peer, Instant::now()));
+                    arrived(arrival);
+                }
+            }
+        }
+    }
+
+    fn handle(
+        &self,
+        endpoint: &mut Endpoint,
+        datagram: Datagram,
+        input: &mut [u8],
+        queue: &mut VecDeque<Datagram>,
+    ) -> Option<Arrival> {
+        let Datagram { peer, local, bytes } = datagram;
+        let (now, mut response) = (Instant::now(), Vec::new());
+        let event = endpoint.handle(now, peer, local, None, bytes.clone(), &mut response)?;
+        let transmit = match event {
+            DatagramEvent::Response(transmit) => transmit,
+            DatagramEvent::NewConnection(incoming) if incoming.remote_address_validated() => {
+                // This endpoint keeps nothing of it; the connection's own one does.
+                endpoint.ignore(incoming);
+                let arrival = self.connect(peer, local, bytes, input, queue);
+                return arrival
+                    .inspect_err(|error| tracing::warn!(%peer, %error, "connection refused"))
+                    .ok();
+            }
+            DatagramEvent::NewConnection(incoming) => {
+                endpoint.retry(incoming, &mut response).ok()?
+            }
+            DatagramEvent::ConnectionEvent(..) => return None,
+        };
+        // What does not go out is asked for again.
+        let _ = self.socket.send_to(&response[..transmit.size], peer);
+        None
+    }
+
+    /// Makes the socket of a connection.
+    fn connect(
+        &self,
+        peer: SocketAddr,
+        local: Option<IpAddr>,
+        first: BytesMut,
+        input: &mut [u8],
+        queue: &mut VecDeque<Datagram>,
+    ) -> io::Result<Arrival> {
+        let mut address = self.address;
+        if let (true, Some(local)) = (address.ip().is_unspecified(), local) {
+            // As the VM knows it, and in the family of the socket.
+            address.set_ip(match (address.ip(), local) {
+                (IpAddr::V6(_), IpAddr::V4(local)) => local.to_ipv6_mapped().into(),
+                _ => local,
+            });
+        }
+        let socket = bound(address)?;
+        socket.connect(peer)?;
+        // Between these two calls it may have been given what others sent.
+        let udp = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        let mut between = VecDeque::new();
+        receive(&udp, &socket, input, &mut between);
+        let mut first = vec![first];
+        for datagram in between {
+            if datagram.peer == peer {
+                first.push(datagram.bytes);
+            } else {
+                queue.push_back(datagram);
+            }
+        }
+        Ok(Arrival {
+            peer,
+            socket: Arc::new(socket),
+            ended: Arc::default(),
+            config: Arc::clone(&self.config),
+            server: Arc::clone(&self.server),
+            first,
+        })
+    }
+}
+
+/// A socket on an address that others of this process have as well.
+fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(
+        Domain::for_address(address),
+        Type::DGRAM,
+        Some(Protocol::UDP),
+    )?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&address.into())?;
+    // What is not granted is lost sooner, and sent again.
+    let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
+    Ok(socket.into())
+}
+
+/// Adds what has come on a socket to the queue.
+fn receive(
+    udp: &UdpSocketState,
+    socket: &UdpSocket,
+    input: &mut [u8],
+    queue: &mut VecDeque<Datagram>,
+) {
+    let mut metas = [RecvMeta::default()];
+    loop {
+        let mut buffers = [IoSliceMut::new(input)];
+        match udp.recv(UdpSockRef::from(socket), &mut buffers, &mut metas) {
+            Ok(_) => {
+                let [meta] = metas;
+                for bytes in input[..meta.len].chunks(meta.stride.max(1)) {
+                    queue.push_back(Datagram {
+                        peer: meta.addr,
+                        local: meta.dst_ip,
+                        bytes: BytesMut::from(bytes),
+                    });
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            // Some datagram that was sent before could not be delivered.
+            Err(_) => {}
+        }
+        if queue.len() >= QUEUE_MAX {
+            return;
+        }
+    }
+}
+
+/// Datagrams taken at once before they are looked at.
+const QUEUE_MAX: usize = 256;
