@@ -1,6 +1,10 @@
 //! Runs the test binaries that cargo built, two at a time: many of them wait for most of their time.
+//!
+//! A crate's integration tests are one binary. The tests of each of its modules run in a process of
+//! their own, as those of a binary do: some look at what a process has, such as its memory, some
+//! measure, and one that aborts must not take the others along.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -16,24 +20,31 @@ use crate::summary::{Outcome, Summary};
 
 /// The longest that one binary may take.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
-/// Binaries whose tests measure, or give something little time: nothing runs beside them.
+/// Binaries and modules whose tests measure, or give something little time: nothing runs beside them.
 const ALONE: &[&str] = &["compression_pays", "bench", "links", "udp", "conformance"];
-/// Binaries that take long begin first, so that none is left over at the end.
+/// Those that take long begin first, so that none is left over at the end.
 const LONG: &[&str] = &["race_ahead", "faults", "discard", "hostile_client"];
-/// Binaries that watch processes for a minute: they run beside the others, for which they leave the
+/// Those that watch processes for a minute: they run beside the others, for which they leave the
 /// processors.
 const BESIDE: &[&str] = &["prometheus"];
 /// How many of the others run side by side.
 const AT_ONCE: usize = 2;
 
-/// One binary of tests.
+/// How long a binary may take to list its tests.
+const LIST_DEADLINE: Duration = Duration::from_secs(60);
+
+/// One binary of tests, or a module of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TestBinary {
-    /// The target's name, such as that of the file in `tests`.
+    /// The target's name; that of the module, where it is one.
     name: String,
     path: PathBuf,
     /// The directory of its package, in which cargo runs tests too.
     package: PathBuf,
+    /// Whether these are integration tests, which are run module by module.
+    is_integration: bool,
+    /// The tests to run; without any, all of the binary.
+    only: Vec<String>,
 }
 
 impl TestBinary {
@@ -55,6 +66,8 @@ impl TestBinary {
                     .to_owned(),
                 path: path.into(),
                 package: package.context("a target without a package")?.into(),
+                is_integration: message["target"]["kind"][0] == "test",
+                only: Vec::new(),
             });
         }
         if binaries.is_empty() {
@@ -63,27 +76,93 @@ impl TestBinary {
         Ok(binaries)
     }
 
-    /// Runs it to its end.
-    fn run(&self, logs: &Path) -> anyhow::Result<Ended> {
-        // Names of targets are not unique, those of executables are.
-        let file = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let log = logs.join(format!("{file}.log"));
+    /// Splits integration tests into their modules; tests outside of modules keep the target's name.
+    fn modules(self, logs: &Path) -> anyhow::Result<Vec<Self>> {
+        if !self.is_integration {
+            return Ok(vec![self]);
+        }
+        let mut modules = BTreeMap::<String, Vec<String>>::new();
+        for test in self.tests(logs)? {
+            let module = test
+                .split_once("::")
+                .map_or(&*self.name, |(first, _)| first);
+            modules.entry(module.to_owned()).or_default().push(test);
+        }
+        let modules = modules.into_iter().map(|(name, only)| Self {
+            name,
+            only,
+            ..self.clone()
+        });
+        Ok(modules.collect())
+    }
+
+    /// The names of its tests.
+    fn tests(&self, logs: &Path) -> anyhow::Result<Vec<String>> {
+        let log = logs.join(format!("{}.list", self.file()));
         let output = File::create(&log).with_context(|| log.display().to_string())?;
+        let mut command = self.command();
+        command.args(["--list", "--format", "terse"]).stdout(output);
+        let process = Process::spawn(&mut command).with_context(|| self.name.clone())?;
+        let status = process.wait_until(cleanup::after(LIST_DEADLINE))?;
+        if !status.is_some_and(|status| status.success()) {
+            bail!(
+                "{} does not list its tests: {status:?}",
+                self.path.display()
+            );
+        }
+        let listed = std::fs::read_to_string(&log)?;
+        let names = listed
+            .lines()
+            .filter_map(|line| line.strip_suffix(": test"));
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Why a process that succeeded has not run all that it was asked to run, if it has not: the
+    /// harness ignores the names of tests that it does not have.
+    fn why_incomplete(&self, printed: &str) -> Option<String> {
+        let is_result = |line: &&str| line.starts_with("test ") && line.contains(" ... ");
+        let ran = printed.lines().filter(is_result).count();
+        let asked = self.only.len();
+        (ran < asked).then(|| format!("ran {ran} of {asked} tests"))
+    }
+
+    /// The file's name. Names of targets are not unique, those of executables are.
+    fn file(&self) -> String {
+        let file = self.path.file_name().unwrap_or_default();
+        file.to_string_lossy().into_owned()
+    }
+
+    /// The binary, as cargo would run it.
+    fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command
-            .arg("--show-output")
             .env("CARGO_MANIFEST_DIR", &self.package)
             .current_dir(&self.package)
-            .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output);
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs it to its end.
+    fn run(&self, logs: &Path) -> anyhow::Result<Ended> {
+        let log = if self.only.is_empty() {
+            logs.join(format!("{}.log", self.file()))
+        } else {
+            logs.join(format!("{}-{}.log", self.file(), self.name))
+        };
+        let output = File::create(&log).with_context(|| log.display().to_string())?;
+        let mut command = self.command();
+        command.arg("--show-output");
+        if !self.only.is_empty() {
+            command.arg("--exact").args(&self.only);
+        }
+        command.stdout(output.try_clone()?).stderr(output);
         let process = Process::spawn(&mut command).with_context(|| self.name.clone())?;
         let status = process.wait_until(cleanup::after(DEADLINE))?;
         drop(process);
         let text = String::from_utf8_lossy(&std::fs::read(&log)?).into_owned();
         let tests = Tests::parse(&text);
         let wrong = match status {
-            Some(status) if status.success() => None,
+            Some(status) if status.success() => self.why_incomplete(&text),
             Some(status) => Some(status.to_string()),
             None => Some(format!("not within {} minutes", DEADLINE.as_secs() / 60)),
         };
@@ -94,7 +173,7 @@ impl TestBinary {
     }
 }
 
-/// How a binary ended.
+/// How one ended.
 #[derive(Debug)]
 struct Ended {
     tests: Tests,
@@ -110,8 +189,12 @@ struct Ended {
 pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Result<()> {
     let begin = Instant::now();
     let text = std::fs::read(build_log).with_context(|| build_log.display().to_string())?;
-    let binaries = TestBinary::listed(&String::from_utf8_lossy(&text))?;
-    println!("{:<36} running  {} binaries", "tests", binaries.len());
+    let listed = TestBinary::listed(&String::from_utf8_lossy(&text))?;
+    println!("{:<36} running  {} binaries", "tests", listed.len());
+    let mut binaries = Vec::new();
+    for binary in listed {
+        binaries.extend(binary.modules(logs)?);
+    }
     let is_in =
         |names: &'static [&str]| move |binary: &TestBinary| names.contains(&binary.name.as_str());
     let (alone, rest): (Vec<_>, Vec<_>) = binaries.into_iter().partition(is_in(ALONE));
@@ -191,6 +274,8 @@ fn run_all(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     fn script(dir: &Path, name: &str, text: &str) -> TestBinary {
@@ -202,13 +287,15 @@ mod tests {
             name: name.to_owned(),
             path,
             package: dir.to_owned(),
+            is_integration: false,
+            only: Vec::new(),
         }
     }
 
     #[test]
     fn executables_with_tests_are_found_in_what_cargo_prints() {
         let text = r#"   Compiling a v0.1.0
-{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a"},"profile":{"test":true},"executable":"/t/a-1"}
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"a","kind":["test"]},"profile":{"test":true},"executable":"/t/a-1"}
 {"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"b"},"profile":{"test":false},"executable":"/t/b"}
 {"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"c"},"profile":{"test":true},"executable":null}
 {"reason":"build-finished","success":true}
@@ -217,6 +304,8 @@ mod tests {
             name: "a".into(),
             path: "/t/a-1".into(),
             package: "/w/a".into(),
+            is_integration: true,
+            only: Vec::new(),
         };
         assert_eq!(TestBinary::listed(text).unwrap(), [expected]);
         assert!(TestBinary::listed("   Finished\n").is_err());
@@ -240,5 +329,53 @@ mod tests {
         let log = std::fs::read_to_string(&good.log).unwrap();
         let here = dir.path().canonicalize().unwrap();
         assert!(log.contains(&here.display().to_string()), "{log}");
+    }
+
+    /// Lists three tests in two modules and one outside of them; prints a result for each name given.
+    const HARNESS: &str = r#"
+if [ "$1" = --list ]; then
+    printf '%s: test\n' one::a one::deep::b two::c d
+    exit 0
+fi
+shift 2
+echo "$$"
+for name; do echo "test $name ... ok"; done"#;
+
+    #[test]
+    fn integration_tests_run_module_by_module_in_processes_of_their_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let whole = TestBinary {
+            is_integration: true,
+            ..script(dir.path(), "integration", HARNESS)
+        };
+        let modules = whole.modules(dir.path()).unwrap();
+        let names: Vec<_> = modules.iter().map(|one| one.name.as_str()).collect();
+        assert_eq!(names, ["integration", "one", "two"]);
+        assert_eq!(modules[1].only, ["one::a", "one::deep::b"]);
+        let ended = run_all(modules, AT_ONCE, dir.path()).unwrap();
+        let passed: usize = ended.iter().map(|(_, one)| one.tests.passed).sum();
+        assert_eq!(passed, 4);
+        let process = |(_, one): &(String, Ended)| {
+            let log = std::fs::read_to_string(&one.log).unwrap();
+            log.lines().next().unwrap().to_owned()
+        };
+        let processes: BTreeSet<_> = ended.iter().map(process).collect();
+        assert_eq!(processes.len(), 3, "{ended:?}");
+        assert!(
+            ended.iter().all(|(_, one)| one.wrong.is_none()),
+            "{ended:?}"
+        );
+    }
+
+    #[test]
+    fn tests_that_do_not_run_although_they_were_listed_are_a_failure() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "if [ \"$1\" = --list ]; then echo 'one::a: test'; fi";
+        let binary = TestBinary {
+            is_integration: true,
+            ..script(dir.path(), "silent", text)
+        };
+        let ended = run_all(binary.modules(dir.path()).unwrap(), 1, dir.path()).unwrap();
+        assert_eq!(ended[0].1.wrong.as_deref(), Some("ran 0 of 1 tests"));
     }
 }

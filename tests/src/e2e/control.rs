@@ -49,7 +49,7 @@ const BALLOON_DEADLINE: Duration = Duration::from_secs(90);
 
 /// Makes a program of the crowd's own: from the share each of them would load it anew.
 const GATHER: &str = "mkdir -p /tmp/crowd; cp /share/ssi-hv /tmp/crowd/client";
-/// Ten clients at once, since emulated hosts are slow (vmm/tests/control.rs has fifty); prints how
+/// Ten clients at once, since emulated hosts are slow (vmm/tests/integration/control.rs has fifty); prints how
 /// many saw the guest run.
 const CROWD: &str = "cd /tmp/crowd; for i in $(seq 10); do ./client status told --json >$i.json & done; wait; \
     grep -l '\"state\": \"running\"' *.json | wc -l; rm -r /tmp/crowd";

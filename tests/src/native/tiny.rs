@@ -11,12 +11,6 @@ use serde_json::Value;
 use super::succeed_within;
 use crate::published::Published;
 
-#[path = "../../../vmm/tests/tiny_guest/elf.rs"]
-mod elf;
-#[allow(dead_code, reason = "the tests of the monitor boot the others")]
-#[path = "../../../vmm/tests/tiny_guest/guests.rs"]
-mod guests;
-
 /// What the guest says when each of its 46 MiB held what was written there.
 const SAYS: &str = "rk";
 
@@ -38,7 +32,10 @@ pub fn run(
 ) -> anyhow::Result<Value> {
     let dir = tempfile::tempdir()?;
     let kernel = dir.path().join("kernel");
-    std::fs::write(&kernel, elf::elf(guests::walk_and_check::code()))?;
+    std::fs::write(
+        &kernel,
+        tiny_guests::elf(tiny_guests::walk_and_check::code()),
+    )?;
     let mut run = Command::new(product);
     run.arg("run")
         .arg("--kernel")

@@ -1,23 +1,16 @@
 //! `ssi-hv run` with devices, and tiny guests that use them or not.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "running/end.rs"]
-mod end;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-
 use std::fs;
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use crate::running::end;
+use crate::support;
+
 /// `ssi-hv run` of a guest, with files in `directory`.
 fn run(directory: &Path, code: &[u8], more: &[&str]) -> Command {
-    fs::write(directory.join("kernel"), support::elf(code)).expect("is written");
+    fs::write(directory.join("kernel"), tiny_guests::elf(code)).expect("is written");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
     command
         .current_dir(directory)
@@ -49,7 +42,7 @@ fn a_guest_reads_the_disks_that_the_command_line_names() {
         "--vsock",
         "cid=3,path=v.sock",
     ];
-    let code = guests::read_two_disks::code();
+    let code = tiny_guests::read_two_disks::code();
     let output = end::output_of(&mut run(directory.path(), code, &more));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
@@ -69,7 +62,7 @@ fn a_guest_that_is_ended_leaves_no_socket_and_no_lock() {
     let image = directory.path().join("disk.img");
     fs::write(&image, [0; 4096]).expect("is written");
     let more = ["--disk", "disk.img", "--vsock", "cid=3,path=v.sock"];
-    let mut child = run(directory.path(), guests::count_for_ever::code(), &more)
+    let mut child = run(directory.path(), tiny_guests::count_for_ever::code(), &more)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
@@ -106,7 +99,7 @@ fn a_guest_that_reboots_is_booted_again_with_new_memory_and_its_disk() {
         "path=disk.img",
     ];
     more.extend(["--report", "report.json"]);
-    let code = guests::reboot_until_c::code();
+    let code = tiny_guests::reboot_until_c::code();
     let read_report = || -> serde_json::Value {
         let text = fs::read_to_string(&report).expect("there is a report");
         serde_json::from_str(&text).expect("it is JSON")

@@ -1,16 +1,7 @@
 //! `ssi-hv up` as a user meets it: what it starts, how it fails, and that nothing stays behind,
 //! whenever and however it is ended.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[path = "up/process.rs"]
 mod process;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -22,8 +13,10 @@ use std::time::Instant;
 
 use ssi_hv::exit::ExitCode;
 
+use crate::running;
+use crate::running::{LIMIT, Place, count, end};
+use crate::support;
 use process::{Up, all_files, interfaces, nothing_is_left, processes};
-use running::{LIMIT, Place, count, end};
 
 /// Stands for ssh: it gives its last word to a shell, as sshd does.
 const SSH: &str = "#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n";
@@ -32,7 +25,7 @@ const SSH: &str = "#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n";
 fn cluster(place: &Place, code: &[u8], vm: &str, nodes: &str) -> String {
     let directory = place.directory.path();
     let (kernel, ssh) = (directory.join("kernel"), directory.join("ssh"));
-    fs::write(&kernel, support::elf(code)).expect("is written");
+    fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
     fs::write(&ssh, SSH).expect("is written");
     fs::set_permissions(&ssh, fs::Permissions::from_mode(0o755)).expect("is changed");
     let nodes = nodes
@@ -72,7 +65,7 @@ fn nodes_and_vm_start_and_all_of_it_ends_with_the_vm() {
         return;
     }
     let place = Place::new();
-    let guest = guests::walk_until_power_button::code();
+    let guest = tiny_guests::walk_until_power_button::code();
     let file = cluster(&place, guest, "name = 'web'", TWO);
     let files = all_files(&place);
     let mut up = Up::start(&place, &[&file]);
@@ -134,7 +127,7 @@ fn killed_at_any_step_it_leaves_nothing_behind() {
         "name = 'web'\nvsock = 'cid=3,path={}'",
         place.directory.path().join("v.sock").display()
     );
-    let file = cluster(&place, guests::walk_for_ever::code(), &vsock, TWO);
+    let file = cluster(&place, tiny_guests::walk_for_ever::code(), &vsock, TWO);
     let files = all_files(&place);
     let by_signal = |signal| match signal {
         libc::SIGKILL => None,
@@ -255,7 +248,7 @@ fn a_node_ends_with_its_standard_input_and_with_its_silence() {
 #[test]
 fn a_file_that_another_one_is_about_to_leave_is_waited_for() {
     let place = Place::new();
-    let guest = guests::walk_until_power_button::code();
+    let guest = tiny_guests::walk_until_power_button::code();
     let file = cluster(&place, guest, "name = 'web'", TWO);
     let held = fs::File::open(&file).expect("it was written");
     // SAFETY: the descriptor is open; the call takes two integers.
@@ -292,7 +285,12 @@ fn a_node_in_a_namespace_is_reached_by_a_cable_that_goes_with_it() {
     let place = Place::new();
     let nodes = "[[node]]\nname = 'a'\nmemory = '64M'\nnamespace = true\n\
                  [[node]]\nname = 'b'\nmemory = '64M'\nnamespace = true\n";
-    let file = cluster(&place, guests::walk_for_ever::code(), "name = 'web'", nodes);
+    let file = cluster(
+        &place,
+        tiny_guests::walk_for_ever::code(),
+        "name = 'web'",
+        nodes,
+    );
     let files = all_files(&place);
     let own = fs::read_link("/proc/self/ns/net").expect("a namespace");
     for (step, signal) in [
@@ -339,7 +337,7 @@ fn messages_in_json_are_objects_and_udp_has_the_fingerprint_of_the_node() {
         return;
     }
     let place = Place::new();
-    let guest = guests::walk_until_power_button::code();
+    let guest = tiny_guests::walk_until_power_button::code();
     let file = cluster(&place, guest, "name = 'web'\ntransport = 'udp'", TWO);
     let mut up = Up::start(&place, &["--log-format", "json", &file]);
     up.wait_for("VM: starts");
@@ -418,7 +416,7 @@ fn run_takes_nodes_of_the_file_that_run_already() {
     let (_node, address) = running::node(&place, &[]);
     let nodes = format!("[[node]]\nlisten = '{address}'\nmemory = '64M'\n");
     let file = cluster(&place, b"x", "", &nodes);
-    let guest = guests::walk_for_ever::code();
+    let guest = tiny_guests::walk_for_ever::code();
     let vm = running::vm_with(&place, guest, &["--cluster", &file]);
     let node = place.json(&["status", "--json"]);
     assert_eq!(count(&node, "/nodes/0/leases"), 1);

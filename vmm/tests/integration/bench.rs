@@ -1,13 +1,11 @@
 //! `ssi-hv bench` through the real binary. Needs userfaultfd.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "running/end.rs"]
-mod end;
-
 use std::process::Command;
 use std::time::Duration;
 
 use serde_json::Value;
+
+use crate::running::end;
 
 /// No bench that tests run takes longer on a host that works, however loaded.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use devices::virtio::{Balloon, FreePages, FreeRange, VirtioDevice};
 use ssi_hv::machine::{ConsoleConfig, Outcome};
 
-use crate::guests::report_free_pages;
 use crate::support::{self, LIMIT, kvm_is_there, machine_with, memory, run};
+use tiny_guests::report_free_pages;
 
 /// Remembers what the guest does not use.
 #[derive(Debug, Default)]

@@ -1,9 +1,5 @@
 //! What is around the commands: pages of reports, man pages, completions, and the form of messages.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "running/end.rs"]
-mod end;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -13,6 +9,8 @@ use serde_json::Value;
 use ssi_hv::cli::generate::command;
 use ssi_hv::host;
 use ssi_hv::report::{Host, Report};
+
+use crate::running::end;
 
 fn ssi_hv(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));

@@ -1,15 +1,6 @@
 //! What a VM is told by its control socket, and what the socket says of it, through the real
 //! binary.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::DirBuilderExt;
@@ -25,7 +16,9 @@ use ssi_hv::control_socket::protocol::RefusalCode;
 use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
 
-use running::{LIMIT, Place, Running, count, end, node, vm, vm_with};
+use crate::running;
+use crate::running::{LIMIT, Place, Running, count, end, node, vm, vm_with};
+use crate::support;
 
 /// Fails unless a value is as a published schema says.
 fn validate(schema: &str, value: &Value) {
@@ -74,7 +67,7 @@ fn a_vm_is_paused_with_its_lease_kept_resumed_and_shut_down_by_its_button() {
     let (node, address) = node(&place, &["--lease-seconds", "5"]);
     let report = place.directory.path().join("report.json");
     let file = report.to_str().expect("UTF-8");
-    let code = guests::walk_until_power_button::code();
+    let code = tiny_guests::walk_until_power_button::code();
     let flags = ["--name", "web", "--donor", &address, "--report", file];
     let mut vm = vm_with(&place, code, &flags);
     let socket = socket(&place, &vm, "web");
@@ -258,7 +251,7 @@ fn what_is_told_while_it_runs_is_as_the_published_schemas_say() {
     let (node, address) = node(&place, &[]);
     let vm = vm_with(
         &place,
-        guests::walk_for_ever::code(),
+        tiny_guests::walk_for_ever::code(),
         &["--name", "web", "--donor", &address],
     );
     let socket = socket(&place, &vm, "web");
@@ -370,8 +363,8 @@ fn of_two_vms_of_one_name_that_start_at_once_one_runs() {
     }
     let place = Place::new();
     let kernel = place.directory.path().join("kernel");
-    let code = guests::walk_until_power_button::code();
-    fs::write(&kernel, support::elf(code)).expect("is written");
+    let code = tiny_guests::walk_until_power_button::code();
+    fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
     let kernel = kernel.to_str().expect("UTF-8");
     let arguments = [
         "run", "--kernel", kernel, "--memory", "64M", "--name", "same",

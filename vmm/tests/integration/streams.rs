@@ -1,14 +1,5 @@
 //! Standard output, standard error and reports whose reader stands still, or is gone.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-
 use std::ffi::CString;
 use std::fs;
 use std::io::{self, PipeReader, PipeWriter, Read};
@@ -22,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use ssi_hv::exit::ExitCode;
 
-use running::{LIMIT, Place, count};
+use crate::running::{LIMIT, Place, count};
+use crate::support;
 
 /// Pause between looks at something of which nobody is told.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -63,7 +55,11 @@ impl Killed {
 /// talk.
 fn talker(place: &Place) -> (Killed, PipeReader, PipeWriter) {
     let kernel = place.directory.path().join("kernel");
-    fs::write(&kernel, support::elf(guests::talk_and_walk::code())).expect("is written");
+    fs::write(
+        &kernel,
+        tiny_guests::elf(tiny_guests::talk_and_walk::code()),
+    )
+    .expect("is written");
     let (mut reader, writer) = io::pipe().expect("a pipe");
     let mut command = place.command(&["run", "--memory", "64M", "--local-memory", "16M"]);
     command
@@ -146,7 +142,7 @@ fn a_report_that_nobody_reads_keeps_no_vm_from_ending() {
     }
     let place = Place::new();
     let kernel = place.directory.path().join("kernel");
-    fs::write(&kernel, support::elf(guests::hello::code())).expect("is written");
+    fs::write(&kernel, tiny_guests::elf(tiny_guests::hello::code())).expect("is written");
     // It takes connections and says nothing.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("an address").to_string();

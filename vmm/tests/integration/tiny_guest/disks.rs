@@ -8,8 +8,8 @@ use devices::virtio::{Block, BrokenRing, CarriesOut, Chain, Disk, Ring, VirtioDe
 use ssi_hv::machine::{ConsoleConfig, Outcome, STOP_TIME_MAX};
 use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use crate::guests::read_two_disks;
 use crate::support::{LIMIT, Running, Sender, kvm_is_there, machine_with, memory, run};
+use tiny_guests::read_two_disks;
 
 /// A disk of one sector, which begins with `byte`.
 fn disk(number: usize, byte: u8) -> Block {

@@ -1,23 +1,15 @@
 //! `ssi-hv run --exec`, `--timeout` and `--console` with guests of a few instructions, which do on
 //! the serial ports what a kernel and the init would.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod terminal;
-
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
+use crate::support;
+use crate::support::LIMIT;
+use crate::terminal::Terminal;
 use serde_json::Value;
-use support::LIMIT;
-use terminal::Terminal;
 
 /// Any file passes for an initial RAM disk; with one no shell of this host is needed.
 const INITRD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
@@ -30,7 +22,7 @@ struct Place {
 impl Place {
     fn new(guest: &[u8]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
-        fs::write(directory.path().join("kernel"), support::elf(guest)).expect("is written");
+        fs::write(directory.path().join("kernel"), tiny_guests::elf(guest)).expect("is written");
         Self { directory }
     }
 
@@ -82,7 +74,10 @@ fn output_errors_and_exit_code_are_those_of_the_command() {
     if !support::kvm_is_there() {
         return;
     }
-    for guest in [guests::exec_result::code(), guests::exec_and_stay::code()] {
+    for guest in [
+        tiny_guests::exec_result::code(),
+        tiny_guests::exec_and_stay::code(),
+    ] {
         let place = Place::new(guest);
         let output = place.run(&["--exec", "any"]);
         assert_eq!(output.stdout, b"a\0\xff");
@@ -104,8 +99,8 @@ fn a_bar_shows_the_boot_and_is_gone_before_the_command_says_anything() {
         return;
     }
     for (guest, last) in [
-        (guests::exec_result::code(), "ab"),
-        (guests::hello::code(), "before the command had begun"),
+        (tiny_guests::exec_result::code(), "ab"),
+        (tiny_guests::hello::code(), "before the command had begun"),
     ] {
         let place = Place::new(guest);
         let mut terminal = Terminal::new(24, 80);
@@ -130,27 +125,27 @@ fn without_a_result_it_is_125_and_the_error_says_why() {
     }
     for (guest, outcome, part) in [
         (
-            guests::hello::code(),
+            tiny_guests::hello::code(),
             "host-error",
             "switched itself off before the command had begun; its console says: hello",
         ),
         (
-            guests::init_reached::code(),
+            tiny_guests::init_reached::code(),
             "host-error",
             "no driver for the second serial port",
         ),
         (
-            guests::reset_register::code(),
+            tiny_guests::reset_register::code(),
             "reboot",
             "restarted before the command had begun, as a kernel does that panics; its console is empty",
         ),
-        (guests::triple_fault::code(), "crash", "triple fault"),
+        (tiny_guests::triple_fault::code(), "crash", "triple fault"),
         (
-            guests::panics::code(),
+            tiny_guests::panics::code(),
             "crash",
             "its console says: Kernel panic - not syncing: boom",
         ),
-        (guests::exec_garbled::code(), "host-error", "kind 0x3f"),
+        (tiny_guests::exec_garbled::code(), "host-error", "kind 0x3f"),
     ] {
         let place = Place::new(guest);
         let output = place.run(&["--exec", "any"]);
@@ -170,7 +165,7 @@ fn output_that_nobody_reads_stops_the_guest() {
     if !support::kvm_is_there() {
         return;
     }
-    let place = Place::new(guests::exec_and_stay::code());
+    let place = Place::new(tiny_guests::exec_and_stay::code());
     let full = fs::OpenOptions::new().write(true).open("/dev/full");
     let mut command = place.command(&["--exec", "any"]);
     let child = command
@@ -190,7 +185,7 @@ fn a_guest_that_does_not_end_is_stopped_after_its_time() {
         &["--timeout", "1"][..],
         &["--timeout", "1", "--exec", "any"],
     ] {
-        let place = Place::new(guests::halt_for_ever::code());
+        let place = Place::new(tiny_guests::halt_for_ever::code());
         let output = place.run(more);
         assert_eq!(output.status.code(), Some(124));
         assert!(error(&output).contains("has not ended within --timeout 1"));
@@ -204,7 +199,7 @@ fn the_console_goes_to_a_file() {
         return;
     }
     for (more, code) in [(&[][..], 0), (&["--exec", "any"], 125)] {
-        let place = Place::new(guests::hello::code());
+        let place = Place::new(tiny_guests::hello::code());
         let log = place.path("console.log");
         let log_name = log.to_str().expect("UTF-8");
         let output = place.run(&[more, &["--console", log_name]].concat());
@@ -226,13 +221,13 @@ fn what_is_wrong_with_a_run_of_a_command_is_125_too() {
             "cannot write --console /no/such/log; name a file",
         ),
     ] {
-        let place = Place::new(guests::hello::code());
+        let place = Place::new(tiny_guests::hello::code());
         let output = place.run(more);
         let error = error(&output);
         assert!(error.contains(part), "{error}");
         assert_eq!(output.status.code(), Some(125), "{error}");
     }
-    let place = Place::new(guests::hello::code());
+    let place = Place::new(tiny_guests::hello::code());
     let output = place.run(&["--timeout", "0"]);
     assert_eq!(output.status.code(), Some(2));
 }

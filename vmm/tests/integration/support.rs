@@ -13,10 +13,6 @@ use ssi_hv::machine::{
 };
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-#[path = "elf.rs"]
-mod elf;
-pub use elf::elf;
-
 pub const MEMORY_BYTES: u64 = 4 << 20;
 /// Where guests keep a counter.
 pub const COUNTER: GuestAddress = GuestAddress(0x20_0000);
@@ -121,7 +117,7 @@ pub fn machine_with(
     devices: Vec<Arc<dyn VirtioDevice>>,
 ) -> Machine {
     let mut kernel = tempfile::NamedTempFile::new().unwrap();
-    kernel.write_all(&elf(code)).unwrap();
+    kernel.write_all(&tiny_guests::elf(code)).unwrap();
     let config = MachineConfig {
         hotplug_bytes: 0,
         kernel: kernel.path().to_owned(),

@@ -1,11 +1,6 @@
 //! The command as a user or a script meets it: the real binary, its output and its exit code.
 
-#[path = "cli/devices.rs"]
 mod devices;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "running/end.rs"]
-mod end;
-#[path = "cli/wrong.rs"]
 mod wrong;
 
 use std::collections::BTreeSet;
@@ -15,6 +10,8 @@ use std::process::{Command, Output, Stdio};
 
 use ssi_hv::cli::generate::command;
 use ssi_hv::exit::ExitCode;
+
+use crate::running::end;
 
 fn ssi_hv<I>(arguments: I) -> Command
 where
@@ -424,7 +421,7 @@ fn the_document_has_the_flags_of_run_and_node_and_no_others() {
     let help = |verb| flags_at_line_starts(text(&output(&[verb, "--help"]).stdout), "  ");
     let mut in_help = help("run");
     in_help.extend(help("node"));
-    let document = include_str!("../../docs/cli.md");
+    let document = include_str!("../../../docs/cli.md");
     assert_eq!(flags_at_line_starts(document, "| `"), in_help);
 }
 

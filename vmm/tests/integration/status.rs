@@ -1,15 +1,6 @@
 //! `ssi-hv status` against nothing, against what ended processes left, and against VMs and nodes
 //! that run.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -20,7 +11,8 @@ use std::time::Instant;
 use serde_json::Value;
 use ssi_hv::exit::ExitCode;
 
-use running::{LIMIT, Place, count, node, vm};
+use crate::running::{LIMIT, Place, count, node, vm};
+use crate::support;
 
 #[test]
 fn nothing_running_is_said_and_no_error() {

@@ -12,7 +12,6 @@ use ssi_hv::exit::ExitCode;
 
 pub use end::LIMIT;
 
-use crate::{guests, support};
 
 /// A directory for sockets, and commands that use it.
 pub struct Place {
@@ -137,13 +136,13 @@ impl Drop for Running {
 /// A guest that walks through 46 MiB with 16 MiB here, once it runs.
 pub fn vm(place: &Place, more: &[&str]) -> Running {
     let flags = [&["--transport", "loopback"], more].concat();
-    vm_with(place, guests::walk_for_ever::code(), &flags)
+    vm_with(place, tiny_guests::walk_for_ever::code(), &flags)
 }
 
 /// A guest of 64 MiB with 16 MiB here, once it has said that it runs.
 pub fn vm_with(place: &Place, code: &[u8], more: &[&str]) -> Running {
     let kernel = place.directory.path().join("kernel");
-    fs::write(&kernel, support::elf(code)).expect("is written");
+    fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
     let kernel = kernel.to_str().expect("UTF-8");
     let mut arguments = vec!["run", "--kernel", kernel, "--memory", "64M"];
     arguments.extend(["--local-memory", "16M"]);

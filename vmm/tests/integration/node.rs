@@ -1,9 +1,5 @@
 //! `ssi-hv node` as a user meets it, and as a service manager does.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "running/end.rs"]
-mod end;
-
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -12,6 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ssi_hv::exit::ExitCode;
+
+use crate::running::end;
 
 #[test]
 fn a_device_that_is_not_there_is_answered_with_the_flag_of_the_node() {

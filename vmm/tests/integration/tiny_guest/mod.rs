@@ -6,15 +6,6 @@
 
 mod balloon;
 mod disks;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../running/end.rs"]
-mod end;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod guests;
-mod support;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "../terminal/mod.rs"]
-mod terminal;
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -27,13 +18,14 @@ use std::time::{Duration, Instant};
 use ssi_hv::machine::{ConsoleConfig, Outcome, STOP_TIME_MAX};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
-use guests::{
+use crate::running::end;
+use crate::support::{COUNTER, LIMIT, kvm_is_there, machine, memory, run, start, start_with};
+use crate::terminal::Terminal;
+use tiny_guests::{
     count_for_ever, echo_until_q, halt_for_ever, hello, init_reached, is_tsc_invariant,
     keyboard_reset, reset_register, run_where_no_memory_is, second_cpu, talk_for_ever,
     touch_absent_page, triple_fault, unknown_port,
 };
-use support::{COUNTER, LIMIT, kvm_is_there, machine, memory, run, start, start_with};
-use terminal::Terminal;
 
 #[test]
 fn serial_output_is_captured_and_s5_ends_with_shutdown() {
@@ -274,7 +266,11 @@ fn a_terminal_is_raw_while_the_machine_runs() {
     assert_ne!(cooked, 0);
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", "machine_on_a_terminal", "--nocapture"])
+        .args([
+            "--exact",
+            "tiny_guest::machine_on_a_terminal",
+            "--nocapture",
+        ])
         .env(ON_A_TERMINAL, "1")
         .stdin(program.try_clone().unwrap())
         .stdout(program.try_clone().unwrap())

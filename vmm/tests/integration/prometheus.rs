@@ -1,14 +1,5 @@
 //! A real Prometheus scrapes a VM and a node for a minute, with the example dashboard and rules.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -21,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use running::{LIMIT, Place, node, vm_with};
+use crate::running::{LIMIT, Place, node, vm_with};
+use crate::support;
 
 /// Scrapes of each process: one a second, for a minute.
 const SCRAPES_MIN: f64 = 60.0;
@@ -269,7 +261,7 @@ fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
         "--on-reboot",
         "restart",
     ];
-    let mut vm = vm_with(&place, guests::wander::code(), &flags);
+    let mut vm = vm_with(&place, tiny_guests::wander::code(), &flags);
     let press_button = || place.printed(&["shutdown", "scraped"]);
     for address in [&node_metrics, &vm_metrics] {
         promtool(&["check", "metrics"], &scrape(address));

@@ -1,15 +1,5 @@
 //! `ssi-hv top` on a terminal, with a VM that pages.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-mod terminal;
-
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Child, ExitStatus};
@@ -18,8 +8,9 @@ use std::time::Instant;
 
 use ssi_hv::exit::ExitCode;
 
-use running::{LIMIT, Place, node, vm};
-use terminal::Terminal;
+use crate::running::{LIMIT, Place, node, vm};
+use crate::support;
+use crate::terminal::Terminal;
 
 /// A running `ssi-hv top`.
 struct Top(Child);

@@ -1,9 +1,16 @@
-//! The guests. Each is loaded at `ENTRY` of `elf.rs` and does not return.
+//! Guests of a few instructions, which even a software KVM runs: for tests.
+//!
+//! Each is loaded at [`ENTRY`] and does not return. A module per guest has its bytes.
+
+mod elf;
+
+pub use elf::{ENTRY, elf};
 
 /// Assembles a guest into a module whose function `code` gives its bytes. Macros of the assembler
 /// are there for all guests: `say`, `power_off` and `walk`, and for disks `start_disk` and `ask_disk`.
 macro_rules! guest {
     ($name:ident, $($line:literal),+ $(,)?) => {
+        #[doc = concat!("The guest `", stringify!($name), "`.")]
         pub mod $name {
             std::arch::global_asm!(
                 ".pushsection .rodata",
@@ -81,6 +88,7 @@ macro_rules! guest {
                 #[link_name = concat!(stringify!($name), "_end")]
                 static END: u8;
             }
+            /// Its bytes.
             pub fn code() -> &'static [u8] {
                 let (start, end) = (&raw const START, &raw const END);
                 // SAFETY: the two labels enclose the guest's bytes in one section of read-only

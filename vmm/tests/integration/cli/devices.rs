@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ::devices::virtio::Disk;
 use ssi_hv::exit::ExitCode;
 
-use crate::{KERNEL, refused};
+use super::{KERNEL, refused};
 
 #[test]
 fn a_disk_that_cannot_be_one_is_refused_before_anything_starts() {

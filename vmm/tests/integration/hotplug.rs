@@ -1,14 +1,5 @@
 //! `ssi-hv hotplug --wait` and requests that wait, through the real binary.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -22,7 +13,9 @@ use ssi_hv::control_socket::protocol::{CHANGE_WAIT_TIME_MAX, HotplugBody, Refusa
 use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
 
-use running::{Place, end, node, vm, vm_with};
+use crate::running;
+use crate::running::{Place, end, node, vm, vm_with};
+use crate::support;
 
 const PATH: &str = "/v1/hotplug";
 
@@ -79,7 +72,7 @@ fn who_waits_is_told_of_each_change_and_of_the_end() {
         "--donor",
         &address,
     ];
-    let mut vm = vm_with(&place, guests::walk_for_ever::code(), &flags);
+    let mut vm = vm_with(&place, tiny_guests::walk_for_ever::code(), &flags);
     let socket = place.sockets().join(format!("vm-{}-grows.sock", vm.pid()));
     let first: HotplugBody = ask(&socket, PATH).expect("an answer");
     assert_eq!((first.requested_bytes, first.plugged_bytes), (0, 0));
@@ -173,7 +166,7 @@ fn of_a_donor_that_has_left_there_are_counts_and_no_link() {
     let (_second, joins) = node(&place, &[]);
     let more = ["--name", "grows", "--hotplug-memory", "32M"];
     let flags = [&more[..], &["--donor", &address]].concat();
-    let vm = vm_with(&place, guests::walk_for_ever::code(), &flags);
+    let vm = vm_with(&place, tiny_guests::walk_for_ever::code(), &flags);
     let socket = place.sockets().join(format!("vm-{}-grows.sock", vm.pid()));
     let (tier, fetched) = (
         "ssi_hv_donor_tier{node=\"2\"",

@@ -1,14 +1,5 @@
 //! `--metrics` of nodes and VMs, through the real binary.
 
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/guests.rs"]
-mod guests;
-#[allow(dead_code, reason = "other tests use the rest")]
-mod running;
-#[allow(dead_code, reason = "other tests use the rest")]
-#[path = "tiny_guest/support.rs"]
-mod support;
-
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -18,7 +9,8 @@ use std::time::Instant;
 
 use ssi_hv::exit::ExitCode;
 
-use running::{LIMIT, Place, node};
+use crate::running::{LIMIT, Place, node};
+use crate::support;
 
 /// All that comes back for these bytes.
 fn said_to(address: &str, bytes: &[u8]) -> String {
@@ -153,7 +145,11 @@ fn a_vm_is_scraped_while_it_pages_and_a_taken_port_is_an_error_at_the_start() {
     let place = Place::new();
     let (donor, donor_address) = node(&place, &[]);
     let kernel = place.directory.path().join("kernel");
-    fs::write(&kernel, support::elf(guests::walk_for_ever::code())).expect("is written");
+    fs::write(
+        &kernel,
+        tiny_guests::elf(tiny_guests::walk_for_ever::code()),
+    )
+    .expect("is written");
     let kernel = kernel.to_str().expect("UTF-8");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let taken = listener.local_addr().expect("an address").to_string();

@@ -1,0 +1,22 @@
+//! All integration tests of the monitor in one binary: what they share is compiled and linked once.
+//!
+//! `scripts/test` runs the tests of each module here in a process of their own.
+
+mod bench;
+mod cli;
+mod control;
+mod devices;
+mod exec;
+mod finish;
+mod hotplug;
+mod metrics;
+mod node;
+mod prometheus;
+mod running;
+mod status;
+mod streams;
+mod support;
+mod terminal;
+mod tiny_guest;
+mod top;
+mod up;
