@@ -76,6 +76,8 @@ pub(crate) use fabric_pages::zap;
 #[cfg(test)]
 #[path = "../transport/src/measure/slow.rs"]
 mod slow;
+// Unit tests use private parts of this build of the crate, which the support crate does not know.
 #[cfg(test)]
-#[path = "../tests/support/mod.rs"]
+#[allow(dead_code, reason = "integration tests use the rest")]
+#[path = "../test-support/src/fabric.rs"]
 mod support;

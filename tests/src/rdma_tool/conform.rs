@@ -1,13 +1,9 @@
 //! The suite that every transport passes, over RDMA.
 
-#[path = "../../../memory-fabric/tests/conformance/cases.rs"]
-mod cases;
-#[path = "../../../memory-fabric/tests/conformance/remote.rs"]
-mod remote;
-
 use std::net::IpAddr;
 
 use clap::Args;
+use fabric_test_support::conformance::remote;
 
 /// Where it runs.
 #[derive(Debug, Args)]

@@ -12,7 +12,6 @@ use ssi_hv::exit::ExitCode;
 
 pub use end::LIMIT;
 
-
 /// A directory for sockets, and commands that use it.
 pub struct Place {
     pub directory: tempfile::TempDir,

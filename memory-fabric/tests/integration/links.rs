@@ -1,14 +1,12 @@
 //! Links that are measured, at the start and while a VM runs, and what follows from that.
 
-mod support;
-
+use fabric_test_support::delay::delayed;
+use fabric_test_support::*;
 use memory_fabric::fabric::{Compression, PathKind, Tier, TransportKind};
 use memory_fabric::policy::Policy;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use support::delay::delayed;
-use support::*;
 
 /// The time that a page takes on a link that is slow for certain.
 const SLOW: Duration = Duration::from_millis(2);
@@ -120,7 +118,7 @@ fn leases_are_renewed_while_the_way_to_another_donor_is_measured() {
 fn a_link_that_cannot_be_measured_still_carries_pages() {
     let donor = donor(64 * MIB);
     // Every connection for measuring is closed.
-    let proxy = support::delay::without_probes(donor.address());
+    let proxy = fabric_test_support::delay::without_probes(donor.address());
     let mut config = config(32 * MIB, 16 * MIB, &[proxy]);
     config.transport = TransportKind::Auto;
     let running = start(&config);

@@ -1,11 +1,9 @@
 //! What stays and what goes, and what a guest's habits cost it, with contents checked.
 
-mod support;
-
+use fabric_test_support::*;
 use memory_fabric::page::PAGE_SIZE;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use support::*;
 
 const GUEST: u64 = 128 * MIB;
 const CACHE: usize = 4096;

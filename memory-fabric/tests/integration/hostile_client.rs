@@ -1,9 +1,8 @@
 //! VMs that misbehave towards a donor: others' memory stays theirs, the donor stays up.
 
-mod support;
-
 use memory_fabric::control::{ControlError, ControlStream};
 
+use fabric_test_support::*;
 use memory_fabric::packing::{Packer, Packing, unpack};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::wire::{
@@ -15,7 +14,6 @@ use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
-use support::*;
 
 fn lease(donor: SocketAddr, bytes: u64) -> (ControlStream, LeaseGrant) {
     lease_for(donor, bytes, 5000)

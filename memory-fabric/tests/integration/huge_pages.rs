@@ -3,14 +3,12 @@
 //! Where the host does not give huge pages to shared memory, what is asked for and contents are checked
 //! all the same.
 
-mod support;
-
+use fabric_test_support::*;
 use memory_fabric::fabric::Fabric;
 use memory_fabric::guest_memory::{HUGE_PAGE_BYTES, huge_bytes};
 use memory_fabric::layout::NodeId;
 use memory_fabric::page::PAGE_SIZE;
 use std::sync::atomic::Ordering;
-use support::*;
 
 const HUGE: u64 = HUGE_PAGE_BYTES as u64;
 

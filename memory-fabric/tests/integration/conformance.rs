@@ -1,25 +1,20 @@
 //! One suite for all transports: contents, order, matching, cancellation, and what networks and
 //! peers do wrong.
 
-mod cases;
-mod remote;
-#[path = "../support/mod.rs"]
-mod support;
-
-use cases::{Bed, CASES, Lines, Options, User};
+use fabric_test_support::conformance::cases::{self, Bed, CASES, Lines, Options, User};
+use fabric_test_support::conformance::remote::{BYTES, Remote, run_over_rdma};
+use fabric_test_support::proxy::{Mischief, Proxy};
+use fabric_test_support::udp_proxy::{UdpProxy, Weather};
+use fabric_test_support::{BREAK_INTERVAL, Breaker, donor};
 use memory_fabric::donor::pool::Pool;
 use memory_fabric::fabric::Compression;
 use memory_fabric::stream::Carrier;
 use memory_fabric::transport::loopback::LoopbackTransport;
 use memory_fabric::wire::{FrameKind, Token};
-use remote::{BYTES, Remote, run_over_rdma};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use support::proxy::{Mischief, Proxy};
-use support::udp_proxy::{UdpProxy, Weather};
-use support::{BREAK_INTERVAL, Breaker, donor};
 
 /// UDP, whatever the donor's fingerprint.
 const ANY_UDP: Carrier = Carrier::Udp(None);

@@ -1,12 +1,10 @@
 //! Pages fetched before they are asked for: right bytes, and only where it helps.
 
-mod support;
-
+use fabric_test_support::*;
 use memory_fabric::fabric::TransportKind;
 use memory_fabric::page::{PageIndex, PageRange};
 use memory_fabric::stats::PagerStats;
 use std::sync::atomic::Ordering;
-use support::*;
 
 const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;

@@ -1,8 +1,6 @@
-//! A test with a process of its own, whose memory it looks at.
+//! A test in a process of its own, whose memory it looks at.
 
-mod support;
-
-use support::*;
+use fabric_test_support::*;
 
 const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;
@@ -17,6 +15,13 @@ fn anonymous_bytes() -> u64 {
 
 #[test]
 fn discarded_pages_are_zero_here_and_gone_at_the_donor() {
+    in_own_process(
+        "donor_shrinks::discarded_pages_are_zero_here_and_gone_at_the_donor",
+        discard_nearly_all,
+    );
+}
+
+fn discard_nearly_all() {
     let donor = donor(GUEST);
     let running = start(&config(GUEST, LOCAL, &[donor.address()]));
     let words = Words::of(&running.fabric);

@@ -1,13 +1,11 @@
 //! A guest's memory over UDP: bad networks, donors that come and go, and who a donor is.
 
-mod support;
-
+use fabric_test_support::udp_proxy::{UdpProxy, Weather};
+use fabric_test_support::*;
 use memory_fabric::fabric::{FabricConfig, FabricEvent, Fingerprint, PathKind, TransportKind};
 use memory_fabric::link::LinkEvent;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use support::udp_proxy::{UdpProxy, Weather};
-use support::*;
 
 const GUEST: u64 = 24 * MIB;
 const LOCAL: u64 = 16 * MIB;

@@ -1,17 +1,15 @@
 //! More than there is: a donor slower than the others, a flood of faults on one page, writers
 //! faster than the network, a donor that is lost while everything else goes on.
 
-mod support;
-
+use fabric_test_support::proxy::{Mischief, Proxy};
+use fabric_test_support::throttle::Throttle;
+use fabric_test_support::*;
 use memory_fabric::discard::DiscardError;
 use memory_fabric::fabric::{Compression, FabricEvent};
 use memory_fabric::link::LinkEvent;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use support::proxy::{Mischief, Proxy};
-use support::throttle::Throttle;
-use support::*;
 
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;

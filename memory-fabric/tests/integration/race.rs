@@ -1,11 +1,9 @@
 //! Many writers against an evictor: no update may be lost, whatever the timing.
 
-mod support;
-
+use fabric_test_support::*;
 use memory_fabric::fabric::{Compression, TransportKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
-use support::*;
 
 const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;

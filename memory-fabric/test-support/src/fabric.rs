@@ -1,13 +1,4 @@
-//! What the integration tests share: a fabric over a real donor, and threads that use it as
-//! vCPUs do.
-
-#![allow(dead_code, reason = "each test binary uses its own part")]
-
-pub mod delay;
-pub mod proxy;
-pub mod throttle;
-pub mod traffic;
-pub mod udp_proxy;
+//! A fabric over a real donor, and threads that use it as vCPUs do.
 
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{

@@ -1,13 +1,11 @@
 //! Everything at once on the smallest budget: pages are fetched ahead, written, evicted and discarded,
 //! and whoever reads a word at any moment finds what it may hold just then.
 
-mod support;
-
+use fabric_test_support::*;
 use memory_fabric::discard::{DiscardError, Discarder};
 use memory_fabric::fabric::{FabricConfig, TransportKind};
 use memory_fabric::page::PageRange;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use support::*;
 
 const GUEST: u64 = 64 * MIB;
 /// The least there can be.

@@ -1,13 +1,11 @@
 //! Discarded pages: zero or newer afterwards, never what they were, whatever happens meanwhile.
 
-mod support;
-
+use fabric_test_support::proxy::{Mischief, Proxy};
+use fabric_test_support::*;
 use memory_fabric::discard::{DISCARD_TIME_MAX, DiscardError, Discarder};
 use memory_fabric::fabric::{FabricConfig, TransportKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
-use support::proxy::{Mischief, Proxy};
-use support::*;
 
 const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;

@@ -1,12 +1,10 @@
 //! Pages that are compressed on their way: every byte is right, and hostile peers gain nothing.
 
-mod support;
-
+use fabric_test_support::proxy::{Mischief, Proxy};
+use fabric_test_support::traffic::{CLASSES, touch, traffic};
+use fabric_test_support::*;
 use memory_fabric::fabric::Compression;
 use memory_fabric::wire::{FrameKind, TrafficClass};
-use support::proxy::{Mischief, Proxy};
-use support::traffic::{CLASSES, touch, traffic};
-use support::*;
 
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;

@@ -1,17 +1,15 @@
 //! Pages are compressed by themselves where it pays, and nowhere else: what is measured, and so nothing runs
 //! beside it.
 
-mod support;
-
+use fabric_test_support::throttle::throttled;
+use fabric_test_support::traffic::{CLASSES, touch, traffic};
+use fabric_test_support::*;
 use memory_fabric::fabric::Compression;
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::stats::Traffic;
 use memory_fabric::wire::{HEADER_BYTES, TrafficClass};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use support::throttle::throttled;
-use support::traffic::{CLASSES, touch, traffic};
-use support::*;
 
 const GUEST: u64 = 48 * MIB;
 /// On a slow link.

@@ -1,8 +1,7 @@
 //! Memory that is added while a VM runs: zeroes at first, then what was written, never what another
 //! block had; and donors that join for it, and leave.
 
-mod support;
-
+use fabric_test_support::*;
 use memory_fabric::fabric::{
     DonorAddress, FabricConfig, FabricEvent, Hotplug, HotplugError, PlugError,
 };
@@ -12,7 +11,6 @@ use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use support::*;
 
 const GUEST: u64 = 32 * MIB;
 const LOCAL: u64 = 16 * MIB;

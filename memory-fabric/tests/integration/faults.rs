@@ -1,7 +1,7 @@
 //! Donors and networks that misbehave: no wrong byte, no hang, a clear end.
 
-mod support;
-
+use fabric_test_support::proxy::{Mischief, Proxy};
+use fabric_test_support::*;
 use memory_fabric::fabric::FabricEvent;
 use memory_fabric::link::LinkEvent;
 use memory_fabric::transport::IN_FLIGHT_MAX;
@@ -10,8 +10,6 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use support::proxy::{Mischief, Proxy};
-use support::*;
 
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;

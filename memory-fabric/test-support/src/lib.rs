@@ -1,0 +1,21 @@
+//! What tests of the fabric share: a fabric over real donors, threads that use it as vCPUs do,
+//! networks that disturb it, and the cases that every transport passes.
+
+#![allow(
+    missing_docs,
+    missing_debug_implementations,
+    clippy::should_implement_trait,
+    reason = "fixtures of tests"
+)]
+
+pub mod conformance;
+pub mod delay;
+mod fabric;
+mod process;
+pub mod proxy;
+pub mod throttle;
+pub mod traffic;
+pub mod udp_proxy;
+
+pub use fabric::*;
+pub use process::in_own_process;
