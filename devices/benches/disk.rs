@@ -1,5 +1,5 @@
-//! Requests a second of one disk by how many threads serve it, in rounds in turns. The driver keeps 40
-//! requests in flight. The image is made for that, and full of data.
+//! Requests per second of one disk by the number of threads that serve it, in alternating rounds.
+//! The driver keeps 40 requests in flight. The image is created for the benchmark and full of data.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -23,7 +23,7 @@ const BLOCKS: u64 = IMAGE_BYTES / BLOCK_BYTES as u64;
 /// Requests in flight. Each has three descriptors, and a page for its data.
 const LANES: u16 = 40;
 const RING_SIZE: u16 = 128;
-/// No request takes so long.
+/// Exceeds the duration of every request.
 const LIMIT: Duration = Duration::from_secs(30);
 const MEMORY_BYTES: usize = 16 << 20;
 
@@ -41,7 +41,7 @@ enum Request {
     Flush,
 }
 
-/// What is measured: its name, how many requests, and which.
+/// A workload: its name, how many requests, and which.
 struct Load {
     name: &'static str,
     count: u32,
@@ -76,7 +76,7 @@ const LOADS: [Load; 3] = [
     },
 ];
 
-/// Knuth's linear congruences, of which the upper half is good enough here.
+/// Knuth's linear congruential generator, of which the upper half is random enough here.
 struct Random(u64);
 
 impl Random {
@@ -115,7 +115,7 @@ fn main() {
     }
 }
 
-/// A file that goes with this.
+/// A file that is removed on drop.
 struct Image(PathBuf);
 
 impl Image {
@@ -136,7 +136,7 @@ impl Image {
 
     fn leave_the_page_cache(&self) {
         let file = File::open(&self.0).expect("the image");
-        // Only clean pages leave.
+        // Only clean pages can be dropped from the page cache.
         file.sync_all().expect("is written");
         rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).expect("takes advice");
     }
@@ -148,7 +148,7 @@ impl Drop for Image {
     }
 }
 
-/// Requests a second of a disk that so many threads serve.
+/// Requests per second of a disk served by this many threads.
 fn rate(image: &Path, threads: usize, load: &Load, random: &mut Random) -> f64 {
     let disk = Disk::open(image, false).expect("the image");
     let mut driver = Driver::start(Block::new(0, disk));
@@ -172,7 +172,7 @@ fn rate(image: &Path, threads: usize, load: &Load, random: &mut Random) -> f64 {
     })
 }
 
-/// What a guest's driver does.
+/// The part of a guest's driver.
 struct Driver {
     memory: GuestMemoryMmap,
     transport: Arc<MmioTransport>,
@@ -192,7 +192,7 @@ impl Driver {
             available: 0,
             seen: 0,
         };
-        // Every feature that is offered, then the one queue (virtio 1.2, 3.1.1).
+        // Accepts every offered feature, then sets up the one queue (virtio 1.2, 3.1.1).
         driver.set(0x70, 1 | 2);
         for half in [1, 0] {
             driver.set(0x14, half);
@@ -226,7 +226,7 @@ impl Driver {
         self.memory.read_obj(GuestAddress(address)).expect("memory")
     }
 
-    /// Keeps requests in flight until all have come back.
+    /// Keeps requests in flight until all have completed.
     fn carry_out(&mut self, load: &Load, random: &mut Random) {
         let mut free: Vec<u16> = (0..LANES).collect();
         let (mut offered, mut done) = (0, 0);

@@ -1,5 +1,4 @@
-//! The ACPI fixed hardware that a guest needs to switch itself off and to restart, and the power
-//! button by which it is asked to.
+//! The ACPI fixed hardware through which a guest powers off and restarts, and the power button.
 //!
 //! ACPI specification 6.5, sections 4.8.2.2.1 (fixed power button), 4.8.3.1 (PM1 event), 4.8.3.2
 //! (PM1 control) and 4.8.3.6 (reset register).
@@ -14,7 +13,7 @@ use crate::trigger::InterruptLine;
 pub const PM1_EVENT_OFFSET: u64 = 0;
 /// Offset of the PM1a control register (2 bytes).
 pub const PM1_CONTROL_OFFSET: u64 = 4;
-/// Ports of the whole block.
+/// Number of ports of the whole block.
 pub const PM_REGISTERS_LEN: u64 = 6;
 
 /// The SLP_TYP value that means S5 (soft off) on this machine; `\_S5` in the DSDT names it.
@@ -23,11 +22,11 @@ pub const S5_SLEEP_TYPE: u8 = 5;
 /// PM1 status and PM1 enable: the power button.
 const POWER_BUTTON: u16 = 1 << 8;
 
-/// PM1 control: ACPI mode is on. There is no other mode here, so it is always set.
+/// PM1 control: ACPI mode is enabled. No other mode exists here, so the bit is always set.
 const SCI_EN: u16 = 1 << 0;
 const SLP_TYP_SHIFT: u32 = 10;
 const SLP_TYP_MASK: u16 = 0b111 << SLP_TYP_SHIFT;
-/// PM1 control: go to the state in SLP_TYP. Write-only.
+/// PM1 control: enter the sleep state in SLP_TYP. Write-only.
 const SLP_EN: u16 = 1 << 13;
 
 #[derive(Debug, Default)]
@@ -35,13 +34,13 @@ struct Pm1 {
     status: u16,
     enable: u16,
     control: u16,
-    /// The level of the interrupt line.
+    /// Current level of the interrupt line.
     raised: bool,
 }
 
-/// PM1a event and control blocks. Sleeping in state S5 asks the machine to shut down; other
-/// sleep states are ignored, none being announced. Of the fixed events there is one, the power
-/// button; its interrupt line is raised while its bits in status and enable are both set.
+/// PM1a event and control blocks. Entering S5 requests a shutdown of the machine; other sleep
+/// states are not announced and are ignored. The only fixed event is the power button; its
+/// interrupt line is raised while its bits in the status and enable registers are both set.
 #[derive(Debug)]
 pub struct PmRegisters {
     registers: Mutex<Pm1>,
@@ -50,7 +49,8 @@ pub struct PmRegisters {
 }
 
 impl PmRegisters {
-    /// Registers that signal a power-off to `events`, and events of their own by `interrupt`.
+    /// Creates registers that report a power-off to `events` and raise `interrupt` for their own
+    /// events.
     pub fn new(events: MachineEvents, interrupt: Arc<dyn InterruptLine>) -> Self {
         Self {
             registers: Mutex::new(Pm1::default()),
@@ -59,8 +59,8 @@ impl PmRegisters {
         }
     }
 
-    /// Presses the power button. False when the guest does not listen to it, which it tells by the
-    /// enable register; then nothing is changed.
+    /// Presses the power button. Returns false, without effect, if the guest has not enabled the
+    /// event and would not notice.
     pub fn press_power_button(&self) -> bool {
         let mut registers = crate::lock(&self.registers);
         if registers.enable & POWER_BUTTON == 0 {
@@ -71,7 +71,7 @@ impl PmRegisters {
         true
     }
 
-    /// Under the lock, so that the line has the level of the newest registers.
+    /// Called under the lock, so that the line follows the newest registers.
     fn update_interrupt(&self, registers: &mut Pm1) {
         let raised = registers.status & registers.enable & POWER_BUTTON != 0;
         if registers.raised != raised {
@@ -127,17 +127,17 @@ impl BusDevice for PmRegisters {
 
 /// The bit of [`ResetRegister`] that resets the CPU; that of port 0xcf9 of common chipsets.
 const RESET_CPU: u8 = 1 << 2;
-/// The value that the FADT tells the guest to write.
+/// The value that the FADT asks the guest to write.
 pub const RESET_VALUE: u8 = 0x06;
 
-/// A register of one byte that restarts the machine when bit 2 is written.
+/// A one-byte register that restarts the machine when bit 2 is written.
 #[derive(Debug)]
 pub struct ResetRegister {
     events: MachineEvents,
 }
 
 impl ResetRegister {
-    /// A register that signals a restart to `events`.
+    /// Creates a register that reports restarts to `events`.
     pub fn new(events: MachineEvents) -> Self {
         Self { events }
     }
@@ -165,14 +165,14 @@ mod tests {
 
     use super::*;
 
-    /// A line that keeps its level.
+    /// An interrupt line that records its level.
     #[derive(Debug, Default)]
     struct Line(AtomicBool);
 
     impl InterruptLine for Line {
         fn set(&self, raised: bool) {
             let before = self.0.swap(raised, Ordering::Relaxed);
-            assert_ne!(before, raised, "told what it is already");
+            assert_ne!(before, raised, "the line is set to the level that it has");
         }
     }
 
@@ -187,16 +187,16 @@ mod tests {
         let events = MachineEvents::new().unwrap();
         let (device, line) = registers(&events);
         let raised = || line.0.load(Ordering::Relaxed);
-        assert!(!device.press_power_button(), "nobody listens yet");
+        assert!(!device.press_power_button(), "the event is not enabled yet");
         assert_eq!(read_word(&device, PM1_EVENT_OFFSET), 0);
         device.write(ENABLE_OFFSET, &POWER_BUTTON.to_le_bytes());
-        assert!(!raised(), "a button that was pressed before is forgotten");
+        assert!(!raised(), "an earlier press is discarded");
         for _ in 0..2 {
             assert!(device.press_power_button());
             assert!(device.press_power_button());
             assert!(raised());
             assert_eq!(read_word(&device, PM1_EVENT_OFFSET), POWER_BUTTON);
-            // Zeroes leave it, and so does the byte beside it.
+            // Zeroes do not clear it, and neither does a write to the adjacent byte.
             device.write(PM1_EVENT_OFFSET, &[0xff]);
             device.write(PM1_EVENT_OFFSET, &[0, 0]);
             assert!(raised());

@@ -1,4 +1,4 @@
-//! How long the guest took to its init.
+//! The time until the guest's init runs.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -7,11 +7,11 @@ use crate::bus::{BusDevice, write_bytes};
 
 /// The port to which the guest's init writes [`BOOT_TIMER_INIT_REACHED`].
 pub const BOOT_TIMER_PORT: u64 = 0x5f4;
-/// The byte that means that the guest's init runs.
+/// The byte that reports that the guest's init runs.
 pub const BOOT_TIMER_INIT_REACHED: u8 = 0x7b;
 
-/// Measures from [`start`](Self::start) to the first time that the guest writes
-/// [`BOOT_TIMER_INIT_REACHED`]. Later writes and other values are ignored; reads give 0xff.
+/// Measures the time from [`start`](Self::start) to the guest's first write of
+/// [`BOOT_TIMER_INIT_REACHED`]. Later writes and other values are ignored; reads return 0xff.
 #[derive(Debug, Default)]
 pub struct BootTimer {
     start: OnceLock<Instant>,
@@ -19,19 +19,17 @@ pub struct BootTimer {
 }
 
 impl BootTimer {
-    /// A timer that does not run yet.
+    /// Creates a timer that is not running.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Starts the timer, at the moment when the first vCPU is about to run. Only the first call
-    /// counts.
+    /// Starts the timer, when the first vCPU is about to run. Only the first call has an effect.
     pub fn start(&self) {
         self.start.get_or_init(Instant::now);
     }
 
-    /// The time from the start to the guest's init, or None when the guest has not said yet
-    /// that its init runs.
+    /// The time from the start to the guest's init, or None before the guest has reported it.
     pub fn to_init(&self) -> Option<Duration> {
         self.to_init.get().copied()
     }
@@ -49,7 +47,7 @@ impl BusDevice for BootTimer {
                 && let Some(start) = self.start.get()
             {
                 let to_init = *self.to_init.get_or_init(|| start.elapsed());
-                tracing::debug!(?to_init, "the guest says that its init runs");
+                tracing::debug!(?to_init, "the guest's init runs");
             }
         });
     }
@@ -65,7 +63,7 @@ mod tests {
     fn the_first_report_counts() {
         let timer = BootTimer::new();
         timer.write(0, &[BOOT_TIMER_INIT_REACHED]);
-        assert_eq!(timer.to_init(), None, "it was not started");
+        assert_eq!(timer.to_init(), None, "the timer was not started");
         timer.start();
         timer.write(0, &[0x7a]);
         assert_eq!(timer.to_init(), None);

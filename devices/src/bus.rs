@@ -7,10 +7,10 @@ use thiserror::Error;
 
 /// A device on a [`Bus`].
 ///
-/// vCPU threads call these methods, several at once: a device locks what it must. `offset`
-/// counts from the start of the range under which the device was inserted, and the whole access
-/// lies in that range. The guest chooses offset, width and data: any of them must be answered
-/// or ignored without panic.
+/// vCPU threads call these methods concurrently: a device locks what it must. `offset` is relative
+/// to the start of the range under which the device was inserted, and the whole access lies in that
+/// range. The guest chooses offset, width and data: a device must handle or ignore any of them
+/// without panic.
 pub trait BusDevice: Send + Sync {
     /// Reads `data.len()` bytes at `offset` into `data`.
     fn read(&self, offset: u64, data: &mut [u8]);
@@ -30,7 +30,7 @@ pub struct BusRange {
 
 impl BusRange {
     fn contains(&self, address: u64, width: u64) -> bool {
-        // No sum here can wrap: `insert` checked that `base + len` fits.
+        // The sum cannot wrap: `insert` checked that `base + len` fits.
         address >= self.base && width <= self.len && address - self.base <= self.len - width
     }
 }
@@ -41,7 +41,7 @@ impl fmt::Display for BusRange {
     }
 }
 
-/// Why a device cannot be put on a bus.
+/// Why a device cannot be inserted into a bus.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum BusError {
     /// The range is empty.
@@ -64,20 +64,20 @@ pub enum BusError {
         /// One more than the last address of the bus.
         limit: u64,
     },
-    /// Another device has one of the addresses.
+    /// An address of the range belongs to another device.
     #[error("{asked} overlaps {taken}, which another device of the {bus} bus has")]
     Overlap {
         /// Name of the bus.
         bus: &'static str,
-        /// The range asked for.
+        /// The requested range.
         asked: BusRange,
-        /// The range in its way.
+        /// The existing range.
         taken: BusRange,
     },
 }
 
-/// A bus: ranges that do not overlap, each with its device. It is filled before the machine
-/// starts and only read after that, so vCPUs take no lock to find a device.
+/// A bus: disjoint ranges, each with its device. It is filled before the machine starts and only
+/// read afterwards, so vCPUs take no lock to find a device.
 pub struct Bus {
     name: &'static str,
     limit: u64,
@@ -112,12 +112,12 @@ impl Bus {
         }
     }
 
-    /// Puts `device` on the bus at `len` addresses from `base`.
+    /// Inserts `device` at `len` addresses from `base`.
     ///
     /// # Errors
     ///
-    /// Fails, and changes nothing, when the range is empty, goes past the end of the bus, or
-    /// overlaps that of another device.
+    /// Fails without effect when the range is empty, exceeds the bus, or overlaps that of another
+    /// device.
     pub fn insert(
         &mut self,
         base: u64,
@@ -160,8 +160,8 @@ impl Bus {
         Ok(())
     }
 
-    /// Reads `data.len()` bytes at `address`. When no device has all of those addresses, `data`
-    /// is filled with ones and the answer is false.
+    /// Reads `data.len()` bytes at `address`. If no device covers all of these addresses, fills
+    /// `data` with ones and returns false.
     pub fn read(&self, address: u64, data: &mut [u8]) -> bool {
         match self.find(address, data.len()) {
             Some((offset, device)) => {
@@ -175,8 +175,8 @@ impl Bus {
         }
     }
 
-    /// Writes `data` at `address`. When no device has all of those addresses, nothing happens
-    /// and the answer is false.
+    /// Writes `data` at `address`. If no device covers all of these addresses, does nothing and
+    /// returns false.
     pub fn write(&self, address: u64, data: &[u8]) -> bool {
         match self.find(address, data.len()) {
             Some((offset, device)) => {
@@ -199,15 +199,15 @@ impl Bus {
     }
 }
 
-/// Calls `read` for each byte of an access to a device whose registers are bytes, as an ISA bus
-/// splits wide accesses.
+/// Calls `read` for each byte of an access to a device with byte registers, as an ISA bus splits
+/// wide accesses.
 pub(crate) fn read_bytes(offset: u64, data: &mut [u8], mut read: impl FnMut(u64) -> u8) {
     for (address, byte) in (offset..).zip(data) {
         *byte = read(address);
     }
 }
 
-/// Calls `write` for each byte of an access to a device whose registers are bytes.
+/// Calls `write` for each byte of an access to a device with byte registers.
 pub(crate) fn write_bytes(offset: u64, data: &[u8], mut write: impl FnMut(u64, u8)) {
     for (address, byte) in (offset..).zip(data) {
         write(address, *byte);

@@ -1,4 +1,4 @@
-//! The way of console bytes from vCPU threads to a writer that may be slow.
+//! Buffers console bytes between vCPU threads and a slow writer.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How many bytes wait for the writer before vCPUs that write to the console are held back:
-/// enough for any boot log to pass while a terminal is slow, and too little to hurt.
+/// Bytes that may wait for the writer before vCPUs that write to the console are blocked: enough
+/// for any boot log while a terminal is slow, and a negligible amount of memory.
 pub const CONSOLE_BUFFER_BYTES_MAX: usize = 256 * 1024;
 
 #[derive(Debug, Default)]
@@ -15,11 +15,11 @@ struct State {
     bytes: VecDeque<u8>,
     /// The writer thread holds bytes that it has not written yet.
     writing: bool,
-    /// No vCPU is held back any more: what finds no room is lost.
+    /// vCPUs are no longer blocked: bytes without room are dropped.
     let_go: bool,
-    /// The writer thread ends when the buffer is empty.
+    /// The writer thread exits when the buffer is empty.
     closed: bool,
-    /// The writer failed: all bytes are thrown away.
+    /// The writer failed: all bytes are dropped.
     failed: bool,
     lost_bytes: u64,
 }
@@ -27,17 +27,16 @@ struct State {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Bytes came, or the output was closed.
+    /// Bytes were added, or the output was closed.
     more: Condvar,
-    /// Bytes left.
+    /// Bytes were removed.
     less: Condvar,
 }
 
-/// A buffer of [`CONSOLE_BUFFER_BYTES_MAX`] bytes with a thread that empties it into a writer.
+/// A buffer of [`CONSOLE_BUFFER_BYTES_MAX`] bytes with a thread that drains it into a writer.
 ///
-/// Nothing is lost while the writer works: when the buffer is full, [`wait_for_room`] holds the
-/// vCPU back. [`close`] ends that, waits for the buffer to empty, and gives up at a deadline.
-/// Clones share the buffer.
+/// Nothing is lost while the writer works: when the buffer is full, [`wait_for_room`] blocks the
+/// vCPU. [`close`] ends that and drains the buffer until a deadline. Clones share the buffer.
 ///
 /// [`wait_for_room`]: Self::wait_for_room
 /// [`close`]: Self::close
@@ -61,7 +60,8 @@ impl ConsoleOutput {
         Ok(Self { shared })
     }
 
-    /// Waits until the buffer has room, or is closed. Call it without a lock that others need.
+    /// Waits until the buffer has room or is closed. Must not be called with a lock that others
+    /// need.
     pub fn wait_for_room(&self) {
         let state = crate::lock(&self.shared.state);
         let full =
@@ -74,7 +74,7 @@ impl ConsoleOutput {
         );
     }
 
-    /// Adds a byte. Never blocks: callers that came past [`wait_for_room`](Self::wait_for_room)
+    /// Adds a byte. Never blocks: callers that passed [`wait_for_room`](Self::wait_for_room)
     /// together may exceed the limit by a byte each.
     pub fn push(&self, byte: u8) {
         let mut state = crate::lock(&self.shared.state);
@@ -89,14 +89,14 @@ impl ConsoleOutput {
         }
     }
 
-    /// Lets go of vCPUs that wait for room. What is in the buffer is written still.
+    /// Releases vCPUs that wait for room. Buffered bytes are still written.
     pub fn let_go(&self) {
         crate::lock(&self.shared.state).let_go = true;
         self.shared.less.notify_all();
     }
 
-    /// Lets go of vCPUs, waits up to `limit` until all bytes are written, and answers how many bytes
-    /// were not.
+    /// Releases waiting vCPUs, waits up to `limit` until all bytes are written, and returns how
+    /// many were not.
     pub fn close(&self, limit: Duration) -> u64 {
         let deadline = Instant::now() + limit;
         self.let_go();
@@ -119,7 +119,7 @@ impl ConsoleOutput {
 }
 
 impl Shared {
-    /// Empties the buffer until it is closed and empty.
+    /// Drains the buffer until it is closed and empty.
     fn pump(&self, writer: &mut dyn Write) {
         let mut batch = Vec::new();
         loop {
@@ -150,7 +150,7 @@ impl Shared {
             self.less.notify_all();
             drop(state);
             if let Err(error) = result {
-                tracing::warn!(%error, "the console cannot be written; its output is dropped");
+                tracing::warn!(%error, "writing to the console failed; its output is dropped");
                 return;
             }
         }
@@ -163,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// Writes into a channel; each write first takes a permit from another.
+    /// A writer into a channel that takes a permit from another channel before each write.
     struct Gated {
         permits: mpsc::Receiver<()>,
         written: mpsc::Sender<Vec<u8>>,

@@ -1,4 +1,4 @@
-//! What devices ask of the machine.
+//! Requests of devices to the machine.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub enum MachineEvent {
     Shutdown,
     /// Restart (reset register or keyboard controller).
     Reboot,
-    /// Its kernel panicked, and said so.
+    /// The guest's kernel reported a panic.
     Panic,
 }
 
@@ -24,21 +24,21 @@ const PANIC: u8 = 3;
 
 #[derive(Debug)]
 struct Inner {
-    /// The first event signalled. Written once, before `fd` is; the reader that is woken by
-    /// `fd` therefore sees it.
+    /// The first event reported. Written once, before `fd`; a reader woken by `fd` therefore sees
+    /// it.
     first: AtomicU8,
     fd: EventFd,
 }
 
-/// The slot by which devices signal a [`MachineEvent`] to the machine. The first event wins;
-/// what comes after it is ignored. Clones share the slot.
+/// The slot through which devices report a [`MachineEvent`] to the machine. The first event is
+/// kept; later ones are ignored. Clones share the slot.
 #[derive(Clone, Debug)]
 pub struct MachineEvents {
     inner: Arc<Inner>,
 }
 
 impl MachineEvents {
-    /// An empty slot.
+    /// Creates an empty slot.
     ///
     /// # Errors
     ///
@@ -52,7 +52,7 @@ impl MachineEvents {
         })
     }
 
-    /// Signals `event` and makes [`event_fd`](Self::event_fd) readable.
+    /// Reports `event` and makes [`event_fd`](Self::event_fd) readable.
     pub fn signal(&self, event: MachineEvent) {
         let code = match event {
             MachineEvent::Shutdown => SHUTDOWN,
@@ -69,7 +69,7 @@ impl MachineEvents {
         }
     }
 
-    /// The event signalled, if any. It stays: reading does not clear it.
+    /// The reported event, if any. Reading does not clear it.
     pub fn get(&self) -> Option<MachineEvent> {
         match self.inner.first.load(Ordering::Acquire) {
             SHUTDOWN => Some(MachineEvent::Shutdown),
@@ -79,7 +79,7 @@ impl MachineEvents {
         }
     }
 
-    /// Becomes readable, and stays so, when an event was signalled.
+    /// Becomes and stays readable when an event was reported.
     pub fn event_fd(&self) -> &EventFd {
         &self.inner.fd
     }

@@ -7,14 +7,16 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 
-/// Between attempts: the kernel's own wait has no deadline, and nobody is told of a lock that goes.
+/// Delay between attempts: the kernel's own wait has no deadline, and the end of a lock is not
+/// reported.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Locks a file, until it is closed, for one holder. Others are waited for up to `limit`.
+/// Locks a file exclusively until it is closed. Waits up to `limit` for another holder.
 ///
 /// # Errors
 ///
-/// `WouldBlock` when another one has it still; else that the file system has no such locks.
+/// `WouldBlock` if another process still holds the lock; other errors if the file system has no
+/// such locks.
 pub fn lock_file(file: &File, limit: Duration) -> io::Result<()> {
     let deadline = Instant::now() + limit;
     loop {

@@ -1,4 +1,4 @@
-//! The keyboard controller, of which only the CPU reset is there.
+//! The keyboard controller, reduced to its CPU reset.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -8,12 +8,12 @@ use vm_superio::{I8042Device, Trigger};
 use crate::bus::{BusDevice, read_bytes, write_bytes};
 use crate::event::{MachineEvent, MachineEvents};
 
-/// Data port of the keyboard controller; the command port is 4 further.
+/// Data port of the keyboard controller; the command port is 4 higher.
 pub const I8042_PORT: u64 = 0x60;
-/// Ports from the data port to the command port.
+/// Number of ports from the data port to the command port.
 pub const I8042_LEN: u64 = 5;
 
-/// Signals a restart when the controller's reset command arrives.
+/// Reports a restart on the controller's reset command.
 struct RebootTrigger(MachineEvents);
 
 impl Trigger for RebootTrigger {
@@ -26,7 +26,7 @@ impl Trigger for RebootTrigger {
 }
 
 /// A keyboard controller without a keyboard: command 0xfe at port 0x64 restarts the machine,
-/// all else is ignored and reads give 0 (no data, input buffer empty).
+/// everything else is ignored, and reads return 0 (no data, input buffer empty).
 pub struct I8042 {
     device: Mutex<I8042Device<RebootTrigger>>,
 }
@@ -38,7 +38,7 @@ impl fmt::Debug for I8042 {
 }
 
 impl I8042 {
-    /// A controller that signals restarts to `events`.
+    /// Creates a controller that reports restarts to `events`.
     pub fn new(events: MachineEvents) -> Self {
         Self {
             device: Mutex::new(I8042Device::new(RebootTrigger(events))),
@@ -85,7 +85,7 @@ mod tests {
         #[test]
         fn any_access_is_survived(offset: u64, data: Vec<u8>) {
             let device = I8042::new(MachineEvents::new().unwrap());
-            // The bus adds no more than the width to an offset inside its range.
+            // The bus adds at most the width to an offset inside its range.
             let offset = offset >> 1;
             device.write(offset, &data);
             device.read(offset, &mut data.clone());

@@ -1,32 +1,31 @@
 //! Buses and device models of SSI-HV.
 //!
-//! A device here is a few registers behind the [`BusDevice`] trait. The machine monitor puts
-//! devices on a [`Bus`] (one for I/O ports, one for memory-mapped registers), and hands every
-//! access that leaves the guest to the bus. Nothing in this crate knows KVM or the memory
-//! fabric: interrupts go out through an event descriptor ([`EventFdTrigger`]), a request to
-//! power off or to restart through [`MachineEvents`], and console bytes through
-//! [`ConsoleOutput`].
+//! A device is a few registers behind the [`BusDevice`] trait. The machine monitor inserts devices
+//! into a [`Bus`] (one for I/O ports, one for memory-mapped registers), and forwards every access
+//! that leaves the guest to the bus. This crate knows neither KVM nor the memory fabric: interrupts
+//! leave through an event descriptor ([`EventFdTrigger`]), requests to power off or restart through
+//! [`MachineEvents`], and console bytes through [`ConsoleOutput`].
 //!
-//! | device | where | what it is for |
+//! | device | where | purpose |
 //! |---|---|---|
 //! | [`SerialPort`] | ports 0x3f8..0x400 | 16550 console; a second one at 0x2f8 |
 //! | [`I8042`] | ports 0x60..0x65 | restart by the keyboard controller |
 //! | [`PmRegisters`] | 6 ports | ACPI PM1 blocks: power off by S5 |
 //! | [`ResetRegister`] | 1 port | ACPI reset register |
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
-//! | [`BootTimer`] | port 0x5f4 | the guest says that its init runs |
-//! | [`PanicPort`] | port 0x505 | the guest says that its kernel panicked |
-//! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest tells what memory is free |
+//! | [`BootTimer`] | port 0x5f4 | the guest reports that its init runs |
+//! | [`PanicPort`] | port 0x505 | the guest reports a kernel panic |
+//! | [`virtio::Balloon`] | a page of [`virtio::MmioTransport`] | the guest reports free memory |
 //! | [`virtio::Block`] | such a page | a disk |
-//! | [`virtio::Net`] | such a page | a network card, on a tap of the host |
+//! | [`virtio::Net`] | such a page | a network card on a tap of the host |
 //! | [`virtio::Vsock`] | such a page | sockets between guest and host |
-//! | [`virtio::Console`] | such a page | a terminal, at a socket of the host |
-//! | [`virtio::Entropy`] | such a page | random numbers of the host |
+//! | [`virtio::Console`] | such a page | a terminal on a socket of the host |
+//! | [`virtio::Entropy`] | such a page | random numbers from the host |
 //!
 //! Principles:
-//! - Every value that a guest can choose (offset, width, data) is legal: a device answers it
-//!   or ignores it, and never panics. Property tests hold each device to that.
-//! - Reads that no device answers give all ones, as an ISA bus does.
+//! - Every value that a guest can choose (offset, width, data) is legal: a device handles or
+//!   ignores it, and never panics. Property tests check this for each device.
+//! - Reads that no device handles return all ones, as on an ISA bus.
 //! - Devices never end the process.
 
 mod acpi_pm;
@@ -62,7 +61,7 @@ pub use trigger::{EventFdTrigger, InterruptLine};
 
 use std::sync::{Mutex, MutexGuard};
 
-/// Locks a register file. A panic of another thread cannot have left it half changed: register
+/// Locks a register file. A panic of another thread cannot have left it half updated: register
 /// updates do not panic.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex

@@ -1,25 +1,25 @@
-//! The port by which a guest's kernel tells that it panicked ("pvpanic": QEMU, docs/specs/pvpanic).
+//! The port through which a guest's kernel reports a panic ("pvpanic": QEMU, docs/specs/pvpanic).
 
 use crate::bus::{BusDevice, write_bytes};
 use crate::event::{MachineEvent, MachineEvents};
 
-/// The port.
+/// The port number.
 pub const PANIC_PORT: u64 = 0x505;
-/// The ACPI id by which Linux knows the device.
+/// The ACPI id by which Linux finds the device.
 pub const PANIC_ACPI_ID: &str = "QEMU0001";
 
-/// The kernel has panicked, and nothing in the guest takes care of it.
+/// The kernel has panicked, and nothing in the guest handles it.
 const PANICKED: u8 = 1 << 0;
 
-/// Reads tell which events are known; a write of [`PANICKED`] ends the run. A kernel that
-/// boots another one to save what is left says so by another bit, and goes on.
+/// Reads return the known events; a write of [`PANICKED`] ends the run. A kernel that boots a crash
+/// kernel reports another bit and continues.
 #[derive(Debug)]
 pub struct PanicPort {
     events: MachineEvents,
 }
 
 impl PanicPort {
-    /// A port that signals to `events`.
+    /// Creates a port that reports to `events`.
     pub fn new(events: MachineEvents) -> Self {
         Self { events }
     }

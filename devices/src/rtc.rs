@@ -1,4 +1,4 @@
-//! The wall clock of the PC: an MC146818 of which only the time is there.
+//! The wall clock of the PC: an MC146818 reduced to the time.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -8,7 +8,7 @@ use crate::bus::{BusDevice, read_bytes, write_bytes};
 
 /// The index port; the data port follows it.
 pub const CMOS_RTC_PORT: u64 = 0x70;
-/// Index and data port.
+/// Number of ports: index and data.
 pub const CMOS_RTC_LEN: u64 = 2;
 /// The register with the century, for the FADT.
 pub const RTC_CENTURY_REGISTER: u8 = 0x32;
@@ -25,8 +25,8 @@ const REGISTER_D: u8 = 0x80;
 /// Seconds since 1970-01-01 00:00:00 UTC.
 type Clock = Box<dyn Fn() -> u64 + Send + Sync>;
 
-/// A real-time clock that gives the time of the host in UTC and ignores all that is written but
-/// the index. Registers that it has not read as zero.
+/// A real-time clock with the host's time in UTC. It ignores all writes except to the index. Other
+/// registers read as zero.
 pub struct CmosRtc {
     index: Mutex<u8>,
     clock: Clock,
@@ -45,7 +45,7 @@ impl Default for CmosRtc {
 }
 
 impl CmosRtc {
-    /// A clock that follows the host's.
+    /// Creates a clock that follows the host's.
     pub fn new() -> Self {
         Self::with_clock(Box::new(|| {
             SystemTime::now()
@@ -85,7 +85,7 @@ impl BusDevice for CmosRtc {
         let index = *crate::lock(&self.index);
         read_bytes(offset, data, |at| match at {
             1 => self.register(index),
-            // The index port cannot be read.
+            // The index port is write-only.
             _ => 0xff,
         });
     }
@@ -125,18 +125,18 @@ impl DateTime {
     fn from_unix(seconds: u64) -> Self {
         const SECONDS_A_DAY: u64 = 86_400;
         const DAYS_AN_ERA: u64 = 146_097;
-        /// From 0000-03-01 to 1970-01-01.
+        /// Days from 0000-03-01 to 1970-01-01.
         const DAYS_TO_1970: u64 = 719_468;
 
         let days_since_1970 = seconds / SECONDS_A_DAY;
         let second_of_day = seconds % SECONDS_A_DAY;
         let days = days_since_1970 + DAYS_TO_1970;
         let (era, day_of_era) = (days / DAYS_AN_ERA, days % DAYS_AN_ERA);
-        // Take away the leap days: one in 4 years, none in 100, one in 400.
+        // Remove the leap days: one in 4 years, none in 100, one in 400.
         let year_of_era =
             (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
         let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-        // Months from March have 31, 30, 31, 30, 31 days in turn: 153 days in five months.
+        // Months from March have 31, 30, 31, 30, 31 days, repeating: 153 days in five months.
         let month_from_march = (5 * day_of_year + 2) / 153;
         let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
         let (month, next_year) = match month_from_march {

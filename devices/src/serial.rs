@@ -28,7 +28,7 @@ const DATA_OFFSET: u64 = 0;
 /// Modem control register, which has the loop-back bit.
 const MODEM_CONTROL_OFFSET: u64 = 4;
 
-/// The transmit side as the model wants it: a writer that never blocks.
+/// The transmit side: a writer that never blocks.
 struct Transmit(ConsoleOutput);
 
 impl Write for Transmit {
@@ -44,7 +44,7 @@ impl Write for Transmit {
     }
 }
 
-/// Tells the input pump that the port can take more.
+/// Notifies the input pump that the port can accept more.
 struct RoomForInput(Arc<EventFd>);
 
 impl SerialEvents for RoomForInput {
@@ -52,14 +52,13 @@ impl SerialEvents for RoomForInput {
     fn out_byte(&self) {}
     fn tx_lost_byte(&self) {}
     fn in_buffer_empty(&self) {
-        // A full counter is as good a signal as one more.
+        // A full counter signals as well as one more.
         let _ = self.0.write(1);
     }
 }
 
-/// A 16550: what the guest transmits goes to a [`ConsoleOutput`], what
-/// [`receive`](Self::receive) is given is what the guest reads, and its interrupt is an
-/// [`EventFdTrigger`].
+/// A 16550. Bytes that the guest transmits go to a [`ConsoleOutput`], bytes passed to
+/// [`receive`](Self::receive) are read by the guest, and the interrupt is an [`EventFdTrigger`].
 pub struct SerialPort {
     serial: Mutex<Serial<EventFdTrigger, RoomForInput, Transmit>>,
     output: ConsoleOutput,
@@ -73,7 +72,7 @@ impl fmt::Debug for SerialPort {
 }
 
 impl SerialPort {
-    /// A port with interrupt `interrupt` that transmits to `output`.
+    /// Creates a port with interrupt `interrupt` that transmits to `output`.
     ///
     /// # Errors
     ///
@@ -92,8 +91,8 @@ impl SerialPort {
         })
     }
 
-    /// Gives `input` to the guest, and answers how many bytes of it the port took: those for
-    /// which it had room, and none while the guest has it in loop-back mode.
+    /// Queues `input` for the guest and returns how many bytes were accepted: those for which the
+    /// port had room, and none while the guest has enabled loop-back.
     pub fn receive(&self, input: &[u8]) -> usize {
         let mut serial = crate::lock(&self.serial);
         if serial.fifo_capacity() == 0 {
@@ -105,8 +104,8 @@ impl SerialPort {
         })
     }
 
-    /// Becomes readable when the guest has read all that [`receive`](Self::receive) took, or
-    /// has changed what can keep the port from taking more.
+    /// Becomes readable when the guest has read everything that [`receive`](Self::receive)
+    /// accepted, or has changed what may prevent the port from accepting more.
     pub fn room_event_fd(&self) -> &EventFd {
         &self.room
     }
@@ -123,14 +122,14 @@ impl BusDevice for SerialPort {
     fn write(&self, offset: u64, data: &[u8]) {
         write_bytes(offset, data, |at, byte| {
             if at == DATA_OFFSET {
-                // Not under the lock of the port: its input side must not wait for its output.
+                // Not under the lock of the port: its input must not wait for its output.
                 self.output.wait_for_room();
             }
             let Ok(register) = u8::try_from(at) else {
                 return;
             };
             if let Err(error) = crate::lock(&self.serial).write(register, byte) {
-                tracing::warn!(%error, "a serial register cannot be written");
+                tracing::warn!(%error, "writing a serial register failed");
             }
             if at == MODEM_CONTROL_OFFSET {
                 let _ = self.room.write(1);
@@ -182,7 +181,7 @@ mod tests {
     #[test]
     fn input_interrupts_the_guest_and_room_is_signalled_when_it_was_read() {
         let (port, interrupt, _) = port();
-        port.write(1, &[1]); // receive interrupt on
+        port.write(1, &[1]); // enable the receive interrupt
         let taken = port.receive(&[b'a'; 100]);
         assert_eq!(taken, 64, "the size of the FIFO");
         assert_eq!(port.receive(b"b"), 0);

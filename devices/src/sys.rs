@@ -1,4 +1,4 @@
-//! System calls of devices that no crate wraps: the only unsafe code of this crate.
+//! System calls that no crate wraps: the only unsafe code of this crate.
 
 use std::fs::File;
 use std::io;
@@ -22,7 +22,7 @@ pub(crate) fn lock_description(file: &File, shared: bool) -> io::Result<()> {
         l_len: 0,
         l_pid: 0,
     };
-    // SAFETY: the descriptor is open, and `whole` lives through the call, which only reads it.
+    // SAFETY: the descriptor is open, and `whole` outlives the call, which only reads it.
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) })
 }
 
@@ -37,23 +37,23 @@ struct InterfaceRequest {
 
 const _: () = assert!(size_of::<InterfaceRequest>() == size_of::<libc::ifreq>());
 
-/// Attaches an open `/dev/net/tun` to the interface `name`: packets without further information but
-/// a virtio header.
+/// Attaches an open `/dev/net/tun` to the interface `name`: packets with a virtio header and no
+/// other metadata.
 ///
 /// # Errors
 ///
-/// When the name is too long, or the kernel refuses.
+/// Fails when the name is too long, or the kernel refuses.
 pub(crate) fn attach_tap(tun: &File, name: &str) -> io::Result<()> {
     let mut request = InterfaceRequest::default();
-    // The name ends with a zero, so it has to be shorter than its place.
+    // The name is terminated by a zero, so it must be shorter than its field.
     if name.len() >= request.name.len() {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
     request.name[..name.len()].copy_from_slice(name.as_bytes());
     let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
     request.flags = u16::try_from(flags).unwrap_or(0);
-    // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, whose size the request has, and which
-    // lives through the call.
+    // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, whose size is encoded in the request,
+    // and which outlives the call.
     check(unsafe { ioctl_with_mut_ref(tun, libc::TUNSETIFF, &mut request) })
 }
 
@@ -61,24 +61,24 @@ pub(crate) fn attach_tap(tun: &File, name: &str) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// When the kernel refuses.
+/// Fails when the kernel refuses.
 pub(crate) fn set_tap_header_bytes(tap: &File, bytes: libc::c_int) -> io::Result<()> {
-    // SAFETY: TUNSETVNETHDRSZ reads an int, which lives through the call.
+    // SAFETY: TUNSETVNETHDRSZ reads an int, which outlives the call.
     check(unsafe { ioctl_with_ref(tap, libc::TUNSETVNETHDRSZ, &bytes) })
 }
 
-/// Sets which checksums and segments the reader of a tap completes, as bits TUN_F_* of
+/// Sets which checksums and segments the reader of a tap completes, as TUN_F_* bits of
 /// linux/if_tun.h.
 ///
 /// # Errors
 ///
-/// When the kernel refuses.
+/// Fails when the kernel refuses.
 pub(crate) fn set_tap_offloads(tap: &File, flags: libc::c_uint) -> io::Result<()> {
-    // SAFETY: TUNSETOFFLOAD takes a number.
+    // SAFETY: TUNSETOFFLOAD takes a number and no pointer.
     check(unsafe { ioctl_with_val(tap, libc::TUNSETOFFLOAD, flags.into()) })
 }
 
-/// The error of a call that has just returned `result`.
+/// Returns the error of a call that has just returned `result`.
 fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
         return Err(io::Error::last_os_error());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use vm_superio::Trigger;
 use vmm_sys_util::eventfd::EventFd;
 
-/// A level-triggered interrupt line, which the monitor connects with an input of the interrupt
+/// A level-triggered interrupt line, which the monitor connects to an input of the interrupt
 /// controller.
 pub trait InterruptLine: Send + Sync + fmt::Debug {
     /// Raises or lowers the line.
@@ -15,14 +15,14 @@ pub trait InterruptLine: Send + Sync + fmt::Debug {
 }
 
 /// An edge-triggered interrupt line: each trigger adds one to an event descriptor, which the
-/// monitor has bound to an interrupt.
+/// monitor binds to an interrupt.
 #[derive(Clone, Debug)]
 pub struct EventFdTrigger {
     fd: Arc<EventFd>,
 }
 
 impl EventFdTrigger {
-    /// A new line that nothing listens to yet.
+    /// Creates a line without a listener.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl Trigger for EventFdTrigger {
 
     fn trigger(&self) -> io::Result<()> {
         match self.fd.write(1) {
-            // The counter is full: an interrupt is pending, and one more changes nothing.
+            // The counter is full: an interrupt is pending, and another one changes nothing.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             result => result,
         }

@@ -1,9 +1,9 @@
-//! What fuzz targets run: for each device a body that takes any bytes for what a guest, and whoever
-//! is at the host's end, does with it.
+//! The bodies of fuzz targets: for each device a function that interprets any bytes as the actions
+//! of a guest and of the host's end.
 //!
-//! A body panics when something that must hold does not. The targets in `tests/fuzz/` give it to
-//! libFuzzer, for as long as one likes; ordinary tests run the same bodies over the inputs in
-//! `tests/fuzz/seeds` and over some thousands that are made from them ([`exercise`]).
+//! A body panics when an invariant is violated. The targets in `tests/fuzz/` run them under
+//! libFuzzer; ordinary tests run the same bodies over the inputs in `tests/fuzz/seeds` and over
+//! some thousands derived from them ([`exercise`]).
 
 mod ports;
 mod virtio;
@@ -13,17 +13,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest that one input may take; a device that hangs is one that does not.
+/// Time limit of one input; a device that exceeds it hangs.
 const INPUT_TIME_MAX: Duration = Duration::from_secs(10);
-/// The longest input that [`exercise`] makes.
+/// The longest input that [`exercise`] generates.
 const INPUT_BYTES_MAX: usize = 4096;
-/// Numbers that often mean something at the edge of something.
+/// Numbers that are often boundary values.
 const EDGES: [u8; 8] = [0, 1, 2, 4, 0x10, 0x7f, 0x80, 0xff];
 
 /// One fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// Its name, also of its file in `tests/fuzz/fuzz_targets`.
+    /// Its name, and that of its file in `tests/fuzz/fuzz_targets`.
     pub name: &'static str,
     /// Its body.
     pub run: fn(&[u8]),
@@ -93,19 +93,19 @@ pub const TARGETS: &[Target] = &[
 ///
 /// # Panics
 ///
-/// When there is none.
+/// Panics when there is none.
 pub fn body(targets: &[Target], name: &str) -> fn(&[u8]) {
     let found = targets.iter().find(|target| target.name == name);
     found.unwrap_or_else(|| panic!("no fuzz target {name}")).run
 }
 
-/// Runs a target over the inputs in the directory `seeds`, and over `count` that are made from
-/// those, the same ones each time. Gives the number of executions.
+/// Runs a target over the inputs in the directory `seeds`, and over `count` derived ones, the same
+/// each time. Returns the number of executions.
 ///
 /// # Panics
 ///
-/// When there are no seeds, or when the target fails; the input is then in a file that the message
-/// names.
+/// Panics when there are no seeds, or when the target fails; the message then names the file with
+/// the input.
 pub fn exercise(target: &Target, seeds: &Path, count: usize) -> usize {
     let mut inputs: Vec<Vec<u8>> = Vec::new();
     let mut paths: Vec<_> = std::fs::read_dir(seeds)
@@ -148,7 +148,7 @@ fn once(target: &Target, input: &[u8]) {
     }
 }
 
-/// Numbers that look random (xorshift64, Marsaglia 2003).
+/// Pseudo-random numbers (xorshift64, Marsaglia 2003).
 struct Random(u64);
 
 impl Random {
@@ -159,7 +159,7 @@ impl Random {
         self.0
     }
 
-    /// Below `limit`, which is not 0.
+    /// A number below `limit`, which is not 0.
     fn below(&mut self, limit: usize) -> usize {
         let limit = u64::try_from(limit).unwrap_or(u64::MAX);
         usize::try_from(self.next() % limit).unwrap_or(0)
@@ -172,7 +172,7 @@ impl Random {
         }
     }
 
-    /// One of `inputs` with some changes; sometimes only noise.
+    /// A mutation of one of `inputs`; sometimes only noise.
     fn input(&mut self, inputs: &[Vec<u8>]) -> Vec<u8> {
         let mut input = match self.below(5) {
             0 => (0..self.below(512)).map(|_| self.byte()).collect(),
@@ -184,7 +184,7 @@ impl Random {
                 0 => input.insert(at, self.byte()),
                 1 if at < input.len() => drop(input.remove(at)),
                 2 => {
-                    // The rest is that of another one.
+                    // The rest comes from another input.
                     let other = &inputs[self.below(inputs.len())];
                     input.truncate(at);
                     input.extend(&other[self.below(other.len() + 1)..]);
@@ -199,9 +199,9 @@ impl Random {
     }
 }
 
-/// Tests that run each target of `TARGETS` over its seeds, and over some thousands of inputs that
-/// are made from them; and one that holds the names here, in `TARGETS`, in `tests/fuzz/fuzz_targets`
-/// and in `tests/fuzz/Cargo.toml` to each other.
+/// Generates tests that run each target of `TARGETS` over its seeds and over derived inputs, and
+/// one that compares the names in `TARGETS`, in `tests/fuzz/fuzz_targets` and in
+/// `tests/fuzz/Cargo.toml`.
 #[macro_export]
 macro_rules! fuzz_tests {
     ($($name:ident)*) => {

@@ -14,10 +14,10 @@ use crate::{
     PANIC_PORT, PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
 };
 
-/// Most accesses of one input.
+/// Limit of accesses per input.
 const ACCESSES_MAX: usize = 300;
 
-/// A line that leads nowhere.
+/// An interrupt line without a listener.
 #[derive(Debug)]
 struct NoLine;
 
@@ -29,8 +29,8 @@ fn events() -> MachineEvents {
     MachineEvents::new().expect("a descriptor")
 }
 
-/// Accesses to the `len` registers of a device, all within them, as `data` says; `aside` is called
-/// with a byte now and then.
+/// Accesses the `len` registers of a device, within their range, as `data` says; calls `aside` with
+/// a byte now and then.
 fn registers(device: &dyn BusDevice, len: u64, input: &[u8], mut aside: impl FnMut(u8)) {
     let mut data = Unstructured::new(input);
     let mut access = |data: &mut Unstructured<'_>| -> Result<()> {
@@ -90,11 +90,11 @@ pub(super) fn panic_port(input: &[u8]) {
     registers(&timer, 1, input, |_| timer.start());
 }
 
-/// Devices on both buses, and accesses to any address of any width. Also to a bus whose ranges the
-/// input has chosen.
+/// Fills both buses with devices and accesses any address with any width. Also fills a bus with
+/// ranges chosen by the input.
 pub(super) fn bus(input: &[u8]) {
     let mut data = Unstructured::new(input);
-    // A run that ends early is as good as another.
+    // A run that ends early is valid too.
     let _ = chosen_ranges(&mut data);
     let (ports, mmio) = (whole_port_bus(), whole_mmio_bus());
     let access = |data: &mut Unstructured<'_>| -> Result<()> {
@@ -127,7 +127,7 @@ pub(super) fn bus(input: &[u8]) {
     }
 }
 
-/// Ranges go in where they fit, and only what they have is answered.
+/// Ranges are inserted where they fit, and only addresses inside them are answered.
 fn chosen_ranges(data: &mut Unstructured<'_>) -> Result<()> {
     let mut bus = Bus::port_io();
     let mut taken: Vec<(u64, u64)> = Vec::new();

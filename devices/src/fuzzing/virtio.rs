@@ -1,4 +1,4 @@
-//! Virtio devices in the hands of a guest that does anything, rings and chains included.
+//! Virtio devices under a guest that does anything, rings and chains included.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -17,22 +17,22 @@ use crate::virtio::{
     VirtioDevice, Vsock,
 };
 
-/// Most that is done with one device.
+/// Limit of actions per device.
 const STEPS_MAX: usize = 100;
-/// Where the guest has the headers of its requests.
+/// Where the guest puts the headers of its requests.
 const HEADER: u64 = 0x8_0000;
-/// Where it has its data.
+/// Where the guest puts its data.
 const DATA: u64 = 0x10_0000;
 /// The fuzzed disk's size.
 const DISK_BYTES: u64 = 64 << 10;
 
-/// An address, most often one at which something is.
+/// An address, most often one that is in use.
 #[derive(Debug, Arbitrary)]
 enum Place {
     Data(u16),
     Rings(u16),
     Page(u16),
-    /// At the end of either part of the memory.
+    /// Near the end of either part of the memory.
     Edge(bool, i8),
     Any(u64),
 }
@@ -72,10 +72,10 @@ impl Length {
     }
 }
 
-/// What the guest, the thread of the device or the host does next.
+/// The next action of the guest, the device's thread or the host.
 #[derive(Debug, Arbitrary)]
 enum Step {
-    /// Starts the device anew, with what it offers but these features.
+    /// Restarts the device with its offered features except these.
     Start {
         without: u64,
     },
@@ -104,7 +104,7 @@ enum Step {
         place: Place,
         bytes: [u8; 16],
     },
-    /// A request of the kind that the device knows, cut into these pieces.
+    /// A request of a kind that the device knows, split into these pieces.
     Request {
         queue: u8,
         pieces: Vec<(Place, Length, bool)>,
@@ -113,7 +113,7 @@ enum Step {
         queue: u8,
         head: u16,
     },
-    /// Says that so many chains are available.
+    /// Makes this many chains available.
     Index {
         queue: u8,
         index: u16,
@@ -127,23 +127,24 @@ enum Step {
     },
 }
 
-/// What is different from device to device in a [`session`].
+/// The part that differs between devices in a [`session`].
 pub(super) trait Peer<D> {
-    /// The bytes that begin a request.
+    /// The first bytes of a request.
     fn header(&mut self, _data: &mut Unstructured<'_>) -> Result<Vec<u8>> {
         Ok(Vec::new())
     }
 
-    /// What the host's end does.
+    /// An action of the host's end.
     fn host(&mut self, _driver: &Driver<D>, _what: u8, _value: u32) {}
 }
 
-/// Nobody at the host's end, and requests without a header.
-struct Nobody;
+/// No peer at the host's end, and requests without a header.
+struct NoPeer;
 
-impl<D> Peer<D> for Nobody {}
+impl<D> Peer<D> for NoPeer {}
 
-/// Does with a device what `data` says; then a driver that does it right can use it.
+/// Runs the actions that `data` encodes; afterwards a correct driver must be able to use the
+/// device.
 pub(super) fn session<D: VirtioDevice + 'static>(
     driver: &Driver<D>,
     data: &mut Unstructured<'_>,
@@ -172,7 +173,7 @@ fn step<D: VirtioDevice + 'static>(
 ) -> Result<()> {
     let of = |queue: u8| u32::from(queue % queues);
     let put = |address, bytes: &[u8]| {
-        // Outside of its memory the guest writes nothing.
+        // The guest writes nothing outside of its memory.
         let _ = driver.memory.write_slice(bytes, GuestAddress(address));
     };
     match Step::arbitrary(data)? {
@@ -230,7 +231,7 @@ struct Requests;
 
 impl Peer<Block> for Requests {
     fn header(&mut self, data: &mut Unstructured<'_>) -> Result<Vec<u8>> {
-        // All kinds that there are are below 16.
+        // All request types are below 16.
         let kind = match u8::arbitrary(data)? {
             kind @ 0..240 => u32::from(kind % 16),
             _ => u32::arbitrary(data)?,
@@ -275,7 +276,7 @@ impl Peer<Net> for Network {
     fn host(&mut self, _: &Driver<Net>, what: u8, value: u32) {
         let mut packet = [7; 4096];
         let bytes = usize::try_from(value).unwrap_or(0) % packet.len();
-        // Packets get lost where there is no room.
+        // Packets without room are dropped.
         if what.is_multiple_of(2) {
             let _ = self.0.send(&packet[..bytes]);
         } else {
@@ -292,7 +293,7 @@ pub(super) fn net(input: &[u8]) {
 
 pub(super) fn rng(input: &[u8]) {
     let driver = Driver::of(Entropy::new().expect("a source"));
-    session(&driver, &mut Unstructured::new(input), &mut Nobody);
+    session(&driver, &mut Unstructured::new(input), &mut NoPeer);
 }
 
 /// Programs of the host.
@@ -304,8 +305,8 @@ struct Programs {
 
 impl Peer<Vsock> for Programs {
     fn header(&mut self, data: &mut Unstructured<'_>) -> Result<Vec<u8>> {
-        // The guest's address, the host's, two ports, a length, a kind, an operation, flags, and
-        // credit; each of them wrong now and then.
+        // The guest's address, the host's, two ports, a length, a type, an operation, flags, and
+        // credit; each of them sometimes wrong.
         let wrong = u8::arbitrary(data)?;
         let port =
             |data: &mut Unstructured<'_>| u8::arbitrary(data).map(|port| u32::from(port % 8));
@@ -417,7 +418,7 @@ pub(super) fn console(input: &[u8]) {
     session(&driver, &mut Unstructured::new(input), &mut clients);
 }
 
-/// Takes free memory, if it is memory of the guest.
+/// Accepts free memory, and checks that it is guest memory.
 #[derive(Debug)]
 struct Checked;
 
@@ -472,7 +473,7 @@ pub(super) fn transport(input: &[u8]) {
         };
         let mut bytes = <[u8; 8]>::arbitrary(data)?;
         let width = usize::from(u8::arbitrary(data)? % 9);
-        // Most are as wide as registers are.
+        // Most accesses have the width of registers.
         let width = if width > 4 { 4 } else { width };
         if bool::arbitrary(data)? {
             driver.transport.write(offset, &bytes[..width]);

@@ -1,5 +1,5 @@
-//! Memory that comes and goes, in the hands of a guest that does anything and of a user who changes
-//! his mind, with memory that is not always to be had.
+//! The memory device under a guest that does anything and a user who changes the requested size,
+//! with memory that is not always available.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,7 +13,7 @@ use crate::lock;
 use crate::virtio::test_driver::Driver;
 use crate::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
 
-/// More than one word of blocks, and not whole words.
+/// More than one word of blocks, and not a multiple of it.
 const BLOCKS: u64 = 100;
 const REGION: MemRegion = MemRegion {
     start: 1 << 32,
@@ -25,7 +25,7 @@ const REGION: MemRegion = MemRegion {
 const PLUGGED_BYTES: u64 = 40;
 const REQUESTED_BYTES: u64 = 48;
 
-/// Types of requests, and of the response to one that was carried out (section 5.15.6).
+/// Types of requests, and of the response to a successful one (section 5.15.6).
 const UNPLUG_ALL: u16 = 2;
 const STATE: u16 = 3;
 const ACK: u16 = 0;
@@ -34,11 +34,11 @@ const PLUGGED: u16 = 0;
 const UNPLUGGED: u16 = 1;
 const MIXED: u16 = 2;
 
-/// The blocks that have memory: what the device says must fit it.
+/// The blocks that have memory: the device's state must match.
 #[derive(Debug, Default)]
 struct Blocks {
     plugged: Mutex<BTreeSet<u64>>,
-    /// How many of the next 8 plugs and unplugs fail: a bit for each.
+    /// Which of the next 8 plugs and unplugs fail: a bit for each.
     fails: AtomicU8,
 }
 
@@ -85,7 +85,7 @@ impl Pluggable for Blocks {
     }
 }
 
-/// The user, who asks for sizes, and the memory, which is not always there.
+/// The user, who requests sizes, and the memory, which is not always available.
 struct User(Arc<Blocks>);
 
 impl Peer<Mem> for User {
@@ -100,7 +100,7 @@ impl Peer<Mem> for User {
             255 => u64::arbitrary(data)?,
             // Not at the start of a block.
             250..255 => REGION.start + u64::from(first) * 4096,
-            // Up to some blocks behind the region.
+            // Up to some blocks beyond the region.
             _ => REGION.start + u64::from(first % 104) * MEM_BLOCK_BYTES,
         };
         let count = match count {
@@ -134,7 +134,7 @@ fn request(kind: u16, address: u64, count: u16) -> Vec<u8> {
     request
 }
 
-/// What the driver reads of the sizes is true, and within bounds.
+/// The sizes that the driver reads are right and within bounds.
 fn check(driver: &Driver<Mem>, blocks: &Blocks) {
     let config = |at: u64| {
         let half = |at| u64::from(driver.get(0x100 + at));
@@ -147,7 +147,7 @@ fn check(driver: &Driver<Mem>, blocks: &Blocks) {
     assert!(requested <= REGION.bytes && requested.is_multiple_of(MEM_BLOCK_BYTES));
 }
 
-/// Sends a request as Linux does; gives the response and its state.
+/// Sends a request as Linux does; returns the response and its state.
 fn ask(driver: &Driver<Mem>, kind: u16, first: u64, count: u16) -> (u16, u16) {
     let (from, to) = (GuestAddress(0x40_0000), GuestAddress(0x50_0000));
     let bytes = request(kind, REGION.start + first * MEM_BLOCK_BYTES, count);
@@ -167,7 +167,7 @@ pub(super) fn mem(input: &[u8]) {
     let mut user = User(Arc::clone(&blocks));
     session(&driver, &mut Unstructured::new(input), &mut user);
     check(&driver, &blocks);
-    // A driver that does it right learns what is plugged, and gets rid of it.
+    // A correct driver finds out what is plugged, and unplugs it.
     for (first, count) in [(0, 1), (62, 4), (0, 100)] {
         let there = |block: &u64| lock(&blocks.plugged).contains(block);
         let due = match (first..first + u64::from(count)).filter(there).count() {

@@ -1,5 +1,5 @@
-//! What holds for every device: no access to its registers, in any state, makes it panic or hang,
-//! and a driver that does it right can use it afterwards.
+//! Properties of every device: no register access, in any state, makes it panic or hang, and a
+//! correct driver can use it afterwards.
 
 use proptest::prelude::*;
 

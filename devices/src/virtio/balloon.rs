@@ -1,5 +1,5 @@
-//! The memory balloon (virtio 1.2, section 5.5), which is here for free page reporting: the
-//! guest tells which memory it does not use, and the monitor forgets the bytes.
+//! The memory balloon (virtio 1.2, section 5.5), used for free page reporting: the guest reports
+//! unused memory, and the monitor drops its bytes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,60 +11,60 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
 use super::{BrokenRing, Chain, Ring, VirtioDevice, read_bytes_of};
 
-/// Bytes in a page of the balloon, whatever the guest's pages are (section 5.5.6).
+/// Bytes of a balloon page, independent of the guest's page size (section 5.5.6).
 const PAGE_BYTES: u64 = 4096;
 
-/// Feature: when the guest is short of memory it may take pages back unasked (section 5.5.3).
+/// Feature: the guest may take pages back without asking when it is short of memory (section
+/// 5.5.3).
 const DEFLATE_ON_OOM: u64 = 1 << 2;
 /// Feature: the guest reports free memory.
 const PAGE_REPORTING: u64 = 1 << 5;
 
-/// Most bytes that one chain can free. Linux reports 32 ranges of 4 MiB at once.
+/// Limit of bytes that one chain can free. Linux reports 32 ranges of 4 MiB at once.
 pub const BALLOON_CHAIN_BYTES_MAX: u64 = 1 << 30;
-/// Most ranges, or single pages, that one chain can free. Linux puts 256 pages into the
-/// balloon at once.
+/// Limit of ranges, or single pages, that one chain can free. Linux inflates by 256 pages at once.
 pub const BALLOON_CHAIN_RANGES_MAX: usize = 1024;
 
 const INFLATE_QUEUE: usize = 0;
 const DEFLATE_QUEUE: usize = 1;
-/// Queues: into the balloon; out of it; reports. The specification numbers the queue of reports
-/// 4, behind two that only exist with features that are not offered here; Linux leaves out the
-/// numbers of those, and gives it 2. Both are there.
+/// Queues: inflate, deflate, reports. The specification numbers the reporting queue 4, after two
+/// that exist only with features that are not offered here; Linux skips the numbers of absent
+/// queues and uses 2. Both exist.
 const QUEUE_SIZES: [u16; 5] = [128, 128, 128, 0, 128];
 
 /// Offsets in the configuration (section 5.5.4).
 const TARGET_OFFSET: usize = 0;
 const ACTUAL_OFFSET: usize = 4;
 
-/// Guest memory that is free.
+/// A range of free guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeRange {
     /// The first address, a multiple of the page size 4096.
     pub start: GuestAddress,
-    /// The length, whole pages and at least one.
+    /// The length in bytes: whole pages, at least one.
     pub bytes: u64,
 }
 
-/// Takes what the guest does not use.
+/// Accepts memory that the guest does not use.
 pub trait FreePages: Send + Sync + fmt::Debug {
-    /// Forgets the bytes of these ranges, all of them in guest memory. When it returns the
-    /// guest may use them again, and whatever it writes from then on must stay. It may leave
-    /// ranges as they are.
+    /// Drops the bytes of these ranges, which are in guest memory. When it returns, the guest may
+    /// use them again, and everything it writes from then on must persist. It may leave ranges
+    /// unchanged.
     fn discard(&self, ranges: &[FreeRange]);
 }
 
-/// A balloon that is empty unless it is told otherwise.
+/// A balloon that is empty until a size is requested.
 #[derive(Debug)]
 pub struct Balloon {
     free_pages: Arc<dyn FreePages>,
-    /// Pages that the guest shall put into the balloon.
+    /// Pages that the guest is asked to put into the balloon.
     target_pages: AtomicU32,
-    /// Pages that it says to have put there.
+    /// Pages that the guest has reported to be in the balloon.
     actual_pages: AtomicU32,
 }
 
 impl Balloon {
-    /// A balloon whose pages, and those that the guest reports to be free, go to `free_pages`.
+    /// Creates a balloon that passes its pages, and reported free pages, to `free_pages`.
     pub fn new(free_pages: Arc<dyn FreePages>) -> Self {
         Self {
             free_pages,
@@ -73,24 +73,24 @@ impl Balloon {
         }
     }
 
-    /// Asks the guest for so many pages of 4096 bytes. The caller tells the driver by
+    /// Requests a size of so many pages of 4096 bytes. The caller notifies the driver through
     /// [`MmioTransport::change_config`](super::MmioTransport::change_config).
     pub fn set_target_pages(&self, pages: u32) {
-        // Relaxed here and below: numbers on their own.
+        // Relaxed here and below: independent numbers.
         self.target_pages.store(pages, Ordering::Relaxed);
     }
 
-    /// How many pages the guest was asked for.
+    /// How many pages were requested from the guest.
     pub fn target_pages(&self) -> u32 {
         self.target_pages.load(Ordering::Relaxed)
     }
 
-    /// How many pages the guest says to have put into the balloon.
+    /// How many pages the guest has reported to be in the balloon.
     pub fn actual_pages(&self) -> u32 {
         self.actual_pages.load(Ordering::Relaxed)
     }
 
-    /// The ranges that a chain of reports frees: its descriptors are the free memory itself.
+    /// The ranges that a reporting chain frees: its descriptors are the free memory itself.
     fn reported(chain: Chain<'_>) -> Vec<FreeRange> {
         let memory = chain.memory();
         let free = Free::new(memory);
@@ -99,7 +99,7 @@ impl Balloon {
         free.take(ranges)
     }
 
-    /// The ranges that a chain puts into the balloon: its descriptors hold page numbers.
+    /// The ranges that an inflate chain frees: its descriptors hold page numbers.
     fn inflated(chain: Chain<'_>) -> Vec<FreeRange> {
         let memory = chain.memory();
         let mut pages = Vec::new();
@@ -113,7 +113,7 @@ impl Balloon {
             let (numbers, _) = numbers.as_chunks::<4>();
             pages.extend(numbers.iter().map(|number| u32::from_le_bytes(*number)));
         }
-        // In order, so that neighbours become one range, and each once.
+        // Sorted, so that neighbours become one range, and without duplicates.
         pages.sort_unstable();
         pages.dedup();
         let page = |number| (u64::from(number) * PAGE_BYTES, PAGE_BYTES);
@@ -121,7 +121,7 @@ impl Balloon {
     }
 }
 
-/// Collects what may be freed.
+/// Collects ranges that may be freed.
 struct Free<'a> {
     memory: &'a GuestMemoryMmap,
     ranges: Vec<FreeRange>,
@@ -137,7 +137,7 @@ impl<'a> Free<'a> {
         }
     }
 
-    /// The ranges that are whole pages inside the guest's memory, as far as the limits go.
+    /// The ranges that are whole pages inside the guest's memory, up to the limits.
     fn take(mut self, ranges: impl Iterator<Item = (u64, u64)>) -> Vec<FreeRange> {
         for (start, bytes) in ranges.take(BALLOON_CHAIN_RANGES_MAX) {
             self.add(start, bytes);
@@ -154,7 +154,7 @@ impl<'a> Free<'a> {
             || !inside
             || bytes > BALLOON_CHAIN_BYTES_MAX - self.bytes
         {
-            tracing::debug!(start, bytes, "free memory of the guest is not taken");
+            tracing::debug!(start, bytes, "a free range of the guest is ignored");
             return;
         }
         self.bytes += bytes;
@@ -194,7 +194,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn write_config(&self, offset: u64, data: &[u8]) {
-        // The one field that drivers write, as a whole.
+        // The only field that drivers write, always as a whole.
         if offset == ACTUAL_OFFSET as u64
             && let Ok(value) = data.try_into()
         {
@@ -207,7 +207,7 @@ impl VirtioDevice for Balloon {
         ring.serve_next(|chain| {
             let ranges = match queue {
                 INFLATE_QUEUE => Self::inflated(chain),
-                // The page is memory like any other already: zero until it is written.
+                // Nothing to do: a deflated page is zero until it is written.
                 DEFLATE_QUEUE => Vec::new(),
                 _ => Self::reported(chain),
             };

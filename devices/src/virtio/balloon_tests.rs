@@ -1,4 +1,4 @@
-//! Tests of what the balloon takes from chains.
+//! Tests of the ranges that the balloon takes from chains.
 
 use proptest::prelude::*;
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
@@ -83,7 +83,7 @@ fn pages_in_the_balloon_are_discarded_and_neighbours_are_one_range() {
         let place = GuestAddress(0x3_0000 + at * 4);
         driver.memory.write_obj(number, place).unwrap();
     }
-    // Over two descriptors, the second not a whole number of numbers.
+    // Over two descriptors, the second of which ends inside a number.
     driver.descriptor(0, 0, 0x3_0000, 12, VRING_DESC_F_NEXT, 1);
     driver.descriptor(0, 1, 0x3_000c, 14, 0, 0);
     driver.make_available(0, 0);
@@ -93,7 +93,7 @@ fn pages_in_the_balloon_are_discarded_and_neighbours_are_one_range() {
         driver.discarded(),
         [(0x40_0000, 3 * page), (0x50_0000, page)]
     );
-    // Out of the balloon: nothing is to be done but to give the buffer back.
+    // Deflating needs nothing except returning the buffer.
     driver.descriptor(1, 0, 0x3_0000, 12, 0, 0);
     driver.make_available(1, 0);
     driver.serve(1);
@@ -104,7 +104,7 @@ fn pages_in_the_balloon_are_discarded_and_neighbours_are_one_range() {
 #[test]
 fn one_chain_frees_no_more_than_the_limits_allow() {
     let driver = BalloonDriver::started();
-    // The ring again and again, of the largest ranges that there are.
+    // The ring repeatedly, with the largest possible ranges.
     for at in 0..RING_SIZE {
         let flags = VRING_DESC_F_WRITE | VRING_DESC_F_NEXT;
         let bytes = u32::try_from(PART_BYTES).unwrap();
@@ -114,7 +114,7 @@ fn one_chain_frees_no_more_than_the_limits_allow() {
     driver.serve(2);
     let freed: u64 = driver.discarded().iter().map(|(_, bytes)| bytes).sum();
     assert_eq!(freed, BALLOON_CHAIN_BYTES_MAX);
-    // Page numbers without end.
+    // Page numbers beyond the limit.
     driver.descriptor(0, 0, 0, u32::MAX, VRING_DESC_F_NEXT, 0);
     driver.make_available(0, 0);
     driver.serve(0);

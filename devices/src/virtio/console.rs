@@ -1,8 +1,8 @@
 //! The console of virtio (virtio 1.2, section 5.3), with one port: `/dev/hvc0` of Linux.
 //!
 //! Its other end is a Unix socket of the host. One client at a time is connected; others wait until
-//! it has gone. What the guest writes is taken at once, whoever reads it: drivers wait for that
-//! without doing anything else. The last of it is kept for a client that is slow, or yet to come.
+//! it has disconnected. The guest's output is taken at once, even without a client, since drivers
+//! busy-wait for that. The newest part of it is kept for a slow or later client.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,21 +19,21 @@ use super::host_socket::{HostSocket, HostSocketError};
 use super::{BrokenRing, Buffers, Ring, VirtioDevice};
 use crate::lock;
 
-/// To the guest, from the guest.
+/// Queues: to the guest, from the guest.
 const QUEUE_SIZES: [u16; 2] = [128, 128];
 const RECEIVE_QUEUE: usize = 0;
 
-/// How much of what the guest has written is kept for a client: the newest of it.
+/// How much of the guest's newest output is kept for a client.
 pub const CONSOLE_KEPT_BYTES_MAX: usize = 64 << 10;
-/// Bytes that are moved at once.
+/// Bytes that are copied at once.
 const BATCH_BYTES: usize = 4096;
-/// Chains in one direction before the other has its turn.
+/// Chains served in one direction before the other is served.
 const CHAINS_AT_ONCE: usize = 32;
 
-/// Events that are taken at once; there are two descriptors.
+/// Events read at once; there are two descriptors.
 const EVENTS_AT_ONCE: usize = 4;
 
-/// A console of the guest, beside its serial port.
+/// A console of the guest, in addition to its serial port.
 pub struct Console {
     epoll: OwnedFd,
     state: Mutex<State>,
@@ -42,15 +42,15 @@ pub struct Console {
 struct State {
     listener: UnixListener,
     client: Option<Client>,
-    /// Written by the guest, and not yet by the client's kernel.
+    /// Output of the guest that the client's kernel has not accepted yet.
     kept: VecDeque<u8>,
 }
 
 struct Client {
     stream: UnixStream,
-    /// It has typed all that it will, and that was read.
+    /// The client has closed its writing side, and everything it wrote was read.
     ended: bool,
-    /// It reads no more.
+    /// The client has closed its reading side.
     gone: bool,
 }
 
@@ -61,11 +61,11 @@ impl fmt::Debug for Console {
 }
 
 impl Console {
-    /// The console behind `socket`.
+    /// Creates a console behind `socket`.
     ///
     /// # Errors
     ///
-    /// When the process is out of descriptors.
+    /// Fails when the process is out of descriptors.
     pub fn new(socket: &HostSocket) -> Result<Self, HostSocketError> {
         let made = || -> io::Result<Self> {
             let listener = socket.listener()?;
@@ -85,11 +85,11 @@ impl Console {
         made().map_err(|source| socket.unusable(source))
     }
 
-    /// Takes up what the sockets have: a client, and room for what it is to read.
+    /// Handles events of the sockets: a new client, or room for output.
     fn attend(&self, state: &mut State) {
         loop {
             let mut events = [MaybeUninit::uninit(); EVENTS_AT_ONCE];
-            // What there is to take is found below, and a failure is as if nothing were there.
+            // Failures are ignored: the sockets are examined below in any case.
             let events = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default()));
             let events = events.map_or_else(|_| &[][..], |(events, _)| &*events);
             let over = epoll::EventFlags::HUP | epoll::EventFlags::ERR;
@@ -111,13 +111,13 @@ impl Console {
         }
     }
 
-    /// Takes the client that has waited longest; false when there is none.
+    /// Accepts the client that has waited longest; false when there is none.
     fn accept(&self, state: &mut State) -> bool {
         let accepted = || -> io::Result<Client> {
             let (stream, _) = state.listener.accept()?;
             stream.set_nonblocking(true)?;
             let all = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
-            // Closing it removes it.
+            // Closing the descriptor removes it from the epoll.
             epoll::add(&self.epoll, &stream, epoll::EventData::new_u64(1), all)?;
             Ok(Client {
                 stream,
@@ -129,7 +129,7 @@ impl Console {
         state.client.is_some()
     }
 
-    /// Gives the guest what the client has typed.
+    /// Copies the client's input to the guest.
     fn receive(&self, state: &mut State, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         let memory = ring.memory();
         for _ in 0..CHAINS_AT_ONCE {
@@ -141,7 +141,7 @@ impl Console {
             };
             let writer = Buffers::of(&chain, memory).map(|buffers| buffers.to_driver);
             let Some(mut writer) = writer.filter(|w| w.available_bytes() > 0) else {
-                // Nothing has room in it.
+                // The chain has no writable room.
                 ring.used(chain.head_index(), 0)?;
                 continue;
             };
@@ -152,11 +152,11 @@ impl Console {
                 if !state.client_is_over() {
                     return Ok(false);
                 }
-                // The next one may have typed already.
+                // The next client may have input already.
                 self.attend(state);
                 return Ok(state.client.is_some());
             };
-            // The room was counted above.
+            // The room was computed above.
             let written = writer.write_all(&bytes[..count]).map_or(0, |()| count);
             ring.used(chain.head_index(), u32::try_from(written).unwrap_or(0))?;
         }
@@ -165,12 +165,12 @@ impl Console {
 }
 
 impl State {
-    /// Whether there is nothing more to come from the client, nor anything to give it.
+    /// Whether the client will send nothing more and there is nothing to send to it.
     fn client_is_over(&self) -> bool {
         self.client.as_ref().is_some_and(|c| c.ended && c.gone)
     }
 
-    /// What the client has typed; `None` when that is nothing now.
+    /// Reads the client's input; `None` when there is none now.
     fn typed(&mut self, bytes: &mut [u8]) -> Option<usize> {
         let client = self.client.as_mut().filter(|client| !client.ended)?;
         match client.stream.read(bytes) {
@@ -182,14 +182,14 @@ impl State {
         None
     }
 
-    /// Takes what the guest writes, and keeps the newest.
+    /// Appends output of the guest, and keeps the newest.
     fn keep(&mut self, bytes: &[u8]) {
         self.kept.extend(bytes);
         let oldest = self.kept.len().saturating_sub(CONSOLE_KEPT_BYTES_MAX);
         self.kept.drain(..oldest);
     }
 
-    /// Gives the client what was kept, as far as it takes it.
+    /// Sends kept output to the client, as far as it accepts it.
     fn flush(&mut self) {
         let Some(client) = self.client.as_mut() else {
             return;
@@ -204,7 +204,7 @@ impl State {
         }
     }
 
-    /// Takes what the guest has written.
+    /// Takes output of the guest.
     fn send(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         let memory = ring.memory();
         for _ in 0..CHAINS_AT_ONCE {
@@ -212,7 +212,7 @@ impl State {
                 return Ok(false);
             };
             let reader = Buffers::of(&chain, memory).map(|buffers| buffers.from_driver);
-            // No more than is kept, of chains that claim gigabytes.
+            // A chain may claim gigabytes; only what can be kept is read.
             let mut left = CONSOLE_KEPT_BYTES_MAX;
             if let Some(mut reader) = reader {
                 let mut bytes = [0; BATCH_BYTES];
@@ -227,7 +227,7 @@ impl State {
     }
 }
 
-/// Whether it is only that there is nothing now.
+/// Whether the error only means that there is nothing now.
 fn is_later(error: &io::Error) -> bool {
     matches!(
         error.kind(),

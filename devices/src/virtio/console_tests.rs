@@ -1,4 +1,4 @@
-//! Tests of what passes between guest and client.
+//! Tests of the data between guest and client.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use vm_memory::{Bytes, GuestAddress};
 use super::*;
 use crate::virtio::test_driver::{Driver, PART_BYTES, STARTED};
 
-/// Where the guest has what it writes.
+/// Where the guest has its output.
 const WRITTEN: u64 = 0x10_0000;
-/// Where it has room for what it reads.
+/// Where the guest has room for input.
 const ROOM: u64 = 0x20_0000;
 
 struct Bed {
@@ -45,13 +45,13 @@ impl Bed {
         client
     }
 
-    /// As the loop does when the sockets have something.
+    /// Serves the device as the loop does when the sockets are ready.
     fn attend(&self) {
         self.driver.serve(0);
         self.driver.serve(1);
     }
 
-    /// The guest writes, over two descriptors.
+    /// Writes as the guest, over two descriptors.
     fn write(&self, bytes: &[u8]) {
         let before = self.driver.used(1);
         let memory = &self.driver.memory;
@@ -64,7 +64,7 @@ impl Bed {
         assert_eq!(self.driver.used(1), before.wrapping_add(1), "at once");
     }
 
-    /// Gives the device so many bytes of room; what it has put there when it has done so.
+    /// Offers this much room to the device; returns what the device put there.
     fn offer_room(&self, bytes: u32) {
         self.driver.offer(0, 0, &[(ROOM, bytes, true)]);
         self.driver.serve(0);

@@ -7,25 +7,25 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::{BrokenRing, Buffers, Ring, VirtioDevice};
 
-/// Where the host has them.
+/// The host's random numbers.
 const SOURCE: &str = "/dev/urandom";
 
-/// Most bytes that are given for one chain. The device may write less than there is room for
-/// (section 5.4.6.1), and a guest that wants more asks again.
+/// Limit of bytes returned for one chain. The device may write less than there is room for (section
+/// 5.4.6.1); a guest that needs more asks again.
 pub const ENTROPY_CHAIN_BYTES_MAX: usize = 4096;
 
-/// Random numbers of the host's kernel.
+/// An entropy device that returns random numbers of the host's kernel.
 #[derive(Debug)]
 pub struct Entropy {
     source: File,
 }
 
 impl Entropy {
-    /// A device that takes its numbers from the kernel of the host.
+    /// Opens the random numbers of the host's kernel.
     ///
     /// # Errors
     ///
-    /// When `/dev/urandom` cannot be opened.
+    /// Fails when `/dev/urandom` cannot be opened.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             source: File::open(SOURCE)?,
@@ -61,8 +61,8 @@ impl VirtioDevice for Entropy {
             let mut bytes = [0; ENTROPY_CHAIN_BYTES_MAX];
             let count = to_driver.available_bytes().min(bytes.len());
             let bytes = &mut bytes[..count];
-            // The kernel gives what it is asked for once it has gathered entropy at its start. What
-            // could not be filled is not written.
+            // `/dev/urandom` returns as many bytes as requested once the kernel is seeded. What
+            // could not be filled is not reported as written.
             match (&self.source).read_exact(bytes) {
                 Ok(()) if to_driver.write_all(bytes).is_ok() => u32::try_from(count).unwrap_or(0),
                 _ => 0,
@@ -106,7 +106,7 @@ mod tests {
         }
         assert_ne!(seen[0], seen[1]);
         assert!(seen.iter().all(|bytes| bytes.iter().any(|b| *b != 0)));
-        assert_eq!(driver.get(0x60), 1, "the driver was told");
+        assert_eq!(driver.get(0x60), 1, "the driver was notified");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A Unix socket of the host at which a device has its other end.
+//! A Unix socket of the host that is a device's other end.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,15 +12,15 @@ use thiserror::Error;
 
 use crate::lock_file;
 
-/// The longest path of a socket: the kernel takes 107 bytes, of which that of a vsock may be followed
+/// The longest path of a socket: the kernel accepts 107 bytes, and that of a vsock may be followed
 /// by `_4294967295`.
 pub const HOST_SOCKET_PATH_BYTES_MAX: usize = 107 - 11;
 
-/// How long others are waited for that make sockets in the same directory, each of whom takes
+/// How long to wait for other processes that create sockets in the same directory; each takes
 /// milliseconds.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Why the host's socket cannot be had.
+/// Why the host's socket cannot be used.
 #[derive(Debug, Error)]
 pub enum HostSocketError {
     /// Its path is too long for a socket.
@@ -36,23 +36,23 @@ pub enum HostSocketError {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody listens there.
-    #[error("the {what} {} is in use, by another VM perhaps; choose another path", path.display())]
+    /// Another process listens there.
+    #[error("the {what} {} is in use, possibly by another VM; choose another path", path.display())]
     InUse {
         /// The device.
         what: &'static str,
         /// The path.
         path: PathBuf,
     },
-    /// Something else is there.
-    #[error("the {what} {} is there already and no socket; choose another path", path.display())]
+    /// The path exists and is not a socket.
+    #[error("the {what} {} exists and is not a socket; choose another path", path.display())]
     NotASocket {
         /// The device.
         what: &'static str,
         /// The path.
         path: PathBuf,
     },
-    /// Somebody keeps others from making sockets there.
+    /// Another process keeps the directory locked.
     #[error(
         "the directory of the {what} {} is locked by another process for more than {} s; choose a path in \
          another one",
@@ -65,9 +65,9 @@ pub enum HostSocketError {
         /// The path.
         path: PathBuf,
     },
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error(
-        "cannot make the {what} {}; choose a path in a directory that exists and that you may read and \
+        "cannot create the {what} {}; choose a path in a directory that exists and that you may read and \
          write",
         path.display()
     )]
@@ -76,20 +76,20 @@ pub enum HostSocketError {
         what: &'static str,
         /// The path.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         source: io::Error,
     },
 }
 
-/// The Unix socket of the host. It is removed when this is dropped, which ends no connection.
+/// The Unix socket of the host. Dropping it removes the socket file, and closes no connection.
 #[derive(Debug)]
 pub struct HostSocket {
     what: &'static str,
-    /// Keeps the number of its inode from being given to another file.
+    /// Keeps the inode number from being reused for another file.
     listener: UnixListener,
     path: PathBuf,
-    /// What tells it from another socket at its path, if the file system says.
+    /// Identity of the socket file, if the file system provides one.
     identity: Option<Identity>,
 }
 
@@ -97,19 +97,19 @@ pub struct HostSocket {
 type Identity = (u64, u64);
 
 impl HostSocket {
-    /// Makes the socket `path` of a device, which messages call `what`; one that nobody listens on any
-    /// more is replaced.
+    /// Creates the socket `path` of a device, which messages call `what`. A stale socket without a
+    /// listener is replaced.
     ///
     /// # Errors
     ///
-    /// When somebody listens there, or it cannot be made.
+    /// Fails when another process listens there, or the socket cannot be created.
     pub fn listen(what: &'static str, path: &Path) -> Result<Self, HostSocketError> {
         let path = path.to_path_buf();
         if path.as_os_str().len() > HOST_SOCKET_PATH_BYTES_MAX {
             return Err(HostSocketError::PathTooLong { what, path });
         }
-        // Of two that start at once the second one would take the socket of the first, which does not
-        // listen yet, for one that was left behind.
+        // Without the lock, the second of two simultaneous starts could take the first one's
+        // socket, which does not listen yet, for a stale one.
         let _lock = match lock_directory_of(&path) {
             Ok(lock) => lock,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -124,7 +124,7 @@ impl HostSocket {
             if is_served(&path) {
                 return Err(HostSocketError::InUse { what, path });
             }
-            // Of a process that was killed. Where that fails, so does what follows.
+            // The socket of a killed process. If removing fails, so does the bind below.
             let _ = fs::remove_file(&path);
         }
         match UnixListener::bind(&path) {
@@ -138,19 +138,19 @@ impl HostSocket {
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What accepts connections, for the device.
+    /// The listener, for the device.
     pub(super) fn listener(&self) -> io::Result<UnixListener> {
         let listener = self.listener.try_clone()?;
         listener.set_nonblocking(true)?;
         Ok(listener)
     }
 
-    /// The error of a device that cannot use it.
+    /// The error of a device that cannot use the socket.
     pub(super) fn unusable(&self, source: io::Error) -> HostSocketError {
         HostSocketError::Make {
             what: self.what,
@@ -162,7 +162,7 @@ impl HostSocket {
 
 impl Drop for HostSocket {
     fn drop(&mut self) {
-        // Somebody may have removed it, and another one may be there now.
+        // Another process may have removed it and created another one there.
         if self.identity.is_some() && self.identity == identity(&self.path) {
             let _ = fs::remove_file(&self.path);
         }
@@ -174,8 +174,8 @@ fn identity(path: &Path) -> Option<Identity> {
     Some((found.dev(), found.ino()))
 }
 
-/// Whether somebody listens at a socket. Asking does not wait: an ordinary connect would, while the queue
-/// is full.
+/// Whether a process listens at a socket. The check does not block, as an ordinary connect would
+/// while the queue is full.
 fn is_served(path: &Path) -> bool {
     let connect = || -> io::Result<()> {
         let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
@@ -184,7 +184,7 @@ fn is_served(path: &Path) -> bool {
     };
     match connect() {
         Ok(()) => true,
-        // Anything else than a refusal, such as a full queue, is no sign of an end.
+        // Only a refusal proves that nobody listens; a full queue, for example, does not.
         Err(error) => !matches!(
             error.kind(),
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
@@ -192,8 +192,9 @@ fn is_served(path: &Path) -> bool {
     }
 }
 
-/// Keeps others out who make sockets in the directory of `path`, until it is dropped; `WouldBlock` when
-/// one of them does not go. Nothing is kept where the file system has no such locks.
+/// Locks the directory of `path` against other processes that create sockets in it, until it is
+/// dropped. `WouldBlock` when another holder keeps the lock. No lock is taken where the file system
+/// has none.
 fn lock_directory_of(path: &Path) -> io::Result<File> {
     let directory = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -202,7 +203,7 @@ fn lock_directory_of(path: &Path) -> io::Result<File> {
     let file = File::open(directory)?;
     match lock_file(&file, LOCK_TIME_MAX) {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(error),
-        // Some file systems of networks.
+        // Some network file systems.
         Err(error) => tracing::warn!("{} cannot be locked: {error}", directory.display()),
         Ok(()) => {}
     }
@@ -218,11 +219,11 @@ mod tests {
     use super::*;
     use crate::virtio::server_threads::LIMIT;
 
-    /// Starts that are tried at once, and how often.
+    /// Number of simultaneous starts, and of attempts.
     const STARTS: usize = 8;
     const ROUNDS: usize = 100;
 
-    /// A directory, and a path in it at which a process that was killed has left its socket.
+    /// A directory, and a path in it with the stale socket of a killed process.
     fn stale() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("socket");
@@ -252,7 +253,7 @@ mod tests {
             let _client = UnixStream::connect(&path).unwrap();
             winner.listener().unwrap().accept().unwrap();
             drop(winner);
-            assert!(!path.exists(), "it goes with its owner");
+            assert!(!path.exists(), "it is removed with its owner");
         }
     }
 

@@ -1,9 +1,9 @@
-//! Memory that comes and goes while the guest runs (virtio 1.2, section 5.15): a region of the
-//! guest's addresses, divided into blocks, each of which is plugged or not. The monitor asks for
-//! a size; the guest's driver plugs and unplugs blocks until it has that.
+//! Memory that is plugged and unplugged while the guest runs (virtio 1.2, section 5.15): a region
+//! of guest addresses, divided into blocks that are plugged or unplugged. The monitor requests a
+//! size; the guest's driver plugs and unplugs blocks until it has that size.
 //!
-//! What a block is made of is not known here: a [`Pluggable`] gives memory to blocks and takes it
-//! back. It decides as well what becomes of a guest that touches a block which is not plugged.
+//! The memory of blocks comes from a [`Pluggable`], which also decides what happens when a guest
+//! touches an unplugged block.
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -17,23 +17,23 @@ use super::{BrokenRing, Buffers, Chain, FreeRange, Ring, VirtioDevice, read_byte
 use crate::lock;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// Bytes of a block: what one entry of a page directory maps, and so the least that Linux plugs.
+/// Bytes of a block: what one page-directory entry maps, and therefore the least that Linux plugs.
 pub const MEM_BLOCK_BYTES: u64 = 2 << 20;
 
-/// The most blocks of one request to plug or to unplug: 2 GiB, the largest block of memory of Linux for
-/// x86, which is what its driver plugs at once. The specification has no limit, and so no answer for
-/// this; an error is the one that a driver does not send again for ever.
+/// Limit of blocks in one request: 2 GiB, the largest memory block of Linux on x86, which is what
+/// its driver plugs at once. The specification has no limit and no response for exceeding one; an
+/// error is the response after which a driver does not retry forever.
 const REQUEST_BLOCKS_MAX: u16 = 1024;
 
-/// How many blocks are unplugged at once where all of them are to be.
+/// How many blocks are unplugged at once by a request to unplug all.
 const UNPLUG_ALL_BLOCKS: u64 = 32;
 
-/// How long unplugging them may take before others have their turn; then it goes on.
+/// How long such a request may unplug before other requests are served; it continues afterwards.
 const UNPLUG_ALL_TIME: Duration = Duration::from_millis(100);
 
-/// Feature: the configuration says to which NUMA node the region belongs.
+/// Feature: the configuration has the NUMA node of the region.
 const ACPI_PXM: u64 = 1 << 0;
-/// Feature: the driver must not even read what is not plugged.
+/// Feature: the driver must not even read unplugged blocks.
 const UNPLUGGED_INACCESSIBLE: u64 = 1 << 1;
 
 /// Types of requests (section 5.15.6).
@@ -55,64 +55,64 @@ const MIXED: u16 = 2;
 
 /// Bytes of a request: its type, and the address and number of the blocks.
 const REQUEST_BYTES: usize = 24;
-/// Bytes of a response: its type, and a state.
+/// Bytes of a response: its type and a state.
 const RESPONSE_BYTES: usize = 10;
 /// Bytes of the configuration (section 5.15.4).
 const CONFIG_BYTES: usize = 56;
 
-/// Why blocks stay as they are for now.
+/// Why blocks keep their state for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotNow;
 
-/// Has the memory of blocks. Both calls have a limit of time, below that of a pause or of the end of a
-/// run: they are one turn of the device.
+/// Provides the memory of blocks. Both calls are limited in time, below the limits of a pause and
+/// of the end of a run, since the device runs them in one turn.
 pub trait Pluggable: Send + Sync + fmt::Debug {
-    /// Gives memory to blocks that have none: zeroes until they are written.
+    /// Gives memory to blocks that have none; it is zero until written.
     ///
     /// # Errors
     ///
-    /// When there is none just now; all of them are then as they were.
+    /// Fails when there is no memory now; all blocks then keep their state.
     fn plug(&self, blocks: FreeRange) -> Result<(), NotNow>;
 
-    /// Takes the memory of blocks back; what was in them is gone.
+    /// Takes the memory of blocks back; their contents are lost.
     ///
     /// # Errors
     ///
-    /// When that does not go just now; all of them then have memory as before, and may have lost
-    /// what was in them.
+    /// Fails when that is not possible now; all blocks then keep their memory, and may have lost
+    /// their contents.
     fn unplug(&self, blocks: FreeRange) -> Result<(), NotNow>;
 }
 
-/// Where the region is.
+/// The region's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemRegion {
     /// The first address, a multiple of the block size.
     pub start: u64,
-    /// The length, whole blocks and at least one.
+    /// The length in bytes: whole blocks, at least one.
     pub bytes: u64,
     /// Its NUMA node, if the guest sees nodes.
     pub node: Option<u16>,
 }
 
-/// A device whose region is not plugged at first.
+/// A memory device, with all blocks unplugged at first.
 #[derive(Debug)]
 pub struct Mem {
     region: MemRegion,
     memory: Arc<dyn Pluggable>,
-    /// A bit for each block: whether it is plugged. Held while a request is carried out.
+    /// One bit per block: whether it is plugged. Locked while a request is served.
     plugged: Mutex<Vec<u64>>,
-    // Relaxed, both: numbers on their own, which are only written under the lock or before the
-    // driver is told.
+    // Relaxed, both: independent numbers, written only under the lock or before the driver is
+    // notified.
     plugged_bytes: AtomicU64,
     requested_bytes: AtomicU64,
 }
 
 impl Mem {
-    /// A device with this region, whose memory is that of `memory`.
+    /// Creates a device for this region, with the memory of `memory`.
     ///
     /// # Panics
     ///
-    /// When the region is not whole blocks.
+    /// Panics when the region is not whole blocks.
     pub fn new(region: MemRegion, memory: Arc<dyn Pluggable>) -> Self {
         let MemRegion { start, bytes, .. } = region;
         assert!(
@@ -132,8 +132,9 @@ impl Mem {
         }
     }
 
-    /// Asks the guest to have so much plugged, in whole blocks and up to the region. The caller
-    /// tells the driver by [`MmioTransport::change_config`](super::MmioTransport::change_config).
+    /// Requests that the guest has this much plugged, rounded to whole blocks and limited to the
+    /// region. The caller notifies the driver through
+    /// [`MmioTransport::change_config`](super::MmioTransport::change_config).
     pub fn set_requested_bytes(&self, bytes: u64) {
         let bytes = bytes.min(self.region.bytes);
         let whole = bytes - bytes % MEM_BLOCK_BYTES;
@@ -145,18 +146,18 @@ impl Mem {
         self.requested_bytes.load(Ordering::Relaxed)
     }
 
-    /// How much it has plugged.
+    /// How much is plugged.
     pub fn plugged_bytes(&self) -> u64 {
         self.plugged_bytes.load(Ordering::Relaxed)
     }
 
-    /// Where the region is.
+    /// The region's place.
     pub fn region(&self) -> MemRegion {
         self.region
     }
 
-    /// Carries out a request; gives the type of the response, and the state in it. `None` when it is to
-    /// go on at the next turn.
+    /// Serves a request and returns the type of the response and its state. `None` when the request
+    /// continues in the next turn.
     fn carry_out(&self, request: &[u8; REQUEST_BYTES]) -> Option<(u16, u16)> {
         let u16_at = |at: usize| u16::from_le_bytes([request[at], request[at + 1]]);
         let mut address = [0; 8];
@@ -176,12 +177,12 @@ impl Mem {
             (PLUG | UNPLUG, _) if count > REQUEST_BLOCKS_MAX => (ERROR, 0),
             (PLUG, UNPLUGGED) => (self.plug(&mut plugged, &blocks), 0),
             (UNPLUG, PLUGGED) => (self.unplug(&mut plugged, &blocks), 0),
-            // Of another type, or for blocks that are not in the state that it is about.
+            // Another type, or blocks in a state that the request does not apply to.
             _ => (ERROR, 0),
         })
     }
 
-    /// The numbers of the blocks of a request; `None` when they are none, or not in the region.
+    /// The block numbers of a request; `None` when they are empty or outside the region.
     fn blocks(&self, address: u64, count: u16) -> Option<std::ops::Range<u64>> {
         let offset = address.checked_sub(self.region.start)?;
         let first = offset / MEM_BLOCK_BYTES;
@@ -202,7 +203,7 @@ impl Mem {
     fn plug(&self, plugged: &mut [u64], blocks: &std::ops::Range<u64>) -> u16 {
         let range = self.range(blocks);
         if self.plugged_bytes() + range.bytes > self.requested_bytes() {
-            // The driver looks at the configuration again.
+            // The driver then reads the configuration again.
             return NACK;
         }
         if self.memory.plug(range).is_err() {
@@ -223,8 +224,9 @@ impl Mem {
         ACK
     }
 
-    /// Unplugs plugged blocks, a few at once, for as long as a turn may take; `None` when some are left.
-    /// Those that are unplugged stay so. When some cannot be, it is busy: the driver asks again.
+    /// Unplugs plugged blocks, a few at once, for at most one turn; `None` when some remain.
+    /// Unplugged blocks stay unplugged. When blocks cannot be unplugged, the response is busy, and
+    /// the driver retries.
     fn unplug_all(&self, plugged: &mut [u64]) -> Option<u16> {
         let begun = Instant::now();
         let end = self.region.bytes / MEM_BLOCK_BYTES;
@@ -243,14 +245,14 @@ impl Mem {
         Some(ACK)
     }
 
-    /// Carries out the request of a chain; gives how many bytes were written to it, or `None` when it is
-    /// to go on at the next turn.
+    /// Serves the request of a chain and returns how many bytes were written to it, or `None` when
+    /// the request continues in the next turn.
     fn answer(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> Option<u32> {
         let Some(mut buffers) = Buffers::of(chain, memory) else {
             return Some(0);
         };
         if buffers.to_driver.available_bytes() < RESPONSE_BYTES {
-            // What came of it could not be told, so nothing may come of it.
+            // There is no room for the response, so the request must have no effect.
             return Some(0);
         }
         let mut request = [0; REQUEST_BYTES];
@@ -318,7 +320,7 @@ impl VirtioDevice for Mem {
         put(8, node.into());
         put(16, self.region.start);
         put(24, self.region.bytes);
-        // All of the region can be used at any time.
+        // The whole region is usable at any time.
         put(32, self.region.bytes);
         put(40, self.plugged_bytes());
         put(48, self.requested_bytes());
@@ -332,15 +334,15 @@ impl VirtioDevice for Mem {
         };
         match self.answer(&chain, memory) {
             Some(written) => ring.used(chain.head_index(), written)?,
-            // It is read again then, and finds fewer blocks that are plugged. Until then the device can be
-            // paused, reset and left.
+            // The chain is read again in the next turn and finds fewer plugged blocks. Until then
+            // the device can be paused, reset and stopped.
             None => ring.put_back(1),
         }
         Ok(true)
     }
 
-    // A reset of the device leaves blocks as they are (section 5.15.6.2): a driver that starts anew
-    // unplugs what it does not know.
+    // A reset keeps the state of blocks (section 5.15.6.2): a driver that starts again unplugs the
+    // blocks that it does not know.
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Tests of what the device does with requests.
+//! Tests of requests to the memory device.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +14,12 @@ const REGION: MemRegion = MemRegion {
     node: Some(3),
 };
 
-/// Memory that knows what is plugged, and refuses what would not fit that.
+/// Memory that tracks plugged blocks, and panics on requests that do not match.
 #[derive(Debug, Default)]
 struct Blocks {
     plugged: Mutex<BTreeSet<u64>>,
     busy: std::sync::atomic::AtomicBool,
-    /// Unplugging takes as long as all of a turn may.
+    /// Whether unplugging takes the time of a whole turn.
     slow: std::sync::atomic::AtomicBool,
 }
 
@@ -81,7 +81,7 @@ impl Guest {
         Self { driver, blocks }
     }
 
-    /// Sends a request as Linux does; gives the response and its state.
+    /// Sends a request as Linux does; returns the response and its state.
     fn request(&self, kind: u16, address: u64, count: u16) -> (u16, u16) {
         self.offer(kind, address, count);
         self.driver.serve(0);
@@ -171,7 +171,7 @@ fn blocks_are_plugged_up_to_what_is_requested_and_unplugged() {
         *lock(&guest.blocks.plugged),
         [60, 61, 64, 65, 66, 67, 98, 99].into()
     );
-    // A driver that starts anew finds them, and takes them back.
+    // A driver that starts again finds them, and unplugs them.
     guest.driver.clear_rings();
     guest.driver.start(guest.driver.offered());
     assert_eq!(guest.config(40), 8 * MEM_BLOCK_BYTES);
@@ -199,7 +199,7 @@ fn unplugging_everything_is_many_turns_of_the_device_and_one_answer() {
         assert_eq!(guest.config(40), left * MEM_BLOCK_BYTES);
         assert_eq!(guest.driver.used(0), answers, "it is not answered yet");
     }
-    // What takes too long for one turn now is gone at the next.
+    // What exceeds one turn is done in the next.
     turn();
     assert_eq!(
         (guest.response(), guest.driver.used(0)),
@@ -303,7 +303,7 @@ fn a_request_whose_response_has_no_room_is_not_carried_out() {
         driver.serve(0);
         assert_eq!(driver.last_used(0), (0, 0));
     }
-    // One that is cut short is no request, in however many pieces it is.
+    // A truncated request is invalid, in any number of pieces.
     driver.offer(0, 0, &[(0x40_0000, 23, false), (0x50_0000, 10, true)]);
     driver.serve(0);
     assert_eq!(driver.last_used(0), (0, 10));

@@ -1,5 +1,5 @@
-//! The registers of a virtio device (virtio 1.2, section 4.2: MMIO, version 2), its rings and
-//! its interrupt.
+//! The registers of a virtio device (virtio 1.2, section 4.2: MMIO, version 2), its rings and its
+//! interrupt.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,27 +33,27 @@ use crate::bus::BusDevice;
 use crate::lock;
 use crate::trigger::EventFdTrigger;
 
-/// Addresses that the registers of a device take: one page, of which most is configuration.
+/// Addresses occupied by the registers of a device: one page, mostly configuration space.
 pub const VIRTIO_MMIO_LEN: u64 = 0x1000;
 
-/// Where the driver writes a queue's number, 4 bytes, to have it served.
+/// Where the driver writes a queue's number, 4 bytes, to notify the device.
 pub const QUEUE_NOTIFY_OFFSET: u64 = VIRTIO_MMIO_QUEUE_NOTIFY as u64;
 
 /// "virt", little-endian (section 4.2.2).
 const MAGIC: u32 = u32::from_le_bytes(*b"virt");
 /// The version of the registers that is not "legacy".
 const VERSION: u32 = 2;
-/// The maker of the device: "SSHV", for want of a registry.
+/// Vendor id: "SSHV", since there is no registry.
 const VENDOR: u32 = u32::from_le_bytes(*b"SSHV");
 
 const CONFIG: u64 = VIRTIO_MMIO_CONFIG as u64;
 
-/// Feature bits of transport and rings. Indirect descriptors save places in the ring, and event
-/// indices save bells and interrupts.
+/// Features of transport and rings. Indirect descriptors save ring entries; event indices save
+/// notifications and interrupts.
 const COMMON_FEATURES: u64 =
     (1 << VIRTIO_F_VERSION_1) | (1 << VIRTIO_RING_F_INDIRECT_DESC) | (1 << VIRTIO_RING_F_EVENT_IDX);
 
-/// How often a device serves at one ringing of a bell, before its other queues have their turn.
+/// How many turns a device serves per notification before its other queues are served.
 const TURNS_AT_ONCE: usize = 16;
 
 /// A queue as the driver describes it.
@@ -74,7 +74,7 @@ struct Registers {
     driver_features: u64,
     queue_select: u32,
     queues: Vec<QueueRegisters>,
-    /// Counts resets.
+    /// Incremented by resets.
     session: u64,
 }
 
@@ -83,21 +83,21 @@ struct Registers {
 pub struct MmioTransport {
     device: Arc<dyn VirtioDevice>,
     memory: GuestMemoryMmap,
-    /// Whoever holds this may wait for the rings. So it is never taken while a ring is served or
-    /// a chain is in hand.
+    /// The holder of this lock may wait for the rings. So it is never taken while a ring is served
+    /// or a chain is in hand.
     registers: Mutex<Registers>,
     rings: Rings,
     interrupt: EventFdTrigger,
-    /// Relaxed would do for the guest, which is told by the interrupt; its descriptor is
-    /// written after this.
+    /// Relaxed would suffice for the guest, which is notified by the interrupt; the interrupt's
+    /// descriptor is written after this.
     interrupt_status: AtomicU32,
     config_generation: AtomicU32,
-    /// One for each queue: rung to have it served.
+    /// One per queue: notifies the device that the queue has chains.
     bells: Vec<EventFd>,
 }
 
 impl MmioTransport {
-    /// Registers of `device`, whose rings are in `memory`, and which raises `interrupt`.
+    /// Creates the registers of `device`, whose rings are in `memory` and which raises `interrupt`.
     ///
     /// # Errors
     ///
@@ -131,14 +131,14 @@ impl MmioTransport {
         })
     }
 
-    /// The bells of the queues, in order. Writing to one has the queue served, as writing its
-    /// number to [`QUEUE_NOTIFY_OFFSET`] has.
+    /// The notification descriptors of the queues, in order. A write to one has the effect of
+    /// writing the queue's number to [`QUEUE_NOTIFY_OFFSET`].
     pub fn bells(&self) -> &[EventFd] {
         &self.bells
     }
 
-    /// Changes the device's configuration and tells the driver. It reads a field in several parts: whenever that is
-    /// while the field changes, it sees two generations and reads again.
+    /// Changes the device's configuration and notifies the driver. A driver that reads a field in
+    /// parts while it changes sees two generations and reads again.
     pub fn change_config(&self, change: impl FnOnce()) {
         self.config_generation.fetch_add(1, Ordering::AcqRel);
         change();
@@ -151,18 +151,18 @@ impl MmioTransport {
         &self.device
     }
 
-    /// Serves chains of a queue until there are none. Rings its bell again after some, so that
-    /// it does not keep others waiting.
+    /// Serves chains of a queue until there are none. After a bounded number it notifies itself and
+    /// returns, so that other queues are served.
     pub fn serve(&self, queue: usize) {
         self.serve_while(queue, &|| true);
     }
 
-    /// The same, but rings the bell and returns as soon as one turn has ended after which `goes_on` is
-    /// false: a turn of a disk may take as long as the host's storage does.
-    pub fn serve_while(&self, queue: usize, goes_on: &dyn Fn() -> bool) {
+    /// As [`serve`](Self::serve), but notifies itself and returns after the first turn for which
+    /// `keep_serving` is false: one turn of a disk may take as long as the host's storage does.
+    pub fn serve_while(&self, queue: usize, keep_serving: &dyn Fn() -> bool) {
         for _ in 0..TURNS_AT_ONCE {
             match self.serve_once(queue) {
-                Ok(true) if goes_on() => {}
+                Ok(true) if keep_serving() => {}
                 Ok(true) => break,
                 Ok(false) => return,
                 Err(Broken(session)) => return self.needs_reset(session),
@@ -171,7 +171,7 @@ impl MmioTransport {
         self.ring(queue);
     }
 
-    /// Lets the device serve some chains; true when there may be more.
+    /// Lets the device serve some chains; returns true when there may be more.
     fn serve_once(&self, index: usize) -> Result<bool, Broken> {
         let Some(device) = self.device.on_threads() else {
             let served = self.rings.serve(index, &self.memory, |ring| {
@@ -197,16 +197,16 @@ impl MmioTransport {
         Ok(true)
     }
 
-    /// Stops the device until the driver resets it, unless it has done so.
+    /// Stops the device until the driver resets it, unless the driver has already done so.
     fn needs_reset(&self, session: u64) {
         let mut registers = lock(&self.registers);
         if registers.session == session {
             tracing::warn!(
                 device = self.device.name(),
-                "the guest's driver has made a ring that makes no sense; the device stops"
+                "the guest's driver made an inconsistent ring; the device stops"
             );
             registers.status |= VIRTIO_CONFIG_S_NEEDS_RESET;
-            // Chains in hand are waited for by the reset.
+            // The reset waits for chains in hand.
             self.rings.abandon();
             self.raise(VIRTIO_MMIO_INT_CONFIG);
         }
@@ -221,7 +221,7 @@ impl MmioTransport {
 
     fn ring(&self, queue: usize) {
         if let Some(bell) = self.bells.get(queue) {
-            // A full counter rings as well.
+            // A full counter notifies as well.
             let _ = bell.write(1);
         }
     }
@@ -249,7 +249,7 @@ impl MmioTransport {
             }
             VIRTIO_MMIO_INTERRUPT_STATUS => self.interrupt_status.load(Ordering::Acquire),
             VIRTIO_MMIO_STATUS => registers.status,
-            // Of shared memory regions that do not exist, length and base are all ones.
+            // Length and base of absent shared memory regions are all ones.
             VIRTIO_MMIO_SHM_LEN_LOW..=VIRTIO_MMIO_SHM_BASE_HIGH => u32::MAX,
             VIRTIO_MMIO_CONFIG_GENERATION => self.config_generation.load(Ordering::Acquire),
             _ => 0,
@@ -264,7 +264,7 @@ impl MmioTransport {
             VIRTIO_MMIO_DRIVER_FEATURES => registers.write_features(value),
             VIRTIO_MMIO_QUEUE_SEL => registers.queue_select = value,
             VIRTIO_MMIO_QUEUE_NOTIFY => {
-                // Not under the lock: whoever is woken may want it.
+                // Outside the lock: the notified thread may need it.
                 drop(registers);
                 self.ring(usize::try_from(value).unwrap_or(usize::MAX));
             }
@@ -280,9 +280,8 @@ impl MmioTransport {
         }
     }
 
-    /// The driver proceeds by setting bits, one after the other (section 3.1.1), and starts
-    /// anew by writing zero. Bits that it may not set yet, and the clearing of others, are not
-    /// taken.
+    /// The driver sets status bits one after the other (section 3.1.1) and resets by writing zero.
+    /// Bits out of order, and attempts to clear bits, are ignored.
     fn write_status(&self, registers: &mut Registers, value: u32) {
         if value == 0 {
             return self.reset(registers);
@@ -313,7 +312,7 @@ impl MmioTransport {
                 Some(queue)
             });
             self.rings.start(registers.session, queues.collect());
-            // What was made available before counts as well.
+            // Chains that were made available before are served too.
             for queue in 0..self.bells.len() {
                 self.ring(queue);
             }
@@ -321,7 +320,7 @@ impl MmioTransport {
     }
 
     fn reset(&self, registers: &mut Registers) {
-        // Waits for what is being served.
+        // Waits for chains that are being served.
         self.rings.stop();
         registers.status = 0;
         registers.driver_features = 0;
@@ -331,7 +330,7 @@ impl MmioTransport {
         self.device.reset();
     }
 
-    /// Starts a queue, if it can be, or stops it.
+    /// Starts a queue if its description is valid, or stops it.
     fn write_ready(&self, registers: &mut Registers, value: u32) {
         let index = usize::try_from(registers.queue_select).unwrap_or(usize::MAX);
         let Some(max) = self.device.queue_sizes().get(index) else {
@@ -350,7 +349,7 @@ impl MmioTransport {
         }
     }
 
-    /// The queue that these registers describe, if it is ready and can be one.
+    /// The queue that these registers describe, if it is ready and valid.
     fn queue(&self, registers: &QueueRegisters, max: u16) -> Option<Queue> {
         let mut queue = Queue::new(max).ok().filter(|_| registers.ready)?;
         queue.try_set_size(registers.size).ok()?;
@@ -374,7 +373,7 @@ impl Registers {
         self.status & bit != 0
     }
 
-    /// Queues are described between the agreement on features and the start.
+    /// Queues are described between feature negotiation and the start.
     fn may_configure(&self) -> bool {
         self.has(VIRTIO_CONFIG_S_FEATURES_OK) && !self.has(VIRTIO_CONFIG_S_DRIVER_OK)
     }
@@ -399,7 +398,7 @@ impl Registers {
         }
         match offset {
             VIRTIO_MMIO_QUEUE_NUM => {
-                // A size that may not be is not taken: the queue will not become ready.
+                // An invalid size is not stored: the queue will not become ready.
                 let size = u16::try_from(value).unwrap_or(0);
                 let fits = size.is_power_of_two() && size <= max;
                 queue.size = if fits { size } else { 0 };
@@ -415,7 +414,7 @@ impl Registers {
     }
 }
 
-/// One of the two 32-bit halves of a value; there are no more.
+/// One of the two 32-bit halves of a value.
 fn half(value: u64, select: u32) -> u32 {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     match select {
@@ -433,7 +432,7 @@ fn set_high(value: &mut u64, half: u32) {
     *value = (*value & 0xffff_ffff) | (u64::from(half) << 32);
 }
 
-/// The register at an offset: they are 4 bytes wide, and accessed as a whole.
+/// The register at an offset: registers are 4 bytes wide and accessed as a whole.
 fn register_at(offset: u64, width: usize) -> Option<u32> {
     let offset = u32::try_from(offset).ok()?;
     (width == 4 && offset.is_multiple_of(4)).then_some(offset)
@@ -453,7 +452,7 @@ impl BusDevice for MmioTransport {
 
     fn write(&self, offset: u64, data: &[u8]) {
         if let Some(at) = offset.checked_sub(CONFIG) {
-            // Before the features are agreed on nothing of it may be written (section 3.1.1).
+            // The configuration must not be written before features are negotiated (section 3.1.1).
             if lock(&self.registers).has(VIRTIO_CONFIG_S_FEATURES_OK) {
                 self.device.write_config(at, data);
             }

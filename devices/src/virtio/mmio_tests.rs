@@ -8,7 +8,7 @@ use crate::virtio::test_driver::{
 };
 
 const FEATURES: u64 = (1 << 32) | (1 << 5) | (1 << 2);
-/// Event indices and indirect descriptors, which every device has.
+/// Event indices and indirect descriptors, which every device offers.
 const RING_FEATURES: u64 = (1 << 29) | (1 << 28);
 
 #[test]
@@ -108,7 +108,7 @@ fn a_queue_that_cannot_be_does_not_become_ready() {
         assert_eq!(driver.get(0x44), 0, "{size} {ring:x?}");
         driver.describe(0, 128, good);
         assert_eq!(driver.get(0x44), 1);
-        // What is ready stays as it is.
+        // A ready queue keeps its description.
         driver.set(0x38, 3);
         driver.set(0x80, 0x123);
         driver.set(0x70, STARTED);
@@ -154,7 +154,7 @@ fn a_reset_ends_all_use_of_the_rings() {
 fn a_ring_that_makes_no_sense_stops_the_device_until_its_reset() {
     let driver = BalloonDriver::started();
     let index = GuestAddress(ring(2)[1] + 2);
-    // More chains than the ring has places.
+    // More chains than the ring has entries.
     vm_memory::Bytes::write_obj(&driver.memory, RING_SIZE + 1, index).unwrap();
     driver.serve(2);
     assert_eq!(driver.get(0x70), STARTED | 0x40);
@@ -197,7 +197,7 @@ fn registers_are_accessed_as_a_whole() {
         driver.transport.write(offset, &vec![0; width]);
     }
     assert_eq!(driver.get(0x70), STARTED, "not reset by any of these");
-    // The configuration is bytes.
+    // The configuration is accessed by bytes.
     driver.device.set_target_pages(0x0403_0201);
     for (offset, wanted) in [(0x100, 1), (0x101, 2), (0x103, 4), (0x200, 0), (0xfff, 0)] {
         let mut data = [0xff];
@@ -216,7 +216,7 @@ proptest! {
         for access in accesses {
             driver.access(access);
         }
-        // Whatever it was, a driver that does it right can use the device.
+        // In any state, a correct driver can use the device afterwards.
         driver.set(0x70, 0);
         driver.clear_rings();
         driver.start(FEATURES);

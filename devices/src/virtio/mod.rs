@@ -1,25 +1,23 @@
 //! Virtio devices behind memory-mapped registers (virtio 1.2, OASIS committee specification 01).
 //!
-//! A device is a [`VirtioDevice`]: its id, its features, its configuration, and what it does
-//! with a chain of descriptors. All that devices share is here: [`MmioTransport`] has the
-//! registers, the rings and the interrupt, and a [`QueueServer`] carries out, on the thread of
-//! an event loop, what the driver has put into the rings.
+//! A device is a [`VirtioDevice`]: its id, its features, its configuration, and what it does with a
+//! chain of descriptors. The common parts are here: [`MmioTransport`] has the registers, the rings
+//! and the interrupt, and a [`QueueServer`] serves the rings on the thread of an event loop.
 //!
-//! | who | does |
+//! | thread | work |
 //! |---|---|
-//! | a vCPU | reads and writes registers; rings a queue's bell (which KVM may do by itself) |
-//! | the thread of an event loop | takes chains from the rings, gives them to the device, interrupts |
+//! | a vCPU | reads and writes registers; notifies a queue (which KVM may do itself) |
+//! | an event loop's thread | takes chains from the rings, passes them to the device, interrupts |
 //!
 //! Devices do not wait for each other: each may have an event loop of its own, and one that
-//! [`CarriesOut`] chains on several threads has several. A vCPU waits for those in one case only: when it
-//! resets a device or stops a queue it waits for the chains that are being served, since the rings and
-//! what their chains point to are its own again afterwards.
+//! [`CarriesOut`] chains on several threads has several. A vCPU waits for them in one case only:
+//! when it resets a device or stops a queue, until the chains in hand are finished, since the rings
+//! and their buffers belong to the guest again afterwards.
 //!
-//! Everything in registers and rings is the guest's choice. A value that may not be is not
-//! taken, and reading it back shows that; a ring that makes no sense stops the device, which
-//! says so by DEVICE_NEEDS_RESET. Chains are as long as their ring at the most, or as their table
-//! of indirect descriptors, so that loops in them end; devices have limits of their own for what
-//! one chain may ask for.
+//! Everything in registers and rings is the guest's choice. An invalid value is not stored, and
+//! reading it back shows that. An inconsistent ring stops the device, which sets
+//! DEVICE_NEEDS_RESET. Chains are limited to the size of their ring or of their indirect table, so
+//! that loops in them end; devices limit what one chain may request.
 
 #[cfg(test)]
 mod any_device_tests;
@@ -60,80 +58,79 @@ pub use ring::{BrokenRing, Buffers, Chain, Ring};
 pub use server::QueueServer;
 pub use vsock::{VSOCK_CID_MAX, VSOCK_CID_MIN, Vsock};
 
-/// What is different from device to device.
+/// The part that differs between devices.
 ///
-/// Registers are accessed by vCPU threads, rings are served on another: a device locks what
-/// it must. Offsets, data and chains are the guest's: all of them are answered or ignored
-/// without panic, and what one chain asks for is bounded.
+/// Registers are accessed by vCPU threads, rings are served on another thread: a device locks what
+/// it must. Offsets, data and chains are the guest's: all of them are handled or ignored without
+/// panic, and what one chain may request is bounded.
 pub trait VirtioDevice: Send + Sync + fmt::Debug {
-    /// What people call it, such as `balloon`: for messages, and for the name of its thread, of
-    /// which Linux keeps 8 bytes.
+    /// A short name such as `balloon`, for messages and for the name of its thread, of which Linux
+    /// keeps 8 bytes.
     fn name(&self) -> &str;
 
     /// The kind of device (virtio 1.2, chapter 5).
     fn device_id(&self) -> u32;
 
-    /// The feature bits that it offers, without those of transport and rings.
+    /// The features that it offers, without those of transport and rings.
     fn features(&self) -> u64;
 
-    /// The largest size of each queue: a power of two, or 0 for a queue that is not there.
+    /// The largest size of each queue: a power of two, or 0 for an absent queue.
     fn queue_sizes(&self) -> &[u16];
 
     /// Reads `data.len()` bytes at `offset` of its configuration; zeroes where there is none.
     fn read_config(&self, offset: u64, data: &mut [u8]);
 
-    /// Writes `data` at `offset` of its configuration, if there is something that drivers write.
+    /// Writes `data` at `offset` of its configuration, if that field is writable for drivers.
     fn write_config(&self, _offset: u64, _data: &[u8]) {}
 
-    /// The driver has accepted these of the features, and begins.
+    /// The driver has accepted these features and starts the device.
     fn start(&self, _features: u64) {}
 
-    /// The device as one that carries out chains on several threads at once, if it is one. Its
+    /// The device as one that serves chains on several threads, if it is one. Its
     /// [`serve`](Self::serve) is then not called.
     fn on_threads(&self) -> Option<&dyn CarriesOut> {
         None
     }
 
-    /// Carries out what some chains of queue `queue` ask for. False when there is nothing more
-    /// to do until the queue's bell rings, or until [`events`](Self::events) has something. The
-    /// driver is told after each call of what was used in it.
+    /// Serves some chains of queue `queue`. Returns false when there is nothing more to do until
+    /// the queue is notified or [`events`](Self::events) is ready. The driver is notified of used
+    /// chains after each call.
     ///
     /// # Errors
     ///
-    /// When the ring makes no sense.
+    /// Fails when the ring is inconsistent.
     fn serve(&self, _queue: usize, _ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         Ok(false)
     }
 
-    /// The driver starts anew.
+    /// The driver resets the device.
     fn reset(&self) {}
 
-    /// Whether one of its threads is in a call of the host that touches no guest memory and may take
-    /// long, such as one of a disk. Such a call ends by itself, as a wait for a page need not.
+    /// Whether one of its threads is in a call of the host that touches no guest memory and may
+    /// take long, such as a disk's. Unlike a wait for a page, such a call ends by itself.
     fn waits_for_host(&self) -> bool {
         false
     }
 
-    /// A descriptor of the host from which work comes as well. All queues are served when it
-    /// becomes readable or writable, and not again as long as it only stays so.
+    /// A descriptor of the host that is another source of work. All queues are served when it
+    /// becomes readable or writable (edge-triggered).
     fn events(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// Carries out chains one by one, several at once: one that has to wait, for a remote page or for the
-/// host, does not hold up the others. They are given back to the driver in the order in which they are
-/// done.
+/// Serves several chains at once, so that one that waits for a remote page or for the host does not
+/// delay the others. Chains return to the driver in the order in which they finish.
 pub trait CarriesOut: Send + Sync {
-    /// How many threads do that, at least 1: each serves the same queues.
+    /// Number of threads, at least 1; each serves the same queues.
     fn threads(&self) -> usize;
 
-    /// Carries out what a chain asks for; gives how many bytes were written to it. Called by several
-    /// threads at once. No chain is carried out while the device starts or is reset.
+    /// Serves a chain and returns how many bytes were written to it. Called by several threads at
+    /// once, and never while the device starts or is reset.
     fn carry_out(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32;
 }
 
-/// Reads from a configuration that is `config` and zeroes after it.
+/// Reads from a configuration that is `config` followed by zeroes.
 fn read_bytes_of(config: &[u8], offset: u64, data: &mut [u8]) {
     let start = usize::try_from(offset).unwrap_or(usize::MAX);
     let there = config.get(start..).unwrap_or_default();

@@ -11,18 +11,18 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 /// A chain of descriptors that the driver has made available.
 pub type Chain<'a> = DescriptorChain<&'a GuestMemoryMmap>;
 
-/// A ring makes no sense: its indices contradict each other, or it names a descriptor that does
+/// A ring is inconsistent: its indices contradict each other, or it names a descriptor that does
 /// not exist. The device stops until the driver resets it.
 #[derive(Debug, Error)]
-#[error("a ring of the guest's driver makes no sense")]
+#[error("a ring of the guest's driver is inconsistent")]
 pub struct BrokenRing(#[source] virtio_queue::Error);
 
-/// The ring of one queue, in the hands of the device that serves it. What the device takes out of
-/// it with [`next_chain`](Self::next_chain) it marks as [`used`](Self::used), or puts back.
+/// The ring of one queue while a device serves it. The device takes chains with
+/// [`next_chain`](Self::next_chain) and marks them as [`used`](Self::used) or puts them back.
 pub struct Ring<'a> {
     queue: &'a mut Queue,
     memory: &'a GuestMemoryMmap,
-    /// What the used ring had when this began: the driver knows of that.
+    /// The used index when serving began, which the driver knows.
     told: u16,
 }
 
@@ -46,39 +46,39 @@ impl<'a> Ring<'a> {
         self.memory
     }
 
-    /// Takes the next chain. After `None` the driver rings the queue's bell when it adds one.
+    /// Takes the next chain. After `None` the driver notifies the device when it adds one.
     ///
     /// # Errors
     ///
-    /// When the ring makes no sense.
+    /// Fails when the ring is inconsistent.
     pub fn next_chain(&mut self) -> Result<Option<Chain<'a>>, BrokenRing> {
         next_chain(self.queue, self.memory)
     }
 
-    /// Puts the last `count` chains back that were taken and not used, so that they are taken
+    /// Puts back the last `count` chains that were taken and not used, so that they are taken
     /// again.
     pub fn put_back(&mut self, count: u16) {
         let next = self.queue.next_avail().wrapping_sub(count);
         self.queue.set_next_avail(next);
     }
 
-    /// Gives a chain back to the driver, with the number of bytes that were written to it.
+    /// Returns a chain to the driver, with the number of bytes written to it.
     ///
     /// # Errors
     ///
-    /// When the chain has a number that the ring does not have.
+    /// Fails when the ring has no chain of this number.
     pub fn used(&mut self, head: u16, written: u32) -> Result<(), BrokenRing> {
         self.queue
             .add_used(self.memory, head, written)
             .map_err(BrokenRing)
     }
 
-    /// Gives several chains back at once, each with the number of bytes that were written to it:
-    /// the driver sees all of them or none.
+    /// Returns several chains at once, each with the number of bytes written to it: the driver sees
+    /// all of them or none.
     ///
     /// # Errors
     ///
-    /// When a chain has a number that the ring does not have.
+    /// Fails when the ring has no chain of one of these numbers.
     pub fn used_together(&mut self, chains: &[(u16, u32)]) -> Result<(), BrokenRing> {
         let Some(((last, written), others)) = chains.split_last() else {
             return Ok(());
@@ -87,8 +87,8 @@ impl<'a> Ring<'a> {
             if *head >= self.queue.size() {
                 return Err(BrokenRing(virtio_queue::Error::InvalidDescriptorIndex));
             }
-            // The entry, as add_used writes it; the index, which the driver looks at, follows with the
-            // last one. The ring was checked to be in memory (virtio 1.2, section 2.7.8).
+            // Writes the entry as add_used does; the index, which the driver reads, follows with
+            // the last entry. The ring was checked to be in memory (virtio 1.2, section 2.7.8).
             let next = self.queue.next_used();
             let place = u64::from(next % self.queue.size()) * 8 + 4;
             let mut entry = [0; 8];
@@ -102,12 +102,12 @@ impl<'a> Ring<'a> {
         self.used(*last, *written)
     }
 
-    /// Takes the next chain, carries it out, and gives it back with the number of bytes that
-    /// were written to it. False when there was none.
+    /// Takes the next chain, serves it, and returns it with the number of bytes written to it.
+    /// Returns false when there was none.
     ///
     /// # Errors
     ///
-    /// When the ring makes no sense.
+    /// Fails when the ring is inconsistent.
     pub fn serve_next(
         &mut self,
         carry_out: impl FnOnce(Chain<'a>) -> u32,
@@ -121,15 +121,16 @@ impl<'a> Ring<'a> {
         Ok(true)
     }
 
-    /// Whether the driver is to be told now of what was used: it can say that it does not want
-    /// that, or after which chain it does (virtio 1.2, sections 2.7.7 and 2.7.10).
+    /// Whether the driver must be notified now of used chains: it can suppress that, or ask for it
+    /// after a certain chain (virtio 1.2, sections 2.7.7 and 2.7.10).
     pub(super) fn must_tell(&mut self) -> Result<bool, BrokenRing> {
         let told = std::mem::replace(&mut self.told, self.queue.next_used());
         let count = self.told.wrapping_sub(told);
         if count == 0 {
             return Ok(false);
         }
-        // What was used is seen by a driver that has changed its wish before this looks at it.
+        // Pairs with the driver's barrier: a driver that changed its request before this read sees
+        // the used chains.
         fence(Ordering::SeqCst);
         let available = self.queue.avail_ring();
         let read = |offset: u64| -> Result<u16, BrokenRing> {
@@ -145,7 +146,7 @@ impl<'a> Ring<'a> {
     }
 }
 
-/// Takes the next chain of `queue`. After `None` the driver rings the queue's bell when it adds one.
+/// Takes the next chain of `queue`. After `None` the driver notifies the device when it adds one.
 pub(super) fn next_chain<'m>(
     queue: &mut Queue,
     memory: &'m GuestMemoryMmap,
@@ -154,14 +155,14 @@ pub(super) fn next_chain<'m>(
     if taken.is_some() || !queue.enable_notification(memory).map_err(BrokenRing)? {
         return Ok(taken);
     }
-    // One was added between the two looks. That it is gone again is against the rules.
+    // One was added between the two reads; that it disappeared violates the specification.
     match queue.iter(memory).map_err(BrokenRing)?.next() {
         Some(chain) => Ok(Some(chain)),
         None => Err(BrokenRing(virtio_queue::Error::InvalidAvailRingIndex)),
     }
 }
 
-/// Whether another chain waits. After `false` the driver rings the queue's bell when it adds one.
+/// Whether another chain waits. After `false` the driver notifies the device when it adds one.
 pub(super) fn has_more(queue: &mut Queue, memory: &GuestMemoryMmap) -> Result<bool, BrokenRing> {
     let available = queue.avail_idx(memory, Ordering::Acquire);
     if available.map_err(BrokenRing)?.0 != queue.next_avail() {
@@ -174,12 +175,12 @@ fn out_of_memory(error: vm_memory::GuestMemoryError) -> BrokenRing {
     BrokenRing(virtio_queue::Error::GuestMemory(error))
 }
 
-/// The bytes of a chain: those that the device reads, and those that it writes. However the
-/// driver has cut them into descriptors, they are two runs of bytes (virtio 1.2, section 2.7.4).
+/// The bytes of a chain: those that the device reads, and those that it writes, as two runs,
+/// independent of the driver's split into descriptors (virtio 1.2, section 2.7.4).
 pub struct Buffers<'a> {
-    /// What the driver has written for the device.
+    /// Bytes that the driver wrote for the device.
     pub from_driver: Reader<'a>,
-    /// What the device is to write.
+    /// Room for the device's answer.
     pub to_driver: Writer<'a>,
 }
 
@@ -193,9 +194,8 @@ impl fmt::Debug for Buffers<'_> {
 }
 
 impl<'a> Buffers<'a> {
-    /// Both runs of a chain; `None` when a part of it is outside the guest's memory. Bounded:
-    /// a chain has as many descriptors as its ring or its indirect table, 65535 at the most, and
-    /// less than 4 GiB.
+    /// Both runs of a chain; `None` when a part is outside the guest's memory. Bounded: a chain has
+    /// at most the descriptors of its ring or indirect table, 65535, and less than 4 GiB.
     pub fn of(chain: &Chain<'a>, memory: &'a GuestMemoryMmap) -> Option<Self> {
         Some(Self {
             from_driver: chain.clone().reader(memory).ok()?,
@@ -209,7 +209,7 @@ mod tests {
     use crate::virtio::test_driver::{BalloonDriver, RING_SIZE, ring};
     use vm_memory::{Bytes, GuestAddress};
 
-    /// VIRTIO_F_EVENT_IDX beside what a balloon has.
+    /// VIRTIO_F_EVENT_IDX, in addition to a balloon's features.
     const WITH_EVENT_INDEX: u64 = (1 << 32) | (1 << 29) | (1 << 5) | (1 << 2);
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
             driver.set(0x64, status);
             status & 1 != 0
         };
-        // To be told of the second one.
+        // Request a notification for the second chain.
         driver.memory.write_obj(1_u16, used_event).unwrap();
         for (reports, wanted) in [(1, false), (2, true), (3, false)] {
             driver.report(&[(0x40_0000, 0x1000)]);
@@ -245,7 +245,7 @@ mod tests {
             assert_eq!((driver.used(2), driver.last_used(2)), (reports, (0, 0)));
             assert_eq!(told(), wanted, "after {reports}");
             let ring_at: u16 = driver.memory.read_obj(available_event).unwrap();
-            assert_eq!(ring_at, reports, "to be told of the next");
+            assert_eq!(ring_at, reports, "a notification is requested for the next");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The rings of a device while its driver uses it, and the chains that are in the hands of threads.
+//! The rings of a device while its driver uses it, and the chains in the hands of threads.
 //!
-//! Most devices have a ring for themselves while they serve it. One that carries out chains on
-//! several threads ([`CarriesOut`](super::CarriesOut)) has it only to take a chain, and again to give
-//! it back. Each chain in hand is counted, so that the driver gets its rings back, by a reset or by
-//! stopping a queue, only when nothing of them is in hand and so nothing of its memory is written any more.
+//! Most devices hold a ring while they serve it. One that serves chains on several threads
+//! ([`CarriesOut`](super::CarriesOut)) holds it only to take or to return a chain. Each chain in
+//! hand is counted, so that a reset, or stopping a queue, returns the rings to the driver only when
+//! no chain is in hand and nothing writes to their buffers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use super::ring::{has_more, next_chain};
 use super::{BrokenRing, Chain, Ring};
 use crate::lock;
 
-/// A ring that makes no sense, found in a session.
+/// An inconsistent ring, found in a session.
 #[derive(Debug)]
 pub(super) struct Broken(pub u64);
 
@@ -23,22 +23,22 @@ pub(super) struct Broken(pub u64);
 #[derive(Debug)]
 pub(super) struct Rings {
     state: Mutex<State>,
-    /// A chain is no longer in hand, or `stopping` has become less.
+    /// Signalled when a chain is no longer in hand, or `stopping` has decreased.
     returned: Condvar,
-    /// How many wait for the lock to take rings away. Whoever serves waits for those between two
-    /// turns: the lock alone is no queue. Becomes less under the lock. Relaxed: a turn that does not
-    /// see the first moment of it is one more turn.
+    /// How many threads wait for the lock to remove rings. Serving threads yield to them between
+    /// two turns, since the lock is not fair. Decremented under the lock. Relaxed: a turn that
+    /// misses an increment is one more turn.
     stopping: AtomicUsize,
 }
 
 #[derive(Debug)]
 struct State {
     in_use: Option<InUse>,
-    /// Chains in hand, for each queue; also those of rings that are not in use any more.
+    /// Chains in hand per queue, including those of removed rings.
     in_hand: Vec<usize>,
 }
 
-/// From the start of the driver until its reset.
+/// Number of the current session: from a start by the driver until its reset.
 #[derive(Debug)]
 struct InUse {
     session: u64,
@@ -54,7 +54,7 @@ impl State {
 }
 
 impl Rings {
-    /// Those of a device with so many queues, none of them in use.
+    /// Creates the rings of a device with this many queues, none of them in use.
     pub fn new(queues: usize) -> Self {
         Self {
             state: Mutex::new(State {
@@ -66,18 +66,18 @@ impl Rings {
         }
     }
 
-    /// The driver has started the device, and described these.
+    /// The driver has started the device and described these rings.
     pub fn start(&self, session: u64, queues: Vec<Option<Queue>>) {
         lock(&self.state).in_use = Some(InUse { session, queues });
     }
 
-    /// Takes the rings away from who serves them. Returns when none of them is being served and no
-    /// chain of them is in hand, which takes as long as a chain does that waits for a page or a disk.
+    /// Removes all rings. Returns when none is being served and no chain is in hand, which takes as
+    /// long as a chain that waits for a page or a disk.
     pub fn stop(&self) {
         self.stop_where(|state| state.in_use = None, |_| true);
     }
 
-    /// The same with one of them.
+    /// As [`stop`](Self::stop), for one queue.
     pub fn stop_queue(&self, index: usize) {
         let take = |state: &mut State| {
             let queues = state.in_use.as_mut().map(|in_use| &mut in_use.queues);
@@ -105,12 +105,13 @@ impl Rings {
         );
     }
 
-    /// Takes the rings away without waiting: chains in hand are not given back any more.
+    /// Removes the rings without waiting: chains in hand are not returned.
     pub fn abandon(&self) {
         lock(&self.state).in_use = None;
     }
 
-    /// Has queue `index` served, while nobody else has a ring of the device; `None` when it is not in use.
+    /// Serves queue `index` while no other thread holds a ring of the device; `None` when it is not
+    /// in use.
     pub fn serve<'a, T>(
         &'a self,
         index: usize,
@@ -130,7 +131,7 @@ impl Rings {
         served.map(Some).map_err(|_| Broken(session))
     }
 
-    /// Takes the next chain of queue `index`, for one of `threads` threads, if there is one.
+    /// Takes the next chain of queue `index`, if there is one, for one of `threads` threads.
     pub fn take<'a>(
         &'a self,
         index: usize,
@@ -153,30 +154,30 @@ impl Rings {
             session,
             index,
             memory,
-            // With all of them at work each looks for more by itself, when it is done.
+            // When all threads are busy, each looks for more chains itself when it is done.
             another_may_begin: more && *in_hand < threads,
             chain,
         }))
     }
 }
 
-/// A chain that a thread carries out without having its ring.
+/// A chain that a thread serves without holding its ring.
 #[derive(Debug)]
 pub(super) struct InHand<'a> {
     rings: &'a Rings,
     session: u64,
     index: usize,
     memory: &'a GuestMemoryMmap,
-    /// Another chain waits, and perhaps a thread that can carry it out.
+    /// Another chain waits, and another thread may be idle.
     pub another_may_begin: bool,
-    /// What is to be carried out.
+    /// The chain.
     pub chain: Chain<'a>,
 }
 
 impl InHand<'_> {
-    /// Gives the chain back to the driver, with the number of bytes that were written to it, unless its
-    /// ring is not in use any more. True when the driver is to be told; whoever has taken the rings
-    /// away still waits until this is dropped.
+    /// Returns the chain to the driver, with the number of bytes written to it, unless its ring was
+    /// removed. Returns true when the driver must be notified. A thread that removes the rings
+    /// waits until this is dropped.
     pub fn give_back(&self, written: u32) -> Result<bool, Broken> {
         let mut state = lock(&self.rings.state);
         let Some((session, queue)) = state.queue(self.index) else {

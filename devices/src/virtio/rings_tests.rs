@@ -20,18 +20,18 @@ fn place(head: u16) -> GuestAddress {
     GuestAddress(0x10_0000 + u64::from(head) * 0x1000)
 }
 
-/// How long something that must not happen is waited for.
+/// How long to wait for something that must not happen.
 const NOT_YET: Duration = Duration::from_millis(50);
 
 const NEEDS_RESET: u32 = 0x40;
 
-/// A device that tells which chain it begins with, and is done with it when it is told so.
+/// A device that reports each chain that it begins, and finishes it on request.
 #[derive(Debug)]
 struct Held {
     begun: Mutex<Sender<(u16, Sender<Then>)>>,
 }
 
-/// What becomes of a chain in hand.
+/// The end of a chain in hand.
 enum Then {
     Done,
     Panic,
@@ -69,7 +69,7 @@ impl CarriesOut for Held {
     fn carry_out(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
         let head = chain.head_index();
         let (sender, then) = channel();
-        // Nobody listens any more when a test has failed.
+        // The receiver is gone when a test has failed.
         let _ = lock(&self.begun).send((head, sender));
         match then.recv_timeout(LIMIT) {
             Ok(Then::Panic) => panic!("as the test wants it"),
@@ -100,7 +100,7 @@ impl Bed {
         self.driver.notify(queue);
     }
 
-    /// The chain that a thread has begun with.
+    /// The chain that a thread has begun.
     fn begun(&self) -> (u16, Sender<Then>) {
         self.begun.recv_timeout(LIMIT).expect("a chain is begun")
     }
@@ -191,7 +191,7 @@ fn a_reset_waits_for_chains_in_hand_and_takes_none_that_is_left() {
         let (driver, in_hand) = (&bed.driver, &in_hand);
         scope.spawn(move || {
             driver.set(0x70, 0);
-            // From here on it is the guest's.
+            // From here on it belongs to the guest.
             for (head, _) in in_hand {
                 let byte: u8 = driver.memory.read_obj(place(*head)).unwrap();
                 assert_eq!(byte, 7, "it was done");
@@ -205,9 +205,9 @@ fn a_reset_waits_for_chains_in_hand_and_takes_none_that_is_left() {
         reset.recv_timeout(LIMIT).unwrap();
     });
     assert_eq!(bed.driver.used(0), 0, "the rings were the guest's again");
-    assert_eq!(bed.driver.get(0x60), 0, "nobody was interrupted");
+    assert_eq!(bed.driver.get(0x60), 0, "no interrupt was raised");
     assert!(bed.begun.try_recv().is_err(), "another one was taken");
-    // It can be used anew.
+    // It can be used again.
     bed.driver.clear_rings();
     bed.driver.start(VERSION_1);
     bed.offer(0, 9);
@@ -216,11 +216,11 @@ fn a_reset_waits_for_chains_in_hand_and_takes_none_that_is_left() {
 }
 
 #[test]
-fn no_turn_begins_while_somebody_waits_to_take_the_rings_away() {
+fn no_turn_begins_while_a_thread_waits_to_remove_the_rings() {
     let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
     let rings = Rings::new(1);
     rings.start(0, vec![Some(Queue::new(RING_SIZE).unwrap())]);
-    // As one that has not got the lock yet.
+    // As a thread that does not have the lock yet.
     rings.stopping.fetch_add(1, Ordering::Relaxed);
     let (begun, turns) = channel();
     thread::scope(|scope| {
@@ -273,7 +273,7 @@ fn a_ring_that_breaks_while_a_chain_is_in_hand_stops_the_device_until_its_reset(
     let _threads = ServerThreads::start(&bed.driver.transport, 2);
     bed.offer(0, 0);
     let (_, then) = bed.begun();
-    // More chains than there are places.
+    // More chains than entries.
     let index = GuestAddress(ring(0)[1] + 2);
     bed.driver
         .memory
@@ -311,7 +311,7 @@ fn a_thread_that_panics_leaves_no_chain_in_hand() {
     let thread = thread::spawn(move || transport.serve(0));
     bed.begun().1.send(Then::Panic).unwrap();
     assert!(thread.join().is_err());
-    // This would wait for ever.
+    // A chain left in hand would make the reset wait forever.
     bed.driver.set(0x70, 0);
     assert_eq!((bed.driver.get(0x70), bed.driver.used(0)), (0, 0));
 }

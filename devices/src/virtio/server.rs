@@ -7,28 +7,28 @@ use vmm_sys_util::epoll::EventSet;
 
 use super::MmioTransport;
 
-/// What the loop gets back when it was not a bell.
+/// Token of an event that is not a notification.
 const DEVICE_EVENTS: u32 = u32::MAX;
 
-/// Listens to the bells of a device's queues, and to events of the device's own. Where a device has
-/// several threads each has a server, of which a bell wakes one that has nothing to do.
+/// Listens to the notifications of a device's queues, and to the device's own events. A device with
+/// several threads has a server on each; a notification wakes one that is idle.
 #[derive(Debug)]
 pub struct QueueServer {
     transport: Arc<MmioTransport>,
 }
 
 impl QueueServer {
-    /// A server of all queues of a device.
+    /// Creates a server of all queues of a device.
     pub fn new(transport: Arc<MmioTransport>) -> Self {
         Self { transport }
     }
 
-    /// Serves what the events are about, turn by turn while `goes_on`, and at least one turn. The bell
-    /// of a queue that may have more is rung.
-    pub fn process_while(&self, events: &Events, goes_on: &dyn Fn() -> bool) {
+    /// Serves what the events are about, in turns while `keep_serving`, and at least one turn. Notifies
+    /// queues that may have more.
+    pub fn process_while(&self, events: &Events, keep_serving: &dyn Fn() -> bool) {
         if events.data() == DEVICE_EVENTS {
             for queue in 0..self.transport.bells().len() {
-                self.transport.serve_while(queue, goes_on);
+                self.transport.serve_while(queue, keep_serving);
             }
             return;
         }
@@ -36,9 +36,9 @@ impl QueueServer {
             return;
         };
         if let Some(bell) = self.transport.bells().get(queue) {
-            // That nobody rang is no error.
+            // A spurious wakeup is no error.
             let _ = bell.read();
-            self.transport.serve_while(queue, goes_on);
+            self.transport.serve_while(queue, keep_serving);
         }
     }
 }
@@ -76,7 +76,7 @@ mod tests {
         let driver = BalloonDriver::started();
         let mut manager = EventManager::<QueueServer>::new().unwrap();
         manager.add_subscriber(QueueServer::new(Arc::clone(&driver.transport)));
-        // The start has rung it.
+        // The start has notified it.
         while manager.run_with_timeout(0).unwrap() > 0 {}
         driver.report(&[(0x40_0000, 0x1000)]);
         driver.notify(2);
@@ -96,7 +96,7 @@ mod tests {
             let _ = bell.read();
             driver.transport.serve_while(2, &|| false);
             assert_eq!(driver.discarded().len(), served);
-            assert!(bell.read().is_ok(), "it is not forgotten");
+            assert!(bell.read().is_ok(), "the notification is kept");
         }
         driver.transport.serve_while(2, &|| false);
         assert!(bell.read().is_err(), "there is nothing more");
@@ -113,9 +113,9 @@ mod tests {
         while bell.read().is_ok() {
             driver.transport.serve(2);
             parts += 1;
-            assert!(parts <= RING_SIZE, "it rings for ever");
+            assert!(parts <= RING_SIZE, "it notifies itself forever");
         }
-        assert!(parts > 1, "it rings for the rest");
+        assert!(parts > 1, "it notifies itself for the rest");
         assert_eq!(driver.discarded().len(), usize::from(RING_SIZE));
     }
 }

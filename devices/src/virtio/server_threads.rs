@@ -1,4 +1,4 @@
-//! The threads of a device, for tests: each with an event loop, as the machine has them.
+//! The threads of a device, for tests: each with an event loop, as in the machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,10 +9,10 @@ use event_manager::{EventManager, SubscriberOps};
 
 use super::{MmioTransport, QueueServer};
 
-/// No condition that a test waits for takes so long.
+/// Exceeds the duration of every condition that a test waits for.
 pub(crate) const LIMIT: Duration = Duration::from_secs(30);
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !holds() {
@@ -31,7 +31,7 @@ pub(crate) struct ServerThreads {
 }
 
 impl ServerThreads {
-    /// So many of them.
+    /// Starts this many threads.
     pub fn start(transport: &Arc<MmioTransport>, count: usize) -> Self {
         let ended = Arc::new(AtomicBool::new(false));
         let start = |_| {

@@ -1,4 +1,4 @@
-//! What a guest's driver does with a device, for tests: right, or wrong in every way.
+//! A guest's driver, for tests: correct, or wrong in every way.
 
 use std::ops::Deref;
 use std::sync::{Arc, Mutex};
@@ -30,7 +30,7 @@ pub(crate) fn ring(queue: u32) -> [u64; 3] {
     [base, base + 0x1000, base + 0x2000]
 }
 
-/// What a vCPU or the thread of the device does.
+/// An action of a vCPU or of the device's thread.
 #[derive(Clone, Debug)]
 pub(crate) enum Access {
     Read(u64, usize),
@@ -39,7 +39,7 @@ pub(crate) enum Access {
 }
 
 #[cfg(test)]
-/// Any access, often one that means something.
+/// Any access, often a valid one.
 pub(crate) fn accesses() -> impl Strategy<Value = Access> {
     let offset = prop_oneof![
         (0_u64..0x40).prop_map(|register| register * 4),
@@ -70,7 +70,7 @@ pub(crate) struct Driver<D> {
 }
 
 impl<D: VirtioDevice + 'static> Driver<D> {
-    /// A device that nobody has touched.
+    /// Creates a device in its initial state.
     pub fn of(device: D) -> Self {
         let part = usize::try_from(PART_BYTES).unwrap();
         let memory = GuestMemoryMmap::from_ranges(&[
@@ -108,7 +108,7 @@ impl<D: VirtioDevice + 'static> Driver<D> {
         self.set(0x70, STARTED);
     }
 
-    /// All that the device offers.
+    /// All features that the device offers.
     pub fn offered(&self) -> u64 {
         self.set(0x14, 1);
         let high = u64::from(self.get(0x10)) << 32;
@@ -175,13 +175,13 @@ impl<D: VirtioDevice + 'static> Driver<D> {
         self.make_available(queue, first);
     }
 
-    /// How many chains of a queue came back.
+    /// How many chains of a queue were returned.
     pub fn used(&self, queue: u32) -> u16 {
         let place = ring(queue)[2] + 2;
         self.memory.read_obj(GuestAddress(place)).unwrap()
     }
 
-    /// The chain that came back last: its first descriptor, and how much was written to it.
+    /// The chain that was returned last: its first descriptor, and how much was written to it.
     pub fn last_used(&self, queue: u32) -> (u32, u32) {
         let index = self.used(queue).wrapping_sub(1) % RING_SIZE;
         let place = ring(queue)[2] + 4 + u64::from(index) * 8;
@@ -201,7 +201,7 @@ impl<D: VirtioDevice + 'static> Driver<D> {
         }
     }
 
-    /// Forgets what is in the rings.
+    /// Clears the rings.
     pub fn clear_rings(&self) {
         self.set(0x70, 0);
         let mut available = self.available.lock().unwrap();
@@ -214,7 +214,7 @@ impl<D: VirtioDevice + 'static> Driver<D> {
     }
 }
 
-/// What was given to [`FreePages::discard`].
+/// The ranges passed to [`FreePages::discard`].
 #[derive(Debug, Default)]
 pub(crate) struct Recorder(Mutex<Vec<FreeRange>>);
 
@@ -239,7 +239,7 @@ impl Deref for BalloonDriver {
 }
 
 impl BalloonDriver {
-    /// A balloon that nobody has touched.
+    /// A balloon in its initial state.
     pub fn new() -> Self {
         let recorder = Arc::new(Recorder::default());
         Self {
@@ -248,7 +248,7 @@ impl BalloonDriver {
         }
     }
 
-    /// One that was started as Linux does it, with all queues.
+    /// A balloon that was started as Linux does it, with all queues.
     pub fn started() -> Self {
         let driver = Self::new();
         driver.start(VERSION_1 | (1 << 2) | (1 << 5));
@@ -265,7 +265,7 @@ impl BalloonDriver {
         self.offer(2, 0, &buffers);
     }
 
-    /// What was discarded so far.
+    /// The ranges discarded so far.
     pub fn discarded(&self) -> Vec<(u64, u64)> {
         let ranges = self.recorder.0.lock().unwrap();
         ranges.iter().map(|r| (r.start.0, r.bytes)).collect()

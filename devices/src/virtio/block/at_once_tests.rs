@@ -20,12 +20,12 @@ const FLUSH: u32 = 4;
 const ZEROES: u32 = 13;
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
-/// What is in the status before the device writes it.
+/// The status byte before the device writes it.
 const NONE: u8 = 0xee;
 
-/// Requests at once: each has three places in the ring.
+/// Requests at once: each takes three ring entries.
 const LANES: u16 = 40;
-/// Each lane has sectors of its own, and memory.
+/// Each lane has sectors and memory of its own.
 const LANE_BYTES: u32 = 64 << 10;
 const DISK_BYTES: u64 = LANE_BYTES as u64 * LANES as u64;
 
@@ -37,11 +37,11 @@ fn status(lane: u16) -> GuestAddress {
     GuestAddress(0x9_0000 + u64::from(lane))
 }
 
-/// A driver that has a request of each lane in flight.
+/// A driver with a request of each lane in flight.
 struct Bed {
     driver: Driver<Block>,
     file: File,
-    /// How many requests were seen to have come back. Some are carried out before the bell rings.
+    /// How many completions were seen. Some requests complete before the notification.
     seen: Cell<u16>,
 }
 
@@ -98,7 +98,7 @@ impl Bed {
         self.driver.memory.read_obj(status(lane)).unwrap()
     }
 
-    /// Has what was offered carried out, and gives the lanes in the order in which they came back.
+    /// Serves what was offered, and returns the lanes in order of completion.
     fn carry_out(&self, count: u16) -> Vec<u32> {
         let before = self.seen.get();
         self.driver.notify(0);
@@ -163,7 +163,7 @@ proptest! {
             }
             let back = bed.carry_out(LANES);
             let lanes: BTreeSet<u32> = back.iter().copied().collect();
-            prop_assert_eq!(lanes.len(), usize::from(LANES), "each came back once");
+            prop_assert_eq!(lanes.len(), usize::from(LANES), "each completed once");
             for ((lane, what, _), part) in wanted.iter().zip(&parts) {
                 let status = if *what == 4 { IO_ERROR } else { OK };
                 prop_assert_eq!(bed.status(*lane), status, "{} of lane {}", what, lane);
@@ -194,7 +194,7 @@ fn nothing_is_written_into_memory_after_a_reset() {
             bed.offer(lane, IN, sector, LANE_BYTES);
         }
         bed.driver.notify(0);
-        // In the middle of it, more or less.
+        // Somewhere in the middle.
         wait_until("some of them", || bed.driver.used(0) >= round % LANES);
         bed.driver.set(0x70, 0);
         let used = bed.driver.used(0);
@@ -235,7 +235,7 @@ fn a_disk_that_fails_fails_each_request_and_warns_once() {
         }
     }
     assert!(bed.driver.device.warned.load(Ordering::Relaxed));
-    assert_eq!(bed.driver.get(0x70), STARTED, "the device goes on");
+    assert_eq!(bed.driver.get(0x70), STARTED, "the device still runs");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is behind a disk of the guest: a raw image, or a block device of the host.
+//! The backing of a guest's disk: a raw image, or a block device of the host.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -16,10 +16,10 @@ use crate::sys;
 /// Bytes in a sector (virtio 1.2, section 5.2).
 pub const SECTOR_BYTES: u64 = 512;
 
-/// The first bytes of an image in the format of QEMU, which is not a raw one.
+/// The magic bytes of a QEMU image, which is not raw.
 const QCOW_MAGIC: [u8; 4] = *b"QFI\xfb";
 
-/// How much is written at once where zeroes have to be written.
+/// How much is written at once where zeroes must be written.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Why a file cannot be a disk.
@@ -35,13 +35,13 @@ pub enum DiskError {
     Open {
         /// The file.
         path: PathBuf,
-        /// Whether it was to be read only.
+        /// Whether it was opened read-only.
         read_only: bool,
-        /// Why not.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// It is something else.
+    /// It is neither a file nor a block device.
     #[error("the disk {} is {found}; name a raw image or a block device", path.display())]
     WrongKind {
         /// The file.
@@ -51,7 +51,7 @@ pub enum DiskError {
     },
     /// It is an image in another format.
     #[error(
-        "the disk {0} is an image in QEMU's format, and raw ones are needed; make one with `qemu-img \
+        "the disk {0} is an image in QEMU's format, not a raw image; convert it with `qemu-img \
          convert -O raw {0} {0}.raw`",
         path.display()
     )]
@@ -59,13 +59,13 @@ pub enum DiskError {
         /// The file.
         path: PathBuf,
     },
-    /// It has no bytes.
+    /// It is empty.
     #[error("the disk {0} is empty; give it a size, such as `truncate -s 1G {0}`", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// Its last sector is not whole.
+    /// Its size is not whole sectors.
     #[error(
         "the disk {0} has {bytes} bytes, which is not a multiple of the sector size, {SECTOR_BYTES} \
          bytes; round it up with `truncate -s %{SECTOR_BYTES} {0}`",
@@ -77,9 +77,9 @@ pub enum DiskError {
         /// Its size.
         bytes: u64,
     },
-    /// Another VM has it, or the host.
+    /// Another VM or the host uses it.
     #[error(
-        "the disk {} is in use{}; end that use{}",
+        "the disk {} is in use{}; stop that use{}",
         path.display(),
         if *read_only { " by a VM that writes to it" } else { ": by another VM, by this one as another disk, or by the host" },
         if *read_only { "" } else { ", or give it to all of its users with ,readonly" }
@@ -87,31 +87,32 @@ pub enum DiskError {
     InUse {
         /// The file.
         path: PathBuf,
-        /// Whether it was to be read only.
+        /// Whether it was opened read-only.
         read_only: bool,
     },
-    /// Its size cannot be found out.
-    #[error("cannot find out the size of the disk {}", path.display())]
+    /// Its size is unknown.
+    #[error("cannot determine the size of the disk {}", path.display())]
     Size {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         #[source]
         source: io::Error,
     },
 }
 
-/// An open disk. A writable one is locked against others that use it, a read-only one against
-/// those that write, by a lock of its open file description, which every `ssi-hv` takes.
+/// An open disk. A lock of its open file description, which every `ssi-hv` takes, excludes other
+/// users of a writable disk, and writers of a read-only one.
 #[derive(Debug)]
 pub struct Disk {
     file: File,
     path: PathBuf,
     bytes: u64,
     read_only: bool,
-    /// A file may lose its end while the guest runs; a block device then says so by itself.
+    /// Whether it is a regular file, which may be truncated while the guest runs; a block device
+    /// reports that itself.
     may_shrink: bool,
-    /// How many threads are in calls of the host about it. Relaxed: who looks looks again.
+    /// Number of threads in calls of the host for this disk. Relaxed: readers poll.
     at_work: AtomicUsize,
 }
 
@@ -120,7 +121,7 @@ impl Disk {
     ///
     /// # Errors
     ///
-    /// When it is no raw image or block device of whole sectors, or is in use.
+    /// Fails when it is not a raw image or block device of whole sectors, or is in use.
     pub fn open(path: &Path, read_only: bool) -> Result<Self, DiskError> {
         let in_use = || DiskError::InUse {
             path: path.into(),
@@ -128,8 +129,8 @@ impl Disk {
         };
         let is_device =
             std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
-        // Opening a pipe must not wait for its other end. A device that the host has mounted or
-        // otherwise claimed is not opened for writing.
+        // Non-blocking: opening a pipe must not wait for its other end. Exclusive: a device that
+        // the host has mounted or otherwise claimed is refused for writing.
         let claim = if is_device && !read_only {
             libc::O_EXCL
         } else {
@@ -169,7 +170,7 @@ impl Disk {
         if !lock(&file, read_only, path) {
             return Err(in_use());
         }
-        // Also of a block device, whose metadata has no size.
+        // Seeking works for block devices too, whose metadata has no size.
         let bytes = file.seek(SeekFrom::End(0)).map_err(size)?;
         if bytes == 0 {
             return Err(DiskError::Empty { path: path.into() });
@@ -195,7 +196,7 @@ impl Disk {
         })
     }
 
-    /// A disk of an open file, whatever it is.
+    /// Creates a disk of an open file of any kind.
     #[cfg(test)]
     pub(super) fn of(file: File, bytes: u64) -> Self {
         Self {
@@ -208,22 +209,22 @@ impl Disk {
         }
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its size: whole sectors.
+    /// Its size in bytes: whole sectors.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether nothing is written to it.
+    /// Whether it is read-only.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Whether a thread is in a call of the host about it, none of which touches guest memory.
+    /// Whether a thread is in a call of the host for it. Such calls touch no guest memory.
     pub(super) fn is_at_work(&self) -> bool {
         self.at_work.load(Ordering::Relaxed) > 0
     }
@@ -234,7 +235,7 @@ impl Disk {
         Work(self)
     }
 
-    /// Fails when the file has lost its end. Writing would bring that back, but as zeroes.
+    /// Fails when the file was truncated. A write would restore the missing end as zeroes.
     pub(super) fn check_size(&self) -> io::Result<()> {
         if !self.may_shrink {
             return Ok(());
@@ -242,7 +243,7 @@ impl Disk {
         let now = self.work().metadata()?.len();
         if now < self.bytes {
             return Err(io::Error::other(format!(
-                "the file was cut from {} to {now} bytes",
+                "the file was truncated from {} to {now} bytes",
                 self.bytes
             )));
         }
@@ -257,18 +258,18 @@ impl Disk {
         self.work().write_all_at(bytes, offset)
     }
 
-    /// Returns when all that was written is on stable storage.
+    /// Returns when all written data is on stable storage.
     pub(super) fn flush(&self) -> io::Result<()> {
         self.work().sync_data()
     }
 
-    /// Gives the range back to the host, where that is possible.
+    /// Deallocates the range, where that is possible.
     pub(super) fn discard(&self, offset: u64, bytes: u64) -> io::Result<()> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         self.fallocate(mode, offset, bytes).map(drop)
     }
 
-    /// Makes the range zero; it may be given back to the host when `unmap` says so.
+    /// Zeroes the range; `unmap` allows deallocating it.
     pub(super) fn write_zeroes(&self, offset: u64, bytes: u64, unmap: bool) -> io::Result<()> {
         let how = if unmap {
             FallocateFlags::PUNCH_HOLE
@@ -288,8 +289,8 @@ impl Disk {
         Ok(())
     }
 
-    /// `fallocate`; false when the file system or the device cannot do that, at all or to this range: block
-    /// devices whose sectors are longer than the guest's refuse what is not whole sectors of theirs.
+    /// Calls `fallocate`; false when the file system or the device does not support that, at all or
+    /// for this range: block devices with sectors longer than the guest's refuse partial sectors.
     fn fallocate(&self, mode: FallocateFlags, offset: u64, bytes: u64) -> io::Result<bool> {
         let file = self.work();
         loop {
@@ -303,7 +304,7 @@ impl Disk {
     }
 }
 
-/// The file of a disk, which is at work until this is dropped.
+/// The file of a disk, which counts as busy until this is dropped.
 struct Work<'a>(&'a Disk);
 
 impl Deref for Work<'_> {
@@ -320,8 +321,8 @@ impl Drop for Work<'_> {
     }
 }
 
-/// Locks the whole file, for as long as it is open; false when another has a lock that excludes
-/// this one. Where files cannot be locked that is only warned of.
+/// Locks the whole file while it is open; false when a conflicting lock exists. Where files cannot
+/// be locked, only warns.
 fn lock(file: &File, read_only: bool, path: &Path) -> bool {
     let Err(error) = sys::lock_description(file, read_only) else {
         return true;

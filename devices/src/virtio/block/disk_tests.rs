@@ -1,4 +1,4 @@
-//! Tests of what can be a disk.
+//! Tests of which files can be a disk.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -59,7 +59,7 @@ fn one_writes_or_many_read() {
     let writer = Disk::open(file.path(), false).unwrap();
     assert!(refused(file.path(), false).contains("is in use: by another VM"));
     assert!(refused(file.path(), true).contains("by a VM that writes to it"));
-    // By another name as well.
+    // By another path as well.
     let directory = tempfile::tempdir().unwrap();
     let link = directory.path().join("link");
     std::os::unix::fs::symlink(file.path(), &link).unwrap();
@@ -93,7 +93,7 @@ fn what_is_discarded_takes_no_room_and_what_is_made_zero_is_zero() {
     for unmap in [true, false] {
         disk.write(&ones, 0).unwrap();
         disk.flush().unwrap();
-        // A range that is cut out of pages.
+        // A range that is not whole pages.
         disk.write_zeroes(512, BYTES - 1024, unmap).unwrap();
         let mut all = ones.clone();
         disk.read(&mut all, 0).unwrap();
@@ -114,7 +114,7 @@ fn zeroes_are_written_where_the_file_system_has_no_call_for_it() {
     let bytes = u64::try_from(3 * ZEROES.len()).unwrap();
     let disk = Disk::of(file, bytes);
     disk.write(&vec![1; 3 * ZEROES.len()], 0).unwrap();
-    // Memory files cannot do that, which is what is wanted here.
+    // Memory files do not support it, which this test needs.
     assert!(!disk.fallocate(FallocateFlags::ZERO_RANGE, 0, 512).unwrap());
     disk.write_zeroes(512, bytes - 512, false).unwrap();
     let mut all = vec![2; 3 * ZEROES.len()];
@@ -128,17 +128,17 @@ fn a_range_that_the_host_refuses_is_made_zero_by_writing_and_its_discard_is_a_hi
     let file = image(8192);
     let disk = Disk::open(file.path(), false).unwrap();
     let zero_range = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-    // Of no bytes: invalid for each file, as an odd range is for devices of long sectors.
+    // An empty range is invalid for each file, as a partial range is for devices with long sectors.
     assert!(!disk.fallocate(zero_range, 0, 0).unwrap());
     disk.discard(512, 0).unwrap();
     disk.write_zeroes(512, 0, true).unwrap();
-    // What is no matter of the range stays an error.
+    // An error that does not concern the range stays an error.
     let reader = Disk::open(image(8192).path(), true).unwrap();
     let error = reader.fallocate(zero_range, 0, 512).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EBADF));
 }
 
-/// A block device with sectors of 4096 bytes, for as long as this is there.
+/// A block device with sectors of 4096 bytes, removed on drop.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -150,7 +150,7 @@ impl Loop {
                 Some(Self(name.trim().into()))
             }
             _ => {
-                println!("SKIPPED: no loop device can be made here");
+                println!("SKIPPED: a loop device cannot be created here");
                 None
             }
         }
@@ -214,16 +214,16 @@ fn a_disk_is_at_work_while_the_host_is() {
     let uffd = match uffd {
         Ok(uffd) => uffd,
         Err(error) => {
-            println!("SKIPPED: no userfaultfd for faults of the kernel: {error}");
+            println!("SKIPPED: no userfaultfd for kernel faults: {error}");
             return;
         }
     };
     uffd.register(page.cast(), 4096).unwrap();
-    // SAFETY: the page is mapped for as long as `memory`, and nobody else uses it.
+    // SAFETY: the page is mapped while `memory` lives, and nothing else uses it.
     let buffer = unsafe { std::slice::from_raw_parts_mut(page, 4096) };
     assert!(!disk.is_at_work());
     thread::scope(|scope| {
-        // The host's call waits for the page into which it is to read.
+        // The host's call waits for the page into which it must read.
         let reading = scope.spawn(|| disk.read(buffer, 0));
         let event = uffd.read_event().unwrap().unwrap();
         assert!(matches!(event, userfaultfd::Event::Pagefault { .. }));

@@ -1,9 +1,9 @@
 //! Disks (virtio 1.2, section 5.2).
 //!
-//! What a request reads or writes is copied through a buffer of the device: pages of the guest
-//! must not be pinned by I/O of the host, and the host's kernel must not wait for a remote page
-//! while it holds a lock of a file. Several threads do that at once, so that a request whose page is
-//! remote, or whose sectors are slow, holds up no other.
+//! Data is copied through a buffer of the device: guest pages must not be pinned by host I/O, and
+//! the host's kernel must not wait for a remote page while it holds a lock of a file. Several
+//! threads serve requests at once, so that one whose page is remote, or whose sectors are slow,
+//! delays no other.
 
 mod disk;
 mod request;
@@ -24,28 +24,27 @@ pub use disk::{Disk, DiskError, SECTOR_BYTES};
 use super::{CarriesOut, Chain, VirtioDevice, read_bytes_of};
 use crate::lock;
 
-/// Places in the ring: so many requests at once.
+/// Ring size: the limit of pending requests.
 const QUEUE_SIZE: u16 = 128;
 
-/// Threads that carry out requests of one disk, each with one at a time (docs/design.md, section 12).
+/// Threads that serve one disk, each with one request at a time (docs/devices.md).
 pub(crate) const DISK_THREADS: usize = 4;
 
 /// Longest part of a request in one piece of guest memory.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 64 << 10;
-/// Most parts of a request: with header and status they fill the ring.
+/// Limit of parts per request: with header and status they fill the ring.
 pub(crate) const SEGMENTS_MAX: u32 = QUEUE_SIZE as u32 - 2;
-/// Most sectors that one part of a discard gives back: 1 GiB. The host finds out in its own time
-/// what it has there.
+/// Limit of sectors in one part of a discard: 1 GiB. The host needs time to look up its extents.
 const DISCARD_SECTORS_MAX: u32 = 1 << 21;
-/// Most sectors that one part of a request makes zero: 16 MiB, since it may have to write them.
+/// Limit of sectors in one part of a write-zeroes request: 16 MiB, since they may have to be
+/// written.
 const ZEROES_SECTORS_MAX: u32 = 1 << 15;
-/// Most parts of such a request.
+/// Limit of parts of such a request.
 const RANGES_MAX: u32 = 16;
-/// What the host stores at once: pages. Offered to the guest as the unit in which to write and
-/// to discard.
+/// The host's unit of storage: pages. Advertised to the guest as its unit for writes and discards.
 const PHYSICAL_BLOCK_BYTES: u64 = 4096;
 
-/// Bytes of configuration up to what is not offered (section 5.2.4).
+/// Bytes of configuration, up to the fields that are not offered (section 5.2.4).
 const CONFIG_BYTES: usize = 60;
 
 /// A disk of the guest.
@@ -53,12 +52,12 @@ pub struct Block {
     disk: Disk,
     name: String,
     config: [u8; CONFIG_BYTES],
-    /// The driver flushes when it wants to know that something is stored. One that cannot is told
-    /// of a write when that is stored. Relaxed: it changes while no request is served.
+    /// The driver flushes explicitly (VIRTIO_BLK_F_FLUSH). Otherwise a write completes when it is
+    /// stored. Relaxed: it changes only while no request is served.
     driver_flushes: AtomicBool,
-    /// That the host failed was told. Relaxed: nothing depends on it.
+    /// Whether a failure of the host was reported. Relaxed: nothing depends on it.
     warned: AtomicBool,
-    /// What requests are copied through: as many as were carried out at once so far.
+    /// Buffers that requests are copied through: as many as were in use at once so far.
     buffers: Mutex<Vec<Vec<u8>>>,
 }
 
@@ -72,7 +71,8 @@ impl fmt::Debug for Block {
 }
 
 impl Block {
-    /// The disk with this number, from 0 on. The guest sees its name, `disk0`, as the serial number.
+    /// Creates the disk with this number, from 0. The guest sees its name, `disk0`, as the serial
+    /// number.
     pub fn new(number: usize, disk: Disk) -> Self {
         Self {
             name: format!("disk{number}"),
@@ -84,7 +84,7 @@ impl Block {
         }
     }
 
-    /// Tells, once, that the host failed.
+    /// Reports the first failure of the host as a warning, further ones at debug level.
     fn warn(&self, action: &str, error: &std::io::Error) {
         let path = self.disk.path().display();
         if self.warned.swap(true, Ordering::Relaxed) {
@@ -99,7 +99,7 @@ impl Block {
     }
 }
 
-/// What the driver reads of a disk (section 5.2.4).
+/// The configuration that the driver reads (section 5.2.4).
 fn config(disk: &Disk) -> [u8; CONFIG_BYTES] {
     let mut config = [0; CONFIG_BYTES];
     let mut put = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
@@ -109,7 +109,7 @@ fn config(disk: &Disk) -> [u8; CONFIG_BYTES] {
     put(8, &SEGMENT_BYTES_MAX.to_le_bytes());
     put(12, &SEGMENTS_MAX.to_le_bytes());
     put(20, &sector.to_le_bytes());
-    // Topology: sectors of a physical block as a power of two, no offset, least good size.
+    // Topology: sectors per physical block as a power of two, no offset, smallest efficient size.
     put(24, &[u8::try_from(blocks.ilog2()).unwrap_or(0), 0]);
     put(26, &u16::try_from(blocks).unwrap_or(1).to_le_bytes());
     put(36, &DISCARD_SECTORS_MAX.to_le_bytes());
@@ -117,7 +117,7 @@ fn config(disk: &Disk) -> [u8; CONFIG_BYTES] {
     put(44, &u32::try_from(blocks).unwrap_or(1).to_le_bytes());
     put(48, &ZEROES_SECTORS_MAX.to_le_bytes());
     put(52, &RANGES_MAX.to_le_bytes());
-    // What is made zero may be given back to the host.
+    // Zeroed ranges may be deallocated.
     put(56, &[1]);
     config
 }
@@ -173,7 +173,7 @@ impl CarriesOut for Block {
         DISK_THREADS
     }
 
-    /// A flush stores all that is written by then, which is all whose chain was given back.
+    /// A flush covers every write whose chain was returned before.
     fn carry_out(&self, chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
         let mut buffer = lock(&self.buffers).pop().unwrap_or_default();
         let written = self.answer(chain, memory, &mut buffer);

@@ -1,4 +1,4 @@
-//! One request to a disk: what it asks for is checked, carried out, and answered by a status.
+//! One request to a disk: it is checked, executed, and answered by a status.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::Ordering;
@@ -17,26 +17,26 @@ use super::{
 };
 use crate::virtio::{Buffers, Chain};
 
-/// Most bytes that one request may read or write, as the configuration has it.
+/// Limit of bytes of one read or write, from the configuration.
 const REQUEST_BYTES_MAX: u64 = SEGMENT_BYTES_MAX as u64 * SEGMENTS_MAX as u64;
 
 /// How much is copied at once between guest and disk.
 const COPY_BYTES: usize = 256 << 10;
 
-/// Bytes before the data: type, nothing, first sector (section 5.2.6).
+/// Header bytes before the data: type, reserved, first sector (section 5.2.6).
 const HEADER_BYTES: usize = 16;
 
-/// Bytes of each part of a request to discard or to make zero.
+/// Bytes per part of a discard or write-zeroes request.
 const RANGE_BYTES: usize = 16;
 
-/// Why a request is not carried out.
+/// Why a request fails.
 #[derive(Debug)]
 enum Refusal {
-    /// The driver asks for what may not be.
+    /// The request is invalid.
     Invalid,
-    /// There is no such request.
+    /// The request type is unknown.
     Unsupported,
-    /// The host failed while it did this.
+    /// The host failed at this action.
     Host(&'static str, io::Error),
 }
 
@@ -49,17 +49,17 @@ impl Refusal {
     }
 }
 
-/// Names what the host failed at.
+/// Maps an error of the host, with the action that failed.
 fn host(action: &'static str) -> impl FnOnce(io::Error) -> Refusal {
     move |error| Refusal::Host(action, error)
 }
 
-/// The chain was checked to be in the guest's memory, so there is no more or no less in it.
+/// The length was checked before, so all bytes are in guest memory.
 fn short(_: io::Error) -> Refusal {
     Refusal::Invalid
 }
 
-/// A part of the disk, in bytes.
+/// A range of the disk, in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Range {
     offset: u64,
@@ -68,7 +68,7 @@ struct Range {
 }
 
 impl Block {
-    /// Carries out the request of a chain, through `buffer`; gives how many bytes were written to
+    /// Executes the request of a chain through `buffer`, and returns how many bytes were written to
     /// the chain.
     pub(super) fn answer(
         &self,
@@ -83,7 +83,7 @@ impl Block {
         else {
             return refuse_outside(chain, memory);
         };
-        // The last byte takes the status. Without one there is nobody to be told.
+        // The last byte is the status. Without room for it no answer is possible.
         let all = to_driver.available_bytes();
         let Some(data) = all.checked_sub(1) else {
             return 0;
@@ -143,7 +143,7 @@ impl Block {
                 self.check_writable()?;
                 for range in self.ranges(from_driver, DISCARD_SECTORS_MAX)? {
                     if range.unmap {
-                        // A flag that discards do not have.
+                        // A flag that discards do not support.
                         return Err(Refusal::Unsupported);
                     }
                     self.disk
@@ -172,7 +172,7 @@ impl Block {
         Ok(())
     }
 
-    /// Something was written: it is stored now, unless the driver asks for that by itself.
+    /// After a write: stores the data unless the driver flushes explicitly.
     fn written(&self) -> Result<(), Refusal> {
         if self.driver_flushes.load(Ordering::Relaxed) {
             return Ok(());
@@ -180,7 +180,7 @@ impl Block {
         self.disk.flush().map_err(host("be flushed"))
     }
 
-    /// The whole sectors from `sector` on that have `bytes` bytes, if the disk has them.
+    /// The range of `bytes` bytes at `sector`, if it is whole sectors inside the disk.
     fn range(&self, sector: u64, bytes: usize) -> Result<Range, Refusal> {
         let bytes = u64::try_from(bytes).map_err(|_| Refusal::Invalid)?;
         if !bytes.is_multiple_of(SECTOR_BYTES) || bytes > REQUEST_BYTES_MAX {
@@ -203,7 +203,7 @@ impl Block {
         })
     }
 
-    /// The parts of a request to discard or to make zero, all of them checked.
+    /// The parts of a discard or write-zeroes request, all checked.
     fn ranges(&self, from_driver: &mut Reader<'_>, most: u32) -> Result<Vec<Range>, Refusal> {
         let bytes = from_driver.available_bytes();
         let count = bytes / RANGE_BYTES;
@@ -264,7 +264,7 @@ impl Block {
     }
 }
 
-/// A range as offsets and lengths of at most [`COPY_BYTES`].
+/// Splits a range into offsets and lengths of up to [`COPY_BYTES`].
 fn pieces(range: Range) -> impl Iterator<Item = (u64, usize)> {
     let end = range.offset + range.bytes;
     let step = COPY_BYTES as u64;
@@ -275,8 +275,7 @@ fn pieces(range: Range) -> impl Iterator<Item = (u64, usize)> {
     })
 }
 
-/// Answers a request of which a part is outside the guest's memory, if at least its status is
-/// not.
+/// Answers a request that is partly outside the guest's memory, if its status byte is inside.
 fn refuse_outside(chain: &Chain<'_>, memory: &GuestMemoryMmap) -> u32 {
     let written = chain.clone().filter(|d| d.is_write_only()).last();
     let place = written.and_then(|last| {

@@ -20,7 +20,7 @@ const ZEROES: u32 = 13;
 const OK: u8 = 0;
 const IO_ERROR: u8 = 1;
 const UNSUPPORTED: u8 = 2;
-/// What is in the status before the device writes it.
+/// The status byte before the device writes it.
 const NONE: u8 = 0xee;
 
 /// Where the driver has its request.
@@ -44,7 +44,7 @@ impl Bed {
         Self { driver, file }
     }
 
-    /// A disk of a file that is always full.
+    /// A disk on a file that is always full.
     fn full() -> Driver<Block> {
         let file = std::fs::OpenOptions::new()
             .read(true)
@@ -72,7 +72,7 @@ impl Bed {
         bytes
     }
 
-    /// Puts parts of a request to discard or to make zero.
+    /// Encodes the parts of a discard or write-zeroes request.
     fn put_ranges(&self, ranges: &[(u64, u32, u32)]) -> (u64, u32, bool) {
         let mut bytes = Vec::new();
         for (sector, sectors, flags) in ranges {
@@ -90,7 +90,7 @@ fn ones() -> Vec<u8> {
     vec![1; usize::try_from(DISK_BYTES).unwrap()]
 }
 
-/// Has a request carried out, and gives its status.
+/// Submits a request and returns its status.
 fn request(driver: &Driver<Block>, kind: u32, sector: u64, data: &[(u64, u32, bool)]) -> u8 {
     let mut header = Vec::from(kind.to_le_bytes());
     header.extend([0; 4]);
@@ -104,7 +104,7 @@ fn request(driver: &Driver<Block>, kind: u32, sector: u64, data: &[(u64, u32, bo
     let before = driver.used(0);
     driver.offer(0, 0, &chain);
     driver.serve(0);
-    assert_eq!(driver.used(0), before.wrapping_add(1), "it came back");
+    assert_eq!(driver.used(0), before.wrapping_add(1), "it completed");
     memory.read_obj(GuestAddress(STATUS)).unwrap()
 }
 
@@ -123,7 +123,7 @@ fn the_configuration_has_size_and_limits() {
         let has = |bit: u32| features & (1 << bit) != 0;
         assert_eq!(has(5), read_only);
         assert_eq!([has(9), has(13), has(14)], [!read_only; 3]);
-        // There is nothing that drivers write.
+        // The configuration has no writable field.
         driver.set(0x100, 1);
         assert_eq!(u64::from(driver.get(0x100)), SECTORS);
     }
@@ -134,7 +134,7 @@ fn what_is_written_is_in_the_file_and_read_back() {
     let bed = Bed::new(false);
     let pattern: Vec<u8> = (0..3 * 512_u32).map(|at| (at % 251) as u8).collect();
     bed.put(DATA, &pattern);
-    // Cut into pieces that are no sectors.
+    // Split into pieces that are not sectors.
     let pieces = [(DATA, 100, false), (DATA + 100, 1436, false)];
     assert_eq!(bed.request(OUT, SECTORS - 3, &pieces), OK);
     assert_eq!(bed.driver.last_used(0), (0, 1));
@@ -146,7 +146,7 @@ fn what_is_written_is_in_the_file_and_read_back() {
     assert_eq!(bed.request(IN, SECTORS - 3, &pieces), OK);
     assert_eq!(bed.driver.last_used(0), (0, 3 * 512 + 1));
     assert_eq!(bed.get(at, pattern.len()), pattern);
-    assert_eq!(bed.driver.get(0x60), 1, "the driver was told");
+    assert_eq!(bed.driver.get(0x60), 1, "the driver was notified");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn header_data_and_status_may_share_descriptors() {
     bed.driver
         .offer(0, 0, &[(HEADER, 528, false), (STATUS, 1, true)]);
     bed.driver.serve(0);
-    // Status behind the data, in one descriptor; the header in three.
+    // The status behind the data in one descriptor; the header in three.
     bed.put(HEADER, &[0; 16]);
     bed.driver.offer(
         0,
@@ -215,7 +215,7 @@ fn requests_beyond_the_disk_or_not_of_sectors_are_refused() {
             assert_eq!(status, IO_ERROR, "{kind} {sector} {bytes}");
         }
     }
-    // More than the configuration allows, although each part is good and the disk has it not.
+    // More than the configuration allows, although each part is valid, and beyond the disk.
     let parts = [(DATA, 64 << 10, false); 100];
     assert_eq!(bed.request(OUT, 0, &parts), IO_ERROR);
     assert!(
@@ -389,14 +389,14 @@ fn a_full_host_is_an_error_of_the_guest_and_told_once() {
         assert!(driver.device.warned.load(Ordering::Relaxed));
     }
     assert_eq!(request(&driver, IN, 0, &[(DATA, 512, true)]), OK);
-    assert_eq!(driver.get(0x70), STARTED, "the device goes on");
+    assert_eq!(driver.get(0x70), STARTED, "the device still runs");
 }
 
 #[test]
 fn a_file_that_was_cut_is_an_error_and_stays_cut() {
     let bed = Bed::new(false);
     bed.file.as_file().set_len(DISK_BYTES / 2).unwrap();
-    // Also where there still is something: who knows which bytes are right.
+    // Reads of the remaining part fail too, since its contents are uncertain.
     for sector in [0, SECTORS - 1] {
         for (kind, writes) in [(IN, true), (OUT, false)] {
             let status = bed.request(kind, sector, &[(DATA, 512, writes)]);
@@ -420,7 +420,7 @@ fn a_driver_that_cannot_flush_needs_not_to() {
     assert_eq!(request(&driver, OUT, 0, &[]), OK);
 }
 
-/// Cuts `bytes` bytes at `address` into pieces.
+/// Splits `bytes` bytes at `address` into pieces.
 fn cut(address: u64, bytes: u32, cuts: &[u32], writes: bool) -> Vec<(u64, u32, bool)> {
     let mut places: Vec<u32> = cuts.iter().map(|cut| cut % (bytes + 1)).collect();
     places.extend([0, bytes]);

@@ -1,43 +1,44 @@
-//! Addresses of network cards.
+//! MAC addresses of network cards.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The address of one network card, as on Ethernet.
+/// The MAC address of a network card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MacAddress([u8; 6]);
 
-/// Why a text is not the address of a card.
+/// Why a text is not the address of a network card.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseMacError {
-    /// It has another form.
-    #[error("`{text}` is no address of a network card; write six bytes as in 02:00:00:12:34:56")]
+    /// The format is wrong.
+    #[error(
+        "`{text}` is not an address of a network card; write six bytes as in 02:00:00:12:34:56"
+    )]
     Form {
-        /// What was given.
+        /// The text.
         text: String,
     },
-    /// It is that of many cards, or of none.
+    /// It is a multicast address, or zero.
     #[error(
         "`{text}` is not the address of one network card: its first byte has to be even, and not all \
          may be zero; use one that begins with 02"
     )]
     NotOne {
-        /// What was given.
+        /// The text.
         text: String,
     },
 }
 
 impl MacAddress {
-    /// The bytes, in the order in which they are sent.
+    /// The bytes, in transmission order.
     pub fn bytes(&self) -> [u8; 6] {
         self.0
     }
 
-    /// An address that is always the same for these parts, and seldom that of others. It says of
-    /// itself that nobody has assigned it (IEEE 802, bit 1 of the first byte).
+    /// Derives an address that is stable for these parts and unlikely for others. It is marked as
+    /// locally administered (IEEE 802, bit 1 of the first byte).
     pub fn derived_from(parts: &[&[u8]]) -> Self {
-        // FNV-1a, 64 bits (draft-eastlake-fnv); a zero between parts, so that they do not run
-        // into each other.
+        // FNV-1a, 64 bits (draft-eastlake-fnv), with a zero between parts as a separator.
         let bytes = parts.iter().flat_map(|part| part.iter().chain(&[0]));
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)

@@ -1,12 +1,12 @@
 //! Network cards (virtio 1.2, section 5.1), each on a tap of the host.
 //!
-//! Packets are copied through buffers of the device: a tap takes and gives them as a whole, and no
-//! page of the guest must be pinned by I/O of the host. Each has a header, in which both sides
-//! leave checksums and the cutting of large packets to the other.
+//! Packets are copied through buffers of the device: a tap reads and writes whole packets, and no
+//! guest page may be pinned by host I/O. Each packet has a header through which both sides offload
+//! checksums and segmentation.
 
 mod mac;
 mod tap;
-mod trouble;
+mod tap_faults;
 
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -26,29 +26,27 @@ pub use tap::{TAP_NAME_BYTES_MAX, Tap, TapError};
 use super::{BrokenRing, Buffers, Ring, VirtioDevice, read_bytes_of};
 use crate::lock;
 use tap::HEADER_BYTES;
-use trouble::Told;
+use tap_faults::ReportedFaults;
 
 const RECEIVE_QUEUE: usize = 0;
-/// To the guest, from the guest.
+/// Queues: to the guest, from the guest.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
 
-/// The largest packet: the header, and what one of the largest IP packets needs with its
-/// addresses and a VLAN tag.
+/// The largest packet: the header, and a maximal IP packet with its addresses and a VLAN tag.
 const PACKET_BYTES_MAX: usize = HEADER_BYTES + 18 + 65535;
-/// The shortest packet that is worth sending: the addresses and the type of Ethernet.
+/// The shortest packet that is sent: Ethernet addresses and type.
 const PACKET_BYTES_MIN: usize = HEADER_BYTES + 14;
-/// Where the header says over how many chains a packet goes (section 5.1.6).
+/// Offset of the number of chains in the header (section 5.1.6).
 const NUM_BUFFERS_OFFSET: usize = 10;
 
-/// Most chains over which one packet goes. Linux offers at least 1,526 bytes in each, so that 44
-/// take the largest packet.
+/// Limit of chains per packet. Linux offers buffers of 1,526 bytes or more, so that 44 hold the
+/// largest packet.
 const CHAINS_A_PACKET_MAX: usize = 64;
 
-/// Packets that are taken or given before the guest is told, and the other direction has its
-/// turn.
+/// Packets in one direction before the guest is notified and the other direction is served.
 const PACKETS_AT_ONCE: usize = 32;
 
-/// What the driver may leave to the host, and the host to the driver.
+/// Offload features in both directions.
 const OFFLOADS: u64 = (1 << VIRTIO_NET_F_CSUM)
     | (1 << VIRTIO_NET_F_HOST_TSO4)
     | (1 << VIRTIO_NET_F_HOST_TSO6)
@@ -62,13 +60,13 @@ pub struct Net {
     name: String,
     mac: MacAddress,
     state: Mutex<State>,
-    told: Told,
+    faults: ReportedFaults,
 }
 
 struct State {
-    /// A packet goes over as many chains as it needs.
+    /// A packet may span several chains.
     mergeable: bool,
-    /// A packet from the host that waits for chains: so many bytes of `incoming`, or none.
+    /// Length of the packet in `incoming` that waits for chains, or 0.
     waiting: usize,
     incoming: Vec<u8>,
     outgoing: Vec<u8>,
@@ -84,19 +82,19 @@ impl fmt::Debug for Net {
     }
 }
 
-/// What became of a packet that was to go to the guest.
+/// The outcome of delivering a packet to the guest.
 #[derive(Debug, PartialEq, Eq)]
 enum Delivery {
     /// It is in the guest's memory.
     Done,
     /// The guest has no room for it now.
     Later,
-    /// The guest has no room for such a packet.
+    /// It does not fit into the guest's chains.
     Dropped,
 }
 
 impl Net {
-    /// The card with this number, from 0 on.
+    /// Creates the card with this number, from 0.
     pub fn new(number: usize, tap: Tap, mac: MacAddress) -> Self {
         Self {
             tap,
@@ -108,11 +106,11 @@ impl Net {
                 incoming: vec![0; PACKET_BYTES_MAX],
                 outgoing: vec![0; PACKET_BYTES_MAX],
             }),
-            told: Told::default(),
+            faults: ReportedFaults::default(),
         }
     }
 
-    /// Gives packets of the host to the guest.
+    /// Delivers packets of the host to the guest.
     fn receive(&self, state: &mut State, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         for _ in 0..PACKETS_AT_ONCE {
             if state.waiting == 0 {
@@ -121,7 +119,7 @@ impl Net {
                     Ok(_) => return Ok(false),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                     Err(error) => {
-                        // A tap that is gone is one event, and gives no more of them.
+                        // An error of a deleted tap is reported by one event; it must be read here.
                         self.failed(&error);
                         return Ok(false);
                     }
@@ -131,7 +129,10 @@ impl Net {
                 Delivery::Done => state.waiting = 0,
                 Delivery::Later => return Ok(false),
                 Delivery::Dropped => {
-                    tracing::debug!(bytes = state.waiting, "a packet finds no room in the guest");
+                    tracing::debug!(
+                        bytes = state.waiting,
+                        "a packet does not fit into the guest's chains"
+                    );
                     state.waiting = 0;
                 }
             }
@@ -139,7 +140,7 @@ impl Net {
         Ok(true)
     }
 
-    /// Gives packets of the guest to the host.
+    /// Sends packets of the guest to the host.
     fn send(&self, state: &mut State, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         let memory = ring.memory();
         for _ in 0..PACKETS_AT_ONCE {
@@ -152,7 +153,7 @@ impl Net {
                 match self.tap.send(packet) {
                     Ok(()) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        // It is sent when the tap has room again, which is an event.
+                        // It is sent when the tap has room, which is an event.
                         ring.put_back(1);
                         return Ok(false);
                     }
@@ -164,20 +165,21 @@ impl Net {
         Ok(true)
     }
 
-    /// The tap gives an error. A packet is lost, as packets may be; that more are is told once.
+    /// Handles an error of the tap: the packet is lost, and the first error of its kind is
+    /// reported.
     fn failed(&self, error: &io::Error) {
-        match self.told.first(error, &self.name, self.tap.name()) {
+        match self.faults.first(error, &self.name, self.tap.name()) {
             Some(text) => tracing::warn!("{text}"),
             None => tracing::debug!(%error, name = self.name, "a packet is lost"),
         }
     }
 }
 
-/// The packet of a chain, in `buffer`; `None` when it can be none.
+/// Copies the packet of a chain to `buffer`; `None` when it is not valid.
 fn copied<'a>(mut chain: Buffers<'_>, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     let bytes = chain.from_driver.available_bytes();
     if !(PACKET_BYTES_MIN..=buffer.len()).contains(&bytes) {
-        tracing::debug!(bytes, "a packet of the guest has no size that packets have");
+        tracing::debug!(bytes, "a packet of the guest has an invalid size");
         return None;
     }
     let packet = &mut buffer[..bytes];
@@ -185,7 +187,7 @@ fn copied<'a>(mut chain: Buffers<'_>, buffer: &'a mut [u8]) -> Option<&'a [u8]> 
     Some(packet)
 }
 
-/// Writes the packet that waits into chains.
+/// Writes the waiting packet into chains.
 fn deliver(state: &mut State, ring: &mut Ring<'_>) -> Result<Delivery, BrokenRing> {
     let memory = ring.memory();
     let chains_max = if state.mergeable {
@@ -205,7 +207,7 @@ fn deliver(state: &mut State, ring: &mut Ring<'_>) -> Result<Delivery, BrokenRin
             ring.put_back(count);
             return Ok(Delivery::Later);
         };
-        // A chain that is not in memory has no room, and goes back with nothing in it.
+        // A chain outside the guest's memory has no room and is returned empty.
         let writer = Buffers::of(&chain, memory).map(|buffers| buffers.to_driver);
         room += writer.as_ref().map_or(0, Writer::available_bytes);
         chains.push((chain.head_index(), writer));
@@ -219,7 +221,7 @@ fn deliver(state: &mut State, ring: &mut Ring<'_>) -> Result<Delivery, BrokenRin
         let mut written = 0;
         if let Some(mut writer) = writer {
             let (now, later) = rest.split_at(writer.available_bytes().min(rest.len()));
-            // It was counted above, so it has the room.
+            // The room was computed above.
             if writer.write_all(now).is_ok() {
                 written = u32::try_from(now.len()).unwrap_or(0);
             }
@@ -231,7 +233,7 @@ fn deliver(state: &mut State, ring: &mut Ring<'_>) -> Result<Delivery, BrokenRin
     Ok(Delivery::Done)
 }
 
-/// What the host may leave to a driver with these features, as bits TUN_F_*.
+/// The host's offloads for a driver with these features, as TUN_F_* bits.
 fn offloads(features: u64) -> libc::c_uint {
     let has = |bit: u32| features & (1 << bit) != 0;
     if !has(VIRTIO_NET_F_GUEST_CSUM) {
@@ -269,7 +271,7 @@ impl VirtioDevice for Net {
         state.mergeable = features & (1 << VIRTIO_NET_F_MRG_RXBUF) != 0;
         if let Err(error) = self.tap.set_offloads(offloads(features)) {
             tracing::warn!(
-                "the tap {} does not leave checksums to the guest: {error}",
+                "the tap {} does not offload checksums to the guest: {error}",
                 self.tap.name()
             );
         }
@@ -286,7 +288,7 @@ impl VirtioDevice for Net {
 
     fn reset(&self) {
         lock(&self.state).waiting = 0;
-        // Where that fails, starting fails in the same way, and tells.
+        // If creating fails, starting the device fails in the same way and reports it.
         let _ = self.tap.set_offloads(0);
     }
 
@@ -297,8 +299,8 @@ impl VirtioDevice for Net {
 
 #[cfg(any(test, feature = "fuzzing"))]
 impl Net {
-    /// The card with number 1 on one end of a pair of sockets that keeps packets apart, as a tap
-    /// does; and the other end, which is the host's network.
+    /// Card number 1 on one end of a socket pair that preserves packets, as a tap does, and the
+    /// other end, which is the host's network.
     pub(crate) fn on_sockets() -> (Self, std::os::unix::net::UnixDatagram) {
         let (host, cable) = std::os::unix::net::UnixDatagram::pair().unwrap();
         host.set_nonblocking(true).unwrap();

@@ -1,4 +1,4 @@
-//! A tap device of the host: an interface of its network whose cable is a descriptor.
+//! A tap device of the host: a network interface whose other end is a descriptor.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -11,38 +11,38 @@ use thiserror::Error;
 
 use crate::sys;
 
-/// Where taps are attached to.
+/// The device through which taps are attached.
 const TUN_PATH: &str = "/dev/net/tun";
 
 /// The longest name of an interface (linux/if.h, IFNAMSIZ less the terminating zero).
 pub const TAP_NAME_BYTES_MAX: usize = libc::IFNAMSIZ - 1;
 
-/// Bytes of the header before each packet: that of virtio 1 (section 5.1.6), for Linux
-/// `virtio_net_hdr_v1`.
+/// Bytes of the header before each packet: that of virtio 1 (section 5.1.6), `virtio_net_hdr_v1` in
+/// Linux.
 pub(super) const HEADER_BYTES: usize = 12;
 
 /// Why a tap cannot be used.
 #[derive(Debug, Error)]
 pub enum TapError {
-    /// No interface can be called like that.
+    /// The name is not valid for an interface.
     #[error(
-        "`{name}` is no name of a tap: 1 to {TAP_NAME_BYTES_MAX} letters, digits, `-`, `_` and `.` are; \
+        "`{name}` is not a valid tap name: 1 to {TAP_NAME_BYTES_MAX} letters, digits, `-`, `_` and `.` are; \
          name one that `ip tuntap list` shows"
     )]
     Name {
-        /// What was given.
+        /// The name.
         name: String,
     },
-    /// The kernel has no taps.
+    /// The kernel has no tap support.
     #[error("cannot open {TUN_PATH} for the tap {name}; load the module with `modprobe tun`")]
     NoTaps {
-        /// The tap that was wanted.
+        /// The requested tap.
         name: String,
-        /// Why not.
+        /// The reason.
         #[source]
         source: io::Error,
     },
-    /// There is no interface of this name.
+    /// No interface has this name.
     #[error(
         "the tap {name} is not there; make it with `ip tuntap add dev {name} mode tap user $USER` and \
          `ip link set {name} up`, as root"
@@ -51,7 +51,7 @@ pub enum TapError {
         /// Its name.
         name: String,
     },
-    /// The user may not use it.
+    /// The user lacks permission.
     #[error(
         "the tap {name} is not for this user; make it with `ip tuntap add dev {name} mode tap user $USER` \
          as root, or run as root"
@@ -59,11 +59,11 @@ pub enum TapError {
     NotPermitted {
         /// Its name.
         name: String,
-        /// What the kernel says.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// Another process has it.
+    /// Another process uses it.
     #[error(
         "the tap {name} is in use by another process, such as another VM; give each VM a tap of its own"
     )]
@@ -71,7 +71,7 @@ pub enum TapError {
         /// Its name.
         name: String,
     },
-    /// It is another kind of interface.
+    /// The interface is not a tap.
     #[error(
         "the interface {name} is not a tap with one queue; make one with `ip tuntap add dev NAME mode \
          tap`, and join it to other interfaces by a bridge"
@@ -80,21 +80,21 @@ pub enum TapError {
         /// Its name.
         name: String,
     },
-    /// The kernel refuses something else.
+    /// The kernel refuses an operation.
     #[error("the tap {name} cannot be {action}")]
     Refused {
         /// Its name.
         name: String,
-        /// What was asked for.
+        /// The operation.
         action: &'static str,
-        /// The answer.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// An attached tap. Every packet has a header of [`HEADER_BYTES`] before it, by which checksums
-/// and the cutting of large packets are left to the other side.
+/// An attached tap. Every packet is preceded by a header of [`HEADER_BYTES`], which carries
+/// checksum and segmentation offload.
 #[derive(Debug)]
 pub struct Tap {
     file: File,
@@ -102,11 +102,11 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Attaches to the tap `name`, which exists.
+    /// Attaches to the existing tap `name`.
     ///
     /// # Errors
     ///
-    /// When there is no such tap, or it may not be used, or is in use.
+    /// Fails when there is no such tap, or when it is in use or not permitted.
     pub fn open(name: &str) -> Result<Self, TapError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if !(1..=TAP_NAME_BYTES_MAX).contains(&name.len())
@@ -116,7 +116,7 @@ impl Tap {
             return Err(TapError::Name { name: name.into() });
         }
         let name = name.to_owned();
-        // Attaching would make one that goes with the process.
+        // Attaching to a missing name would create a tap that disappears with the process.
         if !exists(&name) {
             return Err(TapError::Missing { name });
         }
@@ -139,10 +139,10 @@ impl Tap {
         let header = libc::c_int::try_from(HEADER_BYTES).unwrap_or(0);
         sys::set_tap_header_bytes(&tap.file, header)
             .map_err(|source| tap.refused("given headers of virtio 1", source))?;
-        // Who had it before may have left some.
+        // A previous user may have set offloads.
         match tap.set_offloads(0) {
             Ok(()) => Ok(tap),
-            Err(source) => Err(tap.refused("told to leave nothing to the guest", source)),
+            Err(source) => Err(tap.refused("set to offload nothing to the guest", source)),
         }
     }
 
@@ -167,7 +167,7 @@ impl Tap {
         }
     }
 
-    /// A tap whose cable is one end of a pair of sockets, or another file.
+    /// Creates a tap from one end of a socket pair, or another file.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn of(file: File) -> Self {
         Self {
@@ -181,18 +181,18 @@ impl Tap {
         &self.name
     }
 
-    /// What the guest's side does with packets that come to it, as bits TUN_F_* of
+    /// Sets what the guest completes in packets that it receives, as TUN_F_* bits of
     /// linux/if_tun.h.
     pub(super) fn set_offloads(&self, flags: libc::c_uint) -> io::Result<()> {
         sys::set_tap_offloads(&self.file, flags)
     }
 
-    /// Takes a packet with its header from the host; `WouldBlock` when there is none.
+    /// Reads a packet with its header from the host; `WouldBlock` when there is none.
     pub(super) fn receive(&self, packet: &mut [u8]) -> io::Result<usize> {
         retry(|| (&self.file).read(packet))
     }
 
-    /// Gives a packet with its header to the host.
+    /// Writes a packet with its header to the host.
     pub(super) fn send(&self, packet: &[u8]) -> io::Result<()> {
         retry(|| (&self.file).write(packet)).map(drop)
     }
@@ -204,13 +204,13 @@ impl AsFd for Tap {
     }
 }
 
-/// Whether there is an interface of this name.
+/// Whether an interface of this name exists.
 fn exists(name: &str) -> bool {
-    // Any socket asks the network namespace that it was made in.
+    // Any socket queries the network namespace in which it was created.
     UnixDatagram::unbound().is_ok_and(|socket| netdevice::name_to_index(socket, name).is_ok())
 }
 
-/// Again after a signal.
+/// Retries after a signal.
 fn retry(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {
@@ -226,11 +226,11 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A tap that goes with the value.
+    /// A tap that is deleted on drop.
     pub(in super::super) struct Made(pub String);
 
     impl Made {
-        /// `None`, after it has said why, where taps cannot be made.
+        /// Creates a tap; `None`, after printing the reason, where taps cannot be created.
         pub fn new(suffix: &str) -> Option<Self> {
             let name = format!("sh{}{suffix}", std::process::id());
             match ip(&["tuntap", "add", "dev", &name, "mode", "tap"]) {
@@ -274,7 +274,7 @@ pub(super) mod tests {
             "tap-of-16-bytes.",
             "t\u{e4}p",
         ] {
-            assert!(refused(name).contains("is no name of a tap"), "{name}");
+            assert!(refused(name).contains("is not a valid tap name"), "{name}");
         }
         let text = refused("no-such-tap0");
         assert!(text.contains("ip tuntap add dev no-such-tap0"), "{text}");
@@ -284,7 +284,7 @@ pub(super) mod tests {
     #[test]
     fn what_is_no_tap_is_refused() {
         let text = refused("lo");
-        // Without the right to use taps the kernel may say so first.
+        // Without permission to use taps, the kernel may report that first.
         assert!(
             text.contains("is not a tap")
                 || text.contains("not for this user")
@@ -303,7 +303,7 @@ pub(super) mod tests {
         let tap = Tap::open(&made.0).unwrap();
         tap.set_offloads(libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6)
             .unwrap();
-        // Nobody has brought it up.
+        // The interface is down.
         let error = tap.send(&[0; 60]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EIO));
         let nothing = tap.receive(&mut [0; 100]).unwrap_err();

@@ -1,4 +1,4 @@
-//! Tests of network cards, on a pair of sockets that keeps packets apart as a tap does.
+//! Tests of network cards on a socket pair that preserves packets, as a tap does.
 
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::tap::tests::Made;
-use super::trouble::Trouble;
+use super::tap_faults::TapFault;
 use super::*;
 use crate::virtio::QueueServer;
 use crate::virtio::server_threads::LIMIT;
@@ -22,7 +22,7 @@ const DATA: u64 = 0x10_0000;
 
 struct Bed {
     driver: Driver<Net>,
-    /// What the host's network sees.
+    /// The host's network.
     host: UnixDatagram,
 }
 
@@ -35,7 +35,7 @@ impl Bed {
         Self { driver, host }
     }
 
-    /// A packet of the host with `bytes` bytes, its header included.
+    /// A packet of the host with `bytes` bytes, including its header.
     fn send(&self, bytes: usize) -> Vec<u8> {
         let packet: Vec<u8> = (0..=250).cycle().take(bytes).collect();
         self.host.send(&packet).unwrap();
@@ -57,7 +57,7 @@ impl Bed {
         data
     }
 
-    /// The chains that came back from the queue to the guest: first descriptor and length.
+    /// The chains returned by the queue to the guest: first descriptor and length.
     fn received(&self) -> Vec<(u32, u32)> {
         let read = |at: u64| self.driver.memory.read_obj(GuestAddress(at)).unwrap();
         let entries = ring(0)[2] + 4;
@@ -68,7 +68,7 @@ impl Bed {
     }
 }
 
-/// What the guest gets of a packet that goes over so many chains.
+/// The guest's view of a packet that spans this many chains.
 fn with_count(mut packet: Vec<u8>, chains: u16) -> Vec<u8> {
     packet[10..12].copy_from_slice(&chains.to_le_bytes());
     packet
@@ -92,7 +92,7 @@ fn offloads_of_the_tap_follow_what_the_driver_accepts() {
     assert_eq!(offloads(all), 1 | 2 | 4);
     assert_eq!(offloads(all & !(1 << 7)), 1 | 4);
     assert_eq!(offloads(1 << 1), 1);
-    // Packets that are cut late need their checksums made late.
+    // Packets that are segmented late need their checksums late.
     assert_eq!(offloads((1 << 7) | (1 << 8)), 0);
     assert_eq!(offloads(VERSION_1), 0);
 }
@@ -115,7 +115,7 @@ fn what_the_guest_sends_goes_out_as_one_packet() {
     bed.driver.serve(1);
     assert_eq!(bed.sent(), Some(packet));
     assert_eq!(bed.driver.last_used(1), (0, 0));
-    assert_eq!(bed.driver.get(0x60), 1, "the driver was told");
+    assert_eq!(bed.driver.get(0x60), 1, "the driver was notified");
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn what_can_be_no_packet_is_not_sent_and_comes_back() {
         assert_eq!(bed.sent(), None, "{chain:x?}");
     }
     assert_eq!(usize::from(bed.driver.used(1)), bad.len());
-    assert_eq!(bed.driver.get(0x70), STARTED, "the device goes on");
+    assert_eq!(bed.driver.get(0x70), STARTED, "the device still runs");
 }
 
 #[test]
@@ -265,7 +265,7 @@ fn packets_of_the_host_wake_the_loop_once() {
     let mut manager = EventManager::<QueueServer>::new().unwrap();
     manager.add_subscriber(QueueServer::new(Arc::clone(&bed.driver.transport)));
     while manager.run_with_timeout(0).unwrap() > 0 {}
-    // Without a chain it stays where it is, and the loop does not spin.
+    // Without a chain the packet stays in the socket, and the loop does not spin.
     let packet = bed.send(100);
     assert!(manager.run_with_timeout(1000).unwrap() > 0);
     assert_eq!(manager.run_with_timeout(0).unwrap(), 0);
@@ -282,7 +282,7 @@ fn packets_of_the_host_wake_the_loop_once() {
 }
 
 #[test]
-fn a_tap_that_vanishes_is_told_of_and_does_not_keep_the_loop_busy() {
+fn a_tap_that_vanishes_is_reported_and_does_not_keep_the_loop_busy() {
     let Some(made) = Made::new("b") else { return };
     let tap = Tap::open(&made.0).unwrap();
     let driver = Driver::of(Net::new(1, tap, "02:00:00:12:34:56".parse().unwrap()));
@@ -290,26 +290,26 @@ fn a_tap_that_vanishes_is_told_of_and_does_not_keep_the_loop_busy() {
     let mut manager = EventManager::<QueueServer>::new().unwrap();
     manager.add_subscriber(QueueServer::new(Arc::clone(&driver.transport)));
     while manager.run_with_timeout(0).unwrap() > 0 {}
-    let told = || driver.device.told.has(Trouble::Gone);
-    assert!(!told());
+    let reported = || driver.device.faults.has(TapFault::Gone);
+    assert!(!reported());
 
     // The guest has nothing to send, and may never have.
     drop(made);
     let deadline = Instant::now() + LIMIT;
-    while !told() {
-        assert!(Instant::now() < deadline, "nothing is told");
+    while !reported() {
+        assert!(Instant::now() < deadline, "nothing is reported");
         manager.run_with_timeout(100).unwrap();
     }
     let turns = (0..100).take_while(|_| manager.run_with_timeout(0).unwrap() > 0);
     assert!(turns.count() < 100, "the loop spins");
 
-    // What it sends comes back all the same.
+    // Chains that the guest sends are returned in any case.
     driver.offer(1, 0, &[(DATA, 100, false)]);
     driver.notify(1);
     while driver.used(1) == 0 {
         assert!(manager.run_with_timeout(1000).unwrap() > 0);
     }
-    assert_eq!(driver.get(0x70), STARTED, "the device goes on");
+    assert_eq!(driver.get(0x70), STARTED, "the device still runs");
 }
 
 proptest! {

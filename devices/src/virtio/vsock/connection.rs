@@ -8,8 +8,8 @@ use std::os::unix::net::UnixStream;
 
 use super::packet::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, op};
 
-/// Bytes on their way from the guest that wait for a host which does not read. The guest is told
-/// of it, and sends no more than fits.
+/// Buffered bytes from the guest for a host that does not read. The guest knows the size and sends
+/// no more than fits.
 pub(super) const BUFFER_BYTES: u32 = 64 << 10;
 
 /// The ports of a connection.
@@ -19,41 +19,41 @@ pub(super) struct Ports {
     pub guest: u32,
 }
 
-/// A connection, with what is still to be told to the guest.
+/// A connection, and what remains to be sent to the guest.
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
-    /// The host has asked for it, and the guest has not answered.
+    /// The host has requested it, and the guest has not answered.
     asked: bool,
-    /// A packet without data that the guest shall get: REQUEST or RESPONSE first of all, or RESET
-    /// last of all.
+    /// The next packet without data for the guest: REQUEST or RESPONSE as the first packet, or
+    /// RESET as the last one.
     answer: Option<u16>,
-    /// SHUTDOWN, with these flags.
+    /// A SHUTDOWN with these flags is to be sent.
     shutdown: u32,
-    /// The host has sent its last byte.
+    /// The host has closed its writing side.
     host_ended: bool,
-    /// The host has closed its socket, so it takes no more either.
+    /// The host has closed its socket, so it reads nothing either.
     hung_up: bool,
-    /// The host may have sent something.
+    /// The host may have sent data.
     readable: bool,
-    /// The guest has said what it does no more: flags of SHUTDOWN.
+    /// Flags of the guest's SHUTDOWN.
     guest_ended: u32,
-    /// The socket was told that no more comes.
+    /// The socket was shut down for writing.
     closed_to_host: bool,
-    /// Bytes of the guest for the host.
+    /// Bytes from the guest for the host.
     buffer: VecDeque<u8>,
-    /// Bytes that have left the buffer, and how many of them the guest knows of.
+    /// Bytes that have left the buffer, and the count last sent to the guest.
     forwarded: Wrapping<u32>,
     told: Wrapping<u32>,
-    /// The guest wants to know.
+    /// The guest has requested the credit.
     asks_for_credit: bool,
-    /// Bytes sent to the guest, how many have left its buffer, and how large that is.
+    /// Bytes sent to the guest, how many have left its buffer, and that buffer's size.
     sent: Wrapping<u32>,
     guest_forwarded: Wrapping<u32>,
     guest_buffer: u32,
 }
 
-/// Whether a connection goes on.
+/// Whether a connection stays open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     GoesOn,
@@ -61,12 +61,12 @@ pub(super) enum Next {
 }
 
 impl Connection {
-    /// A connection that a client of the host wants; the guest has to be asked.
+    /// Creates a connection requested by a client of the host; the guest must be asked.
     pub fn asked_by_host(stream: UnixStream) -> Self {
         Self::new(stream, true, op::REQUEST)
     }
 
-    /// A connection that the guest wants, to a socket that takes it.
+    /// Creates a connection requested by the guest, to a socket that accepts it.
     pub fn asked_by_guest(stream: UnixStream, request: &Header) -> Self {
         let mut connection = Self::new(stream, false, op::RESPONSE);
         connection.take_credit(request);
@@ -109,13 +109,13 @@ impl Connection {
         self.answer = Some(op::RESET);
     }
 
-    /// The socket may have something, or take something.
+    /// The socket may be readable or writable.
     pub fn ready(&mut self, hung_up: bool) {
         self.readable = true;
         if hung_up && !self.hung_up {
             self.hung_up = true;
             if self.asked {
-                // The client has gone before the guest has answered.
+                // The client disconnected before the guest answered.
                 self.reset();
             } else if self.host_ended {
                 self.shutdown |= SHUTDOWN_RECEIVE;
@@ -124,7 +124,7 @@ impl Connection {
         self.flush();
     }
 
-    /// Takes a packet of the guest. `host_port` is for the answer to a client of the host.
+    /// Handles a packet of the guest. `host_port` is for the answer to a client of the host.
     pub fn take(&mut self, header: &Header, data: &[u8], host_port: u32) -> Next {
         self.take_credit(header);
         match header.op {
@@ -132,7 +132,7 @@ impl Connection {
             op::RESPONSE if self.asked => {
                 self.asked = false;
                 self.buffer.extend(format!("OK {host_port}\n").bytes());
-                // These bytes are not the guest's.
+                // These bytes are the device's and not the guest's.
                 self.forwarded -= u32::try_from(self.buffer.len()).unwrap_or(0);
                 self.told = self.forwarded;
             }
@@ -155,7 +155,7 @@ impl Connection {
         Next::GoesOn
     }
 
-    /// Writes to the host what it takes.
+    /// Writes to the host as much as it accepts.
     fn flush(&mut self) {
         while !self.buffer.is_empty() {
             let (first, _) = self.buffer.as_slices();
@@ -177,7 +177,7 @@ impl Connection {
         }
         self.closed_to_host = true;
         if self.guest_ended & SHUTDOWN_RECEIVE != 0 {
-            // Neither sends nor takes: by a reset the guest knows that all has gone out.
+            // Neither end sends: the reset reports to the guest that all data was delivered.
             self.reset();
         } else {
             // An error means that it is closed already.
@@ -185,8 +185,8 @@ impl Connection {
         }
     }
 
-    /// The next packet for the guest: its header, without addresses, and how many bytes of
-    /// `data` go with it.
+    /// The next packet for the guest: its header, without addresses, and how many bytes of `data`
+    /// it carries.
     pub fn next_packet(&mut self, data: &mut [u8]) -> Option<(Header, usize, Next)> {
         let mut header = Header::default();
         let mut count = 0;
@@ -222,7 +222,7 @@ impl Connection {
         Some((header, count, next))
     }
 
-    /// Reads from the host what the guest has room for.
+    /// Reads from the host as much as the guest has room for.
     fn read(&mut self, data: &mut [u8]) -> Option<usize> {
         let deaf = self.guest_ended & SHUTDOWN_RECEIVE != 0;
         let credit = usize::try_from(self.credit()).unwrap_or(usize::MAX);

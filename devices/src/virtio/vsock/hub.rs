@@ -1,4 +1,4 @@
-//! All connections of a guest, and the sockets of the host that they lead to.
+//! All connections of a guest, and the host sockets that they lead to.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::{self, Read};
@@ -17,28 +17,28 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::connection::{Connection, Next, Ports};
 use super::packet::{HOST_CID, Header, TYPE_STREAM, op};
 
-/// Most connections at once: each has a descriptor and a buffer of 64 KiB here.
+/// Limit of connections: each has a descriptor and a buffer of 64 KiB.
 pub(super) const CONNECTIONS_MAX: usize = 256;
-/// Most clients of the host that have connected and not yet said to which port. One more, and the
-/// oldest has to go.
+/// Limit of host clients that have connected and not named a port yet. One more closes the oldest.
 const CLIENTS_MAX: usize = 32;
-/// The longest line by which a client says that.
+/// The longest line in which a client names a port.
 const CLIENT_LINE_BYTES_MAX: usize = 32;
-/// Refusals that wait for room in the guest. More packets are not taken from it meanwhile.
+/// Limit of refusals that wait for room in the guest. At the limit, no more packets are taken from
+/// it.
 const REFUSALS_MAX: usize = 128;
-/// Events taken from the host in one call.
+/// Events read from the host in one call.
 const EVENTS_AT_ONCE: usize = 32;
 
-/// The first port of the host's side of connections that the host asks for: above those that
+/// The first port of the host's side of connections that the host requests: above those that
 /// programs choose themselves.
 const HOST_PORT_FIRST: u32 = 1 << 30;
 
-/// What an event is of.
+/// The source of an event.
 const WAKE_TOKEN: u64 = 0;
 const LISTENER_TOKEN: u64 = 1;
 const STREAM_TOKEN_FIRST: u64 = 2;
 
-/// A client of the host that has not said yet to which port.
+/// A client of the host that has not named a port yet.
 #[derive(Debug)]
 struct Client {
     token: u64,
@@ -46,24 +46,24 @@ struct Client {
     line: Vec<u8>,
 }
 
-/// What the device does next for its driver, and the sockets behind it.
+/// The device's state behind its lock: connections and their sockets.
 #[derive(Debug)]
 pub(super) struct Hub {
     guest_cid: u64,
     path: PathBuf,
     listener: UnixListener,
     epoll: Arc<OwnedFd>,
-    /// Readable when there may be something for the guest although no socket has become ready.
+    /// Readable when there may be something for the guest although no socket became ready.
     wake: OwnedFd,
     next_token: u64,
     next_port: u32,
     clients: VecDeque<Client>,
     connections: BTreeMap<Ports, Connection>,
-    /// Connections by the token of their socket, and the other way round.
+    /// Connections by the token of their socket, and the reverse.
     by_token: HashMap<u64, Ports>,
     tokens: HashMap<Ports, u64>,
     refusals: VecDeque<Header>,
-    /// The connection that had its turn last.
+    /// The connection that was served last.
     last: Option<Ports>,
 }
 
@@ -95,12 +95,12 @@ impl Hub {
         })
     }
 
-    /// Readable when the sockets have something.
+    /// Readable when a socket is ready.
     pub fn epoll(&self) -> Arc<OwnedFd> {
         Arc::clone(&self.epoll)
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub fn clear(&mut self) {
         self.clients.clear();
         self.connections.clear();
@@ -109,13 +109,13 @@ impl Hub {
         self.refusals.clear();
     }
 
-    /// Makes the loop look for packets to the guest.
+    /// Wakes the loop to look for packets to the guest.
     fn wake(&self) {
-        // A full counter wakes as well.
+        // A full counter wakes it as well.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Takes up what the sockets have.
+    /// Handles events of the sockets.
     pub fn take_events(&mut self) {
         loop {
             let mut events = [MaybeUninit::uninit(); EVENTS_AT_ONCE];
@@ -128,7 +128,7 @@ impl Hub {
             for event in events {
                 match event.data.u64() {
                     WAKE_TOKEN => {
-                        // That nobody has is no error.
+                        // A spurious wakeup is no error.
                         let _ = rustix::io::read(&self.wake, &mut [0; size_of::<u64>()]);
                     }
                     LISTENER_TOKEN => self.accept(),
@@ -141,7 +141,7 @@ impl Hub {
         }
     }
 
-    /// Takes clients until there is none: those that stay are no event again.
+    /// Accepts clients until there is none: edge-triggered events do not repeat.
     fn accept(&mut self) {
         for _ in 0..CLIENTS_MAX {
             let Ok((stream, _)) = self.listener.accept() else {
@@ -163,7 +163,7 @@ impl Hub {
         self.wake();
     }
 
-    /// Makes a socket one whose changes are events.
+    /// Registers a socket for edge-triggered events.
     fn watch(&mut self, stream: &UnixStream) -> Option<u64> {
         let token = self.next_token;
         let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
@@ -186,8 +186,8 @@ impl Hub {
         }
     }
 
-    /// Reads of the line by which a client says to which port, byte by byte: what comes after it
-    /// is the guest's.
+    /// Reads the line in which a client names a port, byte by byte, since the bytes after it are
+    /// for the guest.
     fn client_ready(&mut self, token: u64) {
         let Some(at) = self.clients.iter().position(|c| c.token == token) else {
             return;
@@ -200,7 +200,7 @@ impl Hub {
                 Ok(1) if client.line.len() < CLIENT_LINE_BYTES_MAX => client.line.extend(byte),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // It has gone, or says something else.
+                // It disconnected, or sent something else.
                 _ => {
                     self.clients.remove(at);
                     return;
@@ -221,11 +221,11 @@ impl Hub {
                 self.insert(Ports { host, guest }, token, connection);
             }
             // Closing is the answer.
-            _ => tracing::debug!("a client of the vsock asks for no port, or there is no room"),
+            _ => tracing::debug!("a client of the vsock names no port, or there is no room"),
         }
     }
 
-    /// A port of the host that has no connection with the guest's port yet.
+    /// A port of the host that is free for the guest's port.
     fn free_port(&mut self, guest: u32) -> u32 {
         loop {
             let host = self.next_port;
@@ -249,12 +249,12 @@ impl Hub {
         }
     }
 
-    /// Whether another packet of the guest can be taken.
+    /// Whether another packet of the guest can be accepted.
     pub fn has_room(&self) -> bool {
         self.refusals.len() < REFUSALS_MAX
     }
 
-    /// Takes a packet of the guest.
+    /// Handles a packet of the guest.
     pub fn take_packet(&mut self, header: &Header, data: &[u8]) {
         self.wake();
         let ports = Ports {
@@ -305,8 +305,8 @@ impl Hub {
         }
     }
 
-    /// The next packet for the guest, and how many bytes of `data` go with it. Connections take
-    /// turns.
+    /// The next packet for the guest, and how many bytes of `data` it carries. Connections are
+    /// served round-robin.
     pub fn next_packet(&mut self, data: &mut [u8]) -> Option<(Header, usize)> {
         if let Some(refusal) = self.refusals.pop_front() {
             if self.refusals.len() + 1 == REFUSALS_MAX {

@@ -1,9 +1,9 @@
 //! Sockets between guest and host (virtio 1.2, section 5.10), which need no network.
 //!
-//! At the host's end are Unix sockets, by the convention of Firecracker. A client of the host
-//! connects to the socket `PATH`, writes `CONNECT PORT` and a newline, and reads `OK` and a port
-//! before the bytes of the guest's program that listens on `PORT`. A guest's program that connects
-//! to port `N` of the host is connected to the socket `PATH_N`, where a program of the host listens.
+//! The host's end are Unix sockets, by the convention of Firecracker. A client of the host connects
+//! to the socket `PATH`, writes `CONNECT PORT` and a newline, and reads `OK` and a port before the
+//! bytes of the guest program that listens on `PORT`. A guest program that connects to port `N` of
+//! the host is connected to the socket `PATH_N`, on which a program of the host listens.
 
 mod connection;
 mod hub;
@@ -22,26 +22,26 @@ use crate::lock;
 use hub::Hub;
 use packet::{HEADER_BYTES, Header};
 
-/// The first address that a guest can have (section 5.10.4).
+/// The lowest address of a guest (section 5.10.4).
 pub const VSOCK_CID_MIN: u32 = 3;
-/// The last one: one more means any.
+/// The highest address: one more is the wildcard.
 pub const VSOCK_CID_MAX: u32 = u32::MAX - 1;
 
-/// To the guest, from the guest, events.
+/// Queues: to the guest, from the guest, events.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 128];
 const RECEIVE_QUEUE: usize = 0;
 const SEND_QUEUE: usize = 1;
 
-/// Most bytes of data in a packet. Linux sends as much.
+/// Limit of data in a packet, the same as Linux's.
 const DATA_BYTES_MAX: usize = 64 << 10;
 
-/// Packets in one direction before the other has its turn.
+/// Packets in one direction before the other is served.
 const PACKETS_AT_ONCE: usize = 32;
 
-/// The sockets of a guest.
+/// The socket device of a guest.
 pub struct Vsock {
     config: [u8; 8],
-    /// That of the hub, which is behind the lock.
+    /// The hub's event descriptor, outside the lock.
     epoll: Arc<OwnedFd>,
     state: Mutex<State>,
 }
@@ -60,12 +60,12 @@ impl fmt::Debug for Vsock {
 }
 
 impl Vsock {
-    /// The sockets of the guest with the address `cid`, between [`VSOCK_CID_MIN`] and
+    /// Creates the device for the guest address `cid`, between [`VSOCK_CID_MIN`] and
     /// [`VSOCK_CID_MAX`], behind `socket`.
     ///
     /// # Errors
     ///
-    /// When the process is out of descriptors.
+    /// Fails when the process is out of descriptors.
     pub fn new(cid: u32, socket: &HostSocket) -> Result<Self, HostSocketError> {
         let listener = socket.listener();
         let hub = listener.and_then(|listener| Hub::new(cid.into(), socket.path(), listener));
@@ -82,7 +82,7 @@ impl Vsock {
 }
 
 impl State {
-    /// Gives packets to the guest.
+    /// Delivers packets to the guest.
     fn receive(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         self.hub.take_events();
         let memory = ring.memory();
@@ -94,7 +94,7 @@ impl State {
             let writer = buffers.map(|buffers| buffers.to_driver);
             let room = writer.as_ref().map_or(0, |w| w.available_bytes());
             let (Some(mut writer), Some(room)) = (writer, room.checked_sub(HEADER_BYTES)) else {
-                // No packet has room in it.
+                // The chain is too short for any packet.
                 ring.used(chain.head_index(), 0)?;
                 continue;
             };
@@ -106,14 +106,14 @@ impl State {
             let written = writer
                 .write_all(&header.to_bytes())
                 .and_then(|()| writer.write_all(&self.data[..count]));
-            // The room was counted above.
+            // The room was computed above.
             let written = written.map_or(0, |()| HEADER_BYTES + count);
             ring.used(chain.head_index(), u32::try_from(written).unwrap_or(0))?;
         }
         Ok(true)
     }
 
-    /// Takes packets of the guest.
+    /// Handles packets of the guest.
     fn send(&mut self, ring: &mut Ring<'_>) -> Result<bool, BrokenRing> {
         let memory = ring.memory();
         for _ in 0..PACKETS_AT_ONCE {
@@ -144,7 +144,7 @@ impl State {
             tracing::debug!(
                 length,
                 there,
-                "a packet of the guest has not the length that it says"
+                "the length of a guest's packet differs from its header"
             );
             return;
         }

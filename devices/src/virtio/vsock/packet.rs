@@ -4,10 +4,10 @@
 pub(super) const HEADER_BYTES: usize = 44;
 /// The host's address.
 pub(super) const HOST_CID: u64 = 2;
-/// Packets of a stream of bytes.
+/// Type: stream.
 pub(super) const TYPE_STREAM: u16 = 1;
 
-/// What a packet is for.
+/// The operation of a packet.
 pub(super) mod op {
     pub const REQUEST: u16 = 1;
     pub const RESPONSE: u16 = 2;
@@ -18,9 +18,9 @@ pub(super) mod op {
     pub const CREDIT_REQUEST: u16 = 7;
 }
 
-/// In a SHUTDOWN: whoever sends it takes no more.
+/// SHUTDOWN flag: the sender receives no more.
 pub(super) const SHUTDOWN_RECEIVE: u32 = 1;
-/// In a SHUTDOWN: whoever sends it sends no more.
+/// SHUTDOWN flag: the sender sends no more.
 pub(super) const SHUTDOWN_SEND: u32 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,12 +29,12 @@ pub(super) struct Header {
     pub target_cid: u64,
     pub source_port: u32,
     pub target_port: u32,
-    /// Bytes of data behind the header.
+    /// Bytes of data after the header.
     pub length: u32,
     pub kind: u16,
     pub op: u16,
     pub flags: u32,
-    /// Bytes that the sender's buffer has in all.
+    /// Size of the sender's buffer.
     pub buffer: u32,
     /// Bytes that have left the sender's buffer so far, modulo 2^32.
     pub forwarded: u32,
@@ -75,7 +75,7 @@ impl Header {
         bytes
     }
 
-    /// The refusal of this packet, back to who sent it.
+    /// The reset that refuses this packet.
     pub fn reset(&self) -> Self {
         Self {
             source_cid: HOST_CID,

@@ -14,13 +14,13 @@ use super::*;
 use crate::virtio::test_driver::{Driver, STARTED, VERSION_1, ring};
 
 pub(super) const CID: u64 = 3;
-/// Buffers of the driver for packets: header and a page.
+/// Buffers of the driver for packets: a header and a page.
 pub(super) const BUFFERS: u64 = 0x20_0000;
 pub(super) const BUFFER_STEP: u64 = 0x2000;
 pub(super) const BUFFER_ROOM: u32 = 44 + 4096;
 /// Where the driver has what it sends.
 pub(super) const SENT: u64 = 0x10_0000;
-/// Credit that the guest gives.
+/// Credit that the guest grants.
 pub(super) const GUEST_BUFFER: u32 = 256 << 10;
 
 pub(super) struct Bed {
@@ -60,7 +60,7 @@ impl Bed {
         UnixListener::bind(self.directory.path().join(format!("v.sock_{port}"))).unwrap()
     }
 
-    /// A client of the host that asks for a port.
+    /// A client of the host that names a port.
     pub fn client(&self, port: &str) -> UnixStream {
         let mut client = UnixStream::connect(self.path()).unwrap();
         client
@@ -97,14 +97,14 @@ impl Bed {
         self.packets.borrow_mut().pop_front()
     }
 
-    /// The next packet, which is of this kind.
+    /// The next packet, which must be of this type.
     pub fn expect(&self, op: u16) -> (Header, Vec<u8>) {
         let (header, data) = self.packet().expect("a packet");
         assert_eq!(header.op, op, "{header:?}");
         (header, data)
     }
 
-    /// The guest sends a packet.
+    /// Sends a packet as the guest.
     pub fn send(&self, header: Header, data: &[u8]) {
         let header = Header {
             length: u32::try_from(data.len()).unwrap(),
@@ -122,7 +122,7 @@ impl Bed {
         assert_eq!(self.driver.last_used(1), (0, 0));
     }
 
-    /// A connection that the host has asked for, from the guest's port: both ends.
+    /// A connection requested by the host, seen from the guest's port: both ends.
     pub fn connected(&self, port: u32) -> (UnixStream, Header) {
         let mut client = self.client(&port.to_string());
         let (request, _) = self.expect(op::REQUEST);
@@ -148,7 +148,7 @@ pub(super) fn give_buffer(driver: &Driver<Vsock>, chain: u16) {
     driver.offer(0, chain, &[(place, BUFFER_ROOM, true)]);
 }
 
-/// A header by which the guest answers.
+/// A header of the guest's answer.
 pub(super) fn answer(header: &Header) -> Header {
     Header {
         source_cid: CID,
@@ -161,7 +161,7 @@ pub(super) fn answer(header: &Header) -> Header {
     }
 }
 
-/// A header by which the guest speaks first.
+/// A header of the guest's first packet.
 pub(super) fn first(guest: u32, host: u32, op: u16) -> Header {
     Header {
         op,
@@ -173,7 +173,7 @@ pub(super) fn first(guest: u32, host: u32, op: u16) -> Header {
     }
 }
 
-/// What the host reads until the other side ends.
+/// Everything that the host reads until the other end closes.
 pub(super) fn rest(mut stream: UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     stream.set_nonblocking(false).unwrap();
@@ -181,7 +181,7 @@ pub(super) fn rest(mut stream: UnixStream) -> Vec<u8> {
         .set_read_timeout(Some(Duration::from_secs(30)))
         .unwrap();
     match stream.read_to_end(&mut bytes) {
-        // It was closed before all that was sent to it was read.
+        // It was closed before everything sent to it was read.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {}
         result => drop(result.unwrap()),
     }

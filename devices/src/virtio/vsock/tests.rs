@@ -37,7 +37,7 @@ fn the_host_connects_to_the_guest_and_both_speak_and_end() {
     let mut heard = [0; 10];
     client.read_exact(&mut heard).unwrap();
     assert_eq!(&heard, b"hello host");
-    // The host sends no more, and still hears.
+    // The host sends no more, and still receives.
     client.shutdown(std::net::Shutdown::Write).unwrap();
     let (header, _) = bed.expect(op::SHUTDOWN);
     assert_eq!(header.flags, SHUTDOWN_SEND);
@@ -82,7 +82,7 @@ fn the_guest_connects_to_a_port_that_has_a_listener() {
     let (mut host, _) = listener.accept().unwrap();
     host.write_all(b"welcome").unwrap();
     assert_eq!(bed.expect(op::DATA).1, b"welcome");
-    // The guest sends its last bytes, and takes more.
+    // The guest sends its last bytes, and still receives.
     bed.send(first(1025, 9000, op::DATA), b"bye");
     let flags = SHUTDOWN_SEND;
     bed.send(
@@ -98,7 +98,7 @@ fn the_guest_connects_to_a_port_that_has_a_listener() {
     drop(host);
     let (end, _) = bed.expect(op::SHUTDOWN);
     assert_ne!(end.flags & SHUTDOWN_SEND, 0);
-    // Nobody listens there, and nobody at all.
+    // A port without a listener, and a wrong address.
     bed.send(first(1026, 9001, op::REQUEST), &[]);
     let (refusal, _) = bed.expect(op::RESET);
     assert_eq!((refusal.source_port, refusal.target_port), (9001, 1026));
@@ -186,7 +186,7 @@ fn the_guest_gets_no_more_than_it_has_room_for() {
         &[],
     );
     assert_eq!(bed.expect(op::DATA).1, b"abcd");
-    // What makes no sense is no room.
+    // An inconsistent credit counts as no room.
     bed.send(
         Header {
             forwarded: 1000,
@@ -204,7 +204,7 @@ fn a_host_that_does_not_read_holds_the_guest_back() {
     let data = vec![7; 4096];
     let mut sent = 0_u32;
     let mut forwarded = 0_u32;
-    // As a guest that keeps to its credit.
+    // As a guest that respects its credit.
     loop {
         assert!(sent < 64 << 20, "nothing holds it back");
         if sent - forwarded + 4096 > BUFFER_BYTES {
@@ -300,10 +300,10 @@ fn what_is_not_meant_for_the_host_is_refused() {
 }
 
 #[test]
-fn a_guest_that_takes_no_refusals_is_held_back_and_goes_on() {
+fn a_guest_that_takes_no_refusals_is_held_back_and_keep_serving() {
     let bed = Bed::new();
     let mut sent = 0_u16;
-    // Without looking at what comes: its 32 buffers fill, and then the refusals.
+    // Without reading what arrives: its 32 buffers fill, and then the refusals.
     while bed.driver.used(1) == sent {
         assert!(sent < 1000, "nothing holds it back");
         let header = first(u32::from(sent), 1, op::DATA).to_bytes();
@@ -373,7 +373,7 @@ fn the_loop_wakes_for_clients_and_for_answers() {
         },
         &[],
     );
-    // The refusal of something else comes by the loop as well, although no socket has anything.
+    // The refusal of another packet arrives by the loop as well, although no socket is ready.
     while bed.driver.used(1) < 1 {
         assert!(manager.run_with_timeout(5000).unwrap() > 0);
     }
@@ -406,12 +406,12 @@ fn the_socket_is_ours_and_goes_with_us() {
     assert!(refused(&path).contains("is in use"));
     drop(one);
     assert!(!path.exists());
-    // Of a process that was killed.
+    // The socket of a killed process.
     drop(UnixListener::bind(&path).unwrap());
     assert!(path.exists());
     drop(HostSocket::listen("vsock", &path).unwrap());
     std::fs::write(&path, "precious").unwrap();
-    assert!(refused(&path).contains("no socket"));
+    assert!(refused(&path).contains("not a socket"));
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     assert!(refused(&directory.path().join("absent/v.sock")).contains("directory that exists"));
     let long = directory.path().join("x".repeat(100));

@@ -97,13 +97,13 @@ fn a_vsock_that_cannot_be_made_is_refused_and_a_stale_one_replaced() {
         )
     };
     let other = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
-    assert!(run(&vsock).contains("is in use, by another VM perhaps"));
+    assert!(run(&vsock).contains("is in use, possibly by another VM"));
     drop(other);
     let arguments = ["run", "-q", "--kernel", KERNEL, "--vsock", &vsock];
     let line = refused(&arguments, ExitCode::HostError);
     assert!(line.contains("kernel"), "{line}");
     assert!(!path.exists(), "it goes with the run");
-    assert!(run("cid=3,path=/no/such/v.sock").contains("cannot make the vsock /no/such/v.sock"));
+    assert!(run("cid=3,path=/no/such/v.sock").contains("cannot create the vsock /no/such/v.sock"));
     assert!(run("cid=1,path=v.sock").contains("no cid= from 3 to"));
 }
 
@@ -115,7 +115,7 @@ fn a_tap_that_cannot_be_used_is_refused_before_anything_starts() {
         line.contains("the tap no-such-tap0 is not there; make it with"),
         "{line}"
     );
-    assert!(run("tap=a/b").contains("`a/b` is no name of a tap"));
+    assert!(run("tap=a/b").contains("`a/b` is not a valid tap name"));
     assert!(run("tap=lo").contains("lo"));
     assert!(run("tap0").contains("names no tap; write tap=NAME"));
 }
