@@ -1,4 +1,4 @@
-//! What apt knows: which versioned package a meta package stands for, and its hash.
+//! Queries apt: which versioned package a meta package depends on, and its hash.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -43,8 +43,8 @@ pub fn resolve(meta: &str) -> Result<Package, ImageError> {
         .ok_or_else(unresolved)
 }
 
-/// Downloads a package into `dir`. apt checks it against its signed indexes, and we compare
-/// its hash again.
+/// Downloads a package into `dir`. apt checks it against its signed indexes, and the hash is
+/// compared again here.
 ///
 /// # Errors
 /// Fails when apt does, or when the hash differs.
@@ -80,7 +80,7 @@ pub fn download(package: &Package, dir: &Path) -> Result<PathBuf, ImageError> {
     Ok(deb)
 }
 
-/// Finds `Depends: linux-image-...` in what `apt-cache depends` printed.
+/// Finds `Depends: linux-image-...` in the output of `apt-cache depends`.
 fn kernel_dependency(text: &str) -> Option<String> {
     text.lines()
         .filter_map(|line| line.trim().strip_prefix("Depends:"))
@@ -89,7 +89,7 @@ fn kernel_dependency(text: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Reads the first stanza of what `apt-cache show` printed.
+/// Reads the first stanza of the output of `apt-cache show`.
 fn parse_show(text: &str) -> Option<Package> {
     let stanza = text.split("\n\n").next()?;
     let field = |key: &str| {

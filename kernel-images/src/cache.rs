@@ -1,8 +1,8 @@
 //! The cache of unpacked kernels.
 //!
-//! One directory a kernel: `package.deb`, `vmlinuz`, `vmlinux`, `lib/modules/RELEASE/` and
-//! `image.json`, the record of what they are. A directory is made under another name and
-//! renamed when it is whole.
+//! One directory per kernel: `package.deb`, `vmlinuz`, `vmlinux`, `lib/modules/RELEASE/` and
+//! `image.json`, which describes them. A directory is created under another name and renamed when
+//! it is complete.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,23 +13,23 @@ use crate::apt::{self, Package};
 use crate::modules::ModuleIndex;
 use crate::{ImageError, KernelSpec, command, digest, vmlinux};
 
-/// The version of `image.json`; a record with another one is made again.
+/// The version of `image.json`; a record with another version is replaced.
 const SCHEMA: u32 = 1;
 
-/// What a cached kernel is made of.
+/// The contents of a cached kernel.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct Record {
     /// The version of this structure.
     pub schema: u32,
-    /// Our name for the kernel.
+    /// The manifest's name of the kernel.
     pub name: String,
     /// The versioned Debian package.
     pub package: String,
     /// The package's version.
     pub version: String,
-    /// What `uname -r` answers under this kernel.
+    /// The output of `uname -r` under this kernel.
     pub release: String,
-    /// The modules asked for.
+    /// The requested modules.
     pub modules: Vec<String>,
     /// SHA-256 of the `.deb`.
     pub deb_sha256: String,
@@ -41,12 +41,12 @@ pub struct Record {
     pub modules_sha256: String,
 }
 
-/// How a kernel came to be ready.
+/// Where a kernel came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// It was there and its hashes matched.
+    /// It was cached and its hashes matched.
     Cached,
-    /// It was made again from the package in the cache.
+    /// It was rebuilt from the package in the cache.
     Rebuilt,
     /// Its package was downloaded.
     Downloaded,
@@ -55,9 +55,9 @@ pub enum Origin {
 /// A kernel, ready to boot.
 #[derive(Clone, Debug)]
 pub struct KernelImage {
-    /// What it is.
+    /// Its record.
     pub record: Record,
-    /// How it came here.
+    /// Where it came from.
     pub origin: Origin,
     dir: PathBuf,
 }
@@ -75,13 +75,13 @@ impl KernelImage {
         self.dir.join("vmlinux")
     }
 
-    /// The directory with `modules.dep` and the modules that were kept.
+    /// The directory with `modules.dep` and the kept modules.
     #[must_use]
     pub fn modules_dir(&self) -> PathBuf {
         self.dir.join("lib/modules").join(&self.record.release)
     }
 
-    /// The files of these modules and of all that they need, in loading order, relative to
+    /// The files of these modules and of their dependencies, in loading order, relative to
     /// [`modules_dir`](Self::modules_dir).
     ///
     /// # Errors
@@ -110,10 +110,10 @@ pub struct ImageCache {
 }
 
 impl ImageCache {
-    /// Uses `root`, which is made if need be.
+    /// Opens the cache in `root`, which is created if necessary.
     ///
     /// # Errors
-    /// Fails when it cannot be made.
+    /// Fails when it cannot be created.
     pub fn open(root: &Path) -> Result<Self, ImageError> {
         std::fs::create_dir_all(root).map_err(ImageError::io(root))?;
         let root = root.canonicalize().map_err(ImageError::io(root))?;
@@ -126,7 +126,7 @@ impl ImageCache {
         &self.root
     }
 
-    /// Makes a kernel ready: from the cache where that holds it unharmed, else through apt.
+    /// Prepares a kernel: from the cache if it is intact there, else through apt.
     ///
     /// # Errors
     /// Fails when the kernel is not cached and apt cannot deliver it, or disk space or a
@@ -155,7 +155,7 @@ impl ImageCache {
         self.download(spec)
     }
 
-    /// Makes a kernel ready from what apt has now, even if one is cached.
+    /// Prepares a kernel from apt's current version, even if one is cached.
     ///
     /// # Errors
     /// As [`ensure`](Self::ensure).
@@ -196,7 +196,7 @@ impl ImageCache {
         })
     }
 
-    /// Puts what was made under `temp` in the place of `name`.
+    /// Replaces `name` by the directory `temp`.
     pub(crate) fn install(
         &self,
         made: &Path,
@@ -212,7 +212,7 @@ impl ImageCache {
         Ok(dir)
     }
 
-    /// A directory on the same file system, which goes away by itself.
+    /// A directory on the same file system, removed on drop.
     pub(crate) fn temp_dir(&self) -> Result<tempfile::TempDir, ImageError> {
         tempfile::Builder::new()
             .prefix(".making-")
@@ -221,7 +221,7 @@ impl ImageCache {
     }
 }
 
-/// Takes what is wanted from an unpacked package.
+/// Takes the needed files from an unpacked package.
 fn assemble(
     spec: &KernelSpec,
     package: &Package,
@@ -289,7 +289,7 @@ fn assemble(
     })
 }
 
-/// The record of a cached kernel, unless there is none that can be used.
+/// The record of a cached kernel, if a usable one exists.
 fn read_record(dir: &Path, spec: &KernelSpec) -> Option<Record> {
     let text = std::fs::read_to_string(dir.join("image.json")).ok()?;
     let record: Record = serde_json::from_str(&text).ok()?;
@@ -342,7 +342,7 @@ mod tests {
         }
     }
 
-    /// A `.deb` with a kernel that is an ELF already and a module that depmod can read.
+    /// A `.deb` with a kernel that is an ELF file and a module that depmod can read.
     fn make_deb(dir: &Path) -> Package {
         let tree = dir.join("tree");
         let modules = tree.join("lib/modules/9.9-tiny");
@@ -350,7 +350,7 @@ mod tests {
         std::fs::create_dir_all(tree.join("boot")).unwrap();
         std::fs::create_dir_all(tree.join("DEBIAN")).unwrap();
         std::fs::write(tree.join("boot/vmlinuz-9.9-tiny"), b"\x7fELF and so on").unwrap();
-        // Any relocatable object is module enough for depmod.
+        // Any relocatable object is a module for depmod.
         std::fs::write(dir.join("m.c"), "int m;\n").unwrap();
         let object = modules.join("kernel/m.ko");
         let mut cc = Command::new("cc");
@@ -409,7 +409,7 @@ mod tests {
         other.modules.clear();
         assert_eq!(cache.ensure(&other).unwrap().origin, Origin::Rebuilt);
 
-        // With the package damaged as well, only apt can help; the name is unknown to it.
+        // With the package damaged as well, only apt can help, and apt does not know this name.
         std::fs::write(image.vmlinuz(), "damaged").unwrap();
         std::fs::write(cache.root().join("tiny/package.deb"), "damaged").unwrap();
         let text = cache.ensure(&spec).unwrap_err().to_string();

@@ -9,8 +9,8 @@ use crate::ImageError;
 /// Runs a command and returns its standard output.
 ///
 /// # Errors
-/// Fails when the command is missing (the error names `package`, which has it) or does not
-/// end with status 0 (the error ends with `remedy`).
+/// Fails when the command is missing (the error names its `package`) or does not exit with status 0
+/// (the error ends with `remedy`).
 pub fn output(command: &mut Command, package: &str, remedy: &str) -> Result<Vec<u8>, ImageError> {
     // Messages are parsed and shown, so they must not depend on the user's language.
     command.env("LC_ALL", "C").stdin(Stdio::null());
@@ -42,7 +42,7 @@ pub fn filter(
     let done = std::thread::scope(|scope| {
         scope.spawn(move || {
             if let Some(stdin) = stdin.as_mut() {
-                // A filter that stops early has its own exit status to tell why.
+                // A filter that stops early explains that by its exit status.
                 let _ = stdin.write_all(input);
             }
             drop(stdin);

@@ -24,7 +24,7 @@ pub fn bytes(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }
 
-/// The hash of every regular file below `root`: of their relative paths, sizes and bytes.
+/// The hash of every regular file below `root`: of relative paths, sizes and contents.
 ///
 /// # Errors
 /// Fails when something below `root` cannot be read.

@@ -1,11 +1,11 @@
-//! The disk of a whole distribution: a raw image with one ext4 file system, and beside it the kernel
-//! and the initial RAM disk that are installed in it.
+//! The disk of a whole distribution: a raw image with one ext4 file system, and beside it the
+//! kernel and the initial RAM disk that are installed in it.
 //!
-//! `mmdebstrap` installs packages of the release that apt is set up for, checked by apt against
-//! its signed indexes. What is not Debian's own is in `debian/`: a few files, and a script that runs
-//! at the end. No file system is mounted for it. An entry of the cache holds `disk.img`,
-//! `vmlinuz`, `initrd.img`, `packages.txt` with every package and its version, and `image.json`;
-//! it is made again when one of these files changes, or what it is to be made of does.
+//! `mmdebstrap` installs packages of the release that apt is configured for, checked by apt against
+//! its signed indexes. Additions to Debian are in `debian/`: a few files, and a script that runs at
+//! the end. No file system is mounted. A cache entry holds `disk.img`, `vmlinuz`, `initrd.img`,
+//! `packages.txt` with every package and its version, and `image.json`; it is rebuilt when one of
+//! these files or its recipe changes.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::cache::Origin;
 use crate::{DistroSpec, ImageCache, ImageError, command, digest};
 
-/// The version of `image.json`; a record with another one is made again.
+/// The version of `image.json`; a record with another version is replaced.
 const SCHEMA: u32 = 1;
 
-/// Files that are put over those of the packages, before these are installed.
+/// Files that are copied over those of the packages, before these are installed.
 const OVERLAY: &[(&str, &str)] = &[
     ("etc/fstab", include_str!("../debian/overlay/etc/fstab")),
     (
@@ -36,17 +36,17 @@ const OVERLAY: &[(&str, &str)] = &[
     ),
 ];
 
-/// What is done when all is installed.
+/// The script that runs when everything is installed.
 const CUSTOMIZE: &str = include_str!("../debian/customize");
 
-/// What nobody reads in a guest.
+/// Files without use in a guest.
 const LEFT_OUT: &[&str] = &[
     "/usr/share/man/*",
     "/usr/share/doc/*",
     "/usr/share/locale/*",
 ];
 
-/// Settings of this machine's apt without which it might not reach its archive, or not accept it.
+/// Settings of this machine's apt that it may need to reach its archive or to accept it.
 const APT_SETTINGS: &[&str] = &[
     "Acquire::Check-Valid-Until",
     "Acquire::Check-Date",
@@ -54,47 +54,47 @@ const APT_SETTINGS: &[&str] = &[
     "Acquire::https::Proxy",
 ];
 
-/// No file of the image is newer than this (seconds since 1970), so that the same packages give
-/// the same archive of files: 14 November 2023.
+/// Upper bound of file times in the image (seconds since 1970), so that the same packages give the
+/// same archive: 14 November 2023.
 const NEWEST_FILE_SECONDS: &str = "1700000000";
 
 const REMEDY: &str = "run \"apt-get update\" and try again";
 
-/// What a cached distribution is made of.
+/// The contents of a cached distribution.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub struct Record {
     /// The version of this structure.
     pub schema: u32,
-    /// Our name for the distribution.
+    /// The manifest's name of the distribution.
     pub name: String,
     /// Its release, such as `bookworm`.
     pub release: String,
-    /// SHA-256 over what it is to be made of: packages, files, script, size.
+    /// SHA-256 of its recipe: packages, files, script, size.
     pub recipe_sha256: String,
     /// SHA-256 of `packages.txt`.
     pub packages_sha256: String,
-    /// SHA-256 of the archive of its files: the same packages and recipe give the same.
+    /// SHA-256 of its file archive, which is the same for the same packages and recipe.
     pub files_sha256: String,
     /// SHA-256 of `vmlinuz`.
     pub vmlinuz_sha256: String,
     /// SHA-256 of `initrd.img`.
     pub initrd_sha256: String,
-    /// SHA-256 of `disk.img`, which has times in it, so that no two are the same.
+    /// SHA-256 of `disk.img`, which contains timestamps and therefore differs each time.
     pub disk_sha256: String,
 }
 
 /// A distribution, ready to boot.
 #[derive(Clone, Debug)]
 pub struct DistroImage {
-    /// What it is.
+    /// Its record.
     pub record: Record,
-    /// How it came here.
+    /// Where it came from.
     pub origin: Origin,
     dir: PathBuf,
 }
 
 impl DistroImage {
-    /// The disk. Whoever writes to it needs a copy: an image that has changed is made again.
+    /// The disk. A guest that writes needs a copy: a changed image is rebuilt.
     #[must_use]
     pub fn disk(&self) -> PathBuf {
         self.dir.join("disk.img")
@@ -113,10 +113,10 @@ impl DistroImage {
     }
 }
 
-/// Makes a distribution ready: from the cache where that holds it unharmed, else through apt.
+/// Prepares a distribution: from the cache if it is intact there, else through apt.
 ///
 /// # Errors
-/// Fails when it is not cached and apt cannot deliver it, or this is not root, or disk space or a
+/// Fails when it is not cached and apt cannot deliver it, without root, or when disk space or a
 /// command is missing.
 pub fn ensure(cache: &ImageCache, spec: &DistroSpec) -> Result<DistroImage, ImageError> {
     let dir = cache.root().join(&spec.name);
@@ -143,7 +143,7 @@ fn is_whole(dir: &Path, record: &Record, spec: &DistroSpec) -> bool {
         && is("disk.img", &record.disk_sha256)
 }
 
-/// The hash of what a distribution is to be made of.
+/// The hash of a distribution's recipe.
 fn recipe(spec: &DistroSpec) -> String {
     let mut text = format!(
         "{} MiB\0{}\0{CUSTOMIZE}\0",
@@ -179,7 +179,7 @@ fn build(cache: &ImageCache, spec: &DistroSpec) -> Result<DistroImage, ImageErro
         "tar",
         "is the disk full?",
     )?;
-    // Devices are the kernel's matter, but it has to have a place for them.
+    // Device nodes are created at run time, but `/dev` must exist.
     let devices = tree.join("dev");
     std::fs::create_dir_all(&devices).map_err(ImageError::io(&devices))?;
 
@@ -266,8 +266,8 @@ fn install_packages(
     bootstrap(&spec.packages.join(","), &more, sources, archive)
 }
 
-/// Makes a root file system of these packages: an archive, or a directory if there is one. Nothing of this
-/// machine is mounted where others could see it.
+/// Creates a root file system of these packages: an archive, or a directory if it exists. Nothing
+/// of this machine is mounted visibly to other processes.
 pub(crate) fn bootstrap(
     packages: &str,
     more: &[String],
@@ -278,7 +278,7 @@ pub(crate) fn bootstrap(
     command
         .env("SOURCE_DATE_EPOCH", NEWEST_FILE_SECONDS)
         .args(["--quiet", "--mode=root", "--variant=minbase"])
-        // The caller's kernel may not let it make devices.
+        // The caller's kernel may not allow creating device nodes.
         .arg("--skip=output/dev")
         .arg("--aptopt=APT::Install-Recommends \"false\"")
         .arg(format!("--include={packages}"))
@@ -309,7 +309,7 @@ pub(crate) fn need_root(name: &str) -> Result<(), ImageError> {
     })
 }
 
-/// A word for a shell.
+/// Quotes a word for a shell.
 fn quoted(path: &Path) -> String {
     format!("'{}'", path.display().to_string().replace('\'', "'\\''"))
 }
@@ -318,7 +318,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
     std::fs::write(path, bytes).map_err(ImageError::io(path))
 }
 
-/// The archives of Debian that apt is set up for, as lines of its sources.
+/// The Debian archives that apt is configured for, as lines of its sources.
 pub(crate) fn sources() -> Result<Vec<String>, ImageError> {
     let targets = command::output(
         Command::new("apt-get").args([
@@ -337,7 +337,7 @@ pub(crate) fn sources() -> Result<Vec<String>, ImageError> {
     Ok(sources)
 }
 
-/// Reads the lines that [`sources`] asks for. Only Debian's own main archive counts.
+/// Parses the output that [`sources`] requests. Only Debian's own main archive counts.
 fn parse_targets(text: &str) -> Vec<String> {
     let mut sources = Vec::new();
     for line in text.lines() {
@@ -352,7 +352,7 @@ fn parse_targets(text: &str) -> Vec<String> {
     sources
 }
 
-/// The release among sources: others add to its name, such as `bookworm-updates`.
+/// The release among sources: other suites extend its name, such as `bookworm-updates`.
 pub(crate) fn release(sources: &[String]) -> String {
     let names = sources.iter().filter_map(|line| line.split(' ').nth(2));
     names
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&said), path);
     }
 
-    /// A cached entry of which every file has its right hash.
+    /// A cached entry whose files all have the recorded hashes.
     fn cached(cache: &ImageCache, spec: &DistroSpec) -> PathBuf {
         let dir = cache.root().join(&spec.name);
         std::fs::create_dir(&dir).unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong, each in one line that names the value and the remedy.
+//! Errors in one line that names the value and the remedy.
 
 use std::path::{Path, PathBuf};
 
@@ -16,29 +16,29 @@ pub enum ImageError {
     /// No kernel of this name in the manifest.
     #[error("no kernel is called \"{name}\"; the manifest has: {known}")]
     UnknownKernel {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
     /// No distribution of this name in the manifest.
     #[error("no distribution is called \"{name}\"; the manifest has: {known}")]
     UnknownDistro {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: String,
     },
-    /// Files of other users can be made by root only.
-    #[error("only root can make the root file system of \"{name}\": run as root")]
+    /// Only root can create files of other users.
+    #[error("only root can create the root file system of \"{name}\": run as root")]
     NeedsRoot {
         /// The distribution.
         name: String,
     },
-    /// apt has no lists, or is set up for another distribution.
+    /// apt has no lists, or is configured for another distribution.
     #[error("apt has no lists of a Debian release: run \"apt-get update\"")]
     NoRelease,
-    /// The initial RAM disk cannot be made.
+    /// The initial RAM disk cannot be created.
     #[error(transparent)]
     Initrd(#[from] initrd::InitrdError),
     /// A command is not installed.
@@ -46,7 +46,7 @@ pub enum ImageError {
     CommandMissing {
         /// The command.
         command: String,
-        /// The Debian package that has it.
+        /// The Debian package that provides it.
         package: String,
     },
     /// A command ended with an error.
@@ -54,37 +54,37 @@ pub enum ImageError {
     CommandFailed {
         /// The command with its arguments.
         command: String,
-        /// How it ended.
+        /// Its exit status.
         status: String,
-        /// The last line that it wrote to its standard error.
+        /// The last line of its standard error.
         detail: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// apt does not know the package, or not what it depends on.
+    /// apt does not know the package, or not its dependencies.
     #[error("apt has no versioned kernel for \"{package}\": run \"apt-get update\"")]
     Unresolved {
         /// The meta package.
         package: String,
     },
-    /// A hash differs from what it must be.
+    /// A hash differs from the expected one.
     #[error(
         "{what}: sha256 is {found}, but {expected} is expected: run \"apt-get update\" and try again"
     )]
     Checksum {
         /// The file.
         what: String,
-        /// The hash it must have.
+        /// The expected hash.
         expected: String,
-        /// The hash it has.
+        /// The actual hash.
         found: String,
     },
-    /// A package lacks a file that it must have.
+    /// A package lacks a required file.
     #[error("package \"{package}\" has no {what}")]
     Incomplete {
         /// The package.
         package: String,
-        /// What was looked for.
+        /// The missing file.
         what: String,
     },
     /// The kernel's compressed payload cannot be extracted.
@@ -95,19 +95,19 @@ pub enum ImageError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The system would not read or write a file.
+    /// A file cannot be read or written.
     #[error("{}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: std::io::Error,
     },
 }
 
 impl ImageError {
-    /// Makes the adapter for `map_err` that puts the path beside the system's error.
+    /// Creates the adapter for `map_err` that adds the path to the system's error.
     pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }

@@ -1,4 +1,4 @@
-//! The initramfs of guests, and what it shares with that of testbed hosts.
+//! The initramfs of guests, and the parts that it shares with that of testbed hosts.
 
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt as _;
@@ -11,7 +11,7 @@ use crate::{ImageError, KernelImage};
 
 const INIT: &str = include_str!("../guest/init");
 
-/// Modules that a guest may ask for with `ssi_modules=`.
+/// Modules that a guest may request with `ssi_modules=`.
 const GUEST_MODULES: &[&str] = &[
     "pvpanic-mmio",
     "virtio_pci",
@@ -30,12 +30,12 @@ const GUEST_MODULES: &[&str] = &[
 /// Our programs in a guest.
 const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor", "socket-pipe"];
 
-/// An archive on its way into a file.
+/// An archive that is being written to a file.
 pub type GuestArchive<'a> = Archive<BufWriter<&'a mut tempfile::NamedTempFile>>;
 
 /// Writes the guest's initramfs for a kernel, with our static programs from the directory
-/// `programs`, to `out`, uncompressed: under emulation that
-/// is the fastest to boot. The file appears by one rename.
+/// `programs`, to `out`, uncompressed, which boots fastest under emulation. The file appears by one
+/// rename.
 ///
 /// # Errors
 /// Fails when busybox or one of our programs is missing, or `out` cannot be written.
@@ -43,7 +43,7 @@ pub fn write_guest(image: &KernelImage, programs: &Path, out: &Path) -> Result<(
     write_guest_with(image, programs, out, &[], |_| Ok(()))
 }
 
-/// The same with further modules, and with what `more` adds.
+/// As [`write_guest`], with further modules and with what `more` adds.
 ///
 /// # Errors
 /// As [`write_guest`], and when `more` fails or the kernel's cache entry lacks a module.
@@ -86,7 +86,7 @@ pub fn write_atomically(
     let mut writer = archive.finish().map_err(ImageError::io(out))?;
     writer.flush().map_err(ImageError::io(out))?;
     drop(writer);
-    // Temporary files begin private; an archive is for everybody.
+    // Temporary files are private; an archive is readable by everyone.
     let mode = std::fs::Permissions::from_mode(0o644);
     temp.as_file()
         .set_permissions(mode)
@@ -96,8 +96,8 @@ pub fn write_atomically(
         .map_err(|e| ImageError::io(out)(e.error))
 }
 
-/// Adds modules with all that they need, and what `modprobe` wants to read, and returns
-/// their paths in the archive in loading order.
+/// Adds modules with their dependencies, and the files that `modprobe` reads, and returns their
+/// paths in the archive in loading order.
 ///
 /// # Errors
 /// Fails when the kernel's cache entry lacks one, or the output fails.

@@ -1,16 +1,16 @@
 //! Stock guest kernels, by Debian package, and the initramfs that guests boot with.
 //!
-//! The [manifest](manifest) names kernels. [`cache::ImageCache::ensure`] turns a name into
-//! files: it asks apt which versioned package is meant, downloads it (apt checks it against
-//! its signed indexes; we compare the hash again), unpacks it without installing anything,
-//! extracts the ELF `vmlinux` from the compressed `vmlinuz`, keeps the modules that are
-//! wanted, and records versions and hashes in `image.json`. An entry appears by one rename,
-//! so an interrupted run leaves nothing half-made; an entry whose hashes no longer match is
-//! made again, from the package at hand where that is still good.
+//! The [manifest](manifest) names kernels. [`cache::ImageCache::ensure`] turns a name into files:
+//! it asks apt for the versioned package, downloads it (apt checks it against its signed indexes;
+//! the hash is compared again here), unpacks it without installing anything, extracts the ELF
+//! `vmlinux` from the compressed `vmlinuz`, keeps the requested modules, and records versions and
+//! hashes in `image.json`. An entry appears by one rename, so an interrupted run leaves nothing
+//! incomplete; an entry whose hashes no longer match is rebuilt, from its package if that is
+//! intact.
 //!
-//! [`distro`] makes the disk of a whole distribution, with which guests boot as machines do.
+//! [`distro`] builds the disk of a whole distribution, which boots like a machine.
 //!
-//! [`root`] makes a bare Debian in a directory, in which packages are tried.
+//! [`root`] creates a bare Debian in a directory, in which packages are tested.
 //!
 //! [`initramfs`] packs busybox, modules and `faultprobe` into a cpio archive whose `/init`
 //! runs the command given on the kernel's command line.

@@ -11,7 +11,7 @@ use kernel_images::{ImageCache, Manifest, distro, initramfs, programs};
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Where kernels are kept [default: target/images of the workspace].
+    /// Where kernels are cached [default: target/images of the workspace].
     #[arg(long, global = true)]
     cache: Option<PathBuf>,
     /// The list of kernels [default: the one built in].
@@ -25,16 +25,16 @@ struct Args {
 enum Action {
     /// Lists the kernels of the manifest.
     List,
-    /// Makes kernels ready and prints what they are.
+    /// Prepares kernels and prints what they are.
     Fetch {
         /// Names of kernels; all, if none is given.
         names: Vec<String>,
-        /// Ask apt for the newest version even where a kernel is cached.
+        /// Ask apt for the newest version even if a kernel is cached.
         #[arg(long)]
         refresh: bool,
     },
-    /// Makes the disk of a distribution ready, and prints where it, its kernel and its initial RAM disk
-    /// are. A guest that is to write to the disk needs a copy.
+    /// Prepares the disk of a distribution, and prints the paths of the disk, its kernel and its
+    /// initial RAM disk. A guest that writes to the disk needs a copy.
     Distro {
         /// The name of the distribution.
         #[arg(default_value = "debian")]
@@ -42,7 +42,7 @@ enum Action {
     },
     /// Builds the guest's initramfs for a kernel.
     Guest {
-        /// The kernel whose modules go in.
+        /// The kernel whose modules are included.
         #[arg(long, default_value = "cloud")]
         kernel: String,
         /// The directory of the static faultprobe, tell-monitor and socket-pipe [default: built now].

@@ -6,10 +6,10 @@ use serde::Deserialize;
 
 use crate::ImageError;
 
-/// The manifest that comes with the source.
+/// The built-in manifest.
 const BUILT_IN: &str = include_str!("../kernels.toml");
 
-/// One kernel: a name for us, a meta package for apt, and the modules to keep.
+/// One kernel: its name here, a meta package for apt, and the modules to keep.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct KernelSpec {
@@ -17,26 +17,26 @@ pub struct KernelSpec {
     pub name: String,
     /// The Debian meta package.
     pub package: String,
-    /// What this kernel is for.
+    /// The purpose of this kernel.
     #[serde(default)]
     pub about: String,
-    /// Modules to keep, without `.ko`; what they depend on is kept too.
+    /// Modules to keep, without `.ko`; their dependencies are kept too.
     #[serde(default)]
     pub modules: Vec<String>,
 }
 
-/// One distribution: a name for us, and what is installed.
+/// One distribution: its name here, and its packages.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct DistroSpec {
     /// The name used in file names and on the command line.
     pub name: String,
-    /// What it is for.
+    /// Its purpose.
     #[serde(default)]
     pub about: String,
     /// The size of its disk, in MiB.
     pub disk_mib: u32,
-    /// The packages that are installed, beside those without which there is no Debian.
+    /// The packages to install, in addition to the minimal Debian.
     pub packages: Vec<String>,
 }
 
@@ -51,7 +51,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The manifest that comes with the source.
+    /// The built-in manifest.
     ///
     /// # Errors
     /// Fails when that manifest is not valid, which a test excludes.
@@ -89,14 +89,14 @@ impl Manifest {
                 return Err(bad(format!("\"{package}\" is not a package name")));
             }
         }
-        // Each is a directory of the cache.
+        // Each name is a directory of the cache.
         let names = manifest.kernels.iter().map(|k| &k.name);
         let mut names: Vec<_> = names
             .chain(manifest.distros.iter().map(|d| &d.name))
             .collect();
         names.sort_unstable();
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(bad(format!("\"{}\" is there twice", twice[0])));
+            return Err(bad(format!("\"{}\" is listed twice", twice[0])));
         }
         Ok(manifest)
     }
@@ -130,14 +130,14 @@ impl Manifest {
     }
 }
 
-/// The one of this name, or the names that there are.
+/// The entry of this name, or the known names.
 fn find<'a, T>(list: &'a [T], name_of: fn(&T) -> &str, name: &str) -> Result<&'a T, String> {
     let found = list.iter().find(|item| name_of(item) == name);
     let known = || list.iter().map(name_of).collect::<Vec<_>>().join(", ");
     found.ok_or_else(known)
 }
 
-/// Letters, digits, dots, pluses and dashes, beginning with a letter or digit.
+/// Letters, digits, dots, pluses and dashes, starting with a letter or digit.
 fn is_plain(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
         && name
@@ -196,7 +196,7 @@ mod tests {
         };
         assert!(parse(&distro("b", "p")).is_ok());
         let text = parse(&distro("a", "p")).unwrap_err().to_string();
-        assert!(text.contains("\"a\" is there twice"), "{text}");
+        assert!(text.contains("\"a\" is listed twice"), "{text}");
         assert!(parse(&distro("b", "p,--help")).is_err());
         let text = parse(&distro("b", "p")).unwrap().distro("c").unwrap_err();
         assert!(text.to_string().contains("has: b"), "{text}");

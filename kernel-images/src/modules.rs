@@ -2,16 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-/// What `modules.dep` and `modules.builtin` of one kernel say.
+/// The contents of `modules.dep` and `modules.builtin` of one kernel.
 #[derive(Debug, Default)]
 pub struct ModuleIndex {
-    /// From a module's name to its path and the paths it needs, as in `modules.dep`.
+    /// From a module's name to its path and the paths of its dependencies, as in `modules.dep`.
     entries: HashMap<String, (String, Vec<String>)>,
     builtin: HashSet<String>,
 }
 
 impl ModuleIndex {
-    /// Reads the text of `modules.dep` and of `modules.builtin`.
+    /// Parses the text of `modules.dep` and of `modules.builtin`.
     #[must_use]
     pub fn parse(dep: &str, builtin: &str) -> Self {
         let mut index = Self::default();
@@ -27,8 +27,8 @@ impl ModuleIndex {
         index
     }
 
-    /// The files to load for `wanted`, each once and after all that it needs, as paths
-    /// relative to the directory of `modules.dep`. Built-in modules need no file.
+    /// The files to load for `wanted`, each once and after its dependencies, as paths relative to
+    /// the directory of `modules.dep`. Built-in modules need no file.
     ///
     /// # Errors
     /// Returns the name of a module that this kernel does not have.
@@ -42,7 +42,8 @@ impl ModuleIndex {
             let name = name_of(module);
             match self.entries.get(&name) {
                 Some((path, needs)) => {
-                    // modules.dep is already transitive: the last is needed by those before it.
+                    // modules.dep is transitive, and a later entry is a dependency of the earlier
+                    // ones.
                     for need in needs.iter().rev().chain([path]) {
                         if seen.insert(need.clone()) {
                             order.push(need.clone());
@@ -69,7 +70,7 @@ impl ModuleIndex {
     }
 }
 
-/// `kernel/a/b-c.ko.xz` is called `b_c`: the kernel makes no difference between - and _.
+/// `kernel/a/b-c.ko.xz` is called `b_c`: the kernel does not distinguish - and _.
 fn name_of(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     let stem = file.split(".ko").next().unwrap_or(file);

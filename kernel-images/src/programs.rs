@@ -7,11 +7,10 @@ use crate::ImageError;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds workspace packages as static programs of the same names and returns the directory
-/// that holds them.
+/// Builds workspace packages as static programs of the same names and returns their directory.
 ///
-/// They get a target directory of their own, since their flags would otherwise make cargo
-/// build everything twice in turn.
+/// They have a target directory of their own, since their flags would otherwise make cargo rebuild
+/// everything in alternation.
 ///
 /// # Errors
 /// Fails when cargo does.
@@ -31,7 +30,7 @@ pub fn build_static(workspace: &Path, packages: &[&str]) -> Result<PathBuf, Imag
         ])
         .arg(&target)
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        // They travel in an initramfs.
+        // They are copied into an initramfs.
         .env("CARGO_PROFILE_RELEASE_STRIP", "true")
         .stdin(Stdio::null());
     for package in packages {

@@ -1,8 +1,8 @@
-//! A bare Debian in a directory: what a package is installed into, to see that it can be.
+//! A bare Debian in a directory, into which packages are installed for a test.
 //!
-//! It is made by `mmdebstrap` as [`distro`](crate::distro) is, with documentation and without a kernel.
-//! An entry of the cache holds `files/` and `recipe`; it is made again when what it is to be made of
-//! changes. Whoever uses it must not write to it.
+//! It is built by `mmdebstrap` like [`distro`](crate::distro), with documentation and without a
+//! kernel. A cache entry holds `files/` and `recipe`, and is rebuilt when its recipe changes. Users
+//! must not write to it.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,14 @@ use crate::{ImageCache, ImageError, digest, distro};
 /// The entry's name.
 const NAME: &str = "debian-root";
 
-/// What is installed beside apt and what Debian calls essential: an init, and what shows that man pages
-/// and completions are where they are looked for.
+/// Packages in addition to apt and the essential ones: an init, and the programs that check that
+/// man pages and completions are found.
 const PACKAGES: &str = "systemd-sysv,udev,libnss-systemd,man-db,bash-completion";
 
-/// Makes it ready and gives the directory of its files.
+/// Prepares it and returns the directory of its files.
 ///
 /// # Errors
-/// Fails when it is not cached and apt cannot deliver it, or this is not root, or disk space or a
+/// Fails when it is not cached and apt cannot deliver it, without root, or when disk space or a
 /// command is missing.
 pub fn ensure(cache: &ImageCache) -> Result<PathBuf, ImageError> {
     let dir = cache.root().join(NAME);
@@ -39,7 +39,7 @@ pub fn ensure(cache: &ImageCache) -> Result<PathBuf, ImageError> {
     Ok(dir.join("files"))
 }
 
-/// The hash of what it is to be made of.
+/// The hash of its recipe.
 fn recipe(sources: &[String]) -> String {
     digest::bytes(format!("1\0{PACKAGES}\0{}\0", distro::release(sources)).as_bytes())
 }

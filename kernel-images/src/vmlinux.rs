@@ -1,20 +1,20 @@
 //! Extracts the ELF kernel from a compressed `bzImage`.
 //!
-//! The setup header (Documentation/arch/x86/boot.rst in the kernel's source) tells where the
-//! compressed payload is: `setup_sects` at 0x1f1, the magic `HdrS` at 0x202, the protocol
-//! version at 0x206, `payload_offset` at 0x248 and `payload_length` at 0x24c, the last two
-//! counted from the protected-mode code, and there since protocol 2.08.
+//! The setup header (Documentation/arch/x86/boot.rst in the kernel's source) locates the compressed
+//! payload: `setup_sects` at 0x1f1, the magic `HdrS` at 0x202, the protocol version at 0x206,
+//! `payload_offset` at 0x248 and `payload_length` at 0x24c; the last two are relative to the
+//! protected-mode code, and exist since protocol 2.08.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::{ImageError, command};
 
-/// The largest ELF that is believed: stock kernels have 30 to 80 MiB.
+/// Limit of the ELF's size: stock kernels have 30 to 80 MiB.
 const VMLINUX_BYTES_MAX: usize = 1 << 30;
 
-/// How payloads begin, the command that unpacks them and its package, and whether the kernel's build
-/// appends the unpacked size (it does for all but gzip, whose format has it).
+/// Magic bytes of payloads, the command that unpacks them and its package, and whether the kernel's
+/// build appends the unpacked size (it does except for gzip, whose format includes it).
 const FORMATS: &[(&[u8], &[&str], &str, bool)] = &[
     (&[0x02, 0x21, 0x4c, 0x18], &["lz4", "-d", "-c"], "lz4", true),
     (
@@ -32,10 +32,10 @@ const FORMATS: &[(&[u8], &[&str], &str, bool)] = &[
     (&[0x1f, 0x8b, 0x08], &["gzip", "-d", "-c"], "gzip", false),
 ];
 
-/// Returns the ELF kernel that the file `path` with these bytes holds; an ELF is returned as it is.
+/// Returns the ELF kernel in these bytes of the file `path`; an ELF is returned unchanged.
 ///
 /// # Errors
-/// Fails when the bytes are no bzImage, or its payload does not unpack to an ELF of the size
+/// Fails when the bytes are not a bzImage, or its payload does not unpack to an ELF of the size
 /// that the image states.
 pub fn extract(path: &Path, image: &[u8]) -> Result<Vec<u8>, ImageError> {
     let bad = |reason: String| ImageError::NotBzImage {

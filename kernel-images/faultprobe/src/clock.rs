@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::cpu::now_ticks;
 
-/// The start of the run, by both clocks.
+/// The start of the run, on both clocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     instant: Instant,
@@ -16,7 +16,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Notes the start of the run.
+    /// Records the start of the run.
     pub fn start() -> Self {
         Self {
             instant: Instant::now(),

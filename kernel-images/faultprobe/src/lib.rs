@@ -1,12 +1,11 @@
-//! `faultprobe` measures, inside a guest, what a page fault costs a program, and checks
-//! every byte of the memory that it uses.
+//! `faultprobe` measures, inside a guest, what a page fault costs a program, and verifies every
+//! byte of the memory that it uses.
 //!
-//! It fills memory with a pattern that depends on page and generation ([`pattern`]), then
-//! visits the pages in random or sequential order. The first access to a page is timed: a
-//! read, or for a quarter of the visits a write. Then every byte of the page is compared,
-//! and for another quarter of the visits the page is written anew with the next generation.
-//! A last pass compares what was written since it was last compared: so every byte is
-//! compared after it was written for the last time.
+//! It fills memory with a pattern that depends on page and generation ([`pattern`]), then visits
+//! the pages in random or sequential order. The first access to a page is timed: a read, or for a
+//! quarter of the visits a write. Then every byte of the page is compared, and for another quarter
+//! of the visits the page is rewritten with the next generation. A last pass compares what was
+//! written since it was last compared, so that every byte is compared after its last write.
 //!
 //! An access counts as remote if it took longer than a threshold that is derived from the
 //! time of accesses to pages touched just before; see [`report::threshold_ns`].
@@ -20,7 +19,7 @@ pub mod pattern;
 pub mod probe;
 pub mod report;
 
-/// The most memory that is accepted: page numbers are 32 bits in here, with room to spare.
+/// Limit of memory: page numbers are 32 bits here, with room to spare.
 pub const BYTES_MAX: u64 = 1 << 43;
 
 /// Measures page faults from inside a guest and checks every byte.
@@ -39,7 +38,7 @@ pub struct Args {
     /// Seed of contents and order.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Take memory of this NUMA node alone.
+    /// Allocate memory of this NUMA node only.
     #[arg(long, value_name = "NODE", value_parser = clap::value_parser!(u32).range(0..=memory::NODE_MAX))]
     pub node: Option<u32>,
     /// Let the kernel move the memory to other nodes once it is filled.
@@ -52,11 +51,12 @@ pub struct Args {
 pub enum Order {
     /// Each page once a pass, shuffled anew for each.
     Random,
-    /// By rising address.
+    /// By ascending address.
     Sequential,
 }
 
-/// Runs the probe on `memory`, prints its line of results, and says whether every byte was right.
+/// Runs the probe on `memory`, prints its line of results, and returns whether every byte was
+/// right.
 pub fn run_and_print(memory: &mut memory::Memory, args: &Args) -> bool {
     let clock = clock::Clock::start();
     let result = probe::run(memory, args);
@@ -71,7 +71,7 @@ pub fn run_and_print(memory: &mut memory::Memory, args: &Args) -> bool {
 /// Reads a size with an optional suffix K, M or G.
 ///
 /// # Errors
-/// What is wrong with it, with the limit.
+/// Returns what is wrong with the text, with the limit.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.as_bytes().last() {
         Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
@@ -81,7 +81,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits
         .parse()
-        .map_err(|_| "a number with K, M or G is wanted".to_owned())?;
+        .map_err(|_| "expected a number with K, M or G".to_owned())?;
     let bytes = number
         .checked_shl(shift)
         .filter(|b| b >> shift == number && *b <= BYTES_MAX);

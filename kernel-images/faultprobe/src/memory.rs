@@ -5,36 +5,36 @@ use std::ptr::NonNull;
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
-/// The same, for sizes of memory.
+/// As [`PAGE_BYTES`], for sizes of memory.
 pub const PAGE_BYTES_U64: u64 = 4096;
 /// 64-bit words of a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 
-/// Left to the rest of the guest; without it, the kernel would kill us half-way.
+/// Left to the rest of the guest; without it, the kernel would kill this process half-way.
 const RESERVE_BYTES: u64 = 48 << 20;
 
-/// What is asked for cannot be had.
+/// Why memory cannot be allocated.
 #[derive(Debug, PartialEq, Eq)]
 pub enum MemoryError {
-    /// Less is free than asked for.
+    /// Less is free than requested.
     TooLittle {
-        /// What was asked for.
+        /// The requested bytes.
         asked: u64,
-        /// What is free, and could be swapped out.
+        /// Bytes that are free or can be swapped out.
         limit: u64,
     },
     /// `mmap` failed.
     Map {
-        /// What was asked for.
+        /// The requested bytes.
         asked: u64,
-        /// Why it failed.
+        /// The reason.
         reason: String,
     },
     /// `mbind` failed.
     Bind {
         /// The NUMA node.
         node: u32,
-        /// Why it failed.
+        /// The reason.
         reason: String,
     },
 }
@@ -73,7 +73,7 @@ impl Memory {
     /// Maps this many bytes, a multiple of the page size, without huge pages.
     ///
     /// # Errors
-    /// When less is free, or the kernel refuses.
+    /// Fails when less is free, or the kernel refuses.
     pub fn new(bytes: u64) -> Result<Self, MemoryError> {
         if let Some(available) = available_bytes() {
             check_room(bytes, available)?;
@@ -83,8 +83,8 @@ impl Memory {
             reason,
         };
         let length = usize::try_from(bytes).map_err(|e| fail(e.to_string()))?;
-        // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no
-        // memory that exists.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses affects no existing
+        // memory.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -98,8 +98,8 @@ impl Memory {
         if address == libc::MAP_FAILED {
             return Err(fail(std::io::Error::last_os_error().to_string()));
         }
-        // SAFETY: the range is the mapping just made. A kernel without huge pages answers
-        // EINVAL, and then there are none to be kept away.
+        // SAFETY: the range is the mapping just made. A kernel without huge pages answers EINVAL,
+        // and then there are none to prevent.
         unsafe { libc::madvise(address, length, libc::MADV_NOHUGEPAGE) };
         let base = NonNull::new(address.cast::<u64>()).ok_or_else(|| fail("mapped at 0".into()))?;
         Ok(Self {
@@ -108,7 +108,7 @@ impl Memory {
         })
     }
 
-    /// Takes pages of a NUMA node alone from now on, up to [`NODE_MAX`]; those that are there stay.
+    /// Allocates pages of one NUMA node only from now on, up to [`NODE_MAX`]; existing pages stay.
     ///
     /// # Errors
     /// When the kernel has no such node with memory, or none at all.
@@ -124,7 +124,7 @@ impl Memory {
             })
     }
 
-    /// Leaves it to the kernel again which nodes pages are on.
+    /// Lets the kernel choose the nodes of pages again.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -133,7 +133,7 @@ impl Memory {
     }
 
     fn set_policy(&mut self, policy: libc::c_int, nodes: &[u64]) -> std::io::Result<()> {
-        // The kernel takes one bit less than it is told.
+        // The kernel reads one bit less than `maxnode`.
         let bits = if nodes.is_empty() {
             0
         } else {
@@ -192,14 +192,14 @@ impl Memory {
         }
     }
 
-    /// Reads the first word of a page, once and now.
+    /// Reads the first word of a page, exactly once.
     #[inline]
     pub fn touch_read(&self, page: usize) -> u64 {
         // SAFETY: a reference to the word is valid for a read.
         unsafe { std::ptr::read_volatile(&raw const self.page(page)[0]) }
     }
 
-    /// Writes the first word of a page, once and now.
+    /// Writes the first word of a page, exactly once.
     #[inline]
     pub fn touch_write(&mut self, page: usize, word: u64) {
         // SAFETY: a unique reference to the word is valid for a write.
@@ -223,7 +223,7 @@ fn check_room(asked: u64, available: u64) -> Result<(), MemoryError> {
     }
 }
 
-/// What `/proc/meminfo` says is available, in memory and on swap, where that can be read.
+/// The available memory according to `/proc/meminfo`, in memory and on swap, if readable.
 fn available_bytes() -> Option<u64> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }

@@ -15,7 +15,7 @@ impl Contents {
         Self(mix(mix(seed ^ page as u64) ^ u64::from(generation)))
     }
 
-    /// The word at this place.
+    /// The word at this index.
     #[inline]
     pub fn word(self, index: usize) -> u64 {
         self.0 ^ (index as u64).wrapping_mul(GOLDEN)
@@ -38,14 +38,14 @@ impl Contents {
     }
 }
 
-/// A byte that is not what was written.
+/// A byte that differs from what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Its offset in the page.
     pub offset: usize,
-    /// What was written.
+    /// The byte that was written.
     pub expected: u8,
-    /// What was read.
+    /// The byte that was read.
     pub found: u8,
 }
 

@@ -5,14 +5,14 @@ use crate::memory::{Memory, PAGE_BYTES};
 use crate::pattern::{Contents, Mismatch, mismatches, mix};
 use crate::{Args, Order};
 
-/// How many corrupt bytes are reported one by one.
+/// How many corrupt bytes are printed individually.
 const MISMATCHES_SHOWN_MAX: usize = 8;
-/// The set of pages that is touched again to learn what a local access costs.
+/// The pages that are touched again to measure a local access.
 const LOCAL_PAGES: usize = 16;
-/// How many accesses to that set are timed, spread over the run.
+/// How many accesses to these pages are timed, spread over the run.
 const LOCAL_TOUCHES: usize = 8192;
 
-/// What a run found; times are in ticks of the clock.
+/// The results of a run; times are in ticks of the clock.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Pages in use.
@@ -23,11 +23,11 @@ pub struct Outcome {
     pub pass_touches: Vec<usize>,
     /// The time of accesses to pages that were touched just before.
     pub local_ticks: Vec<u64>,
-    /// Bytes that were compared.
+    /// Bytes compared.
     pub verified_bytes: u64,
-    /// Bytes that were not as written.
+    /// Bytes that differ from what was written.
     pub corrupt_bytes: u64,
-    /// Pages that were written anew after the first fill.
+    /// Pages rewritten after the first fill.
     pub rewritten_pages: u64,
 }
 
@@ -53,8 +53,8 @@ impl Visit {
     }
 }
 
-/// Fills the memory, visits it as the arguments say, and at the end compares once more what was
-/// written since it was last compared.
+/// Fills the memory, visits it as the arguments say, and finally compares what was written since it
+/// was last compared.
 pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
     let mut run = Run {
         generations: vec![0; memory.pages()],
@@ -72,7 +72,7 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
     if args.unbind
         && let Err(error) = memory.unbind()
     {
-        eprintln!("faultprobe: cannot lift the binding: {error}; the memory stays where it is");
+        eprintln!("faultprobe: cannot remove the binding: {error}; the memory stays on its node");
     }
     let mut order: Vec<usize> = (0..memory.pages()).collect();
     // An equal share of the local accesses follows every so many visits.
@@ -109,7 +109,7 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
 }
 
 struct Run {
-    /// How often each page was written anew.
+    /// How often each page was rewritten.
     generations: Vec<u32>,
     /// Which pages were written since they were last compared.
     unverified: Vec<bool>,
@@ -124,7 +124,7 @@ impl Run {
     }
 
     fn visit(&mut self, memory: &mut Memory, page: usize, how: Visit) {
-        // All of this is computed before the clock starts, and is not what is measured.
+        // All of this is computed before the clock starts, and is not measured.
         let old = self.contents(page);
         let new = Contents::new(self.seed, page, self.generations[page] + 1);
         let first_word = new.word(0);
@@ -178,7 +178,7 @@ impl Run {
         }
     }
 
-    /// Times accesses to pages that were visited just now.
+    /// Times accesses to pages that were visited just before.
     fn calibrate(&mut self, memory: &Memory, pages: &[usize]) {
         for &page in pages {
             memory.touch_read(page);
@@ -192,7 +192,7 @@ impl Run {
     }
 }
 
-/// Puts the numbers into random order (Fisher and Yates).
+/// Shuffles the numbers (Fisher and Yates).
 fn shuffle(order: &mut [usize], seed: u64) {
     let mut state = seed;
     for i in (1..order.len()).rev() {

@@ -7,8 +7,8 @@ use crate::clock::Clock;
 use crate::probe::Outcome;
 use crate::{Args, Order};
 
-/// No access that takes less is called remote. A userfaultfd round trip alone costs 20 us,
-/// and the fastest networks need some microseconds more.
+/// No faster access is counted as remote. A userfaultfd round trip alone costs 20 us, and the
+/// fastest networks add some microseconds.
 const REMOTE_NS_MIN: u64 = 10_000;
 /// How many times slower than the slow end of local accesses a remote one must be.
 const REMOTE_FACTOR: u64 = 8;
@@ -23,20 +23,20 @@ pub struct Latency {
     max: f64,
 }
 
-/// What is printed.
+/// The printed object.
 #[derive(Debug, Serialize)]
 pub struct Report {
     pages: usize,
     touches: usize,
     remote_faults: u64,
-    /// Of each pass, the last one included.
+    /// Per pass, the last one included.
     remote_faults_by_pass: Vec<usize>,
     verified_bytes: u64,
     corrupt_bytes: u64,
     rewritten_pages: u64,
-    /// Of remote accesses.
+    /// Latencies of remote accesses.
     latency_us: Latency,
-    /// Of accesses to pages touched just before.
+    /// Latencies of accesses to pages touched just before.
     local_us: Latency,
     threshold_us: f64,
     pattern: &'static str,
@@ -45,12 +45,11 @@ pub struct Report {
     elapsed_s: f64,
 }
 
-/// The time above which an access is called remote, from the 99th percentile of local ones:
-/// eight times that, and never less than 10 us.
+/// The time above which an access counts as remote: eight times the 99th percentile of local ones,
+/// and 10 us as a minimum.
 ///
-/// It cannot tell a fetch from another host apart from a fault that the pager resolves without
-/// one (a page on probation); both stopped the program, and the pager's own counters tell
-/// them apart.
+/// It cannot distinguish a fetch from another host from a fault that the pager resolves locally (a
+/// page on probation); both stop the program, and the pager's own counters distinguish them.
 pub fn threshold_ns(local_p99_ns: u64) -> u64 {
     local_p99_ns
         .saturating_mul(REMOTE_FACTOR)
@@ -58,7 +57,7 @@ pub fn threshold_ns(local_p99_ns: u64) -> u64 {
 }
 
 impl Report {
-    /// Sums a run up.
+    /// Summarizes a run.
     pub fn new(args: &Args, outcome: &Outcome, clock: &Clock) -> Self {
         let rate = clock.ns_per_tick();
         let local = histogram(outcome.local_ticks.iter().map(|&t| to_ns(t, rate)));

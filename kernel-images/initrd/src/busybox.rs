@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::InitrdError;
 use crate::cpio::Archive;
 
-/// Adds empty mount points, `/dev/console`, and busybox under all its names but `without`.
+/// Adds empty mount points, `/dev/console`, and busybox under all its names except `without`.
 ///
 /// # Errors
 /// Fails when no static busybox is installed, or the output fails.
@@ -29,13 +29,13 @@ pub fn add_base<W: Write>(archive: &mut Archive<W>, without: &[&str]) -> Result<
         {
             archive.symlink(&format!("bin/{command}"), "busybox")?;
         }
-        // The kernel calls this path to load modules by itself.
+        // The kernel calls this path itself to load modules.
         archive.symlink("sbin/modprobe", "../bin/busybox")
     };
     add().map_err(InitrdError::io(Path::new("initramfs")))
 }
 
-/// The commands that busybox has, a line each.
+/// The commands of busybox, one per line.
 fn list(busybox: &Path) -> Result<String, InitrdError> {
     let listed = Command::new(busybox)
         .arg("--list")
@@ -51,7 +51,7 @@ fn list(busybox: &Path) -> Result<String, InitrdError> {
     Ok(String::from_utf8_lossy(&listed.stdout).into_owned())
 }
 
-/// Where the static busybox of this host is.
+/// Path of this host's static busybox.
 fn find() -> Result<PathBuf, InitrdError> {
     let path = ["/bin/busybox", "/usr/bin/busybox"]
         .into_iter()

@@ -1,8 +1,8 @@
 //! A writer of cpio archives in the "newc" format, which the kernel unpacks as initramfs
 //! (Documentation/driver-api/early-userspace/buffer-format.rst in the kernel's source).
 //!
-//! It writes device nodes and owners as told, so no root rights are needed, and the same
-//! input gives the same bytes.
+//! Device nodes and owners are written as given, so no privileges are needed, and the same input
+//! gives the same bytes.
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -30,7 +30,7 @@ impl<W: Write> Archive<W> {
         }
     }
 
-    /// Adds a directory, and those above it, unless it is there already.
+    /// Adds a directory and its parents, unless they exist.
     ///
     /// # Errors
     /// Fails when the output does.

@@ -1,4 +1,4 @@
-//! Why an initial RAM disk cannot be made.
+//! Why an initial RAM disk cannot be created.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,22 +14,22 @@ pub enum InitrdError {
     BusyboxList {
         /// The program.
         path: PathBuf,
-        /// How it ended.
+        /// Its exit status.
         status: std::process::ExitStatus,
     },
-    /// The system would not read or write a file.
+    /// A file cannot be read or written.
     #[error("{}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         #[source]
         source: io::Error,
     },
 }
 
 impl InitrdError {
-    /// Makes the adapter for `map_err` that adds the path to the system's error.
+    /// Creates the adapter for `map_err` that adds the path to the system's error.
     pub(crate) fn io(path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_path_buf();
         move |source| Self::Io { path, source }

@@ -1,7 +1,7 @@
-//! Joins standard input and output to a socket, in guests and on hosts of the testbed. What comes on
-//! standard input is sent first, to its end; then what the other side sends goes to standard output.
+//! Connects standard input and output to a socket, in guests and on hosts of the testbed. Sends
+//! standard input to its end first; then copies what the peer sends to standard output.
 //!
-//! Busybox's `nc` ends with its standard input, and knows no vsock(7).
+//! Busybox's `nc` exits with its standard input, and does not support vsock(7).
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ const USAGE: &str = "socket-pipe: write one of
 
 /// The address of the host (linux/vm_sockets.h, VMADDR_CID_HOST).
 const HOST: u32 = 2;
-/// Any address of ours (VMADDR_CID_ANY).
+/// Any local address (VMADDR_CID_ANY).
 const ANY: u32 = u32::MAX;
 
 fn main() -> ExitCode {
@@ -75,7 +75,7 @@ fn vsock_accept(port: u32) -> io::Result<Socket> {
     Ok(socket.accept()?.0)
 }
 
-/// Asks for a port of the guest, and reads the answer and nothing after it.
+/// Requests a port of the guest, and reads the answer and nothing beyond it.
 fn guest_connect(path: &str, port: &str) -> io::Result<Socket> {
     let mut stream = UnixStream::connect(path)?;
     stream.write_all(format!("CONNECT {port}\n").as_bytes())?;

@@ -8,7 +8,7 @@ use faultprobe::cpu::write_port;
 
 /// The port that the monitor watches.
 const PORT: u16 = 0x5f4;
-/// What it takes for "init reached".
+/// The value that means "init reached".
 const INIT_REACHED: u8 = 0x7b;
 
 fn main() -> ExitCode {
