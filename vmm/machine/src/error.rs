@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use devices::BusError;
 use thiserror::Error;
 
-use crate::boot::kernel::KernelError;
+use crate::boot::kernel_error::KernelError;
 use crate::layout::{DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
-use crate::{KVM_PATH, VCPUS_MAX};
+use crate::limits::{KVM_PATH, VCPUS_MAX};
 
 /// Why a machine cannot be built, or had to stop by a fault of the host. A crash of the guest is
 /// no error but an [`Outcome`](crate::Outcome).

@@ -14,13 +14,15 @@ use devices::{
 use linux_loader::loader::bootparam::{boot_params, setup_header};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryMmap};
 
-use crate::boot::kernel::{KernelFormat, LoadedKernel, load_image};
-use crate::boot::params::{Initrd, load_initrd, write_boot_params};
+use crate::boot::initrd::{Initrd, load_initrd};
+use crate::boot::kernel::load_image;
+use crate::boot::loaded::{KernelFormat, LoadedKernel};
+use crate::boot::params::write_boot_params;
 use crate::layout::{
-    ACPI_START, CMDLINE_BYTES_MAX, CMDLINE_START, HIGH_RAM_START, MemorySize, PAGE_BYTES,
-    ZERO_PAGE_START,
+    ACPI_START, CMDLINE_BYTES_MAX, CMDLINE_START, HIGH_RAM_START, PAGE_BYTES, ZERO_PAGE_START,
 };
-use crate::port_bus;
+use crate::memory::MemorySize;
+use crate::ports::port_bus;
 
 /// The targets of this crate.
 pub const TARGETS: &[Target] = &[

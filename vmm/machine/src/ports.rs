@@ -8,8 +8,9 @@ use devices::{
     PM_REGISTERS_LEN, PanicPort, PmRegisters, ResetRegister, SERIAL_LEN, SerialPort,
 };
 
+use crate::error::MachineError;
 use crate::irqchip::InterruptController;
-use crate::{MachineError, layout};
+use crate::layout;
 
 /// A serial port whose output goes to `writer`, and that output.
 pub(crate) fn serial_port(

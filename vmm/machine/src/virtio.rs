@@ -24,7 +24,7 @@ use vmm_sys_util::epoll::EventSet;
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
 use crate::layout::{VIRTIO_DEVICES_MAX, VIRTIO_INTERRUPT_FIRST, VIRTIO_START};
-use crate::vcpu::Shared;
+use crate::lifecycle::shared::Shared;
 
 /// The place of a virtio device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ use acpi_tables::hmat::{
 use acpi_tables::slit::SLIT;
 use acpi_tables::srat::MemoryAffinity;
 
-use crate::acpi::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
+use super::table::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
 
 /// A NUMA node of the guest. The first has the CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,11 +1,17 @@
-//! Tests of `kernel.rs` and `elf_check.rs`.
+//! Tests of loading kernels of every format.
 
 use std::io::Write;
 
+use linux_loader::loader::bootparam::setup_header;
 use proptest::prelude::*;
-use vm_memory::Bytes;
+use vm_memory::{ByteValued, Bytes, GuestAddress};
 
 use super::*;
+use crate::boot::bzimage::{
+    SETUP_HEADER_END, SETUP_HEADER_MAGIC, SETUP_HEADER_OFFSET, XLF_KERNEL_64,
+};
+use crate::boot::elf_check::ElfError;
+use crate::boot::loaded::KernelFormat;
 
 const MEMORY_BYTES: u64 = 8 << 20;
 const ENTRY: u64 = 0x10_0000;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lifecycle::control::Control;
-use crate::vcpu::Shared;
+use super::control::Control;
+use crate::lifecycle::shared::Shared;
 
 /// How long ending a run waits for the threads of vCPUs and devices. One that waits for a remote page
 /// cannot go on before the page comes; it is left behind after this time.

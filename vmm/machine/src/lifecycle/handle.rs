@@ -6,8 +6,8 @@ use std::time::Duration;
 use devices::BootTimer;
 use devices::virtio::VirtioDevice;
 
-use crate::Outcome;
-use crate::vcpu::Shared;
+use crate::lifecycle::shared::Shared;
+use crate::outcome::Outcome;
 
 /// Acts on a machine from any thread, also after its end.
 #[derive(Clone, Debug)]

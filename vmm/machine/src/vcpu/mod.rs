@@ -7,49 +7,15 @@ pub(crate) mod regs;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use devices::virtio::{MmioTransport, VirtioDevice};
-use devices::{Bus, MachineEvents, PmRegisters};
 use kvm_bindings::kvm_run;
-use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
-use vm_memory::GuestMemoryMmap;
+use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::lifecycle::control::{Control, Next, unblock_kick_signal};
-use crate::{MachineError, Outcome};
+use crate::error::MachineError;
+use crate::lifecycle::control::Next;
+use crate::lifecycle::kick::unblock_kick_signal;
+use crate::lifecycle::shared::Shared;
+use crate::outcome::Outcome;
 use affinity::pin_this_thread;
-
-/// What the vCPU threads share. Each holds a reference, so that the guest's memory and devices
-/// stay while any vCPU may still touch them.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub ports: Bus,
-    pub mmio: Bus,
-    pub events: MachineEvents,
-    pub control: Control,
-    /// Holds the VM, for its interrupt.
-    pub power: Arc<PmRegisters>,
-    /// The virtio devices.
-    pub transports: Vec<Arc<MmioTransport>>,
-    pub _vm: Arc<VmFd>,
-    /// Mapped into the VM, so it comes after the VM: fields drop in order.
-    pub _memory: GuestMemoryMmap,
-}
-
-impl Shared {
-    /// Whether a device is in a call of the host.
-    pub fn devices_at_work(&self) -> bool {
-        self.at_work().is_some()
-    }
-
-    /// The name of such a device; what it did may have ended meanwhile.
-    pub fn name_at_work(&self) -> &str {
-        self.at_work().map_or("a device", |device| device.name())
-    }
-
-    fn at_work(&self) -> Option<&dyn VirtioDevice> {
-        let mut devices = self.transports.iter().map(|t| &**t.device());
-        devices.find(|device| device.waits_for_host())
-    }
-}
 
 /// A vCPU that is ready to run.
 #[derive(Debug)]

@@ -1,0 +1,66 @@
+//! The FADT: where the power-management registers are.
+
+use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
+use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
+use devices::{PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, RESET_VALUE, RTC_CENTURY_REGISTER};
+
+use super::table::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
+use crate::layout::{PM_PORT, RESET_PORT, SCI_IRQ};
+
+/// FADT, IA-PC boot flags: devices of the ISA bus are there, no VGA. The keyboard controller
+/// is not announced; it answers the reset command alone.
+const BOOT_ARCH_LEGACY_DEVICES: u16 = 1 << 0;
+const BOOT_ARCH_NO_VGA: u16 = 1 << 2;
+
+/// A register block of `bytes` in port space, accessed in words.
+fn port_block(port: u16, bytes: u8) -> GAS {
+    GAS::new(
+        AddressSpace::SystemIo,
+        bytes * 8,
+        0,
+        AccessSize::WordAccess,
+        u64::from(port),
+    )
+}
+
+/// The table, with the addresses of DSDT and FACS.
+pub(super) fn fadt(dsdt: u64, facs: u64) -> Vec<u8> {
+    const PM1_EVENT_BYTES: u8 = 4;
+    const PM1_CONTROL_BYTES: u8 = 2;
+    let offset = |offset| PM_PORT + u16::try_from(offset).unwrap_or(0);
+    let event = offset(PM1_EVENT_OFFSET);
+    let control = offset(PM1_CONTROL_OFFSET);
+
+    let mut fadt = FADTBuilder::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION)
+        .preferred_pm_profile(PmProfile::Unspecified)
+        .flag(Flags::Wbinvd)
+        .flag(Flags::ProcC1)
+        // No sleep button. That there is no flag for the power button means that it is fixed
+        // hardware: a bit of the PM1 event registers.
+        .flag(Flags::SlpButton)
+        .flag(Flags::ResetRegSup);
+    // Below 4 GiB, so both the old and the new fields can say it.
+    fadt.dsdt = u32::try_from(dsdt).unwrap_or(0).into();
+    fadt.x_dsdt = dsdt.into();
+    fadt.firmware_ctrl = u32::try_from(facs).unwrap_or(0).into();
+    fadt.sci_int = u16::from(SCI_IRQ).into();
+    // No SMI command port: ACPI mode is always on.
+    fadt.smi_cmd = 0.into();
+    fadt.pm1a_evt_blk = u32::from(event).into();
+    fadt.pm1_evt_len = PM1_EVENT_BYTES;
+    fadt.x_pm1a_evt_blk = port_block(event, PM1_EVENT_BYTES);
+    fadt.pm1a_cnt_blk = u32::from(control).into();
+    fadt.pm1_cnt_len = PM1_CONTROL_BYTES;
+    fadt.x_pm1a_cnt_blk = port_block(control, PM1_CONTROL_BYTES);
+    fadt.century = RTC_CENTURY_REGISTER;
+    fadt.iapc_boot_arch = (BOOT_ARCH_LEGACY_DEVICES | BOOT_ARCH_NO_VGA).into();
+    fadt.reset_reg = GAS::new(
+        AddressSpace::SystemIo,
+        8,
+        0,
+        AccessSize::ByteAccess,
+        u64::from(RESET_PORT),
+    );
+    fadt.reset_value = RESET_VALUE;
+    bytes_of(&fadt.finalize())
+}

@@ -1,0 +1,33 @@
+//! What machine to build.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use devices::virtio::VirtioDevice;
+
+use crate::acpi::numa::NumaNode;
+use crate::boot::initrd::Initrd;
+
+/// What machine to build.
+#[derive(Clone, Debug)]
+pub struct MachineConfig {
+    /// A kernel for x86-64: an ELF file (`vmlinux`) or a bzImage (`vmlinuz`).
+    pub kernel: PathBuf,
+    /// The archive of the first root file system, if any.
+    pub initrd: Option<Initrd>,
+    /// The whole command line of the kernel; see [`command_line`](crate::command_line).
+    pub cmdline: String,
+    /// Number of vCPUs, 1 to [`VCPUS_MAX`](crate::VCPUS_MAX).
+    pub cpus: u8,
+    /// CPUs of the host: the thread of each vCPU runs on that in its place. Those without one run
+    /// where the host lets them.
+    pub pinning: Vec<u32>,
+    /// How much memory may be added while it runs: that is the last region of its memory, from
+    /// [`hotplug_start`](crate::hotplug_start) on, and no part of what the guest is told of at its start.
+    pub hotplug_bytes: u64,
+    /// Its virtio devices; places and interrupts are given in this order.
+    pub devices: Vec<Arc<dyn VirtioDevice>>,
+    /// The NUMA nodes that the guest sees, the one with the CPUs first; none for a guest that sees
+    /// one kind of memory.
+    pub numa: Vec<NumaNode>,
+}

@@ -1,0 +1,102 @@
+//! Tests of pausing, resuming and ending.
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use super::*;
+
+/// A thread that goes through checkpoints as fast as it can, and tells of each time that
+/// it was resumed.
+fn spin(control: &Arc<Control>, resumed: mpsc::Sender<()>) -> thread::JoinHandle<()> {
+    let control = Arc::clone(control);
+    control.vcpu_starts();
+    thread::spawn(move || {
+        loop {
+            match control.checkpoint() {
+                Next::Exit => break,
+                Next::Resume => resumed.send(()).unwrap(),
+                Next::Run => {}
+            }
+        }
+        control.vcpu_ended();
+    })
+}
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[test]
+fn pausing_parks_every_thread_and_ending_lets_them_go() {
+    let control = Arc::new(Control::new(2).unwrap());
+    let (sender, resumed) = mpsc::channel();
+    let threads = [spin(&control, sender.clone()), spin(&control, sender)];
+    assert!(!control.wait_paused(LIMIT), "nobody asked");
+    for _ in 0..100 {
+        control.pause();
+        assert!(control.wait_paused(LIMIT));
+        assert!(resumed.try_recv().is_err());
+        control.resume();
+        for _ in &threads {
+            resumed.recv_timeout(LIMIT).unwrap();
+        }
+    }
+    control.pause();
+    assert!(control.wait_paused(LIMIT));
+    control.end(Ok(Outcome::Stopped));
+    assert!(control.wait_all_ended(LIMIT));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+}
+
+#[test]
+fn a_thread_of_devices_is_waited_for_at_the_end_and_not_when_pausing() {
+    let control = Control::new(0).unwrap();
+    control.device_thread_starts();
+    control.pause();
+    assert!(control.wait_paused(LIMIT));
+    control.end(Ok(Outcome::Stopped));
+    assert!(!control.wait_all_ended(Duration::ZERO));
+    control.device_thread_ended();
+    assert!(control.wait_all_ended(LIMIT));
+}
+
+#[test]
+fn pausing_waits_for_a_device_that_is_served_and_lets_no_other_begin() {
+    let control = Arc::new(Control::new(0).unwrap());
+    for _ in 0..100 {
+        let turn = control.device_turn().expect("it runs");
+        control.pause();
+        assert!(!control.wait_paused(Duration::ZERO), "one is served");
+        let (sender, served) = mpsc::channel();
+        let of_thread = Arc::clone(&control);
+        let thread = thread::spawn(move || {
+            let turn = of_thread.device_turn();
+            sender.send(turn.is_some()).unwrap();
+        });
+        drop(turn);
+        assert!(control.wait_paused(LIMIT));
+        assert!(served.try_recv().is_err(), "served while paused");
+        control.resume();
+        assert!(served.recv_timeout(LIMIT).unwrap());
+        thread.join().unwrap();
+    }
+    control.pause();
+    let of_thread = Arc::clone(&control);
+    let thread = thread::spawn(move || of_thread.device_turn().is_none());
+    control.end(Ok(Outcome::Stopped));
+    assert!(thread.join().unwrap(), "the end lets it go");
+}
+
+#[test]
+fn the_first_end_wins_and_is_given_once() {
+    let control = Control::new(0).unwrap();
+    control.end(Ok(Outcome::Reboot));
+    control.end(Ok(Outcome::Stopped));
+    assert!(matches!(control.take_end(), Some(Ok(Outcome::Reboot))));
+    assert!(control.take_end().is_none());
+    assert!(control.has_ended());
+    assert_eq!(control.checkpoint(), Next::Exit);
+    control.pause();
+    control.resume();
+    assert_eq!(control.checkpoint(), Next::Exit);
+}

@@ -1,0 +1,276 @@
+//! A machine: built, run to its end, and what it leaves.
+
+use std::fmt;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use devices::{
+    BootTimer, Bus, COM1_IRQ, COM2_IRQ, COM2_PORT, ConsoleOutput, MachineEvents, PmRegisters,
+    SERIAL_LEN, SerialPort,
+};
+use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use vm_memory::GuestMemoryMmap;
+use vmm_sys_util::epoll::EventSet;
+
+use crate::acpi::AcpiTables;
+use crate::boot::{initrd, kernel, params};
+use crate::config::MachineConfig;
+use crate::console::ConsoleConfig;
+use crate::console::input::ConsoleInput;
+use crate::console::terminal::RawTerminal;
+use crate::error::MachineError;
+use crate::host_cpu::is_emulated;
+use crate::irqchip::InterruptController;
+use crate::lifecycle::control::Control;
+use crate::lifecycle::ending;
+use crate::lifecycle::handle::MachineHandle;
+use crate::lifecycle::shared::Shared;
+use crate::limits::{CONSOLE_DRAIN_TIME_MAX, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MAX};
+use crate::outcome::Outcome;
+use crate::ports::{port_bus, serial_port};
+use crate::vcpu::{Vcpu, cpuid, regs};
+use crate::virtio::VirtioDevices;
+use crate::{kvm, layout, memory};
+
+/// A machine that is ready to run.
+pub struct Machine {
+    shared: Arc<Shared>,
+    vcpus: Vec<Vcpu>,
+    virtio: VirtioDevices,
+    serial: Arc<SerialPort>,
+    console_input: Option<OwnedFd>,
+    console_output: ConsoleOutput,
+    on_raw_mode: Option<Box<dyn FnOnce() + Send>>,
+    second_output: Option<ConsoleOutput>,
+    boot_timer: Arc<BootTimer>,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine")
+            .field("vcpus", &self.vcpus.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// Builds a machine with `memory`, whose regions are exactly those of
+    /// [`guest_memory_ranges`] for its size.
+    ///
+    /// # Errors
+    ///
+    /// Every error says what is wrong with which value, and what mends it.
+    pub fn new(
+        config: &MachineConfig,
+        memory: GuestMemoryMmap,
+        console: ConsoleConfig,
+    ) -> Result<Self, MachineError> {
+        MachineError::check_cpus(u32::from(config.cpus), u32::from(VCPUS_MAX))?;
+        let size = memory::check_memory(&memory, config.hotplug_bytes)?;
+        let kvm = kvm::open_kvm()?;
+        let host_limit = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX);
+        MachineError::check_cpus(u32::from(config.cpus), host_limit)?;
+        let supported = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(MachineError::kvm("tell its CPU features"))?;
+        if let Some(bits) = cpuid::physical_address_bits(supported.as_slice()) {
+            memory::check_address_bits(size, bits)?;
+            memory::check_hotplug_bits(size, config.hotplug_bytes, bits)?;
+        }
+
+        let kernel = kernel::load_kernel(&config.kernel, &memory, size.low_end)?;
+        tracing::debug!(format = ?kernel.format, entry = kernel.entry.0, end = kernel.end, "kernel");
+        let initrd = match &config.initrd {
+            Some(initrd) => Some(initrd::load_initrd(initrd, &memory, size, kernel.end)?),
+            None => None,
+        };
+        let virtio = VirtioDevices::new(&memory, &config.devices)?;
+        let rsdp = AcpiTables::new(config.cpus, &virtio.slots(), &config.numa).write(&memory)?;
+        params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
+        regs::write_boot_tables(&memory)?;
+
+        let vm = Arc::new(kvm::create_vm(&kvm)?);
+        kvm::map_memory(&vm, &memory)?;
+        let interrupts = InterruptController::in_kernel(&vm)?;
+
+        let serial_port = |irq, writer| serial_port(&vm, &interrupts, irq, writer);
+        let (serial, console_output) = serial_port(COM1_IRQ, console.output)?;
+        let second = console.second.map(|writer| serial_port(COM2_IRQ, writer));
+        let (second, second_output) = second.transpose()?.unzip();
+        let boot_timer = Arc::new(BootTimer::new());
+        let events =
+            MachineEvents::new().map_err(MachineError::host("create an event descriptor"))?;
+        let sci = interrupts.line(&vm, u32::from(layout::SCI_IRQ));
+        let power = Arc::new(PmRegisters::new(events.clone(), sci));
+        let mut ports = port_bus(&serial, &boot_timer, &events, &power)?;
+        if let Some(second) = second {
+            ports.insert(COM2_PORT, SERIAL_LEN, second)?;
+        }
+        let mut mmio = Bus::mmio();
+        virtio.connect(&vm, &interrupts, &mut mmio)?;
+
+        let tsc_deadline = interrupts.has_tsc_deadline(&vm);
+        let emulated = is_emulated();
+        let mut pinning = config.pinning.iter();
+        let vcpus = (0..config.cpus)
+            .map(|id| {
+                let mut cpuid = cpuid::for_cpu(supported.as_slice(), id, config.cpus, tsc_deadline);
+                if emulated {
+                    cpuid::hide_xsave(&mut cpuid);
+                }
+                let vcpu = kvm::create_vcpu(&vm, &interrupts, id, &cpuid)?;
+                Ok(Vcpu {
+                    pinned_to: pinning.next().copied(),
+                    ..vcpu
+                })
+            })
+            .collect::<Result<Vec<_>, MachineError>>()?;
+        if let Some(boot_processor) = vcpus.first() {
+            regs::set_boot_registers(&boot_processor.fd, kernel.entry)?;
+        }
+
+        let control = Control::new(vcpus.len())
+            .map_err(MachineError::host("prepare for the control of vCPUs"))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                ports,
+                mmio,
+                events,
+                control,
+                power,
+                transports: virtio.transports(),
+                _vm: vm,
+                _memory: memory,
+            }),
+            vcpus,
+            virtio,
+            serial,
+            console_input: console.input,
+            console_output,
+            on_raw_mode: console.on_raw_mode,
+            second_output,
+            boot_timer,
+        })
+    }
+
+    /// A handle to the machine.
+    pub fn handle(&self) -> MachineHandle {
+        MachineHandle {
+            shared: Arc::clone(&self.shared),
+            boot_timer: Arc::clone(&self.boot_timer),
+        }
+    }
+
+    /// Runs the machine to its end, on the calling thread and one for each vCPU. While it runs
+    /// a console on a terminal is in raw mode.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the host cannot run the machine; crashes of the guest are outcomes.
+    pub fn run(mut self) -> Result<Outcome, MachineError> {
+        let raw_terminal = self.enter_raw_mode();
+        let served = self.serve();
+        if let Err(error) = served {
+            self.shared.control.end(Err(error));
+        }
+        // A vCPU that waits for who reads the console would be taken for one that waits for a page.
+        for output in [Some(&self.console_output), self.second_output.as_ref()] {
+            output.map(ConsoleOutput::let_go);
+        }
+        ending::wait_for_threads(&self.shared);
+        let lost_bytes = self.console_output.close(CONSOLE_DRAIN_TIME_MAX);
+        if lost_bytes > 0 {
+            tracing::warn!(lost_bytes, "the console did not take all output");
+        }
+        if let Some(second) = &self.second_output {
+            let lost_bytes = second.close(SECOND_PORT_DRAIN_TIME_MAX);
+            if lost_bytes > 0 {
+                tracing::warn!(lost_bytes, "not all output of the second port was taken");
+            }
+        }
+        drop(raw_terminal);
+        self.shared
+            .control
+            .take_end()
+            .unwrap_or(Ok(Outcome::Stopped))
+    }
+
+    fn enter_raw_mode(&mut self) -> Option<RawTerminal> {
+        let fd = self.console_input.as_ref()?.as_raw_fd();
+        match RawTerminal::enter(fd) {
+            Ok(Some(raw)) => {
+                if let Some(notify) = self.on_raw_mode.take() {
+                    notify();
+                }
+                Some(raw)
+            }
+            Ok(None) => None,
+            Err(error) => {
+                tracing::warn!(%error, "the terminal does not go into raw mode");
+                None
+            }
+        }
+    }
+
+    /// Starts the vCPUs, and serves the devices until the run has ended.
+    fn serve(&mut self) -> Result<(), MachineError> {
+        let mut manager: EventManager<Box<dyn MutEventSubscriber>> =
+            EventManager::new().map_err(MachineError::EventLoop)?;
+        manager.add_subscriber(Box::new(EndWatcher {
+            shared: Arc::clone(&self.shared),
+        }));
+        if let Some(input) = self.console_input.take() {
+            manager.add_subscriber(Box::new(ConsoleInput::new(
+                input,
+                Arc::clone(&self.serial),
+                Arc::clone(&self.shared),
+            )));
+        }
+        if !self.shared.control.has_ended() {
+            self.boot_timer.start();
+            std::mem::take(&mut self.virtio).spawn(&self.shared)?;
+            // The boot processor comes last: every vCPU is in its place when the guest begins.
+            for vcpu in self.vcpus.drain(..).rev() {
+                // Ends are counted, not joined: a thread may have to be left behind.
+                vcpu.spawn(Arc::clone(&self.shared))?;
+            }
+        }
+        while !self.shared.control.has_ended() {
+            manager.run().map_err(MachineError::EventLoop)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Lets the console's thread end also when the machine was never run.
+        for output in [Some(&self.console_output), self.second_output.as_ref()] {
+            output.map(|output| output.close(Duration::ZERO));
+        }
+    }
+}
+
+/// Ends the device loop, and the run when a device asks for that.
+struct EndWatcher {
+    shared: Arc<Shared>,
+}
+
+impl MutEventSubscriber for EndWatcher {
+    fn init(&mut self, ops: &mut EventOps) {
+        for fd in [self.shared.events.event_fd(), self.shared.control.wake_fd()] {
+            if let Err(error) = ops.add(Events::new(fd, EventSet::IN)) {
+                let error = MachineError::EventLoop(error);
+                self.shared.control.end(Err(error));
+            }
+        }
+    }
+
+    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
+        if let Some(event) = self.shared.events.get() {
+            self.shared.control.end(Ok(event.into()));
+        }
+    }
+}

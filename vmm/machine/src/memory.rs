@@ -1,0 +1,197 @@
+//! The regions of guest memory, and checks of their sizes.
+
+use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use crate::error::MachineError;
+use crate::layout::{DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
+
+/// The ranges of guest-physical memory of a machine with `bytes` of memory, as pairs of start
+/// and length in bytes: below the device hole, and, for what does not fit there, from 4 GiB.
+/// Ranges are never empty.
+///
+/// The memory given to [`Machine::new`](crate::Machine::new) has exactly these regions.
+pub fn guest_memory_ranges(bytes: u64) -> Vec<(GuestAddress, u64)> {
+    let low = bytes.min(DEVICE_HOLE_START);
+    let high = bytes - low;
+    [
+        (GuestAddress(0), low),
+        (GuestAddress(DEVICE_HOLE_END), high),
+    ]
+    .into_iter()
+    .filter(|(_, len)| *len > 0)
+    .collect()
+}
+
+/// Where memory that is added begins: at a multiple of the largest block in which Linux takes memory
+/// into use (arch/x86/mm/init_64.c, `MAX_BLOCK_SIZE`).
+const HOTPLUG_ALIGNMENT: u64 = 2 << 30;
+
+/// The start of the addresses for memory that may be added to a machine with `bytes` of memory.
+pub fn hotplug_start(bytes: u64) -> GuestAddress {
+    let ranges = guest_memory_ranges(bytes);
+    let end = ranges.last().map_or(0, |(start, len)| start.0 + len);
+    GuestAddress(end.max(DEVICE_HOLE_END).next_multiple_of(HOTPLUG_ALIGNMENT))
+}
+
+/// Sizes of a guest memory whose regions were checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MemorySize {
+    /// All bytes.
+    pub total: u64,
+    /// One more than the last address of RAM below the hole.
+    pub low_end: u64,
+}
+
+/// Checks that `memory` has exactly the regions that [`guest_memory_ranges`] gives for its size, and
+/// after them the one to which memory may be added, if there is one.
+pub(crate) fn check_memory(
+    memory: &GuestMemoryMmap,
+    hotplug_bytes: u64,
+) -> Result<MemorySize, MachineError> {
+    let mut regions: Vec<_> = memory.iter().map(|r| (r.start_addr(), r.len())).collect();
+    let added = if hotplug_bytes > 0 {
+        regions.pop()
+    } else {
+        None
+    };
+    let total = regions
+        .iter()
+        .fold(0u64, |total, (_, len)| total.saturating_add(*len));
+    if total % PAGE_BYTES != 0 {
+        return Err(MachineError::MemoryNotPages { bytes: total });
+    }
+    if total < MEMORY_BYTES_MIN {
+        return Err(MachineError::MemoryTooSmall { bytes: total });
+    }
+    let wanted = (hotplug_bytes > 0).then(|| (hotplug_start(total), hotplug_bytes));
+    if regions != guest_memory_ranges(total) || added != wanted {
+        return Err(MachineError::MemoryRegions { bytes: total });
+    }
+    Ok(MemorySize {
+        total,
+        low_end: total.min(DEVICE_HOLE_START),
+    })
+}
+
+/// Checks that the last address of so much memory has no more than `bits` bits.
+pub(crate) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), MachineError> {
+    let addresses = 1_u64.checked_shl(bits).unwrap_or(u64::MAX);
+    // Beyond the hole, if it comes so far.
+    let hole = DEVICE_HOLE_END - DEVICE_HOLE_START;
+    let limit = addresses
+        .saturating_sub(hole)
+        .max(addresses.min(DEVICE_HOLE_START));
+    if size.total > limit {
+        return Err(MachineError::MemoryTooLarge {
+            bytes: size.total,
+            bits,
+            limit,
+        });
+    }
+    Ok(())
+}
+
+/// Checks that memory which may be added has no more than `bits` bits in its addresses.
+pub(crate) fn check_hotplug_bits(
+    size: MemorySize,
+    hotplug_bytes: u64,
+    bits: u32,
+) -> Result<(), MachineError> {
+    let end = hotplug_start(size.total).0.saturating_add(hotplug_bytes);
+    if hotplug_bytes > 0 && 1_u64.checked_shl(bits).is_some_and(|limit| end > limit) {
+        return Err(MachineError::HotplugTooFar { end, bits });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn memory_ends_within_the_addresses_of_the_host() {
+        let size = |total| MemorySize {
+            total,
+            low_end: DEVICE_HOLE_START.min(total),
+        };
+        assert!(check_address_bits(size(1023 * GIB), 40).is_ok());
+        let error = check_address_bits(size(1024 * GIB), 40).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("40 bits") && text.contains(&(1023 * GIB).to_string()),
+            "{text}"
+        );
+        assert!(check_address_bits(size(3 * GIB), 32).is_ok());
+        assert!(check_address_bits(size(4 * GIB), 32).is_err());
+        assert!(check_address_bits(size(8192 * GIB), 64).is_ok());
+        assert!(check_hotplug_bits(size(GIB), 28 * GIB, 35).is_ok());
+        assert!(check_hotplug_bits(size(GIB), 29 * GIB, 35).is_err());
+        assert!(check_hotplug_bits(size(1023 * GIB), 0, 40).is_ok());
+    }
+
+    #[test]
+    fn memory_up_to_the_hole_is_one_range() {
+        for bytes in [PAGE_BYTES, GIB, 3 * GIB - PAGE_BYTES, 3 * GIB] {
+            assert_eq!(guest_memory_ranges(bytes), vec![(GuestAddress(0), bytes)]);
+        }
+    }
+
+    #[test]
+    fn memory_above_the_hole_starts_at_4_gib() {
+        for above in [PAGE_BYTES, GIB, 1 << 40] {
+            assert_eq!(
+                guest_memory_ranges(3 * GIB + above),
+                vec![(GuestAddress(0), 3 * GIB), (GuestAddress(4 * GIB), above)]
+            );
+        }
+    }
+
+    #[test]
+    fn memory_is_added_above_all_other_at_a_multiple_of_2_gib() {
+        for (bytes, start) in [
+            (GIB, 4),
+            (3 * GIB, 4),
+            (3 * GIB + 4096, 6),
+            (5 * GIB, 6),
+            (6 * GIB, 8),
+        ] {
+            assert_eq!(hotplug_start(bytes), GuestAddress(start * GIB), "{bytes}");
+        }
+    }
+
+    #[test]
+    fn no_memory_has_no_range() {
+        assert!(guest_memory_ranges(0).is_empty());
+    }
+
+    #[test]
+    fn other_regions_are_refused() {
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0x1000), 4 << 20)]).unwrap();
+        assert!(matches!(
+            check_memory(&memory, 0),
+            Err(MachineError::MemoryRegions { .. })
+        ));
+        let start = hotplug_start(2 << 20);
+        assert_eq!(start, GuestAddress(4 * GIB));
+        for (at, bytes, fits) in [
+            (start.0, GIB, true),
+            (start.0 + GIB, GIB, false),
+            (start.0, GIB / 2, false),
+        ] {
+            let ranges = [
+                (GuestAddress(0), 2 << 20),
+                (GuestAddress(at), usize::try_from(bytes).unwrap()),
+            ];
+            let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
+            assert_eq!(check_memory(&memory, GIB).is_ok(), fits, "{at:#x} {bytes}");
+            assert!(check_memory(&memory, 0).is_err());
+        }
+        let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 1 << 20)]).unwrap();
+        assert!(matches!(
+            check_memory(&memory, 0),
+            Err(MachineError::MemoryTooSmall { .. })
+        ));
+    }
+}

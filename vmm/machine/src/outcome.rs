@@ -1,0 +1,28 @@
+//! How a run ends.
+
+use devices::MachineEvent;
+
+/// How a run ended, from the guest's point of view.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The guest has switched itself off.
+    Shutdown,
+    /// The guest has asked for a restart.
+    Reboot,
+    /// The guest has run into something from which no CPU goes on: a triple fault, a state
+    /// that KVM cannot run, or a panic that its kernel has told of. The text has the reason, and
+    /// the vCPU and its instruction pointer where they are known.
+    Crash(String),
+    /// [`MachineHandle::stop`] was called, or the user typed the escape sequence.
+    Stopped,
+}
+
+impl From<MachineEvent> for Outcome {
+    fn from(event: MachineEvent) -> Self {
+        match event {
+            MachineEvent::Shutdown => Self::Shutdown,
+            MachineEvent::Reboot => Self::Reboot,
+            MachineEvent::Panic => Self::Crash("its kernel panicked; the console says why".into()),
+        }
+    }
+}
