@@ -1,26 +1,34 @@
 //! One connection to a donor: what it is for, and the control of a lease.
 
-use super::pool::{LeaseError, SessionKind};
-use super::rdma;
-use super::server::{CONNECTIONS_MAX, Shared};
-use super::session;
+use super::pool::{LeaseError, Pool, SessionKind};
+use super::refuse::{refuse, refuse_malformed, refuse_unknown};
+use super::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT, rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
 use crate::stream::Stream;
+use crate::transport::rdma::DeviceChoice;
 use crate::wire::{
-    AttachRequest, ErrorMessage, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
-    VM_NAME_BYTES_MAX, WireError,
+    AttachRequest, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token, VM_NAME_BYTES_MAX,
+    WireError,
 };
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a new page connection waits for the one it replaces to end.
-pub(super) const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(2);
+/// What the connections of a donor serve.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) pool: Arc<Pool>,
+    /// How long a connection waits for its next request without sleeping.
+    pub(super) spin: Duration,
+    pub(super) rdma: DeviceChoice,
+    pub(super) rdma_connections: rdma::Connections,
+}
 
 /// One connection, until its first frame tells what it is for.
 pub(super) struct Connection<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) served: &'a Served,
     pub(super) peer: SocketAddr,
 }
 
@@ -50,9 +58,9 @@ impl Connection<'_> {
             },
             FrameKind::Connect => match control.decode(frame.kind, &payload) {
                 Ok(request) => {
-                    let shared = self.shared;
-                    let (pool, connections) = (&shared.pool, &shared.rdma_connections);
-                    rdma::serve(pool, &shared.rdma, connections, control, &request)
+                    let served = self.served;
+                    let (pool, connections) = (&served.pool, &served.rdma_connections);
+                    rdma::serve(pool, &served.rdma, connections, control, &request)
                 }
                 Err(error) => refuse_malformed(&mut control, error),
             },
@@ -73,7 +81,7 @@ impl Connection<'_> {
         let vm: String = request.vm.chars().filter(|c| !c.is_control()).collect();
         let duration = Duration::from_millis(request.duration_ms.into());
         let lent = self
-            .shared
+            .served
             .pool
             .lend(vm, request.bytes, request.or_less, duration);
         let lease = match lent {
@@ -99,7 +107,7 @@ impl Connection<'_> {
         drop(lease);
         if let Err(error) = control.send(FrameKind::Granted, &grant) {
             // Nobody knows the token.
-            self.shared.pool.end(&token);
+            self.served.pool.end(&token);
             return Err(error);
         }
         self.keep(control, token, number)
@@ -107,7 +115,7 @@ impl Connection<'_> {
 
     /// Goes on with a lease on a new control connection.
     fn resume(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
-        let Some(lease) = self.shared.pool.find(&token) else {
+        let Some(lease) = self.served.pool.find(&token) else {
             return refuse_unknown(&mut control);
         };
         let number = lease.begin_control();
@@ -131,7 +139,7 @@ impl Connection<'_> {
             // A control connection is silent between renewals; one that is silent for longer
             // than any lease lasts has lost its peer.
             let longest = self
-                .shared
+                .served
                 .pool
                 .find(&token)
                 .map(|lease| lease.duration * 2);
@@ -141,7 +149,7 @@ impl Connection<'_> {
                 Err(error) => {
                     // Told by the VM's kernel, and not by silence.
                     if let (ControlError::Stream(_, cause), Some(lease)) =
-                        (&error, self.shared.pool.find(&token))
+                        (&error, self.served.pool.find(&token))
                         && cause.kind() != io::ErrorKind::TimedOut
                     {
                         lease.orphan(number);
@@ -178,7 +186,7 @@ impl Connection<'_> {
         number: u64,
         kind: FrameKind,
     ) -> Result<bool, ControlError> {
-        let pool = &self.shared.pool;
+        let pool = &self.served.pool;
         let status = if kind == FrameKind::Release {
             let vm = pool.find(token).map(|lease| lease.vm.clone());
             pool.end(token).inspect(|status| {
@@ -204,7 +212,7 @@ impl Connection<'_> {
     ) -> Result<(), ControlError> {
         let broken = |error| ControlError::Stream(self.peer, error);
         let AttachRequest { token, class } = request;
-        let Some(lease) = self.shared.pool.find(&token) else {
+        let Some(lease) = self.served.pool.find(&token) else {
             return refuse_unknown(&mut control);
         };
         let stream = control.into_stream();
@@ -219,33 +227,11 @@ impl Connection<'_> {
         let served = control.send(FrameKind::Attached, &());
         if served.is_ok() {
             let mut stream = control.into_stream();
-            if let Err(error) = session::serve(&lease, &mut stream, class, self.shared.spin) {
+            if let Err(error) = session::serve(&lease, &mut stream, class, self.served.spin) {
                 tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
             }
         }
         lease.end_session(kind);
         served
-    }
-}
-
-pub(super) fn refuse(
-    control: &mut ControlStream,
-    refusal: Refusal,
-    text: String,
-) -> Result<(), ControlError> {
-    tracing::info!(peer = %control.peer(), text, "refused");
-    control.send(FrameKind::Error, &ErrorMessage { refusal, text })
-}
-
-pub(super) fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlError> {
-    let text = "no such lease: it ended, or the node was started again".to_owned();
-    refuse(control, Refusal::UnknownLease, text)
-}
-
-/// Tells a peer what is wrong with its frame, if it is the frame that is wrong.
-fn refuse_malformed(control: &mut ControlStream, error: ControlError) -> Result<(), ControlError> {
-    match error {
-        ControlError::Protocol(_, wire) => refuse(control, Refusal::Malformed, wire.to_string()),
-        other => Err(other),
     }
 }

@@ -1,8 +1,8 @@
 //! RDMA connections of VMs: set up here, and then none of this processor's business.
 
-use super::connection::{TAKE_OVER_TIMEOUT, refuse, refuse_unknown};
 use super::pool::{Lease, Pool, SessionKind};
-use super::server::CONNECTIONS_MAX;
+use super::refuse::{refuse, refuse_unknown};
+use super::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT};
 use crate::control::{ControlError, ControlStream};
 use crate::link::describe;
 use crate::transport::rdma::endpoint::Endpoint;

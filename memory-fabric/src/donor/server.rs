@@ -1,6 +1,6 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
-use super::connection::Connection;
+use super::connection::{Connection, Served};
 use super::pool::Pool;
 use super::rdma::{self, RdmaConnection};
 use crate::control::{CONNECT_TIMEOUT, ControlError};
@@ -17,9 +17,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// Most connections at once; each has a thread.
-pub const CONNECTIONS_MAX: usize = 1024;
 
 /// How often leases are checked for their end.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -77,12 +74,10 @@ pub struct Donor {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What the threads of a donor share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) pool: Arc<Pool>,
-    pub(super) spin: Duration,
-    pub(super) rdma: DeviceChoice,
-    pub(super) rdma_connections: rdma::Connections,
+struct Shared {
+    served: Served,
     stopping: AtomicBool,
     /// Every open connection by a number of its own.
     connections: Mutex<HashMap<u64, Closer>>,
@@ -116,10 +111,12 @@ impl Donor {
         let address = listener.local_addr().map_err(listen)?;
         let accepted_from = listener.try_clone().map_err(listen)?;
         let shared = Arc::new(Shared {
-            pool: Arc::new(Pool::new(config.memory_bytes, config.lease_duration_max)),
-            spin: config.spin,
-            rdma: config.rdma.clone(),
-            rdma_connections: rdma::Connections::new(rdma_connections_max),
+            served: Served {
+                pool: Arc::new(Pool::new(config.memory_bytes, config.lease_duration_max)),
+                spin: config.spin,
+                rdma: config.rdma.clone(),
+                rdma_connections: rdma::Connections::new(rdma_connections_max),
+            },
             stopping: AtomicBool::new(false),
             connections: Mutex::default(),
             next_connection: AtomicU64::new(0),
@@ -156,13 +153,13 @@ impl Donor {
     /// Its memory, leases and counts.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {
-        &self.shared.pool
+        &self.shared.served.pool
     }
 
     /// Its RDMA connections, and how many there may be.
     #[must_use]
     pub fn rdma_connections(&self) -> (Usage, Vec<RdmaConnection>) {
-        let connections = &self.shared.rdma_connections;
+        let connections = &self.shared.served.rdma_connections;
         (connections.usage(), connections.active())
     }
 
@@ -192,7 +189,7 @@ impl Drop for Donor {
             let _ = thread.join();
         }
         self.break_connections();
-        self.shared.pool.end_all();
+        self.shared.served.pool.end_all();
     }
 }
 
@@ -272,7 +269,7 @@ fn begin(
     let serving = Arc::clone(shared);
     let started = thread("donor-conn", move || {
         let mut connection = Connection {
-            shared: &serving,
+            served: &serving.served,
             peer,
         };
         let served = open()
@@ -291,13 +288,13 @@ fn begin(
 
 fn expire(shared: &Shared) {
     while !shared.stopping.load(Ordering::SeqCst) {
-        for vm in shared.pool.end_expired(Instant::now()) {
+        for vm in shared.served.pool.end_expired(Instant::now()) {
             tracing::warn!(
                 vm,
                 "lease ended: it was not renewed in time; its memory is free"
             );
         }
-        shared.pool.let_go_of_removed_devices();
+        shared.served.pool.let_go_of_removed_devices();
         std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
     }
 }

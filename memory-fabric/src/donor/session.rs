@@ -1,6 +1,6 @@
 //! One page connection of a VM: reads requests in batches, answers in order.
 
-use super::connection::TAKE_OVER_TIMEOUT;
+use super::TAKE_OVER_TIMEOUT;
 use super::pool::{DropRefused, Lease, OutOfRange};
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
