@@ -13,8 +13,11 @@
 //! - [`published`]: the schemas that all its JSON is held against.
 //! - [`rdma_tool`]: many RDMA connections, and RDMA going wrong, without a guest.
 //! - [`cleanup`]: nothing stays behind, however a run ends.
+//! - `boundaries`: a test that no crate knows what it must not.
 
 pub mod bench;
+#[cfg(test)]
+mod boundaries;
 pub mod cargo;
 pub mod cleanup;
 pub mod demo;

@@ -1,0 +1,253 @@
+//! What crates, and parts of them, must not know: compared with `cargo metadata` and sources.
+//!
+//! A rule is a row of a table. Dependencies count also when they come by another crate of the
+//! workspace; dependencies of tests and build scripts do not.
+
+mod cycles;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// The crates of the fabric that know other hosts.
+const FABRIC_NETWORK: &[&str] = &[
+    "fabric-identity",
+    "fabric-transport",
+    "fabric-verbs",
+    "fabric-wire",
+    "memory-fabric",
+];
+
+/// Crates that open sockets.
+const SOCKET_CRATES: &[&str] = &["quinn-proto", "quinn-udp", "socket2", "tokio", "hyper"];
+
+/// Crates that speak to KVM.
+const KVM_CRATES: &[&str] = &["kvm-bindings", "kvm-ioctls", "ssi-hv-machine"];
+
+/// A package, and the packages that it must not depend on.
+struct Forbidden {
+    package: &'static str,
+    dependencies: &'static [&'static [&'static str]],
+}
+
+const FORBIDDEN: &[Forbidden] = &[
+    Forbidden {
+        package: "fabric-host",
+        dependencies: &[FABRIC_NETWORK, SOCKET_CRATES, &["fabric-pages"]],
+    },
+    Forbidden {
+        package: "fabric-pages",
+        dependencies: &[FABRIC_NETWORK, SOCKET_CRATES],
+    },
+    Forbidden {
+        package: "fabric-wire",
+        dependencies: &[
+            SOCKET_CRATES,
+            &[
+                "fabric-identity",
+                "fabric-transport",
+                "fabric-verbs",
+                "memory-fabric",
+            ],
+        ],
+    },
+    Forbidden {
+        package: "fabric-verbs",
+        dependencies: &[
+            SOCKET_CRATES,
+            &[
+                "fabric-identity",
+                "fabric-pages",
+                "fabric-transport",
+                "fabric-wire",
+                "memory-fabric",
+            ],
+        ],
+    },
+    Forbidden {
+        package: "fabric-identity",
+        dependencies: &[
+            SOCKET_CRATES,
+            &[
+                "fabric-pages",
+                "fabric-transport",
+                "fabric-verbs",
+                "fabric-wire",
+                "memory-fabric",
+            ],
+        ],
+    },
+    Forbidden {
+        package: "fabric-transport",
+        dependencies: &[KVM_CRATES, &["memory-fabric", "ssi-hv"]],
+    },
+    Forbidden {
+        package: "memory-fabric",
+        dependencies: &[KVM_CRATES, &["clap", "devices", "ssi-hv", "ssi-hv-api"]],
+    },
+    Forbidden {
+        package: "devices",
+        dependencies: &[FABRIC_NETWORK, KVM_CRATES, &["clap", "ssi-hv"]],
+    },
+    Forbidden {
+        package: "ssi-hv-machine",
+        dependencies: &[&["clap", "kernel-images", "ssi-hv", "ssi-hv-api"]],
+    },
+    Forbidden {
+        package: "ssi-hv-api",
+        dependencies: &[
+            FABRIC_NETWORK,
+            KVM_CRATES,
+            SOCKET_CRATES,
+            &["clap", "devices"],
+        ],
+    },
+];
+
+/// A folder or file of sources, and words that must not be in its code.
+struct Unsaid {
+    sources: &'static str,
+    words: &'static [&'static str],
+}
+
+const UNSAID: &[Unsaid] = &[
+    Unsaid {
+        sources: "memory-fabric/pages/src",
+        words: &["std::net", "std::os::unix::net", "socket2"],
+    },
+    Unsaid {
+        sources: "memory-fabric/wire/src",
+        words: &["std::net", "std::os::unix::net", "socket2", "libc::"],
+    },
+    Unsaid {
+        sources: "memory-fabric/host/src",
+        words: &["std::net", "std::os::unix::net", "socket2"],
+    },
+];
+
+/// Direct dependencies of each package of the workspace, without those of tests and builds.
+type Dependencies = BTreeMap<String, BTreeSet<String>>;
+
+fn dependencies_of(metadata: &serde_json::Value) -> Dependencies {
+    let packages = metadata["packages"].as_array().expect("packages");
+    let names = |package: &serde_json::Value| {
+        let direct = package["dependencies"].as_array().expect("dependencies");
+        let normal = direct.iter().filter(|one| one["kind"].is_null());
+        let names = normal.filter_map(|one| one["name"].as_str().map(str::to_owned));
+        let name = package["name"].as_str().expect("a name").to_owned();
+        (name, names.collect())
+    };
+    packages.iter().map(names).collect()
+}
+
+/// All that a package depends on, as far as the table knows the packages in between.
+fn reachable<'a>(all: &'a Dependencies, package: &'a str) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut ahead = vec![package];
+    while let Some(next) = ahead.pop() {
+        for name in all.get(next).into_iter().flatten() {
+            if found.insert(name.as_str()) {
+                ahead.push(name);
+            }
+        }
+    }
+    found
+}
+
+fn violations(all: &Dependencies, rules: &[Forbidden]) -> Vec<String> {
+    let mut found = Vec::new();
+    for rule in rules {
+        if !all.contains_key(rule.package) {
+            found.push(format!("the table names {}, which is gone", rule.package));
+        }
+        let reached = reachable(all, rule.package);
+        let forbidden = rule.dependencies.iter().copied().flatten();
+        for name in forbidden.filter(|name| reached.contains(**name)) {
+            found.push(format!("{} must not depend on {name}", rule.package));
+        }
+    }
+    found
+}
+
+/// The code of a line, without its comment.
+fn code(line: &str) -> &str {
+    line.split("//").next().unwrap_or_default()
+}
+
+/// Every Rust source below `path`.
+fn sources(path: &Path) -> Vec<PathBuf> {
+    if path.is_file() {
+        return vec![path.to_owned()];
+    }
+    let entries = std::fs::read_dir(path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
+    let mut found: Vec<_> = entries
+        .flat_map(|entry| sources_or_none(&entry.expect("an entry").path()))
+        .collect();
+    found.sort();
+    found
+}
+
+fn sources_or_none(path: &Path) -> Vec<PathBuf> {
+    let is_rust = path.extension().is_some_and(|extension| extension == "rs");
+    if path.is_dir() || is_rust {
+        sources(path)
+    } else {
+        Vec::new()
+    }
+}
+
+fn workspace() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+#[test]
+fn no_crate_depends_on_what_it_must_not_know() {
+    let output = std::process::Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version=1"])
+        .current_dir(workspace())
+        .output()
+        .expect("cargo");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{text}");
+    let metadata = serde_json::from_slice(&output.stdout).expect("JSON");
+    let found = violations(&dependencies_of(&metadata), FORBIDDEN);
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn no_source_names_what_it_must_not_know() {
+    let mut found = Vec::new();
+    for rule in UNSAID {
+        for path in sources(&workspace().join(rule.sources)) {
+            let text = std::fs::read_to_string(&path).expect("a source");
+            for (line, number) in text.lines().zip(1..) {
+                let words = rule.words.iter().filter(|word| code(line).contains(**word));
+                found.extend(words.map(|word| format!("{}:{number}: {word}", path.display())));
+            }
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+#[test]
+fn a_dependency_by_way_of_another_crate_counts_and_one_of_tests_does_not() {
+    let metadata = serde_json::json!({ "packages": [
+        { "name": "a", "dependencies": [
+            { "name": "b", "kind": null }, { "name": "t", "kind": "dev" },
+        ] },
+        { "name": "b", "dependencies": [{ "name": "c", "kind": null }] },
+    ] });
+    let all = dependencies_of(&metadata);
+    let rule = |dependencies| Forbidden {
+        package: "a",
+        dependencies,
+    };
+    assert_eq!(
+        violations(&all, &[rule(&[&["t", "c"]])]),
+        ["a must not depend on c"]
+    );
+    let gone = Forbidden {
+        package: "gone",
+        dependencies: &[],
+    };
+    assert_eq!(violations(&all, &[gone]).len(), 1);
+}
