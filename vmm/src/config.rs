@@ -8,7 +8,6 @@ mod check;
 pub mod choices;
 pub mod cpu_list;
 pub mod disk;
-pub mod name;
 pub mod net;
 pub(crate) mod text;
 pub mod validation;
@@ -18,6 +17,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
+pub use ssi_hv_api::name;
 
 use self::address::{Donor, HostPort};
 pub use self::choices::{Compression, HugePages, Numa, OnReboot, Prefetching, Switch, Transport};

@@ -3,7 +3,6 @@
 pub mod cli;
 pub mod cluster;
 pub mod config;
-pub mod control_socket;
 pub mod doctor;
 pub mod exec;
 pub mod forced_end;
@@ -17,5 +16,6 @@ pub mod status;
 pub mod top;
 
 pub use ssi_hv_api::{exit, size};
+pub use ssi_hv_control as control_socket;
 pub use ssi_hv_machine as machine;
 pub use ssi_hv_metrics as metrics;

@@ -9,6 +9,7 @@ pub mod body;
 pub mod exit;
 #[cfg(any(test, feature = "fixtures"))]
 pub mod fixtures;
+pub mod name;
 pub mod report;
 pub mod size;
 pub mod status;

@@ -9,7 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::client::try_connect;
-use crate::config::name::{VmName, called};
+use ssi_hv_api::name::{VmName, called};
 
 /// The variable that names the directory, if it is not to be the usual one.
 pub const VARIABLE: &str = "SSI_HV_RUNTIME_DIR";

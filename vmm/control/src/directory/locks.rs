@@ -77,8 +77,8 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::config::name::VmName;
-    use crate::control_socket::directory::Kind;
+    use crate::directory::Kind;
+    use ssi_hv_api::name::VmName;
 
     #[test]
     fn of_vms_in_two_directories_that_start_at_once_one_gets_the_name() {

@@ -33,7 +33,7 @@ use super::protocol::{
 };
 use super::route::{Answer, Done, JSON, Route, Service};
 use super::workers::Workers;
-use crate::config::name::VmName;
+use ssi_hv_api::name::VmName;
 
 /// Stack of the thread that speaks HTTP.
 const STACK_BYTES: usize = 512 << 10;

@@ -8,7 +8,7 @@ use std::thread;
 use super::directory::{Directory, Kind};
 use super::route::Service;
 use super::server::{Server, ServerError};
-use crate::config::name::VmName;
+use ssi_hv_api::name::VmName;
 
 /// How many want one name at once, and how often.
 const RIVALS: usize = 4;
