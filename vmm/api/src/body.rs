@@ -105,7 +105,7 @@ pub struct ErrorBody {
     pub error: Refusal,
 }
 
-/// What a VM is doing after it was told something.
+/// What a VM is doing after a request was carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StateBody {

@@ -12,8 +12,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// The forms that are accepted, as error messages name them.
 const ACCEPTED_FORMS: &str = "write a size as 4096, 512M, 768MiB, 1.5G or 1T (powers of 1024)";
 
-/// The most decimals of a fraction that are read: 2^40 has 40 binary decimals, but nobody
-/// writes a size more exactly than this, and the arithmetic stays inside 128 bits.
+/// The most decimals of a fraction that are read: 2^40 has 40 binary decimals, but no
+/// reader writes a size more exactly than this, and the arithmetic stays inside 128 bits.
 const DECIMALS_MAX: usize = 12;
 
 /// Units from the largest to the smallest, with their sizes in bytes.

@@ -66,7 +66,7 @@ fn legend(svg: &mut Svg, (mut x, y): (f64, f64), entries: &[(&str, String)]) {
     for (class, text) in entries {
         svg.bar((x, y - 9.0), (10.0, 10.0), class, text);
         svg.text(x + 14.0, y, Anchor::Start, "label", text);
-        // What the letters take at the most.
+        // An upper bound of the width of the letters.
         let letters = u64::try_from(text.chars().count()).unwrap_or(0);
         x += 30.0 + 7.2 * float(letters);
     }

@@ -9,8 +9,8 @@ use ssi_hv_api::report::{Percentiles, Report, Virtualization};
 use ssi_hv_api::size::ByteSize;
 use svg::{count, escaped, time};
 
-/// The page's styles. Colours are those of Okabe and Ito, which people with any colour vision tell
-/// apart (https://jfly.uni-koeln.de/color/).
+/// The page's styles. Colours are those of Okabe and Ito, which people with any colour vision can
+/// distinguish (https://jfly.uni-koeln.de/color/).
 const STYLE: &str = include_str!("style.css");
 
 /// The page of a report.
@@ -177,7 +177,7 @@ fn section(page: &mut String, title: &str, about: &str, content: String) {
     );
 }
 
-/// All percentiles in numbers, for who has to have them exactly.
+/// All percentiles in numbers, for readers who need exact values.
 fn table(page: &mut String, report: &Report) {
     let mut rows: Vec<(&str, Option<u64>, &Percentiles)> = Vec::new();
     for (name, kind) in charts::kinds(report) {

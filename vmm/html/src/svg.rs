@@ -22,7 +22,7 @@ pub enum Anchor {
 }
 
 impl Svg {
-    /// An empty drawing that a reader who does not see it is told of as `label`.
+    /// An empty drawing; screen readers announce it as `label`.
     pub fn new(height: f64, label: &str) -> Self {
         Self {
             body: String::new(),

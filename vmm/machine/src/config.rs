@@ -19,13 +19,13 @@ pub struct MachineConfig {
     pub cmdline: String,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`](crate::VCPUS_MAX).
     pub cpus: u8,
-    /// CPUs of the host: the thread of each vCPU runs on that in its place. Those without one run
-    /// where the host lets them.
+    /// CPUs of the host, one per vCPU in order: its thread is pinned there. vCPUs beyond the end of
+    /// the list are not pinned.
     pub pinning: Vec<u32>,
     /// How much memory may be added while it runs: that is the last region of its memory, from
-    /// [`hotplug_start`](crate::hotplug_start) on, and no part of what the guest is told of at its start.
+    /// [`hotplug_start`](crate::hotplug_start) on, and no part of the memory map that the guest boots with.
     pub hotplug_bytes: u64,
-    /// Its virtio devices; places and interrupts are given in this order.
+    /// Its virtio devices; addresses and interrupts are assigned in this order.
     pub devices: Vec<Arc<dyn VirtioDevice>>,
     /// The NUMA nodes that the guest sees, the one with the CPUs first; none for a guest that sees
     /// one kind of memory.

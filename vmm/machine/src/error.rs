@@ -75,7 +75,7 @@ pub enum MachineError {
     /// More virtio devices were asked for than there are places.
     #[error(
         "too many virtio devices: {asked} asked, {limit} is the limit, for each has an interrupt of \
-         its own; leave one away"
+         its own; remove a device"
     )]
     TooManyDevices {
         /// How many were asked for.
@@ -144,7 +144,7 @@ pub enum MachineError {
         source: io::Error,
     },
     /// The initrd has no bytes.
-    #[error("initrd {} is empty: give a cpio archive, or leave --initrd away", path.display())]
+    #[error("initrd {} is empty: give a cpio archive, or omit --initrd", path.display())]
     InitrdEmpty {
         /// The file.
         path: PathBuf,

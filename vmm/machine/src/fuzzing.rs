@@ -116,7 +116,7 @@ fn initrd(input: &[u8]) {
     }
 }
 
-/// Any command line for any kernel: whole and ended where the kernel is told to look, or refused.
+/// Any command line for any kernel: whole and terminated at the address in the zero page, or refused.
 fn command_line(input: &[u8]) {
     let mut header = setup_header::default();
     let place = header.as_mut_slice();

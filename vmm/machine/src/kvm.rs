@@ -12,8 +12,8 @@ use crate::layout;
 use crate::vcpu::Vcpu;
 use crate::vcpu::regs;
 
-/// Whoever waits longer than this for KVM to take the guest's memory is told why. The time grows with
-/// the memory: KVM prepares tables for all of it.
+/// When KVM takes longer than this to register the guest's memory, a warning gives the reason. The
+/// time grows with the memory: KVM prepares tables for all of it.
 const MAP_TIME_USUAL: Duration = Duration::from_secs(1);
 
 /// Opens KVM, and checks that it has what every machine needs.

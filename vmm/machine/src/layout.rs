@@ -53,7 +53,7 @@ pub(crate) const LOW_RAM_END: u64 = 0x9_fc00;
 pub(crate) const ACPI_START: u64 = 0xe_0000;
 /// The end of the room for ACPI tables.
 pub(crate) const ACPI_END: u64 = 0x10_0000;
-/// Where RAM goes on above the legacy area.
+/// Where RAM continues above the legacy area.
 pub(crate) const HIGH_RAM_START: u64 = 0x10_0000;
 
 /// Registers of the first virtio device; those of the others follow.

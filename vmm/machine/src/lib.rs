@@ -45,11 +45,11 @@
 //!
 //! Any touch of guest memory, by a vCPU or by this module, may wait for a pager: the memory may
 //! be backed by userfaultfd. So no lock that a pager could want is held here while guest memory
-//! is touched, memory is taken to be zero where nobody wrote, and it is never touched as a
+//! is touched, memory that was never written is assumed to be zero, and it is never touched as a
 //! whole. A vCPU that waits for a page cannot be made to leave the guest before the page is
 //! served. Pausing therefore only asks ([`MachineHandle::pause`]), and ending waits no longer
-//! than [`STOP_TIME_MAX`] before it leaves such a thread behind, to die with the process. What a
-//! disk has begun ends by itself, so that is waited for up to [`DISK_TIME_MAX`].
+//! than [`STOP_TIME_MAX`] before it leaves such a thread behind, to die with the process. Requests that a
+//! disk has begun end by themselves: ending waits for them for up to [`DISK_TIME_MAX`].
 
 mod acpi;
 mod boot;

@@ -13,6 +13,6 @@ pub const VCPUS_MAX: u8 = 254;
 /// How long ending a run waits for a slow console to take the last output.
 pub const CONSOLE_DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long ending a run waits for whoever takes the output of the second serial port: that is
-/// data, which a slow reader must not lose.
+/// How long ending a run waits for the reader of the second serial port: its output is data, which
+/// a slow reader must not lose.
 pub const SECOND_PORT_DRAIN_TIME_MAX: Duration = Duration::from_secs(60);

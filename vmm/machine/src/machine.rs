@@ -1,4 +1,4 @@
-//! A machine: built, run to its end, and what it leaves.
+//! A machine: how it is built, and its run to the end.
 
 use std::fmt;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -61,7 +61,7 @@ impl Machine {
     ///
     /// # Errors
     ///
-    /// Every error says what is wrong with which value, and what mends it.
+    /// Every error names the value that is wrong and the remedy.
     pub fn new(
         config: &MachineConfig,
         memory: GuestMemoryMmap,
@@ -74,7 +74,7 @@ impl Machine {
         MachineError::check_cpus(u32::from(config.cpus), host_limit)?;
         let supported = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-            .map_err(MachineError::kvm("tell its CPU features"))?;
+            .map_err(MachineError::kvm("report its CPU features"))?;
         if let Some(bits) = cpuid::physical_address_bits(supported.as_slice()) {
             memory::check_address_bits(size, bits)?;
             memory::check_hotplug_bits(size, config.hotplug_bytes, bits)?;
@@ -175,7 +175,7 @@ impl Machine {
         if let Err(error) = served {
             self.shared.control.end(Err(error));
         }
-        // A vCPU that waits for who reads the console would be taken for one that waits for a page.
+        // A vCPU blocked on the reader of the console would be mistaken for one blocked on a page.
         for output in [Some(&self.console_output), self.second_output.as_ref()] {
             output.map(ConsoleOutput::let_go);
         }
@@ -208,7 +208,7 @@ impl Machine {
             }
             Ok(None) => None,
             Err(error) => {
-                tracing::warn!(%error, "the terminal does not go into raw mode");
+                tracing::warn!(%error, "cannot put the terminal into raw mode");
                 None
             }
         }

@@ -9,8 +9,8 @@ pub enum Outcome {
     Shutdown,
     /// The guest has asked for a restart.
     Reboot,
-    /// The guest has run into something from which no CPU goes on: a triple fault, a state
-    /// that KVM cannot run, or a panic that its kernel has told of. The text has the reason, and
+    /// The guest cannot continue: a triple fault, a state that KVM cannot run, or a panic that its
+    /// kernel has reported. The text has the reason, and
     /// the vCPU and its instruction pointer where they are known.
     Crash(String),
     /// [`MachineHandle::stop`] was called, or the user typed the escape sequence.

@@ -186,7 +186,7 @@ impl MutEventSubscriber for Gate {
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
         if let Some(turn) = self.shared.control.device_turn() {
-            self.server.process_while(&events, &|| turn.may_go_on());
+            self.server.process_while(&events, &|| turn.may_continue());
         }
     }
 }

@@ -100,7 +100,7 @@ fn families(text: &str) -> BTreeMap<String, Family> {
     all
 }
 
-/// All that there can be, and who has it.
+/// Every metric, and whether VMs or nodes have it.
 fn all() -> BTreeMap<String, (Family, BTreeSet<&'static str>)> {
     let mut all: BTreeMap<String, (Family, BTreeSet<_>)> = BTreeMap::new();
     for (who, text) in [("VM", vm_text(&full_vm())), ("node", node_text())] {

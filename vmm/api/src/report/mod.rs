@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// The version of the report's fields.
 pub const SCHEMA: u32 = 1;
 
-/// The `outcome` of a run that has not ended, for who asks meanwhile.
+/// The `outcome` of a run that has not ended, for requests meanwhile.
 pub const RUNNING: &str = "running";
 
 /// Everything that is known about one run.

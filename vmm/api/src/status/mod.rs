@@ -15,7 +15,7 @@ use rdma::{NodeRdma, RdmaResources};
 /// The version of what `ssi-hv status --json` prints.
 pub const SCHEMA: u32 = 1;
 
-/// Errors that a VM tells of, the newest ones; the report has all.
+/// Limit on the errors in a status: the newest ones; the report has all.
 pub const ERRORS_MAX: usize = 20;
 
 /// What a VM is doing.
@@ -23,11 +23,11 @@ pub const ERRORS_MAX: usize = 20;
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
-    /// Its memory is there, its processors do not run yet.
+    /// Its memory is mapped, its processors do not run yet.
     Starting,
     /// Its processors run.
     Running,
-    /// They stand still, because somebody asked for it or a donor cannot be reached.
+    /// They are paused, by `ssi-hv pause` or because a donor cannot be reached.
     Paused,
     /// It is being ended.
     Ending,
@@ -43,7 +43,7 @@ pub struct VmStatus {
     pub pid: u32,
     /// What it is doing.
     pub state: VmState,
-    /// Whether somebody has paused it (`ssi-hv pause`).
+    /// Whether a user has paused it (`ssi-hv pause`).
     #[serde(default)]
     pub paused_by_user: bool,
     /// Since the start of the process.
@@ -69,7 +69,7 @@ pub struct VmStatus {
     /// What it uses of RDMA devices.
     #[serde(default)]
     pub rdma: RdmaResources,
-    /// Errors of which it has told since its start.
+    /// Errors reported since its start.
     #[serde(default)]
     pub errors_total: u64,
     /// The newest errors, one line each.

@@ -1,4 +1,4 @@
-//! Which memory is near which CPU, as ACPI tells it: SRAT, SLIT and HMAT (ACPI specification 6.5,
+//! Which memory is near which CPU: SRAT, SLIT and HMAT (ACPI specification 6.5,
 //! 5.2.16, 5.2.17 and 5.2.28).
 //!
 //! Node 0 has all CPUs; the others have memory alone. SRAT says what is where, HMAT what it costs

@@ -4,7 +4,7 @@ use crate::error::MachineError;
 
 /// The command line that a stock kernel needs here: its console on the serial port, and an
 /// immediate restart after a panic, which ends the run with [`Outcome::Reboot`], unless the kernel has a
-/// driver to tell that it panicked. Restarting goes by the ACPI reset register, the kernel's own default.
+/// driver that reports panics. The kernel restarts through the ACPI reset register, its own default.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
 
 /// [`DEFAULT_CMDLINE`] with `extra` appended. Of parameters that contradict each other kernels

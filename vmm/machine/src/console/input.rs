@@ -53,8 +53,8 @@ impl Keys {
 
 /// Moves input to the serial port, as fast as the guest takes it.
 pub(crate) struct ConsoleInput {
-    /// Stays open after its end: epoll forgets a descriptor that is closed only when nobody
-    /// else has the same file open.
+    /// Stays open after its end: epoll drops a closed descriptor only when no other descriptor refers to the
+    /// same open file.
     source: File,
     /// The source has no more to give.
     ended: bool,
@@ -171,7 +171,7 @@ impl MutEventSubscriber for ConsoleInput {
         if events.fd() == self.source.as_raw_fd() {
             self.read();
         } else {
-            // Only its being readable tells anything.
+            // Its value has no meaning; readability is the signal.
             let _ = self.serial.room_event_fd().read();
         }
         self.give();

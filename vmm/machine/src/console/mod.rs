@@ -90,7 +90,7 @@ impl ConsoleConfig {
     }
 }
 
-/// A file that is waited for when another process has set it to non-blocking.
+/// Writes block, even when another process has set the file to non-blocking.
 #[derive(Debug)]
 pub struct BlockingWriter(File);
 

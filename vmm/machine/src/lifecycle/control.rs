@@ -47,7 +47,7 @@ pub(crate) struct Control {
     /// vCPU threads must look at `state` before they enter the guest, and device threads before
     /// they serve. Sequentially consistent, and so is the `immediate_exit` of each vCPU: a kick
     /// stores this, then `immediate_exit`; a vCPU thread clears `immediate_exit`, then loads this.
-    /// One of the two sees the other. The same goes for `serving`: who pauses stores this, then
+    /// One of the two sees the other. The same goes for `serving`: a pause stores this, then
     /// loads `serving`; a device thread adds to `serving`, then loads this.
     attention: AtomicBool,
     /// Device threads that serve, and so may touch guest memory. Pairs with `attention`.
@@ -138,7 +138,7 @@ impl Control {
     }
 
     /// Waits until every vCPU thread waits or has ended and no device is served; false when that
-    /// took longer than `limit`, or when nobody has asked for a pause.
+    /// took longer than `limit`, or when no pause was requested.
     pub fn wait_paused(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = lock(&self.state);
@@ -254,9 +254,9 @@ impl Control {
 pub(crate) struct DeviceTurn<'a>(&'a Control);
 
 impl DeviceTurn<'_> {
-    /// Whether nobody has asked for a pause or for the end since it began: work that can be left for
-    /// later may go on.
-    pub fn may_go_on(&self) -> bool {
+    /// Whether neither a pause nor the end was requested since it began, so that work which can be
+    /// deferred may continue.
+    pub fn may_continue(&self) -> bool {
         !self.0.attention.load(Ordering::SeqCst)
     }
 }
@@ -266,7 +266,7 @@ impl Drop for DeviceTurn<'_> {
         let control = self.0;
         let was = control.serving.fetch_sub(1, Ordering::SeqCst);
         if was == 1 && control.attention.load(Ordering::SeqCst) {
-            // Under the lock, so that whoever has just seen the count of before waits already.
+            // Under the lock, so that a thread that has just seen the earlier count waits already.
             let _state = lock(&control.state);
             control.changed.notify_all();
         }

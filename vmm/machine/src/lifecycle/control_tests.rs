@@ -5,7 +5,7 @@ use std::thread;
 
 use super::*;
 
-/// A thread that goes through checkpoints as fast as it can, and tells of each time that
+/// A thread that goes through checkpoints as fast as it can, and reports each time that
 /// it was resumed.
 fn spin(control: &Arc<Control>, resumed: mpsc::Sender<()>) -> thread::JoinHandle<()> {
     let control = Arc::clone(control);
@@ -29,7 +29,7 @@ fn pausing_parks_every_thread_and_ending_lets_them_go() {
     let control = Arc::new(Control::new(2).unwrap());
     let (sender, resumed) = mpsc::channel();
     let threads = [spin(&control, sender.clone()), spin(&control, sender)];
-    assert!(!control.wait_paused(LIMIT), "nobody asked");
+    assert!(!control.wait_paused(LIMIT), "no pause was requested");
     for _ in 0..100 {
         control.pause();
         assert!(control.wait_paused(LIMIT));
@@ -84,7 +84,7 @@ fn pausing_waits_for_a_device_that_is_served_and_lets_no_other_begin() {
     let of_thread = Arc::clone(&control);
     let thread = thread::spawn(move || of_thread.device_turn().is_none());
     control.end(Ok(Outcome::Stopped));
-    assert!(thread.join().unwrap(), "the end lets it go");
+    assert!(thread.join().unwrap(), "the end releases it");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The end of a run: who is waited for, and for how long.
+//! The end of a run: which threads it waits for, and for how long.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 trait Threads {
     fn now(&self) -> Instant;
 
-    /// Waits until all have ended, for so long at the most; whether they have.
+    /// Waits up to `time` until all have ended; whether they have.
     fn all_ended_within(&self, time: Duration) -> bool;
 }
 
@@ -35,22 +35,23 @@ impl Threads for Control {
     }
 }
 
-/// Who is left behind at the end of a run.
+/// Which threads are left behind at the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
-    Nobody,
+    /// All threads have ended.
+    None,
     /// It waits for a page, or for the pager.
     Waiting,
     /// It is in a call of the host.
     AtWork,
 }
 
-/// Waits for all threads that touch guest memory, and tells whom it leaves behind.
+/// Waits for all threads that touch guest memory, and logs which of them it leaves behind.
 pub(crate) fn wait_for_threads(shared: &Shared) {
     let at_work = || shared.devices_at_work();
-    let told = || {
+    let warn = || {
         tracing::warn!(
-            "{} of the guest is still at work, on what the guest had asked it for; it is waited for, up to {}s",
+            "{} of the guest still carries out requests; the end of the run waits for them, up to {} s",
             shared.name_at_work(),
             DISK_TIME_MAX.as_secs()
         );
@@ -59,14 +60,14 @@ pub(crate) fn wait_for_threads(shared: &Shared) {
         &shared.control,
         [STOP_TIME_MAX, DISK_TIME_MAX],
         at_work,
-        told,
+        warn,
     ) {
-        Left::Nobody => {}
+        Left::None => {}
         Left::Waiting => tracing::warn!(
-            "a vCPU or a device waits for a page for more than {STOP_TIME_MAX:?}; its thread is left behind"
+            "a vCPU or a device has waited for a page for more than {STOP_TIME_MAX:?}; its thread is left behind"
         ),
         Left::AtWork => tracing::warn!(
-            "{} of the guest has not come to an end within {}s: storage of this host does not answer; its \
+            "{} of the guest has not ended within {} s: storage of this host does not answer; its \
              thread is left behind",
             shared.name_at_work(),
             DISK_TIME_MAX.as_secs()
@@ -75,31 +76,31 @@ pub(crate) fn wait_for_threads(shared: &Shared) {
 }
 
 /// Waits until all have ended, `idle` after the last look at which a device was `at_work`, and
-/// `most` in all. Calls `told` when it takes longer than `idle` because of such a device.
+/// `limit` in all. Calls `warn` when it takes longer than `idle` because of such a device.
 fn wait(
     threads: &impl Threads,
-    [idle, most]: [Duration; 2],
+    [idle, limit]: [Duration; 2],
     at_work: impl Fn() -> bool,
-    told: impl FnOnce(),
+    warn: impl FnOnce(),
 ) -> Left {
     let begun = threads.now();
     let mut last_at_work = begun;
-    let mut told = Some(told);
+    let mut warn = Some(warn);
     loop {
         let left = (last_at_work + idle).saturating_duration_since(threads.now());
         if threads.all_ended_within(left.min(LOOK_INTERVAL)) {
-            return Left::Nobody;
+            return Left::None;
         }
         let now = threads.now();
         if at_work() {
             last_at_work = now;
-            if now - begun >= most {
+            if now - begun >= limit {
                 return Left::AtWork;
             }
             if now - begun >= idle
-                && let Some(told) = told.take()
+                && let Some(warn) = warn.take()
             {
-                told();
+                warn();
             }
         } else if now - last_at_work >= idle {
             return Left::Waiting;
@@ -146,18 +147,18 @@ mod tests {
     }
 
     #[test]
-    fn who_has_ended_is_not_waited_for() {
+    fn no_time_passes_for_threads_that_have_ended() {
         let control = Control::new(0).unwrap();
         control.device_thread_starts();
         control.device_thread_ended();
-        assert_eq!(wait(&control, LIMITS, || true, || {}), Left::Nobody);
+        assert_eq!(wait(&control, LIMITS, || true, || {}), Left::None);
     }
 
     #[test]
-    fn who_waits_for_a_page_is_left_behind_after_a_short_time() {
+    fn a_thread_that_waits_for_a_page_is_left_behind_after_a_short_time() {
         let threads = Imagined::new();
-        let told = || panic!("no disk is at work");
-        assert_eq!(wait(&threads, LIMITS, || false, told), Left::Waiting);
+        let warn = || panic!("no disk is at work");
+        assert_eq!(wait(&threads, LIMITS, || false, warn), Left::Waiting);
         assert_eq!(threads.passed.get(), STOP_TIME_MAX);
     }
 
@@ -171,10 +172,10 @@ mod tests {
             // Now and then it is between two calls.
             !threads.passed.get().as_millis().is_multiple_of(150)
         };
-        let times_told = Cell::new(0);
-        let told = || times_told.set(times_told.get() + 1);
-        assert_eq!(wait(&threads, LIMITS, at_work, told), Left::Nobody);
-        assert_eq!((threads.passed.get(), times_told.get()), (end, 1));
+        let warnings = Cell::new(0);
+        let warn = || warnings.set(warnings.get() + 1);
+        assert_eq!(wait(&threads, LIMITS, at_work, warn), Left::None);
+        assert_eq!((threads.passed.get(), warnings.get()), (end, 1));
     }
 
     #[test]

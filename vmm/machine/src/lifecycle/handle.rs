@@ -22,8 +22,8 @@ impl MachineHandle {
         self.shared.control.end(Ok(Outcome::Stopped));
     }
 
-    /// Asks all vCPUs to leave the guest and wait, and devices not to go on. Does not wait for
-    /// them: what waits for a page stays where it is until the page is served.
+    /// Asks all vCPUs to leave the guest and wait, and devices to stop being served. Does not wait for
+    /// them: a thread blocked on a page stays blocked until the page is served.
     pub fn pause(&self) {
         self.shared.control.pause();
     }
@@ -34,19 +34,19 @@ impl MachineHandle {
         self.shared.control.wait_paused(limit)
     }
 
-    /// Lets the vCPUs run again. The guest's watchdogs are told that it stood still.
+    /// Lets the vCPUs run again. The guest's kernel learns of the pause, so that its watchdogs do not fire.
     pub fn resume(&self) {
         self.shared.control.resume();
     }
 
-    /// Presses the power button. False when the guest does not listen to it, so that nothing
-    /// would come of it.
+    /// Presses the power button. False when the guest has not enabled it, so that pressing
+    /// has no effect.
     pub fn press_power_button(&self) -> bool {
         self.shared.power.press_power_button()
     }
 
-    /// Changes this device's configuration and tells the guest's driver. Nothing is changed when the guest has no
-    /// such device.
+    /// Changes this device's configuration and notifies the guest's driver. Without effect when the
+    /// machine has no such device.
     pub fn change_config(&self, device: &dyn VirtioDevice, change: impl FnOnce()) {
         let mut transports = self.shared.transports.iter();
         let its = transports.find(|one| one.device().device_id() == device.device_id());
@@ -66,7 +66,7 @@ impl MachineHandle {
         self.shared.devices_at_work()
     }
 
-    /// The time from the start of the run to the guest's init, once the guest has told that by
+    /// The time from the start of the run to the guest's init, once the guest has reported it by
     /// writing [`devices::BOOT_TIMER_INIT_REACHED`] to port [`devices::BOOT_TIMER_PORT`].
     pub fn time_to_init(&self) -> Option<Duration> {
         self.boot_timer.to_init()

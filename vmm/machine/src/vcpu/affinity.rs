@@ -13,7 +13,7 @@ type Mask = [u64; CPUS / BITS];
 ///
 /// # Errors
 ///
-/// When the kernel does not tell, which can only be our mistake.
+/// When the kernel refuses, which can only be our own bug.
 pub fn allowed_cpus() -> io::Result<Vec<u32>> {
     let mut mask: Mask = [0; CPUS / BITS];
     // SAFETY: the kernel writes at most `size_of::<Mask>()` bytes to the set, which lives through

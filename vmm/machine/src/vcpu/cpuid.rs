@@ -59,7 +59,7 @@ const ECX_EXTENDED_XSAVE: u32 = 1 << 11 | 1 << 16;
 
 /// Takes XSAVE away, and every feature whose state needs it.
 ///
-/// KVM tells a guest how large the state is that it has enabled (leaf 0xd), and learns what is
+/// KVM reports to a guest how large the state is that it has enabled (leaf 0xd), and learns what is
 /// enabled by intercepting XSETBV. An emulator that does not pass that intercept on makes the
 /// leaf wrong, and Linux complains at length at each start.
 pub(crate) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
@@ -90,7 +90,7 @@ pub(crate) fn for_cpu(
 ) -> Vec<kvm_cpuid_entry2> {
     let id = u32::from(id);
     let cores = u32::from(cpus.max(1));
-    // How many bits of an APIC id tell the cores of a package apart.
+    // How many bits of an APIC id distinguish the cores of a package.
     let id_bits = cores.next_power_of_two().trailing_zeros();
     // The field of leaf 1 is too narrow for 256, and the leaves below are not.
     let ids = (1 << id_bits).min(0xff);

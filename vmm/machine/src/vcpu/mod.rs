@@ -54,7 +54,7 @@ impl Vcpu {
     /// Starts the thread that runs the vCPU, on the CPU that it was given.
     pub fn spawn(self, shared: Arc<Shared>) -> Result<thread::JoinHandle<()>, MachineError> {
         let (vcpu, pinned_to) = (self.index, self.pinned_to);
-        let (tell, pinned) = mpsc::sync_channel(1);
+        let (report, pinned) = mpsc::sync_channel(1);
         shared.control.vcpu_starts();
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
@@ -63,7 +63,7 @@ impl Vcpu {
                 let result = pinned_to.map_or(Ok(()), pin_this_thread);
                 let is_pinned = result.is_ok();
                 // The thread that starts this one waits for it.
-                let _ = tell.send(result);
+                let _ = report.send(result);
                 if is_pinned {
                     self.run(&of_thread);
                 } else {
@@ -100,7 +100,7 @@ impl Vcpu {
             match shared.control.checkpoint() {
                 Next::Run => {}
                 Next::Resume => {
-                    // Tells the guest that it stood still, so that its watchdogs do not bark.
+                    // Reports the pause to the guest, so that its watchdogs do not fire.
                     // EINVAL when the guest does not use the clock of KVM.
                     let _ = self.fd.kvmclock_ctrl();
                 }
@@ -173,7 +173,7 @@ impl Vcpu {
         ))))
     }
 
-    /// The instruction pointer, or 0 when KVM does not tell it.
+    /// The instruction pointer, or 0 when KVM does not report it.
     fn rip(&self) -> u64 {
         self.fd.get_regs().map_or(0, |regs| regs.rip)
     }
@@ -183,7 +183,7 @@ impl Vcpu {
 /// once with several items for the same port.
 fn io_width(run: *const kvm_run) -> usize {
     // SAFETY: `run` points to the mapped `kvm_run` of the vCPU of this thread, which is not in
-    // the guest, so nobody writes it. The exit was by KVM_EXIT_IO, which fills this field of
+    // the guest, so nothing writes it. The exit was by KVM_EXIT_IO, which fills this field of
     // the union, and any value of its bytes is a valid `u8`.
     let size = unsafe { (&raw const (*run).__bindgen_anon_1.io.size).read() };
     usize::from(size.max(1))
