@@ -61,26 +61,26 @@ enum Command {
     Node(NodeConfig),
     /// Start the nodes and the VM of a file, and stop them at the end
     Up(UpConfig),
-    /// Show what runs here and how it does
+    /// Show running VMs and nodes
     Status(StatusConfig),
-    /// Watch a VM: faults, links, memory, as they change
+    /// Show a VM's faults, links and memory, kept up to date
     Top(TopConfig),
-    /// Let a VM stand still
+    /// Pause a VM
     Pause(ControlConfig),
-    /// Let a paused VM go on
+    /// Resume a paused VM
     Resume(ControlConfig),
     /// Press the power button of a VM, so that its guest shuts down
     Shutdown(control::ShutdownConfig),
-    /// End a VM at once, as a power cut does
+    /// End a VM at once, like a power cut
     Kill(ControlConfig),
-    /// Give a running VM more memory, or take it back
+    /// Add memory to a running VM, or remove it
     Hotplug(control::HotplugConfig),
-    /// Tell whether this host is ready, and how to mend what is not
+    /// Check whether this host is ready, and how to fix what is not
     Doctor(DoctorConfig),
     /// Measure what remote memory costs
     #[command(subcommand, arg_required_else_help = true)]
     Bench(BenchCommand),
-    /// Turn the report of a run into a page to look at
+    /// Turn the report of a run into an HTML page
     Report(ReportConfig),
     /// Print completions for a shell
     Completions(CompletionsConfig),
@@ -94,11 +94,11 @@ struct RunArgs {
     #[command(flatten)]
     config: RunConfig,
 
-    /// Take what is not given here from a file
+    /// Take flags that are not given from a file
     #[arg(long = "config", value_name = "VM.TOML", help_heading = "Files")]
     file: Option<PathBuf>,
 
-    /// Print the resulting configuration and stop
+    /// Print the resulting configuration and exit
     #[arg(long, help_heading = "Files")]
     print_config: bool,
 }

@@ -32,28 +32,27 @@ use crate::machine::VCPUS_MAX;
 use crate::size::ByteSize;
 pub use check::{ResolvedDonor, ValidatedRun, resolved_donor};
 
-/// Bytes in a page.
+/// Bytes per page.
 pub const PAGE_SIZE_BYTES: u64 = 4096;
-/// The least memory of a guest: a stock kernel with an initramfs does not boot in less.
+/// Minimum memory of a guest: a stock kernel with an initramfs does not boot with less.
 pub const GUEST_MEMORY_MIN: ByteSize = ByteSize::from_mib(64);
-/// The most memory of a guest: the page map links pages by 32-bit numbers, so 16 TiB is out of
+/// Limit of a guest's memory: the page map links pages by 32-bit numbers, so 16 TiB is out of
 /// reach, and half of that leaves room for the hole below 4 GiB and for markers.
 pub const GUEST_MEMORY_MAX: ByteSize = ByteSize::from_mib(8 << 20);
-/// The least memory of a guest that is here at once: less holds neither the working set of a
-/// booting kernel nor the reserve that the evictor keeps free.
+/// Minimum local memory: less holds neither the working set of a booting kernel nor the evictor's
+/// reserve.
 pub const LOCAL_MEMORY_MIN: ByteSize = ByteSize::from_mib(16);
-/// The most virtual CPUs: what the machine can have.
+/// Limit of vCPUs, from the machine.
 pub const CPUS_MAX: u32 = VCPUS_MAX as u32;
-/// The most donors of one guest: each costs connections and threads at both ends.
+/// Limit of donors of one guest: each costs connections and threads at both ends.
 pub const DONORS_MAX: usize = 64;
-/// The longest time that a guest stays paused for a donor, in seconds: a guest that stood still
-/// for longer than an hour is better restarted.
+/// Limit of `--donor-grace`, in seconds: after a pause of more than an hour, a restart is better.
 pub const DONOR_GRACE_SECONDS_MAX: u32 = 3600;
-/// The longest `--timeout`, in seconds: a week. What runs for longer is no job.
+/// Limit of `--timeout`, in seconds: a week.
 pub const TIMEOUT_SECONDS_MAX: u32 = 7 * 24 * 3600;
-/// What `--memory` is when it is not given.
+/// Default of `--memory`.
 pub const DEFAULT_MEMORY: ByteSize = ByteSize::from_mib(1024);
-/// What `--donor-grace` is when it is not given, in seconds.
+/// Default of `--donor-grace`, in seconds.
 pub const DEFAULT_DONOR_GRACE_SECONDS: u32 = 30;
 
 /// The configuration of one virtual machine, from flags and from `vm.toml`.
@@ -77,7 +76,7 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub initrd: Option<PathBuf>,
 
-    /// Run this; its output and exit code are ours
+    /// Run this command; return its output and exit code
     #[arg(
         long,
         value_name = "COMMAND",
@@ -113,7 +112,7 @@ pub struct RunConfig {
     #[arg(long, value_name = "N", help_heading = "Guest", default_value_t = 1)]
     pub cpus: u32,
 
-    /// CPUs of this host, one for each: 2-5 or 0,0,1
+    /// Host CPUs to pin to, one for each vCPU: 2-5 or 0,0,1
     #[arg(long, value_name = "CPUS", help_heading = "Guest")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_pinning: Option<CpuList>,
@@ -127,12 +126,12 @@ pub struct RunConfig {
     )]
     pub memory: ByteSize,
 
-    /// Room for memory that is added while it runs
+    /// Limit of memory that is added while the guest runs
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_memory: Option<ByteSize>,
 
-    /// Let the guest tell which memory is free
+    /// Let the guest report free memory
     #[arg(
         long,
         value_name = "on|off",
@@ -163,7 +162,7 @@ pub struct RunConfig {
     #[serde(rename = "net", skip_serializing_if = "Vec::is_empty")]
     pub nets: Vec<NetArg>,
 
-    /// Sockets between guest and host
+    /// Sockets between guest and host, cid=N,path=SOCKET
     #[arg(
         long,
         value_name = "VSOCK",
@@ -173,12 +172,12 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vsock: Option<VsockArg>,
 
-    /// A second console, /dev/hvc0, at a socket
+    /// A second console, /dev/hvc0, on a Unix socket
     #[arg(long, value_name = "SOCKET", help_heading = "Guest")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hvc: Option<PathBuf>,
 
-    /// A source of random numbers of the host
+    /// Provide random numbers of the host
     #[arg(
         long,
         value_name = "on|off",
@@ -202,7 +201,7 @@ pub struct RunConfig {
     )]
     pub on_reboot: OnReboot,
 
-    /// How much is here at once [default: all, or what donors with memory= leave]
+    /// Local memory [default: all, or what donors with memory= leave]
     #[arg(
         long,
         value_name = "SIZE",
@@ -222,7 +221,7 @@ pub struct RunConfig {
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
 
-    /// Nodes that run already, from the file of `ssi-hv up`
+    /// Running nodes as donors, from the file of `ssi-hv up`
     #[arg(
         long,
         value_name = "FILE",
@@ -245,7 +244,7 @@ pub struct RunConfig {
     )]
     pub transport: Transport,
 
-    /// What the guest is told about where its memory is
+    /// What the guest sees of where its memory is
     #[arg(
         long,
         value_name = "KIND",
@@ -257,7 +256,7 @@ pub struct RunConfig {
     )]
     pub numa: Numa,
 
-    /// Huge pages for memory at home here: auto or off
+    /// Huge pages for memory with its home here: auto or off
     #[arg(
         long,
         value_name = "WHEN",
@@ -269,7 +268,7 @@ pub struct RunConfig {
     )]
     pub huge_pages: HugePages,
 
-    /// Guard each page on its way with a CRC-32C
+    /// Protect each page in transit with a CRC-32C
     #[arg(long, help_heading = "Where the memory is")]
     pub checksum: bool,
 
@@ -285,7 +284,7 @@ pub struct RunConfig {
     )]
     pub compression: Compression,
 
-    /// Fetch pages before they are asked for
+    /// Fetch pages before they are touched
     #[arg(
         long,
         value_name = "WHEN",
@@ -302,12 +301,12 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record_working_set: Option<PathBuf>,
 
-    /// Make ready what a recorded run touched first
+    /// Prepare the pages that a recorded run touched first
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_working_set: Option<PathBuf>,
 
-    /// Pause this long for a lost donor
+    /// Pause this long to wait for a lost donor
     #[arg(
         long = "donor-grace",
         value_name = "SECONDS",
@@ -317,11 +316,11 @@ pub struct RunConfig {
     #[serde(rename = "donor-grace")]
     pub donor_grace_seconds: u32,
 
-    /// Allow other hosts, unauthenticated, in the clear
+    /// Allow other hosts, without authentication or encryption
     #[arg(long, help_heading = "Where the memory is")]
     pub insecure: bool,
 
-    /// Answer Prometheus on this address, at /metrics; port 0 takes a free one, which is told at the start
+    /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port
     #[arg(
         long,
         value_name = "ADDR:PORT",
@@ -336,7 +335,7 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub report: Option<PathBuf>,
 
-    /// End when the other end of this pipe is closed: `ssi-hv up` starts VMs so
+    /// End when the other end of this pipe is closed: `ssi-hv up` starts VMs with it
     #[arg(long, value_name = "FD", hide = true)]
     #[serde(skip)]
     pub end_with_fd: Option<u32>,

@@ -60,7 +60,7 @@ fn memory_that_is_not_whole_pages_of_the_guest_is_not_taken() {
         driver.serve(2);
     }
     assert_eq!(driver.discarded(), []);
-    assert_eq!(usize::from(driver.used(2)), bad.len(), "all came back");
+    assert_eq!(usize::from(driver.used(2)), bad.len(), "all were returned");
     driver.report(&[(0x40_0001, PAGE), (0x41_0000, PAGE)]);
     driver.serve(2);
     assert_eq!(driver.discarded(), [(0x41_0000, u64::from(PAGE))]);

@@ -174,7 +174,7 @@ impl World {
         assert!(self.entry.list(), "a remote page is in no queue");
         if !self.entry.finish_ahead(false) {
             self.mapping.store(READ_ONLY, SeqCst);
-            assert!(self.let_go(), "who waits is woken");
+            assert!(self.let_go(), "waiters are woken");
             self.handed_back.store(true, SeqCst);
         }
         self.arrive();
@@ -327,7 +327,7 @@ fn discard_against_fault(dirty: bool, before: fn(&World), after: fn(&World)) {
         if !discarded {
             discarded = world.discard();
         }
-        assert!(discarded, "somebody holds the page still");
+        assert!(discarded, "the page is still held");
         world.check(0);
         assert!(world.serve_write_fault());
         world.check(0);
@@ -459,7 +459,7 @@ fn loom_a_discard_against_a_page_that_is_fetched_ahead_and_touched() {
         if !discarded {
             discarded = world.discard();
         }
-        assert!(discarded, "somebody holds the page still");
+        assert!(discarded, "the page is still held");
         // Its old bytes, which were on their way, have not come back.
         world.check(0);
         assert!(world.serve_write_fault());

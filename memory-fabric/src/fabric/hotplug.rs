@@ -35,7 +35,7 @@ const CLEAR_TIME_MAX: Duration = Duration::from_millis(1500);
 #[derive(Debug, thiserror::Error)]
 pub enum HotplugError {
     /// More than there are addresses for.
-    #[error("{asked} bytes are asked for, {limit} is the limit")]
+    #[error("{asked} bytes requested, {limit} is the limit")]
     TooMuch {
         /// What was asked for.
         asked: u64,

@@ -188,7 +188,7 @@ mod tests {
         assert!(budget.charge().is_some());
         assert_eq!(budget.charge(), Some(true));
         assert_eq!(budget.charge_or_wait(), None);
-        assert!(budget.release(1), "somebody waits");
+        assert!(budget.release(1), "a waiter exists");
         assert!(!budget.release(1), "told once");
         assert_eq!(budget.free(), 2);
     }

@@ -66,7 +66,7 @@ fn race(config: &FabricConfig, rounds: usize, disturb: impl Fn() + Sync) {
     assert!(stats.evictions.get() > 1000, "too few evictions");
     assert!(
         stats.remote.summary().count > 1000,
-        "too few pages came back"
+        "too few pages were returned"
     );
     let resident = running.fabric.memory().resident_bytes().expect("fstat");
     assert!(resident <= LOCAL, "{resident} bytes resident");

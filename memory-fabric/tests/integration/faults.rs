@@ -146,7 +146,7 @@ fn a_donor_that_comes_back_with_its_memory_is_used_again() {
         );
         assert!(
             !reader.is_finished(),
-            "read pages that nobody could have sent"
+            "read pages that no donor could have sent"
         );
         proxy.cut(false);
         let event = next_event(&running);

@@ -58,7 +58,7 @@ fn mappings(fabric: &Fabric) -> Vec<Mapping> {
                 from,
                 to,
                 asked_for: has("hg"),
-                huge_bytes: huge_bytes.take().expect("the kernel tells"),
+                huge_bytes: huge_bytes.take().expect("the kernel reports it"),
             });
         }
     }

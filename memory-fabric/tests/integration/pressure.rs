@@ -283,7 +283,7 @@ fn a_donor_lost_amid_prefetches_evictions_and_discards_shows_nobody_a_wrong_byte
         }),
     );
     let stats = running.fabric.stats();
-    wait_until("all of it goes on", || {
+    wait_until("all of it continues", || {
         stats.prefetch_used.get() > 3000
             && stats.evictions.get() > 20_000
             && stats.free_pages.dropped_here.get() > 1000
@@ -292,7 +292,11 @@ fn a_donor_lost_amid_prefetches_evictions_and_discards_shows_nobody_a_wrong_byte
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        match running.events.recv_timeout(left).expect("it is told of") {
+        match running
+            .events
+            .recv_timeout(left)
+            .expect("the event is reported")
+        {
             FabricEvent::Link(LinkEvent::Lost { reason, .. }) => {
                 assert!(reason.contains("not back within 1 s"), "{reason}");
                 break;

@@ -84,7 +84,7 @@ fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send)
     );
     assert!(
         stats.evictions.get() > 10_000,
-        "too few evictions to tell anything"
+        "too few evictions for a result"
     );
     assert!(
         stats.evictions_cancelled.get() > 100,

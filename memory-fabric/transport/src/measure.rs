@@ -31,7 +31,7 @@ pub enum MeasureError {
     #[error("no answer for {} ms", .0.as_millis())]
     Silent(Duration),
     /// What came was not what was asked for.
-    #[error("{asked} bytes were asked for, {came} came")]
+    #[error("{asked} bytes requested, {came} received")]
     Length {
         /// How many were asked for.
         asked: u32,

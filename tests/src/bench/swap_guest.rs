@@ -121,7 +121,7 @@ fn parse(console: &str) -> anyhow::Result<Value> {
     }
     let value = |key: &str| {
         let value = said.get(key).copied();
-        value.with_context(|| format!("the guest did not tell {key}"))
+        value.with_context(|| format!("the guest did not report {key}"))
     };
     let mut run = parse_faultprobe(console)?;
     ensure!(

@@ -41,7 +41,7 @@ pub fn run(workspace: &Path) -> anyhow::Result<()> {
     let address = format!("{}:7700", lender.address());
     println!("Host 2 lends memory: ssi-hv node --listen {address} --memory 1G --insecure");
     let _donor = start_donor(lender, &address)?;
-    println!("Host 1 boots Debian, whose console follows; ssh tells it what to do.\n");
+    println!("Host 1 boots Debian, whose console follows; commands go over ssh.\n");
     let console = Box::new(show);
     let (there, report) = measure(
         compute,

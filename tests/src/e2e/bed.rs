@@ -115,7 +115,10 @@ fn files(context: &Context<'_>) -> Result {
             == "4000012 755"
     );
     host.get("/tmp/sent", &back)?;
-    ensure!(std::fs::read(&back)? == bytes, "the file came back changed");
+    ensure!(
+        std::fs::read(&back)? == bytes,
+        "the file was changed in transit"
+    );
     let error = host
         .get("/tmp/absent", &back)
         .err()
@@ -256,7 +259,7 @@ pub(crate) fn add_rxe(host: &Host) -> anyhow::Result<()> {
 pub(super) fn remove_rxe(host: &Host) -> anyhow::Result<()> {
     let argv = ["rdma", "link", "delete", "rxe0"];
     host.check(&argv, REMOVAL_DEADLINE)
-        .context("the device is not let go of")?;
+        .context("the device is still in use")?;
     Ok(())
 }
 

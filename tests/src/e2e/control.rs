@@ -91,7 +91,7 @@ fn control(context: &Context<'_>) -> Result {
     here.check(PAUSE, SHORT)?;
     ensure!(
         process.stdout() == said,
-        "its console goes on: {}",
+        "its console continues: {}",
         process.stdout()
     );
     let still = status()?;

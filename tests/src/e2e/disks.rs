@@ -27,7 +27,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "disk_donor_away",
-        about: "a disk's thread that waits for a lost donor goes on when it is back, or ends with the run",
+        about: "a disk's thread that waits for a lost donor continues when it is back, or ends with the run",
         needs_product: true,
         run: disk_donor_away,
     },

@@ -15,7 +15,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
     Scenario {
         name: "network_tap_down",
-        about: "a tap that is down loses packets with one warning, and goes on when it is up",
+        about: "a tap that is down loses packets with one warning, and works again when it is up",
         needs_product: true,
         run: network_tap_down,
     },

@@ -184,7 +184,7 @@ impl Browser {
         bytes.push(0);
         self.requests
             .write_all(&bytes)
-            .context("the browser has gone")?;
+            .context("the browser has exited")?;
         let deadline = cleanup::after(STEP_DEADLINE);
         loop {
             let mut answer = self

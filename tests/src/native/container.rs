@@ -114,7 +114,7 @@ fn wait_ready(nspawn: &Process, socket: &UnixDatagram) -> anyhow::Result<(Strang
             if let Some(pid) = line.strip_prefix("X_NSPAWN_LEADER_PID=") {
                 leader = Some((Stranger::new(pid.parse()?)?, pid.to_owned()));
             } else if line == "READY=1" {
-                return leader.context("it does not tell its process 1");
+                return leader.context("its process 1 is unknown");
             }
         }
     }

@@ -4,37 +4,37 @@ use serde::{Deserialize, Serialize};
 
 use crate::status::VmState;
 
-/// Why a request is not answered, for programs.
+/// Why a request is refused, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum RefusalCode {
-    /// The request makes no sense: its body, or something where nothing is expected.
+    /// The request is malformed: its body, or a body or query where none is expected.
     Malformed,
-    /// There is no such path.
+    /// The path does not exist.
     UnknownPath,
-    /// The path is there, for other methods.
+    /// The path has other methods.
     UnknownMethod,
-    /// The request did not come in time.
+    /// The request did not arrive in time.
     Slow,
     /// Its body is larger than 4096 bytes.
     TooLarge,
-    /// Something else is being changed, or too much is asked at once. Later it may work.
+    /// Another change is in progress, or too many requests are waiting. A retry may succeed.
     Busy,
-    /// It does not fit what the VM is doing, or how it was started.
+    /// The request does not fit the state of the VM, or how it was started.
     State,
-    /// Answering failed.
+    /// The answer could not be produced.
     Failed,
-    /// A donor that was named does not lend.
+    /// The named donor does not lend.
     Donor,
     /// The VM has no memory yet.
     Starting,
-    /// It was begun, and has not come to its end in time.
+    /// The request was started and did not complete in time.
     Late,
 }
 
 impl RefusalCode {
-    /// All of them.
+    /// All codes.
     pub const ALL: [Self; 11] = [
         Self::Malformed,
         Self::UnknownPath,
@@ -49,7 +49,7 @@ impl RefusalCode {
         Self::Late,
     ];
 
-    /// What any request can be refused for.
+    /// The codes with which any request can be refused.
     pub const COMMON: [Self; 6] = [
         Self::Malformed,
         Self::UnknownMethod,
@@ -59,7 +59,7 @@ impl RefusalCode {
         Self::Failed,
     ];
 
-    /// The status code of HTTP that goes with it.
+    /// The HTTP status code.
     #[must_use]
     pub const fn status(self) -> u16 {
         match self {
@@ -77,7 +77,7 @@ impl RefusalCode {
     }
 }
 
-/// Why a request is not answered.
+/// Why a request is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Refusal {
@@ -88,7 +88,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// A refusal.
+    /// Creates a refusal.
     pub fn new(code: RefusalCode, text: impl Into<String>) -> Self {
         Self {
             code,
@@ -101,24 +101,24 @@ impl Refusal {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct ErrorBody {
-    /// Why.
+    /// The reason.
     pub error: Refusal,
 }
 
-/// What a VM is doing after a request was carried out.
+/// The state of a VM after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct StateBody {
-    /// What it is doing.
+    /// The state.
     pub state: VmState,
 }
 
-/// How large the balloon is to be.
+/// The requested size of the balloon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BalloonTarget {
-    /// Memory that the guest is to give up, in whole pages of 4096 bytes.
+    /// Memory that the guest should give up, in whole pages of 4096 bytes.
     pub target_bytes: u64,
 }
 
@@ -126,21 +126,21 @@ pub struct BalloonTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct BalloonBody {
-    /// What the guest was asked to give up.
+    /// Bytes that the guest was asked to give up.
     pub target_bytes: u64,
-    /// What it says to have given up; the guest follows in its own time.
+    /// Bytes that the guest has reported to have given up; it follows asynchronously.
     pub actual_bytes: u64,
 }
 
-/// How much memory a guest is to have beyond that of its start.
+/// The requested memory of a guest beyond that of its start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct HotplugTarget {
-    /// So much in all, in whole blocks; 0 takes all of it back.
+    /// The total, in whole blocks; 0 removes all of it.
     pub requested_bytes: u64,
-    /// The donor, `HOST:PORT[,fingerprint=HEX]`, that is to join and lend what is missing to that.
-    /// Without one it is memory of the compute node.
+    /// The donor, `HOST:PORT[,fingerprint=HEX]`, that joins and lends what is missing. Without one,
+    /// the compute node provides the memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub donor: Option<String>,
 }
@@ -149,19 +149,19 @@ pub struct HotplugTarget {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HotplugBody {
-    /// The most that there can be of it.
+    /// The limit.
     pub max_bytes: u64,
-    /// What it is counted in.
+    /// The size of a block, its unit.
     pub block_bytes: u64,
-    /// What the guest was asked to have.
+    /// Bytes that the guest was asked to use.
     pub requested_bytes: u64,
-    /// What it has; the guest follows in its own time.
+    /// Bytes that are plugged; the guest follows asynchronously.
     pub plugged_bytes: u64,
-    /// A donor that was asked to join, and has not yet; `null` when there is none.
+    /// A donor that is joining; `null` when there is none.
     pub joining: Option<String>,
-    /// Why the donor that was asked last has not joined; `null` when it has, or when memory was
-    /// asked for without one since.
+    /// Why the last named donor has not joined; `null` when it has, or when memory was requested
+    /// without a donor since.
     pub error: Option<String>,
-    /// How often any of this has changed; the parameter `seen` takes it.
+    /// The number of changes to any of these fields; the parameter `seen` takes it.
     pub changes: u64,
 }

@@ -1,35 +1,34 @@
-//! The exit codes of `ssi-hv`: what a script can rely on.
+//! The exit codes of `ssi-hv`, which scripts rely on.
 //!
-//! `docs/exit-codes.md` is the same list for readers; a test keeps the two in agreement.
+//! `docs/exit-codes.md` documents the same list; a test compares them.
 
 use std::process;
 
 /// How the process ended.
 ///
-/// The numbers are a contract with scripts: one may be added, none changes its meaning.
+/// The numbers are a contract with scripts: codes may be added, and none changes its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ExitCode {
-    /// The guest shut down, or the command did what it was asked.
+    /// The guest shut down, or the command succeeded.
     Success,
     /// Something on this host failed: a file, a device, memory, KVM; or `doctor` found
     /// something missing.
     HostError,
     /// A flag, a configuration file or a value in them is wrong.
     Usage,
-    /// The guest asked for a reboot.
+    /// The guest requested a reboot.
     GuestReboot,
-    /// The guest crashed: a panic that its kernel told of, a triple fault, or an internal error of
-    /// its virtual CPU.
+    /// The guest crashed: a reported kernel panic, a triple fault, or an internal error of a vCPU.
     GuestCrash,
     /// A donor was lost while the guest ran, and memory of the guest with it.
     DonorLost,
-    /// At the start a donor was not reachable, refused, or lends less than was asked.
+    /// At the start a donor was unreachable, refused, or lent less than requested.
     DonorUnavailable,
-    /// `--timeout` was over before the guest had ended.
+    /// `--timeout` passed before the guest ended.
     TimedOut,
-    /// With `--exec`: anything but the status of the command. What it was is in the report.
+    /// With `--exec`: there is no status of the command. The report has the reason.
     ExecFailed,
-    /// With `--exec`: the command ended with this status, and the guest switched itself off.
+    /// With `--exec`: the command ended with this status, and the guest powered itself off.
     Exec(u8),
     /// Ended by SIGINT, or by the console's escape sequence.
     Interrupted,
@@ -38,7 +37,7 @@ pub enum ExitCode {
 }
 
 impl ExitCode {
-    /// Every exit code but the status of a command, in the order of its number.
+    /// Every exit code except the status of a command, in numeric order.
     pub const ALL: [Self; 11] = [
         Self::Success,
         Self::HostError,
@@ -64,7 +63,7 @@ impl ExitCode {
             Self::GuestCrash => 4,
             Self::DonorLost => 5,
             Self::DonorUnavailable => 6,
-            // What timeout(1) ends with: for the time, and when it fails itself.
+            // The codes of timeout(1): for the time limit, and for its own failures.
             Self::TimedOut => 124,
             Self::ExecFailed => 125,
             Self::Exec(status) => status,
@@ -93,8 +92,8 @@ impl ExitCode {
 }
 
 impl ExitCode {
-    /// What this becomes where the exit code is that of a command: a code that commands do not
-    /// use by custom (timeout(1), docker-run(1)), or one that says what a shell would.
+    /// The exit code with `--exec`: one that commands do not use by convention (timeout(1),
+    /// docker-run(1)), or one that shells use.
     #[must_use]
     pub const fn with_exec(self) -> Self {
         match self {

@@ -1,8 +1,8 @@
-//! What `ssi-hv` gives to programs: the report of a run, the status of what runs, the bodies of
-//! requests to the control socket and of their answers, and exit codes.
+//! The data that `ssi-hv` exposes to programs: the report of a run, the status of running
+//! processes, the bodies of requests to the control socket and of their answers, and exit codes.
 //!
-//! Everything here is plain data with serde, and depends on no other crate of ours: what fills
-//! these types and what draws them is elsewhere. The published schemas in `docs/` are made from
+//! Everything here is plain data with serde, and depends on no other crate of the workspace; the
+//! types are filled and displayed elsewhere. The published schemas in `docs/` are generated from
 //! them.
 
 pub mod body;

@@ -1,4 +1,4 @@
-//! The published schemas are those of the types: no field is in one and not in the other.
+//! Compares the published schemas with the types: no field is in one and not in the other.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::exit::ExitCode;
 use crate::report::{self, RUNNING, Report};
 use crate::status::{self, Everything, NodeCounters};
 
-/// Set to anything, the files are written instead of compared.
+/// If set, the files are written instead of compared.
 const WRITE_VARIABLE: &str = "SSI_HV_WRITE_SCHEMAS";
 
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
@@ -23,7 +23,7 @@ fn schema_of<T: JsonSchema>(inline: bool) -> Value {
     schema.into()
 }
 
-/// What the types do not say: the number of the schema, and the outcomes there are.
+/// Constraints that the types do not express: the schema number, and the possible outcomes.
 fn with_values(mut schema: Value, number: u32) -> Value {
     let properties = &mut schema["properties"];
     properties["schema"]["const"] = number.into();

@@ -12,8 +12,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// The forms that are accepted, as error messages name them.
 const ACCEPTED_FORMS: &str = "write a size as 4096, 512M, 768MiB, 1.5G or 1T (powers of 1024)";
 
-/// The most decimals of a fraction that are read: 2^40 has 40 binary decimals, but no
-/// reader writes a size more exactly than this, and the arithmetic stays inside 128 bits.
+/// Limit of decimals in a fraction: 2^40 has 40 binary decimals, but sizes are not written more
+/// exactly than this, and the arithmetic stays inside 128 bits.
 const DECIMALS_MAX: usize = 12;
 
 /// Units from the largest to the smallest, with their sizes in bytes.
@@ -27,8 +27,8 @@ const UNITS: [(&str, u64); 5] = [
 
 /// A number of bytes.
 ///
-/// Parses what people write and prints the largest unit that shows the value exactly, so that
-/// printing and parsing again gives the same value.
+/// Parses the accepted forms and prints the largest unit that represents the value exactly, so that
+/// printing and parsing gives the same value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
@@ -36,13 +36,13 @@ impl ByteSize {
     /// No bytes.
     pub const ZERO: Self = Self(0);
 
-    /// A size of `bytes`.
+    /// Creates a size of `bytes`.
     #[must_use]
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// A size of `mib` times 1024 * 1024 bytes.
+    /// Creates a size of `mib` times 1024 * 1024 bytes.
     ///
     /// # Panics
     ///
@@ -125,19 +125,19 @@ pub enum ParseSizeError {
     /// Not a number with a known unit.
     #[error("`{text}` is not a size; {ACCEPTED_FORMS}")]
     Malformed {
-        /// What was given.
+        /// The text.
         text: String,
     },
-    /// A fraction that does not come out as whole bytes.
+    /// The fraction is not a whole number of bytes.
     #[error("`{text}` is not a whole number of bytes; {ACCEPTED_FORMS}")]
     NotWholeBytes {
-        /// What was given.
+        /// The text.
         text: String,
     },
-    /// More than 64 bits can hold.
+    /// The value exceeds 64 bits.
     #[error("`{text}` is too large; the limit is {} bytes", u64::MAX)]
     TooLarge {
-        /// What was given.
+        /// The text.
         text: String,
     },
 }
@@ -168,7 +168,7 @@ impl FromStr for ByteSize {
             kept if kept.len() > DECIMALS_MAX => return Err(malformed()),
             kept => kept,
         };
-        // Only digits are left, so the one reason for failing is a number that is too long.
+        // Only digits are left, so parsing fails only for a number that is too long.
         let whole: u128 = whole.parse().map_err(|_| too_large())?;
         let part: u128 = decimals.parse().map_err(|_| malformed())?;
         let scale = decimals.bytes().fold(1_u128, |scale, _| scale * 10);

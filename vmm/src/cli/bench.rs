@@ -9,34 +9,34 @@ use crate::config::validation::{ValidationError, check_range, check_size, resolv
 use crate::config::{Compression, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
 use crate::size::ByteSize;
 
-/// The most threads that touch memory: as many as a guest has virtual CPUs.
+/// Limit of threads that touch memory: as many as a guest has vCPUs.
 pub const BENCH_THREADS_MAX: u32 = crate::config::CPUS_MAX;
-/// The most donors: they all run on this host.
+/// Limit of donors: all of them run on this host.
 pub const BENCH_DONORS_MAX: u32 = 8;
-/// The longest measurement, in seconds.
+/// Longest measurement, in seconds.
 pub const BENCH_SECONDS_MAX: u32 = 3600;
-/// The least memory: fewer pages than this are resident again before they can be evicted.
+/// Minimum memory: fewer pages than this are resident again before they can be evicted.
 pub const BENCH_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
 
-/// What can be measured.
+/// The benchmarks.
 #[derive(Clone, Debug, PartialEq, Subcommand)]
 pub enum BenchCommand {
-    /// Latency of a remote fault, beside the floor that no pager can beat
+    /// Latency of remote faults, beside the floor that no pager can beat
     #[command(
         after_help = "Threads of this process touch memory whose pages are on donors, over loopback; no KVM is needed. The floor, a bare userfaultfd resolution and a bare page exchange over the same transport, is measured in the same rounds of the same run. Ratios are medians over the rounds."
     )]
     Fault(BenchFaultConfig),
-    /// Latency, message rate and stream of each transport, from 64 B to 1 MiB
+    /// Latency, message rate and throughput of each transport, from 64 B to 1 MiB
     #[command(
         after_help = "Without --donor the donor is in this process, over loopback. Each transport that both ends have is measured alone, as pages are measured at the start of a VM; every byte of the round trips is verified. Comparable with perftest: p50 with the typical latency of ib_read_lat, the stream with ib_read_bw."
     )]
     Transport(BenchTransportConfig),
-    /// Scans, several threads and donors, writes, stalls, and the cost of growing
+    /// Scans, several threads and donors, writes, stalls, and the cost of growth
     #[command(
         after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written all over, with less and less of it local. stalls: how long two writers wait for a page while memory is evicted under them. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
     )]
     Memory(BenchMemoryConfig),
-    /// Time and memory that the start of a guest's memory takes
+    /// Time and memory to set up the memory of a guest
     #[command(
         after_help = "The donor is in this process. Nearly all of the memory is never touched, so it may be far more than the host has."
     )]
@@ -46,7 +46,7 @@ pub enum BenchCommand {
 /// The configuration of `ssi-hv bench transport`.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct BenchTransportConfig {
-    /// A running node that lends 16 MiB for it
+    /// A running node that lends 16 MiB for the benchmark
     #[arg(long, value_name = "HOST:PORT")]
     pub donor: Option<HostPort>,
 
@@ -61,7 +61,7 @@ pub struct BenchTransportConfig {
     )]
     pub transport: Transport,
 
-    /// How long to measure each transport at the most
+    /// Time limit per transport
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub seconds: u32,
 
@@ -75,11 +75,11 @@ pub struct BenchTransportConfig {
 }
 
 impl BenchTransportConfig {
-    /// Checks what the values mean together, and resolves the donor's name.
+    /// Validates the values and resolves the donor's name.
     ///
     /// # Errors
     ///
-    /// What is wrong, with its limit and remedy.
+    /// Returns what is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<Option<SocketAddr>, ValidationError> {
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
         if self.transport == Transport::Loopback && self.donor.is_some() {
@@ -106,16 +106,16 @@ pub enum BenchMeasure {
     Threads,
     /// A working set that is written.
     Writes,
-    /// How long a single write waits at the most.
+    /// The longest wait of a single write.
     Stalls,
-    /// The cost of growing.
+    /// The cost of growth.
     Growth,
 }
 
 /// The configuration of `ssi-hv bench memory`.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct BenchMemoryConfig {
-    /// Memory that is touched; a quarter of it is local, but in `writes` and `growth`
+    /// Memory that is touched; a quarter of it is local, except in `writes` and `growth`
     #[arg(long, value_name = "SIZE", default_value = "128M")]
     pub memory: ByteSize,
 
@@ -138,19 +138,19 @@ pub struct BenchMemoryConfig {
     pub json: bool,
 }
 
-/// The least memory of `bench memory`: a quarter of it is the smallest local memory.
+/// Minimum memory of `bench memory`: a quarter of it is the smallest local memory.
 pub const BENCH_QUARTERED_MEMORY_MIN: ByteSize = ByteSize::from_bytes(LOCAL_MEMORY_MIN.bytes() * 4);
-/// The most: all of it is touched, and there are several of them at once.
+/// Limit of `bench memory`: all of it is touched, several times in parallel.
 pub const BENCH_QUARTERED_MEMORY_MAX: ByteSize = ByteSize::from_mib(64 << 10);
-/// The least memory of `bench start`: more than it has local.
+/// Minimum memory of `bench start`: more than its local memory.
 pub const BENCH_START_MEMORY_MIN: ByteSize = ByteSize::from_mib(512);
 
 impl BenchMemoryConfig {
-    /// Checks what the values mean together.
+    /// Validates the combination of values.
     ///
     /// # Errors
     ///
-    /// What is wrong, with its limit and remedy.
+    /// Returns what is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<(), ValidationError> {
         check_size("--memory", self.memory, BENCH_QUARTERED_MEMORY_MIN)?;
         check_most("--memory", self.memory, BENCH_QUARTERED_MEMORY_MAX)?;
@@ -171,11 +171,11 @@ pub struct BenchStartConfig {
 }
 
 impl BenchStartConfig {
-    /// Checks what the values mean together.
+    /// Validates the combination of values.
     ///
     /// # Errors
     ///
-    /// What is wrong, with its limit and remedy.
+    /// Returns what is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<(), ValidationError> {
         check_size("--memory", self.memory, BENCH_START_MEMORY_MIN)?;
         check_most("--memory", self.memory, GUEST_MEMORY_MAX)
@@ -196,7 +196,7 @@ pub struct BenchFaultConfig {
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub memory: ByteSize,
 
-    /// What may be resident at once
+    /// How much of it may be local
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     pub local_memory: ByteSize,
 
@@ -219,7 +219,7 @@ pub struct BenchFaultConfig {
     )]
     pub transport: Transport,
 
-    /// Guard each page on its way with a CRC-32C
+    /// Protect each page in transit with a CRC-32C
     #[arg(long)]
     pub checksum: bool,
 
@@ -248,11 +248,11 @@ pub struct BenchFaultConfig {
 }
 
 impl BenchFaultConfig {
-    /// Checks what the values mean together.
+    /// Validates the combination of values.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong, with its limit and remedy.
+    /// Returns the first invalid value, with its limit and remedy.
     pub fn validate(&self) -> Result<(), ValidationError> {
         check_size("--memory", self.memory, BENCH_MEMORY_MIN)?;
         check_size("--local-memory", self.local_memory, LOCAL_MEMORY_MIN)?;

@@ -5,13 +5,13 @@ use clap::Args;
 use crate::config::address::Donor;
 use crate::size::ByteSize;
 
-/// The longest time that these commands can be told to wait: a day.
+/// Limit of `--wait`, in seconds: a day.
 const WAIT_SECONDS_MAX: i64 = 86_400;
 
 /// The flags of `ssi-hv pause`, `resume` and `kill`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ControlConfig {
-    /// The VM, by its name or process
+    /// The VM, by its name or process id
     #[arg(value_name = "VM")]
     pub vm: String,
 }
@@ -19,11 +19,11 @@ pub struct ControlConfig {
 /// The flags of `ssi-hv shutdown`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ShutdownConfig {
-    /// The VM, by its name or process
+    /// The VM, by its name or process id
     #[arg(value_name = "VM")]
     pub vm: String,
 
-    /// How long to wait until it has ended
+    /// Wait this long until it has ended
     #[arg(
         long,
         value_name = "SECONDS",
@@ -36,19 +36,19 @@ pub struct ShutdownConfig {
 /// The flags of `ssi-hv hotplug`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct HotplugConfig {
-    /// The VM, by its name or process
+    /// The VM, by its name or process id
     #[arg(value_name = "VM")]
     pub vm: String,
 
-    /// How much memory to add in all, 0 for none; without it, show how much there is
+    /// How much memory to add in total, 0 for none; without it, show how much there is
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<ByteSize>,
 
-    /// The donor that is to lend what is missing, HOST:PORT[,fingerprint=HEX]
+    /// A donor that lends what is missing, HOST:PORT[,fingerprint=HEX]
     #[arg(long, value_name = "DONOR", requires = "memory")]
     pub donor: Option<Donor>,
 
-    /// How long to wait until the guest has it
+    /// Wait this long until the guest has it
     #[arg(
         long,
         value_name = "SECONDS",
@@ -58,12 +58,12 @@ pub struct HotplugConfig {
     pub wait: u32,
 }
 
-/// What to tell a VM.
+/// A request to a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ControlCommand {
-    /// Stand still.
+    /// Pause.
     Pause(ControlConfig),
-    /// Go on.
+    /// Resume.
     Resume(ControlConfig),
     /// Shut down.
     Shutdown(ShutdownConfig),
@@ -72,7 +72,7 @@ pub enum ControlCommand {
 }
 
 impl ControlCommand {
-    /// Whom to tell.
+    /// The VM.
     #[must_use]
     pub fn vm(&self) -> &str {
         match self {
@@ -81,7 +81,7 @@ impl ControlCommand {
         }
     }
 
-    /// The path to which it is sent.
+    /// The path of the request.
     #[must_use]
     pub const fn path(&self) -> &'static str {
         match self {

@@ -7,16 +7,16 @@ use clap_complete::Shell;
 
 use super::Cli;
 
-/// The flags that every command has: the help of each would else repeat them.
+/// The flags that every command has, which the help of each would repeat.
 const EVERYWHERE: [&str; 5] = ["verbose", "quiet", "log_level", "log_format", "help"];
 
-/// What the help of each command says instead.
+/// What the help of each command shows instead.
 const SEE_TOP: &str = "-h, -v, -q, --log-level and --log-format: see `ssi-hv --help`.";
 
 /// The flags of `ssi-hv man`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ManConfig {
-    /// Directory to write them to, a file for each command; made if it is not there
+    /// Directory for them, one file per command; created if missing
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
 }
@@ -24,12 +24,12 @@ pub struct ManConfig {
 /// The flags of `ssi-hv completions`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct CompletionsConfig {
-    /// Shell for which they are
+    /// The shell
     #[arg(value_name = "SHELL", value_enum)]
     pub shell: Shell,
 }
 
-/// The command line, with what all commands share shown at the top only.
+/// The command line, with the common flags shown only at the top.
 #[must_use]
 pub fn command() -> Command {
     let mut top = Cli::command();

@@ -13,20 +13,20 @@ use crate::config::validation::{
 };
 use crate::size::ByteSize;
 
-/// The least memory that a node lends.
+/// Minimum memory that a node lends.
 pub const NODE_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
-/// The longest lease: memory of a VM that vanished is not held for longer than an hour.
+/// Limit of a lease, in seconds: memory of a VM that vanished is held for up to an hour.
 pub const LEASE_SECONDS_MAX: u32 = 3600;
-/// What `--lease-seconds` is when it is not given.
+/// Default of `--lease-seconds`.
 pub const DEFAULT_LEASE_SECONDS: u32 = 120;
-/// The most RDMA connections that a node can be let have: it takes no more connections at all.
+/// Limit of `--rdma-connections`: the node accepts no more connections in total.
 pub const RDMA_CONNECTIONS_MAX: u32 = 1024;
 
 /// The configuration of a node that lends memory, from flags and from a cluster's file.
 #[derive(Clone, Debug, PartialEq, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct NodeConfig {
-    /// Address to listen on; port 0 takes a free one and prints it
+    /// Address to listen on; port 0 selects a free port and prints it
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: HostPort,
 
@@ -34,7 +34,7 @@ pub struct NodeConfig {
     #[arg(long, value_name = "SIZE")]
     pub memory: ByteSize,
 
-    /// Longest lease that is granted without being renewed
+    /// Longest lease that is granted without renewal
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_SECONDS)]
     #[serde(default = "default_lease_seconds")]
     pub lease_seconds: u32,
@@ -44,12 +44,13 @@ pub struct NodeConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_device: Option<String>,
 
-    /// Most RDMA connections at once; each takes a queue pair [default: 1024]
+    /// Limit of RDMA connections; each uses a queue pair [default: 1024]
     #[arg(long, value_name = "N")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rdma_connections: Option<u32>,
 
-    /// Answer Prometheus on this address, at /metrics; port 0 takes a free one and prints it
+    /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port and prints
+    /// it
     #[arg(long, value_name = "ADDR:PORT")]
     pub metrics: Option<HostPort>,
 
@@ -58,7 +59,7 @@ pub struct NodeConfig {
     #[serde(default)]
     pub insecure: bool,
 
-    /// End when standard input ends, or is silent for as long as the lease
+    /// Exit when standard input ends, or is silent for as long as the lease
     #[arg(long)]
     #[serde(skip)]
     pub end_with_stdin: bool,
@@ -84,20 +85,20 @@ impl NodeConfig {
         }
     }
 
-    /// Where Prometheus is answered, if it is.
+    /// The address for Prometheus metrics, if one was given.
     ///
     /// # Errors
     ///
-    /// If the address cannot be resolved, or others reach it and that was not allowed.
+    /// Fails if the address cannot be resolved, or is not loopback without `--insecure`.
     pub fn metrics_address(&self) -> Result<Option<SocketAddr>, ValidationError> {
         check_metrics(self.metrics.as_ref(), self.insecure)
     }
 
-    /// Checks what the values mean and resolves the address to listen on.
+    /// Validates the values and resolves the address to listen on.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong, with its limit and remedy.
+    /// Returns the first invalid value, with its limit and remedy.
     pub fn validate(&self) -> Result<SocketAddr, ValidationError> {
         check_size("--memory", self.memory, NODE_MEMORY_MIN)?;
         check_range("--lease-seconds", self.lease_seconds, 1, LEASE_SECONDS_MAX)?;

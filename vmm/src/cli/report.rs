@@ -7,7 +7,7 @@ use clap::Args;
 /// The flags of `ssi-hv report`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ReportConfig {
-    /// A report that `ssi-hv run --report FILE` wrote
+    /// A report written by `ssi-hv run --report FILE`
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
 
@@ -17,7 +17,7 @@ pub struct ReportConfig {
 }
 
 impl ReportConfig {
-    /// Where the page goes; nothing for stdout.
+    /// The path of the page; `None` for stdout.
     #[must_use]
     pub fn page(&self) -> Option<PathBuf> {
         match &self.output {

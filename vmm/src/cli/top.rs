@@ -4,20 +4,19 @@ use std::time::Duration;
 
 use clap::Args;
 
-/// The shortest time between two looks, in seconds: a look costs the VM's process about a
-/// millisecond.
+/// Shortest refresh interval, in seconds: a refresh costs the VM's process about a millisecond.
 pub const INTERVAL_SECONDS_MIN: f64 = 0.2;
-/// The longest time between two looks, in seconds: beyond that it is no picture of now.
+/// Longest refresh interval, in seconds: beyond that the display is outdated.
 pub const INTERVAL_SECONDS_MAX: f64 = 60.0;
 
 /// The flags of `ssi-hv top`.
 #[derive(Clone, Debug, PartialEq, Args)]
 pub struct TopConfig {
-    /// A VM by its name or process [default: all that run, one at a time]
+    /// A VM by its name or process id [default: all that run, one at a time]
     #[arg(value_name = "VM", hide_default_value = true)]
     pub vm: Option<String>,
 
-    /// Time between two looks, 0.2 to 60
+    /// Refresh interval, 0.2 to 60
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     pub interval: Duration,
 }

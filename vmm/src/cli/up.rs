@@ -11,11 +11,11 @@ pub struct UpConfig {
     #[arg(value_name = "CLUSTER.TOML")]
     pub file: PathBuf,
 
-    /// Check the file, say what would be started, and stop
+    /// Check the file, print what would be started, and exit
     #[arg(long, conflicts_with = "print_config")]
     pub check: bool,
 
-    /// Print the resulting configuration and stop
+    /// Print the resulting configuration and exit
     #[arg(long)]
     pub print_config: bool,
 }

@@ -2,14 +2,14 @@
 
 use clap::{ArgAction, Args, ValueEnum};
 
-/// The least important message that is shown.
+/// The least important level of messages that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogLevel {
-    /// What makes a command fail
+    /// Failures of a command
     Error,
-    /// What goes on, but not as was asked
+    /// Problems that do not stop a command
     Warn,
-    /// What a user wants to know once
+    /// Events that a user needs to know once
     Info,
     /// Decisions
     Debug,
@@ -17,24 +17,24 @@ pub enum LogLevel {
     Trace,
 }
 
-/// The form of messages.
+/// The format of messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// Lines for people
+    /// Lines of text
     #[default]
     Text,
-    /// An object of JSON on each line
+    /// One JSON object per line
     Json,
 }
 
-/// How much is said on stderr.
+/// The verbosity of stderr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub struct Verbosity {
-    /// Say more on stderr; twice for everything
+    /// Show more on stderr; twice for everything
     #[arg(short, long, global = true, action = ArgAction::Count, help_heading = "Output")]
     pub verbose: u8,
 
-    /// Say nothing on stderr but warnings and errors
+    /// Show only warnings and errors on stderr
     #[arg(
         short,
         long,
@@ -44,7 +44,7 @@ pub struct Verbosity {
     )]
     pub quiet: bool,
 
-    /// Say this much on stderr: error, warn, info, debug or trace
+    /// Show this level on stderr: error, warn, info, debug or trace
     #[arg(
         long,
         global = true,
@@ -56,7 +56,7 @@ pub struct Verbosity {
     )]
     pub log_level: Option<LogLevel>,
 
-    /// Say it as text, or as json: an object on each line
+    /// Format of messages: text, or json with one object per line
     #[arg(
         long,
         global = true,
@@ -70,7 +70,7 @@ pub struct Verbosity {
 }
 
 impl Verbosity {
-    /// Whether the user has not said how much is to be said.
+    /// Whether the user has set no verbosity.
     #[must_use]
     pub const fn is_default(self) -> bool {
         self.verbose == 0 && !self.quiet && self.log_level.is_none()

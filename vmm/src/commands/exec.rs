@@ -163,7 +163,7 @@ impl Exec {
         match &progress.end {
             Some(CommandEnd::Status(status)) => Ok(ExitCode::Exec(*status)),
             Some(CommandEnd::NotRun(reason)) => failed(anyhow!(
-                "the guest could not run --exec: {reason}; the initial RAM disk needs a /bin/sh that runs there: leave --initrd away for the busybox of this host"
+                "the guest could not run --exec: {reason}; the initial RAM disk needs a /bin/sh that runs there: omit --initrd to use the busybox of this host"
             )),
             Some(CommandEnd::OutputLost(reason)) => failed(anyhow!(
                 "what the command wrote cannot be passed on to {reason}; the guest was stopped"

@@ -260,8 +260,7 @@ pub fn set(watched: &Arc<Watched>, body: &[u8]) -> Answer {
         }
         Some(donor) => {
             if donor.memory.is_some() {
-                let text =
-                    "a donor is asked for what is missing to requested_bytes; leave memory= away";
+                let text = "a donor lends what is missing to requested_bytes; omit memory=";
                 return Err(malformed(text.to_owned()));
             }
             let config = &watched.config;

@@ -92,7 +92,7 @@ fn remedy(path: PathKind, tcp: Option<&Measured>) -> &'static str {
     let narrow = tcp.is_some_and(|tcp| tcp.page > tcp.small * PAGE_TO_SMALL_MAX);
     match path {
         PathKind::Rdma | PathKind::Mixed => {
-            "RDMA adapters in place of SoftRoCE, a larger MTU, or a network without losses would help"
+            "RDMA adapters instead of SoftRoCE, a larger MTU, or a lossless network would help"
         }
         _ if narrow => "a network with more bandwidth would help, and so would RDMA adapters",
         _ => "RDMA adapters on both hosts, or hosts on one switch that do little else, would help",

@@ -32,7 +32,7 @@ pub fn serve<S: Send + Sync>(
     server.map(Some).map_err(|error| {
         anyhow!(error)
             .context(format!(
-                "--metrics {address} is not to be had; name another address or port"
+                "cannot listen on --metrics {address}; name another address or port"
             ))
             .into()
     })

@@ -128,8 +128,8 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     let server = watch(&watched);
     if !listen.ip().is_loopback() {
         tracing::warn!(
-            "--insecure: whoever reaches {} can lease memory, and read and change what VMs keep \
-             here on their way; use it on a network of your own",
+            "--insecure: any host that reaches {} can lease memory, and read and change memory of \
+             VMs in transit; use it on a private network",
             donor.address()
         );
     }
@@ -197,7 +197,7 @@ fn tell_systemd(donor: &Donor, memory: ByteSize) {
     let status = format!("lending {memory} on {}", donor.address());
     let state = [NotifyState::Ready, NotifyState::Status(&status)];
     if let Err(error) = sd_notify::notify(&state) {
-        tracing::warn!("systemd cannot be told that the node is ready: {error}");
+        tracing::warn!("cannot notify systemd that the node is ready: {error}");
     }
 }
 

@@ -108,7 +108,7 @@ fn said(body: &HotplugBody) -> String {
         (None, None) => String::new(),
     };
     format!(
-        "{} plugged of {} asked for, {} at the most{joining}",
+        "{} plugged of {} requested, {} is the limit{joining}",
         size(body.plugged_bytes),
         size(body.requested_bytes),
         size(body.max_bytes)

@@ -111,7 +111,7 @@ impl State {
     /// What follows from a donor's return.
     fn prospect(&self) -> &'static str {
         match (self.away, self.held) {
-            (0, false) => "goes on",
+            (0, false) => "resumes",
             (0, true) => "stays paused until it is resumed",
             _ => "stays paused for another one",
         }

@@ -130,8 +130,8 @@ fn told(status: u16, result: Result<VmState, NotDone>) -> Answer {
         Err(NotDone::Late) => Err(Refusal::new(
             RefusalCode::Late,
             format!(
-                "not everything stands still after {} s, since something waits for a page, for a disk \
-                 or for who reads the console; it will when that has come, unless the VM is resumed",
+                "pause timed out after {} s: a vCPU or a device is blocked on a page, a disk or the \
+                 console; it takes effect when that completes, unless the VM is resumed",
                 PAUSE_TIME_MAX.as_secs()
             ),
         )),

@@ -7,69 +7,69 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// The best one that both ends have
+    /// The best that both ends support, as measured
     #[default]
     Auto,
     /// TCP
     Tcp,
     /// A donor inside this process, for tests
     Loopback,
-    /// Pages read by RDMA verbs, or nothing
+    /// RDMA verbs in both directions; fails without RDMA
     Rdma,
-    /// Pages that are waited for by RDMA verbs, all else by TCP
+    /// RDMA verbs for pages that a vCPU waits for, TCP for all others
     Hybrid,
-    /// QUIC over UDP
+    /// QUIC over UDP, encrypted
     Udp,
 }
 
-/// What the guest is told about where its memory is.
+/// What the guest sees of where its memory is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Numa {
-    /// One NUMA node: the host caches
+    /// One NUMA node; remote memory is cached locally
     #[default]
     Flat,
     /// Each node of the cluster is a NUMA node of the guest
     Expose,
 }
 
-/// Which pages back memory that is at home here.
+/// Which pages back memory with its home here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum HugePages {
-    /// Huge ones, where the kernel gives them
+    /// Huge pages, where the kernel provides them
     #[default]
     Auto,
     /// Pages of 4 KiB only
     Off,
 }
 
-/// Whether something is there.
+/// Whether a device or feature is enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Switch {
-    /// It is
+    /// Enabled
     On,
-    /// It is not
+    /// Disabled
     Off,
 }
 
-/// What becomes of a run whose guest asks for a reboot.
+/// What a reboot of the guest does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum OnReboot {
-    /// It ends, with an exit code of its own
+    /// The run ends, with its own exit code
     #[default]
     Exit,
     /// The guest is booted again
     Restart,
 }
 
-/// Whether pages are fetched before they are asked for.
+/// Whether pages are fetched before they are touched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefetching {
-    /// Where a pattern is seen in what the guest touches
+    /// When the guest's faults follow a pattern
     #[default]
     Auto,
     /// Never
@@ -80,7 +80,7 @@ pub enum Prefetching {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Compression {
-    /// On each connection while that was measured to pay
+    /// On each connection while measurements show a gain
     #[default]
     Auto,
     /// Always

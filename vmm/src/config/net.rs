@@ -96,7 +96,7 @@ mod tests {
             assert!(refused(text).contains("names no tap"), "{text}");
         }
         assert!(refused("tap=a,mtu=9000").contains("`mtu=9000` is not an option"));
-        assert!(refused("tap=a,mac=02:00").contains("no address of a network card"));
+        assert!(refused("tap=a,mac=02:00").contains("not an address of a network card"));
         assert!(refused("tap=a,mac=ff:ff:ff:ff:ff:ff").contains("not the address of one"));
         let twice = "tap=a,mac=02:00:00:00:00:01,mac=02:00:00:00:00:02";
         assert!(refused(twice).contains("not twice"));

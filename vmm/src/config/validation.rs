@@ -284,7 +284,7 @@ pub enum ValidationError {
     },
     /// An address that others can reach, without leave.
     #[error(
-        "{what} {address} is not a loopback address, and pages travel without authentication or encryption: whoever reaches that network can read and change the guest's memory; add --insecure to accept that"
+        "{what} {address} is not a loopback address, and pages travel without authentication or encryption: any host on that network can read and change the guest's memory; add --insecure to accept that"
     )]
     NotLoopback {
         /// What the address is for.

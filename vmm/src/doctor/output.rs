@@ -77,12 +77,12 @@ fn summary(findings: &[Finding], style: Style) -> String {
         let ready = painted(style, colour_of(Status::Ok), "This host is ready");
         match warnings {
             0 => format!("{ready} for `ssi-hv run`."),
-            1 => format!("{ready} for `ssi-hv run`, but for what the warning says."),
-            more => format!("{ready} for `ssi-hv run`, but for what the {more} warnings say."),
+            1 => format!("{ready} for `ssi-hv run`, with 1 warning."),
+            more => format!("{ready} for `ssi-hv run`, with {more} warnings."),
         }
     } else {
         let not = painted(style, colour_of(Status::Missing), "This host is not ready");
-        format!("{not} for `ssi-hv run`; mend: {}.", missing.join(", "))
+        format!("{not} for `ssi-hv run`; fix: {}.", missing.join(", "))
     }
 }
 
@@ -163,7 +163,7 @@ warning  locked memory  a few words that are longer than one line has room for
 missing  kvm            no /dev/kvm
          $ sudo modprobe kvm-amd
 
-This host is not ready for `ssi-hv run`; mend: kvm.
+This host is not ready for `ssi-hv run`; fix: kvm.
 ";
         assert_eq!(table(&findings(), Style::default()), expected);
     }
@@ -225,7 +225,7 @@ This host is not ready for `ssi-hv run`; mend: kvm.
     fn a_host_with_only_warnings_is_ready() {
         let text = table(&findings()[..2], Style::default());
         assert!(
-            text.ends_with("This host is ready for `ssi-hv run`, but for what the warning says.\n"),
+            text.ends_with("This host is ready for `ssi-hv run`, with 1 warning.\n"),
             "{text}"
         );
     }

@@ -61,7 +61,7 @@ pub fn vm(status: &VmStatus) -> String {
     ));
     if let Some(hotplug) = &memory.hotplug {
         line(format!(
-            "added      {} plugged of {} asked for, {} at the most",
+            "added      {} plugged of {} requested, {} is the limit",
             size(hotplug.plugged_bytes),
             size(hotplug.requested_bytes),
             size(hotplug.max_bytes)

@@ -151,7 +151,7 @@ impl View {
     /// What is known of the end. The exit code is between the process and its parent.
     fn end(&self) -> String {
         let mut text = match self.status.as_ref().map(|status| status.state) {
-            Some(VmState::Ending) => "The VM has ended, as it was told".to_owned(),
+            Some(VmState::Ending) => "The VM has ended on request".to_owned(),
             _ => "The VM has ended".to_owned(),
         };
         if let Some(error) = self.status.as_ref().and_then(|status| status.errors.last()) {

@@ -364,7 +364,7 @@ fn a_vm_that_ends_stays_on_the_screen_and_says_how_as_far_as_is_known() {
         },
     );
     told.see(17, Seen::Ended);
-    assert!(drawn(&told, 80, 24).contains("The VM has ended, as it was told"));
+    assert!(drawn(&told, 80, 24).contains("The VM has ended on request"));
 }
 
 #[test]

@@ -47,7 +47,7 @@ fn faults(socket: &Path) -> u64 {
 fn wait_beyond(least: f64, mut now: impl FnMut() -> f64) {
     let deadline = Instant::now() + LIMIT;
     while now() <= least {
-        assert!(Instant::now() < deadline, "it stands still");
+        assert!(Instant::now() < deadline, "it is paused");
     }
 }
 
@@ -99,7 +99,7 @@ fn a_vm_is_paused_with_its_lease_kept_resumed_and_shut_down_by_its_button() {
         assert_eq!(
             count(&after, &pointer),
             count(&paused, &pointer),
-            "it did not stand still"
+            "it was not paused"
         );
     }
 
@@ -304,7 +304,7 @@ fn crowds_and_hostile_clients_leave_nothing_behind_and_the_guest_alone() {
                 while answers < 4 || !gone_on.load(Ordering::Relaxed) {
                     let status: Value = ask(&socket, "/v1/status").expect("an answer");
                     assert_eq!(status["state"], "running");
-                    assert!(Instant::now() < deadline, "the guest stood still");
+                    assert!(Instant::now() < deadline, "the guest made no progress");
                     answers += 1;
                 }
             });

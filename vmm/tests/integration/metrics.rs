@@ -49,7 +49,7 @@ fn value(text: &str, series: &str) -> f64 {
 fn address_in(lines: impl BufRead) -> String {
     let mut lines = lines.lines().map_while(Result::ok);
     let line = lines.find(|line| line.contains("metrics on http://"));
-    let line = line.expect("it tells where");
+    let line = line.expect("the address is printed");
     let (_, rest) = line.split_once("http://").expect("an address");
     rest.strip_suffix("/metrics").expect("a path").to_owned()
 }
@@ -97,7 +97,7 @@ fn a_node_answers_who_scrapes_it_and_refuses_the_rest_by_its_code() {
     drop(silent);
     let mut half = TcpStream::connect(&address).expect("it listens");
     half.write_all(b"GET /met").expect("is taken");
-    half.shutdown(Shutdown::Write).expect("is told");
+    half.shutdown(Shutdown::Write).expect("the end is sent");
     drop(half);
 
     // On the control socket without a port.
@@ -229,7 +229,7 @@ fn a_vm_is_scraped_while_it_pages_and_a_taken_port_is_an_error_at_the_start() {
         if value(&now, count) > value(&first, count) {
             break;
         }
-        assert!(Instant::now() < deadline, "the counts stand still");
+        assert!(Instant::now() < deadline, "the counts do not change");
     }
     drop(vm);
     assert_eq!(donor.end(libc::SIGTERM), Some(0));

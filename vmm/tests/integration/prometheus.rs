@@ -362,7 +362,7 @@ fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
         }
         moved += 1;
     }
-    assert!(stood.is_empty(), "these stood still: {stood:?}");
+    assert!(stood.is_empty(), "these did not change: {stood:?}");
     println!("{} metrics, {moved} of them moved", named.len());
     assert_eq!(donor.end(libc::SIGTERM), Some(0));
 }

@@ -92,7 +92,7 @@ fn a_guest_goes_on_when_nobody_hears_it_any_more() {
     let before = faults(&place);
     // It says more meanwhile than goes into the console's buffer.
     while faults(&place) < before + 5000 {
-        assert!(Instant::now() < deadline, "the guest stands still");
+        assert!(Instant::now() < deadline, "the guest makes no progress");
         thread::sleep(PAUSE);
     }
     vm.signal(libc::SIGTERM);

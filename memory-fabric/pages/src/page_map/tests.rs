@@ -141,7 +141,7 @@ fn a_page_that_is_wanted_when_it_comes_is_not_set_aside() {
     assert!(entry.contend(entry.state()));
     assert!(entry.list());
     assert!(!entry.finish_ahead(false));
-    assert!(entry.finish_install(), "who waits is woken");
+    assert!(entry.finish_install(), "waiters are woken");
 }
 
 fn resident(dirty: bool) -> PageEntry {

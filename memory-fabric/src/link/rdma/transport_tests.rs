@@ -366,7 +366,7 @@ impl LateWrites {
             let read = std::io::Read::read(&mut stream, &mut [0]);
             assert_eq!(read.expect("an end"), 0);
             tell.send(()).expect("the test listens");
-            ends.recv_timeout(PATIENCE).expect("the test goes on");
+            ends.recv_timeout(PATIENCE).expect("the test continues");
             for number in numbers {
                 let page = [byte; PAGE_SIZE];
                 let written = lease.write(u64::from(number) * PAGE_SIZE as u64, &page);

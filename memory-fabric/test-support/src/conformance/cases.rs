@@ -411,7 +411,7 @@ fn cancellation(bed: &dyn Bed, options: Options) {
         }
         drop(lines);
         assert!(started.elapsed() < Duration::from_secs(10), "ending hangs");
-        assert_eq!(bed.leases(), 0, "the lease goes on");
+        assert_eq!(bed.leases(), 0, "the lease is kept");
         let mut next = bed.open(options);
         next.urgent.verify(0..PAGES, 0);
         next.ahead.verify_runs(0..PAGES, 0, RUN_PAGES_MAX);

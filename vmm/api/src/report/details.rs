@@ -2,39 +2,39 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What came of the command of `--exec`.
+/// The result of the command of `--exec`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Exec {
     /// The command.
     pub command: String,
-    /// How it ended, as a shell has it; `null` when that is not known.
+    /// Its exit status as a shell reports it; `null` when unknown.
     pub exit_status: Option<u8>,
-    /// What it has written to its standard output.
+    /// Bytes written to its standard output.
     pub stdout_bytes: u64,
-    /// What it has written to its standard error.
+    /// Bytes written to its standard error.
     pub stderr_bytes: u64,
 }
 
-/// How many faults took how long: pairs of a latency in microseconds and how many took up to that,
-/// and more than the pair before. Rising; without pairs that nothing fell into.
+/// How many faults took how long: rising pairs of a latency in microseconds and the number of
+/// faults that took up to that and more than the previous pair. Empty pairs are omitted.
 pub type Distribution = Vec<(f64, u64)>;
 
 /// The distributions of all kinds of faults.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Distributions {
-    /// Of remote faults.
+    /// Remote faults.
     pub remote: Distribution,
-    /// Of pages filled with zeroes.
+    /// Pages filled with zeroes.
     pub zero: Distribution,
-    /// Of pages that were still here.
+    /// Pages whose bytes were local.
     pub minor: Distribution,
-    /// Of first writes.
+    /// First writes.
     pub write_protect: Distribution,
 }
 
-/// The most samples of a [`Timeline`]: as many as a picture has room for. An even number.
+/// Limit of samples of a [`Timeline`], an even number: as many as a chart has room for.
 pub const TIMELINE_SAMPLES_MAX: usize = 512;
 
 /// Faults in one interval, by kind.
@@ -45,20 +45,20 @@ pub struct FaultCounts {
     pub remote: u64,
     /// Filled with zeroes.
     pub zero: u64,
-    /// Still here.
+    /// Pages whose bytes were local.
     pub minor: u64,
     /// First writes.
     pub write_protect: u64,
 }
 
 impl FaultCounts {
-    /// Both together.
+    /// The sum of both.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         self.each(other, u64::saturating_add)
     }
 
-    /// What was added since `earlier`.
+    /// The difference to `earlier`.
     #[must_use]
     pub fn since(self, earlier: Self) -> Self {
         self.each(earlier, u64::saturating_sub)
@@ -74,18 +74,18 @@ impl FaultCounts {
     }
 }
 
-/// Faults over time: from the start of the fabric, an interval after the other.
+/// Faults over time since the start of the fabric, in consecutive intervals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Timeline {
-    /// The length of an interval, in seconds. It doubles when there are too many of them.
+    /// The length of an interval, in seconds. It doubles when there are too many intervals.
     pub interval_s: f64,
-    /// The faults of each; the last is shorter.
+    /// The faults of each interval; the last one is shorter.
     pub intervals: Vec<FaultCounts>,
 }
 
 impl Timeline {
-    /// Nothing yet, with intervals of so many seconds.
+    /// Creates an empty timeline with intervals of this many seconds.
     #[must_use]
     pub const fn new(interval_s: f64) -> Self {
         Self {
@@ -94,8 +94,8 @@ impl Timeline {
         }
     }
 
-    /// Adds the faults of the next interval. When the list is full pairs become one, and each
-    /// interval is twice as long; true then.
+    /// Adds the faults of the next interval. When the list is full, pairs are merged and the
+    /// interval doubles; returns true then.
     pub fn push(&mut self, counts: FaultCounts) -> bool {
         self.intervals.push(counts);
         if self.intervals.len() < TIMELINE_SAMPLES_MAX {

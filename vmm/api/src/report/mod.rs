@@ -1,7 +1,7 @@
 //! The report of a run: JSON for scripts, with a `schema` number.
 //!
-//! A field may be added under the same number; renaming one, removing one or changing its
-//! meaning or unit takes the next.
+//! A field may be added under the same number; renaming or removing one, or changing its meaning or
+//! unit, increments it.
 
 mod details;
 
@@ -12,45 +12,45 @@ use serde::{Deserialize, Serialize};
 /// The version of the report's fields.
 pub const SCHEMA: u32 = 1;
 
-/// The `outcome` of a run that has not ended, for requests meanwhile.
+/// The `outcome` of a run that has not ended, in reports requested while it runs.
 pub const RUNNING: &str = "running";
 
-/// Everything that is known about one run.
+/// All results of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: u32,
-    /// The host that ran the virtual CPUs.
+    /// The host that ran the vCPUs.
     pub host: Host,
     /// The guest.
     pub guest: Guest,
-    /// Memory of the compute node that it took, at the end.
+    /// Memory of the compute node that the guest used, at the end.
     pub memory: MemoryUsed,
-    /// How long its start took.
+    /// How long the start took.
     pub boot: Boot,
     /// How pages travelled.
     pub transport: TransportUsed,
-    /// Every node that took part.
+    /// Every node of the run.
     pub nodes: Vec<Node>,
-    /// The faults that were served.
+    /// The served faults.
     pub faults: Faults,
-    /// Pages dropped here to make room.
+    /// Pages dropped locally to free memory.
     pub evictions: u64,
     /// Pages that the guest did not use.
     pub free_pages: FreePages,
-    /// Pages fetched before they were asked for.
+    /// Pages fetched before they were touched.
     pub prefetch: Prefetch,
-    /// How many faults took how long; where the guest ran.
+    /// How many faults took how long; present if the guest ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distributions: Option<Distributions>,
-    /// Faults over time; where the guest ran.
+    /// Faults over time; present if the guest ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<Timeline>,
     /// The command of `--exec`, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exec: Option<Exec>,
-    /// Errors in the order of their time, one line each.
+    /// Errors in order of time, one line each.
     pub errors: Vec<String>,
     /// How the run ended: a name from `docs/exit-codes.md`; [`RUNNING`] while it has not.
     pub outcome: String,
@@ -59,7 +59,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// A report with nothing in it but its schema and the host.
+    /// Creates a report with only its schema and the host.
     #[must_use]
     pub fn new(host: Host) -> Self {
         Self {
@@ -72,19 +72,19 @@ impl Report {
 
 /// What executes the guest's instructions.
 ///
-/// Times from emulated hosts are not representative; only their ratios mean something.
+/// Times from emulated hosts are not representative; only their ratios are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Virtualization {
-    /// The processor, by its virtualization extension.
+    /// The processor, through its virtualization extension.
     Hardware,
-    /// Software, here or in the host's own host.
+    /// Software, on this host or on the host's own host.
     #[default]
     Emulated,
 }
 
-/// The host that ran the virtual CPUs.
+/// The host that ran the vCPUs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Host {
@@ -102,9 +102,9 @@ pub struct Host {
 pub struct Guest {
     /// Its memory.
     pub memory_bytes: u64,
-    /// Its virtual CPUs.
+    /// Its number of vCPUs.
     pub cpus: u32,
-    /// The CPU of the host on which each of them runs, in order; `null` where the host lets them.
+    /// The host CPU of each vCPU, in order; `null` without pinning.
     #[serde(default)]
     pub cpu_pinning: Option<Vec<u32>>,
     /// The file of its kernel.
@@ -112,34 +112,34 @@ pub struct Guest {
     pub kernel: Option<String>,
 }
 
-/// Memory of the compute node that the guest takes.
+/// Memory of the compute node that the guest uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MemoryUsed {
     /// Memory of the guest with its home here.
     pub home_here_bytes: u64,
-    /// How much of the rest may be here at once.
+    /// How much of the rest may be local at once.
     pub cache_bytes: u64,
-    /// How much of the rest is here, or on its way.
+    /// How much of the rest is local or in transit.
     pub cached_bytes: u64,
-    /// What the guest's memory takes of this host's.
+    /// Memory of the host that the guest's memory uses.
     pub resident_bytes: u64,
-    /// How much of that is mapped by huge pages; `null` when that is not known.
+    /// How much of that is mapped by huge pages; `null` when unknown.
     pub huge_bytes: Option<u64>,
-    /// What was added to the guest's memory; `null` without `--hotplug-memory`.
+    /// Memory added to the guest; `null` without `--hotplug-memory`.
     #[serde(default)]
     pub hotplug: Option<HotplugUsed>,
 }
 
-/// Memory that comes and goes while the guest runs.
+/// Memory that is plugged while the guest runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HotplugUsed {
-    /// The most that there can be of it.
+    /// The limit.
     pub max_bytes: u64,
-    /// What the guest was asked to have.
+    /// Bytes that the guest was asked to use.
     pub requested_bytes: u64,
-    /// What it has plugged.
+    /// Bytes that are plugged.
     pub plugged_bytes: u64,
 }
 
@@ -147,8 +147,8 @@ pub struct HotplugUsed {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Boot {
-    /// From the start of the process until the guest's init ran, in milliseconds; `null` when
-    /// it was not seen. After a restart, from there.
+    /// From the start of the process until the guest's init ran, in milliseconds; `null` when that
+    /// was not reported. After a restart, from the restart.
     pub to_init_ms: Option<f64>,
     /// How often the guest rebooted and was booted again.
     #[serde(default)]
@@ -159,79 +159,78 @@ pub struct Boot {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TransportUsed {
-    /// `rdma`, `tcp`, `udp`, `mixed` (not the same from all donors), `loopback`, or `none` when all memory
-    /// stayed here.
+    /// `rdma`, `tcp`, `udp`, `mixed` (not the same from all donors), `loopback`, or `none` when all
+    /// memory was local.
     pub kind: String,
-    /// The class of the slowest link by measured latency: `rdma`, `fast-tcp`, `slow`; `none` as
-    /// above.
+    /// The tier of the slowest link: `rdma`, `fast-tcp`, `slow`; `none` for `loopback` and `none`.
     pub tier: String,
-    /// What pages that are fetched ahead came by: the same words as `kind`.
+    /// How prefetched pages travelled, with the values of `kind`.
     #[serde(default)]
     pub bulk: String,
 }
 
-/// What a node does.
+/// The role of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// It runs virtual CPUs.
+    /// It runs vCPUs.
     Compute,
     /// It lends memory.
     Donor,
 }
 
-/// A node that took part.
+/// A node of the run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Node {
     /// Its number; 0 is the compute node.
     pub id: u32,
-    /// What it did.
+    /// Its role.
     pub role: Role,
-    /// Where it was reached; `null` for the compute node and for `loopback`.
+    /// Its address; `null` for the compute node and for `loopback`.
     pub address: Option<String>,
-    /// Guest memory that it holds: for the compute node its local budget, for a donor the
-    /// pages with their home there.
+    /// Guest memory that it holds: for the compute node its local budget, for a donor the pages
+    /// with their home there.
     pub memory_bytes: u64,
-    /// Pages that came from there.
+    /// Pages fetched from it.
     pub pages_fetched: u64,
-    /// Pages that went back there.
+    /// Pages written back to it.
     pub pages_written_back: u64,
     /// The remote faults that it served; `null` for the compute node.
     pub faults: Option<FaultKind>,
-    /// What pages took on the network by TCP or UDP; `null` for the compute node and for `loopback`.
+    /// Network traffic of pages by TCP or UDP; `null` for the compute node and for `loopback`.
     pub traffic: Option<Traffic>,
-    /// What came of RDMA; `null` where there was none from the start.
+    /// Counters of RDMA; `null` where there was none from the start.
     pub rdma: Option<RdmaUsed>,
-    /// How fast the way there is; `null` for the compute node and for `loopback`.
+    /// The speed of the path to it; `null` for the compute node and for `loopback`.
     #[serde(default)]
     pub path: Option<PathUsed>,
 }
 
-/// The way to a donor.
+/// The path to a donor.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PathUsed {
-    /// What pages that virtual CPUs wait for came by at the start: `rdma`, `tcp` or `udp`.
+    /// How pages that vCPUs waited for travelled at the start: `rdma`, `tcp` or `udp`.
     pub faults: String,
-    /// What pages that are fetched ahead came by at the start.
+    /// How prefetched pages travelled at the start.
     pub bulk: String,
-    /// Its class now: `rdma`, `fast-tcp`, `slow`.
+    /// Its current tier: `rdma`, `fast-tcp`, `slow`.
     pub tier: String,
-    /// How often that changed.
+    /// How often the tier changed.
     pub tier_changes: u64,
-    /// What a page takes now, in microseconds.
+    /// The current latency of a page, in microseconds.
     pub latency_estimate_us: f64,
-    /// What was measured of TCP at the start, if it was.
+    /// The measurement of TCP at the start, if there was one.
     pub tcp: Option<PathMeasured>,
-    /// What was measured of UDP at the start, where it is in the place of TCP.
+    /// The measurement of UDP at the start, if it replaces TCP.
     pub udp: Option<PathMeasured>,
-    /// What was measured of RDMA at the start, if it was.
+    /// The measurement of RDMA at the start, if there was one.
     pub rdma: Option<PathMeasured>,
 }
 
-/// What was measured of a way at the start.
+/// The measurement of a path at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct PathMeasured {
@@ -239,7 +238,7 @@ pub struct PathMeasured {
     pub small_us: f64,
     /// Median round trip of a page, in microseconds.
     pub page_us: f64,
-    /// Of runs of pages.
+    /// Bytes per second of a stream of page runs.
     pub stream_bytes_per_second: f64,
 }
 
@@ -247,11 +246,11 @@ pub struct PathMeasured {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Traffic {
-    /// Received, because virtual CPUs waited for them.
+    /// Received for waiting vCPUs.
     pub urgent: TrafficClass,
-    /// Received, before they were asked for.
+    /// Received by prefetching.
     pub prefetch: TrafficClass,
-    /// Sent, to make room.
+    /// Sent as write-backs.
     pub write_back: TrafficClass,
 }
 
@@ -267,27 +266,27 @@ impl Traffic {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct TrafficClass {
-    /// What they have: pages of 4096 bytes.
+    /// The size of the pages, 4096 bytes each.
     pub plain_bytes: u64,
-    /// What was sent for them, without headers.
+    /// Bytes sent for them, without headers.
     pub wire_bytes: u64,
-    /// How many of them were sent as fewer bytes, be it as zeroes.
+    /// How many were sent as fewer bytes, zero pages included.
     pub pages_compressed: u64,
     /// Whether they are compressed now, or were at the end.
     pub compressing: bool,
 }
 
-/// What came of RDMA with a donor.
+/// Counters of RDMA with a donor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RdmaUsed {
-    /// Pages that came by READ.
+    /// Pages fetched by READ.
     pub pages_read: u64,
-    /// Pages that went home by WRITE.
+    /// Pages written back by WRITE.
     pub pages_written: u64,
     /// Connections made.
     pub connections: u64,
-    /// Of these, failed: pages went on by TCP.
+    /// Of these, failed: pages continued over TCP.
     pub failures: u64,
 }
 
@@ -299,11 +298,11 @@ pub struct Faults {
     pub remote: FaultKind,
     /// The page was never written, so it was filled with zeroes.
     pub zero: FaultKind,
-    /// The page's bytes were still here.
+    /// The page's bytes were local.
     pub minor: FaultKind,
     /// First writes to pages that were mapped write-protected.
     pub write_protect: FaultKind,
-    /// Where the time of remote faults went: the same as in `remote`.
+    /// The stages of remote faults: the same as in `remote`.
     pub stages: Stages,
 }
 
@@ -315,7 +314,7 @@ pub struct FaultKind {
     pub count: u64,
     /// How long each took, in microseconds.
     pub latency_us: Percentiles,
-    /// Where that time went.
+    /// The stages of that time.
     pub stages: Stages,
 }
 
@@ -335,13 +334,13 @@ pub struct Stages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Percentiles {
-    /// Half are at most this.
+    /// Half of the values are this or less.
     pub p50: f64,
-    /// 90 % are at most this.
+    /// 90 % are this or less.
     pub p90: f64,
-    /// 99 % are at most this.
+    /// 99 % are this or less.
     pub p99: f64,
-    /// 99.9 % are at most this.
+    /// 99.9 % are this or less.
     pub p999: f64,
     /// The largest.
     pub max: f64,
@@ -351,15 +350,15 @@ pub struct Percentiles {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct FreePages {
-    /// How many it reported to be free or put into its balloon, each time.
+    /// How many it reported as free or put into its balloon, each time.
     pub reported: u64,
-    /// How many of them had bytes here, which were dropped.
+    /// How many of them had local bytes, which were dropped.
     pub dropped_here: u64,
     /// How many of them a donor has dropped.
     pub dropped_at_home: u64,
 }
 
-/// Pages fetched before they were asked for.
+/// Pages fetched before they were touched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Prefetch {
@@ -367,9 +366,9 @@ pub struct Prefetch {
     pub issued: u64,
     /// How many of them were touched afterwards, or mapped along with one that was.
     pub used: u64,
-    /// How many were evicted without that.
+    /// How many were evicted untouched.
     pub wasted: u64,
-    /// Touches that came while the page was on its way.
+    /// Touches of a page while it was in transit.
     pub late: u64,
 }
 

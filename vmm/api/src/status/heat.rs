@@ -2,17 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Which part of memory is here, and which was touched lately.
+/// Which part of memory is local, and which was touched recently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct HeatStatus {
-    /// Pages of a block, but for those that an extent cuts.
+    /// Pages per block, except for those that an extent cuts.
     pub block_pages: u32,
     /// Pages of the guest.
     pub pages: u64,
-    /// Pages that were looked at; fewer than `pages` when blocks were sampled.
+    /// Pages that were examined; fewer than `pages` when blocks were sampled.
     pub pages_looked_at: u64,
-    /// Extents by rising address.
+    /// Extents by ascending address.
     pub extents: Vec<ExtentStatus>,
 }
 
@@ -22,11 +22,11 @@ pub struct HeatStatus {
 pub struct ExtentStatus {
     /// Its first page.
     pub first_page: u32,
-    /// How many.
+    /// Its number of pages.
     pub pages: u32,
-    /// The node where they are at home.
+    /// Their home node.
     pub home: u16,
-    /// Its blocks by rising address.
+    /// Its blocks by ascending address.
     pub blocks: Vec<BlockStatus>,
 }
 
@@ -36,20 +36,21 @@ pub struct ExtentStatus {
 pub struct BlockStatus {
     /// Pages in it.
     pub pages: u32,
-    /// Pages that were looked at: the next five add up to them.
+    /// Pages that were examined: the sum of the next five.
     pub looked_at: u32,
-    /// Here.
+    /// Local.
     pub resident: u32,
-    /// Here, and about to go unless touched.
+    /// Local, and about to be evicted unless touched.
     pub leaving: u32,
-    /// On their way here.
+    /// In transit to this node.
     pub arriving: u32,
-    /// Only at home elsewhere.
+    /// Only at a home elsewhere.
     pub remote: u32,
     /// Never written, or all zero.
     pub untouched: u32,
     /// Pages that differ from what is at home.
     pub dirty: u32,
-    /// Faults in the block in the last 10 to 20 s that brought a page, or found one about to go.
+    /// Faults in the block in the last 10 to 20 s that fetched a page, or found one about to be
+    /// evicted.
     pub recent_faults: u32,
 }

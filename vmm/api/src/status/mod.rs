@@ -1,7 +1,7 @@
 //! The status of a running VM or node.
 //!
-//! The types are what travels on the control socket and what `ssi-hv status --json` prints.
-//! Fields that the report of a run has too are the report's own types.
+//! The types travel on the control socket and are printed by `ssi-hv status --json`. Fields that
+//! the report of a run has too use the report's types.
 
 pub mod heat;
 pub mod rdma;
@@ -12,24 +12,24 @@ use crate::report::{Boot, Faults, Guest, MemoryUsed, Node, Prefetch, TransportUs
 use heat::HeatStatus;
 use rdma::{NodeRdma, RdmaResources};
 
-/// The version of what `ssi-hv status --json` prints.
+/// The version of the output of `ssi-hv status --json`.
 pub const SCHEMA: u32 = 1;
 
-/// Limit on the errors in a status: the newest ones; the report has all.
+/// Limit of errors in the status, the newest ones; the report has all.
 pub const ERRORS_MAX: usize = 20;
 
-/// What a VM is doing.
+/// The state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum VmState {
-    /// Its memory is mapped, its processors do not run yet.
+    /// Its memory exists; its vCPUs do not run yet.
     Starting,
-    /// Its processors run.
+    /// Its vCPUs run.
     Running,
-    /// They are paused, by `ssi-hv pause` or because a donor cannot be reached.
+    /// Its vCPUs are paused, by a user or because a donor cannot be reached.
     Paused,
-    /// It is being ended.
+    /// It is ending.
     Ending,
 }
 
@@ -37,20 +37,20 @@ pub enum VmState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct VmStatus {
-    /// Its name: what `--name` said, or `ssi-hv-PID`.
+    /// Its name: from `--name`, or `ssi-hv-PID`.
     pub name: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// What it is doing.
+    /// Its state.
     pub state: VmState,
     /// Whether a user has paused it (`ssi-hv pause`).
     #[serde(default)]
     pub paused_by_user: bool,
-    /// Since the start of the process.
+    /// Seconds since the start of the process.
     pub uptime_s: f64,
     /// What was booted.
     pub guest: Guest,
-    /// How long its start took.
+    /// How long the start took.
     pub boot: Boot,
     /// How pages travel.
     pub transport: TransportUsed,
@@ -60,21 +60,21 @@ pub struct VmStatus {
     pub nodes: Vec<NodeNow>,
     /// The faults so far.
     pub faults: Faults,
-    /// Pages dropped here to make room.
+    /// Pages dropped locally to free memory.
     pub evictions: Evictions,
-    /// Faults that had to wait until memory was free.
+    /// Faults that waited until memory was free.
     pub stalled_for_memory: u64,
-    /// Pages fetched before they were asked for.
+    /// Pages fetched before they were touched.
     pub prefetch: Prefetch,
     /// What it uses of RDMA devices.
     #[serde(default)]
     pub rdma: RdmaResources,
-    /// Errors reported since its start.
+    /// Number of errors reported since its start.
     #[serde(default)]
     pub errors_total: u64,
     /// The newest errors, one line each.
     pub errors: Vec<String>,
-    /// The heat map, if that was asked for.
+    /// The heat map, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heat: Option<HeatStatus>,
 }
@@ -83,7 +83,7 @@ pub struct VmStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeNow {
-    /// What the report says of it.
+    /// Its fields of the report.
     #[serde(flatten)]
     pub node: Node,
     /// Its link; `null` for the compute node and for `loopback`.
@@ -96,43 +96,43 @@ pub struct NodeNow {
 pub struct LinkNow {
     /// Whether the donor can be reached, as far as is known.
     pub reachable: bool,
-    /// The last round trip of a small request, in microseconds; one is made every 2 s.
+    /// The last round trip of a small request, in microseconds; one is sent every 2 s.
     pub round_trip_us: f64,
-    /// The shortest of them.
+    /// The shortest round trip.
     pub round_trip_us_min: f64,
-    /// How often the donor could not be reached.
+    /// How often the donor became unreachable.
     pub outages: u64,
-    /// Whether pages are read by RDMA just now.
+    /// Whether pages are currently read by RDMA.
     pub rdma: bool,
 }
 
-/// Pages dropped to make room.
+/// Pages dropped to free memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Evictions {
-    /// All of them.
+    /// The total.
     pub total: u64,
-    /// Pages that were the same at home.
+    /// Clean pages.
     pub clean: u64,
     /// Pages of zeroes.
     pub zero: u64,
-    /// Evictions that a touch cancelled; not part of the total.
+    /// Evictions cancelled by a touch; not part of the total.
     pub cancelled: u64,
 }
 
-/// What a node counted since its start: its report.
+/// The counters of a node since its start: its report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeCounters {
     /// The version of the report's fields.
     pub schema: u32,
-    /// Where it listens.
+    /// The address on which it listens.
     pub listen: String,
-    /// What there is to lend.
+    /// Memory that it can lend.
     pub memory_bytes: u64,
-    /// What is lent now.
+    /// Memory lent now.
     pub lent_bytes: u64,
-    /// Leases now.
+    /// Current leases.
     pub leases: usize,
     /// Leases granted.
     pub leases_granted: u64,
@@ -142,9 +142,9 @@ pub struct NodeCounters {
     pub pages_read: u64,
     /// Pages stored for VMs.
     pub pages_written: u64,
-    /// Pages whose bytes it dropped because guests had freed them.
+    /// Pages dropped because guests had freed them.
     pub pages_dropped: u64,
-    /// What it has of RDMA.
+    /// Its RDMA resources.
     #[serde(default)]
     pub rdma: NodeRdma,
 }
@@ -153,16 +153,16 @@ pub struct NodeCounters {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeStatus {
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Since its start.
+    /// Seconds since its start.
     pub uptime_s: f64,
-    /// What it counted.
+    /// Its counters.
     #[serde(flatten)]
     pub counters: NodeCounters,
 }
 
-/// Everything that runs here: what `ssi-hv status --json` prints.
+/// Everything that runs on this host for this user: the output of `ssi-hv status --json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Everything {

@@ -1,8 +1,8 @@
-//! What a process uses of RDMA devices, and which connections a node has.
+//! RDMA resources of a process, and the connections of a node.
 
 use serde::{Deserialize, Serialize};
 
-/// What this process uses of what there is only so much of.
+/// Limited RDMA resources that this process uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct RdmaResources {
@@ -12,42 +12,42 @@ pub struct RdmaResources {
     pub resources: Vec<DeviceInUse>,
 }
 
-/// What is in use of something.
+/// Usage of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct InUse {
     /// By this process.
     pub in_use: u64,
-    /// How much there may be, for the whole host where it is the device's; `null` for no limit.
+    /// The limit, for the whole host where it is the device's; `null` without a limit.
     pub limit: Option<u64>,
 }
 
-/// What is in use of a device.
+/// Resources of a device in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct DeviceInUse {
     /// The device.
     pub device: String,
-    /// One for each connection.
+    /// Queue pairs, one per connection.
     pub queue_pairs: InUse,
-    /// Where requests complete.
+    /// Completion queues.
     pub completion_queues: InUse,
-    /// Pieces of memory that it may reach.
+    /// Registered memory regions.
     pub memory_regions: InUse,
-    /// What keeps VMs apart.
+    /// Protection domains, which isolate VMs.
     pub protection_domains: InUse,
 }
 
-/// What a node has of RDMA.
+/// RDMA resources of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct NodeRdma {
-    /// What it uses.
+    /// The resources in use.
     #[serde(flatten)]
     pub used: RdmaResources,
-    /// Connections of VMs.
+    /// Number of connections of VMs.
     pub connections: InUse,
-    /// Each of them.
+    /// Each connection.
     pub endpoints: Vec<Endpoints>,
 }
 
@@ -57,11 +57,11 @@ pub struct NodeRdma {
 pub struct Endpoints {
     /// The VM.
     pub vm: String,
-    /// What it is for: `urgent`, `prefetch` or `bulk`.
+    /// Its class: `urgent`, `prefetch` or `bulk`.
     pub class: String,
-    /// Where the TCP connection comes from that goes with it.
+    /// The origin of the TCP connection that belongs to it.
     pub peer: String,
-    /// The device here.
+    /// The local device.
     pub device: String,
     /// This end.
     pub here: Endpoint,

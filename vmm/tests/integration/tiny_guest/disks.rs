@@ -209,7 +209,7 @@ fn a_device_that_always_has_more_to_do_stops_after_a_turn() {
     assert!(running.handle.wait_until_paused(LIMIT / 2));
     assert!(begun.try_recv().is_err(), "it had another turn");
     running.handle.resume();
-    begun.recv_timeout(LIMIT).expect("it goes on");
+    begun.recv_timeout(LIMIT).expect("it continues");
     running.handle.stop();
     go_on.send(()).unwrap();
     assert_eq!(running.outcome(), Outcome::Stopped);

@@ -129,7 +129,7 @@ fn wait_for_progress(memory: &GuestMemoryMmap) {
     let deadline = Instant::now() + LIMIT;
     let first: u64 = memory.read_obj(COUNTER).unwrap();
     while memory.read_obj::<u64>(COUNTER).unwrap() == first {
-        assert!(Instant::now() < deadline, "the guest stands still");
+        assert!(Instant::now() < deadline, "the guest makes no progress");
         thread::yield_now();
     }
 }
