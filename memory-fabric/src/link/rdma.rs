@@ -85,7 +85,7 @@ impl RdmaLinkError {
         matches!(
             self,
             Self::Here {
-                source: RdmaError::NoLibrary | RdmaError::NoDevice,
+                source: RdmaError::LeftOut | RdmaError::NoLibrary | RdmaError::NoDevice,
                 ..
             }
         )

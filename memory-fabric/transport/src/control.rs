@@ -20,6 +20,9 @@ pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why a control exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
+    /// This build has no part for what the connection is to be made of.
+    #[error("cannot connect to {0}")]
+    LeftOut(SocketAddr, #[source] io::Error),
     /// No connection.
     #[error("cannot connect to {0}; is `ssi-hv node` running there, and reachable?")]
     Connect(SocketAddr, #[source] io::Error),
@@ -64,8 +67,13 @@ impl ControlStream {
     ///
     /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
     pub fn connect_by(peer: SocketAddr, carrier: Carrier) -> Result<Self, ControlError> {
-        let stream = Stream::connect(peer, carrier, CONNECT_TIMEOUT)
-            .map_err(|error| ControlError::Connect(peer, error))?;
+        let stream =
+            Stream::connect(peer, carrier, CONNECT_TIMEOUT).map_err(|error| {
+                match error.kind() {
+                    io::ErrorKind::Unsupported => ControlError::LeftOut(peer, error),
+                    _ => ControlError::Connect(peer, error),
+                }
+            })?;
         Ok(Self { stream, peer })
     }
 

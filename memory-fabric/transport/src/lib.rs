@@ -19,6 +19,10 @@ pub mod select;
 pub mod stream;
 pub mod tcp;
 mod traffic;
+#[cfg(feature = "udp")]
+pub mod udp;
+#[cfg(not(feature = "udp"))]
+#[path = "udp_absent.rs"]
 pub mod udp;
 pub mod vacant;
 

@@ -9,6 +9,9 @@ use std::time::Duration;
 /// Why something with RDMA failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RdmaError {
+    /// This build has no part for it.
+    #[error("this build of ssi-hv has no RDMA; build it with the cargo feature `rdma`")]
+    LeftOut,
     /// libibverbs is not there.
     #[error(
         "libibverbs.so.1 cannot be loaded; install it (apt install libibverbs1 ibverbs-providers)"
@@ -154,6 +157,7 @@ pub enum RdmaError {
 }
 
 /// The result of a call that returns 0, an error number, or -1 and `errno`.
+#[cfg(feature = "libibverbs")]
 pub(crate) fn check(verb: &'static str, on: &str, result: libc::c_int) -> Result<(), RdmaError> {
     let source = match result {
         0 => return Ok(()),
@@ -163,6 +167,7 @@ pub(crate) fn check(verb: &'static str, on: &str, result: libc::c_int) -> Result
     Err(failed(verb, on, source))
 }
 
+#[cfg(feature = "libibverbs")]
 pub(crate) fn failed(verb: &'static str, on: &str, source: io::Error) -> RdmaError {
     RdmaError::Verb {
         verb,

@@ -14,22 +14,37 @@
 //! - [`batch`]: requests that are posted together.
 //!
 //! libibverbs is loaded when it is first used, if the host has it. Without it that ends with
-//! [`RdmaError::NoLibrary`]. Children keep their parents alive: a queue pair its domain and
+//! [`RdmaError::NoLibrary`]. Without the feature `libibverbs` the types remain, none of their values
+//! can exist, and what would make one ends with [`RdmaError::LeftOut`]. Children keep their parents alive: a queue pair its domain and
 //! queues, a domain its device.
 
+#[cfg(feature = "libibverbs")]
 mod abi;
+#[cfg(not(feature = "libibverbs"))]
+mod absent;
+#[cfg(feature = "libibverbs")]
 pub mod batch;
+#[cfg(feature = "libibverbs")]
 pub mod device;
 pub mod endpoint;
 mod error;
+#[cfg(feature = "libibverbs")]
 mod library;
+#[cfg(feature = "libibverbs")]
 pub mod memory;
+#[cfg(feature = "libibverbs")]
 mod on_demand;
+#[cfg(feature = "libibverbs")]
 pub mod pair;
+#[cfg(feature = "libibverbs")]
 pub mod queue;
 pub mod resources;
 pub mod room;
+#[cfg(feature = "libibverbs")]
 pub mod staging;
 
+#[cfg(not(feature = "libibverbs"))]
+pub use absent::{batch, device, memory, pair, queue, staging};
 pub use error::RdmaError;
+#[cfg(feature = "libibverbs")]
 pub(crate) use error::{check, failed};

@@ -159,6 +159,7 @@ impl Drop for Share {
 }
 
 /// What a device has, as `ibv_query_device` tells it.
+#[cfg(feature = "libibverbs")]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     pub queue_pairs: libc::c_int,
@@ -168,6 +169,7 @@ pub(crate) struct Counts {
 }
 
 /// The quotas of an open device.
+#[cfg(feature = "libibverbs")]
 #[derive(Debug)]
 pub(crate) struct Resources {
     device: String,
@@ -177,6 +179,7 @@ pub(crate) struct Resources {
     pub(crate) protection_domains: Arc<Quota>,
 }
 
+#[cfg(feature = "libibverbs")]
 impl Resources {
     pub(crate) fn new(device: &str, counts: Counts) -> Self {
         const REMEDY: &str = "end VMs or nodes that use it, or give some of them another device";
@@ -202,6 +205,7 @@ impl Resources {
 }
 
 /// A limit as a device tells it; one that is zero or negative says nothing.
+#[cfg(feature = "libibverbs")]
 fn limit_of(count: libc::c_int) -> Option<u64> {
     u64::try_from(count).ok().filter(|&count| count > 0)
 }
@@ -334,6 +338,7 @@ mod tests {
         assert_eq!(quota.usage().in_use, 0);
     }
 
+    #[cfg(feature = "libibverbs")]
     #[test]
     fn limits_that_say_nothing_are_none() {
         assert_eq!(limit_of(0).or(limit_of(-1)).or(limit_of(i32::MIN)), None);

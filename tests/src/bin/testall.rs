@@ -50,6 +50,23 @@ const STEPS: &[Step<'static>] = &[
         runs_tests: false,
     },
     Step {
+        // Without RDMA and UDP; also with every warning denied.
+        name: "minimal build",
+        args: &[
+            "clippy",
+            "-p",
+            "ssi-hv",
+            "--no-default-features",
+            "--lib",
+            "--bins",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        env: &[],
+        runs_tests: false,
+    },
+    Step {
         name: "doc tests",
         args: &["test", "--workspace", "--doc"],
         env: &[],

@@ -57,11 +57,13 @@ impl Mtu {
     }
 
     /// By its number in verbs (`enum ibv_mtu`: 1 is 256 bytes, 5 is 4096).
+    #[cfg(feature = "libibverbs")]
     pub(super) fn from_verbs(number: u32) -> Option<Self> {
         (1..=5).contains(&number).then(|| Self(128 << number))
     }
 
     /// Its number in verbs.
+    #[cfg(feature = "libibverbs")]
     pub(crate) fn to_verbs(self) -> u32 {
         self.0.trailing_zeros() - 7
     }
