@@ -3,9 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::{ImageError, command, digest};
+use crate::{ImageError, command, digest, sources};
 
 const REMEDY: &str = "run \"apt-get update\" and try again";
+/// The keys of Debian's archive, from the package debian-archive-keyring.
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// apt's own user may not write where we do.
+const SANDBOX: &str = "-oAPT::Sandbox::User=root";
 
 /// A versioned package, as apt's signed indexes describe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,66 +22,103 @@ pub struct Package {
     pub sha256: String,
 }
 
-/// Asks apt which versioned kernel package `meta` depends on.
-///
-/// # Errors
-/// Fails when apt does not know it.
-pub fn resolve(meta: &str) -> Result<Package, ImageError> {
-    let unresolved = || ImageError::Unresolved {
-        package: meta.to_owned(),
-    };
-    // apt-cache answers an unknown package with an error, an outdated index with silence.
-    let depends = command::output(
-        Command::new("apt-cache").args(["depends", "--no-recommends", "--", meta]),
-        "apt",
-        REMEDY,
-    )?;
-    let name = kernel_dependency(&String::from_utf8_lossy(&depends)).ok_or_else(unresolved)?;
-    let show = command::output(
-        Command::new("apt-cache").args(["show", "--no-all-versions", "--", &name]),
-        "apt",
-        REMEDY,
-    )?;
-    parse_show(&String::from_utf8_lossy(&show))
-        .filter(|p| p.name == name)
-        .ok_or_else(unresolved)
+/// apt, as this machine is set up or restricted to one suite.
+#[derive(Clone, Debug, Default)]
+pub struct Apt {
+    /// Given to every command, before its own arguments.
+    options: Vec<String>,
 }
 
-/// Downloads a package into `dir`. apt checks it against its signed indexes, and the hash is
-/// compared again here.
-///
-/// # Errors
-/// Fails when apt does, or when the hash differs.
-pub fn download(package: &Package, dir: &Path) -> Result<PathBuf, ImageError> {
-    let wanted = format!("{}={}", package.name, package.version);
-    command::output(
-        Command::new("apt-get").current_dir(dir).args([
-            "download",
-            "-q",
-            "-o",
-            "APT::Sandbox::User=root",
-            "--",
-            &wanted,
-        ]),
-        "apt",
-        REMEDY,
-    )?;
-    let deb = digest::files(dir)?
-        .into_iter()
-        .find(|p| p.extension().is_some_and(|e| e == "deb"))
-        .ok_or_else(|| ImageError::Incomplete {
-            package: wanted,
-            what: "file after its download".into(),
-        })?;
-    let found = digest::file(&deb)?;
-    if found != package.sha256 {
-        return Err(ImageError::Checksum {
-            what: deb.display().to_string(),
-            expected: package.sha256.clone(),
-            found,
-        });
+impl Apt {
+    /// Another suite of the mirror that this machine uses for Debian, such as `bookworm-backports`.
+    ///
+    /// Sources, lists and cache are kept in `dir`, so the machine's apt does not change.
+    ///
+    /// # Errors
+    /// Fails when apt knows no mirror, or cannot fetch the lists of the suite.
+    pub fn of_suite(suite: &str, dir: &Path) -> Result<Self, ImageError> {
+        let mirror = sources::mirror(&sources::debian()?).ok_or(ImageError::NoRelease)?;
+        let source = format!("deb [signed-by={KEYRING}] {mirror} {suite} main\n");
+        Self::of_source(&source, dir)
     }
-    Ok(deb)
+
+    /// Uses `source`, a line as in `sources.list`, and nothing else.
+    fn of_source(source: &str, dir: &Path) -> Result<Self, ImageError> {
+        let (list, lists, cache) = (
+            dir.join("sources.list"),
+            dir.join("lists"),
+            dir.join("cache"),
+        );
+        for made in [lists.join("partial"), cache.join("archives/partial")] {
+            std::fs::create_dir_all(&made).map_err(ImageError::io(&made))?;
+        }
+        std::fs::write(&list, source).map_err(ImageError::io(&list))?;
+        // Options of the command line take precedence over every file of the machine.
+        let options = [
+            format!("Dir::Etc::sourcelist={}", list.display()),
+            "Dir::Etc::sourceparts=/dev/null".into(),
+            format!("Dir::State::lists={}", lists.display()),
+            format!("Dir::Cache={}", cache.display()),
+        ];
+        let apt = Self {
+            options: options.map(|option| format!("-o{option}")).into(),
+        };
+        apt.output("apt-get", &["update", "-q", SANDBOX])?;
+        Ok(apt)
+    }
+
+    fn output(&self, program: &str, args: &[&str]) -> Result<Vec<u8>, ImageError> {
+        self.output_in(Path::new("."), program, args)
+    }
+
+    fn output_in(&self, dir: &Path, program: &str, args: &[&str]) -> Result<Vec<u8>, ImageError> {
+        let mut command = Command::new(program);
+        command.current_dir(dir).args(&self.options).args(args);
+        command::output(&mut command, "apt", REMEDY)
+    }
+
+    /// Asks apt which versioned kernel package `meta` depends on.
+    ///
+    /// # Errors
+    /// Fails when apt does not know it.
+    pub fn resolve(&self, meta: &str) -> Result<Package, ImageError> {
+        let unresolved = || ImageError::Unresolved {
+            package: meta.to_owned(),
+        };
+        // apt-cache answers an unknown package with an error, an outdated index with silence.
+        let depends = self.output("apt-cache", &["depends", "--no-recommends", "--", meta])?;
+        let name = kernel_dependency(&String::from_utf8_lossy(&depends)).ok_or_else(unresolved)?;
+        let show = self.output("apt-cache", &["show", "--no-all-versions", "--", &name])?;
+        parse_show(&String::from_utf8_lossy(&show))
+            .filter(|p| p.name == name)
+            .ok_or_else(unresolved)
+    }
+
+    /// Downloads a package into `dir`. apt checks it against its signed indexes, and the hash is
+    /// compared again here.
+    ///
+    /// # Errors
+    /// Fails when apt does, or when the hash differs.
+    pub fn download(&self, package: &Package, dir: &Path) -> Result<PathBuf, ImageError> {
+        let wanted = format!("{}={}", package.name, package.version);
+        self.output_in(dir, "apt-get", &["download", "-q", SANDBOX, "--", &wanted])?;
+        let deb = digest::files(dir)?
+            .into_iter()
+            .find(|p| p.extension().is_some_and(|e| e == "deb"))
+            .ok_or_else(|| ImageError::Incomplete {
+                package: wanted,
+                what: "file after its download".into(),
+            })?;
+        let found = digest::file(&deb)?;
+        if found != package.sha256 {
+            return Err(ImageError::Checksum {
+                what: deb.display().to_string(),
+                expected: package.sha256.clone(),
+                found,
+            });
+        }
+        Ok(deb)
+    }
 }
 
 /// Finds `Depends: linux-image-...` in the output of `apt-cache depends`.
@@ -132,5 +173,58 @@ mod tests {
         let package = parse_show(&text).unwrap();
         assert_eq!((package.version.as_str(), package.sha256), ("2", hash));
         assert_eq!(parse_show("Package: p\nVersion: 2\nSHA256: 12\n"), None);
+    }
+
+    /// A flat archive in `dir` with a meta package and the package that it depends on.
+    fn make_archive(dir: &Path) -> String {
+        let mut index = String::new();
+        for (name, depends) in [
+            ("linux-image-absent-elsewhere", "linux-image-9.9-absent"),
+            ("linux-image-9.9-absent", ""),
+        ] {
+            let tree = dir.join(name);
+            std::fs::create_dir_all(tree.join("DEBIAN")).unwrap();
+            let mut control = format!(
+                "Package: {name}\nVersion: 9.9\nArchitecture: all\n\
+                 Maintainer: n <n@example.org>\nDescription: d\n"
+            );
+            if !depends.is_empty() {
+                control += &format!("Depends: {depends}\n");
+            }
+            std::fs::write(tree.join("DEBIAN/control"), &control).unwrap();
+            let deb = dir.join(format!("{name}.deb"));
+            let mut build = Command::new("dpkg-deb");
+            build
+                .args(["-b", "--root-owner-group"])
+                .arg(&tree)
+                .arg(&deb);
+            command::output(&mut build, "dpkg", "").unwrap();
+            let (size, hash) = (
+                std::fs::metadata(&deb).unwrap().len(),
+                digest::file(&deb).unwrap(),
+            );
+            index += &format!("{control}Filename: ./{name}.deb\nSize: {size}\nSHA256: {hash}\n\n");
+        }
+        std::fs::write(dir.join("Packages"), index).unwrap();
+        format!("deb [trusted=yes] file:{} ./\n", dir.display())
+    }
+
+    #[test]
+    fn a_source_of_its_own_is_used_alone_and_the_machines_apt_does_not_learn_of_it() {
+        let archive = tempfile::tempdir().unwrap();
+        let source = make_archive(archive.path());
+        let dir = tempfile::tempdir().unwrap();
+        let apt = Apt::of_source(&source, dir.path()).unwrap();
+        let package = apt.resolve("linux-image-absent-elsewhere").unwrap();
+        assert_eq!(
+            (package.name.as_str(), package.version.as_str()),
+            ("linux-image-9.9-absent", "9.9")
+        );
+        let into = tempfile::tempdir().unwrap();
+        let deb = apt.download(&package, into.path()).unwrap();
+        assert_eq!(digest::file(&deb).unwrap(), package.sha256);
+
+        let machine = Apt::default().resolve("linux-image-absent-elsewhere");
+        assert!(machine.is_err(), "{machine:?}");
     }
 }

@@ -9,8 +9,8 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::apt::{self, Package};
-use crate::modules::ModuleIndex;
+use crate::apt::{Apt, Package};
+use crate::modules::{self, ModuleIndex};
 use crate::{ImageError, KernelSpec, command, digest, vmlinux};
 
 /// The version of `image.json`; a record with another version is replaced.
@@ -160,9 +160,13 @@ impl ImageCache {
     /// # Errors
     /// As [`ensure`](Self::ensure).
     pub fn download(&self, spec: &KernelSpec) -> Result<KernelImage, ImageError> {
-        let package = apt::resolve(&spec.package)?;
-        let temp = self.temp_dir()?;
-        let deb = apt::download(&package, temp.path())?;
+        let (temp, lists) = (self.temp_dir()?, self.temp_dir()?);
+        let apt = match &spec.suite {
+            Some(suite) => Apt::of_suite(suite, lists.path())?,
+            None => Apt::default(),
+        };
+        let package = apt.resolve(&spec.package)?;
+        let deb = apt.download(&package, temp.path())?;
         self.build(spec, &package, &deb, Origin::Downloaded)
     }
 
@@ -268,7 +272,7 @@ fn assemble(
         .closure(spec.modules.iter().map(String::as_str))
         .map_err(|name| lacks(format!("module {name}")))?;
     for file in &files {
-        copy(&from.join(file), &to.join(file))?;
+        copy_module(&from.join(file), &to.join(modules::plain(file)))?;
     }
     let dep = to.join("modules.dep");
     make_parent(&dep)?;
@@ -315,6 +319,23 @@ fn read_index(dir: &Path) -> Result<ModuleIndex, ImageError> {
     ))
 }
 
+/// Copies a module, decompressed: busybox cannot load a compressed one.
+fn copy_module(from: &Path, to: &Path) -> Result<(), ImageError> {
+    if from.extension().is_none_or(|extension| extension != "xz") {
+        return copy(from, to);
+    }
+    let packed = std::fs::read(from).map_err(ImageError::io(from))?;
+    let mut xz = Command::new("xz");
+    let plain = command::filter(
+        xz.args(["-d", "-c"]),
+        &packed,
+        "xz-utils",
+        "is the package damaged?",
+    )?;
+    make_parent(to)?;
+    std::fs::write(to, plain).map_err(ImageError::io(to))
+}
+
 fn copy(from: &Path, to: &Path) -> Result<(), ImageError> {
     make_parent(to)?;
     std::fs::copy(from, to)
@@ -337,6 +358,7 @@ mod tests {
         KernelSpec {
             name: "tiny".into(),
             package: package.into(),
+            suite: None,
             about: String::new(),
             modules: vec!["m".into()],
         }
@@ -344,6 +366,11 @@ mod tests {
 
     /// A `.deb` with a kernel that is an ELF file and a module that depmod can read.
     fn make_deb(dir: &Path) -> Package {
+        make_deb_with(dir, |_| {})
+    }
+
+    /// The same, after `change` has changed the module.
+    fn make_deb_with(dir: &Path, change: impl FnOnce(&Path)) -> Package {
         let tree = dir.join("tree");
         let modules = tree.join("lib/modules/9.9-tiny");
         std::fs::create_dir_all(modules.join("kernel")).unwrap();
@@ -356,6 +383,7 @@ mod tests {
         let mut cc = Command::new("cc");
         cc.arg("-c").arg("-o").arg(&object).arg(dir.join("m.c"));
         command::output(&mut cc, "gcc", "").unwrap();
+        change(&object);
         std::fs::write(modules.join("modules.order"), "kernel/m.ko\n").unwrap();
         std::fs::write(modules.join("modules.builtin"), "").unwrap();
         let control = "Package: linux-image-tiny\nVersion: 1\nArchitecture: all\n\
@@ -417,6 +445,24 @@ mod tests {
             text.contains("no-such-meta-package") && text.contains("apt-get update"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_compressed_module_is_kept_decompressed() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut object = Vec::new();
+        let package = make_deb_with(dir.path(), |module| {
+            object = std::fs::read(module).unwrap();
+            command::output(Command::new("xz").arg(module), "xz-utils", "").unwrap();
+        });
+        let cache = ImageCache::open(&dir.path().join("cache")).unwrap();
+        let deb = dir.path().join("tiny.deb");
+        let image = cache
+            .build(&spec("p"), &package, &deb, Origin::Downloaded)
+            .unwrap();
+        assert_eq!(image.module_files(["m"]).unwrap(), ["kernel/m.ko"]);
+        let kept = std::fs::read(image.modules_dir().join("kernel/m.ko")).unwrap();
+        assert!(kept == object);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 
 use crate::cache::Origin;
-use crate::{DistroSpec, ImageCache, ImageError, command, digest};
+use crate::{DistroSpec, ImageCache, ImageError, command, digest, sources};
 
 /// The version of `image.json`; a record with another version is replaced.
 const SCHEMA: u32 = 1;
@@ -159,7 +159,7 @@ fn recipe(spec: &DistroSpec) -> String {
 
 fn build(cache: &ImageCache, spec: &DistroSpec) -> Result<DistroImage, ImageError> {
     need_root(&spec.name)?;
-    let sources = sources()?;
+    let sources = sources::debian()?;
     let temp = cache.temp_dir()?;
     let (archive, tree, made) = (
         temp.path().join("files.tar"),
@@ -220,7 +220,7 @@ fn build(cache: &ImageCache, spec: &DistroSpec) -> Result<DistroImage, ImageErro
     let record = Record {
         schema: SCHEMA,
         name: spec.name.clone(),
-        release: release(&sources),
+        release: sources::release(&sources),
         recipe_sha256: recipe(spec),
         packages_sha256: digest::file(&made.join("packages.txt"))?,
         files_sha256: digest::file(&archive)?,
@@ -294,7 +294,10 @@ pub(crate) fn bootstrap(
             command.arg(format!("--aptopt={line}"));
         }
     }
-    command.arg(release(sources)).arg(target).args(sources);
+    command
+        .arg(sources::release(sources))
+        .arg(target)
+        .args(sources);
     command::output(&mut command, "mmdebstrap", REMEDY).map(drop)
 }
 
@@ -318,68 +321,10 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<(), ImageError> {
     std::fs::write(path, bytes).map_err(ImageError::io(path))
 }
 
-/// The Debian archives that apt is configured for, as lines of its sources.
-pub(crate) fn sources() -> Result<Vec<String>, ImageError> {
-    let targets = command::output(
-        Command::new("apt-get").args([
-            "indextargets",
-            "--format",
-            "$(ORIGIN)|$(COMPONENT)|$(REPO_URI)|$(RELEASE)",
-            "Created-By: Packages",
-        ]),
-        "apt",
-        REMEDY,
-    )?;
-    let sources = parse_targets(&String::from_utf8_lossy(&targets));
-    if sources.is_empty() {
-        return Err(ImageError::NoRelease);
-    }
-    Ok(sources)
-}
-
-/// Parses the output that [`sources`] requests. Only Debian's own main archive counts.
-fn parse_targets(text: &str) -> Vec<String> {
-    let mut sources = Vec::new();
-    for line in text.lines() {
-        let fields: Vec<_> = line.split('|').collect();
-        if let ["Debian", "main", uri, release] = fields[..] {
-            let source = format!("deb {uri} {release} main");
-            if !sources.contains(&source) {
-                sources.push(source);
-            }
-        }
-    }
-    sources
-}
-
-/// The release among sources: other suites extend its name, such as `bookworm-updates`.
-pub(crate) fn release(sources: &[String]) -> String {
-    let names = sources.iter().filter_map(|line| line.split(' ').nth(2));
-    names
-        .min_by_key(|name| name.len())
-        .unwrap_or_default()
-        .to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Manifest;
-
-    #[test]
-    fn only_debians_main_archive_is_taken_and_the_shortest_name_is_the_release() {
-        let text = "Debian|main|http://d/security/|bookworm-security\n\
-                    Debian|main|http://d/debian/|bookworm\nDebian|main|http://d/debian/|bookworm\n\
-                    Debian|contrib|http://d/debian/|bookworm\nOther|main|http://o/|stable\n||http://x/|\n";
-        let sources = parse_targets(text);
-        let expected = [
-            "deb http://d/security/ bookworm-security main",
-            "deb http://d/debian/ bookworm main",
-        ];
-        assert_eq!(sources, expected);
-        assert_eq!(release(&sources), "bookworm");
-        assert!(parse_targets("").is_empty());
-    }
 
     #[test]
     fn a_path_is_one_word_for_a_shell_whatever_is_in_it() {

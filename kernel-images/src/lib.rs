@@ -26,6 +26,7 @@ pub mod manifest;
 pub mod modules;
 pub mod programs;
 pub mod root;
+mod sources;
 pub mod vmlinux;
 
 pub use cache::{ImageCache, KernelImage};

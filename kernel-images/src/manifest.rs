@@ -17,6 +17,9 @@ pub struct KernelSpec {
     pub name: String,
     /// The Debian meta package.
     pub package: String,
+    /// The suite that has it, if that is not the release that apt is set up for.
+    #[serde(default)]
+    pub suite: Option<String>,
     /// The purpose of this kernel.
     #[serde(default)]
     pub about: String,
@@ -88,6 +91,11 @@ impl Manifest {
             if !is_plain(package) {
                 return Err(bad(format!("\"{package}\" is not a package name")));
             }
+        }
+        // A suite is a word of a line of apt's sources.
+        let mut suites = manifest.kernels.iter().filter_map(|k| k.suite.as_ref());
+        if let Some(suite) = suites.find(|suite| !is_plain(suite)) {
+            return Err(bad(format!("\"{suite}\" is not the name of a suite")));
         }
         // Each name is a directory of the cache.
         let names = manifest.kernels.iter().map(|k| &k.name);
@@ -183,6 +191,23 @@ mod tests {
     fn a_package_name_that_looks_like_an_option_is_refused() {
         let text = "[[kernel]]\nname = \"a\"\npackage = \"--help\"\n";
         assert!(parse(text).unwrap_err().to_string().contains("--help"));
+    }
+
+    #[test]
+    fn a_suite_is_optional_and_one_word() {
+        let kernel = |suite: &str| {
+            parse(&format!(
+                "[[kernel]]\nname=\"a\"\npackage=\"p\"\nsuite=\"{suite}\"\n"
+            ))
+        };
+        let manifest = kernel("r-backports").unwrap();
+        let suite = manifest.kernel("a").unwrap().suite.as_deref();
+        assert_eq!(suite, Some("r-backports"));
+        let text = kernel("sid main\\ndeb x").unwrap_err().to_string();
+        assert!(text.contains("is not the name of a suite"), "{text}");
+        let built_in = Manifest::built_in().unwrap();
+        assert_eq!(built_in.kernel("full").unwrap().suite, None);
+        assert!(built_in.kernel("backports").unwrap().suite.is_some());
     }
 
     #[test]

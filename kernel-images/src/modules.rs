@@ -57,17 +57,24 @@ impl ModuleIndex {
         Ok(order)
     }
 
-    /// The lines of `modules.dep` for these paths.
+    /// The lines of `modules.dep` for these paths, as [`plain`] modules.
     #[must_use]
     pub fn dep_lines(&self, paths: &[String]) -> String {
         let mut text = String::new();
         for path in paths {
             if let Some((path, needs)) = self.entries.get(&name_of(path)) {
-                text.push_str(&format!("{path}: {}\n", needs.join(" ")));
+                let needs: Vec<_> = needs.iter().map(|need| plain(need)).collect();
+                text.push_str(&format!("{}: {}\n", plain(path), needs.join(" ")));
             }
         }
         text
     }
+}
+
+/// The path of a module once it is decompressed.
+#[must_use]
+pub fn plain(path: &str) -> &str {
+    path.strip_suffix(".xz").unwrap_or(path)
 }
 
 /// `kernel/a/b-c.ko.xz` is called `b_c`: the kernel does not distinguish - and _.
@@ -114,6 +121,18 @@ mod tests {
         let lines = index.dep_lines(&index.closure(["kvm"]).unwrap());
         assert_eq!(
             lines,
+            "kernel/irqbypass.ko: \nkernel/a/kvm.ko: kernel/irqbypass.ko\n"
+        );
+    }
+
+    #[test]
+    fn dependency_lines_name_compressed_modules_as_they_are_when_decompressed() {
+        let dep = "kernel/a/kvm.ko.xz: kernel/irqbypass.ko.xz\nkernel/irqbypass.ko.xz:\n";
+        let index = ModuleIndex::parse(dep, "");
+        let files = index.closure(["kvm"]).unwrap();
+        assert_eq!(files, ["kernel/irqbypass.ko.xz", "kernel/a/kvm.ko.xz"]);
+        assert_eq!(
+            index.dep_lines(&files),
             "kernel/irqbypass.ko: \nkernel/a/kvm.ko: kernel/irqbypass.ko\n"
         );
     }

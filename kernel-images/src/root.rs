@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::{ImageCache, ImageError, digest, distro};
+use crate::{ImageCache, ImageError, digest, distro, sources};
 
 /// The entry's name.
 const NAME: &str = "debian-root";
@@ -22,7 +22,7 @@ const PACKAGES: &str = "systemd-sysv,udev,libnss-systemd,man-db,bash-completion"
 /// command is missing.
 pub fn ensure(cache: &ImageCache) -> Result<PathBuf, ImageError> {
     let dir = cache.root().join(NAME);
-    let sources = distro::sources()?;
+    let sources = sources::debian()?;
     let recipe = recipe(&sources);
     if !is_whole(&dir, &recipe) {
         distro::need_root(NAME)?;
@@ -41,7 +41,7 @@ pub fn ensure(cache: &ImageCache) -> Result<PathBuf, ImageError> {
 
 /// The hash of its recipe.
 fn recipe(sources: &[String]) -> String {
-    digest::bytes(format!("1\0{PACKAGES}\0{}\0", distro::release(sources)).as_bytes())
+    digest::bytes(format!("1\0{PACKAGES}\0{}\0", sources::release(sources)).as_bytes())
 }
 
 fn is_whole(dir: &Path, recipe: &str) -> bool {
