@@ -14,7 +14,7 @@ use crate::cleanup::{self, Process};
 use crate::e2e::{add_rxe, parse_faultprobe, processor_ticks};
 use crate::published::Published;
 use crate::share::Share;
-use crate::testbed::{Host, HostImage, RemoteProcess, Tap, Testbed, TestbedConfig};
+use crate::testbed::{Host, HostImage, HostKernel, RemoteProcess, Tap, Testbed, TestbedConfig};
 
 /// What the guest's kernel says first.
 const GUEST_BEGINS: &str = "Linux version";
@@ -199,7 +199,7 @@ fn run_on_testbed(
     dir: &Path,
     transport: Option<Transport>,
 ) -> anyhow::Result<(Outcome, Outcome)> {
-    let image = HostImage::prepare(workspace)?;
+    let image = HostImage::prepare(workspace, HostKernel::Linux6_1)?;
     let config = TestbedConfig::two_hosts(&share.dir, workspace.join("target/testbed/demo"));
     let testbed = Testbed::start(&config, &image)?;
     let (compute, lender) = (testbed.host(1), testbed.host(2));

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::swap_guest::{self, TAP};
 use super::{median, number};
 use crate::share::Share;
-use crate::testbed::{Host, HostImage, RemoteProcess, Testbed, TestbedConfig};
+use crate::testbed::{Host, HostImage, HostKernel, RemoteProcess, Testbed, TestbedConfig};
 
 /// No round begins after so long, so that the whole ends in bounded time on a busy machine too.
 const ROUNDS_TIME_MAX: Duration = Duration::from_secs(15 * 60);
@@ -52,7 +52,7 @@ pub(super) fn measure(workspace: &Path, dir: &Path, rounds: usize) -> anyhow::Re
         "no ssi-hv in target/release: run scripts/bench"
     );
     swap_guest::prepare(workspace, &share)?;
-    let image = HostImage::prepare(workspace)?;
+    let image = HostImage::prepare(workspace, HostKernel::Linux6_1)?;
     let mut restarts = Vec::new();
     loop {
         match on_testbed(&share, &image, dir, rounds) {

@@ -11,7 +11,7 @@ use kernel_images::programs;
 use serde::{Deserialize, Serialize};
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::share::Share;
-use ssi_hv_tests::testbed::{Host, HostImage, Output, Testbed, TestbedConfig};
+use ssi_hv_tests::testbed::{Host, HostImage, HostKernel, Output, Testbed, TestbedConfig};
 
 /// How often `up` looks whether its hosts are alive.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
@@ -50,6 +50,9 @@ struct Bed {
     /// CPUs of each. With more than one guests crash now and then: the emulation is not perfect.
     #[arg(long, default_value_t = 1)]
     cpus: u32,
+    /// Their kernel.
+    #[arg(long, value_enum, default_value = "6.12")]
+    kernel: HostKernel,
     /// The largest packet of the links.
     #[arg(long, default_value_t = 9000)]
     mtu: u32,
@@ -144,7 +147,7 @@ fn start(bed: &Bed, workspace: &Path, logs: &Path) -> anyhow::Result<Testbed> {
             .with_context(|| dir.display().to_string())?,
         None => Share::prepare(workspace)?.dir,
     };
-    let image = HostImage::prepare(workspace)?;
+    let image = HostImage::prepare(workspace, bed.kernel)?;
     let config = TestbedConfig {
         hosts: bed.hosts,
         memory_mib: bed.memory_mib,

@@ -10,7 +10,7 @@ use super::comparison::{Comparison, donor_flags, measure};
 use super::work;
 use crate::demo::{show, start_donor};
 use crate::share::Share;
-use crate::testbed::{HostImage, Testbed, TestbedConfig};
+use crate::testbed::{HostImage, HostKernel, Testbed, TestbedConfig};
 
 /// Runs the demo and writes `target/demo/distro.json`.
 ///
@@ -33,7 +33,7 @@ pub fn run(workspace: &Path) -> anyhow::Result<()> {
     };
     let begin = Instant::now();
     println!("Two emulated hosts are used (their times are not representative).");
-    let image = HostImage::prepare(workspace)?;
+    let image = HostImage::prepare(workspace, HostKernel::Linux6_1)?;
     let mut config = TestbedConfig::two_hosts(&share.dir, workspace.join("target/testbed/distro"));
     config.disk = Some(disk);
     let testbed = Testbed::start(&config, &image)?;

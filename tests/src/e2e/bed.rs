@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
 const SHORT: Duration = Duration::from_secs(30);
@@ -16,36 +16,42 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "bed_commands",
         about: "commands run with their exit codes, signals, outputs and deadlines",
         needs_product: false,
+        hosts: Hosts::TWO_6_1,
         run: commands,
     },
     Scenario {
         name: "bed_files",
         about: "files go into a host and come back unharmed",
         needs_product: false,
+        hosts: Hosts::TWO_6_1,
         run: files,
     },
     Scenario {
         name: "bed_processes",
         about: "a process is watched, signalled, and killed with all it started",
         needs_product: false,
+        hosts: Hosts::TWO_6_1,
         run: processes,
     },
     Scenario {
         name: "bed_kvm_and_userfaultfd",
         about: "every host makes a VM and a userfaultfd that takes kernel faults",
         needs_product: false,
+        hosts: Hosts::TWO_6_1,
         run: kvm_and_userfaultfd,
     },
     Scenario {
         name: "bed_link",
         about: "a link is cut, restored, and slowed down",
         needs_product: false,
+        hosts: Hosts::TWO_6_1,
         run: link,
     },
     Scenario {
         name: "bed_rdma",
         about: "software RDMA reads between two hosts",
         needs_product: false,
+        hosts: Hosts::TWO_6_1,
         run: rdma,
     },
 ];

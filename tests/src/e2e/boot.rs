@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::donor::Donor;
 use super::guest::{Finished, Guest, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 /// What runs in guests whose memory is to be checked: with the kernel more than their local part, no more than
 /// emulated hosts can fetch in a minute or two.
@@ -19,6 +19,7 @@ pub(super) const MEASURED: &[Scenario] = &[Scenario {
     name: "boot_local",
     about: "a guest with all memory local takes no remote fault; its boot time is compared",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: boot_local,
 }];
 
@@ -27,48 +28,56 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "boot_remote_1cpu",
         about: "a guest with memory on two hosts boots, and no byte is lost",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| boot_remote(context, 1),
     },
     Scenario {
         name: "boot_remote_2cpu",
         about: "the same with two vCPUs",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| boot_remote(context, 2),
     },
     Scenario {
         name: "boot_exact_loan",
         about: "a donor that lends only what local memory leaves is enough",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: boot_exact_loan,
     },
     Scenario {
         name: "boot_elf",
         about: "an ELF vmlinux boots as a bzImage does",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: boot_elf,
     },
     Scenario {
         name: "boot_full_kernel",
         about: "the other stock kernel boots",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: boot_full_kernel,
     },
     Scenario {
         name: "reboot_exit_code",
         about: "a reboot ends the run with its own exit code",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: reboot_exit_code,
     },
     Scenario {
         name: "panic_exit_code",
         about: "a panic of the guest's kernel ends the run with its own exit code",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: panic_exit_code,
     },
     Scenario {
         name: "ctrl_c",
         about: "SIGINT ends a running guest in order, and the donor gets its memory back",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: ctrl_c,
     },
 ];

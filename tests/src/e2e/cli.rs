@@ -4,25 +4,28 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::guest::{GUEST_DEADLINE, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "doctor",
         about: "doctor finds a testbed host ready, and says so in JSON too",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: doctor,
     },
     Scenario {
         name: "bad_input",
         about: "what cannot be started ends with one line, the right exit code and no panic",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: bad_input,
     },
     Scenario {
         name: "report_on_full_disk",
         about: "a report that finds no room ends the run with an error that names it",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: report_on_full_disk,
     },
 ];

@@ -6,12 +6,13 @@ use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "narrow_link",
     about: "on a link of 8 Mbit/s pages are compressed by themselves, and every byte is right",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: narrow_link,
 }];
 

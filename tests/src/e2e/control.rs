@@ -8,13 +8,14 @@ use serde_json::Value;
 use super::donor::Donor;
 use super::guest::{BOOT_DEADLINE, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::status::{number, status};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "control",
     about: "a guest is asked by a crowd, paused, resumed, made to give up memory, takes some back in need and is given the rest, and shut down by its power button",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: control,
 }];
 

@@ -6,13 +6,14 @@ use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "boot_8cpu",
     about: "eight vCPUs come up, each pinned, with x2APIC, KVM's clock and stolen time; idle they cost next to nothing",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: boot_8cpu,
 }];
 

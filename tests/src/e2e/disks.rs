@@ -4,31 +4,35 @@ use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "disks",
         about: "what a guest writes to a disk is in its image, from memory that is mostly remote",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: disks,
     },
     Scenario {
         name: "disk_without_room",
         about: "a host that has no room is an I/O error in the guest, and one warning",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: disk_without_room,
     },
     Scenario {
         name: "disk_block_device",
         about: "a block device is a disk, and is refused to a second VM",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: disk_block_device,
     },
     Scenario {
         name: "disk_donor_away",
         about: "a disk's thread that waits for a lost donor continues when it is back, or ends with the run",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: disk_donor_away,
     },
 ];

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
 use super::donor::Donor;
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::distro::comparison::{Comparison, Measured, donor_flags, measure};
 use crate::distro::work;
 
@@ -18,30 +18,35 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "distro_boot",
         about: "Debian boots from its disk to a login prompt, has a network, and keeps what a database wrote",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: boots,
     },
     Scenario {
         name: "distro_work_tcp",
         about: "Debian does verified work in memory that is mostly on a donor, by TCP, and reboots",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| works(context, "tcp", work::ALL, true),
     },
     Scenario {
         name: "distro_work_rdma",
         about: "the same by RDMA",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| works(context, "rdma", work::ALL, true),
     },
     Scenario {
         name: "distro_memtester_tcp",
         about: "Debian tests half of its memory, twice what is local, by TCP",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| works(context, "tcp", &[work::HALF_OF_MEMORY], false),
     },
     Scenario {
         name: "distro_memtester_rdma",
         about: "the same by RDMA",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| works(context, "rdma", &[work::HALF_OF_MEMORY], false),
     },
 ];

@@ -10,14 +10,17 @@ use crate::testbed::RemoteProcess;
 
 /// Where donors listen.
 pub(super) const DONOR: &str = "10.77.0.2:7700";
-/// Where a second donor listens.
+/// Where a second donor of the same host listens.
 pub(super) const DONOR_2: &str = "10.77.0.2:7701";
+/// Where a donor on host 3 listens.
+pub(super) const DONOR_3: &str = "10.77.0.3:7700";
 const NODE_REPORT: &str = "/tmp/node.json";
 const NODE_2_REPORT: &str = "/tmp/node2.json";
 
-/// A donor on host 2.
+/// A donor, on host 2 unless it says otherwise.
 #[derive(Debug)]
 pub(super) struct Donor {
+    host: usize,
     process: RemoteProcess,
     report: &'static str,
 }
@@ -39,7 +42,21 @@ impl Donor {
         memory: &str,
         more: &[&str],
     ) -> anyhow::Result<Self> {
-        Self::at(context, &[], DONOR_2, NODE_2_REPORT, memory, more)
+        Self::at(context, (2, DONOR_2), &[], NODE_2_REPORT, memory, more)
+    }
+
+    /// Starts one on host 3.
+    pub fn third(context: &Context<'_>) -> anyhow::Result<Self> {
+        Self::third_lending(context, "1G", &[])
+    }
+
+    /// Starts one on host 3 with so much memory and further flags.
+    pub fn third_lending(
+        context: &Context<'_>,
+        memory: &str,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
+        Self::at(context, (3, DONOR_3), &[], NODE_REPORT, memory, more)
     }
 
     /// Starts it as a user who has no right that others do not have, with the limit of locked memory that all
@@ -59,7 +76,7 @@ impl Donor {
             "/share/ssi-hv",
             "--",
         ];
-        let donor = Self::at(context, &nobody, DONOR, NODE_REPORT, "1G", &[])?;
+        let donor = Self::at(context, (2, DONOR), &nobody, NODE_REPORT, "1G", &[])?;
         let status = format!("/proc/{}/status", donor.pid());
         let status = host.check(&["cat", &status], SHORT)?;
         let none = |name: &str| status.contains(&format!("{name}:\t0000000000000000\n"));
@@ -72,18 +89,18 @@ impl Donor {
 
     /// Starts it with so much memory and further flags.
     pub fn lending(context: &Context<'_>, memory: &str, more: &[&str]) -> anyhow::Result<Self> {
-        Self::at(context, &[], DONOR, NODE_REPORT, memory, more)
+        Self::at(context, (2, DONOR), &[], NODE_REPORT, memory, more)
     }
 
     fn at(
         context: &Context<'_>,
+        (number, address): (usize, &str),
         before: &[&str],
-        address: &str,
         report: &'static str,
         memory: &str,
         more: &[&str],
     ) -> anyhow::Result<Self> {
-        let host = context.testbed.host(2);
+        let host = context.testbed.host(number);
         host.check(&["rm", "-f", report], SHORT)?;
         // What is put before the command ends with its program's name.
         let program: &[&str] = if before.is_empty() {
@@ -118,7 +135,11 @@ impl Donor {
                 process.stderr()
             );
         }
-        Ok(Self { process, report })
+        Ok(Self {
+            host: number,
+            process,
+            report,
+        })
     }
 
     /// Its process, on its host.
@@ -151,7 +172,7 @@ impl Donor {
             .process
             .wait(SHORT)
             .context("the donor does not end on SIGTERM")?;
-        read(context, 2, Published::NodeReport, self.report)
+        read(context, self.host, Published::NodeReport, self.report)
             .with_context(|| format!("report of the donor; {}", tail(&output)))
     }
 }

@@ -5,13 +5,14 @@ use anyhow::{Context as _, ensure};
 use super::bed::remove_rxe;
 use super::donor::Donor;
 use super::guest::{GUEST_DEADLINE, SHORT};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::published::Published;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "exec",
     about: "a command in a guest with memory over RDMA gives its output and exit code; a panic gives 125",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: exec,
 }];
 

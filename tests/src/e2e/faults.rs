@@ -6,32 +6,35 @@ use anyhow::ensure;
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 /// For how long the guest waits for a donor that is gone for good.
-const GRACE_SHORT: [&str; 2] = ["--donor-grace", "5"];
+pub(super) const GRACE_SHORT: [&str; 2] = ["--donor-grace", "5"];
 /// For how long it waits for one that comes back.
-const GRACE_LONG: [&str; 2] = ["--donor-grace", "120"];
+pub(super) const GRACE_LONG: [&str; 2] = ["--donor-grace", "120"];
 /// How long a link stays cut: longer than a busy host pauses by itself.
-const CUT_TIME: Duration = Duration::from_secs(5);
+pub(super) const CUT_TIME: Duration = Duration::from_secs(5);
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "donor_dies",
         about: "a donor that dies ends the run after the grace time, with its own exit code",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: donor_dies,
     },
     Scenario {
         name: "donor_returns",
         about: "a link that is cut and restored costs the guest time and no byte",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: donor_returns,
     },
     Scenario {
         name: "slow_link",
         about: "a link with delay slows the guest down and loses no byte",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: slow_link,
     },
 ];

@@ -4,19 +4,21 @@ use anyhow::ensure;
 
 use super::donor::Donor;
 use super::guest::{Guest, exit, faultprobes};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "free_pages",
         about: "memory that a guest frees is dropped here and at the donor, and is good memory again",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: free_pages,
     },
     Scenario {
         name: "no_balloon",
         about: "a guest without a balloon keeps what it frees",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: no_balloon,
     },
 ];

@@ -7,23 +7,25 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
 
 use super::bed::{add_rxe, remove_rxe};
-use super::donor::{DONOR_2, Donor};
+use super::donor::{DONOR_2, DONOR_3, Donor};
 use super::guest::{BOOT_DEADLINE, Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::status::{number, status};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::RemoteProcess;
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "hotplug",
-        about: "a donor joins, a running guest uses its memory, gives it back, and the donor leaves",
+        about: "a donor on a third host joins, a running guest uses its memory, gives it back, and the donor leaves",
         needs_product: true,
+        hosts: Hosts::THREE_6_12,
         run: hotplug,
     },
     Scenario {
         name: "hotplug_rdma",
         about: "the same by RDMA, where what is added is a NUMA node, and nothing of its connections stays",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: hotplug_rdma,
     },
 ];
@@ -126,19 +128,19 @@ fn status_with(context: &Context<'_>, memory: u64, plugged: u64) -> anyhow::Resu
     Ok(status)
 }
 
-/// What the donor that joins says of itself.
-fn joiner(context: &Context<'_>) -> anyhow::Result<Value> {
-    let nodes = status(context.testbed.host(2), &[])?;
+/// What the donor that joins, on this host and with this address, says of itself.
+fn joiner(context: &Context<'_>, (host, listen): (usize, &str)) -> anyhow::Result<Value> {
+    let nodes = status(context.testbed.host(host), &[])?;
     let nodes = nodes["nodes"].as_array().into_iter().flatten();
-    let joiner = nodes.into_iter().find(|node| node["listen"] == DONOR_2);
+    let joiner = nodes.into_iter().find(|node| node["listen"] == listen);
     joiner.cloned().context("no status of the donor that joins")
 }
 
 /// Waits until that donor has its memory back.
-fn wait_until_left(context: &Context<'_>) -> anyhow::Result<Value> {
+fn wait_until_left(context: &Context<'_>, donor: (usize, &str)) -> anyhow::Result<Value> {
     let deadline = Instant::now() + SHORT;
     loop {
-        let node = joiner(context)?;
+        let node = joiner(context, donor)?;
         match &node {
             node if node["leases"] == 0 && node["lent_bytes"] == 0 => break Ok(node.clone()),
             _ if Instant::now() < deadline => {}
@@ -166,14 +168,14 @@ fn travelled(guest: &Finished) -> anyhow::Result<(f64, f64)> {
 
 fn hotplug(context: &Context<'_>) -> Result {
     let here = context.testbed.host(1);
-    let (donor, joins) = (Donor::start(context)?, Donor::second(context)?);
+    let (donor, joins) = (Donor::start(context)?, Donor::third(context)?);
     let work = work(TOTAL, 200_000, PROBE, 50_000) + "; (exit $s)";
     let process = start(context, &guest(MEMORY, &work))?;
 
     // Nobody there; and one that has less. The guest hears of neither.
     for (size, donor, why) in [
         (ADDED, "10.77.0.2:7702", "connect"),
-        ("1280M", DONOR_2, "refuses"),
+        ("1280M", DONOR_3, "refuses"),
     ] {
         let argv = [
             "ssi-hv", "hotplug", "grows", "--memory", size, "--donor", donor,
@@ -184,7 +186,7 @@ fn hotplug(context: &Context<'_>) -> Result {
             "{refused:?}"
         );
     }
-    let (said, grew) = plug(context, ADDED, Some(DONOR_2))?;
+    let (said, grew) = plug(context, ADDED, Some(DONOR_3))?;
     ensure!(said.contains("256 MiB plugged of 256 MiB"), "{said}");
     process.wait_for_line("grown=", SHORT)?;
     let status = status_with(context, MEMORY_BYTES, ADDED_BYTES)?;
@@ -196,7 +198,7 @@ fn hotplug(context: &Context<'_>) -> Result {
     process.wait_for_line("probed=0.", GUEST_DEADLINE)?;
     let (_, shrank) = plug(context, "0", None)?;
     process.wait_for_line("shrunk=", SHORT)?;
-    wait_until_left(context)?;
+    wait_until_left(context, (3, DONOR_3))?;
     here.check(GO_ON, SHORT)?;
 
     let guest = Finished::read(context, process.wait(SHORT)?)?;
@@ -243,7 +245,7 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
     );
     let held = |status: &Value| held(&status["vms"][0]["rdma"]);
     let (first, more) = (held(&before)?, held(&status)?);
-    let lends = joiner(context)?;
+    let lends = joiner(context, (2, DONOR_2))?;
     let lent = held_by_node(&lends)?;
     // A queue pair for each class of traffic; the memory that is lent is the adapter's too.
     ensure!(
@@ -256,7 +258,7 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
     process.wait_for_line("probed=0.", GUEST_DEADLINE)?;
     let (_, shrank) = plug(context, "0", None)?;
     process.wait_for_line("shrunk=0.", SHORT)?;
-    let left = wait_until_left(context)?;
+    let left = wait_until_left(context, (2, DONOR_2))?;
     // Connections end before the lease does, on both sides.
     let after = status_with(context, ROOMY_BYTES, 0)?;
     ensure!(

@@ -4,7 +4,7 @@ use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
 /// Where that is set.
@@ -17,6 +17,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "huge_shmem",
     about: "a host that makes huge pages of shared memory unasked loses no byte, nor a guest that runs",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: huge_shmem,
 }];
 

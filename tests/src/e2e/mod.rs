@@ -27,6 +27,7 @@ mod rdma_removed;
 mod repeat;
 mod runner;
 mod status;
+mod three_hosts;
 mod tour;
 mod transports;
 mod udp;
@@ -41,7 +42,7 @@ pub use runner::Runner;
 use std::path::PathBuf;
 
 use crate::share::Share;
-use crate::testbed::Testbed;
+use crate::testbed::{HostKernel, Testbed};
 
 /// How a scenario that did not fail ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +59,7 @@ pub type Result = anyhow::Result<Verdict>;
 /// What a scenario works with.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// Two hosts.
+    /// The hosts that the scenario asks for.
     pub testbed: &'a Testbed,
     /// What they boot guests from.
     pub share: &'a Share,
@@ -74,6 +75,28 @@ impl Context<'_> {
     }
 }
 
+/// The hosts that a scenario needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hosts {
+    /// How many.
+    pub count: usize,
+    /// What they run.
+    pub kernel: HostKernel,
+}
+
+impl Hosts {
+    /// Two hosts with the older kernel.
+    pub const TWO_6_1: Self = Self::new(2, HostKernel::Linux6_1);
+    /// Two hosts with the kernel that most users have.
+    pub const TWO_6_12: Self = Self::new(2, HostKernel::Linux6_12);
+    /// Three of them: a compute node and two donors.
+    pub const THREE_6_12: Self = Self::new(3, HostKernel::Linux6_12);
+
+    const fn new(count: usize, kernel: HostKernel) -> Self {
+        Self { count, kernel }
+    }
+}
+
 /// One scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
@@ -83,6 +106,8 @@ pub struct Scenario {
     pub about: &'static str,
     /// Whether it runs `ssi-hv`.
     pub needs_product: bool,
+    /// What it runs on.
+    pub hosts: Hosts,
     /// The scenario.
     pub run: fn(&Context<'_>) -> Result,
 }
@@ -122,6 +147,7 @@ impl Plan {
             udp::SCENARIOS,
             transports::SCENARIOS,
             status::SCENARIOS,
+            three_hosts::SCENARIOS,
             control::SCENARIOS,
             hotplug::SCENARIOS,
             tour::SCENARIOS,

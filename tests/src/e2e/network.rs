@@ -4,25 +4,28 @@ use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
 use super::guest::{BOOT_DEADLINE, Finished, GUEST_DEADLINE, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "network",
         about: "a guest on a tap is pinged, and bytes go both ways unharmed while memory moves",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: network,
     },
     Scenario {
         name: "network_tap_down",
         about: "a tap that is down loses packets with one warning, and works again when it is up",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: network_tap_down,
     },
     Scenario {
         name: "random_numbers",
         about: "the guest has random numbers of its host, and none with --rng off",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: random_numbers,
     },
 ];

@@ -8,13 +8,14 @@ use serde_json::Value;
 use super::donor::{DONOR_2, Donor};
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::status::{number, status};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use nodes::Way;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "numa",
     about: "the guest sees donors as NUMA nodes, takes memory of one by mbind, and its kernel moves hot pages near",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: numa,
 }];
 

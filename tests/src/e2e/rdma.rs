@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::bed::{add_rxe, bare_read_us, on_the_way_to_2, remove_rxe};
 use super::donor::{DONOR, DONOR_2, Donor};
 use super::guest::{Finished, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::{Host, Output};
 
 /// The protocol, TCP, and the port of [`DONOR`].
@@ -49,18 +49,21 @@ pub(super) const MEASURED: &[Scenario] = &[
         name: "rdma_probe",
         about: "READs bring what WRITEs left, use no processor of the donor's, and end with the lease",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: probe,
     },
     Scenario {
         name: "rdma_loss",
         about: "READs and WRITEs over a link that loses packets are sent again by the adapter, and come right",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: loss,
     },
     Scenario {
         name: "rdma_boot",
         about: "a guest whose pages travel by RDMA and by TCP boots, no byte is lost, and RDMA is not slower",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: boot,
     },
 ];
@@ -69,6 +72,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "rdma_choice",
     about: "auto takes RDMA where both ends have it; rdma fails clearly where one has not",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: choice,
 }];
 

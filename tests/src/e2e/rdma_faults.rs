@@ -10,7 +10,7 @@ use super::bed::{add_rxe, on_the_way_to_2, remove_rxe};
 use super::donor::{DONOR, Donor};
 use super::guest::{SHORT, exit};
 use super::status::status;
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::rdma_tool::many::kib;
 use crate::testbed::{Host, RemoteProcess};
 
@@ -54,24 +54,28 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "rdma_conforms",
         about: "RDMA passes the suite of all transports",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: conforms,
     },
     Scenario {
         name: "rdma_many",
         about: "256 RDMA connections, also of a stopped donor; one more is refused, and auto takes TCP",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: many,
     },
     Scenario {
         name: "rdma_lies",
         about: "a wrong key, packet number or queue pair ends in time, with a named error or TCP",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: lies,
     },
     Scenario {
         name: "rdma_faults",
         about: "outage, silence and a restarted donor: what is specified, and no wrong byte",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: faults,
     },
 ];

@@ -8,7 +8,7 @@ use super::donor::{DONOR, Donor};
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit, faultprobes};
 use super::prometheus::Prometheus;
 use super::rdma::{probed, rdma_of};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
 /// Where the VM and the donor tell their metrics.
@@ -25,12 +25,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "rdma_removed",
         about: "removing the device under a running guest sends it to TCP, adding it brings it back",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| removed(context, 1),
     },
     Scenario {
         name: "rdma_removed_at_donor",
         about: "the same with the donor's device",
         needs_product: true,
+        hosts: Hosts::TWO_6_1,
         run: |context| removed(context, 2),
     },
 ];

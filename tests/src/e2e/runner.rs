@@ -13,21 +13,24 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::Context as _;
 
 use super::repeat::{self, Attempt, Hang};
-use super::{Context, Plan, Result, Scenario};
+use super::{Context, Hosts, Plan, Result, Scenario};
 use crate::share::Share;
 use crate::summary::{Outcome, Summary};
-use crate::testbed::{Host, HostImage, Testbed, TestbedConfig};
+use crate::testbed::{Host, HostImage, HostKernel, Testbed, TestbedConfig};
 
 /// More testbeds than this gain nothing: the longest scenario is then what takes the time.
 const BEDS_MAX: usize = 4;
+/// Memory of all hosts of a testbed together.
+const BED_MIB: u32 = 6000;
 /// What a testbed host takes beside its own memory, at most.
 const EMULATOR_MIB: u64 = 600;
 
 /// Runs scenarios on testbeds.
 #[derive(Debug)]
 pub struct Runner {
+    /// What all testbeds have in common.
     config: TestbedConfig,
-    image: HostImage,
+    images: Vec<(HostKernel, HostImage)>,
     share: Share,
     beds: usize,
     until: Option<SystemTime>,
@@ -41,7 +44,12 @@ impl Runner {
     /// Fails when kernels or images cannot be had.
     pub fn prepare(workspace: &Path, beds: Option<usize>, plan: &Plan) -> anyhow::Result<Self> {
         let mut share = Share::prepare(workspace)?;
-        let image = HostImage::prepare(workspace)?;
+        let mut images: Vec<(HostKernel, HostImage)> = Vec::new();
+        for kernel in plan.scenarios().map(|scenario| scenario.hosts.kernel) {
+            if images.iter().all(|(other, _)| *other != kernel) {
+                images.push((kernel, HostImage::prepare(workspace, kernel)?));
+            }
+        }
         let logs = workspace.join("target/testbed/e2e");
         let mut config = TestbedConfig::two_hosts(&share.dir, logs);
         if plan.needs_distro() {
@@ -49,11 +57,11 @@ impl Runner {
         }
         let beds = match beds {
             Some(beds) => beds,
-            None => beds_that_fit(&config)?,
+            None => beds_that_fit(plan)?,
         };
         Ok(Self {
             config,
-            image,
+            images,
             share,
             beds: beds.clamp(1, BEDS_MAX),
             until: None,
@@ -68,11 +76,31 @@ impl Runner {
         Self { until, ..self }
     }
 
+    /// What hosts boot.
+    fn image(&self, kernel: HostKernel) -> &HostImage {
+        let mut images = self.images.iter();
+        match images.find(|(other, _)| *other == kernel) {
+            Some((_, image)) => image,
+            None => panic!("no image of {kernel:?} was prepared"),
+        }
+    }
+
+    /// How the summary calls a scenario: with the kernel of its hosts, such as 6.12.
+    fn label(&self, scenario: &Scenario) -> String {
+        let release = &self.image(scenario.hosts.kernel).release;
+        let version: Vec<_> = release.splitn(3, '.').take(2).collect();
+        format!("{} on {}", scenario.name, version.join("."))
+    }
+
     /// Runs scenarios and records how each ended.
     pub fn run(&self, plan: &Plan, summary: &mut Summary) {
         for scenario in &plan.long {
             let reason = format!("it takes minutes: target/release/e2e {}", scenario.name);
-            summary.add(scenario.name, Outcome::Skipped(reason), Duration::ZERO);
+            summary.add(
+                &self.label(scenario),
+                Outcome::Skipped(reason),
+                Duration::ZERO,
+            );
         }
         let queue = Mutex::new(VecDeque::from(plan.together.clone()));
         let beds = self.beds.min(plan.together.len());
@@ -92,15 +120,16 @@ impl Runner {
 }
 
 /// How many testbeds this machine carries.
-fn beds_that_fit(config: &TestbedConfig) -> anyhow::Result<usize> {
+fn beds_that_fit(plan: &Plan) -> anyhow::Result<usize> {
     let info = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let free_kib = info
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))
         .and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
         .context("no MemAvailable in /proc/meminfo")?;
-    let host_mib = u64::from(config.memory_mib) + EMULATOR_MIB;
-    let fit = free_kib / 1024 / (host_mib * config.hosts as u64);
+    let hosts_max = plan.scenarios().map(|s| s.hosts.count).max().unwrap_or(0);
+    let bed_mib = u64::from(BED_MIB) + EMULATOR_MIB * hosts_max as u64;
+    let fit = free_kib / 1024 / bed_mib;
     let cpus = std::thread::available_parallelism()?.get();
     Ok(cpus.min(usize::try_from(fit)?))
 }
@@ -110,7 +139,7 @@ struct Lane<'a, 's> {
     runner: &'a Runner,
     number: usize,
     summary: &'a Mutex<&'s mut Summary>,
-    testbed: Option<Testbed>,
+    testbed: Option<(Hosts, Testbed)>,
     /// How many times a testbed was started.
     starts: usize,
 }
@@ -131,29 +160,34 @@ impl<'a, 's> Lane<'a, 's> {
     }
 
     fn run_all(&mut self, queue: &Mutex<VecDeque<Scenario>>) {
-        let next = || lock(queue).pop_front();
-        while let Some(scenario) = next() {
-            self.run(&scenario);
+        loop {
+            let running = self.testbed.as_ref().map(|(hosts, _)| *hosts);
+            let next = take_next(&mut lock(queue), running);
+            match next {
+                Some(scenario) => self.run(&scenario),
+                None => return,
+            }
         }
     }
 
     fn run(&mut self, scenario: &Scenario) {
+        let label = self.runner.label(scenario);
         let no_product = scenario.needs_product && !self.runner.share.has_product();
         if let Some(outcome) = why_not(no_product, self.runner.until, SystemTime::now()) {
-            self.summary().add(scenario.name, outcome, Duration::ZERO);
+            self.summary().add(&label, outcome, Duration::ZERO);
             return;
         }
         let begin = Instant::now();
         let shared = self.summary;
-        let restarted = |reason: &str| lock(shared).restart(scenario.name, reason);
+        let restarted = |reason: &str| lock(shared).restart(&label, reason);
         let ended = repeat::until_it_counts(|| self.attempt(scenario), restarted);
         let mut summary = self.summary();
-        summary.add(scenario.name, ended.outcome, begin.elapsed());
+        summary.add(&label, ended.outcome, begin.elapsed());
         for note in ended.notes {
-            summary.note(scenario.name, &note);
+            summary.note(&label, &note);
         }
         if let Some(reason) = ended.flaky {
-            summary.flaky(scenario.name, &reason);
+            summary.flaky(&label, &reason);
         }
     }
 
@@ -176,10 +210,10 @@ impl<'a, 's> Lane<'a, 's> {
     }
 
     fn try_once(&mut self, scenario: &Scenario) -> (Result, Vec<String>) {
-        if let Err(error) = self.start_if_needed() {
+        if let Err(error) = self.start_if_needed(scenario.hosts) {
             return (Err(error), Vec::new());
         }
-        let Some(testbed) = &self.testbed else {
+        let Some((_, testbed)) = &self.testbed else {
             unreachable!("it was just started")
         };
         let artifacts = self.runner.config.logs.join(scenario.name);
@@ -196,22 +230,29 @@ impl<'a, 's> Lane<'a, 's> {
         (result, context.notes.into_inner())
     }
 
-    fn start_if_needed(&mut self) -> anyhow::Result<()> {
-        if self.testbed.is_none() {
-            self.starts += 1;
-            // Each start keeps its logs, so that a hung host can be looked at afterwards.
-            let mut config = self.runner.config.clone();
-            let name = format!("bed{}-start{}", self.number, self.starts);
-            config.logs = config.logs.join(name);
-            let testbed = Testbed::start(&config, &self.runner.image);
-            self.testbed = Some(testbed.context("testbed")?);
+    fn start_if_needed(&mut self, hosts: Hosts) -> anyhow::Result<()> {
+        if self.testbed.as_ref().is_some_and(|(are, _)| *are == hosts) {
+            return Ok(());
         }
+        // Hosts of another kind end first: there is room for one testbed.
+        self.testbed = None;
+        self.starts += 1;
+        // Each start keeps its logs, so that a hung host can be looked at afterwards.
+        let name = format!("bed{}-start{}", self.number, self.starts);
+        let config = TestbedConfig {
+            hosts: hosts.count,
+            memory_mib: BED_MIB / u32::try_from(hosts.count)?,
+            logs: self.runner.config.logs.join(name),
+            ..self.runner.config.clone()
+        };
+        let testbed = Testbed::start(&config, self.runner.image(hosts.kernel));
+        self.testbed = Some((hosts, testbed.context("testbed")?));
         Ok(())
     }
 
     /// What of the testbed hung, although the scenario's error does not say so.
     fn find_hang(&self) -> Option<Hang> {
-        let testbed = self.testbed.as_ref()?;
+        let (_, testbed) = self.testbed.as_ref()?;
         let mut checks = testbed.hosts().iter().map(Host::check_health);
         if let Some(error) = checks.find_map(std::result::Result::err) {
             return Some(Hang::Host(error.to_string()));
@@ -223,6 +264,13 @@ impl<'a, 's> Lane<'a, 's> {
             Err(error) => Some(Hang::Host(error.to_string())),
         }
     }
+}
+
+/// Takes the next scenario: one for hosts that run already, if there is one, since others take time to boot.
+fn take_next(queue: &mut VecDeque<Scenario>, running: Option<Hosts>) -> Option<Scenario> {
+    let fits = |scenario: &Scenario| Some(scenario.hosts) == running;
+    let at = queue.iter().position(fits).unwrap_or(0);
+    queue.remove(at)
 }
 
 /// What comes of a scenario that is not run, if it is not. That there was no time for it is a failure: nobody knows
@@ -255,5 +303,29 @@ mod tests {
         assert!(matches!(late, Some(Outcome::Failed(why)) if why.contains("--until")));
         let missing = why_not(true, Some(later), now);
         assert!(matches!(missing, Some(Outcome::Skipped(why)) if why.contains("cargo build")));
+    }
+
+    #[test]
+    fn scenarios_for_hosts_that_run_come_first_and_no_scenario_is_left() {
+        let scenario = |name, hosts| Scenario {
+            name,
+            about: "",
+            needs_product: false,
+            hosts,
+            run: |_| Ok(crate::e2e::Verdict::Pass),
+        };
+        let mut queue = VecDeque::from([
+            scenario("a", Hosts::TWO_6_1),
+            scenario("b", Hosts::TWO_6_12),
+            scenario("c", Hosts::TWO_6_1),
+            scenario("d", Hosts::THREE_6_12),
+        ]);
+        let mut running = None;
+        let mut names = Vec::new();
+        while let Some(next) = take_next(&mut queue, running) {
+            names.push(next.name);
+            running = Some(next.hosts);
+        }
+        assert_eq!(names, ["a", "c", "b", "d"]);
     }
 }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::published::Published;
 use crate::testbed::Host;
 
@@ -20,6 +20,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "status_while_running",
     about: "status and heat map of a running guest agree with each other, the donor and the report",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: status_while_running,
 }];
 

@@ -3,13 +3,14 @@
 use anyhow::{Context as _, ensure};
 
 use super::guest::{GUEST_DEADLINE, SHORT};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::published::Published;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "tour",
     about: "every command of docs/tour.md works, in its order",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: tour,
 }];
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::bed::{add_rxe, perftest, remove_rxe};
 use super::donor::{DONOR, Donor};
 use super::guest::{Finished, Guest, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 /// How long the bench may take.
 const BENCH_DEADLINE: Duration = Duration::from_secs(180);
@@ -21,6 +21,7 @@ pub(super) const MEASURED: &[Scenario] = &[Scenario {
     name: "bench_transport",
     about: "transports are measured beside perftest, and auto chooses by what it measures",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: |context| {
         by_rdma(context, |context| {
             bench(context)?;
@@ -33,6 +34,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "hybrid",
     about: "faults go by RDMA and what is fetched ahead by TCP, and no byte is lost",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: |context| by_rdma(context, hybrid),
 }];
 

@@ -6,7 +6,7 @@ use anyhow::ensure;
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 /// How many of a hundred packets are lost, each way.
 const LOSS_PERCENT: u8 = 5;
@@ -18,6 +18,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "udp_loss",
     about: "a guest whose memory comes by UDP boots over a link that loses packets, and no byte is lost",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: loss,
 }];
 

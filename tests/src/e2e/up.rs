@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use super::donor::DONOR;
 use super::guest::{BOOT_DEADLINE, GUEST_DEADLINE, SHORT, exit, parse_faultprobe, reach_init};
 use super::status::{number, status};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::published::Published;
 use crate::testbed::{Host, RemoteProcess};
 
@@ -15,6 +15,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "up_by_ssh",
     about: "`up` boots a guest with memory on a node that it starts by ssh; Ctrl-C, SIGKILL and a cut leave nothing there",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: up_by_ssh,
 }];
 

@@ -4,12 +4,13 @@ use anyhow::{Context as _, ensure};
 
 use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
-use super::{Context, Result, Scenario, Verdict};
+use super::{Context, Hosts, Result, Scenario, Verdict};
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "vsock",
     about: "guest and host connect to each other by sockets, and bytes go both ways unharmed; hvc0 does the same",
     needs_product: true,
+    hosts: Hosts::TWO_6_1,
     run: vsock,
 }];
 

@@ -81,9 +81,33 @@ const LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux
 /// The only verbs driver that a testbed host has a device for; libibverbs warns about each other.
 const VERBS_DRIVER: &str = "/etc/libibverbs.d/rxe.driver";
 
+/// The kernel of testbed hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum HostKernel {
+    /// Debian 12's own.
+    #[value(name = "6.1")]
+    Linux6_1,
+    /// That of Debian 12's backports: userfaultfd and KVM as of Linux 6.4 and later.
+    #[value(name = "6.12")]
+    Linux6_12,
+}
+
+impl HostKernel {
+    /// Its name in the manifest of kernels.
+    #[must_use]
+    pub fn image_name(self) -> &'static str {
+        match self {
+            Self::Linux6_1 => "full",
+            Self::Linux6_12 => "backports",
+        }
+    }
+}
+
 /// What a testbed host boots.
 #[derive(Clone, Debug)]
 pub struct HostImage {
+    /// `uname -r` of its hosts.
+    pub release: String,
     /// The ELF kernel.
     pub kernel: PathBuf,
     /// The initramfs.
@@ -95,11 +119,12 @@ impl HostImage {
     ///
     /// # Errors
     /// Fails when a package is missing, naming it, or the kernel cannot be had.
-    pub fn prepare(workspace: &Path) -> Result<Self, TestbedError> {
+    pub fn prepare(workspace: &Path, kernel: HostKernel) -> Result<Self, TestbedError> {
         let cache = ImageCache::open(&workspace.join("target/images"))?;
-        let image = cache.ensure(Manifest::built_in()?.kernel("full")?)?;
+        let name = kernel.image_name();
+        let image = cache.ensure(Manifest::built_in()?.kernel(name)?)?;
         let agent = programs::build_static(workspace, &["testbed-agent", "faultprobe"])?;
-        let initrd = cache.root().join("host.cpio");
+        let initrd = cache.root().join(format!("host-{name}.cpio"));
         initramfs::write_atomically(&initrd, |archive| {
             busybox::add_base(archive, &["sh"]).map_err(ImageError::from)?;
             let order = initramfs::add_modules(archive, &image, MODULES)?;
@@ -132,6 +157,7 @@ impl HostImage {
             add_programs(archive)
         })?;
         Ok(Self {
+            release: image.record.release.clone(),
             kernel: image.vmlinux(),
             initrd,
         })

@@ -17,7 +17,7 @@ mod qemu;
 
 pub use error::TestbedError;
 pub use host::{ExitStatus, Host, Output};
-pub use image::HostImage;
+pub use image::{HostImage, HostKernel};
 pub(crate) use image::{add_text, add_tools_with_libraries};
 pub use process::{RemoteProcess, Tap};
 
