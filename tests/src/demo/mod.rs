@@ -1,16 +1,16 @@
 //! The demo: one guest whose memory is on two hosts.
 
+mod here;
+mod table;
+
 use std::cell::Cell;
-use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::cleanup::{self, Process};
 use crate::e2e::{add_rxe, parse_faultprobe, processor_ticks};
 use crate::published::Published;
 use crate::share::Share;
@@ -93,7 +93,7 @@ pub fn run(workspace: &Path, transport: Option<Transport>) -> anyhow::Result<()>
     }
     let begin = Instant::now();
     let (outcome, local) = match place {
-        Place::Here => run_here(&share, &dir, transport)?,
+        Place::Here => here::run(&share, &dir, transport)?,
         Place::Testbed => run_on_testbed(workspace, &share, &dir, transport)?,
     };
     if outcome.exit_code != Some(0) {
@@ -115,7 +115,7 @@ pub fn run(workspace: &Path, transport: Option<Transport>) -> anyhow::Result<()>
         "guest_kernel": share.guest_kernel,
         "seconds": begin.elapsed().as_secs(),
     });
-    println!("\n{}", table(&probe, &report));
+    println!("\n{}", table::text(&probe, &report));
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")
         .with_context(|| file.display().to_string())?;
     println!(
@@ -274,176 +274,11 @@ pub(crate) fn start_donor(lender: &Host, address: &str) -> anyhow::Result<Remote
     Ok(donor)
 }
 
-fn run_here(
-    share: &Share,
-    dir: &Path,
-    transport: Option<Transport>,
-) -> anyhow::Result<(Outcome, Outcome)> {
-    let program = share.dir.join("ssi-hv");
-    let address = format!("127.0.0.1:{PORT}");
-    println!("Lends memory:   ssi-hv node --listen {address} --memory 1G");
-    let donor = Process::spawn(
-        Command::new(&program)
-            .args(["node", "--listen", &address, "--memory", "1G"])
-            .stdin(Stdio::null()),
-    )
-    .context("ssi-hv node")?;
-    wait_listening(&donor, &address)?;
-    let remote = run_guest_here(share, dir, Some(&address), transport, show)?;
-    donor.signal(libc::SIGTERM)?;
-    donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
-    println!("\nThe same guest with all its memory local, for comparison...");
-    Ok((remote, run_guest_here(share, dir, None, None, |_| {})?))
-}
-
-fn run_guest_here(
-    share: &Share,
-    dir: &Path,
-    donor: Option<&str>,
-    transport: Option<Transport>,
-    show: fn(&[u8]),
-) -> anyhow::Result<Outcome> {
-    let report = dir.join("run.json");
-    let args = run_args(
-        &share.dir.display().to_string(),
-        donor,
-        transport,
-        &report.display().to_string(),
-    );
-    if donor.is_some() {
-        println!("Runs the guest: ssi-hv {}\n", args.join(" "));
-    }
-    let guest = Process::spawn(
-        Command::new(share.dir.join("ssi-hv"))
-            .args(&args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped()),
-    )
-    .context("ssi-hv run")?;
-    let mut stdout = guest
-        .take_stdout()
-        .context("standard output of ssi-hv run")?;
-    let reader = std::thread::spawn(move || {
-        let mut console = Vec::new();
-        let mut piece = [0; 4096];
-        while let Ok(count @ 1..) = stdout.read(&mut piece) {
-            console.extend_from_slice(&piece[..count]);
-            show(&piece[..count]);
-        }
-        String::from_utf8_lossy(&console).into_owned()
-    });
-    let status = guest.wait_until(cleanup::after(GUEST_DEADLINE))?;
-    // The pipe closes with the process, and with it the reader ends.
-    drop(guest);
-    let console = reader
-        .join()
-        .map_err(|_| anyhow::anyhow!("the console's reader panicked"))?;
-    let text = std::fs::read_to_string(&report).ok();
-    let _ = std::fs::remove_file(report);
-    Ok(Outcome {
-        exit_code: status.context("the guest took too long")?.code(),
-        console,
-        report: text,
-    })
-}
-
-fn wait_listening(donor: &Process, address: &str) -> anyhow::Result<()> {
-    let deadline = cleanup::after(DONOR_DEADLINE);
-    // A refused connection is the only sign that it does not listen yet; pauses are bounded.
-    while std::net::TcpStream::connect(address).is_err() {
-        let pause = cleanup::after(Duration::from_millis(50));
-        if let Some(status) = donor.wait_until(pause)? {
-            bail!("the donor ended with {status}");
-        }
-        ensure!(
-            Instant::now() < deadline,
-            "the donor does not listen on {address}"
-        );
-    }
-    Ok(())
-}
-
 /// Shows a piece of the guest's console.
 pub(crate) fn show(bytes: &[u8]) {
     let mut out = std::io::stdout();
     // Whoever closed our output does not want it.
     let _ = out.write_all(bytes).and_then(|()| out.flush());
-}
-
-/// The numbers, as the guest saw them and as the pager did.
-fn table(probe: &Value, report: &Value) -> String {
-    let mut text = format!("{:<16}{:>16}{:>16}\n", "", "in the guest", "in the pager");
-    let pager = &report["faults"]["remote"];
-    let mut row = |name: &str, guest: &Value, pager: &Value, unit: &str| {
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{name:<16}{:>16}{:>16}",
-            number(guest, unit),
-            number(pager, unit)
-        );
-    };
-    row(
-        "remote faults",
-        &probe["remote_faults"],
-        &pager["count"],
-        "",
-    );
-    for key in ["p50", "p90", "p99"] {
-        row(
-            key,
-            &probe["latency_us"][key],
-            &pager["latency_us"][key],
-            " us",
-        );
-    }
-    for node in report["nodes"].as_array().into_iter().flatten() {
-        let mib = node["memory_bytes"].as_u64().unwrap_or(0) >> 20;
-        let role = node["role"].as_str().unwrap_or("?");
-        let name = format!("node {} {role}", node["id"]);
-        let _ = match role {
-            "compute" => writeln!(text, "{name:<16}{mib} MiB of local memory"),
-            _ => writeln!(
-                text,
-                "{name:<16}{mib} MiB lent, {} pages fetched, {} written back",
-                number(&node["pages_fetched"], ""),
-                number(&node["pages_written_back"], ""),
-            ),
-        };
-    }
-    let boot = &report["boot"];
-    let _ = write!(
-        text,
-        "time to init    {}",
-        number(&boot["to_init_ms"], " ms")
-    );
-    if let Some(ratio) = boot["ratio_to_local"].as_f64() {
-        let local = number(&boot["local_to_init_ms"], " ms");
-        let _ = write!(text, ", {ratio:.2} times the {local} with all memory local");
-    }
-    text.push('\n');
-    let verified = probe["verified_bytes"].as_u64().unwrap_or(0) >> 20;
-    let _ = writeln!(
-        text,
-        "verified        {verified} MiB, {} corrupt bytes",
-        probe["corrupt_bytes"]
-    );
-    let kind = report["host"]["virtualization"]
-        .as_str()
-        .unwrap_or("unknown");
-    let _ = write!(
-        text,
-        "virtualisation  {kind}, transport {}",
-        report["transport"]["kind"].as_str().unwrap_or("?")
-    );
-    text
-}
-
-fn number(value: &Value, unit: &str) -> String {
-    match value.as_f64() {
-        Some(number) => format!("{number:.0}{unit}"),
-        None => "-".into(),
-    }
 }
 
 #[cfg(test)]
@@ -457,37 +292,5 @@ mod tests {
         assert!(!has_virtualization(
             "flags\t\t: fpu svm_lock\nvmx flags\t: vnmi\n"
         ));
-    }
-
-    #[test]
-    fn the_table_puts_guest_and_pager_side_by_side() {
-        let probe = json!({"remote_faults": 10, "latency_us": {"p50": 1.6}, "verified_bytes": 1 << 30, "corrupt_bytes": 0});
-        let report = json!({
-            "faults": {"remote": {"count": 12, "latency_us": {"p50": 1.1}}},
-            "nodes": [{"id": 1, "role": "donor", "memory_bytes": 2 << 20, "pages_fetched": 5, "pages_written_back": 4}],
-            "boot": {"to_init_ms": 1500.2, "local_to_init_ms": 1000.0, "ratio_to_local": 1.5}, "host": {"virtualization": "emulated"}, "transport": {"kind": "tcp"},
-        });
-        let text = table(&probe, &report);
-        assert!(
-            text.contains("remote faults                 10              12"),
-            "{text}"
-        );
-        assert!(
-            text.contains("p50                         2 us            1 us"),
-            "{text}"
-        );
-        assert!(
-            text.contains("p99                            -               -"),
-            "{text}"
-        );
-        assert!(
-            text.contains("node 1 donor    2 MiB lent, 5 pages fetched, 4 written back"),
-            "{text}"
-        );
-        assert!(
-            text.contains("1500 ms, 1.50 times the 1000 ms")
-                && text.contains("1024 MiB, 0 corrupt"),
-            "{text}"
-        );
     }
 }

@@ -1,0 +1,102 @@
+//! The demo on this machine: donor and guest are two of its processes.
+
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+
+use super::{DONOR_DEADLINE, GUEST_DEADLINE, Outcome, PORT, Transport, run_args, show};
+use crate::cleanup::{self, Process};
+use crate::share::Share;
+
+/// Runs the guest with memory of a donor, and with all of it local.
+pub(super) fn run(
+    share: &Share,
+    dir: &Path,
+    transport: Option<Transport>,
+) -> anyhow::Result<(Outcome, Outcome)> {
+    let program = share.dir.join("ssi-hv");
+    let address = format!("127.0.0.1:{PORT}");
+    println!("Lends memory:   ssi-hv node --listen {address} --memory 1G");
+    let donor = Process::spawn(
+        Command::new(&program)
+            .args(["node", "--listen", &address, "--memory", "1G"])
+            .stdin(Stdio::null()),
+    )
+    .context("ssi-hv node")?;
+    wait_listening(&donor, &address)?;
+    let remote = run_guest(share, dir, Some(&address), transport, show)?;
+    donor.signal(libc::SIGTERM)?;
+    donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
+    println!("\nThe same guest with all its memory local, for comparison...");
+    Ok((remote, run_guest(share, dir, None, None, |_| {})?))
+}
+
+fn run_guest(
+    share: &Share,
+    dir: &Path,
+    donor: Option<&str>,
+    transport: Option<Transport>,
+    show: fn(&[u8]),
+) -> anyhow::Result<Outcome> {
+    let report = dir.join("run.json");
+    let args = run_args(
+        &share.dir.display().to_string(),
+        donor,
+        transport,
+        &report.display().to_string(),
+    );
+    if donor.is_some() {
+        println!("Runs the guest: ssi-hv {}\n", args.join(" "));
+    }
+    let guest = Process::spawn(
+        Command::new(share.dir.join("ssi-hv"))
+            .args(&args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped()),
+    )
+    .context("ssi-hv run")?;
+    let mut stdout = guest
+        .take_stdout()
+        .context("standard output of ssi-hv run")?;
+    let reader = std::thread::spawn(move || {
+        let mut console = Vec::new();
+        let mut piece = [0; 4096];
+        while let Ok(count @ 1..) = stdout.read(&mut piece) {
+            console.extend_from_slice(&piece[..count]);
+            show(&piece[..count]);
+        }
+        String::from_utf8_lossy(&console).into_owned()
+    });
+    let status = guest.wait_until(cleanup::after(GUEST_DEADLINE))?;
+    // The pipe closes with the process, and with it the reader ends.
+    drop(guest);
+    let console = reader
+        .join()
+        .map_err(|_| anyhow::anyhow!("the console's reader panicked"))?;
+    let text = std::fs::read_to_string(&report).ok();
+    let _ = std::fs::remove_file(report);
+    Ok(Outcome {
+        exit_code: status.context("the guest took too long")?.code(),
+        console,
+        report: text,
+    })
+}
+
+fn wait_listening(donor: &Process, address: &str) -> anyhow::Result<()> {
+    let deadline = cleanup::after(DONOR_DEADLINE);
+    // A refused connection is the only sign that it does not listen yet; pauses are bounded.
+    while std::net::TcpStream::connect(address).is_err() {
+        let pause = cleanup::after(Duration::from_millis(50));
+        if let Some(status) = donor.wait_until(pause)? {
+            bail!("the donor ended with {status}");
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "the donor does not listen on {address}"
+        );
+    }
+    Ok(())
+}
