@@ -4,10 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use kernel_images::{ImageCache, Manifest, distro, initramfs, programs};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+
+/// The record of what is in the directory.
+const RECORD: &str = "share.json";
 
 /// What is in the directory.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Share {
     /// The directory.
     pub dir: PathBuf,
@@ -22,7 +25,7 @@ pub struct Share {
 impl Share {
     /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`,
     /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and,
-    /// if they exist, `ssi-hv`, `rdma-probe` and `rdma-faults` of the release build and the
+    /// if they exist, `ssi-hv`, `rdma-probe`, `rdma-faults` and `demo` of the release build and the
     /// `prometheus` that `scripts/setup` unpacks.
     ///
     /// # Errors
@@ -50,6 +53,7 @@ impl Share {
             "target/release/ssi-hv",
             "target/release/rdma-probe",
             "target/release/rdma-faults",
+            "target/release/demo",
             "target/tools/prometheus",
         ] {
             let program = workspace.join(program);
@@ -59,11 +63,31 @@ impl Share {
         }
         let [guest_kernel, host_kernel] = <[String; 2]>::try_from(releases)
             .map_err(|_| anyhow::anyhow!("two kernels are wanted"))?;
-        Ok(Self {
+        let share = Self {
             dir,
             guest_kernel,
             host_kernel,
             distro_missing: None,
+        };
+        let record = share.dir.join(RECORD);
+        std::fs::write(&record, serde_json::to_string_pretty(&share)? + "\n")
+            .with_context(|| record.display().to_string())?;
+        Ok(share)
+    }
+
+    /// Uses a directory as [`prepare`](Self::prepare) has filled it, wherever it is mounted now.
+    ///
+    /// # Errors
+    /// Fails when it has no record of what is in it.
+    pub fn open(dir: &Path) -> anyhow::Result<Self> {
+        let record = dir.join(RECORD);
+        let text =
+            std::fs::read_to_string(&record).with_context(|| record.display().to_string())?;
+        let share: Self =
+            serde_json::from_str(&text).with_context(|| record.display().to_string())?;
+        Ok(Self {
+            dir: dir.to_path_buf(),
+            ..share
         })
     }
 
@@ -129,5 +153,24 @@ mod tests {
         std::fs::write(&from, "three").unwrap();
         install(&from, &to).unwrap();
         assert_eq!(std::fs::read(&to).unwrap(), b"three");
+    }
+
+    #[test]
+    fn a_directory_is_opened_by_its_record_wherever_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let share = Share {
+            dir: "/elsewhere".into(),
+            guest_kernel: "9.9".into(),
+            host_kernel: "9.8".into(),
+            distro_missing: None,
+        };
+        let record = serde_json::to_string(&share).unwrap();
+        std::fs::write(dir.path().join(RECORD), record).unwrap();
+        let opened = Share::open(dir.path()).unwrap();
+        assert_eq!(
+            (opened.dir.as_path(), opened.guest_kernel.as_str()),
+            (dir.path(), "9.9")
+        );
+        assert!(Share::open(&dir.path().join("absent")).is_err());
     }
 }

@@ -1,5 +1,6 @@
 //! Boots a stock kernel, or a whole distribution, in a guest whose memory is on two hosts.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -17,6 +18,13 @@ struct Args {
     /// RDMA first (SoftRoCE) [default: what `ssi-hv run` does by itself, without it].
     #[arg(long, conflicts_with = "distro")]
     transport: Option<demo::Transport>,
+    /// A guest of 256 MiB with one vCPU, for a slow machine.
+    #[arg(long, conflicts_with = "distro")]
+    small: bool,
+    /// A directory with kernels and programs, as a run of the demo leaves it in `target/share` [default:
+    /// that one, made now].
+    #[arg(long, conflicts_with = "distro")]
+    share: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -26,7 +34,17 @@ fn main() -> ExitCode {
         if args.distro {
             distro::demo::run(&workspace)
         } else {
-            demo::run(&workspace, args.transport)
+            let size = if args.small {
+                demo::Size::Small
+            } else {
+                demo::Size::Usual
+            };
+            let config = demo::DemoConfig {
+                transport: args.transport,
+                size,
+                share: args.share,
+            };
+            demo::run(&workspace, &config)
         }
     });
     match result {

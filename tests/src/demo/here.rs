@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
-use super::{DONOR_DEADLINE, GUEST_DEADLINE, Outcome, PORT, Transport, run_args, show};
+use super::{DONOR_DEADLINE, DemoConfig, GUEST_DEADLINE, Outcome, PORT, run_args, show};
 use crate::cleanup::{self, Process};
 use crate::share::Share;
 
@@ -15,7 +15,7 @@ use crate::share::Share;
 pub(super) fn run(
     share: &Share,
     dir: &Path,
-    transport: Option<Transport>,
+    config: &DemoConfig,
 ) -> anyhow::Result<(Outcome, Outcome)> {
     let program = share.dir.join("ssi-hv");
     let address = format!("127.0.0.1:{PORT}");
@@ -27,25 +27,25 @@ pub(super) fn run(
     )
     .context("ssi-hv node")?;
     wait_listening(&donor, &address)?;
-    let remote = run_guest(share, dir, Some(&address), transport, show)?;
+    let remote = run_guest(share, dir, Some(&address), config, show)?;
     donor.signal(libc::SIGTERM)?;
     donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
     println!("\nThe same guest with all its memory local, for comparison...");
-    Ok((remote, run_guest(share, dir, None, None, |_| {})?))
+    Ok((remote, run_guest(share, dir, None, config, |_| {})?))
 }
 
 fn run_guest(
     share: &Share,
     dir: &Path,
     donor: Option<&str>,
-    transport: Option<Transport>,
+    config: &DemoConfig,
     show: fn(&[u8]),
 ) -> anyhow::Result<Outcome> {
     let report = dir.join("run.json");
     let args = run_args(
         &share.dir.display().to_string(),
         donor,
-        transport,
+        config,
         &report.display().to_string(),
     );
     if donor.is_some() {

@@ -5,7 +5,7 @@ mod table;
 
 use std::cell::Cell;
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
@@ -22,8 +22,6 @@ const GUEST_BEGINS: &str = "Linux version";
 const GUEST_DEADLINE: Duration = Duration::from_secs(240);
 /// How long a donor may take to listen or to end.
 const DONOR_DEADLINE: Duration = Duration::from_secs(30);
-/// What the guest runs: with the kernel it needs more than the local memory, so that pages must move.
-const CMDLINE: &str = "ssi_exec=\"faultprobe --bytes 256M\"";
 const PORT: u16 = 7700;
 /// Processor times of processes are told in units of this.
 const MS_PER_TICK: u64 = 10;
@@ -50,6 +48,37 @@ impl Transport {
     }
 }
 
+/// How large the guest is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// 1 GiB, 256 MiB of them local, and two vCPUs.
+    Usual,
+    /// 256 MiB, 96 MiB of them local, and one vCPU.
+    Small,
+}
+
+impl Size {
+    /// vCPUs, memory, local memory, and what the guest writes and checks: with its kernel more than the local
+    /// memory, so that pages must move.
+    fn numbers(self) -> [&'static str; 4] {
+        match self {
+            Self::Usual => ["2", "1G", "256M", "256M"],
+            Self::Small => ["1", "256M", "96M", "64M"],
+        }
+    }
+}
+
+/// What the demo is to show.
+#[derive(Clone, Debug)]
+pub struct DemoConfig {
+    /// How pages travel; `None` leaves the choice to `ssi-hv run`.
+    pub transport: Option<Transport>,
+    /// The guest.
+    pub size: Size,
+    /// A directory with kernels and programs, as [`Share::prepare`] fills it; `None` fills one.
+    pub share: Option<PathBuf>,
+}
+
 /// Where the demo runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -71,13 +100,16 @@ struct Outcome {
 ///
 /// # Errors
 /// Fails when the guest does not run to its end, or found a corrupt byte.
-pub fn run(workspace: &Path, transport: Option<Transport>) -> anyhow::Result<()> {
+pub fn run(workspace: &Path, config: &DemoConfig) -> anyhow::Result<()> {
     let dir = workspace.join("target/demo");
     std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     let file = dir.join("report.json");
     // An older report must not be taken for this run's.
     let _ = std::fs::remove_file(&file);
-    let share = Share::prepare(workspace)?;
+    let share = match &config.share {
+        Some(dir) => Share::open(dir)?,
+        None => Share::prepare(workspace)?,
+    };
     ensure!(
         share.has_product(),
         "no ssi-hv in target/release: run scripts/demo"
@@ -93,8 +125,8 @@ pub fn run(workspace: &Path, transport: Option<Transport>) -> anyhow::Result<()>
     }
     let begin = Instant::now();
     let (outcome, local) = match place {
-        Place::Here => here::run(&share, &dir, transport)?,
-        Place::Testbed => run_on_testbed(workspace, &share, &dir, transport)?,
+        Place::Here => here::run(&share, &dir, config)?,
+        Place::Testbed => run_on_testbed(workspace, &share, &dir, config)?,
     };
     if outcome.exit_code != Some(0) {
         bail!(
@@ -165,28 +197,25 @@ fn has_virtualization(cpuinfo: &str) -> bool {
 
 /// The arguments of `ssi-hv run`: with most memory on the donor and the probe as its work, or
 /// with all memory local and nothing to do, to compare the time to init.
-fn run_args(
-    dir: &str,
-    donor: Option<&str>,
-    transport: Option<Transport>,
-    report: &str,
-) -> Vec<String> {
+fn run_args(dir: &str, donor: Option<&str>, config: &DemoConfig, report: &str) -> Vec<String> {
+    let [cpus, memory, local, probe] = config.size.numbers();
+    let cmdline = format!("ssi_exec=\"faultprobe --bytes {probe}\"");
     let (kernel, initrd) = (format!("{dir}/cloud-vmlinuz"), format!("{dir}/guest.cpio"));
     let mut args = vec![
-        "run", "--kernel", &kernel, "--initrd", &initrd, "--cpus", "2", "--memory", "1G",
+        "run", "--kernel", &kernel, "--initrd", &initrd, "--cpus", cpus, "--memory", memory,
         "--report", report,
     ];
     if let Some(donor) = donor {
         args.extend([
             "--cmdline",
-            CMDLINE,
+            &cmdline,
             "--local-memory",
-            "256M",
+            local,
             "--donor",
             donor,
         ]);
         args.push("--insecure");
-        if let Some(transport) = transport {
+        if let Some(transport) = config.transport {
             args.extend(["--transport", transport.name()]);
         }
     }
@@ -197,13 +226,13 @@ fn run_on_testbed(
     workspace: &Path,
     share: &Share,
     dir: &Path,
-    transport: Option<Transport>,
+    demo: &DemoConfig,
 ) -> anyhow::Result<(Outcome, Outcome)> {
     let image = HostImage::prepare(workspace, HostKernel::Linux6_1)?;
     let config = TestbedConfig::two_hosts(&share.dir, workspace.join("target/testbed/demo"));
     let testbed = Testbed::start(&config, &image)?;
     let (compute, lender) = (testbed.host(1), testbed.host(2));
-    if matches!(transport, Some(Transport::Rdma | Transport::Auto)) {
+    if matches!(demo.transport, Some(Transport::Rdma | Transport::Auto)) {
         println!("Both hosts get software RDMA: rdma link add rxe0 type rxe netdev ...");
         testbed.hosts().iter().try_for_each(add_rxe)?;
     }
@@ -214,7 +243,7 @@ fn run_on_testbed(
     let remote_report = "/tmp/demo.json";
     let run = |donor: Option<&str>, tap: Tap| -> anyhow::Result<Outcome> {
         let mut argv = vec!["/share/ssi-hv".to_owned()];
-        argv.extend(run_args("/share", donor, transport, remote_report));
+        argv.extend(run_args("/share", donor, demo, remote_report));
         if donor.is_some() {
             println!("Host 1 runs the guest:  ssi-hv {}\n", argv[1..].join(" "));
         }

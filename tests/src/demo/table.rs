@@ -82,7 +82,6 @@ fn number(value: &Value, unit: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use serde_json::json;
 
     #[test]

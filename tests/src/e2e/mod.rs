@@ -18,6 +18,7 @@ mod free_pages;
 mod guest;
 mod hotplug;
 mod huge_shmem;
+mod native_demo;
 mod network;
 mod numa;
 mod prometheus;
@@ -153,6 +154,7 @@ impl Plan {
             tour::SCENARIOS,
             up::SCENARIOS,
             disks::SCENARIOS,
+            native_demo::SCENARIOS,
             network::SCENARIOS,
             numa::SCENARIOS,
             vsock::SCENARIOS,
