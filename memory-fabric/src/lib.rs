@@ -57,7 +57,7 @@ pub mod stats;
 pub mod view;
 pub mod working_set;
 
-pub use fabric_host::turns;
+pub use fabric_host::slices;
 pub use fabric_pages::{guest_memory, page, page_map, uffd};
 pub use fabric_transport::{control, policy, stream};
 pub use fabric_wire as wire;

@@ -4,8 +4,8 @@
 mod mapping;
 pub mod metrics;
 pub mod poll;
+pub mod slices;
 mod spin;
-pub mod turns;
 
 pub use mapping::Mapping;
 pub use spin::Spin;

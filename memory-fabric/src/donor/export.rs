@@ -103,7 +103,7 @@ impl Export {
     }
 
     /// Ends every access if the device is being removed, until it is opened again.
-    pub(super) fn let_go_of_removed(&self) -> bool {
+    pub(super) fn release_removed_device(&self) -> bool {
         let mut state = lock(&self.state);
         let gone = |region: &MemoryRegion| region.domain().device().is_gone();
         if !state.region.as_ref().is_some_and(gone) {
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(export.unless_pinned(|| 7), Some(7));
         lock(&export.state).pinned = true;
         assert_eq!(export.unless_pinned(|| 7), None);
-        assert!(!export.let_go_of_removed(), "nothing is registered");
+        assert!(!export.release_removed_device(), "nothing is registered");
         export.end();
         assert_eq!(
             export.unless_pinned(|| 7),

@@ -162,17 +162,17 @@ impl Pool {
     /// has ended.
     pub fn end(&self, token: &Token) -> Option<LeaseStatus> {
         let lease = lock(&self.leases).remove(token)?;
-        self.settle(vec![lease]).pop()
+        self.close(vec![lease]).pop()
     }
 
-    /// Ends leases that nobody finds any more. They are waited for together: what hangs in one takes no
-    /// time from another.
-    fn settle(&self, leases: Vec<Arc<Lease>>) -> Vec<LeaseStatus> {
+    /// Closes leases that are no longer in the table and adds up their counts. They share one
+    /// deadline, so that a connection that hangs delays no other lease.
+    fn close(&self, leases: Vec<Arc<Lease>>) -> Vec<LeaseStatus> {
         for lease in &leases {
             lease.close();
         }
         let deadline = Instant::now() + self.closing_time_max;
-        let settled = leases.into_iter().map(|lease| {
+        let closed_leases = leases.into_iter().map(|lease| {
             let closed = lease.has_closed_by(deadline);
             // Now that nobody counts any more.
             let status = lease.status();
@@ -197,7 +197,7 @@ impl Pool {
             }
             status
         });
-        settled.collect()
+        closed_leases.collect()
     }
 
     /// Takes those leases out that are to end.
@@ -211,22 +211,22 @@ impl Pool {
     pub fn end_expired(&self, now: Instant) -> Vec<String> {
         let expired = self.take(|lease| lease.ends_at() <= now);
         let vms: Vec<_> = expired.iter().map(|lease| lease.vm.clone()).collect();
-        self.settle(expired);
+        self.close(expired);
         vms.iter().for_each(|_| self.expired.increment());
         vms
     }
 
-    /// Lets go of RDMA devices that are being removed.
-    pub(super) fn let_go_of_removed_devices(&self) {
+    /// Releases RDMA devices that are being removed.
+    pub(super) fn release_removed_devices(&self) {
         let leases: Vec<_> = lock(&self.leases).values().cloned().collect();
         for lease in leases {
-            lease.let_go_of_removed_device();
+            lease.release_removed_device();
         }
     }
 
     /// Ends every lease.
     pub fn end_all(&self) {
-        self.settle(self.take(|_| true));
+        self.close(self.take(|_| true));
     }
 }
 

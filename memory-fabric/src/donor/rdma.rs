@@ -165,7 +165,7 @@ pub(super) fn serve(
             }
             // Before the session counts as ended.
             if !pair.end() && request.class == TrafficClass::Bulk {
-                lease.distrust_writes();
+                lease.expect_late_writes();
             }
             drop::<Share>(share);
             sent

@@ -294,7 +294,7 @@ fn expire(shared: &Shared) {
                 "lease ended: it was not renewed in time; its memory is free"
             );
         }
-        shared.served.pool.let_go_of_removed_devices();
+        shared.served.pool.release_removed_devices();
         std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
     }
 }

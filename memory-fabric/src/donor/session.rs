@@ -4,9 +4,9 @@ use super::TAKE_OVER_TIMEOUT;
 use super::pool::{DropRefused, Lease, OutOfRange};
 use crate::packing::{Packer, Packing, unpack};
 use crate::page::{PAGE_SIZE, PageBytes};
+use crate::slices::request_short_slices;
 use crate::spin::Spin;
 use crate::stream::Stream;
-use crate::turns::take_short_turns;
 use crate::wire::{
     ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX, Refusal,
     TrafficClass, WireError, decode_probe, decode_run, encode_message,
@@ -49,7 +49,7 @@ pub(super) fn serve(
     class: TrafficClass,
     spin: Duration,
 ) -> Result<(), SessionError> {
-    take_short_turns();
+    request_short_slices();
     stream.set_nonblocking()?;
     let mut session = Session {
         lease,

@@ -4,11 +4,11 @@ use super::{FabricConfig, FabricError, TransportKind};
 use crate::control::CONTROL_TIMEOUT;
 use crate::link::rdma::{RdmaLinkConfig, RdmaLinkError, registering_time};
 use crate::link::{describe, probe};
+use crate::slices::request_short_slices;
 use crate::stream::Carrier;
 use crate::transport::measure::{Gauge, MeasureError, Measured, Silence};
 use crate::transport::rdma::LANE_STALL_TIMEOUT;
 use crate::transport::select::Selection;
-use crate::turns::take_short_turns;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::time::{Duration, Instant};
 
@@ -92,7 +92,7 @@ pub(super) fn calibrate(
 fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
     let measured = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            take_short_turns();
+            request_short_slices();
             let mut gauge = probe::stream(link).map_err(|error| describe(&error))?;
             measure(&mut gauge, time, STREAM_SILENCE_MAX)
         });
@@ -116,7 +116,7 @@ fn measure_rdma(
     std::thread::Builder::new()
         .name(format!("measure-{}", link.node.0))
         .spawn(move || {
-            take_short_turns();
+            request_short_slices();
             let found = probe::rdma(&config).map(|mut gauge| measure(&mut gauge, time, time));
             // That nobody waits any more is no error.
             let _ = give.send(found);

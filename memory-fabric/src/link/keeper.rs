@@ -62,7 +62,7 @@ impl Port {
 
 /// An outage.
 #[derive(Clone, Copy, Debug)]
-struct Trouble {
+struct Disruption {
     /// When it began.
     began: Instant,
     /// When the donor is given up.
@@ -86,7 +86,7 @@ pub(super) struct Keeper {
     status: LeaseStatus,
     /// The last outage. It is over when a request was completed since, or after
     /// [`QUIET_TIME`].
-    trouble: Option<Trouble>,
+    disruption: Option<Disruption>,
 }
 
 /// Why an attempt to be connected again failed.
@@ -116,7 +116,7 @@ impl Keeper {
             observer,
             stats,
             status,
-            trouble: None,
+            disruption: None,
         };
         if let Err(error) = keeper.connect_ports() {
             let _ = keeper.renew(FrameKind::Release);
@@ -125,7 +125,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Starts the thread. It gives what the donor counted for the lease, as it last told.
+    /// Starts the thread. It gives what the donor counted for the lease, as it last reported.
     pub(super) fn spawn(self, asked: Receiver<LinkRequest>) -> io::Result<JoinHandle<LeaseStatus>> {
         let (node, observer) = (self.config.node, Arc::clone(&self.observer));
         std::thread::Builder::new()
@@ -208,10 +208,11 @@ impl Keeper {
     /// outage that goes on.
     fn recover(&mut self, why: String, asked: &Receiver<LinkRequest>) -> Recovery {
         let node = self.config.node;
-        let known = self.trouble.take().filter(|trouble| {
-            trouble.completed == self.completed() && trouble.recovered_at.elapsed() < QUIET_TIME
+        let known = self.disruption.take().filter(|disruption| {
+            disruption.completed == self.completed()
+                && disruption.recovered_at.elapsed() < QUIET_TIME
         });
-        let mut trouble = known.unwrap_or(Trouble {
+        let mut disruption = known.unwrap_or(Disruption {
             began: Instant::now(),
             deadline: Instant::now() + self.config.grace,
             backoff: BACKOFF_MIN,
@@ -221,20 +222,21 @@ impl Keeper {
         // A connection that broke along with the others, and is only missed now, says nothing
         // about those that were made since.
         let mut wanted = self.ports.iter().filter(|port| port.wanted).peekable();
-        let left_over = wanted.peek().is_some() && wanted.all(|port| port.made_at < trouble.began);
+        let left_over =
+            wanted.peek().is_some() && wanted.all(|port| port.made_at < disruption.began);
         let mut attempt = known.is_none() || left_over;
-        let mut told = false;
+        let mut reported = false;
         let mut reason = why.clone();
         tracing::debug!(%node, why, "link to donor broke; connecting again");
         loop {
             if attempt {
                 match self.reconnect() {
                     Ok(()) => {
-                        trouble.recovered_at = Instant::now();
-                        trouble.completed = self.completed();
-                        self.trouble = Some(trouble);
-                        if told {
-                            self.stats.came_back();
+                        disruption.recovered_at = Instant::now();
+                        disruption.completed = self.completed();
+                        self.disruption = Some(disruption);
+                        if reported {
+                            self.stats.note_reachable();
                             (self.observer)(LinkEvent::Up { node });
                         }
                         return Recovery::Recovered;
@@ -247,29 +249,29 @@ impl Keeper {
                 }
             }
             attempt = true;
-            if !told {
-                told = true;
-                self.stats.went_away();
+            if !reported {
+                reported = true;
+                self.stats.note_unreachable();
                 (self.observer)(LinkEvent::Down {
                     node,
                     reason: why.clone(),
                 });
             }
             let now = Instant::now();
-            if now >= trouble.deadline {
+            if now >= disruption.deadline {
                 let grace = self.config.grace.as_secs_f64();
                 let reason = format!("not back within {grace} s: {reason}");
                 (self.observer)(LinkEvent::Lost { node, reason });
                 return Recovery::Lost;
             }
-            match asked.recv_deadline((now + trouble.backoff).min(trouble.deadline)) {
+            match asked.recv_deadline((now + disruption.backoff).min(disruption.deadline)) {
                 Ok(LinkRequest::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     return Recovery::Stopped;
                 }
                 Ok(LinkRequest::Connection(class, _)) => self.want(class),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            trouble.backoff = (trouble.backoff * 2).min(BACKOFF_MAX);
+            disruption.backoff = (disruption.backoff * 2).min(BACKOFF_MAX);
         }
     }
 

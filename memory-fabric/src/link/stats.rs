@@ -10,7 +10,7 @@ pub struct LinkStats {
     // Relaxed, all of them: each is a number of its own.
     round_trip_ns: AtomicU64,
     round_trip_ns_min: AtomicU64,
-    away: AtomicBool,
+    unreachable: AtomicBool,
     /// How often the donor could not be reached.
     pub outages: Counter,
 }
@@ -20,7 +20,7 @@ impl LinkStats {
         Self {
             round_trip_ns: AtomicU64::new(nanos(round_trip)),
             round_trip_ns_min: AtomicU64::new(nanos(round_trip)),
-            away: AtomicBool::new(false),
+            unreachable: AtomicBool::new(false),
             outages: Counter::default(),
         }
     }
@@ -31,13 +31,13 @@ impl LinkStats {
             .fetch_min(nanos(time), Ordering::Relaxed);
     }
 
-    pub(super) fn went_away(&self) {
-        self.away.store(true, Ordering::Relaxed);
+    pub(super) fn note_unreachable(&self) {
+        self.unreachable.store(true, Ordering::Relaxed);
         self.outages.increment();
     }
 
-    pub(super) fn came_back(&self) {
-        self.away.store(false, Ordering::Relaxed);
+    pub(super) fn note_reachable(&self) {
+        self.unreachable.store(false, Ordering::Relaxed);
     }
 
     /// The last round trip of a small request, of those that renew the lease.
@@ -55,7 +55,7 @@ impl LinkStats {
     /// Whether the donor can be reached, as far as is known.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
-        !self.away.load(Ordering::Relaxed)
+        !self.unreachable.load(Ordering::Relaxed)
     }
 }
 
@@ -79,9 +79,9 @@ mod tests {
     #[test]
     fn outages_are_counted() {
         let stats = LinkStats::new(Duration::ZERO);
-        stats.went_away();
+        stats.note_unreachable();
         assert!(!stats.is_reachable());
-        stats.came_back();
+        stats.note_reachable();
         assert!(stats.is_reachable());
         assert_eq!(stats.outages.get(), 1);
     }

@@ -14,9 +14,9 @@ use super::{PagerError, Shared};
 use crate::layout::NodeId;
 use crate::page::{PageBytes, PageIndex, PageRange};
 use crate::page_map::{Kind, State};
+use crate::slices::request_short_slices;
 use crate::stats::RemoteTimes;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
-use crate::turns::take_short_turns;
 use crate::uffd::{EventBuffer, Fault, Protection};
 use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
@@ -108,7 +108,7 @@ impl FaultThread {
 
     /// Serves faults until the pager stops or fails.
     pub(crate) fn run(mut self) {
-        take_short_turns();
+        request_short_slices();
         let shared = Arc::clone(&self.shared);
         shared.report_failure("pager-fault", || self.serve());
     }

@@ -101,8 +101,8 @@ impl ControlStream {
                 WireError::Unexpected(frame.kind),
             ));
         }
-        // Until the next one.
-        self.stream.settle();
+        // Nothing drives the connection until the next request.
+        self.stream.acknowledge();
         self.decode(frame.kind, &payload)
     }
 

@@ -194,10 +194,10 @@ impl Stream {
         }
     }
 
-    /// It is not looked after for a while.
-    pub fn settle(&mut self) {
+    /// Acknowledges all that has come: the caller pauses, and nobody else drives the connection.
+    pub fn acknowledge(&mut self) {
         if let Self::Udp(stream) = self {
-            stream.settle();
+            stream.acknowledge();
         }
     }
 

@@ -137,8 +137,8 @@ impl UdpStream {
         match self.0 {}
     }
 
-    /// It is not looked after for a while.
-    pub fn settle(&mut self) {
+    /// Acknowledges all that has come.
+    pub fn acknowledge(&mut self) {
         match self.0 {}
     }
 

@@ -299,8 +299,8 @@ impl Lease {
     }
 
     /// Ends RDMA connections over a device that is being removed.
-    pub(super) fn let_go_of_removed_device(&self) {
-        if self.export.let_go_of_removed() {
+    pub(super) fn release_removed_device(&self) {
+        if self.export.release_removed_device() {
             let sessions = lock(&self.sessions);
             for (kind, stream) in &sessions.active {
                 if matches!(kind, SessionKind::Rdma(_)) {

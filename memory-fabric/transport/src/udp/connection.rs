@@ -4,9 +4,9 @@ mod receiving;
 #[cfg(test)]
 mod tests;
 
-use super::lanes::{Inbox, LANES, place};
 use super::listener::Datagrams;
 use super::settings;
+use super::streams::{Inbox, STREAMS, place};
 use bytes::Bytes;
 use fabric_identity::{Fingerprint, NAME};
 use fabric_wire::HEADER_BYTES;
@@ -63,7 +63,7 @@ pub struct UdpStream {
     failed: Option<Failure>,
     inbox: Inbox,
     /// Streams that may have something to be read.
-    readable: [bool; LANES],
+    readable: [bool; STREAMS],
     /// The frame that is being written: its stream, and how much of it is left.
     writing: Option<(usize, usize)>,
     input: Box<[u8]>,
@@ -162,7 +162,7 @@ impl UdpStream {
         let socket = Arc::new(socket);
         let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
         stream.shake_hands(deadline)?;
-        for _ in 0..LANES {
+        for _ in 0..STREAMS {
             let opened = stream.connection.streams().open(Dir::Bi);
             opened.ok_or_else(|| io::Error::other("the peer allows too few streams"))?;
         }
@@ -232,7 +232,7 @@ impl UdpStream {
             connected: false,
             failed: None,
             inbox: Inbox::default(),
-            readable: [false; LANES],
+            readable: [false; STREAMS],
             writing: None,
             input: vec![0; BATCH * DATAGRAM_BUFFER_BYTES].into_boxed_slice(),
             output: Vec::with_capacity(DATAGRAM_BUFFER_BYTES),
@@ -308,7 +308,7 @@ impl UdpStream {
     }
 
     /// Acknowledges all that has come, since this end is not looked after for a while.
-    pub fn settle(&mut self) {
+    pub fn acknowledge(&mut self) {
         self.connection.ping();
         self.transmit();
     }
@@ -361,7 +361,7 @@ impl UdpStream {
         for part in parts {
             let mut rest: &[u8] = part;
             while !rest.is_empty() {
-                let (lane, left) = match self.writing {
+                let (number, left) = match self.writing {
                     Some(writing) => writing,
                     None => rest
                         .first_chunk::<HEADER_BYTES>()
@@ -369,11 +369,11 @@ impl UdpStream {
                         .expect("frames of ours, with whole headers"),
                 };
                 let some = &rest[..left.min(rest.len())];
-                match self.connection.send_stream(lane_id(lane)).write(some) {
+                match self.connection.send_stream(stream_id(number)).write(some) {
                     Ok(count) => {
                         written += count;
                         rest = &rest[count..];
-                        self.writing = (left > count).then_some((lane, left - count));
+                        self.writing = (left > count).then_some((number, left - count));
                     }
                     Err(WriteError::Blocked) => return Ok(written),
                     Err(error) => {
@@ -477,8 +477,8 @@ impl UdpStream {
 const CLOSED: VarInt = VarInt::from_u32(0);
 
 /// The VM opens all streams.
-fn lane_id(lane: usize) -> StreamId {
-    StreamId::new(Side::Client, Dir::Bi, lane as u64)
+fn stream_id(number: usize) -> StreamId {
+    StreamId::new(Side::Client, Dir::Bi, number as u64)
 }
 
 impl Drop for UdpStream {

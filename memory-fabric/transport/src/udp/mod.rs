@@ -6,16 +6,16 @@
 //! donor's connection has a thread and a socket as well: one that is connected to the VM, on the same
 //! port as all the others (`listener`).
 //!
-//! Inside a connection frames are spread over streams (`lanes`): what was lost holds up only the
+//! Inside a connection frames are spread over streams (`streams`): what was lost holds up only the
 //! frames of its own stream.
 //!
 //! All is encrypted. Whether the other end is the donor that was meant is only known where its
 //! [`Fingerprint`] was given.
 
 mod connection;
-mod lanes;
 mod listener;
 mod settings;
+mod streams;
 
 pub use connection::UdpCloser;
 pub use connection::UdpStream;

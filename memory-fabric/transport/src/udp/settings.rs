@@ -1,6 +1,6 @@
 //! What both ends of a connection are set to.
 
-use super::lanes::LANES;
+use super::streams::STREAMS;
 use fabric_identity::{DonorVerifier, Fingerprint, Identity};
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn_proto::{
@@ -44,13 +44,13 @@ fn transport() -> Arc<TransportConfig> {
     let mut acks = AckFrequencyConfig::default();
     acks.ack_eliciting_threshold(VarInt::from_u32(ACK_THRESHOLD))
         .max_ack_delay(Some(ACK_DELAY_MAX));
-    let lanes = u32::try_from(LANES).expect("a small constant");
+    let streams = u32::try_from(STREAMS).expect("a small constant");
     let mut config = TransportConfig::default();
     config
-        .max_concurrent_bidi_streams(VarInt::from_u32(lanes))
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW_BYTES))
-        .receive_window(VarInt::from_u32(lanes * STREAM_WINDOW_BYTES))
+        .receive_window(VarInt::from_u32(streams * STREAM_WINDOW_BYTES))
         .send_window(SEND_WINDOW_BYTES)
         .initial_rtt(INITIAL_ROUND_TRIP)
         .mtu_discovery_config(Some(discovery))

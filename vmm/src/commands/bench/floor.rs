@@ -9,9 +9,9 @@ use anyhow::{Context as _, Result, ensure};
 use memory_fabric::control::{CONTROL_TIMEOUT, ControlStream};
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
+use memory_fabric::slices::request_short_slices;
 use memory_fabric::stats::Histogram;
 use memory_fabric::stream::{Carrier, Stream};
-use memory_fabric::turns::take_short_turns;
 use memory_fabric::uffd::{Protection, Uffd};
 use memory_fabric::wire::{
     AttachRequest, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass,
@@ -32,7 +32,7 @@ pub(super) fn userfaultfd() -> Result<Histogram> {
     let times = Histogram::new();
     std::thread::scope(|scope| {
         let handler = scope.spawn(|| -> Result<()> {
-            take_short_turns();
+            request_short_slices();
             let mut events = EventBuffer::new(1);
             while !stop.load(Ordering::Relaxed) {
                 let mut served = Ok(());
@@ -94,7 +94,7 @@ pub(super) fn exchange(donor: SocketAddr, carrier: Carrier, checksum: bool) -> R
     // A thread of its own, since those that it makes would have short turns as well.
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
-            take_short_turns();
+            request_short_slices();
             exchange_here(donor, carrier, checksum)
         });
         client.join().expect("the client does not panic")

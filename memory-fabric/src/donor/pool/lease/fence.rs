@@ -36,9 +36,9 @@ impl Lease {
         Ok(())
     }
 
-    /// A queue pair for write-backs could not be ended: whatever is done, it may still write. To be
-    /// called before its session counts as ended.
-    pub(crate) fn distrust_writes(&self) {
+    /// Notes that a queue pair for write-backs could not be ended and may still write, so that every
+    /// later fence fails. To be called before its session counts as ended.
+    pub(crate) fn expect_late_writes(&self) {
         lock(&self.sessions).late_writes = true;
     }
 }

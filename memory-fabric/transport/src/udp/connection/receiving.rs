@@ -1,7 +1,7 @@
 //! The way of what comes: from the socket through the protocol to whole frames.
 
-use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, UdpStream, lane_id};
-use crate::udp::lanes::LANES;
+use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, UdpStream, stream_id};
+use crate::udp::streams::STREAMS;
 use bytes::BytesMut;
 use quinn_proto::{ConnectionError, DatagramEvent, Event, ReadError, StreamEvent, StreamId};
 use quinn_udp::{RecvMeta, UdpSockRef};
@@ -96,8 +96,8 @@ impl UdpStream {
     }
 
     fn note_readable(&mut self, id: StreamId) {
-        let lane = usize::try_from(id.index()).unwrap_or(usize::MAX);
-        if let Some(readable) = self.readable.get_mut(lane) {
+        let number = usize::try_from(id.index()).unwrap_or(usize::MAX);
+        if let Some(readable) = self.readable.get_mut(number) {
             *readable = true;
         }
     }
@@ -118,28 +118,28 @@ impl UdpStream {
 
     /// Takes what has come on the streams, as far as there is room.
     fn gather(&mut self) {
-        for lane in 0..LANES {
-            if !self.readable[lane] {
+        for number in 0..STREAMS {
+            if !self.readable[number] {
                 continue;
             }
             let mut failure = None;
-            let mut stream = self.connection.recv_stream(lane_id(lane));
+            let mut stream = self.connection.recv_stream(stream_id(number));
             // A stream that is not there has nothing.
             let Ok(mut chunks) = stream.read(true) else {
-                self.readable[lane] = false;
+                self.readable[number] = false;
                 continue;
             };
-            while self.inbox.has_room(lane) {
+            while self.inbox.has_room(number) {
                 match chunks.next(usize::MAX) {
                     Ok(Some(chunk)) => {
-                        self.inbox.push(lane, &chunk.bytes);
+                        self.inbox.push(number, &chunk.bytes);
                         continue;
                     }
                     Ok(None) => failure = Some("the peer ended a stream".to_owned()),
                     Err(ReadError::Blocked) => {}
                     Err(error) => failure = Some(error.to_string()),
                 }
-                self.readable[lane] = false;
+                self.readable[number] = false;
                 break;
             }
             // What it wants to be sent goes with the next that is sent.

@@ -15,10 +15,10 @@ use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::layout::NodeId;
 use memory_fabric::link::rdma::RdmaLinkConfig;
 use memory_fabric::link::{Leased, Link, LinkConfig, probe};
+use memory_fabric::slices::request_short_slices;
 use memory_fabric::stream::Carrier;
 use memory_fabric::transport::rdma::DeviceChoice;
 use memory_fabric::transport::rdma::probe::{registrations, staging_time};
-use memory_fabric::turns::take_short_turns;
 use serde::Serialize;
 use ssi_hv::cli::bench::BenchTransportConfig;
 use ssi_hv::config::Transport;
@@ -278,7 +278,7 @@ fn in_time<T: Send + 'static>(
     std::thread::Builder::new()
         .name("bench".to_owned())
         .spawn(move || {
-            take_short_turns();
+            request_short_slices();
             // That nobody waits any more is no error.
             let _ = give.send(work());
         })

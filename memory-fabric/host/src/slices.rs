@@ -1,24 +1,24 @@
-//! How long a thread goes on when others want its processor.
+//! Scheduler time slices.
 
 use std::io;
 
-/// The shortest turn that Linux grants, nanoseconds.
-const TURN_NS: u64 = 100_000;
+/// The shortest slice that Linux grants, nanoseconds.
+const SLICE_NS: u64 = 100_000;
 
-/// Asks the scheduler for short turns for the calling thread. It then runs soon after it is woken,
-/// before threads with longer turns, and as often makes place for them: its share of the
-/// processor stays what it is. For threads that do little at a time and for which somebody waits.
+/// Requests short scheduler slices for the calling thread: it runs soon after a wake-up, ahead of
+/// threads with longer slices, and is preempted as soon; its share of the processor is unchanged.
+/// For threads that do little at a time while another thread waits for the result.
 ///
-/// Needs no privilege. Linux before 6.12 takes no notice, and threads with a real-time policy are
-/// left alone. Threads that the caller makes have short turns as well.
-pub fn take_short_turns() {
-    // What it is good for can do without.
-    if let Err(error) = set_turn(TURN_NS) {
-        tracing::debug!(%error, "the scheduler grants no short turns");
+/// Needs no privilege. Linux before 6.12 ignores the request, and threads with a real-time policy
+/// keep their setting. Threads that the caller starts inherit it.
+pub fn request_short_slices() {
+    // Only latency depends on it.
+    if let Err(error) = set_slice(SLICE_NS) {
+        tracing::debug!(%error, "the scheduler grants no short slices");
     }
 }
 
-fn set_turn(nanoseconds: u64) -> io::Result<()> {
+fn set_slice(nanoseconds: u64) -> io::Result<()> {
     let mut attributes = attributes()?;
     let policy = i32::try_from(attributes.sched_policy);
     if policy != Ok(libc::SCHED_OTHER) && policy != Ok(libc::SCHED_BATCH) {
@@ -48,17 +48,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_is_short_and_nothing_else_changes() {
+    fn a_slice_is_short_and_nothing_else_changes() {
         let thread = std::thread::spawn(|| {
             let before = attributes().expect("Linux");
-            set_turn(TURN_NS).expect("granted");
+            set_slice(SLICE_NS).expect("granted");
             (before, attributes().expect("Linux"))
         });
         let (before, after) = thread.join().expect("no panic");
         assert_eq!(after.sched_policy, before.sched_policy);
         assert_eq!(after.sched_nice, before.sched_nice);
-        // 0 where the kernel does not know of turns.
-        assert!([0, TURN_NS].contains(&after.sched_runtime));
+        // 0 where the kernel ignores slices.
+        assert!([0, SLICE_NS].contains(&after.sched_runtime));
         assert_eq!(after.sched_runtime == 0, before.sched_runtime == 0);
     }
 }

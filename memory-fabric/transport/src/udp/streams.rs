@@ -8,32 +8,32 @@
 use fabric_wire::{Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 
 /// Streams of a connection.
-pub(super) const LANES: usize = 8;
+pub(super) const STREAMS: usize = 8;
 
 /// Bytes of a stream that are kept at the most when a frame can be taken: the longest one of pages, and another
 /// that has begun. More stay with the connection, whose window then closes.
-const LANE_BYTES_MAX: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
+const STREAM_BYTES_MAX: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
 /// The stream of a frame that is to be sent, and its length with the header.
 pub(super) fn place(header: &[u8; HEADER_BYTES]) -> Option<(usize, usize)> {
     let frame = Frame::decode(header).ok()?;
-    let lane = match frame.kind {
+    let stream = match frame.kind {
         FrameKind::ReadPage | FrameKind::PageData | FrameKind::ReadPages | FrameKind::PagesData => {
-            (frame.request & 0xffff) as usize % LANES
+            (frame.request & 0xffff) as usize % STREAMS
         }
         _ => 0,
     };
-    Some((lane, HEADER_BYTES + frame.length))
+    Some((stream, HEADER_BYTES + frame.length))
 }
 
 #[derive(Debug, Default)]
-struct Lane {
+struct Incoming {
     bytes: Vec<u8>,
     /// How many of them were taken.
     taken: usize,
 }
 
-impl Lane {
+impl Incoming {
     fn waiting(&self) -> &[u8] {
         &self.bytes[self.taken..]
     }
@@ -42,7 +42,7 @@ impl Lane {
 /// What has come on the streams and was not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    lanes: [Lane; LANES],
+    streams: [Incoming; STREAMS],
     /// The frame that is being taken: its stream, and how much of it is left.
     current: Option<(usize, usize)>,
     /// Where to look for the next one first.
@@ -52,23 +52,23 @@ pub(super) struct Inbox {
 impl Inbox {
     /// Whether a stream may bring more just now: also where only one frame waits and is not whole yet, since
     /// those for measuring are longer than others.
-    pub(super) fn has_room(&self, lane: usize) -> bool {
-        self.lanes[lane].waiting().len() < LANE_BYTES_MAX || self.whole(lane).is_none()
+    pub(super) fn has_room(&self, stream: usize) -> bool {
+        self.streams[stream].waiting().len() < STREAM_BYTES_MAX || self.whole(stream).is_none()
     }
 
     /// Adds what came on a stream.
-    pub(super) fn push(&mut self, lane: usize, bytes: &[u8]) {
-        let lane = &mut self.lanes[lane];
-        if lane.taken > lane.bytes.len() / 2 {
-            lane.bytes.drain(..lane.taken);
-            lane.taken = 0;
+    pub(super) fn push(&mut self, stream: usize, bytes: &[u8]) {
+        let stream = &mut self.streams[stream];
+        if stream.taken > stream.bytes.len() / 2 {
+            stream.bytes.drain(..stream.taken);
+            stream.taken = 0;
         }
-        lane.bytes.extend_from_slice(bytes);
+        stream.bytes.extend_from_slice(bytes);
     }
 
     /// Whether there is anything to take.
     pub(super) fn is_ready(&self) -> bool {
-        self.current.is_some() || (0..LANES).any(|lane| self.whole(lane).is_some())
+        self.current.is_some() || (0..STREAMS).any(|stream| self.whole(stream).is_some())
     }
 
     /// Takes as much of whole frames as there is room for; one after the other.
@@ -79,13 +79,13 @@ impl Inbox {
                 break;
             };
             let count = left.min(target.len() - filled);
-            let lane = &mut self.lanes[number];
-            target[filled..filled + count].copy_from_slice(&lane.waiting()[..count]);
+            let stream = &mut self.streams[number];
+            target[filled..filled + count].copy_from_slice(&stream.waiting()[..count]);
             filled += count;
-            lane.taken += count;
-            if lane.taken == lane.bytes.len() {
-                lane.bytes.clear();
-                lane.taken = 0;
+            stream.taken += count;
+            if stream.taken == stream.bytes.len() {
+                stream.bytes.clear();
+                stream.taken = 0;
             }
             if left > count {
                 self.current = Some((number, left - count));
@@ -95,18 +95,18 @@ impl Inbox {
     }
 
     fn choose(&mut self) -> Option<(usize, usize)> {
-        let order = (0..LANES).map(|step| (self.next + step) % LANES);
+        let order = (0..STREAMS).map(|step| (self.next + step) % STREAMS);
         let found = order
             .into_iter()
-            .find_map(|lane| Some((lane, self.whole(lane)?)))?;
-        self.next = (found.0 + 1) % LANES;
+            .find_map(|stream| Some((stream, self.whole(stream)?)))?;
+        self.next = (found.0 + 1) % STREAMS;
         Some(found)
     }
 
     /// The length of the next frame of a stream, when all of it is there. What is no frame is given
     /// as it is, so that whoever takes it finds that out.
-    fn whole(&self, lane: usize) -> Option<usize> {
-        let waiting = self.lanes[lane].waiting();
+    fn whole(&self, stream: usize) -> Option<usize> {
+        let waiting = self.streams[stream].waiting();
         let header = waiting.first_chunk::<HEADER_BYTES>()?;
         let bytes = match Frame::decode(header) {
             Ok(frame) => HEADER_BYTES + frame.length,
@@ -145,9 +145,9 @@ mod tests {
                 assert_eq!(place_of(&frame(kind, request, &[])), 0);
             }
         }
-        let lanes = (0..64).map(|slot| place_of(&frame(FrameKind::ReadPage, slot, &[])));
-        let lanes: std::collections::HashSet<_> = lanes.collect();
-        assert_eq!(lanes.len(), LANES);
+        let streams = (0..64).map(|slot| place_of(&frame(FrameKind::ReadPage, slot, &[])));
+        let streams: std::collections::HashSet<_> = streams.collect();
+        assert_eq!(streams.len(), STREAMS);
     }
 
     #[test]
@@ -200,26 +200,26 @@ mod tests {
     proptest! {
         #[test]
         fn frames_come_out_whole_and_in_the_order_of_their_stream(
-            frames in prop::collection::vec((0_usize..LANES, 0_usize..3000), 1..40),
+            frames in prop::collection::vec((0_usize..STREAMS, 0_usize..3000), 1..40),
             cut in 1_usize..5000,
             room in 1_usize..5000,
         ) {
             let mut inbox = Inbox::default();
-            let mut sent: Vec<Vec<u8>> = vec![Vec::new(); LANES];
-            for (number, &(lane, bytes)) in frames.iter().enumerate() {
-                // The number of the frame says its lane, too.
-                let request = (number * LANES + lane) as u64;
+            let mut sent: Vec<Vec<u8>> = vec![Vec::new(); STREAMS];
+            for (number, &(stream, bytes)) in frames.iter().enumerate() {
+                // The number of the frame says its stream, too.
+                let request = (number * STREAMS + stream) as u64;
                 let payload = vec![u8::try_from(number).expect("small"); bytes.min(1024)];
-                sent[lane].extend(frame(FrameKind::Error, request, &payload));
+                sent[stream].extend(frame(FrameKind::Error, request, &payload));
             }
             let mut came = Vec::new();
             let mut target = vec![0; room];
-            let mut offsets = [0; LANES];
+            let mut offsets = [0; STREAMS];
             while offsets.iter().zip(&sent).any(|(&offset, sent)| offset < sent.len()) {
-                for lane in 0..LANES {
-                    let end = (offsets[lane] + cut).min(sent[lane].len());
-                    inbox.push(lane, &sent[lane][offsets[lane]..end]);
-                    offsets[lane] = end;
+                for stream in 0..STREAMS {
+                    let end = (offsets[stream] + cut).min(sent[stream].len());
+                    inbox.push(stream, &sent[stream][offsets[stream]..end]);
+                    offsets[stream] = end;
                 }
                 let count = inbox.take(&mut target);
                 came.extend_from_slice(&target[..count]);
@@ -232,12 +232,12 @@ mod tests {
                 came.extend_from_slice(&target[..count]);
             }
             let mut rest = came.as_slice();
-            let mut seen: Vec<Vec<u8>> = vec![Vec::new(); LANES];
+            let mut seen: Vec<Vec<u8>> = vec![Vec::new(); STREAMS];
             while let Some(header) = rest.first_chunk::<HEADER_BYTES>() {
                 let frame = Frame::decode(header).expect("a whole frame");
                 let (one, others) = rest.split_at(HEADER_BYTES + frame.length);
                 prop_assert!(frame.verify(header, &one[HEADER_BYTES..]).is_ok());
-                seen[usize::try_from(frame.request).expect("small") % LANES].extend(one);
+                seen[usize::try_from(frame.request).expect("small") % STREAMS].extend(one);
                 rest = others;
             }
             prop_assert!(rest.is_empty());
