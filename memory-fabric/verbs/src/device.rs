@@ -8,7 +8,7 @@ pub use port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
 pub use route::{DeviceChoice, Route};
 
 use super::abi::{
-    ibv_context, ibv_device, ibv_device_attr, ibv_gid, ibv_gid_entry, ibv_gid_global_t,
+    LINK_ETHERNET, LINK_INFINIBAND, ibv_context, ibv_device, ibv_device_attr, ibv_gid_entry,
     ibv_port_attr, ibv_port_state, ibv_transport_type,
 };
 use super::library::{Library, verbs};
@@ -27,10 +27,6 @@ use std::sync::{Arc, Mutex, Weak};
 /// Entries of a port's table of addresses that are looked at: more than adapters have for the
 /// addresses of a host with some dozens of networks.
 const GIDS_MAX: usize = 256;
-
-/// `IBV_LINK_LAYER_INFINIBAND` and `IBV_LINK_LAYER_ETHERNET` of `infiniband/verbs.h`.
-const LINK_INFINIBAND: u8 = 1;
-const LINK_ETHERNET: u8 = 2;
 
 /// What a device can do.
 #[derive(Clone, Copy, Debug, Default)]
@@ -271,8 +267,10 @@ impl Device {
     fn port(&self, port: u8) -> Result<Option<PortSummary>, RdmaError> {
         // SAFETY: a structure of numbers, for which zero is a value.
         let mut attributes: ibv_port_attr = unsafe { std::mem::zeroed() };
+        // The library fills the part of the structure that older programs know; the rest stays zero.
+        let known = (&raw mut attributes).cast();
         // SAFETY: the context is open, and the structure is ours.
-        let result = unsafe { (verbs().ibv_query_port)(self.as_ptr(), port, &raw mut attributes) };
+        let result = unsafe { (verbs().ibv_query_port)(self.as_ptr(), port, known) };
         check("ibv_query_port", &self.name, result)?;
         let link = match attributes.link_layer {
             LINK_INFINIBAND => LinkLayer::InfiniBand,
@@ -295,19 +293,11 @@ impl Device {
     }
 
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, RdmaError> {
-        let empty = ibv_gid_entry {
-            gid: ibv_gid {
-                global: ibv_gid_global_t {
-                    subnet_prefix: 0,
-                    interface_id: 0,
-                },
-            },
-            gid_index: 0,
-            port_num: 0,
-            gid_type: 0,
-            ndev_ifindex: 0,
-        };
-        let mut table = vec![empty; GIDS_MAX];
+        let mut table = Vec::new();
+        table.resize_with(GIDS_MAX, || {
+            // SAFETY: a structure of numbers, for which zero is a value.
+            unsafe { std::mem::zeroed::<ibv_gid_entry>() }
+        });
         // SAFETY: the context is open, and the table has as many entries as is said.
         let count = unsafe {
             (verbs()._ibv_query_gid_table)(

@@ -17,6 +17,9 @@ pub enum RdmaError {
         "libibverbs.so.1 cannot be loaded; install it (apt install libibverbs1 ibverbs-providers)"
     )]
     NoLibrary,
+    /// libibverbs is there, and lacks a function.
+    #[error("libibverbs.so.1 has no function {0}; install a newer one (apt install libibverbs1)")]
+    NoFunction(&'static str),
     /// There is no adapter.
     #[error(
         "this host has no RDMA device; `ssi-hv doctor` has the command that makes one of a network card"

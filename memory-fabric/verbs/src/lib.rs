@@ -3,7 +3,7 @@
 //!
 //! Layers, each with its file:
 //!
-//! - `abi`: structures and numbers of libibverbs; `library`: its functions, loaded at run time;
+//! - `abi`: structures and numbers of libibverbs, from rdma-sys; `library`: its functions, loaded at run time;
 //! - [`device`]: the adapters of this host, their ports and addresses, and which one leads to a peer;
 //! - [`resources`]: quotas of what a device, or this process, has a limited number of;
 //! - [`memory`]: protection domains, and memory that adapters may reach; [`staging`]: the buffers of

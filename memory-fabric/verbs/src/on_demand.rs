@@ -4,21 +4,15 @@
 //! first needs it, and lets go of it when the kernel wants that. What it can do is told by a call
 //! that libibverbs has as a place in the open device, and not as a function.
 
-use super::abi::{ibv_context, ibv_device_attr_ex, ibv_odp_caps, verbs_context_end};
+use super::abi::{
+    ibv_context, ibv_device_attr_ex, ibv_odp_caps, ibv_odp_general_caps,
+    ibv_odp_transport_cap_bits, verbs_context,
+};
 use std::mem::{offset_of, zeroed};
 
-/// `IBV_ODP_SUPPORT`, `IBV_ODP_SUPPORT_WRITE` and `IBV_ODP_SUPPORT_READ` of `infiniband/verbs.h`.
-const SUPPORT: u64 = 1;
-const SUPPORT_WRITE: u32 = 1 << 2;
-const SUPPORT_READ: u32 = 1 << 3;
-
-/// The same for the test that compares them with the header.
-#[cfg(test)]
-pub(crate) const CONSTANTS: [(&str, u64); 3] = [
-    ("IBV_ODP_SUPPORT", SUPPORT),
-    ("IBV_ODP_SUPPORT_WRITE", SUPPORT_WRITE as u64),
-    ("IBV_ODP_SUPPORT_READ", SUPPORT_READ as u64),
-];
+const SUPPORT: u64 = ibv_odp_general_caps::IBV_ODP_SUPPORT.0 as u64;
+const SUPPORT_WRITE: u32 = ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_WRITE.0;
+const SUPPORT_READ: u32 = ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_READ.0;
 
 /// Whether a device pages on demand for READs and WRITEs over reliable connections.
 ///
@@ -28,14 +22,16 @@ pub(crate) const CONSTANTS: [(&str, u64); 3] = [
 pub(crate) unsafe fn is_offered(context: *mut ibv_context) -> bool {
     // SAFETY: the device is open. The rest is what `verbs_get_ctx_op` of `infiniband/verbs.h` does:
     // a device that says so in this field is the last part of a larger structure, whose size is in
-    // it; older libraries have one without the first fields.
+    // it; older libraries have one without the first fields. rdma-sys has it too, but compares the
+    // field with a number of 32 bits.
     unsafe {
         if (*context).abi_compat.addr() != usize::MAX {
             return false;
         }
-        let before = offset_of!(verbs_context_end, context);
-        let extended: *mut verbs_context_end = context.byte_sub(before).cast();
-        if (*extended).sz < size_of::<verbs_context_end>() {
+        let before = offset_of!(verbs_context, context);
+        let extended: *mut verbs_context = context.byte_sub(before).cast();
+        let from_query = size_of::<verbs_context>() - offset_of!(verbs_context, query_device_ex);
+        if (*extended).sz < from_query {
             return false;
         }
         let Some(query) = (*extended).query_device_ex else {

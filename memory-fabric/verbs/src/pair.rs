@@ -27,8 +27,7 @@ use super::memory::{Access, ProtectionDomain};
 use super::queue::CompletionQueue;
 use super::resources::Share;
 use super::{RdmaError, check, failed};
-use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -116,8 +115,8 @@ impl QueuePair {
     ) -> Result<Self, RdmaError> {
         let device = domain.device();
         let share = device.resources().queue_pairs.take()?;
-        let packet_number = random_packet_number()
-            .map_err(|error| RdmaError::System("read /dev/urandom", error))?;
+        let packet_number =
+            random_packet_number().map_err(|error| RdmaError::System("get random bytes", error))?;
         let mut attributes = ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: queue.as_ptr(),
@@ -310,9 +309,7 @@ fn empty() -> ibv_qp_attr {
 }
 
 fn random_packet_number() -> io::Result<u32> {
-    let mut bytes = [0; 4];
-    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(u32::from_le_bytes(bytes) & NUMBER_MAX)
+    Ok(getrandom::u32()? & NUMBER_MAX)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::resources::Share;
 use super::{RdmaError, check, failed};
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
@@ -57,9 +57,9 @@ impl Taken {
     #[must_use]
     pub fn new() -> Self {
         // SAFETY: a structure of numbers, for which zero is a value.
-        let empty: ibv_wc = unsafe { std::mem::zeroed() };
+        let empty = |_| -> ibv_wc { unsafe { std::mem::zeroed() } };
         Self {
-            completions: Box::new([empty; POLL_BATCH]),
+            completions: Box::new(std::array::from_fn(empty)),
             filled: 0..0,
         }
     }
@@ -119,24 +119,16 @@ impl Channel {
             device: Arc::clone(device),
         };
         // An event is taken only when there is one: no call here waits.
-        // SAFETY: the descriptor is open, and the call changes its flags only.
-        let result = unsafe {
-            let flags = libc::fcntl(channel.fd(), libc::F_GETFL);
-            libc::fcntl(channel.fd(), libc::F_SETFL, flags | libc::O_NONBLOCK)
-        };
-        if result < 0 {
-            let error = io::Error::last_os_error();
-            return Err(RdmaError::System(
-                "make an event channel non-blocking",
-                error,
-            ));
-        }
+        rustix::io::ioctl_fionbio(channel.fd(), true).map_err(|error| {
+            RdmaError::System("make an event channel non-blocking", error.into())
+        })?;
         Ok(channel)
     }
 
-    fn fd(&self) -> RawFd {
-        // SAFETY: the channel is there, and its descriptor does not change.
-        unsafe { self.channel.as_ref().fd }
+    fn fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the channel is there and open for as long as it is borrowed, and its descriptor
+        // does not change.
+        unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 }
 
@@ -232,7 +224,9 @@ impl CompletionQueue {
 
     /// What is readable when something has completed since [`Self::arm`].
     pub fn event_fd(&self) -> Option<RawFd> {
-        self.channel.as_ref().map(Channel::fd)
+        self.channel
+            .as_ref()
+            .map(|channel| channel.fd().as_raw_fd())
     }
 
     /// Makes the next completion readable on the descriptor, and takes away what was. What

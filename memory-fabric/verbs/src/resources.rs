@@ -235,13 +235,7 @@ fn pinned_limit() -> Option<u64> {
     if has_capability(&status, CAP_IPC_LOCK) {
         return None;
     }
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure is ours, and the call fills it.
-    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    (result == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur)
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
 
 /// Whether a process with this `/proc/PID/status` has a capability.
