@@ -9,6 +9,7 @@ mod devices;
 mod exec;
 mod finish;
 mod hotplug;
+mod linking;
 mod metrics;
 mod node;
 mod prometheus;
