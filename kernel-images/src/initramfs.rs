@@ -28,7 +28,7 @@ const GUEST_MODULES: &[&str] = &[
 ];
 
 /// Our programs in a guest.
-const GUEST_PROGRAMS: &[&str] = &["faultprobe", "tell-monitor", "socket-pipe"];
+const GUEST_PROGRAMS: &[&str] = &["faultprobe", "notify-monitor", "socket-pipe"];
 
 /// An archive that is being written to a file.
 pub type GuestArchive<'a> = Archive<BufWriter<&'a mut tempfile::NamedTempFile>>;

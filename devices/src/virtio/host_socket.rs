@@ -184,7 +184,7 @@ fn is_served(path: &Path) -> bool {
     };
     match connect() {
         Ok(()) => true,
-        // Only a refusal proves that nobody listens; a full queue, for example, does not.
+        // Only a refusal proves that no process listens; a full queue, for example, does not.
         Err(error) => !matches!(
             error.kind(),
             io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound

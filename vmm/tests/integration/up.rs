@@ -47,7 +47,7 @@ name = 'near'
 memory = '64M'
 [[node]]
 name = 'far'
-ssh = 'somebody@somewhere'
+ssh = 'user@somewhere'
 ssh-program = 'SSH'
 program = 'PROGRAM'
 listen = '127.0.0.1:0'
@@ -101,7 +101,7 @@ fn nodes_and_vm_start_and_all_of_it_ends_with_the_vm() {
     let (exit, said) = up.end();
     assert_eq!(exit, code(ExitCode::Success), "{said}");
     for part in [
-        "node far: starts on somebody@somewhere",
+        "node far: starts on user@somewhere",
         "node near: lends 64 MiB on 127.0.0.1:",
         "VM: starts, with 2 node(s)",
         "VM: ended with exit code 0",
@@ -384,7 +384,7 @@ fn check_and_print_config_start_nothing() {
         "{plan}"
     );
     assert!(
-        plan.contains("node far: on somebody@somewhere, lends 64 MiB"),
+        plan.contains("node far: on user@somewhere, lends 64 MiB"),
         "{plan}"
     );
     assert!(

@@ -15,7 +15,7 @@ fn main() -> ExitCode {
     match write_port(PORT, INIT_REACHED) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("tell-monitor: no access to port {PORT:#x}: {error}");
+            eprintln!("notify-monitor: no access to port {PORT:#x}: {error}");
             ExitCode::FAILURE
         }
     }
