@@ -126,7 +126,7 @@ pub struct RunConfig {
     )]
     pub memory: ByteSize,
 
-    /// Limit of memory that is added while the guest runs
+    /// Limit of memory that is added at run time
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hotplug_memory: Option<ByteSize>,
@@ -196,7 +196,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "When it reboots: exit or restart [default: exit]",
+        help = "On a reboot: exit or restart [default: exit]",
         hide_default_value = true
     )]
     pub on_reboot: OnReboot,
@@ -206,7 +206,7 @@ pub struct RunConfig {
         long,
         value_name = "SIZE",
         help_heading = "Where the memory is",
-        help = "How much is here [default: what donors leave]"
+        help = "Local memory [default: what donors leave]"
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
@@ -216,7 +216,7 @@ pub struct RunConfig {
         long = "donor",
         value_name = "DONOR",
         help_heading = "Where the memory is",
-        help = "HOST:PORT[,memory=SIZE][,fingerprint=HEX]; many"
+        help = "HOST:PORT[,memory=SIZE][,fingerprint=HEX]; repeatable"
     )]
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
@@ -226,7 +226,7 @@ pub struct RunConfig {
         long,
         value_name = "FILE",
         help_heading = "Where the memory is",
-        help = "The nodes of a cluster.toml as donors; they run already"
+        help = "Running nodes of a cluster.toml as donors"
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterFile>,
@@ -252,7 +252,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "What it sees: flat or expose"
+        help = "The guest's view: flat or expose"
     )]
     pub numa: Numa,
 
@@ -264,7 +264,7 @@ pub struct RunConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "Huge pages here: auto or off"
+        help = "Local huge pages: auto or off"
     )]
     pub huge_pages: HugePages,
 
@@ -301,12 +301,12 @@ pub struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record_working_set: Option<PathBuf>,
 
-    /// Prepare the pages that a recorded run touched first
+    /// Prepare what a recorded run touched first
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay_working_set: Option<PathBuf>,
 
-    /// Pause this long to wait for a lost donor
+    /// Pause this long for a lost donor
     #[arg(
         long = "donor-grace",
         value_name = "SECONDS",
@@ -316,7 +316,7 @@ pub struct RunConfig {
     #[serde(rename = "donor-grace")]
     pub donor_grace_seconds: u32,
 
-    /// Allow other hosts, without authentication or encryption
+    /// Allow other hosts, without encryption
     #[arg(long, help_heading = "Where the memory is")]
     pub insecure: bool,
 
@@ -325,7 +325,7 @@ pub struct RunConfig {
         long,
         value_name = "ADDR:PORT",
         help_heading = "Files",
-        help = "Answer Prometheus here, at /metrics"
+        help = "Serve Prometheus metrics, at /metrics"
     )]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<HostPort>,

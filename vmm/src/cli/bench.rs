@@ -28,12 +28,12 @@ pub enum BenchCommand {
     Fault(BenchFaultConfig),
     /// Latency, message rate and throughput of each transport, from 64 B to 1 MiB
     #[command(
-        after_help = "Without --donor the donor is in this process, over loopback. Each transport that both ends have is measured alone, as pages are measured at the start of a VM; every byte of the round trips is verified. Comparable with perftest: p50 with the typical latency of ib_read_lat, the stream with ib_read_bw."
+        after_help = "Without --donor the donor is in this process, over loopback. Each transport that both ends support is measured alone, as at the start of a VM; every byte of the round trips is verified. Comparable with perftest: p50 with the typical latency of ib_read_lat, the stream with ib_read_bw."
     )]
     Transport(BenchTransportConfig),
     /// Scans, several threads and donors, writes, stalls, and the cost of growth
     #[command(
-        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written all over, with less and less of it local. stalls: how long two writers wait for a page while memory is evicted under them. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
+        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written, with decreasing parts of it local. stalls: how long two writers wait for a page while memory is evicted under them. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
     )]
     Memory(BenchMemoryConfig),
     /// Time and memory to set up the memory of a guest
@@ -57,7 +57,7 @@ pub struct BenchTransportConfig {
         value_enum,
         default_value_t,
         hide_possible_values = true,
-        help = "auto (all that can be had), tcp, udp, rdma, hybrid (tcp and rdma) or loopback"
+        help = "auto (all available), tcp, udp, rdma, hybrid (tcp and rdma) or loopback"
     )]
     pub transport: Transport,
 
@@ -125,7 +125,7 @@ pub struct BenchMemoryConfig {
         value_name = "WHAT",
         value_enum,
         hide_possible_values = true,
-        help = "scan, threads, writes, stalls or growth; all when not given"
+        help = "scan, threads, writes, stalls or growth; default: all"
     )]
     pub measure: Vec<BenchMeasure>,
 

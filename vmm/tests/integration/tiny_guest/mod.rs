@@ -240,7 +240,9 @@ const ON_A_TERMINAL: &str = "SSI_HV_TEST_ON_A_TERMINAL";
 #[test]
 fn machine_on_a_terminal() {
     if std::env::var_os(ON_A_TERMINAL).is_some() {
-        let machine = machine(halt_for_ever::code(), 1, memory(), ConsoleConfig::stdio());
+        let console =
+            ConsoleConfig::stdio().on_raw_mode(|| eprint!("type Ctrl-A x to stop the guest\r\n"));
+        let machine = machine(halt_for_ever::code(), 1, memory(), console);
         assert_eq!(machine.run().unwrap(), Outcome::Stopped);
     }
 }
@@ -287,7 +289,7 @@ fn a_terminal_is_raw_while_the_machine_runs() {
     }
     let mut child = command.spawn().unwrap();
     let mut seen = Vec::new();
-    // The hint, then what the guest says.
+    // The hint, printed in raw mode, then the guest's output.
     while !seen.ends_with(b"guest\r\nh") {
         let mut byte = [0];
         let limit = i32::try_from(LIMIT.as_millis()).unwrap();
