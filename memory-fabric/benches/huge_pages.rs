@@ -5,6 +5,7 @@ use memory_fabric::fabric::{
     Compression, Fabric, FabricConfig, FabricEvent, LocalUse, SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::huge_bytes;
+use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,6 +27,7 @@ fn main() {
 fn measure(round: u64, huge_pages: bool) {
     let config = FabricConfig {
         vm: "bench".into(),
+        nodes: NodeIds::in_order(0),
         ram: vec![PageRange::new(PageIndex::new(0), 1 << 18)],
         local_bytes: BYTES as u64,
         local_use: LocalUse::Cache,

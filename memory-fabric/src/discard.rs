@@ -7,7 +7,7 @@
 //! the order of the write-backs.
 
 use crate::guest_memory::GuestMemory;
-use crate::layout::{Extent, Layout, NodeId};
+use crate::homes::{BLOCK_PAGES, HomeTable};
 use crate::page::{PageIndex, PageRange};
 use crate::stats::PagerStats;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -54,7 +54,7 @@ pub enum DiscardError {
 /// Pages that the evictor is to discard, and somebody who waits for that.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// Each within one extent, at home elsewhere.
+    /// Pages of the pager.
     pub ranges: Vec<PageRange>,
     /// Whether nothing may be on its way home any more when it is done, and their homes be told.
     pub settles: bool,
@@ -90,7 +90,7 @@ pub(crate) fn channel() -> (Sender<Posted>, Receiver<Posted>) {
 #[derive(Clone, Debug)]
 pub struct Discarder {
     memory: Arc<GuestMemory>,
-    layout: Arc<Layout>,
+    homes: Arc<HomeTable>,
     stats: Arc<PagerStats>,
     evictor: Option<(Sender<Posted>, Arc<EventFd>)>,
 }
@@ -99,13 +99,13 @@ impl Discarder {
     /// `evictor` is its channel and its bell, where there is one.
     pub(crate) fn new(
         memory: Arc<GuestMemory>,
-        layout: Arc<Layout>,
+        homes: Arc<HomeTable>,
         stats: Arc<PagerStats>,
         evictor: Option<(Sender<Posted>, Arc<EventFd>)>,
     ) -> Self {
         Self {
             memory,
-            layout,
+            homes,
             stats,
             evictor,
         }
@@ -121,14 +121,7 @@ impl Discarder {
     pub fn discard(&self, ranges: &[PageRange]) -> Result<(), DiscardError> {
         let (mut here, mut elsewhere) = (Vec::new(), Vec::new());
         for &range in ranges {
-            // What was added has its pages in the hands of the pager, wherever they are at home.
-            let added = self.layout.region().map(|region| region.pages());
-            let list = |extent: Extent| {
-                let paged = added.is_some_and(|pages| pages.contains(extent.pages.first));
-                usize::from(paged || extent.home != NodeId::COMPUTE)
-            };
-            let lists = [&mut here, &mut elsewhere];
-            self.split(range, lists, list)?;
+            self.split(range, &mut here, &mut elsewhere)?;
         }
         let pages = ranges.iter().map(|range| u64::from(range.count)).sum();
         self.stats.free_pages.reported.add(pages);
@@ -149,25 +142,35 @@ impl Discarder {
         self.hand_over(Request::new(vec![pages], true), deadline)
     }
 
-    /// Divides a range by extents, each part into the list that `choose` names for its home.
+    /// Divides a range into pages at home `here`, and pages of the pager.
     fn split(
         &self,
         range: PageRange,
-        lists: [&mut Vec<PageRange>; 2],
-        choose: impl Fn(Extent) -> usize,
+        here: &mut Vec<PageRange>,
+        paged: &mut Vec<PageRange>,
     ) -> Result<(), DiscardError> {
         let mut rest = range;
         while rest.count > 0 {
-            let extent = self.layout.extent_of(rest.first);
-            let extent = extent.ok_or(DiscardError::OutsideMemory {
-                first: range.first,
-                count: range.count,
-            })?;
-            let left = extent.pages.end() - u64::from(rest.first.number());
-            let count = u32::try_from(left).unwrap_or(u32::MAX).min(rest.count);
-            let (part, after) = rest.split_at(count);
-            lists[choose(extent)].push(part);
+            let first = rest.first;
+            let pages = self.homes.pages_of(HomeTable::block_of(first));
+            if !pages.contains(first) {
+                return Err(DiscardError::OutsideMemory {
+                    first: range.first,
+                    count: range.count,
+                });
+            }
+            let left = pages.end() - u64::from(first.number());
+            let (part, after) = rest.split_at(u32::try_from(left).unwrap_or(BLOCK_PAGES));
             rest = after;
+            let list = if self.homes.is_paged(first) {
+                &mut *paged
+            } else {
+                &mut *here
+            };
+            match list.last_mut() {
+                Some(last) if last.end() == u64::from(first.number()) => last.count += part.count,
+                _ => list.push(part),
+            }
         }
         Ok(())
     }

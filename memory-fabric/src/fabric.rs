@@ -11,11 +11,11 @@ mod sources;
 use crate::discard::{self, Discarder};
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
-use crate::hotplug::{JOINERS_MAX, Region};
-pub use crate::layout::LocalUse;
-use crate::layout::{CACHE_PAGES_MIN, Loan, NodeId, Plan};
+pub use crate::homes::LocalUse;
+use crate::homes::{GuestPages, Loan, Plan};
 use crate::link::rdma::RdmaLink;
 use crate::link::{Link, LinkEvent, describe};
+use crate::nodes::Nodes;
 use crate::page::{PAGE_SHIFT, PAGES_MAX, PageRange};
 use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
@@ -109,6 +109,8 @@ impl Fabric {
         if config.donors.len() > DONORS_MAX {
             return Err(FabricError::TooManyDonors(config.donors.len()));
         }
+        let lenders = config.transport.lenders(config.donors.len());
+        config.nodes.check(lenders)?;
         let span_bytes = usize::try_from(span_pages << PAGE_SHIFT).expect("64-bit host");
         let system = |what| move |error| FabricError::System(what, error);
         let memory = GuestMemory::new(span_bytes).map_err(system("create guest memory"))?;
@@ -122,52 +124,48 @@ impl Fabric {
             drop(Uffd::new()?);
             Sources::obtain(config, guest_bytes)?
         };
-        let loans: Vec<Loan> = (1..)
-            .zip(sources.lent())
-            .map(|(node, (_, bytes))| Loan {
-                node: NodeId(node),
+        let ids = &config.nodes;
+        let lent = ids.donors.iter().zip(sources.lent());
+        let loans: Vec<Loan> = lent
+            .map(|(&node, (_, bytes))| Loan {
+                node,
                 pages: bytes >> PAGE_SHIFT,
             })
             .collect();
+        let joiners = config.hotplug.map_or(&[][..], |_| &ids.joiners);
+        let nodes = Nodes::new(ids.local, &ids.donors[..loans.len()], joiners);
+        let guest = GuestPages {
+            ram: &config.ram,
+            added: config.hotplug,
+        };
         let local_pages = config.local_bytes >> PAGE_SHIFT;
-        let mut plan = Plan::new(&config.ram, local_pages, config.local_use, &loans)?;
-        if let Some(pages) = config.hotplug {
-            if loans.is_empty() {
-                // There is nothing to cache yet.
-                plan.cache_pages = local_pages.saturating_sub(guest_bytes >> PAGE_SHIFT);
-            }
-            let missing = CACHE_PAGES_MIN.saturating_sub(plan.cache_pages);
-            plan.cache_pages += missing;
-            plan.cache_beyond_budget_pages += missing;
-            let region = Region::new(pages, loans.len() + JOINERS_MAX + 1);
-            let region = region.map_err(system("reserve room for added memory"))?;
-            plan.layout.add_region(Arc::new(region));
-        }
-        if plan.cache_beyond_budget_pages > 0 && !loans.is_empty() {
+        let plan = Plan::new(ids.local, guest, local_pages, config.local_use, &loans)?;
+        if plan.beyond_budget_pages > 0 && !loans.is_empty() {
             tracing::warn!(
-                added_mib = plan.cache_beyond_budget_pages >> (20 - PAGE_SHIFT),
+                added_mib = plan.beyond_budget_pages >> (20 - PAGE_SHIFT),
                 "donors lend only just what local memory leaves: a cache is added on top of \
                  --local-memory; let donors lend more, so that local memory can be the cache"
             );
         }
         if config.huge_pages {
-            for extent in plan.layout.extents_at(NodeId::COMPUTE) {
+            for extent in plan.homes.ram_extents_at(ids.local) {
                 memory
                     .allow_huge_pages(extent.pages)
                     .map_err(system("allow huge pages"))?;
             }
         }
         let donors = sources.lent().into_iter();
-        let joiners = config.hotplug.map_or(0, |_| JOINERS_MAX);
-        let stats = Arc::new(PagerStats::new(loans.len() + joiners));
-        let layout = Arc::new(plan.layout.clone());
+        let stats = Arc::new(PagerStats::new(nodes.links()));
+        let homes = Arc::clone(&plan.homes);
         let mut fabric = Self {
-            discarder: Discarder::new(Arc::clone(&memory), layout, Arc::clone(&stats), None),
+            discarder: Discarder::new(Arc::clone(&memory), homes, Arc::clone(&stats), None),
             view: FabricView {
                 shared: None,
                 memory,
                 stats,
                 plan: Arc::new(plan),
+                nodes: Arc::new(nodes),
+                requested_blocks: Arc::default(),
                 local_bytes: match config.hotplug {
                     Some(_) => config.local_bytes,
                     None => config.local_bytes.min(guest_bytes),
@@ -207,11 +205,11 @@ impl Fabric {
         let system = |what| move |error| FabricError::System(what, error);
         let bell = || EventFd::new(EFD_NONBLOCK).map_err(system("create an eventfd"));
         let uffd = Uffd::new()?;
-        let layout = Arc::new(self.view.plan.layout.clone());
-        let extents = layout.extents().iter();
-        let elsewhere = extents.filter(|extent| extent.home != NodeId::COMPUTE);
-        let region = layout.region().map(|region| region.pages());
-        for pages in elsewhere.map(|extent| extent.pages).chain(region) {
+        let homes = Arc::clone(&self.view.plan.homes);
+        let nodes = Arc::clone(&self.view.nodes);
+        let extents = homes.ram_extents().into_iter();
+        let elsewhere = extents.filter(|extent| extent.home != nodes.local());
+        for pages in elsewhere.map(|extent| extent.pages).chain(homes.added()) {
             let bytes = usize::try_from(pages.bytes()).expect("64-bit host");
             uffd.register(self.view.memory.guest_page(pages.first), bytes)?;
         }
@@ -244,11 +242,11 @@ impl Fabric {
         let failed = Arc::clone(observer);
         let continue_write_protected =
             uffd.can_continue_write_protected() && !config.without_continue_write_protected;
-        let recorder = config.record.then(|| Recorder::new(&view.plan.layout));
+        let recorder = config.record.then(|| Recorder::new(&homes));
         let recorder = recorder
             .transpose()
             .map_err(system("reserve room for the working set"))?;
-        let span_pages = view.plan.layout.span_pages();
+        let span_pages = homes.span_pages();
         let paths = lent_by.iter().filter_map(|lent_by| lent_by.path.clone());
         let paths: Vec<_> = paths.collect();
         let slowest = paths
@@ -256,13 +254,13 @@ impl Fabric {
             .map(|path| (path.tier(), path.latency_estimate()));
         self.start = slowest.max();
         *view.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
-        let joiners = config.hotplug.map_or(0, |_| JOINERS_MAX);
-        let policies = Arc::new(Policies::new(paths, self.donors, joiners));
+        let joiners = nodes.links() - nodes.fixed();
+        let policies = Arc::new(Policies::new(paths, nodes.fixed(), joiners));
         let shared = Arc::new(Shared {
             recorder,
             memory: Arc::clone(&view.memory),
-            layout,
-            donors_max: self.donors + joiners,
+            homes,
+            nodes,
             map: PageMap::new(span_pages).map_err(system("create the page map"))?,
             uffd,
             stats: Arc::clone(&view.stats),
@@ -301,7 +299,7 @@ impl Fabric {
         let evict_bell = shared.evict_wake.try_clone();
         self.discarder = Discarder::new(
             Arc::clone(&view.memory),
-            Arc::clone(&shared.layout),
+            Arc::clone(&shared.homes),
             Arc::clone(&view.stats),
             Some((
                 discard,
@@ -322,26 +320,31 @@ impl Fabric {
             self.threads
                 .push(spawn("pager-prefetch", Box::new(|| prefetcher.run()))?);
         }
-        let (adapter, changes) = bounded(2 * JOINERS_MAX);
-        if let Some(region) = shared.layout.region() {
+        let (adapter, changes) = bounded(2 * joiners);
+        if shared.homes.added().is_some() {
             let mut lanes = vec![
                 (TrafficClass::Urgent, to_faults),
                 (TrafficClass::Bulk, to_evictor),
             ];
             lanes.extend(prefetches.then_some((TrafficClass::Prefetch, to_prefetcher)));
             let parts = hotplug::Parts {
-                region: Arc::clone(region),
+                requested_blocks: Arc::clone(&view.requested_blocks),
                 discarder: self.discarder.clone(),
                 lanes,
                 lenders: Arc::clone(&view.lent_by),
                 adapter,
-                fixed: self.donors,
                 shared: Arc::clone(&shared),
             };
-            self.hotplug = Some(Hotplug::new(parts, config, observer));
+            self.hotplug = Hotplug::new(parts, config, observer);
         }
         if !followed.is_empty() || self.hotplug.is_some() {
-            let adapter = Adapter::start(followed, changes, Arc::clone(&view.stats), policies);
+            let adapter = Adapter::start(
+                followed,
+                changes,
+                Arc::clone(&view.stats),
+                policies,
+                Arc::clone(&shared.nodes),
+            );
             self.adapter = Some(adapter.map_err(system("start a thread"))?);
         }
         Ok(())

@@ -5,7 +5,7 @@
 //! pages ([`Touches`]); where pages are is read from the page map.
 
 use crate::guest_memory::GuestMemory;
-use crate::layout::{Layout, NodeId};
+use crate::homes::{HomeTable, NodeId};
 use crate::mapping::Mapping;
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::{Kind, PageMap};
@@ -186,15 +186,13 @@ pub struct Heat {
     pub extents: Vec<ExtentHeat>,
 }
 
-/// Looks at the pages of a layout. Without a pager all of them are at home here.
+/// Looks at the pages of a guest. Without a pager all of them are at home here.
 pub(crate) fn look(
-    layout: &Layout,
+    homes: &HomeTable,
     memory: &GuestMemory,
     pager: Option<(&PageMap, &Touches)>,
 ) -> Heat {
-    let added = layout.region().map(|region| region.extents());
-    let is_added = |page| layout.region().is_some_and(|r| r.pages().contains(page));
-    let all = [layout.extents(), added.as_deref().unwrap_or_default()].concat();
+    let all = [homes.ram_extents(), homes.added_extents()].concat();
     let ranges: Vec<PageRange> = all.iter().map(|e| e.pages).collect();
     let block_pages = block_pages(&ranges);
     let blocks: u64 = ranges.iter().map(|&r| blocks_of(r, block_pages)).sum();
@@ -204,7 +202,7 @@ pub(crate) fn look(
     let mut extents = Vec::with_capacity(ranges.len());
     let mut since_yield = 0;
     for extent in &all {
-        let paged = extent.home != NodeId::COMPUTE || is_added(extent.pages.first);
+        let paged = extent.home != homes.local() || homes.is_added(extent.pages.first);
         let mut heats = Vec::new();
         let mut rest = extent.pages;
         while rest.count > 0 {
@@ -313,11 +311,22 @@ fn samples(block: PageRange, allowed: u64) -> impl Iterator<Item = PageRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::{Loan, LocalUse, Plan};
+    use crate::homes::{GuestPages, Loan, LocalUse, Plan};
     use proptest::prelude::*;
 
     fn range(first: u32, count: u32) -> PageRange {
         PageRange::new(PageIndex::new(first), count)
+    }
+
+    /// A guest of node 0, to which node 1 lends.
+    fn plan(ram: &[PageRange], local_pages: u64, lent: u64) -> Plan {
+        let loan = Loan {
+            node: NodeId(1),
+            pages: lent,
+        };
+        let guest = GuestPages { ram, added: None };
+        let plan = Plan::new(NodeId(0), guest, local_pages, LocalUse::Cache, &[loan]);
+        plan.expect("fits")
     }
 
     #[test]
@@ -339,11 +348,7 @@ mod tests {
     #[test]
     fn a_map_of_a_small_guest_looks_at_every_page() {
         let ram = [range(0, 1000), range(2000, 600)];
-        let loans = [Loan {
-            node: NodeId(1),
-            pages: 900,
-        }];
-        let plan = Plan::new(&ram, 700, LocalUse::Cache, &loans).expect("fits");
+        let plan = plan(&ram, 700, 1600);
         let memory = GuestMemory::new(2600 << 12).expect("a small memory");
         // SAFETY: inside the guest view, which nobody else has.
         unsafe { memory.guest_view().add(5 << 12).write_volatile(1) };
@@ -359,7 +364,7 @@ mod tests {
         }
         let probation = map.entry(PageIndex::new(690));
         assert!(probation.begin_probation());
-        let heat = look(&plan.layout, &memory, Some((&map, &touches)));
+        let heat = look(&plan.homes, &memory, Some((&map, &touches)));
         assert_eq!((heat.pages, heat.pages_looked_at), (1600, 1600));
         assert_eq!(heat.block_pages, GROUP_PAGES);
         let sum = |of: fn(&BlockHeat) -> u32| -> u32 {
@@ -385,15 +390,11 @@ mod tests {
     #[test]
     fn a_map_of_4_tib_looks_at_a_bounded_number_of_pages() {
         let ram = [range(0, 1 << 30)];
-        let loans = [Loan {
-            node: NodeId(1),
-            pages: 1 << 30,
-        }];
-        let plan = Plan::new(&ram, 1 << 18, LocalUse::Cache, &loans).expect("fits");
+        let plan = plan(&ram, 1 << 18, 1 << 30);
         let map = PageMap::new(1 << 30).expect("address space");
         let touches = Touches::new(1 << 30).expect("address space");
         let memory = GuestMemory::new(1 << 42).expect("address space");
-        let heat = look(&plan.layout, &memory, Some((&map, &touches)));
+        let heat = look(&plan.homes, &memory, Some((&map, &touches)));
         assert_eq!(heat.pages, 1 << 30);
         assert!(heat.pages_looked_at <= PAGES_LOOKED_AT_MAX);
         assert!(heat.pages_looked_at >= PAGES_LOOKED_AT_MAX / 2);

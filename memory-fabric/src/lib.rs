@@ -4,7 +4,7 @@
 //!
 //! A VM's memory on the node that runs it is one memfd with two views
 //! ([`guest_memory`]). The guest view is KVM's; where a page is at home on a donor
-//! ([`layout`]), the view is registered with userfaultfd ([`uffd`]).
+//! ([`homes`]), the view is registered with userfaultfd ([`uffd`]).
 //!
 //! A vCPU touches a page that is not mapped. The kernel stops it and the fault thread
 //! (`pager::fault`) reads a message with the address. The page's state word ([`page_map`])
@@ -49,14 +49,14 @@ pub mod discard;
 pub mod donor;
 pub mod fabric;
 pub mod heat;
-pub mod hotplug;
-pub mod layout;
 pub mod link;
+mod nodes;
 mod pager;
 pub mod stats;
 pub mod view;
 pub mod working_set;
 
+pub use fabric_homes as homes;
 pub use fabric_host::slices;
 pub use fabric_pages::{guest_memory, page, page_map, uffd};
 pub use fabric_transport::{control, policy, stream};

@@ -4,16 +4,17 @@
 
 use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
-use crate::hotplug::BLOCK_BYTES;
-use crate::layout::{NodeId, Plan};
+use crate::homes::{BLOCK_BYTES, NodeId, Plan};
 use crate::link::LinkStats;
 use crate::link::path::PathStats;
 use crate::link::rdma::RdmaStats;
+use crate::nodes::Nodes;
 use crate::page::PAGE_SHIFT;
 use crate::pager::Shared;
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// A node's part in a VM.
@@ -48,6 +49,17 @@ pub struct RdmaSummary {
     pub failures: u64,
 }
 
+/// Memory that is added to a guest while it runs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct AddedSummary {
+    /// Bytes that there are addresses for.
+    pub max_bytes: u64,
+    /// Bytes that are requested.
+    pub requested_bytes: u64,
+    /// Bytes that the guest has plugged.
+    pub plugged_bytes: u64,
+}
+
 /// Who lends, in order; donors that joined come behind those of the start. Those who left stay,
 /// with what they counted.
 pub(crate) type Lenders = Arc<RwLock<Vec<LentBy>>>;
@@ -75,6 +87,9 @@ pub struct FabricView {
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) stats: Arc<PagerStats>,
     pub(crate) plan: Arc<Plan>,
+    pub(crate) nodes: Arc<Nodes>,
+    /// How many blocks of added memory are requested.
+    pub(crate) requested_blocks: Arc<AtomicU32>,
     pub(crate) local_bytes: u64,
     /// One for each donor, in order.
     pub(crate) lent_by: Lenders,
@@ -122,7 +137,7 @@ impl FabricView {
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeSummary> {
         let here = NodeSummary {
-            id: NodeId::COMPUTE,
+            id: self.nodes.local(),
             address: None,
             memory_bytes: self.local_bytes + self.added_here_bytes(),
             pages_fetched: 0,
@@ -131,11 +146,11 @@ impl FabricView {
             own_count: None,
         };
         let lent_by = self.lent_by();
-        let donors = (1..).zip(&lent_by).zip(self.stats.donors.iter());
-        let donors = donors.map(|((number, lent_by), stats)| NodeSummary {
-            id: NodeId(number),
+        let donors = lent_by.iter().zip(self.stats.donors.iter()).enumerate();
+        let donors = donors.map(|(link, (lent_by, stats))| NodeSummary {
+            id: self.nodes.node_at(link),
             address: lent_by.address,
-            memory_bytes: self.plan.layout.pages_at(NodeId(number)) << PAGE_SHIFT,
+            memory_bytes: self.plan.homes.pages_at(self.nodes.node_at(link)) << PAGE_SHIFT,
             pages_fetched: stats.pages_fetched.get(),
             pages_written_back: stats.pages_written_back.get(),
             rdma: lent_by.rdma.as_ref().map(|rdma| RdmaSummary {
@@ -151,9 +166,19 @@ impl FabricView {
 
     /// Memory of this node that was added to the guest's.
     fn added_here_bytes(&self) -> u64 {
-        let region = self.plan.layout.region();
-        region.map_or(0, |region| {
-            u64::from(region.plugged_at(NodeId::COMPUTE)) * BLOCK_BYTES
+        u64::from(self.plan.homes.added_blocks_at(self.nodes.local())) * BLOCK_BYTES
+    }
+
+    /// The memory that can be added to the guest, where the configuration has addresses for it.
+    #[must_use]
+    pub fn added(&self) -> Option<AddedSummary> {
+        let pages = self.plan.homes.added()?;
+        // Relaxed: a number for reports.
+        let requested = self.requested_blocks.load(Ordering::Relaxed);
+        Some(AddedSummary {
+            max_bytes: pages.bytes(),
+            requested_bytes: u64::from(requested) * BLOCK_BYTES,
+            plugged_bytes: u64::from(self.plan.homes.added_blocks()) * BLOCK_BYTES,
         })
     }
 
@@ -189,6 +214,6 @@ impl FabricView {
             .shared
             .as_ref()
             .map(|shared| (&shared.map, &shared.touches));
-        look(&self.plan.layout, &self.memory, pager)
+        look(&self.plan.homes, &self.memory, pager)
     }
 }

@@ -4,7 +4,7 @@
 //! The file, little-endian: a header of 48 bytes ([`Header`]), 8 bytes for each run of pages
 //! (number of the first, count), and a CRC-32C of all that.
 
-use crate::layout::Layout;
+use crate::homes::HomeTable;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::fs::{self, File, OpenOptions};
@@ -302,14 +302,14 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder for the pages of a layout.
+    /// A recorder for the memory of a guest's start.
     ///
     /// # Errors
     ///
     /// When the host has no address space left.
-    pub fn new(layout: &Layout) -> io::Result<Self> {
+    pub fn new(homes: &HomeTable) -> io::Result<Self> {
         // What is added later is not there when it is replayed.
-        let span_pages = layout.boot_span_pages();
+        let span_pages = homes.ram_span_pages();
         let words = usize::try_from(span_pages.div_ceil(64)).expect("64-bit host");
         Ok(Self {
             runs: Mapping::anonymous(RUNS_MAX * RUN_BYTES)?,

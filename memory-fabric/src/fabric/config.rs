@@ -3,7 +3,7 @@
 use super::kinds::TransportKind;
 use crate::control::ControlError;
 use crate::donor::pool::LeaseError;
-use crate::layout::{LocalUse, PlanError};
+use crate::homes::{LocalUse, NodeIds, NodeIdsError, PlanError};
 use crate::link::rdma::RdmaLinkError;
 use crate::page::{PAGES_MAX, PageRange};
 use crate::transport::Compression;
@@ -33,6 +33,9 @@ pub struct DonorAddress {
 pub struct FabricConfig {
     /// The VM's name, for the donors' logs.
     pub vm: String,
+    /// The ids of this node, of each of `donors`, and of donors that join. The loopback slab counts
+    /// as a donor; see [`TransportKind::lenders`].
+    pub nodes: NodeIds,
     /// The guest's RAM by rising address.
     pub ram: Vec<PageRange>,
     /// Bytes of this node's memory to use.
@@ -80,6 +83,9 @@ pub enum FabricError {
     /// Too many donors.
     #[error("{0} donors named, {DONORS_MAX} is the limit")]
     TooManyDonors(usize),
+    /// The node ids cannot be used.
+    #[error(transparent)]
+    Nodes(#[from] NodeIdsError),
     /// Too little memory.
     #[error(transparent)]
     Plan(#[from] PlanError),

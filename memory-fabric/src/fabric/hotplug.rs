@@ -8,18 +8,18 @@ mod leave;
 use super::adapt::Change;
 use super::{DonorAddress, FabricConfig, FabricError, FabricObserver};
 use crate::discard::{DISCARD_TIME_MAX, DiscardError, Discarder};
-use crate::hotplug::pools::Pools;
-use crate::hotplug::{BLOCK_BYTES, BLOCK_PAGES, JOINERS_MAX, Region};
-use crate::layout::NodeId;
+use crate::homes::pools::Pools;
+use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
 use crate::link::Link;
 use crate::link::rdma::RdmaLink;
-use crate::page::{PAGE_SIZE, PageRange};
+use crate::page::PageRange;
 use crate::pager::Shared;
 use crate::pager::lanes::LaneChange;
 use crate::view::Lenders;
 use crate::wire::TrafficClass;
 use crossbeam_channel::Sender;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -49,8 +49,8 @@ pub enum HotplugError {
     #[error("{0} bytes are lent already, or plugged; no donor is needed for that")]
     Needless(u64),
     /// There is no number for another donor.
-    #[error("{JOINERS_MAX} donors have joined, which is the limit; ask one of them for more")]
-    TooManyDonors,
+    #[error("{0} donors have joined, which is the limit; ask one of them for more")]
+    TooManyDonors(usize),
     /// Another donor is joining.
     #[error("another donor is joining")]
     Joining,
@@ -70,7 +70,9 @@ pub enum HotplugError {
 pub struct Hotplug(Arc<Inner>);
 
 pub(super) struct Inner {
-    region: Arc<Region>,
+    /// The addresses of memory that can be added: whole blocks.
+    pages: PageRange,
+    requested_blocks: Arc<AtomicU32>,
     shared: Arc<Shared>,
     discarder: Discarder,
     config: FabricConfig,
@@ -79,23 +81,21 @@ pub(super) struct Inner {
     lanes: Vec<(TrafficClass, Sender<LaneChange>)>,
     lenders: Lenders,
     adapter: Sender<Change>,
-    /// Donors of the start.
-    fixed: usize,
     state: Mutex<State>,
 }
 
 impl std::fmt::Debug for Inner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hotplug")
-            .field("region", &self.region)
+            .field("pages", &self.pages)
             .finish_non_exhaustive()
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     pools: Pools,
-    /// For each place from `fixed` on.
+    /// For each link to a donor that joins.
     joiners: Vec<Joiner>,
     joining: bool,
     closed: bool,
@@ -117,33 +117,45 @@ struct Joiner {
 
 /// What a [`Hotplug`] is made of beside what it finds in its fabric.
 pub(super) struct Parts {
-    pub region: Arc<Region>,
+    pub requested_blocks: Arc<AtomicU32>,
     pub shared: Arc<Shared>,
     pub discarder: Discarder,
     pub lanes: Vec<(TrafficClass, Sender<LaneChange>)>,
     pub lenders: Lenders,
     pub adapter: Sender<Change>,
-    pub fixed: usize,
 }
 
 impl Hotplug {
-    pub(super) fn new(parts: Parts, config: &FabricConfig, observer: &FabricObserver) -> Self {
+    /// `None` when the configuration has no addresses for added memory.
+    pub(super) fn new(
+        parts: Parts,
+        config: &FabricConfig,
+        observer: &FabricObserver,
+    ) -> Option<Self> {
         let Parts {
-            region,
+            requested_blocks,
             shared,
             discarder,
             lanes,
             lenders,
             adapter,
-            fixed,
         } = parts;
+        let pages = shared.homes.added()?;
         let config = FabricConfig {
             replay: Vec::new(),
             ..config.clone()
         };
-        let joiners = (0..JOINERS_MAX).map(|_| Joiner::default()).collect();
-        Self(Arc::new(Inner {
-            region,
+        let joiners = shared.nodes.fixed()..shared.nodes.links();
+        let state = State {
+            pools: Pools::new(shared.nodes.local()),
+            joiners: joiners.map(|_| Joiner::default()).collect(),
+            joining: false,
+            closed: false,
+            leaving: Vec::new(),
+        };
+        Some(Self(Arc::new(Inner {
+            pages,
+            requested_blocks,
             shared,
             discarder,
             config,
@@ -151,18 +163,20 @@ impl Hotplug {
             lanes,
             lenders,
             adapter,
-            fixed,
-            state: Mutex::new(State {
-                joiners,
-                ..State::default()
-            }),
-        }))
+            state: Mutex::new(state),
+        })))
     }
 
     /// The pages that may be added.
     #[must_use]
-    pub fn region(&self) -> &Region {
-        &self.0.region
+    pub fn pages(&self) -> PageRange {
+        self.0.pages
+    }
+
+    /// The homes of all blocks.
+    #[must_use]
+    pub fn homes(&self) -> &HomeTable {
+        &self.0.shared.homes
     }
 
     /// What of `bytes` neither donors that joined lend nor this node gives already.
@@ -183,7 +197,7 @@ impl Hotplug {
     /// See [`HotplugError`].
     pub fn request(&self, bytes: u64, donor: Option<DonorAddress>) -> Result<(), HotplugError> {
         let inner = &self.0;
-        let limit = inner.region.pages().bytes();
+        let limit = inner.pages.bytes();
         if bytes > limit {
             let asked = bytes;
             return Err(HotplugError::TooMuch { asked, limit });
@@ -201,12 +215,13 @@ impl Hotplug {
             state.may_change()?;
             state.pools.request(blocks);
         }
-        inner.region.set_requested(blocks);
+        // Relaxed: a number for reports.
+        inner.requested_blocks.store(blocks, Ordering::Relaxed);
         inner.see_off_idle();
         Ok(())
     }
 
-    /// Gives memory to blocks of the region that have none: zeroes until they are written.
+    /// Gives memory to blocks, counted from the first that can be added, that have none: zeroes until they are written.
     ///
     /// # Errors
     ///
@@ -223,13 +238,12 @@ impl Hotplug {
                 .for_each(|place| state.pools.give_back(place));
             return Err(error.into());
         }
-        let here = places.iter().filter(|place| place.home == NodeId::COMPUTE);
-        let here = here.count() as u64 * u64::from(BLOCK_PAGES);
+        let here = inner.pages_here(&places);
         if inner.shared.budget.grow(here) {
             let _ = inner.shared.fault_wake.write(1);
         }
-        for (block, place) in blocks.zip(places) {
-            inner.region.settle(block, place);
+        for (block, home) in blocks.zip(places) {
+            inner.shared.homes.assign(inner.first_block() + block, home);
         }
         Ok(())
     }
@@ -242,18 +256,20 @@ impl Hotplug {
     /// lost their bytes.
     pub fn unplug(&self, blocks: Range<u32>) -> Result<(), PlugError> {
         let inner = &self.0;
-        for block in blocks.clone() {
-            inner.region.set_leaving(block, true);
+        let homes = &inner.shared.homes;
+        let in_table = |block| inner.first_block() + block;
+        for block in blocks.clone().map(in_table) {
+            homes.set_leaving(block, true);
         }
         if let Err(error) = inner.clear(&blocks) {
-            for block in blocks {
-                inner.region.set_leaving(block, false);
+            for block in blocks.map(in_table) {
+                homes.set_leaving(block, false);
             }
             return Err(error.into());
         }
-        let places: Vec<_> = blocks.filter_map(|b| inner.region.unsettle(b)).collect();
-        let here = places.iter().filter(|place| place.home == NodeId::COMPUTE);
-        let here = here.count() as u64 * u64::from(BLOCK_PAGES);
+        let unassigned = blocks.map(in_table).filter_map(|b| homes.unassign(b));
+        let places: Vec<_> = unassigned.collect();
+        let here = inner.pages_here(&places);
         inner.shared.budget.shrink(here);
         let mut state = inner.lock();
         places
@@ -276,7 +292,7 @@ impl Hotplug {
         for thread in leaving {
             let _ = thread.join();
         }
-        for (donor, links) in (inner.fixed..).zip(links) {
+        for (donor, links) in (inner.shared.nodes.fixed()..).zip(links) {
             if let Some((link, rdma_links)) = links {
                 // Before the lease ends.
                 drop(rdma_links);
@@ -312,13 +328,35 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The number in the home table of the first block that can be added.
+    fn first_block(&self) -> u32 {
+        HomeTable::block_of(self.pages.first)
+    }
+
+    /// Pages of those homes that are this node.
+    fn pages_here(&self, homes: &[Home]) -> u64 {
+        let local = self.shared.nodes.local();
+        let here = homes.iter().filter(|home| home.node == local);
+        here.count() as u64 * u64::from(BLOCK_PAGES)
+    }
+
+    /// The node that the link of a donor leads to.
+    fn node_of(&self, donor: usize) -> NodeId {
+        self.shared.nodes.node_at(donor)
+    }
+
+    /// The state of a donor that joined, by the place of its link.
+    fn joiner_of(&self, donor: usize) -> usize {
+        donor - self.shared.nodes.fixed()
+    }
+
     fn clear(&self, blocks: &Range<u32>) -> Result<(), DiscardError> {
         in_pieces(
             blocks,
             Instant::now() + CLEAR_TIME_MAX,
             |piece, deadline| {
-                let pages = self.region.pages_of(piece.start).first;
-                let pages = PageRange::new(pages, (piece.end - piece.start) * BLOCK_PAGES);
+                let (_, rest) = self.pages.split_at(piece.start * BLOCK_PAGES);
+                let (pages, _) = rest.split_at((piece.end - piece.start) * BLOCK_PAGES);
                 self.discarder.clear(pages, deadline)
             },
         )
@@ -343,13 +381,6 @@ fn in_pieces(
     }
     Ok(())
 }
-
-fn node_of(donor: usize) -> NodeId {
-    NodeId(u16::try_from(donor + 1).expect("few donors"))
-}
-
-/// Blocks of a region are multiples of pages.
-const _: () = assert!(BLOCK_BYTES == BLOCK_PAGES as u64 * PAGE_SIZE as u64);
 
 #[cfg(test)]
 mod tests {

@@ -18,6 +18,17 @@ pub enum TransportKind {
     Loopback,
 }
 
+impl TransportKind {
+    /// How many nodes lend to a VM with so many donors.
+    #[must_use]
+    pub fn lenders(self, donors: usize) -> usize {
+        match self {
+            Self::Loopback => 1,
+            _ => donors,
+        }
+    }
+}
+
 /// What pages of remote faults came by at the start.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PathKind {

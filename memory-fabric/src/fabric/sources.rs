@@ -5,9 +5,9 @@ use super::{
 };
 use crate::control::ControlError;
 use crate::donor::pool::Pool;
-use crate::layout::NodeId;
+use crate::homes::BLOCK_BYTES;
 use crate::link::{Leased, Link, LinkConfig, LinkPort, describe};
-use crate::page::{PAGE_SHIFT, PAGE_SIZE};
+use crate::page::PAGE_SHIFT;
 use crate::stream::Carrier;
 use crate::transport::udp::Fingerprint;
 use crate::wire::TrafficClass;
@@ -26,8 +26,8 @@ pub(super) enum Sources {
 impl Sources {
     pub(super) fn obtain(config: &FabricConfig, guest_bytes: u64) -> Result<Self, FabricError> {
         if config.transport == TransportKind::Loopback {
-            let pool = Pool::new(guest_bytes, LOOPBACK_LEASE);
-            return Ok(Self::Loopback(pool, guest_bytes));
+            let bytes = guest_bytes.next_multiple_of(BLOCK_BYTES);
+            return Ok(Self::Loopback(Pool::new(bytes, LOOPBACK_LEASE), bytes));
         }
         let mut leases: Vec<Leased> = Vec::new();
         let (guest_pages, local_pages) =
@@ -35,15 +35,16 @@ impl Sources {
         let home_here = config.local_use.home_here(guest_pages, local_pages);
         let mut missing = (guest_pages - home_here) << PAGE_SHIFT;
         let mut donors_left = config.donors.len() as u64;
-        for (number, donor) in (1..).zip(&config.donors) {
-            let pages = (missing >> PAGE_SHIFT).div_ceil(donors_left.max(1));
-            let share = pages.max(1) * PAGE_SIZE as u64;
+        for (&node, donor) in config.nodes.donors.iter().zip(&config.donors) {
+            // Whole blocks: the unit of homes.
+            let blocks = missing.div_ceil(BLOCK_BYTES).div_ceil(donors_left.max(1));
+            let share = blocks.max(1) * BLOCK_BYTES;
             donors_left -= 1;
             let leased = obtain(
                 config.transport,
                 donor.fingerprint,
                 LinkConfig {
-                    node: NodeId(number),
+                    node,
                     address: donor.address,
                     carrier: Carrier::Tcp,
                     vm: config.vm.clone(),

@@ -10,7 +10,7 @@ pub mod rdma;
 mod stats;
 
 use crate::control::{ControlError, ControlStream};
-use crate::layout::NodeId;
+use crate::homes::NodeId;
 use crate::stream::Carrier;
 use crate::wire::{FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
 use crossbeam_channel::{Sender, bounded};

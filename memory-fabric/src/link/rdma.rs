@@ -8,7 +8,7 @@ mod connect;
 mod keeper;
 
 use crate::control::{CONTROL_TIMEOUT, ControlError};
-use crate::layout::NodeId;
+use crate::homes::NodeId;
 use crate::stream::Carrier;
 use crate::transport::PageTransport;
 pub use crate::transport::rdma::port::{LanePort, RdmaStats};

@@ -16,7 +16,7 @@ pub(super) fn take_chain(shared: &Shared, page: PageIndex) -> PageRange {
     let mut end = page.number();
     while count < CHAIN_MAX {
         end += 1;
-        if u64::from(end) >= shared.layout.span_pages() {
+        if u64::from(end) >= shared.homes.span_pages() {
             break;
         }
         let entry = shared.map.entry(PageIndex::new(end));

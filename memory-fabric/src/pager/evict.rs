@@ -14,7 +14,7 @@ use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::discard::Posted;
-use crate::layout::Lot;
+use crate::homes::{Eviction, Home};
 use crate::page::{PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
@@ -75,9 +75,9 @@ impl Evictor {
         changes: LaneChanges,
         discards: Receiver<Posted>,
     ) -> Self {
-        let most = shared.donors_max * IN_FLIGHT_MAX;
+        let most = shared.nodes.links() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
-        let waiter = Waiter::new(shared.spin, shared.donors_max);
+        let waiter = Waiter::new(shared.spin, shared.nodes.links());
         let ranking = Ranking::new(shared.budget.limit());
         Self {
             shared,
@@ -167,9 +167,9 @@ impl Evictor {
                 Some(Oldest::Touched(page)) => self.ranking.arrived(&shared.map, page),
                 Some(Oldest::Gone) => {}
                 Some(Oldest::Unused(page)) => {
-                    let to = match shared.layout.lot_of(page) {
-                        Lot::Donor(_) => Kind::Remote,
-                        Lot::Here | Lot::Nowhere => Kind::Untouched,
+                    let to = match shared.homes.eviction_of(page) {
+                        Eviction::WriteBack(_) => Kind::Remote,
+                        Eviction::Keep | Eviction::Discard => Kind::Untouched,
                     };
                     self.drop_along(page, to, true)?;
                     shared.stats.evictions_clean.increment();
@@ -199,7 +199,7 @@ impl Evictor {
                 worked = true;
                 continue;
             }
-            if shared.layout.lot_of(page) == Lot::Here {
+            if shared.homes.eviction_of(page) == Eviction::Keep {
                 self.set_aside(page);
                 worked = true;
                 continue;
@@ -247,34 +247,27 @@ impl Evictor {
                 worked = true;
                 continue;
             }
-            let (to, counter, donor) = match shared.layout.lot_of(page) {
-                Lot::Here => {
+            let (to, counter) = match shared.homes.eviction_of(page) {
+                Eviction::Keep => {
                     self.set_aside(page);
                     worked = true;
                     continue;
                 }
-                // A guest has no business there: see `hotplug`.
-                Lot::Nowhere => (Some(Kind::Untouched), &shared.stats.evictions_zero, 0),
-                Lot::Donor(donor) if seen.is_dirty() => (None, &shared.stats.evictions, donor),
-                Lot::Donor(donor) => (Some(Kind::Remote), &shared.stats.evictions_clean, donor),
-            };
-            if let Some(to) = to {
-                if entry.begin_drop(Kind::Probation) {
-                    self.drop_page(page, to)?;
-                    counter.increment();
-                } else {
-                    self.rescued(page);
+                // The guest may not use it: see `fabric::Hotplug`.
+                Eviction::Discard => (Kind::Untouched, &shared.stats.evictions_zero),
+                Eviction::WriteBack(home) if seen.is_dirty() => {
+                    worked |= self.send_home(page, home)?;
+                    continue;
                 }
-                worked = true;
-                continue;
-            }
-            if self.transports[donor].in_flight() >= IN_FLIGHT_MAX {
-                // Its home is busy: that must not keep pages of other donors here.
-                self.ranking.on_probation(&shared.map, page);
-                continue;
+                Eviction::WriteBack(_) => (Kind::Remote, &shared.stats.evictions_clean),
+            };
+            if entry.begin_drop(Kind::Probation) {
+                self.drop_page(page, to)?;
+                counter.increment();
+            } else {
+                self.rescued(page);
             }
             worked = true;
-            self.send_home(page, donor)?;
         }
         self.free_dropped()?;
         for transport in &mut self.transports {
@@ -291,12 +284,19 @@ impl Evictor {
         }
     }
 
-    fn send_home(&mut self, page: PageIndex, donor: usize) -> Result<(), PagerError> {
+    /// Writes a page back, unless it is touched meanwhile. False when its home is busy: that must
+    /// not keep pages with other homes here.
+    fn send_home(&mut self, page: PageIndex, home: Home) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
+        let link = shared.link_to(home);
+        if self.transports[link].in_flight() >= IN_FLIGHT_MAX {
+            self.ranking.on_probation(&shared.map, page);
+            return Ok(false);
+        }
         let entry = shared.map.entry(page);
         if !entry.begin_write_back() {
             self.rescued(page);
-            return Ok(());
+            return Ok(true);
         }
         let bytes = shared.memory.fabric_page(page);
         // SAFETY: the fabric view is mapped while `shared` lives, and the page's bytes are
@@ -310,23 +310,19 @@ impl Evictor {
             } else {
                 self.rescued(page);
             }
-            return Ok(());
+            return Ok(true);
         }
-        let extent = shared
-            .layout
-            .extent_of(page)
-            .expect("remote pages have an extent");
         let ticket = self
             .free_tickets
             .pop()
             .expect("one for each place on a transport");
         // SAFETY: as above.
         let source = unsafe { PageSource::new(bytes) };
-        self.transports[donor]
-            .post_write(Ticket(ticket), extent.offset_of(page), source)
+        self.transports[link]
+            .post_write(Ticket(ticket), home.offset_of(page), source)
             .expect("a free place was seen");
-        self.writing[ticket as usize] = Some((page, donor));
-        Ok(())
+        self.writing[ticket as usize] = Some((page, link));
+        Ok(true)
     }
 
     /// A page that was touched while it was to be evicted stays. One that was discarded goes.

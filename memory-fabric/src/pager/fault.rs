@@ -11,7 +11,6 @@ use super::lanes::{self, LaneChanges};
 use super::prefetch::Foresight;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
-use crate::layout::NodeId;
 use crate::page::{PageBytes, PageIndex, PageRange};
 use crate::page_map::{Kind, State};
 use crate::slices::request_short_slices;
@@ -90,9 +89,9 @@ impl FaultThread {
         retries: Receiver<PageIndex>,
         foresight: Option<Foresight>,
     ) -> Self {
-        let most = shared.donors_max * IN_FLIGHT_MAX;
+        let most = shared.nodes.links() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
-        let waiter = Waiter::new(shared.spin, shared.donors_max);
+        let waiter = Waiter::new(shared.spin, shared.nodes.links());
         Self {
             shared,
             transports,
@@ -318,19 +317,15 @@ impl FaultThread {
     /// Asks the page's home for it. False when its transport takes no more.
     fn post_fetch(&mut self, pending: Pending) -> bool {
         let page = pending.page;
-        let extent = self
-            .shared
-            .layout
-            .extent_of(page)
-            .expect("remote pages have an extent");
-        debug_assert_ne!(extent.home, NodeId::COMPUTE);
-        let donor = usize::from(extent.home.0) - 1;
+        let home = self.shared.homes.remote_home_of(page);
+        let home = home.expect("a remote page is at home on another node");
+        let donor = self.shared.link_to(home);
         // None left: every transport is full.
         let Some(ticket) = self.free_tickets.pop() else {
             return false;
         };
         if self.transports[donor]
-            .post_read(Ticket(ticket), extent.offset_of(page))
+            .post_read(Ticket(ticket), home.offset_of(page))
             .is_err()
         {
             self.free_tickets.push(ticket);

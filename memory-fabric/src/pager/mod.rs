@@ -19,7 +19,8 @@ pub(crate) mod wait;
 
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
-use crate::layout::Layout;
+use crate::homes::{Home, HomeTable};
+use crate::nodes::Nodes;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
 use crate::stats::PagerStats;
@@ -70,9 +71,8 @@ pub(crate) type FailureObserver = Arc<dyn Fn(PagerError) + Send + Sync>;
 /// What the pager's threads share.
 pub(crate) struct Shared {
     pub memory: Arc<GuestMemory>,
-    pub layout: Arc<Layout>,
-    /// Places for donors, those that may join included.
-    pub donors_max: usize,
+    pub homes: Arc<HomeTable>,
+    pub nodes: Arc<Nodes>,
     pub map: PageMap,
     pub uffd: Uffd,
     pub stats: Arc<PagerStats>,
@@ -143,6 +143,12 @@ impl Shared {
         // In this order: told meanwhile, it is awake to see why, and the bell is silent.
         let _ = self.evict_wake.read();
         self.evict_told.store(false, Ordering::SeqCst);
+    }
+
+    /// The place of the link to a home that is another node.
+    pub fn link_to(&self, home: Home) -> usize {
+        let link = self.nodes.link_to(home.node);
+        link.expect("every node that is a home is the local one, or has a link")
     }
 
     pub fn is_stopping(&self) -> bool {

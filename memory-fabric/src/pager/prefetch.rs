@@ -152,13 +152,13 @@ impl Prefetcher {
         orders: Orders,
         replay: Vec<PageRange>,
     ) -> Self {
-        let most = shared.donors_max * IN_FLIGHT_MAX;
+        let most = shared.nodes.links() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
-        let waiter = Waiter::new(shared.spin, shared.donors_max);
+        let waiter = Waiter::new(shared.spin, shared.nodes.links());
         let left = replay.iter().map(|run| u64::from(run.count)).sum();
         shared.stats.replay_left.store(left, Ordering::Relaxed);
         Self {
-            pages_in_flight: vec![0; shared.donors_max],
+            pages_in_flight: vec![0; shared.nodes.links()],
             shared,
             transports,
             changes,

@@ -2,28 +2,19 @@
 
 use super::found::make_zero;
 use super::{PagerError, Shared};
-use crate::layout::NodeId;
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 
 /// Whether a page has its home elsewhere, and nobody has touched it yet.
 pub(super) fn can_be_filled(shared: &Shared, page: PageIndex) -> bool {
-    let extent = shared.layout.extent_of(page);
-    extent.is_some_and(|extent| extent.home != NodeId::COMPUTE)
-        && shared.map.entry(page).state().kind() == Kind::Untouched
+    shared.homes.is_paged(page) && shared.map.entry(page).state().kind() == Kind::Untouched
 }
 
-/// Takes the untouched pages that a part begins with, of one extent and while memory is
-/// plentiful. Gives how many.
+/// Takes the untouched pages that a part begins with, while memory is plentiful. Gives how many.
 pub(super) fn take_untouched(shared: &Shared, part: PageRange) -> u32 {
-    let extent = shared
-        .layout
-        .extent_of(part.first)
-        .map(|extent| extent.pages);
     let mut taken = 0;
     for page in part.iter() {
-        let same = extent.is_some_and(|pages| pages.contains(page));
-        if !same || !can_be_filled(shared, page) || !shared.budget.is_plentiful() {
+        if !can_be_filled(shared, page) || !shared.budget.is_plentiful() {
             break;
         }
         if shared.budget.charge_ahead(1).is_none() {

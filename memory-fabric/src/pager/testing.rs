@@ -4,7 +4,8 @@ use super::prefetch::Bell;
 use super::{Budget, Policies, Shared};
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
-use crate::layout::Layout;
+use crate::homes::{HomeTable, NodeIds};
+use crate::nodes::Nodes;
 use crate::page::{PAGE_SIZE, PageIndex};
 use crate::page_map::{Kind, PageMap};
 use crate::stats::PagerStats;
@@ -15,21 +16,25 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// For the pages of a layout, with places for `donors` that join, and what is handed back to the
+/// For the pages of a table, with links to `donors` donors that join, and what is handed back to the
 /// fault thread.
 pub(super) fn shared(
-    layout: Layout,
+    homes: HomeTable,
     cache_pages: u64,
     donors: usize,
 ) -> (Arc<Shared>, Receiver<PageIndex>) {
-    let span_pages = layout.span_pages();
+    let span_pages = homes.span_pages();
     let bytes = usize::try_from(span_pages).expect("a small guest") * PAGE_SIZE;
     let bell = || EventFd::new(EFD_NONBLOCK).expect("an eventfd");
     let (retries, handed_back) = crossbeam_channel::bounded(64);
     let shared = Shared {
         memory: Arc::new(GuestMemory::new(bytes).expect("a small memory")),
-        layout: Arc::new(layout),
-        donors_max: donors,
+        nodes: Arc::new(Nodes::new(
+            homes.local(),
+            &[],
+            &NodeIds::in_order(0).joiners[..donors],
+        )),
+        homes: Arc::new(homes),
         map: PageMap::new(span_pages).expect("a small map"),
         uffd: Uffd::new().expect("userfaultfd, as root has it"),
         stats: Arc::new(PagerStats::new(donors)),

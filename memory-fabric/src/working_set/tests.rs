@@ -79,18 +79,8 @@ fn a_file_appears_whole_or_not_at_all() {
 
 #[test]
 fn a_page_is_recorded_at_its_first_touch_only() {
-    let layout = crate::layout::Plan::new(
-        &[run(0, 8192)],
-        4096,
-        crate::layout::LocalUse::Cache,
-        &[crate::layout::Loan {
-            node: crate::layout::NodeId(1),
-            pages: 8192,
-        }],
-    )
-    .expect("fits")
-    .layout;
-    let recorder = Recorder::new(&layout).expect("a small guest");
+    let homes = HomeTable::new(crate::homes::NodeId(0), &[run(0, 8192)], None);
+    let recorder = Recorder::new(&homes).expect("a small guest");
     for touched in [
         run(64, 16),
         run(80, 2),

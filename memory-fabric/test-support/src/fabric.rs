@@ -5,6 +5,7 @@ use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
     TransportKind,
 };
+use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::transport::rdma::DeviceChoice;
 use std::net::SocketAddr;
@@ -107,6 +108,8 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
     let pages = u32::try_from(guest_bytes / PAGE_SIZE as u64).expect("a small guest");
     FabricConfig {
         vm: "test".into(),
+        // One more for the loopback slab, which tests choose afterwards.
+        nodes: NodeIds::in_order(donors.len().max(1)),
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes,
         local_use: LocalUse::Cache,

@@ -5,8 +5,7 @@ use fabric_test_support::*;
 use memory_fabric::fabric::{
     DonorAddress, FabricConfig, FabricEvent, Hotplug, HotplugError, PlugError,
 };
-use memory_fabric::hotplug::{BLOCK_BYTES, BLOCK_PAGES};
-use memory_fabric::layout::NodeId;
+use memory_fabric::homes::{BLOCK_BYTES, BLOCK_PAGES, NodeId};
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -89,7 +88,7 @@ fn memory_of_this_node_is_added_and_taken_back() {
     hotplug.request(0, None).expect("less is asked for");
     hotplug.unplug(4..12).expect("unplugged");
     hotplug.unplug(22..30).expect("unplugged");
-    assert_eq!((resident(), hotplug.region().plugged()), (0, 0));
+    assert_eq!((resident(), hotplug.homes().added_blocks()), (0, 0));
     assert!(matches!(hotplug.plug(0..1), Err(PlugError::NoMemory)));
 }
 
@@ -255,7 +254,7 @@ fn a_donor_that_is_lost_while_nothing_of_it_is_plugged_disturbs_nobody() {
     // And this node can give it instead.
     hotplug.request(4 * BLOCK_BYTES, None).expect("here");
     hotplug.plug(0..4).expect("memory");
-    assert_eq!(hotplug.region().plugged_at(NodeId::COMPUTE), 4);
+    assert_eq!(hotplug.homes().added_blocks_at(NodeId(0)), 4);
 }
 
 /// Blocks come and go on donors and here, while their owners check them, others touch what is not

@@ -6,7 +6,7 @@
 use fabric_test_support::*;
 use memory_fabric::fabric::Fabric;
 use memory_fabric::guest_memory::{HUGE_PAGE_BYTES, huge_bytes};
-use memory_fabric::layout::NodeId;
+use memory_fabric::homes::NodeId;
 use memory_fabric::page::PAGE_SIZE;
 use std::sync::atomic::Ordering;
 
@@ -71,7 +71,7 @@ fn asked_for(fabric: &Fabric) -> u64 {
     for Mapping { from, to, .. } in mappings(fabric).iter().filter(|one| one.asked_for) {
         assert!(from % HUGE == 0 && to % HUGE == 0, "{from:#x} to {to:#x}");
         asked_for += to - from;
-        let mut here = fabric.plan().layout.extents_at(NodeId::COMPUTE);
+        let mut here = fabric.plan().homes.ram_extents_at(NodeId(0));
         let inside = here.any(|extent| {
             extent.pages.first.address() <= *from && *to <= extent.pages.end() * PAGE_SIZE as u64
         });
@@ -88,7 +88,7 @@ fn huge_bytes_of(fabric: &Fabric) -> u64 {
 #[test]
 fn huge_pages_are_asked_for_where_memory_is_at_home_here_and_nowhere_else() {
     let donor = donor(31 * MIB);
-    // Not a multiple of 2 MiB on any side.
+    // Neither the loan nor the budget is a multiple of 2 MiB.
     let running = start(&config(64 * MIB, 33 * MIB, &[donor.address()]));
     let fabric = &running.fabric;
     let asked_for = asked_for(fabric);
@@ -106,7 +106,7 @@ fn huge_pages_are_asked_for_where_memory_is_at_home_here_and_nowhere_else() {
     assert!(resident <= most, "{resident} resident, {most} allowed");
 
     // Writers on both sides of each border, while pages come and go.
-    let borders: Vec<_> = fabric.plan().layout.extents()[1..]
+    let borders: Vec<_> = fabric.plan().homes.ram_extents()[1..]
         .iter()
         .map(|extent| extent.pages.first.index())
         .collect();

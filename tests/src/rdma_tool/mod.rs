@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use memory_fabric::control::ControlError;
-use memory_fabric::layout::NodeId;
+use memory_fabric::homes::NodeId;
 use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::stream::Carrier;

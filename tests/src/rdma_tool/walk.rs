@@ -13,7 +13,7 @@ use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
     SPIN_DEFAULT, TransportKind,
 };
-use memory_fabric::layout::CACHE_PAGES_MIN;
+use memory_fabric::homes::{CACHE_PAGES_MIN, NodeIds};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::view::FabricView;
@@ -55,6 +55,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
     let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
     FabricConfig {
         vm: "walk".into(),
+        nodes: NodeIds::in_order(1),
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes: CACHE_PAGES_MIN << PAGE_SHIFT,
         local_use: LocalUse::Cache,

@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use crossbeam_channel::bounded;
 use devices::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
 use memory_fabric::fabric::{DonorAddress, Fabric, Hotplug, HotplugError, PlugError};
-use memory_fabric::hotplug::BLOCK_BYTES;
+use memory_fabric::homes::BLOCK_BYTES;
 use memory_fabric::page::PAGE_SHIFT;
 use ssi_hv::config::address::Donor;
 use ssi_hv::config::resolved_donor;
@@ -34,7 +34,7 @@ struct Blocks {
 
 impl Blocks {
     fn of(&self, range: FreeRange) -> std::ops::Range<u32> {
-        let start = u64::from(self.hotplug.region().pages().first.number()) << PAGE_SHIFT;
+        let start = u64::from(self.hotplug.pages().first.number()) << PAGE_SHIFT;
         // The device gives blocks of its region alone.
         let block = |address: u64| u32::try_from((address - start) / BLOCK_BYTES).unwrap_or(0);
         block(range.start.0)..block(range.start.0 + range.bytes)
@@ -85,7 +85,7 @@ impl Plugged {
     /// A device for a guest of this fabric, if it was started for that; `node` is its NUMA node.
     pub fn new(fabric: &Fabric, node: Option<u16>, changes: &Changes) -> Option<Self> {
         let hotplug = fabric.hotplug()?;
-        let pages = hotplug.region().pages();
+        let pages = hotplug.pages();
         let region = MemRegion {
             start: u64::from(pages.first.number()) << PAGE_SHIFT,
             bytes: pages.bytes(),
@@ -122,7 +122,7 @@ impl Plugged {
             max_bytes: self.device.region().bytes,
             block_bytes: MEM_BLOCK_BYTES,
             requested_bytes: self.device.requested_bytes(),
-            plugged_bytes: u64::from(self.hotplug.region().plugged()) * BLOCK_BYTES,
+            plugged_bytes: u64::from(self.hotplug.homes().added_blocks()) * BLOCK_BYTES,
             joining: joining.who.clone(),
             error: joining.error.clone(),
             changes,

@@ -32,8 +32,7 @@ pub fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
         .rdma_refusals()
         .first()
         .map_or(String::new(), |reason| format!(" ({reason})"));
-    let extents = plan.layout.extents().iter();
-    let all: u64 = extents.map(|extent| u64::from(extent.pages.count)).sum();
+    let all = plan.homes.ram_pages();
     format!(
         "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}{bulk}, tier {}{page}{refusal}{more}",
         wanted.memory,

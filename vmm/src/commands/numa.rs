@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use memory_fabric::fabric::Fabric;
-use memory_fabric::layout::NodeId;
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
 use ssi_hv::config::{Numa, RunConfig};
@@ -13,14 +12,14 @@ use ssi_hv::memory_speed;
 /// This node and every donor that gives memory, in order; none for a guest that is to see one
 /// kind of memory, or has it.
 pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
-    let layout = &fabric.plan().layout;
-    let alone = fabric.view().paths().is_empty() && layout.region().is_none();
+    let homes = &fabric.plan().homes;
+    let alone = fabric.view().paths().is_empty() && homes.added().is_none();
     if config.numa == Numa::Flat || alone {
         return Vec::new();
     }
     let memory_of = |node| {
-        layout
-            .extents_at(node)
+        homes
+            .ram_extents_at(node)
             .map(|extent| {
                 let start = u64::from(extent.pages.first.number()) << PAGE_SHIFT;
                 (start, extent.pages.bytes())
@@ -29,19 +28,20 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     };
     let near = memory_speed::measure();
     let here = NumaNode {
-        memory: memory_of(NodeId::COMPUTE),
+        memory: memory_of(homes.local()),
         hotplug: None,
         latency: near.latency,
         bandwidth_mb_s: Some(near.bandwidth_mb_s),
     };
-    let donors = (1..).zip(fabric.view().paths()).map(|(number, path)| {
+    let donors = fabric.nodes().into_iter().skip(1);
+    let donors = donors.zip(fabric.view().paths()).map(|(donor, path)| {
         let (latency, bandwidth_mb_s) = match &path {
             Some(path) => reach(path),
             // The slab of the loopback transport is memory of this host.
             None => (near.latency, Some(near.bandwidth_mb_s)),
         };
         NumaNode {
-            memory: memory_of(NodeId(number)),
+            memory: memory_of(donor.id),
             hotplug: None,
             latency,
             bandwidth_mb_s,
@@ -49,12 +49,12 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     });
     let donors = donors.filter(|donor| !donor.memory.is_empty());
     let mut nodes: Vec<_> = std::iter::once(here).chain(donors).collect();
-    if let Some(region) = layout.region() {
+    if let Some(added) = homes.added() {
         let farthest = nodes[1..].iter().map(|node| node.latency).max();
-        let start = u64::from(region.pages().first.number()) << PAGE_SHIFT;
+        let start = u64::from(added.first.number()) << PAGE_SHIFT;
         nodes.push(NumaNode {
             memory: Vec::new(),
-            hotplug: Some((start, region.pages().bytes())),
+            hotplug: Some((start, added.bytes())),
             // Who joins is not known yet.
             latency: farthest.unwrap_or(JOINER_LATENCY),
             bandwidth_mb_s: None,

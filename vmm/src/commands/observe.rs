@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use devices::virtio::Balloon;
 use memory_fabric::fabric::NodeSummary;
 use memory_fabric::guest_memory::huge_bytes;
-use memory_fabric::hotplug::BLOCK_BYTES;
 use memory_fabric::link::rdma::RdmaStats;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
@@ -199,10 +198,10 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
         cache_bytes: plan.cache_pages << PAGE_SHIFT,
         cached_bytes: view.cached_pages() << PAGE_SHIFT,
         resident_bytes: view.resident_bytes().unwrap_or(0),
-        hotplug: plan.layout.region().map(|region| HotplugUsed {
-            max_bytes: region.pages().bytes(),
-            requested_bytes: region.requested_bytes(),
-            plugged_bytes: u64::from(region.plugged()) * BLOCK_BYTES,
+        hotplug: view.added().map(|added| HotplugUsed {
+            max_bytes: added.max_bytes,
+            requested_bytes: added.requested_bytes,
+            plugged_bytes: added.plugged_bytes,
         }),
         huge_bytes: if count_huge { huge_bytes() } else { None },
     }
@@ -231,11 +230,7 @@ fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
     nodes
         .map(|((summary, donor), path)| Node {
             id: summary.id.0.into(),
-            role: if summary.id.0 == 0 {
-                Role::Compute
-            } else {
-                Role::Donor
-            },
+            role: donor.map_or(Role::Compute, |_| Role::Donor),
             address: summary.address.map(|address| address.to_string()),
             memory_bytes: summary.memory_bytes,
             pages_fetched: summary.pages_fetched,

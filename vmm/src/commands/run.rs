@@ -10,6 +10,7 @@ use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, LocalUse, SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
+use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use ssi_hv::config::name::called;
 use ssi_hv::config::{
@@ -361,8 +362,17 @@ pub(super) fn fabric_config(
     let hotplug = wanted
         .hotplug_memory
         .map(|size| (hotplug_start(memory), size.bytes()));
+    let transport = match config.transport {
+        Transport::Loopback => TransportKind::Loopback,
+        Transport::Rdma => TransportKind::Rdma,
+        Transport::Hybrid => TransportKind::Hybrid,
+        Transport::Auto => TransportKind::Auto,
+        Transport::Tcp => TransportKind::Tcp,
+        Transport::Udp => TransportKind::Udp,
+    };
     Ok(FabricConfig {
         vm: vm_name(config),
+        nodes: NodeIds::in_order(transport.lenders(wanted.donors.len())),
         ram: ram.collect::<Option<_>>().context(above)?,
         local_bytes: wanted.local_memory.bytes(),
         local_use: match config.numa {
@@ -378,14 +388,7 @@ pub(super) fn fabric_config(
                 bytes: donor.memory.map(ByteSize::bytes),
             })
             .collect(),
-        transport: match config.transport {
-            Transport::Loopback => TransportKind::Loopback,
-            Transport::Rdma => TransportKind::Rdma,
-            Transport::Hybrid => TransportKind::Hybrid,
-            Transport::Auto => TransportKind::Auto,
-            Transport::Tcp => TransportKind::Tcp,
-            Transport::Udp => TransportKind::Udp,
-        },
+        transport,
         checksum: config.checksum,
         compression: compression(config.compression),
         grace: wanted.donor_grace,

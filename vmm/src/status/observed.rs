@@ -15,7 +15,7 @@ pub fn heat(heat: &Heat) -> HeatStatus {
     let extents = heat.extents.iter().map(|extent| ExtentStatus {
         first_page: extent.pages.first.number(),
         pages: extent.pages.count,
-        home: extent.home.0,
+        home: extent.home.0.into(),
         blocks: extent.blocks.iter().map(block).collect(),
     });
     HeatStatus {

@@ -1,7 +1,7 @@
 //! What links tell of donors that joined.
 
 use super::super::{FabricEvent, FabricObserver};
-use super::{Inner, node_of};
+use super::Inner;
 use crate::link::LinkEvent;
 use std::sync::{Arc, Weak};
 
@@ -18,10 +18,10 @@ impl Inner {
     }
 
     fn take_event(self: &Arc<Self>, donor: usize, event: LinkEvent) {
-        let node = node_of(donor);
+        let node = self.node_of(donor);
         let mut state = self.lock();
-        let used = state.pools.used_of(donor).unwrap_or(0) > 0;
-        let joiner = &mut state.joiners[donor - self.fixed];
+        let used = state.pools.used_of(node).unwrap_or(0) > 0;
+        let joiner = &mut state.joiners[self.joiner_of(donor)];
         let (usable, told) = match event {
             LinkEvent::Down { .. } => {
                 joiner.away = true;
@@ -40,7 +40,7 @@ impl Inner {
                 (false, used.then_some(event))
             }
         };
-        state.pools.set_usable(donor, usable);
+        state.pools.set_usable(node, usable);
         drop(state);
         if let Some(event) = told {
             (self.observer)(FabricEvent::Link(event));

@@ -6,8 +6,7 @@ use super::super::sources::obtain;
 use super::super::{DonorAddress, FabricError, TransportKind};
 use super::lanes::lane_of;
 use super::{HotplugError, Inner, Joiner, State};
-use crate::hotplug::{BLOCK_BYTES, JOINERS_MAX};
-use crate::layout::NodeId;
+use crate::homes::BLOCK_BYTES;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Leased, Link, LinkConfig};
 use crate::stream::Carrier;
@@ -33,8 +32,8 @@ impl Inner {
                 return Err(HotplugError::Needless(u64::from(blocks) * BLOCK_BYTES));
             }
             let place = self.place_for(&state, donor.address);
-            let place = place.ok_or(HotplugError::TooManyDonors)?;
-            state.joiners[place - self.fixed] = Joiner {
+            let place = place.ok_or_else(|| HotplugError::TooManyDonors(state.joiners.len()))?;
+            state.joiners[self.joiner_of(place)] = Joiner {
                 taken: true,
                 ..Joiner::default()
             };
@@ -44,7 +43,7 @@ impl Inner {
         let joined = self.connect(place, donor, u64::from(missing) * BLOCK_BYTES);
         let mut state = self.lock();
         state.joining = false;
-        let joiner = &mut state.joiners[place - self.fixed];
+        let joiner = &mut state.joiners[self.joiner_of(place)];
         let ended = match joined {
             Err(error) => {
                 joiner.taken = false;
@@ -52,11 +51,11 @@ impl Inner {
             }
             Ok(links) => {
                 joiner.links = Some(links);
-                state.closed || state.joiners[place - self.fixed].lost
+                state.closed || state.joiners[self.joiner_of(place)].lost
             }
         };
-        let usable = !state.joiners[place - self.fixed].away && !ended;
-        state.pools.join(place, missing, usable);
+        let usable = !state.joiners[self.joiner_of(place)].away && !ended;
+        state.pools.join(self.node_of(place), missing, usable);
         if ended {
             let why = if state.closed {
                 HotplugError::Ended
@@ -78,8 +77,8 @@ impl Inner {
     /// that another has left.
     fn place_for(&self, state: &State, address: SocketAddr) -> Option<usize> {
         let lenders = self.lenders.read().unwrap_or_else(PoisonError::into_inner);
-        let free = |place: &usize| !state.joiners[place - self.fixed].taken;
-        let places = self.fixed..self.fixed + JOINERS_MAX;
+        let free = |place: &usize| !state.joiners[self.joiner_of(*place)].taken;
+        let places = self.shared.nodes.fixed()..self.shared.nodes.links();
         let known = |place: &usize| lenders.get(*place).and_then(|lent| lent.address);
         let own = |place: &usize| free(place) && known(place) == Some(address);
         places
@@ -96,7 +95,7 @@ impl Inner {
         donor: DonorAddress,
         bytes: u64,
     ) -> Result<(Link, Vec<RdmaLink>), HotplugError> {
-        let node = NodeId(u16::try_from(place + 1).expect("few donors"));
+        let node = self.node_of(place);
         let address = donor.address;
         let leased: Result<Leased, _> = obtain(
             self.config.transport,

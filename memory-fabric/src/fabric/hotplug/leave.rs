@@ -2,7 +2,7 @@
 
 use super::super::FabricEvent;
 use super::super::adapt::Change;
-use super::{Inner, node_of};
+use super::Inner;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Link, LinkEvent};
 use crossbeam_channel::bounded;
@@ -18,11 +18,12 @@ impl Inner {
             if state.joining {
                 Vec::new()
             } else {
-                let lost = state.joiners.iter().zip(self.fixed..);
+                let nodes = &self.shared.nodes;
+                let lost = state.joiners.iter().zip(nodes.fixed()..);
                 let lost = lost.filter_map(|(joiner, donor)| joiner.lost.then_some(donor));
-                let mut idle = state.pools.idle();
-                idle.extend(lost);
-                idle
+                let idle = state.pools.idle().into_iter();
+                let idle = idle.filter_map(|node| nodes.link_to(node));
+                idle.chain(lost).collect()
             }
         };
         for donor in idle {
@@ -42,10 +43,11 @@ impl Inner {
         donor: usize,
         start: impl FnOnce(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
     ) {
+        let node = self.node_of(donor);
         let mut state = self.lock();
         let state = &mut *state;
-        let joiner = &mut state.joiners[donor - self.fixed];
-        if joiner.links.is_none() || state.pools.used_of(donor) != Some(0) {
+        let joiner = &mut state.joiners[self.joiner_of(donor)];
+        if joiner.links.is_none() || state.pools.used_of(node) != Some(0) {
             return;
         }
         state.leaving.retain(|thread| !thread.is_finished());
@@ -56,24 +58,24 @@ impl Inner {
                 inner.end(donor, links);
             }
         };
-        let thread = Builder::new().name(format!("leave-{}", donor + 1));
+        let thread = Builder::new().name(format!("leave-{}", node.0));
         match start(thread, Box::new(work)) {
             Ok(thread) => {
                 state.leaving.push(thread);
-                state.pools.leave(donor);
+                state.pools.leave(node);
                 if let Some(links) = joiner.links.take() {
                     // There is room for one, and the thread waits for it.
                     let _ = hand_over.send(links);
                 }
             }
             Err(error) => {
-                tracing::warn!(%error, "no thread to see {} off; it stays for now", node_of(donor));
+                tracing::warn!(%error, "no thread to end the lease of {node}; it stays for now");
             }
         }
     }
 
     fn end(&self, donor: usize, (link, rdma_links): (Link, Vec<RdmaLink>)) {
-        let node = node_of(donor);
+        let node = self.node_of(donor);
         self.vacate(donor);
         self.shared.policies.join(donor, None);
         let _ = self.adapter.try_send(Change::Forget(node));
@@ -83,7 +85,7 @@ impl Inner {
         self.note_end(donor, link);
         let told = {
             let mut state = self.lock();
-            let joiner = &mut state.joiners[donor - self.fixed];
+            let joiner = &mut state.joiners[self.joiner_of(donor)];
             joiner.taken = false;
             std::mem::take(&mut joiner.told)
         };
@@ -105,7 +107,7 @@ impl Inner {
 
     /// A donor that is lost for good, and of which nothing is plugged, leaves.
     pub(super) fn see_off_lost(self: &Arc<Self>, donor: usize) {
-        let lost = self.lock().joiners[donor - self.fixed].lost;
+        let lost = self.lock().joiners[self.joiner_of(donor)].lost;
         if lost {
             self.see_off(donor);
         }

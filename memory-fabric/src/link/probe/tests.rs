@@ -3,7 +3,7 @@
 use super::*;
 use crate::donor::pool::Pool;
 use crate::donor::server::{Donor, DonorConfig};
-use crate::layout::NodeId;
+use crate::homes::NodeId;
 use crate::link::{Leased, Link, LinkConfig};
 use crate::stream::Carrier;
 use crate::transport::measure::{Effort, MeasureError};

@@ -5,7 +5,7 @@ mod held;
 use super::*;
 use crate::donor::pool::{Lease, SessionKind};
 use crate::donor::server::{Donor, DonorConfig};
-use crate::layout::NodeId;
+use crate::homes::NodeId;
 use crate::link::{Leased, Link, LinkConfig};
 use crate::page::PAGE_SIZE;
 use crate::stream::Carrier;

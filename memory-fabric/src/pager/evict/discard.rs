@@ -12,6 +12,7 @@
 
 use super::{Evictor, PagerError, Shared};
 use crate::discard::{Posted, Request};
+use crate::homes::BLOCK_PAGES;
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::IN_FLIGHT_MAX;
@@ -35,7 +36,7 @@ const IN_FLIGHT_FOR_DROPS: usize = IN_FLIGHT_MAX / 2;
 pub(super) struct Discards {
     requests: Receiver<Posted>,
     current: Option<Progress>,
-    /// Runs of pages, each within an extent, whose donor is to be told.
+    /// Runs of pages whose homes are to drop them.
     drops: VecDeque<PageRange>,
 }
 
@@ -48,16 +49,22 @@ impl Discards {
         }
     }
 
+    /// The run with which dropping goes on; an empty one is none.
+    fn resume_with(&mut self, run: PageRange) {
+        if run.count > 0 {
+            self.drops.push_front(run);
+        }
+    }
+
     /// Remembers that a page's bytes at home are of no use.
     fn drop_at_home(&mut self, page: PageIndex, shared: &Shared) {
-        let extent = shared.layout.extent_of(page);
-        if extent.and_then(|extent| extent.donor()).is_none() {
+        if shared.homes.remote_home_of(page).is_none() {
             return;
         }
+        // Where the run is not stored one behind the other, it is split when it is posted.
         if let Some(last) = self.drops.back_mut()
             && last.end() == u64::from(page.number())
             && last.count < DROP_PAGES_MAX
-            && shared.layout.extent_of(last.first) == extent
         {
             last.count += 1;
         } else if self.drops.len() < DROPS_MAX {
@@ -217,31 +224,35 @@ impl Evictor {
     fn post_drops(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut worked = false;
-        while let Some(&run) = self.discards.drops.front() {
-            // Donor and place are of one look: a block may be settled elsewhere meanwhile.
-            let extent = shared.layout.extent_of(run.first);
-            let home = extent.and_then(|extent| Some((extent, extent.donor()?)));
-            let Some((extent, donor)) = home else {
-                // Of a block that was unplugged meanwhile.
-                self.discards.drops.pop_front();
-                continue;
-            };
-            if self.transports[donor].in_flight() >= IN_FLIGHT_FOR_DROPS {
-                break;
-            }
-            // Only pages whose bytes at home nobody will ask for; see above.
+        while let Some(run) = self.discards.drops.pop_front() {
+            // Only pages whose bytes at home no request will ask for; see above.
             let untouched = |page| shared.map.entry(page).state().kind() == Kind::Untouched;
             let skipped = run.iter().take_while(|&page| !untouched(page)).count();
             let (_, rest) = run.split_at(u32::try_from(skipped).unwrap_or(u32::MAX));
-            let count = rest.iter().take_while(|&page| untouched(page)).count();
-            let (part, after) = rest.split_at(u32::try_from(count).unwrap_or(u32::MAX));
-            self.discards.drops.pop_front();
-            if after.count > 0 {
-                self.discards.drops.push_front(after);
+            if rest.count == 0 {
+                continue;
             }
+            let first = rest.first;
+            // Node and slots are of one look: a block may get another home meanwhile.
+            let Some(home) = shared.homes.remote_home_of(first) else {
+                // Of a block that was unplugged meanwhile.
+                let left = BLOCK_PAGES - first.number() % BLOCK_PAGES;
+                self.discards.resume_with(rest.split_at(left).1);
+                continue;
+            };
+            let link = shared.link_to(home);
+            if self.transports[link].in_flight() >= IN_FLIGHT_FOR_DROPS {
+                self.discards.resume_with(rest);
+                break;
+            }
+            let count = rest.iter().take_while(|&page| untouched(page)).count();
+            let most = u32::try_from(count).unwrap_or(u32::MAX);
+            let count = shared.homes.contiguous(first, home, most);
+            let (part, after) = rest.split_at(count);
+            self.discards.resume_with(after);
             if part.count > 0 {
-                self.transports[donor]
-                    .post_drop(extent.offset_of(part.first), part.count)
+                self.transports[link]
+                    .post_drop(home.offset_of(first), part.count)
                     .expect("a free place was seen");
                 worked = true;
             }

@@ -1,6 +1,7 @@
 //! First touches: pages of zeroes.
 
 use super::{FaultThread, Pending};
+use crate::homes::HomeTable;
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::pager::PagerError;
@@ -39,24 +40,18 @@ impl FaultThread {
     /// Takes the untouched pages around `page` in its [`ZERO_AROUND`] window; gives the whole
     /// run, `page` included.
     fn take_untouched_around(&self, page: PageIndex) -> PageRange {
-        let extent = self
-            .shared
-            .layout
-            .extent_of(page)
-            .expect("remote pages have an extent");
+        // Within a block, which has one home.
+        let block = HomeTable::block_of(page);
+        let pages = self.shared.homes.pages_of(block);
         let window = page.number() & !(ZERO_AROUND - 1);
         let mut first = page.number();
         let mut end = u64::from(first) + 1;
-        while end
-            < extent
-                .pages
-                .end()
-                .min(u64::from(window) + u64::from(ZERO_AROUND))
+        while end < pages.end().min(u64::from(window) + u64::from(ZERO_AROUND))
             && u32::try_from(end).is_ok_and(|next| self.take_untouched(PageIndex::new(next)))
         {
             end += 1;
         }
-        while first > extent.pages.first.number().max(window)
+        while first > pages.first.number().max(window)
             && self.take_untouched(PageIndex::new(first - 1))
         {
             first -= 1;

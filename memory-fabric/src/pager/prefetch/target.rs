@@ -1,7 +1,6 @@
 //! Where ordered pages are at home.
 
 use super::Shared;
-use crate::layout::NodeId;
 use crate::page::PageIndex;
 use crate::pager::detect::Order;
 
@@ -24,21 +23,18 @@ impl Target {
     /// no guest memory.
     pub(super) fn of(shared: &Shared, order: Order) -> Option<Self> {
         let page = PageIndex::new(order.first);
-        let extent = shared.layout.extent_of(page)?;
-        if [NodeId::COMPUTE, NodeId::NOWHERE].contains(&extent.home) {
-            return None;
-        }
-        let donor = usize::from(extent.home.0) - 1;
+        let home = shared.homes.remote_home_of(page)?;
+        let donor = shared.link_to(home);
         let policy = shared.policies.of(donor);
-        let here = u32::try_from(extent.pages.end() - u64::from(order.first)).unwrap_or(0);
         let most = if order.stride == 1 {
-            order.count.min(policy.run_pages).min(here)
+            let most = order.count.min(policy.run_pages);
+            shared.homes.contiguous(page, home, most)
         } else {
             1
         };
         Some(Self {
             donor,
-            offset: extent.offset_of(page),
+            offset: home.offset_of(page),
             most,
             in_flight_max: policy.in_flight_pages,
         })

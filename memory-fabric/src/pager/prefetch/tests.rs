@@ -1,15 +1,16 @@
 //! What is asked for, and what not.
 
 use super::*;
-use crate::hotplug::{BLOCK_BYTES, BLOCK_PAGES, Place, Region};
-use crate::layout::{LocalUse, NodeId, Plan};
+use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
 use crate::pager::testing::{make_remote, shared};
 use crate::transport::{Full, Interest, PageSource};
 use std::fmt;
 use std::sync::Mutex;
 
-/// Pages of the guest's start; a region of some blocks follows.
+/// Pages of the guest's start; some blocks that can be added follow.
 const BOOT_PAGES: u32 = BLOCK_PAGES;
+/// The first of these blocks.
+const BLOCK: u32 = 1;
 const CACHE_PAGES: u64 = 1024;
 
 /// Called whenever somebody asks how many requests a transport has; gives how many.
@@ -62,7 +63,6 @@ impl PageTransport for Silent {
 /// A prefetcher with two donors, at whom the first block of added memory can be at home.
 struct Bench {
     shared: Arc<Shared>,
-    region: Arc<Region>,
     handed_back: Receiver<PageIndex>,
     prefetcher: Prefetcher,
     when_asked: Arc<Mutex<WhenAsked>>,
@@ -72,12 +72,9 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let boot = PageRange::new(PageIndex::new(0), BOOT_PAGES);
-        let plan = Plan::new(&[boot], u64::from(BOOT_PAGES), LocalUse::Cache, &[]);
-        let mut layout = plan.expect("all local").layout;
         let added = PageRange::new(PageIndex::new(BOOT_PAGES), 2 * BLOCK_PAGES);
-        let region = Arc::new(Region::new(added, 3).expect("a small region"));
-        layout.add_region(Arc::clone(&region));
-        let (shared, handed_back) = shared(layout, CACHE_PAGES, 2);
+        let homes = HomeTable::new(NodeId(0), &[boot], Some(added));
+        let (shared, handed_back) = shared(homes, CACHE_PAGES, 2);
         let when_asked: Arc<Mutex<WhenAsked>> = Arc::new(Mutex::new(Box::new(|| 0)));
         let requests = Arc::new(Mutex::new(Vec::new()));
         let donors = (0..2).map(|donor| -> Box<dyn PageTransport> {
@@ -96,7 +93,6 @@ impl Bench {
         );
         Self {
             shared,
-            region,
             handed_back,
             prefetcher,
             when_asked,
@@ -104,22 +100,22 @@ impl Bench {
         }
     }
 
-    /// The block gets its home at this place of a donor, and these pages of it are sent there.
-    fn plug(shared: &Shared, region: &Region, donor: u16, block: u32, pages: PageRange) {
-        let home = NodeId(donor + 1);
-        region.settle(0, Place { home, block });
+    /// The block gets its home in this slot of a donor, and these pages of it are sent there.
+    fn plug(shared: &Shared, donor: usize, slot: u32, pages: PageRange) {
+        let node = shared.nodes.node_at(donor);
+        shared.homes.assign(BLOCK, Home { node, slot });
         pages.iter().for_each(|page| make_remote(shared, page));
     }
 
     /// Its pages are discarded, and it has no home any more.
-    fn unplug(shared: &Shared, region: &Region) {
-        region.set_leaving(0, true);
-        for page in region.pages_of(0).iter() {
+    fn unplug(shared: &Shared) {
+        shared.homes.set_leaving(BLOCK, true);
+        for page in shared.homes.pages_of(BLOCK).iter() {
             let entry = shared.map.entry(page);
             let seen = entry.state();
             assert!(seen.kind() == Kind::Untouched || entry.forget(seen));
         }
-        region.unsettle(0);
+        shared.homes.unassign(BLOCK);
     }
 
     /// What becomes of the number of requests is told by this from now on.
@@ -168,15 +164,15 @@ fn skipping_ends_with_the_order_or_with_memory() {
 #[test]
 fn a_run_is_asked_for_where_it_is_at_home_when_its_pages_are_held() {
     let mut bench = Bench::new();
-    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
-    let (shared, region) = (Arc::clone(&bench.shared), Arc::clone(&bench.region));
+    Bench::plug(&bench.shared, 0, 3, wanted());
+    let shared = Arc::clone(&bench.shared);
     // After the home was looked up for the first time, and before a page is taken: the block is
     // unplugged, and plugged with another home, where its pages are sent.
     let mut moves = true;
     bench.when_asked(move || {
         if std::mem::take(&mut moves) {
-            Bench::unplug(&shared, &region);
-            Bench::plug(&shared, &region, 1, 5, wanted());
+            Bench::unplug(&shared);
+            Bench::plug(&shared, 1, 5, wanted());
         }
         0
     });
@@ -198,10 +194,10 @@ fn a_run_is_asked_for_where_it_is_at_home_when_its_pages_are_held() {
 #[test]
 fn a_page_whose_home_is_gone_when_it_is_held_is_given_back() {
     let mut bench = Bench::new();
-    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
-    let region = Arc::clone(&bench.region);
+    Bench::plug(&bench.shared, 0, 3, wanted());
+    let shared = Arc::clone(&bench.shared);
     bench.when_asked(move || {
-        region.unsettle(0);
+        shared.homes.unassign(BLOCK);
         0
     });
     let first = wanted().first;
@@ -215,7 +211,7 @@ fn a_page_whose_home_is_gone_when_it_is_held_is_given_back() {
 #[test]
 fn who_touches_a_page_before_it_is_given_back_is_not_forgotten() {
     let mut bench = Bench::new();
-    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
+    Bench::plug(&bench.shared, 0, 3, wanted());
     let shared = Arc::clone(&bench.shared);
     let first = wanted().first;
     // There is room until the page is held; then it is touched, and there is none any more.
@@ -240,7 +236,7 @@ fn who_touches_a_page_before_it_is_given_back_is_not_forgotten() {
 #[test]
 fn the_evictor_is_told_that_memory_is_low_also_by_the_last_page_of_an_order() {
     let mut bench = Bench::new();
-    Bench::plug(&bench.shared, &bench.region, 0, 3, wanted());
+    Bench::plug(&bench.shared, 0, 3, wanted());
     let shared = Arc::clone(&bench.shared);
     while !shared.budget.is_low() {
         shared.budget.charge().expect("some is free");

@@ -3,7 +3,7 @@
 use super::cases::{Bed, CASES, Lines, Options, PAGES, User};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{Compression, SPIN_DEFAULT};
-use memory_fabric::layout::NodeId;
+use memory_fabric::homes::NodeId;
 use memory_fabric::link::rdma::{RdmaLink, RdmaStats};
 use memory_fabric::link::{Leased, LinkConfig, LinkEvent};
 use memory_fabric::page::PAGE_SIZE;

@@ -10,6 +10,7 @@ use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, SPIN_DEFAULT,
     TransportKind,
 };
+use memory_fabric::homes::NodeIds;
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::stats::Histogram;
@@ -158,6 +159,8 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
     let fabric = Fabric::start(
         &FabricConfig {
             vm: "bench".to_owned(),
+            // The loopback slab counts as a donor.
+            nodes: NodeIds::in_order(donors.len().max(1)),
             ram: vec![PageRange::new(PageIndex::new(0), pages)],
             local_bytes: config.local_memory.bytes(),
             local_use: LocalUse::Cache,

@@ -3,7 +3,7 @@
 use super::*;
 use crate::donor::server::Donor;
 use crate::fabric::{DonorAddress, Fabric, FabricConfig, Hotplug, HotplugError};
-use crate::hotplug::{BLOCK_BYTES, BLOCK_PAGES, JOINERS_MAX};
+use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, JOINERS_MAX};
 use crate::page::{PageIndex, PageRange};
 use crate::support::{MIB, config, donor, start, wait_until};
 
@@ -42,7 +42,7 @@ fn a_donor_for_which_there_is_no_thread_keeps_place_and_lease_and_leaves_later()
     let running = start(&growing());
     let hotplug = hotplug(&running.fabric);
     let inner = &hotplug.0;
-    let place = inner.fixed;
+    let place = inner.shared.nodes.fixed();
     hotplug
         .request(4 * BLOCK_BYTES, at(&joins))
         .expect("it joins");
@@ -55,7 +55,7 @@ fn a_donor_for_which_there_is_no_thread_keeps_place_and_lease_and_leaves_later()
     }
     // It lends still.
     hotplug.plug(0..3).expect("memory");
-    assert_eq!(inner.region.plugged_at(node_of(place)), 3);
+    assert_eq!(hotplug.homes().added_blocks_at(inner.node_of(place)), 3);
     inner.see_off_by(place, |_, _| panic!("something of it is plugged"));
     hotplug.request(0, None).expect("nothing is wanted");
     assert_eq!(joins.pool().leases(), 1);
@@ -76,14 +76,14 @@ fn a_lost_donor_for_which_there_was_no_thread_leaves_at_the_next_request() {
     });
     let hotplug = hotplug(&running.fabric);
     let inner = &hotplug.0;
-    let place = inner.fixed;
+    let place = inner.shared.nodes.fixed();
     let joins = donor(64 * MIB);
     hotplug
         .request(4 * BLOCK_BYTES, at(&joins))
         .expect("it joins");
     // As if it were lost, and no thread to be had just then.
     inner.lock().joiners[place].lost = true;
-    inner.lock().pools.set_usable(place, false);
+    inner.lock().pools.set_usable(inner.node_of(place), false);
     inner.see_off_by(place, no_thread);
     assert!(inner.lock().joiners[place].taken);
     // As much as before, which it alone has lent: by that it would not be idle.
@@ -110,14 +110,14 @@ fn when_all_places_are_taken_by_donors_that_lacked_a_thread_the_next_request_fin
     }
     // Less is asked for, and no thread is to be had to let them go.
     inner.lock().pools.request(0);
-    for place in inner.fixed..inner.fixed + JOINERS_MAX {
+    for place in inner.shared.nodes.fixed()..inner.shared.nodes.links() {
         inner.see_off_by(place, no_thread);
     }
     let another = donor(64 * MIB);
     let blocks = JOINERS_MAX as u64 + 1;
     let refused = hotplug.request(blocks * BLOCK_BYTES, at(&another));
     assert!(
-        matches!(refused, Err(HotplugError::TooManyDonors)),
+        matches!(refused, Err(HotplugError::TooManyDonors(JOINERS_MAX))),
         "{refused:?}"
     );
     wait_until("they have left", || {

@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, anyhow};
 use memory_fabric::donor::pool::Pool;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
-use memory_fabric::layout::NodeId;
+use memory_fabric::homes::NodeId;
 use memory_fabric::link::rdma::RdmaLinkConfig;
 use memory_fabric::link::{Leased, Link, LinkConfig, probe};
 use memory_fabric::slices::request_short_slices;

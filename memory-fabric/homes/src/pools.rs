@@ -1,7 +1,9 @@
-//! Where blocks that are plugged find their memory.
+//! Places for blocks that are added to a running guest: what donors that joined lend, and what
+//! this node gives.
 
-use super::Place;
-use crate::layout::NodeId;
+use super::node::NodeId;
+use super::table::Home;
+use std::collections::BTreeMap;
 
 /// What a donor that joined lends.
 #[derive(Debug)]
@@ -26,25 +28,37 @@ impl Pool {
 }
 
 /// All there is, in blocks.
-#[derive(Debug, Default)]
-pub(crate) struct Pools {
+#[derive(Debug)]
+pub struct Pools {
+    local: NodeId,
     requested: u32,
     /// How many may be at home here.
     local_max: u32,
     local_used: u32,
-    /// By the number of the donor, from 0 on.
-    donors: Vec<Option<Pool>>,
+    donors: BTreeMap<NodeId, Pool>,
 }
 
 impl Pools {
+    /// No memory of anyone.
+    #[must_use]
+    pub fn new(local: NodeId) -> Self {
+        Self {
+            local,
+            requested: 0,
+            local_max: 0,
+            local_used: 0,
+            donors: BTreeMap::new(),
+        }
+    }
+
     /// What donors lend that joined, and may be given out.
     fn lent(&self) -> u32 {
-        let pools = self.donors.iter().flatten();
         let usable = |pool: &Pool| if pool.usable { pool.blocks } else { pool.used };
-        pools.map(usable).sum()
+        self.donors.values().map(usable).sum()
     }
 
     /// What is missing to what is asked for: beyond donors, and what is at home here already.
+    #[must_use]
     pub fn missing(&self, requested: u32) -> u32 {
         requested.saturating_sub(self.lent() + self.local_used)
     }
@@ -57,49 +71,49 @@ impl Pools {
     }
 
     /// A donor lends so much from now on.
-    pub fn join(&mut self, donor: usize, blocks: u32, usable: bool) {
-        while self.donors.len() <= donor {
-            self.donors.push(None);
-        }
-        self.donors[donor] = Some(Pool {
+    pub fn join(&mut self, donor: NodeId, blocks: u32, usable: bool) {
+        let pool = Pool {
             blocks,
             next: 0,
             returned: Vec::new(),
             used: 0,
             usable,
-        });
+        };
+        self.donors.insert(donor, pool);
     }
 
     /// A donor of which nothing is used does not lend any more. False when something is, or it
     /// never did.
-    pub fn leave(&mut self, donor: usize) -> bool {
+    pub fn leave(&mut self, donor: NodeId) -> bool {
         let unused = self.used_of(donor) == Some(0);
         if unused {
-            self.donors[donor] = None;
+            self.donors.remove(&donor);
         }
         unused
     }
 
     /// Whether something of a donor may be given out.
-    pub fn set_usable(&mut self, donor: usize, usable: bool) {
-        if let Some(Some(pool)) = self.donors.get_mut(donor) {
+    pub fn set_usable(&mut self, donor: NodeId, usable: bool) {
+        if let Some(pool) = self.donors.get_mut(&donor) {
             pool.usable = usable;
         }
     }
 
     /// Blocks at home on a donor that lends.
-    pub fn used_of(&self, donor: usize) -> Option<u32> {
-        Some(self.donors.get(donor)?.as_ref()?.used)
+    #[must_use]
+    pub fn used_of(&self, donor: NodeId) -> Option<u32> {
+        Some(self.donors.get(&donor)?.used)
     }
 
     /// Donors of which nothing is used, and without which there is enough; the last first.
-    pub fn idle(&self) -> Vec<usize> {
+    #[must_use]
+    pub fn idle(&self) -> Vec<NodeId> {
         let mut lent = self.lent();
         let mut idle = Vec::new();
-        for (donor, pool) in self.donors.iter().enumerate().rev() {
-            let Some(pool) = pool.as_ref().filter(|pool| pool.used == 0) else {
+        for (&donor, pool) in self.donors.iter().rev() {
+            if pool.used > 0 {
                 continue;
-            };
+            }
             let of_it = if pool.usable { pool.blocks } else { 0 };
             if lent - of_it + self.local_max >= self.requested {
                 lent -= of_it;
@@ -109,47 +123,45 @@ impl Pools {
         idle
     }
 
-    /// Memory for `count` blocks, of the donors that joined first, and then of this node. `None`
+    /// Homes for `count` blocks, of the donors with the lowest ids, and then of this node. `None`
     /// when there is not enough for all.
-    pub fn take(&mut self, count: u32) -> Option<Vec<Place>> {
-        let of_donors: u32 = self.donors.iter().flatten().map(Pool::free).sum();
+    pub fn take(&mut self, count: u32) -> Option<Vec<Home>> {
+        let of_donors: u32 = self.donors.values().map(Pool::free).sum();
         if count > of_donors + (self.local_max - self.local_used) {
             return None;
         }
-        let mut places = Vec::with_capacity(count as usize);
+        let mut homes = Vec::with_capacity(count as usize);
         let mut left = count;
-        let donors = (1..).zip(&mut self.donors);
-        for (node, pool) in donors.filter_map(|(node, pool)| Some((node, pool.as_mut()?))) {
+        for (&node, pool) in &mut self.donors {
             let part = pool.free().min(left);
             left -= part;
             pool.used += part;
             for _ in 0..part {
-                let block = pool.returned.pop().unwrap_or_else(|| {
+                let slot = pool.returned.pop().unwrap_or_else(|| {
                     pool.next += 1;
                     pool.next - 1
                 });
-                let home = NodeId(node);
-                places.push(Place { home, block });
+                homes.push(Home { node, slot });
             }
         }
         self.local_used += left;
-        let here = Place {
-            home: NodeId::COMPUTE,
-            block: 0,
+        let here = Home {
+            node: self.local,
+            slot: 0,
         };
-        places.extend(std::iter::repeat_n(here, left as usize));
-        Some(places)
+        homes.extend(std::iter::repeat_n(here, left as usize));
+        Some(homes)
     }
 
     /// Takes memory back.
-    pub fn give_back(&mut self, place: Place) {
-        if place.home == NodeId::COMPUTE {
+    pub fn give_back(&mut self, home: Home) {
+        if home.node == self.local {
             self.local_used -= 1;
-            // What this node gave up is not given out again without being asked for.
+            // What this node gave up is not given out again without a request.
             self.request(self.requested);
-        } else if let Some(Some(pool)) = self.donors.get_mut(usize::from(place.home.0) - 1) {
+        } else if let Some(pool) = self.donors.get_mut(&home.node) {
             pool.used -= 1;
-            pool.returned.push(place.block);
+            pool.returned.push(home.slot);
         }
     }
 }
@@ -160,29 +172,33 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    fn homes(places: &[Place]) -> Vec<u16> {
-        places.iter().map(|place| place.home.0).collect()
+    /// Ids in no order that says anything.
+    const LOCAL: NodeId = NodeId(7);
+    const DONORS: [NodeId; 4] = [NodeId(0), NodeId(2), NodeId(4), NodeId(9)];
+
+    fn nodes(homes: &[Home]) -> Vec<u8> {
+        homes.iter().map(|home| home.node.0).collect()
     }
 
     #[test]
     fn what_donors_lend_is_used_first_and_this_node_gives_the_rest() {
-        let mut pools = Pools::default();
+        let mut pools = Pools::new(LOCAL);
         assert_eq!(pools.take(1), None, "nothing is asked for");
-        pools.join(1, 2, true);
-        pools.join(3, 1, true);
+        pools.join(DONORS[1], 2, true);
+        pools.join(DONORS[3], 1, true);
         assert_eq!(pools.missing(5), 2);
         pools.request(5);
         assert_eq!(pools.take(6), None, "all or nothing");
-        assert_eq!(homes(&pools.take(5).expect("enough")), [2, 2, 4, 0, 0]);
+        assert_eq!(nodes(&pools.take(5).expect("enough")), [2, 2, 9, 7, 7]);
         assert_eq!(pools.take(1), None);
         assert_eq!(pools.missing(7), 2);
     }
 
     #[test]
     fn a_donor_leaves_when_nothing_of_it_is_used_and_the_rest_suffices() {
-        let mut pools = Pools::default();
-        pools.join(0, 4, true);
-        pools.join(1, 4, true);
+        let mut pools = Pools::new(LOCAL);
+        pools.join(DONORS[0], 4, true);
+        pools.join(DONORS[1], 4, true);
         pools.request(8);
         assert!(pools.idle().is_empty(), "both are wanted still");
         let places = pools.take(6).expect("enough");
@@ -191,26 +207,26 @@ mod tests {
         for &place in &places[4..] {
             pools.give_back(place);
         }
-        assert_eq!(pools.idle(), [1]);
-        assert!(!pools.leave(0) && pools.leave(1) && !pools.leave(1));
+        assert_eq!(pools.idle(), [DONORS[1]]);
+        assert!(!pools.leave(DONORS[0]) && pools.leave(DONORS[1]) && !pools.leave(DONORS[1]));
         pools.request(0);
         assert!(pools.idle().is_empty());
         for &place in &places[..4] {
             pools.give_back(place);
         }
-        assert_eq!(pools.idle(), [0]);
+        assert_eq!(pools.idle(), [DONORS[0]]);
     }
 
     #[test]
     fn a_donor_that_cannot_be_reached_gets_no_more_blocks() {
-        let mut pools = Pools::default();
-        pools.join(0, 4, true);
+        let mut pools = Pools::new(LOCAL);
+        pools.join(DONORS[0], 4, true);
         pools.request(4);
         assert_eq!(pools.take(1).map(|places| places.len()), Some(1));
-        pools.set_usable(0, false);
+        pools.set_usable(DONORS[0], false);
         assert_eq!(pools.take(1), None);
         assert_eq!(pools.missing(4), 3);
-        pools.set_usable(0, true);
+        pools.set_usable(DONORS[0], true);
         assert_eq!(pools.take(3).map(|places| places.len()), Some(3));
     }
 
@@ -219,13 +235,13 @@ mod tests {
         fn no_place_is_given_out_twice(
             steps in prop::collection::vec((0_u32..6, 0_u32..40, any::<prop::sample::Index>()), 1..60),
         ) {
-            let mut pools = Pools::default();
-            let mut out: Vec<Place> = Vec::new();
+            let mut pools = Pools::new(LOCAL);
+            let mut out: Vec<Home> = Vec::new();
             for (step, number, index) in steps {
                 match step {
                     0 => pools.request(number),
                     1 => {
-                        let donor = index.index(4);
+                        let donor = DONORS[index.index(4)];
                         if pools.used_of(donor).is_none() {
                             pools.join(donor, number, true);
                         }
@@ -238,18 +254,17 @@ mod tests {
                     4 => for donor in pools.idle() {
                         prop_assert!(pools.leave(donor));
                     }
-                    _ => pools.set_usable(index.index(4), number % 2 == 0),
+                    _ => pools.set_usable(DONORS[index.index(4)], number % 2 == 0),
                 }
                 let mut seen = HashSet::new();
-                for place in out.iter().filter(|place| place.home != NodeId::COMPUTE) {
-                    prop_assert!(seen.insert((place.home, place.block)), "{place:?} twice");
+                for home in out.iter().filter(|home| home.node != LOCAL) {
+                    prop_assert!(seen.insert(*home), "{home:?} twice");
                 }
-                let here = out.iter().filter(|place| place.home == NodeId::COMPUTE).count();
+                let here = out.iter().filter(|home| home.node == LOCAL).count();
                 prop_assert_eq!(here, pools.local_used as usize);
-                for donor in 0..4 {
-                    let node = NodeId(donor + 1);
-                    let used = out.iter().filter(|place| place.home == node).count();
-                    let counted = pools.used_of(donor.into()).unwrap_or(0);
+                for node in DONORS {
+                    let used = out.iter().filter(|home| home.node == node).count();
+                    let counted = pools.used_of(node).unwrap_or(0);
                     prop_assert_eq!(used, counted as usize);
                 }
             }

@@ -1,0 +1,118 @@
+//! Node ids: values that the configuration gives, with no meaning in their order.
+
+use std::collections::HashSet;
+use std::fmt;
+
+/// Most donors that can have joined a running VM at once.
+pub const JOINERS_MAX: usize = 8;
+
+/// The id of a node of a VM. 8 bits, because the word of a block has room for two of them.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct NodeId(pub u8);
+
+impl NodeId {
+    /// The id as an index into a table of all ids.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Values that an id can have.
+pub const NODE_IDS: usize = 1 << u8::BITS;
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node {}", self.0)
+    }
+}
+
+/// The ids of all nodes of a VM.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct NodeIds {
+    /// The node that this process runs on.
+    pub local: NodeId,
+    /// The donors of the guest's start, in the order in which they are configured.
+    pub donors: Vec<NodeId>,
+    /// Ids for donors that join while the guest runs; as many can have joined at once.
+    pub joiners: Vec<NodeId>,
+}
+
+/// Node ids that cannot be used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum NodeIdsError {
+    /// Two nodes have the same id.
+    #[error("{0} is named twice; every node of a VM needs an id of its own")]
+    Duplicate(NodeId),
+    /// There are fewer ids than donors.
+    #[error("{ids} node ids are given for {donors} donors")]
+    TooFew {
+        /// Ids of donors.
+        ids: usize,
+        /// Donors.
+        donors: usize,
+    },
+}
+
+impl NodeIds {
+    /// Ids for a VM whose configuration names none: 0 for the local node, then `donors` donors,
+    /// then [`JOINERS_MAX`] ids for donors that join.
+    ///
+    /// # Panics
+    ///
+    /// With more donors than there are ids; the fabric allows far fewer.
+    #[must_use]
+    pub fn in_order(donors: usize) -> Self {
+        let mut ids = (0..=u8::MAX).map(NodeId);
+        let mut next = || ids.next().expect("fewer donors than ids");
+        Self {
+            local: next(),
+            donors: (0..donors).map(|_| next()).collect(),
+            joiners: (0..JOINERS_MAX).map(|_| next()).collect(),
+        }
+    }
+
+    /// Checks the ids of a VM with so many donors.
+    ///
+    /// # Errors
+    ///
+    /// See [`NodeIdsError`].
+    pub fn check(&self, donors: usize) -> Result<(), NodeIdsError> {
+        if self.donors.len() < donors {
+            let ids = self.donors.len();
+            return Err(NodeIdsError::TooFew { ids, donors });
+        }
+        let all = self.donors.iter().chain(&self.joiners);
+        let mut seen = HashSet::from([self.local]);
+        match all.copied().find(|&id| !seen.insert(id)) {
+            Some(id) => Err(NodeIdsError::Duplicate(id)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_in_order_are_valid() {
+        let ids = NodeIds::in_order(3);
+        assert_eq!(ids.check(3), Ok(()));
+        assert_eq!(ids.donors, [NodeId(1), NodeId(2), NodeId(3)]);
+    }
+
+    #[test]
+    fn ids_that_are_given_twice_or_for_too_few_donors_are_refused() {
+        let mut ids = NodeIds::in_order(2);
+        assert_eq!(
+            ids.check(3),
+            Err(NodeIdsError::TooFew { ids: 2, donors: 3 })
+        );
+        ids.joiners[1] = NodeId(2);
+        assert_eq!(ids.check(2), Err(NodeIdsError::Duplicate(NodeId(2))));
+        ids.joiners.clear();
+        ids.local = NodeId(1);
+        assert_eq!(ids.check(2), Err(NodeIdsError::Duplicate(NodeId(1))));
+    }
+}
