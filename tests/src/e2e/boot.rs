@@ -19,7 +19,7 @@ pub(super) const MEASURED: &[Scenario] = &[Scenario {
     name: "boot_local",
     about: "a guest with all memory local takes no remote fault; its boot time is compared",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: boot_local,
 }];
 

@@ -12,7 +12,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "narrow_link",
     about: "on a link of 8 Mbit/s pages are compressed by themselves, and every byte is right",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: narrow_link,
 }];
 

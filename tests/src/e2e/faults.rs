@@ -20,14 +20,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "donor_dies",
         about: "a donor that dies ends the run after the grace time, with its own exit code",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: donor_dies,
     },
     Scenario {
         name: "donor_returns",
         about: "a link that is cut and restored costs the guest time and no byte",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: donor_returns,
     },
     Scenario {

@@ -11,14 +11,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "free_pages",
         about: "memory that a guest frees is dropped here and at the donor, and is good memory again",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: free_pages,
     },
     Scenario {
         name: "no_balloon",
         about: "a guest without a balloon keeps what it frees",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: no_balloon,
     },
 ];

@@ -72,7 +72,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "rdma_choice",
     about: "auto takes RDMA where both ends have it; rdma fails clearly where one has not",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: choice,
 }];
 

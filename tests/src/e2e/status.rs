@@ -20,7 +20,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "status_while_running",
     about: "status and heat map of a running guest agree with each other, the donor and the report",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: status_while_running,
 }];
 

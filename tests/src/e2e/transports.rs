@@ -34,7 +34,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "hybrid",
     about: "faults go by RDMA and what is fetched ahead by TCP, and no byte is lost",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: |context| by_rdma(context, hybrid),
 }];
 

@@ -18,7 +18,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "udp_loss",
     about: "a guest whose memory comes by UDP boots over a link that loses packets, and no byte is lost",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: loss,
 }];
 
