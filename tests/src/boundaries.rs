@@ -23,6 +23,15 @@ const SOCKET_CRATES: &[&str] = &["quinn-proto", "quinn-udp", "socket2", "tokio",
 /// Crates that speak to KVM.
 const KVM_CRATES: &[&str] = &["kvm-bindings", "kvm-ioctls", "ssi-hv-machine"];
 
+/// The monitor and what it gives to programs.
+const MONITOR_CRATES: &[&str] = &[
+    "ssi-hv",
+    "ssi-hv-api",
+    "ssi-hv-control",
+    "ssi-hv-html",
+    "ssi-hv-metrics",
+];
+
 /// A package, and the packages that it must not depend on.
 struct Forbidden {
     package: &'static str,
@@ -90,7 +99,11 @@ const FORBIDDEN: &[Forbidden] = &[
     },
     Forbidden {
         package: "ssi-hv-machine",
-        dependencies: &[&["clap", "kernel-images", "ssi-hv", "ssi-hv-api"]],
+        dependencies: &[
+            FABRIC_NETWORK,
+            MONITOR_CRATES,
+            &["clap", "kernel-images", "serde"],
+        ],
     },
     Forbidden {
         package: "ssi-hv-api",
@@ -98,8 +111,44 @@ const FORBIDDEN: &[Forbidden] = &[
             FABRIC_NETWORK,
             KVM_CRATES,
             SOCKET_CRATES,
-            &["clap", "devices"],
+            &["clap", "devices", "ssi-hv"],
         ],
+    },
+    Forbidden {
+        package: "ssi-hv-control",
+        dependencies: &[FABRIC_NETWORK, KVM_CRATES, &["clap", "ssi-hv"]],
+    },
+    Forbidden {
+        package: "ssi-hv-html",
+        dependencies: &[
+            FABRIC_NETWORK,
+            KVM_CRATES,
+            SOCKET_CRATES,
+            &["clap", "devices", "ssi-hv", "ssi-hv-control"],
+        ],
+    },
+    Forbidden {
+        package: "ssi-hv-metrics",
+        dependencies: &[
+            FABRIC_NETWORK,
+            KVM_CRATES,
+            SOCKET_CRATES,
+            &["clap", "devices", "ssi-hv", "ssi-hv-control"],
+        ],
+    },
+    Forbidden {
+        package: "initrd",
+        dependencies: &[
+            FABRIC_NETWORK,
+            KVM_CRATES,
+            MONITOR_CRATES,
+            &["clap", "devices", "kernel-images"],
+        ],
+    },
+    // The image builder runs tools of the host; the monitor must work without them.
+    Forbidden {
+        package: "ssi-hv",
+        dependencies: &[&["kernel-images"]],
     },
 ];
 
