@@ -7,7 +7,7 @@
 //! ([`homes`]), the view is registered with userfaultfd ([`uffd`]).
 //!
 //! A vCPU touches a page that is not mapped. The kernel stops it and the fault thread
-//! (`pager::fault`) reads a message with the address. The page's state word ([`page_map`])
+//! (`pager::fault`) reads a message with the address. The page's state word (`page_map`)
 //! decides what to do; the message's own idea of the fault may be out of date:
 //!
 //! - *untouched*: the page is made of zeros, with no traffic;
@@ -58,7 +58,7 @@ pub mod working_set;
 
 pub use fabric_homes as homes;
 pub use fabric_host::slices;
-pub use fabric_pages::{guest_memory, page, page_map, uffd};
+pub use fabric_pages::{guest_memory, page, uffd};
 pub use fabric_transport::{control, policy, stream};
 pub use fabric_wire as wire;
 pub use fabric_wire::packing;
@@ -71,7 +71,7 @@ pub mod transport {
 
 pub(crate) use fabric_host as mapping;
 pub(crate) use fabric_host as spin;
-pub(crate) use fabric_pages::zap;
+pub(crate) use fabric_pages::{page_map, zap};
 
 #[cfg(test)]
 #[path = "../transport/src/measure/slow.rs"]

@@ -1,5 +1,6 @@
 //! What the pager does differently on fast and slow links: the tier of a link, and what follows.
 
+use crate::PAGE_BYTES;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -198,7 +199,7 @@ impl PolicyCell {
         let bytes = bytes_per_second * IN_FLIGHT_TIME_MAX.as_secs_f64();
         // Saturates, and is not negative.
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-        let pages = (bytes / 4096.0) as u32;
+        let pages = (bytes / f64::from(PAGE_BYTES)) as u32;
         self.in_flight_pages
             .store(pages.max(IN_FLIGHT_PAGES_MIN), Ordering::Relaxed);
     }
