@@ -2,6 +2,7 @@
 //!
 //! Everything here is a load: no lock of the pager is taken, and guest memory is never touched.
 
+use crate::discard::{Discarder, Posted};
 use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
 use crate::homes::{BLOCK_BYTES, NodeId, Plan};
@@ -13,9 +14,11 @@ use crate::page::PAGE_SHIFT;
 use crate::pager::Shared;
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
+use crossbeam_channel::Sender;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use vmm_sys_util::eventfd::EventFd;
 
 /// A node's part in a VM.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -79,41 +82,73 @@ pub(crate) struct LentBy {
     pub own_count: Option<LeaseStatus>,
 }
 
+/// A VM's memory as all parts of its fabric see it.
+#[derive(Clone)]
+pub(crate) struct VmMemory {
+    pub memory: Arc<GuestMemory>,
+    pub stats: Arc<PagerStats>,
+    pub plan: Arc<Plan>,
+    pub nodes: Arc<Nodes>,
+    pub local_bytes: u64,
+    /// One for each donor, in the order of the links.
+    pub lent_by: Lenders,
+    /// How many blocks of added memory are requested.
+    pub requested_blocks: Arc<AtomicU32>,
+}
+
+impl VmMemory {
+    pub fn lent_by(&self) -> Vec<LentBy> {
+        // Written only when a donor joins or leaves.
+        let lent_by = self.lent_by.read();
+        lent_by.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// A discarder of its pages; `evictor` is its channel and its bell, where there is one.
+    pub fn discarder(&self, evictor: Option<(Sender<Posted>, Arc<EventFd>)>) -> Discarder {
+        let (memory, stats) = (Arc::clone(&self.memory), Arc::clone(&self.stats));
+        Discarder::new(memory, Arc::clone(&self.plan.homes), stats, evictor)
+    }
+}
+
 /// A VM's memory as it can be looked at. Cheap to clone; may outlive the fabric.
 #[derive(Clone)]
 pub struct FabricView {
+    vm: VmMemory,
     /// `None` when all memory is local.
-    pub(crate) shared: Option<Arc<Shared>>,
-    pub(crate) memory: Arc<GuestMemory>,
-    pub(crate) stats: Arc<PagerStats>,
-    pub(crate) plan: Arc<Plan>,
-    pub(crate) nodes: Arc<Nodes>,
-    /// How many blocks of added memory are requested.
-    pub(crate) requested_blocks: Arc<AtomicU32>,
-    pub(crate) local_bytes: u64,
-    /// One for each donor, in order.
-    pub(crate) lent_by: Lenders,
+    pager: Option<Arc<Shared>>,
 }
 
 impl std::fmt::Debug for FabricView {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("FabricView")
-            .field("plan", &self.plan)
+            .field("plan", &self.vm.plan)
             .finish_non_exhaustive()
     }
 }
 
 impl FabricView {
+    pub(crate) fn new(vm: VmMemory, pager: Option<Arc<Shared>>) -> Self {
+        Self { vm, pager }
+    }
+
+    pub(crate) fn vm(&self) -> &VmMemory {
+        &self.vm
+    }
+
+    pub(crate) fn pager(&self) -> Option<&Shared> {
+        self.pager.as_deref()
+    }
+
     /// How memory is divided.
     #[must_use]
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.vm.plan
     }
 
     /// What the pager counts.
     #[must_use]
     pub fn stats(&self) -> &PagerStats {
-        &self.stats
+        &self.vm.stats
     }
 
     /// Bytes of the guest's memory file that take memory here now.
@@ -122,35 +157,33 @@ impl FabricView {
     ///
     /// When the file cannot be asked.
     pub fn resident_bytes(&self) -> std::io::Result<u64> {
-        self.memory.resident_bytes()
+        self.vm.memory.resident_bytes()
     }
 
     /// Pages at home elsewhere that are resident here, or on their way.
     #[must_use]
     pub fn cached_pages(&self) -> u64 {
-        self.shared
-            .as_ref()
-            .map_or(0, |shared| shared.budget.used())
+        self.pager().map_or(0, |pager| pager.budget.used())
     }
 
     /// Every node's part.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeSummary> {
         let here = NodeSummary {
-            id: self.nodes.local(),
+            id: self.vm.nodes.local(),
             address: None,
-            memory_bytes: self.local_bytes + self.added_here_bytes(),
+            memory_bytes: self.vm.local_bytes + self.added_here_bytes(),
             pages_fetched: 0,
             pages_written_back: 0,
             rdma: None,
             own_count: None,
         };
-        let lent_by = self.lent_by();
-        let donors = lent_by.iter().zip(self.stats.donors.iter()).enumerate();
+        let lent_by = self.vm.lent_by();
+        let donors = lent_by.iter().zip(self.vm.stats.donors.iter()).enumerate();
         let donors = donors.map(|(link, (lent_by, stats))| NodeSummary {
-            id: self.nodes.node_at(link),
+            id: self.vm.nodes.node_at(link),
             address: lent_by.address,
-            memory_bytes: self.plan.homes.pages_at(self.nodes.node_at(link)) << PAGE_SHIFT,
+            memory_bytes: self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link)) << PAGE_SHIFT,
             pages_fetched: stats.pages_fetched.get(),
             pages_written_back: stats.pages_written_back.get(),
             rdma: lent_by.rdma.as_ref().map(|rdma| RdmaSummary {
@@ -166,54 +199,57 @@ impl FabricView {
 
     /// Memory of this node that was added to the guest's.
     fn added_here_bytes(&self) -> u64 {
-        u64::from(self.plan.homes.added_blocks_at(self.nodes.local())) * BLOCK_BYTES
+        u64::from(self.vm.plan.homes.added_blocks_at(self.vm.nodes.local())) * BLOCK_BYTES
     }
 
     /// The memory that can be added to the guest, where the configuration has addresses for it.
     #[must_use]
     pub fn added(&self) -> Option<AddedSummary> {
-        let pages = self.plan.homes.added()?;
+        let pages = self.vm.plan.homes.added()?;
         // Relaxed: a number for reports.
-        let requested = self.requested_blocks.load(Ordering::Relaxed);
+        let requested = self.vm.requested_blocks.load(Ordering::Relaxed);
         Some(AddedSummary {
             max_bytes: pages.bytes(),
             requested_bytes: u64::from(requested) * BLOCK_BYTES,
-            plugged_bytes: u64::from(self.plan.homes.added_blocks()) * BLOCK_BYTES,
+            plugged_bytes: u64::from(self.vm.plan.homes.added_blocks()) * BLOCK_BYTES,
         })
-    }
-
-    pub(crate) fn lent_by(&self) -> Vec<LentBy> {
-        // Written only when a donor joins or leaves.
-        let lent_by = self.lent_by.read();
-        lent_by.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The link to each donor, in order; `None` for the loopback slab, and for those that left.
     #[must_use]
     pub fn links(&self) -> Vec<Option<Arc<LinkStats>>> {
-        self.lent_by().into_iter().map(|lent| lent.link).collect()
+        self.vm
+            .lent_by()
+            .into_iter()
+            .map(|lent| lent.link)
+            .collect()
     }
 
     /// The RDMA connections to each donor, in order, where there are any.
     #[must_use]
     pub fn rdma(&self) -> Vec<Option<Arc<RdmaStats>>> {
-        self.lent_by().into_iter().map(|lent| lent.rdma).collect()
+        self.vm
+            .lent_by()
+            .into_iter()
+            .map(|lent| lent.rdma)
+            .collect()
     }
 
     /// How fast the way to each donor is, in order; `None` for the loopback slab.
     #[must_use]
     pub fn paths(&self) -> Vec<Option<Arc<PathStats>>> {
-        self.lent_by().into_iter().map(|lent| lent.path).collect()
+        self.vm
+            .lent_by()
+            .into_iter()
+            .map(|lent| lent.path)
+            .collect()
     }
 
     /// Where pages are now and which were touched lately, extent by extent. Looks at a bounded
     /// number of pages however large the guest is: see [`Heat`].
     #[must_use]
     pub fn heat(&self) -> Heat {
-        let pager = self
-            .shared
-            .as_ref()
-            .map(|shared| (&shared.map, &shared.touches));
-        look(&self.plan.homes, &self.memory, pager)
+        let pager = self.pager().map(|pager| (&pager.map, &pager.touches));
+        look(&self.vm.plan.homes, &self.vm.memory, pager)
     }
 }

@@ -68,6 +68,23 @@ pub struct FabricConfig {
     pub without_continue_write_protected: bool,
 }
 
+impl FabricConfig {
+    /// Checks what needs no system and no donor; gives the number after the last page's.
+    pub(super) fn check(&self) -> Result<u64, FabricError> {
+        let ranges = self.ram.iter().copied().chain(self.hotplug);
+        let pages = ranges.map(PageRange::end).max().unwrap_or(0);
+        if pages > PAGES_MAX {
+            return Err(FabricError::TooLarge { pages });
+        }
+        if self.donors.len() > DONORS_MAX {
+            return Err(FabricError::TooManyDonors(self.donors.len()));
+        }
+        let lenders = self.transport.lenders(self.donors.len());
+        self.nodes.check(lenders)?;
+        Ok(pages)
+    }
+}
+
 /// Default of [`FabricConfig::spin`]: above a round trip and a wake-up on a fast network.
 pub const SPIN_DEFAULT: Duration = Duration::from_micros(200);
 

@@ -15,7 +15,7 @@ const WRITTEN: usize = 8192;
 const SEED: u64 = 3;
 
 fn shared(running: &Running) -> &Shared {
-    let shared = running.fabric.view().shared.as_deref();
+    let shared = running.fabric.view().pager();
     shared.expect("a pager")
 }
 

@@ -1,0 +1,278 @@
+//! What serves a VM whose memory is not all local: links to donors, the pager's threads, the thread
+//! that follows the links, and the memory that can be added.
+
+use super::adapt::Adapter;
+use super::connections::Connections;
+use super::hotplug::{Hotplug, Parts};
+use super::sources::Sources;
+use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
+use crate::discard::{self, Discarder};
+use crate::heat::Touches;
+use crate::link::rdma::RdmaLink;
+use crate::link::{Link, describe};
+use crate::page_map::PageMap;
+use crate::pager::evict::Evictor;
+use crate::pager::fault::FaultThread;
+use crate::pager::lanes;
+use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
+use crate::pager::{Budget, PagerError, Policies, Shared};
+use crate::policy::Tier;
+use crate::transport::IN_FLIGHT_MAX;
+use crate::uffd::Uffd;
+use crate::view::VmMemory;
+use crate::wire::TrafficClass;
+use crate::working_set::Recorder;
+use crossbeam_channel::bounded;
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
+    move |error| FabricError::System(what, error)
+}
+
+/// The threads of the pager. Dropping them ends them, after what they are doing.
+struct PagerThreads {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl PagerThreads {
+    fn new(shared: &Arc<Shared>) -> Self {
+        Self {
+            shared: Arc::clone(shared),
+            threads: Vec::new(),
+        }
+    }
+
+    fn spawn(
+        &mut self,
+        name: &str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), FabricError> {
+        let thread = Builder::new().name(name.into()).spawn(run);
+        self.threads.push(thread.map_err(system("start a thread"))?);
+        Ok(())
+    }
+}
+
+impl Drop for PagerThreads {
+    fn drop(&mut self) {
+        self.shared.stop();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The engine of a fabric. Dropping it ends it, and returns the leases: the fields end in their
+/// order.
+pub(super) struct Engine {
+    adapter: Option<Adapter>,
+    threads: PagerThreads,
+    hotplug: Option<ClosedOnDrop>,
+    /// Before the links, whose leases they read and write.
+    rdma_links: Vec<RdmaLink>,
+    links: Vec<Link>,
+    discarder: Discarder,
+    rdma_refusals: Vec<String>,
+    /// The slowest link, as it was at the start.
+    slowest: Option<(Tier, Duration)>,
+}
+
+/// Added memory whose donors leave when it is dropped, although clones of it live on.
+struct ClosedOnDrop(Hotplug);
+
+impl Drop for ClosedOnDrop {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl Engine {
+    /// Connects to all that lend, and starts the pager.
+    pub(super) fn start(
+        config: &FabricConfig,
+        vm: &VmMemory,
+        sources: Sources,
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        let bell = || EventFd::new(EFD_NONBLOCK).map_err(system("create an eventfd"));
+        let uffd = Uffd::new()?;
+        let homes = &vm.plan.homes;
+        let nodes = &vm.nodes;
+        let extents = homes.ram_extents().into_iter();
+        let elsewhere = extents.filter(|extent| extent.home != nodes.local());
+        for pages in elsewhere.map(|extent| extent.pages).chain(homes.added()) {
+            let bytes = usize::try_from(pages.bytes()).expect("64-bit host");
+            uffd.register(vm.memory.guest_page(pages.first), bytes)?;
+        }
+        let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
+        let prefetches = config.prefetch || !config.replay.is_empty();
+        let mut classes = vec![
+            (TrafficClass::Urgent, &fault_wake),
+            (TrafficClass::Bulk, &evict_wake),
+        ];
+        if prefetches {
+            classes.push((TrafficClass::Prefetch, &prefetch_wake));
+        }
+        let mut lent_by = vm.lent_by();
+        let Connections {
+            urgent,
+            bulk,
+            ahead,
+            // In this order: when the start fails, RDMA ends before the leases.
+            links,
+            rdma_links,
+            rdma_refusals,
+            followed,
+        } = Connections::make(config, sources, &classes, &vm.stats, &mut lent_by, observer)?;
+        let paths = lent_by.iter().filter_map(|lent_by| lent_by.path.clone());
+        let paths: Vec<_> = paths.collect();
+        let slowest = paths
+            .iter()
+            .map(|path| (path.tier(), path.latency_estimate()))
+            .max();
+        *vm.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
+        // Faults that meet a page being dropped: at most one a page and evictor step, and the
+        // fault thread never stops taking them.
+        let (retries, retried) = bounded(IN_FLIGHT_MAX * 16);
+        let failed = Arc::clone(observer);
+        let continue_write_protected =
+            uffd.can_continue_write_protected() && !config.without_continue_write_protected;
+        let recorder = config.record.then(|| Recorder::new(homes)).transpose();
+        let span_pages = homes.span_pages();
+        let joiners = nodes.links() - nodes.fixed();
+        let policies = Arc::new(Policies::new(paths, nodes.fixed(), joiners));
+        let shared = Arc::new(Shared {
+            recorder: recorder.map_err(system("reserve room for the working set"))?,
+            memory: Arc::clone(&vm.memory),
+            homes: Arc::clone(homes),
+            nodes: Arc::clone(nodes),
+            map: PageMap::new(span_pages).map_err(system("create the page map"))?,
+            uffd,
+            stats: Arc::clone(&vm.stats),
+            touches: Touches::new(span_pages).map_err(system("create the heat map"))?,
+            budget: Budget::new(vm.plan.cache_pages),
+            policies: Arc::clone(&policies),
+            arrivals: crate::pager::queue::Arrivals::default(),
+            returns: crate::pager::queue::Arrivals::default(),
+            evicted: crate::pager::EvictionClock::default(),
+            ahead: crate::pager::queue::Arrivals::default(),
+            forecast: crate::pager::forecast::WriteForecast::default(),
+            retries,
+            fault_wake,
+            evict_wake,
+            evict_told: AtomicBool::new(false),
+            prefetch_bell: Bell::new(prefetch_wake),
+            stopping: AtomicBool::new(false),
+            stopped_at: std::sync::OnceLock::new(),
+            failed: Arc::new(move |error: PagerError| {
+                failed(FabricEvent::Failed(describe(&error)));
+            }),
+            continue_write_protected,
+            spin: config.spin,
+        });
+        let (discard, discards) = discard::channel();
+        let evict_bell = shared.evict_wake.try_clone();
+        let evict_bell = Arc::new(evict_bell.map_err(system("duplicate an eventfd"))?);
+        let discarder = vm.discarder(Some((discard, evict_bell)));
+        let (foresight, orders) = Foresight::new();
+        let foresight = config.prefetch.then_some(foresight);
+        let [
+            (to_faults, of_faults),
+            (to_evictor, of_evictor),
+            (to_prefetcher, of_prefetcher),
+        ] = [(); 3].map(|()| lanes::channel());
+
+        let mut threads = PagerThreads::new(&shared);
+        let faults = FaultThread::new(Arc::clone(&shared), urgent, of_faults, retried, foresight);
+        threads.spawn("pager-fault", || faults.run())?;
+        let evictor = Evictor::new(Arc::clone(&shared), bulk, of_evictor, discards);
+        threads.spawn("pager-evict", || evictor.run())?;
+        let replay = config.replay.clone();
+        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, of_prefetcher, orders, replay);
+        let mut senders = vec![
+            (TrafficClass::Urgent, to_faults),
+            (TrafficClass::Bulk, to_evictor),
+        ];
+        if prefetches {
+            threads.spawn("pager-prefetch", || prefetcher.run())?;
+            senders.push((TrafficClass::Prefetch, to_prefetcher));
+        }
+
+        let (to_adapter, changes) = bounded(2 * joiners);
+        let parts = Parts {
+            requested_blocks: Arc::clone(&vm.requested_blocks),
+            discarder: discarder.clone(),
+            lanes: senders,
+            lenders: Arc::clone(&vm.lent_by),
+            adapter: to_adapter,
+            shared,
+        };
+        let hotplug = Hotplug::new(parts, config, observer).map(ClosedOnDrop);
+        let follows = !followed.is_empty() || hotplug.is_some();
+        let adapter = follows
+            .then(|| {
+                let (stats, nodes) = (Arc::clone(&vm.stats), Arc::clone(nodes));
+                Adapter::start(followed, changes, stats, policies, nodes)
+            })
+            .transpose();
+        Ok(Self {
+            adapter: adapter.map_err(system("start a thread"))?,
+            threads,
+            hotplug,
+            rdma_links,
+            links,
+            discarder,
+            rdma_refusals,
+            slowest,
+        })
+    }
+
+    /// What the threads of the pager share.
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.threads.shared
+    }
+
+    pub(super) fn discarder(&self) -> &Discarder {
+        &self.discarder
+    }
+
+    pub(super) fn hotplug(&self) -> Option<&Hotplug> {
+        self.hotplug.as_ref().map(|hotplug| &hotplug.0)
+    }
+
+    /// Donors of the start that are read by RDMA.
+    pub(super) fn rdma_links(&self) -> usize {
+        self.rdma_links.len()
+    }
+
+    /// Why donors are not read by RDMA although this was tried.
+    pub(super) fn rdma_refusals(&self) -> &[String] {
+        &self.rdma_refusals
+    }
+
+    /// Tier and latency of the slowest link, as it was at the start.
+    pub(super) fn slowest(&self) -> Option<(Tier, Duration)> {
+        self.slowest
+    }
+
+    /// Ends all but the leases of the guest's start; gives their links.
+    pub(super) fn stop(self) -> Vec<Link> {
+        let Self {
+            adapter,
+            threads,
+            hotplug,
+            rdma_links,
+            links,
+            ..
+        } = self;
+        // In this order: no thread of the pager uses a connection that has ended.
+        drop((adapter, threads, hotplug, rdma_links));
+        links
+    }
+}
