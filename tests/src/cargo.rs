@@ -10,8 +10,9 @@ use anyhow::Context as _;
 use crate::cleanup::{self, Process};
 use crate::summary::{Outcome, Summary};
 
-/// The longest a step may take: builds from nothing on two cores are the slowest.
-const STEP_DEADLINE: Duration = Duration::from_secs(15 * 60);
+/// The longest a step may take: builds from nothing on two cores are the slowest, two beside each
+/// other.
+const STEP_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// How much of a failed step's output is printed; the whole is in its log.
 const LINES_SHOWN_MAX: usize = 60;
 

@@ -67,6 +67,16 @@ impl Summary {
         }
     }
 
+    /// Adds what was recorded beside this, without printing it again.
+    pub fn merge(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed.extend(other.failed);
+        self.skipped.extend(other.skipped);
+        self.restarts.extend(other.restarts);
+        self.flaky.extend(other.flaky);
+        self.notes.extend(other.notes);
+    }
+
     /// Records that the testbed was started anew for a check.
     pub fn restart(&mut self, name: &str, reason: &str) {
         println!("{name:<36} testbed restarted: {reason}");
@@ -160,6 +170,20 @@ mod tests {
         summary.add_passed(2);
         assert_eq!(summary.last_line(), "3 passed, 1 failed, 1 skipped");
     }
+    #[test]
+    fn what_was_recorded_beside_counts_too() {
+        let mut summary = Summary::default();
+        summary.add_passed(1);
+        let mut beside = Summary::default();
+        beside.add_passed(2);
+        beside.add_silently("a", Outcome::Failed("broken".into()));
+        beside.add_silently("b", Outcome::Skipped("no kvm".into()));
+        beside.flaky("c", "passed at attempt 2");
+        beside.flaky("d", "passed at attempt 2");
+        summary.merge(beside);
+        assert_eq!(summary.last_line(), "3 passed, 2 failed, 1 skipped");
+    }
+
     #[test]
     fn one_flaky_scenario_is_listed_and_two_fail_the_run() {
         let mut summary = Summary::default();

@@ -1,10 +1,12 @@
 //! Runs every check of the project and ends with one summary.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use anyhow::bail;
 use clap::Parser;
-use kernel_images::programs;
+use kernel_images::{ImageCache, programs, root};
 use ssi_hv_tests::cargo::Step;
 use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{Plan, Runner};
@@ -12,6 +14,7 @@ use ssi_hv_tests::licences;
 use ssi_hv_tests::native;
 use ssi_hv_tests::summary::{Outcome, Summary};
 use ssi_hv_tests::test_binaries;
+use ssi_hv_tests::testbed::{HostImage, HostKernel};
 
 /// Runs every check: format, lints, licences of dependencies, unit and property tests, loom models, guests of a few
 /// instructions under KVM, what needs the release build, and the end-to-end scenarios.
@@ -28,8 +31,9 @@ struct Args {
     until: Option<u64>,
 }
 
-/// What comes first, in this order.
-const STEPS: &[Step<'static>] = &[
+/// What does not need a build of the product, in this order. Only one of them at a time can use the
+/// directory of its profile.
+const CHECKS: &[Step<'static>] = &[
     Step {
         name: "format",
         args: &["fmt", "--all", "--", "--check"],
@@ -66,30 +70,6 @@ const STEPS: &[Step<'static>] = &[
         env: &[],
         runs_tests: false,
     },
-    Step {
-        name: "doc tests",
-        args: &["test", "--workspace", "--doc"],
-        env: &[],
-        runs_tests: true,
-    },
-    Step {
-        // All interleavings of the page map's atomics; other flags, so another directory.
-        name: "loom",
-        args: &[
-            "test",
-            "--release",
-            "-p",
-            "fabric-pages",
-            "--lib",
-            "--target-dir",
-            "target/loom",
-            "loom",
-            "--",
-            "--show-output",
-        ],
-        env: &[("RUSTFLAGS", "--cfg loom")],
-        runs_tests: true,
-    },
 ];
 
 /// Builds the tests, and says where they are.
@@ -98,6 +78,14 @@ const TEST_BUILD: Step<'static> = Step {
     args: &["test", "--workspace", "--no-run", "--message-format=json"],
     env: &[],
     runs_tests: false,
+};
+
+/// Runs after the test build, which has compiled all that doc tests link.
+const DOC_TESTS: Step<'static> = Step {
+    name: "doc tests",
+    args: &["test", "--workspace", "--doc"],
+    env: &[],
+    runs_tests: true,
 };
 
 /// What the end-to-end scenarios run.
@@ -114,6 +102,25 @@ const BUILD: Step<'static> = Step {
     ],
     env: &[],
     runs_tests: false,
+};
+
+/// All interleavings of the page map's atomics; other flags, so another directory.
+const LOOM: Step<'static> = Step {
+    name: "loom",
+    args: &[
+        "test",
+        "--release",
+        "-p",
+        "fabric-pages",
+        "--lib",
+        "--target-dir",
+        "target/loom",
+        "loom",
+        "--",
+        "--show-output",
+    ],
+    env: &[("RUSTFLAGS", "--cfg loom")],
+    runs_tests: true,
 };
 
 fn main() -> ExitCode {
@@ -135,19 +142,77 @@ fn main() -> ExitCode {
     }
 }
 
+/// What was built.
+#[derive(Clone, Copy, Debug, Default)]
+struct Built {
+    tests: bool,
+    product: bool,
+}
+
+/// Runs all that compiles, side by side: the end of a build keeps one processor busy, and images are
+/// mostly waited for. No test that measures runs meanwhile.
+fn build(
+    args: &Args,
+    workspace: &Path,
+    logs: &Path,
+    summary: &mut Summary,
+) -> anyhow::Result<Built> {
+    let mut built = Built::default();
+    let mut beside = Summary::default();
+    let (checks, product) = std::thread::scope(|scope| {
+        scope.spawn(|| prepare_images(args, workspace));
+        let product = scope.spawn(|| {
+            let product = BUILD.run(workspace, logs, &mut beside)?;
+            LOOM.run(workspace, logs, &mut beside)?;
+            licences::run(workspace, logs, &mut beside)?;
+            anyhow::Ok(product)
+        });
+        let mut checks = || {
+            for step in CHECKS {
+                step.run(workspace, logs, summary)?;
+            }
+            let tests = TEST_BUILD.run(workspace, logs, summary)?;
+            DOC_TESTS.run(workspace, logs, summary)?;
+            anyhow::Ok(tests)
+        };
+        (checks(), product.join())
+    });
+    summary.merge(beside);
+    built.tests = checks?;
+    built.product = match product {
+        Ok(product) => product?,
+        Err(_) => bail!("a thread that builds panicked"),
+    };
+    Ok(built)
+}
+
+/// Makes the images that checks and scenarios boot. An error is reported by what needs the image.
+fn prepare_images(args: &Args, workspace: &Path) {
+    let begin = Instant::now();
+    let kernels = [HostKernel::Linux6_1, HostKernel::Linux6_12];
+    let hosts =
+        !args.no_e2e && kernels.map(|one| HostImage::prepare(workspace, one).is_ok()) == [true; 2];
+    let images = workspace.join("target/images");
+    let debian = ImageCache::open(&images).and_then(|cache| root::ensure(&cache));
+    let state = |is_there| if is_there { "ready" } else { "not there" };
+    println!(
+        "{:<36} hosts {}, bare Debian {} in {:.0}s",
+        "images",
+        state(hosts),
+        state(debian.is_ok()),
+        begin.elapsed().as_secs_f64()
+    );
+}
+
 fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
     cleanup::on_signals()?;
     let workspace = programs::workspace();
     let logs = workspace.join("target/test-logs");
-    for step in STEPS {
-        step.run(&workspace, &logs, summary)?;
-    }
-    licences::run(&workspace, &logs, summary)?;
-    if TEST_BUILD.run(&workspace, &logs, summary)? {
+    let built = build(args, &workspace, &logs, summary)?;
+    if built.tests {
         test_binaries::run(&TEST_BUILD.log(&logs), &logs, summary)?;
     }
-    let built = BUILD.run(&workspace, &logs, summary)?;
-    if built {
+    if built.product {
         native::run(&workspace, native::CHECKS, summary);
     } else {
         for check in native::CHECKS {
@@ -158,7 +223,7 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
     let reason = if args.no_e2e {
         Some("--no-e2e was given")
     } else {
-        (!built).then_some("ssi-hv was not built")
+        (!built.product).then_some("ssi-hv was not built")
     };
     if let Some(reason) = reason {
         for scenario in Plan::all().scenarios() {
