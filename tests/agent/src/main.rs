@@ -190,14 +190,16 @@ fn kill(pid: i32, signal: i32) -> io::Result<()> {
     let is_group = pid < 0;
     if signal == 0 {
         // Only whether it exists.
-        return Ok(match is_group {
-            true => process::test_kill_process_group(target)?,
-            false => process::test_kill_process(target)?,
-        });
+        return Ok(if is_group {
+            process::test_kill_process_group(target)
+        } else {
+            process::test_kill_process(target)
+        }?);
     }
     let signal = Signal::from_named_raw(signal).ok_or_else(unknown)?;
-    Ok(match is_group {
-        true => process::kill_process_group(target, signal)?,
-        false => process::kill_process(target, signal)?,
-    })
+    Ok(if is_group {
+        process::kill_process_group(target, signal)
+    } else {
+        process::kill_process(target, signal)
+    }?)
 }

@@ -102,7 +102,7 @@ fn wait_for_links(context: &Context<'_>, wanted: [bool; 2]) -> anyhow::Result<()
     loop {
         let status = status(context.testbed.host(1), &["spread"])?;
         let reachable = |node: usize| &status["vms"][0]["nodes"][node]["link"]["reachable"];
-        if [1, 2].map(reachable) == wanted.map(|is| Value::Bool(is)).each_ref() {
+        if [1, 2].map(reachable) == wanted.map(Value::Bool).each_ref() {
             return Ok(());
         }
         if Instant::now() > deadline {
