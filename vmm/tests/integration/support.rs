@@ -73,6 +73,14 @@ impl Running {
         self.end.recv_timeout(limit).is_ok()
     }
 
+    /// Waits for the end, and gives all that the guest said and how it ended.
+    pub fn end(self) -> (Result<Outcome, MachineError>, String) {
+        let end = self.end.recv_timeout(LIMIT);
+        let said: Vec<u8> = self.output.iter().collect();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        (end.expect("the machine does not end"), said)
+    }
+
     /// Waits for the end.
     pub fn outcome(&self) -> Outcome {
         self.end

@@ -3,6 +3,8 @@
 pub(crate) mod affinity;
 pub(crate) mod cpuid;
 pub(crate) mod regs;
+#[cfg(test)]
+mod xsave_tests;
 
 use std::sync::{Arc, mpsc};
 use std::thread;

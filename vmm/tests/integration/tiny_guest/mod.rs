@@ -6,6 +6,7 @@
 
 mod balloon;
 mod disks;
+mod xsave;
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
