@@ -1,10 +1,11 @@
 //! `ssi-hv pause`, `resume`, `shutdown` and `kill`.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use ssi_hv::cli::control::ControlCommand;
 use ssi_hv::config::name::called;
 use ssi_hv::control_socket::client::{ClientError, call};
@@ -100,16 +101,11 @@ struct Process(OwnedFd);
 impl Process {
     /// The process of this socket. It answers afterwards, so that no other has got its number.
     fn open(entry: &Entry) -> Result<Self, anyhow::Error> {
-        let pid = libc::pid_t::try_from(entry.pid).context("process number")?;
-        // SAFETY: the call takes two integers, and gives a new descriptor or -1.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-        let fd = libc::c_int::try_from(fd).unwrap_or(-1);
-        if fd < 0 {
-            let error = io::Error::last_os_error();
-            return Err(anyhow!(error).context(format!("cannot watch process {pid}")));
-        }
-        // SAFETY: the descriptor is new and belongs to nobody else.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        let number = i32::try_from(entry.pid).context("process number")?;
+        let pid = Pid::from_raw(number).context("process number")?;
+        let process = pidfd_open(pid, PidfdFlags::empty());
+        let process = process.with_context(|| format!("cannot watch process {number}"))?;
+        Ok(Self(process))
     }
 
     /// Whether it ends within `limit`.

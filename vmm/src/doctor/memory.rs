@@ -1,7 +1,8 @@
 //! Memory: how much, of which kind, and how much of it may be locked.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{Finding, Host};
 use crate::config::{DEFAULT_MEMORY, GUEST_MEMORY_MIN};
@@ -45,13 +46,7 @@ pub fn available_bytes(meminfo: &str) -> Option<u64> {
 
 /// Makes a memory file as the guest's memory is one, and drops it.
 pub(super) fn create_memfd() -> io::Result<()> {
-    // SAFETY: the name is a string with an end, and the call keeps no reference to it.
-    let raw = unsafe { libc::memfd_create(c"ssi-hv-doctor".as_ptr(), libc::MFD_CLOEXEC) };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just made this descriptor, and nothing else has it.
-    drop(unsafe { OwnedFd::from_raw_fd(raw) });
+    drop(memfd_create("ssi-hv-doctor", MemfdFlags::CLOEXEC)?);
     Ok(())
 }
 

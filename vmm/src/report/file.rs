@@ -2,12 +2,12 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
 /// How long a pipe's reader may keep a report waiting.
@@ -135,14 +135,9 @@ fn wait_for_reader(file: &File, deadline: Instant) -> io::Result<()> {
     if left.is_zero() {
         return Err(not_read());
     }
-    let mut wanted = libc::pollfd {
-        fd: file.as_raw_fd(),
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    let left = libc::c_int::try_from(left.as_millis()).unwrap_or(libc::c_int::MAX);
-    // SAFETY: `wanted` is one pollfd, and lives through the call. Whatever comes of it, writing tells.
-    unsafe { libc::poll(&raw mut wanted, 1, left.max(1)) };
+    let left = Timespec::try_from(left).map_err(io::Error::other)?;
+    // Whatever the result is, the next write shows it.
+    let _ = rustix::event::poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&left));
     Ok(())
 }
 

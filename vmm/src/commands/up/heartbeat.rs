@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -47,10 +47,8 @@ impl Heartbeat {
 
     /// From now on the reader of this pipe gets them too.
     pub fn add(&self, pipe: OwnedFd) -> io::Result<()> {
-        // SAFETY: takes integers; the descriptor is open. Only this end becomes non-blocking.
-        if unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        // Only this end becomes non-blocking.
+        rustix::io::ioctl_fionbio(&pipe, true)?;
         lock(&self.pipes).push(File::from(pipe));
         Ok(())
     }
