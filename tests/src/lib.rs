@@ -32,3 +32,5 @@ pub mod summary;
 mod sys;
 pub mod test_binaries;
 pub mod testbed;
+#[cfg(test)]
+mod unsafe_files;

@@ -1,0 +1,96 @@
+//! Unsafe code stays in few files: a test counts them, so that a new one is a decision.
+
+use std::path::{Path, PathBuf};
+
+/// Where unsafe code may be, in at most how many files, and why it is there.
+const ALLOWED: &[(&str, usize, &str)] = &[
+    (
+        "devices/src/sys.rs",
+        1,
+        "locks of open file descriptions, ioctls of taps",
+    ),
+    (
+        "kernel-images/faultprobe/src",
+        2,
+        "memory under test; the time-stamp counter and an I/O port",
+    ),
+    ("memory-fabric", 30, "guest memory, userfaultfd, verbs"),
+    (
+        "tests/agent/src/check.rs",
+        1,
+        "ioctls of /dev/kvm and userfaultfd",
+    ),
+    (
+        "tests/src",
+        4,
+        "between fork and exec; pages that are read and written by tools",
+    ),
+    ("vmm", 19, "KVM, signals, terminals, the guest's init"),
+];
+
+/// Files that count are none of tests alone.
+fn is_product(path: &Path) -> bool {
+    let of_tests = ["tests", "benches", "test-support", "tiny-guests"];
+    let parts = || path.iter().filter_map(|part| part.to_str());
+    let name = path.file_name().and_then(|name| name.to_str());
+    let in_tests = parts().skip(1).any(|part| of_tests.contains(&part));
+    !in_tests && !name.is_some_and(|name| name.ends_with("tests.rs"))
+}
+
+/// Whether a file has unsafe blocks, functions or implementations.
+fn is_unsafe(text: &str) -> bool {
+    let marks = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
+    let code = text.lines().map(str::trim_start);
+    let mut code = code.filter(|line| !line.starts_with("//"));
+    code.any(|line| marks.iter().any(|mark| line.contains(mark)))
+}
+
+/// All files of Rust below a directory, relative to `root`.
+fn sources(root: &Path, below: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(root.join(below))
+        .expect("a directory")
+        .flatten()
+    {
+        let path = below.join(entry.file_name());
+        let name = entry.file_name();
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            if name != "target" && !name.to_string_lossy().starts_with('.') {
+                sources(root, &path, found);
+            }
+        } else if path.extension().is_some_and(|kind| kind == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_in_no_more_files_than_the_table_allows() {
+    let root = kernel_images::programs::workspace();
+    let mut files = Vec::new();
+    sources(&root, Path::new(""), &mut files);
+    let has_unsafe =
+        |path: &PathBuf| is_unsafe(&std::fs::read_to_string(root.join(path)).expect("a text"));
+    // This file names the marks, and has none.
+    files.retain(|path| is_product(path) && !path.ends_with(file!()) && has_unsafe(path));
+    assert!(files.contains(&PathBuf::from("devices/src/sys.rs")));
+    for (place, most, _) in ALLOWED {
+        let (here, others) = files.into_iter().partition(|path| path.starts_with(place));
+        let here: Vec<PathBuf> = here;
+        assert!(
+            here.len() <= *most,
+            "{place}: unsafe code in {} files, {most} is the limit: {here:#?}",
+            here.len()
+        );
+        files = others;
+    }
+    assert!(files.is_empty(), "not in the table: {files:#?}");
+}
+
+#[test]
+fn comments_and_tests_do_not_count() {
+    assert!(is_unsafe("    unsafe { call() }"));
+    assert!(!is_unsafe("// unsafe { call() }\n/// an unsafe fn"));
+    assert!(is_product(Path::new("tests/src/sys.rs")));
+    assert!(!is_product(Path::new("vmm/tests/integration/up.rs")));
+    assert!(!is_product(Path::new("vmm/src/console_tests.rs")));
+}
