@@ -241,8 +241,9 @@ const ON_A_TERMINAL: &str = "SSI_HV_TEST_ON_A_TERMINAL";
 #[test]
 fn machine_on_a_terminal() {
     if std::env::var_os(ON_A_TERMINAL).is_some() {
+        // A raw terminal still makes a line feed a new line.
         let console =
-            ConsoleConfig::stdio().on_raw_mode(|| eprint!("type Ctrl-A x to stop the guest\r\n"));
+            ConsoleConfig::stdio().on_raw_mode(|| eprintln!("type Ctrl-A x to stop the guest"));
         let machine = machine(halt_for_ever::code(), 1, memory(), console);
         assert_eq!(machine.run().unwrap(), Outcome::Stopped);
     }
