@@ -19,7 +19,7 @@ pub(super) fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlE
     refuse(control, Refusal::UnknownLease, text)
 }
 
-/// Tells a peer what is wrong with its frame, if it is the frame that is wrong.
+/// Reports a malformed frame to the peer that sent it.
 pub(super) fn refuse_malformed(
     control: &mut ControlStream,
     error: ControlError,

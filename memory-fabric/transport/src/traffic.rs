@@ -14,7 +14,7 @@ pub struct Traffic {
     pub wire_bytes: Counter,
     /// Pages that were sent as less bytes than they have, zeroes included.
     pub pages_compressed: Counter,
-    // Relaxed: it tells of nothing else.
+    // Relaxed: no other data is published by it.
     compressing: AtomicBool,
 }
 

@@ -22,7 +22,7 @@ pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 /// How long a client may take to send the head of its request, and how long to send the body.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long pausing waits until everything stands still. A vCPU that waits for a page cannot be
+/// How long a pause waits for vCPUs and devices to stop. A vCPU that waits for a page cannot be
 /// stopped before it comes, which over a bad network takes a while.
 pub const PAUSE_TIME_MAX: Duration = Duration::from_secs(5);
 

@@ -147,7 +147,7 @@ fn show(
 ) -> Result<ExitCode, Failure> {
     let mut changed = true;
     loop {
-        // Relaxed: it tells of nothing else.
+        // Relaxed: no other data is published by it.
         match i32::try_from(signal.load(Ordering::Relaxed)) {
             Ok(0) => {}
             Ok(SIGINT) => return Ok(ExitCode::Interrupted),

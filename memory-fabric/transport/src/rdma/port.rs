@@ -32,7 +32,7 @@ pub trait PageLane: Send + std::fmt::Debug {
 
     /// Gives what has completed to `complete`: its number and bytes, which are valid during the
     /// call; WRITEs have none. True when there was something. What has completed before an error
-    /// was given all the same. A page whose WRITE has completed is found by whoever reads it there.
+    /// was given all the same. A page whose WRITE has completed is found by a later READ.
     fn poll(&mut self, complete: &mut dyn FnMut(u16, &[u8])) -> Result<bool, RdmaError>;
 
     /// To be called before sleeping: false when something has completed already. Otherwise the
