@@ -171,6 +171,10 @@ const UNSAID: &[Unsaid] = &[
         sources: "memory-fabric/host/src",
         words: &["std::net", "std::os::unix::net", "socket2"],
     },
+    Unsaid {
+        sources: "vmm/src/instance",
+        words: &["clap", "kvm_bindings", "kvm_ioctls"],
+    },
 ];
 
 /// Direct dependencies of each package of the workspace, without those of tests and builds.

@@ -8,10 +8,10 @@ use std::process;
 use ssi_hv::cli::verbosity::LogLevel;
 use ssi_hv::cli::{self, Action, CliError, Invocation, Refused};
 use ssi_hv::exit::ExitCode;
-use ssi_hv::{logging, open_files, progress};
+use ssi_hv::{instance, logging, open_files, progress};
 
 use crate::commands::{
-    Failure, bench, control, doctor, man, node, plug, print, report, run, status, top, up,
+    Failure, bench, control, doctor, man, node, plug, print, report, status, top, up,
 };
 
 fn main() -> process::ExitCode {
@@ -77,7 +77,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         open_files::raise_limit();
     }
     match invocation.action {
-        Action::Run(config) => run::run(&config),
+        Action::Run(config) => instance::run(&config),
         Action::Node(config) => node::node(&config),
         Action::Up(config) => up::up(&config, verbosity),
         Action::BenchFault(config) => bench::fault(&config),

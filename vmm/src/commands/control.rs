@@ -15,10 +15,10 @@ use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::status::VmState;
 
-use super::readable::readable_within;
 use super::status::{named, running};
-use super::supervisor::LATE_END_TIME_MAX;
 use super::{Failure, print};
+use ssi_hv::instance::LATE_END_TIME_MAX;
+use ssi_hv::readable::readable_within;
 
 /// How long a VM that was killed may take to end: more than its own limit.
 const KILL_TIME_MAX: Duration = LATE_END_TIME_MAX.saturating_add(Duration::from_secs(5));

@@ -15,63 +15,19 @@ use signal_hook::iterator::Signals;
 use ssi_hv::cli::node::NodeConfig;
 use ssi_hv::cluster::ready;
 use ssi_hv::control_socket::directory::{Directory, Kind};
-use ssi_hv::control_socket::route::{Route, Service, answer};
+use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
-use ssi_hv::forced_end;
+use ssi_hv::node::{METRICS, ROUTES, Watched, counters};
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
-use ssi_hv::status::{NodeCounters, NodeStatus, observed};
+use ssi_hv::{forced_end, lifeline, metrics};
 
-use super::{Failure, lifeline, metrics, print, report_file};
+use super::{Failure, print};
 
 /// What the bar counts at the end.
 const MIB_SHIFT: u32 = 20;
-
-/// A node as it can be asked about.
-#[derive(Clone, Debug)]
-pub(super) struct Watched {
-    started: Instant,
-    donor: Arc<Donor>,
-}
-
-impl Watched {
-    pub(super) fn status(&self) -> NodeStatus {
-        NodeStatus {
-            pid: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs_f64(),
-            counters: counters(&self.donor),
-        }
-    }
-}
-
-/// What can be asked of a node.
-pub(super) const ROUTES: &[Route<Watched>] = &[
-    Route::look("/v1/status", |watched, _| answer(200, &watched.status())),
-    Route::look("/v1/report", |watched, _| {
-        answer(200, &counters(&watched.donor))
-    }),
-    Route::look("/v1/metrics", metrics::of_node),
-];
-
-fn counters(donor: &Donor) -> NodeCounters {
-    let pool = donor.pool();
-    let pages = pool.status();
-    NodeCounters {
-        schema: ssi_hv::report::SCHEMA,
-        listen: donor.address().to_string(),
-        memory_bytes: pool.bytes(),
-        lent_bytes: pool.lent_bytes(),
-        leases: pool.leases(),
-        leases_granted: pool.granted.get(),
-        leases_expired: pool.expired.get(),
-        pages_read: pages.pages_read,
-        pages_written: pages.pages_written,
-        pages_dropped: pages.pages_dropped,
-        rdma: observed::node_rdma(donor),
-    }
-}
 
 /// From now on the node can be asked about, if there is a place for that.
 fn watch(watched: &Watched) -> Option<Server> {
@@ -98,7 +54,8 @@ fn watch(watched: &Watched) -> Option<Server> {
 pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
     let listen = config.validate()?;
     let metrics = config.metrics_address()?;
-    let report = report_file(config.report.as_deref())?;
+    let report = config.report.as_deref().map(ReportFile::prepare);
+    let report = report.transpose().map_err(Failure::usage)?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
     let told = watch_signals().context("cannot watch for signals")?;
@@ -122,7 +79,7 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
         metrics,
         Service {
             subject: watched.clone(),
-            routes: metrics::OF_NODE,
+            routes: METRICS,
         },
     )?;
     let server = watch(&watched);

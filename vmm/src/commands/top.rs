@@ -24,8 +24,8 @@ use ssi_hv::status::VmStatus;
 use ssi_hv::top::{Choice, Key, Seen, View, screen};
 
 use super::Failure;
-use super::readable::{hung_up, is_hung_up};
 use super::status::{is_end, named, running};
+use ssi_hv::readable::{hung_up, is_hung_up};
 
 /// How long a key waits until it is looked at, at most; and a signal.
 const KEY_PAUSE: Duration = Duration::from_millis(50);

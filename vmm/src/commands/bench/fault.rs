@@ -178,7 +178,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
                 _ => TransportKind::Tcp,
             },
             checksum: config.checksum,
-            compression: super::super::run::compression(config.compression),
+            compression: ssi_hv::instance::compression(config.compression),
             grace: Duration::from_secs(5),
             prefetch: true,
             record: false,

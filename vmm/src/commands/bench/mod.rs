@@ -28,8 +28,8 @@ use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::report::{Host, Percentiles, Stages, Virtualization};
 
-use super::run::percentiles;
 use super::{Failure, print};
+use ssi_hv::instance::percentiles;
 
 /// Rounds, in each of which everything is measured once: what disturbs the machine disturbs
 /// all of them alike.

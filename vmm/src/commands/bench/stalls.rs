@@ -10,7 +10,7 @@ use ssi_hv::size::ByteSize;
 
 use super::fault::Tally;
 use super::working_set::{THREADS, WorkingSet};
-use crate::commands::run::percentiles;
+use ssi_hv::instance::percentiles;
 
 /// The part of the time for which the same is done with all memory local, before.
 const ALL_LOCAL_SHARE: u32 = 6;

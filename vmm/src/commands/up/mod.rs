@@ -32,8 +32,8 @@ use ssi_hv::forced_end;
 use self::child::{Outputs, Running, ending};
 use self::events::{Event, EventReceiver, EventSender};
 use self::nodes::Nodes;
-use super::supervisor::LATE_END_TIME_MAX;
 use super::{Failure, print};
+use ssi_hv::instance::LATE_END_TIME_MAX;
 
 /// How long the file may be locked still by what another one has left that was killed: a process that was
 /// being started has the lock until it ends, which is at once.

@@ -77,7 +77,7 @@ impl<'a> Nodes<'a> {
             tracing::info!("node {}: starts {}", node.name, node.whereabouts());
             let running = self
                 .start_one(index, node, events)
-                .map_err(|failure| failure.of_node(node))?;
+                .map_err(|failure| not_started(node, failure))?;
             self.started.push(Started {
                 at: Instant::now(),
                 running: Some(running),
@@ -343,13 +343,8 @@ impl<'a> Nodes<'a> {
     }
 }
 
-impl Failure {
-    /// The same, of a node.
-    fn of_node(self, node: &Node) -> Self {
-        let context = format!("cannot start node {}", node.name);
-        Self {
-            code: ExitCode::DonorUnavailable,
-            error: self.error.context(context),
-        }
-    }
+/// The failure of a node's start.
+fn not_started(node: &Node, failure: Failure) -> Failure {
+    let context = format!("cannot start node {}", node.name);
+    failure.in_context(ExitCode::DonorUnavailable, context)
 }

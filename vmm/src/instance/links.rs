@@ -1,13 +1,13 @@
 //! How pages travel: in a line at the start, and in the report.
 
+use crate::config::ValidatedRun;
+use crate::report::{PathMeasured, PathUsed, TransportUsed};
+use crate::size::ByteSize;
 use memory_fabric::fabric::{Fabric, PathKind, Tier};
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stream::Carrier;
 use memory_fabric::transport::measure::Measured;
-use ssi_hv::config::ValidatedRun;
-use ssi_hv::report::{PathMeasured, PathUsed, TransportUsed};
-use ssi_hv::size::ByteSize;
 
 /// Where the guest's memory is, and how it travels, in a line.
 pub fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {

@@ -5,6 +5,22 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use crate::config::name::called;
+use crate::config::{
+    self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
+};
+use crate::control_socket::changes::Changes;
+use crate::control_socket::directory::{Directory, DirectoryError, Kind};
+use crate::control_socket::route::Service;
+use crate::control_socket::server::{Server, ServerError};
+use crate::exit::ExitCode;
+use crate::machine::{
+    Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
+    hotplug_start,
+};
+use crate::report::{Guest, Report, ReportFile};
+use crate::size::ByteSize;
+use crate::{host, metrics};
 use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, LocalUse, SPIN_DEFAULT, TransportKind,
@@ -12,38 +28,22 @@ use memory_fabric::fabric::{
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
-use ssi_hv::config::name::called;
-use ssi_hv::config::{
-    self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
-};
-use ssi_hv::control_socket::changes::Changes;
-use ssi_hv::control_socket::directory::{Directory, DirectoryError, Kind};
-use ssi_hv::control_socket::route::Service;
-use ssi_hv::control_socket::server::{Server, ServerError};
-use ssi_hv::exit::ExitCode;
-use ssi_hv::host;
-use ssi_hv::machine::{
-    Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
-    hotplug_start,
-};
-use ssi_hv::report::{Guest, Report};
-use ssi_hv::size::ByteSize;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
 use super::devices::HostDevices;
 use super::donors::{connect, give_back, has_terminal};
 use super::exec::{self, Exec, console_file};
-use super::lifeline;
 use super::links::{advice, describe, transport_used, unused};
-use super::metrics;
-pub use super::observe::percentiles;
+use super::metrics::OF_VM;
+use crate::lifeline;
+
 use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
-use super::{Failure, report_file};
+use crate::failure::Failure;
 
 /// Boots a guest and stays until it ends. With a command in it the exit code is that command's.
 pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
@@ -57,7 +57,8 @@ pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
 fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
     let started = Instant::now();
     let wanted = config.validate()?;
-    let report_file = report_file(config.report.as_deref())?;
+    let report_file = config.report.as_deref().map(ReportFile::prepare);
+    let report_file = report_file.transpose().map_err(Failure::usage)?;
     let supervisor =
         Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
     let mut report = Report::new(host::detect());
@@ -138,7 +139,7 @@ fn open_and_boot(
         wanted.metrics,
         Service {
             subject: Arc::clone(watched),
-            routes: metrics::OF_VM,
+            routes: OF_VM,
         },
     )?;
     if let Some((_, address)) = &metrics {

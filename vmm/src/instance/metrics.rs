@@ -1,58 +1,27 @@
-//! Metrics: what `--metrics` and the control socket answer.
+//! Metrics of a VM: what `--metrics` and the control socket answer.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
-use anyhow::anyhow;
 use memory_fabric::stats::{Histogram, LocalStages, PagerStats};
-use ssi_hv::control_socket::route::{Answer, Route, Service, text};
-use ssi_hv::control_socket::server::Server;
-use ssi_hv::metrics::{self, CONTENT_TYPE, FaultTimes};
+use ssi_hv_metrics::{CONTENT_TYPE, FaultTimes};
 
-use super::Failure;
-use super::node;
 use super::observe::Watched;
 use super::timeline::distribution;
+use crate::control_socket::route::{Answer, Route, text};
 
 /// What `run --metrics` answers.
 pub const OF_VM: &[Route<Arc<Watched>>] = &[Route::look("/metrics", of_vm)];
-
-/// What `node --metrics` answers.
-pub const OF_NODE: &[Route<node::Watched>] = &[Route::look("/metrics", of_node)];
-
-/// Answers on an address, if there is one. The server ends when it is dropped.
-pub fn serve<S: Send + Sync>(
-    address: Option<SocketAddr>,
-    service: Service<S>,
-) -> Result<Option<(Server, SocketAddr)>, Failure> {
-    let Some(address) = address else {
-        return Ok(None);
-    };
-    let server = Server::start_on("metrics", address, service);
-    server.map(Some).map_err(|error| {
-        anyhow!(error)
-            .context(format!(
-                "cannot listen on --metrics {address}; name another address or port"
-            ))
-            .into()
-    })
-}
 
 /// The metrics of a VM now. Huge pages are not counted: that takes time, and a scrape comes again
 /// and again.
 pub fn of_vm(watched: &Arc<Watched>, _: &[u8]) -> Answer {
     let Some(paged) = watched.paged.get() else {
         let uptime_s = watched.started.elapsed().as_secs_f64();
-        return text(CONTENT_TYPE, metrics::starting(uptime_s));
+        return text(CONTENT_TYPE, ssi_hv_metrics::starting(uptime_s));
     };
     let status = watched.status_with(&paged, false);
     let times = fault_times(paged.view.stats());
-    text(CONTENT_TYPE, metrics::vm(&status, &times))
-}
-
-/// The metrics of a node now.
-pub fn of_node(watched: &node::Watched, _: &[u8]) -> Answer {
-    text(CONTENT_TYPE, metrics::node(&watched.status()))
+    text(CONTENT_TYPE, ssi_hv_metrics::vm(&status, &times))
 }
 
 fn fault_times(stats: &PagerStats) -> Vec<FaultTimes> {

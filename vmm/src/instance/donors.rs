@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::config::RunConfig;
+use crate::exit::ExitCode;
+use crate::progress::Followed;
 use memory_fabric::fabric::{Fabric, FabricConfig, FabricError, NodeSummary};
 use memory_fabric::link::rdma::RdmaLinkError;
-use ssi_hv::config::RunConfig;
-use ssi_hv::exit::ExitCode;
-use ssi_hv::progress::Followed;
 
-use super::Failure;
 use super::supervisor::Supervisor;
+use crate::failure::Failure;
 
 /// Connects to the donors, which takes long where their memory is registered with adapters.
 pub fn connect(

@@ -1,9 +1,9 @@
 //! What a look at added memory shows, and what it is told of.
 
-use ssi_hv::config::RunConfig;
+use crate::config::RunConfig;
 
 use super::*;
-use crate::commands::run::fabric_config;
+use crate::instance::run::fabric_config;
 
 const BLOCKS: u64 = 8;
 

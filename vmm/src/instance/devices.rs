@@ -3,19 +3,19 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::config::{RunConfig, Switch};
+use crate::control_socket::changes::Changes;
+use crate::control_socket::files::remove_with_ours;
 use anyhow::Context as _;
 use devices::virtio::{
     Balloon, Block, Console, Disk, Entropy, HostSocket, HostSocketError, MacAddress, Net, Tap,
     VirtioDevice, Vsock,
 };
 use memory_fabric::fabric::Fabric;
-use ssi_hv::config::{RunConfig, Switch};
-use ssi_hv::control_socket::changes::Changes;
-use ssi_hv::control_socket::files::remove_with_ours;
 
-use super::Failure;
 use super::free_memory::FreeMemory;
 use super::hotplug::Plugged;
+use crate::failure::Failure;
 
 /// What tells this host from others (machine-id(5)), where it is there.
 const MACHINE_ID_PATH: &str = "/etc/machine-id";

@@ -4,6 +4,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::config::RunConfig;
+use crate::control_socket::changes::Changes;
+use crate::machine::MachineHandle;
+use crate::report::{
+    Boot, FaultKind, Faults, FreePages, Guest, Host, HotplugUsed, MemoryUsed, Node, Percentiles,
+    Prefetch, RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass, TransportUsed,
+};
+use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus, observed};
 use devices::virtio::Balloon;
 use memory_fabric::fabric::NodeSummary;
 use memory_fabric::guest_memory::huge_bytes;
@@ -11,14 +19,6 @@ use memory_fabric::link::rdma::RdmaStats;
 use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
 use memory_fabric::view::FabricView;
-use ssi_hv::config::RunConfig;
-use ssi_hv::control_socket::changes::Changes;
-use ssi_hv::machine::MachineHandle;
-use ssi_hv::report::{
-    Boot, FaultKind, Faults, FreePages, Guest, Host, HotplugUsed, MemoryUsed, Node, Percentiles,
-    Prefetch, RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass, TransportUsed,
-};
-use ssi_hv::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus, observed};
 
 use super::hotplug::Plugged;
 use super::links::path_used;

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::control_socket::protocol::{PREFIX, RefusalCode};
+use crate::control_socket::route::Route;
 use serde_json::Value;
-use ssi_hv::control_socket::protocol::{PREFIX, RefusalCode};
-use ssi_hv::control_socket::route::Route;
 
-use super::{node, vm_routes};
+use super::vm_routes;
+use crate::node;
 
 /// What is known of an operation: its status codes, who answers, and whether it takes a body, and
 /// parameters.

@@ -7,20 +7,20 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
-use ssi_hv::config::RunConfig;
-use ssi_hv::exec::archive;
-use ssi_hv::exec::channel::{Channel, CommandEnd, Progress};
-use ssi_hv::exec::tail::Tail;
-use ssi_hv::exit::ExitCode;
-use ssi_hv::machine::{
+use crate::config::RunConfig;
+use crate::exec::archive;
+use crate::exec::channel::{Channel, CommandEnd, Progress};
+use crate::exec::tail::Tail;
+use crate::exit::ExitCode;
+use crate::machine::{
     BlockingWriter, ConsoleConfig, Initrd, MachineError, MachineHandle, Outcome, command_line,
 };
-use ssi_hv::progress::{self, Progress as Bar, Stderr};
-use ssi_hv::report::Exec as ExecReport;
+use crate::progress::{self, Progress as Bar, Stderr};
+use crate::report::Exec as ExecReport;
+use anyhow::{Context as _, anyhow};
 
-use super::Failure;
 use super::donors::bars_are_ours;
+use crate::failure::Failure;
 
 /// How long a guest may take to switch itself off once its command has ended. Some kernels
 /// cannot; the monitor then does it.

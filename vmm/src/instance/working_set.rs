@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::config::{RunConfig, ValidatedRun};
+use crate::progress::Followed;
 use anyhow::anyhow;
 use memory_fabric::fabric::{Fabric, FabricConfig};
 use memory_fabric::working_set::{self, Subject, WorkingSetError};
-use ssi_hv::config::{RunConfig, ValidatedRun};
-use ssi_hv::progress::Followed;
 
-use super::Failure;
+use crate::failure::Failure;
 
 /// What is to be recorded of this run.
 #[derive(Debug)]

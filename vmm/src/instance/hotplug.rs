@@ -3,19 +3,19 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::config::address::Donor;
+use crate::config::resolved_donor;
+use crate::control_socket::changes::{Changes, NextChange, Seen};
+use crate::control_socket::protocol::{HotplugBody, HotplugTarget, Refusal, RefusalCode};
+use crate::control_socket::route::{Answer, answer};
+use crate::machine::MachineHandle;
+use crate::size::ByteSize;
 use anyhow::anyhow;
 use crossbeam_channel::bounded;
 use devices::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
 use memory_fabric::fabric::{DonorAddress, Fabric, Hotplug, HotplugError, PlugError};
 use memory_fabric::homes::BLOCK_BYTES;
 use memory_fabric::page::PAGE_SHIFT;
-use ssi_hv::config::address::Donor;
-use ssi_hv::config::resolved_donor;
-use ssi_hv::control_socket::changes::{Changes, NextChange, Seen};
-use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget, Refusal, RefusalCode};
-use ssi_hv::control_socket::route::{Answer, answer};
-use ssi_hv::machine::MachineHandle;
-use ssi_hv::size::ByteSize;
 
 use super::observe::Watched;
 
@@ -288,7 +288,7 @@ fn one_line(error: &dyn std::error::Error) -> String {
 fn fits_here(plugged: &Plugged, bytes: u64) -> Result<(), Refusal> {
     let missing = plugged.hotplug.missing_bytes(bytes);
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match ssi_hv::doctor::available_bytes(&meminfo) {
+    match crate::doctor::available_bytes(&meminfo) {
         Some(available) if missing > available => Err(Refusal::new(
             RefusalCode::State,
             format!(

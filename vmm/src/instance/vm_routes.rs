@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use devices::virtio::Balloon;
-use ssi_hv::config::GUEST_MEMORY_MIN;
-use ssi_hv::control_socket::protocol::{
+use crate::config::GUEST_MEMORY_MIN;
+use crate::control_socket::protocol::{
     BalloonBody, BalloonTarget, PAUSE_TIME_MAX, Refusal, RefusalCode, StateBody,
 };
-use ssi_hv::control_socket::route::{Answer, Method, Route, Work, answer};
-use ssi_hv::machine::{MachineHandle, PAGE_BYTES};
-use ssi_hv::status::{VmState, observed};
+use crate::control_socket::route::{Answer, Method, Route, Work, answer};
+use crate::machine::{MachineHandle, PAGE_BYTES};
+use crate::status::{VmState, observed};
+use devices::virtio::Balloon;
 
 use super::hotplug;
 use super::observe::{Paged, Watched};

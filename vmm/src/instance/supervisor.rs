@@ -5,19 +5,19 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::config::RunConfig;
+use crate::exit::ExitCode;
+use crate::forced_end::{self, FORCED_END_TIME_MAX};
+use crate::host;
+use crate::logging;
+use crate::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
+use crate::report::{Report, ReportFile};
+use crate::status::VmState;
 use anyhow::anyhow;
 use memory_fabric::fabric::{FabricEvent, FabricObserver};
 use memory_fabric::link::LinkEvent;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ssi_hv::config::RunConfig;
-use ssi_hv::exit::ExitCode;
-use ssi_hv::forced_end::{self, FORCED_END_TIME_MAX};
-use ssi_hv::host;
-use ssi_hv::logging;
-use ssi_hv::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
-use ssi_hv::report::{Report, ReportFile};
-use ssi_hv::status::VmState;
 
 use super::errors::Errors;
 
@@ -28,7 +28,7 @@ const END_TIME_MAX: Duration = STOP_TIME_MAX
     .saturating_mul(2);
 
 /// How long it may take at the most: while a disk is at work, and in the end by force.
-pub(super) const LATE_END_TIME_MAX: Duration = END_TIME_MAX
+pub const LATE_END_TIME_MAX: Duration = END_TIME_MAX
     .saturating_add(DISK_TIME_MAX)
     .saturating_add(FORCED_END_TIME_MAX);
 

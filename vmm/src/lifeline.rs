@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use signal_hook::consts::SIGTERM;
 
-use super::readable::readable_within;
+use crate::readable::readable_within;
 
 /// Ends this process as SIGTERM does when standard input ends, or when nothing came by it for as
 /// long as `silence_max`: its other end may be on a host that is gone.

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use crate::config::{Numa, RunConfig};
+use crate::machine::NumaNode;
+use crate::memory_speed;
 use memory_fabric::fabric::Fabric;
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
-use ssi_hv::config::{Numa, RunConfig};
-use ssi_hv::machine::NumaNode;
-use ssi_hv::memory_speed;
 
 /// This node and every donor that gives memory, in order; none for a guest that is to see one
 /// kind of memory, or has it.

@@ -1,0 +1,24 @@
+//! A running VM: its boot, the watch over it, what changes while it runs, and what is reported of it.
+
+mod devices;
+mod donors;
+mod errors;
+mod exec;
+mod free_memory;
+mod hotplug;
+mod links;
+mod metrics;
+mod numa;
+mod observe;
+#[cfg(test)]
+mod routes_tests;
+mod run;
+mod supervisor;
+mod timeline;
+mod vm_routes;
+mod working_set;
+
+pub use self::observe::percentiles;
+pub use self::run::{compression, run};
+pub use self::supervisor::LATE_END_TIME_MAX;
+pub use self::timeline::distribution;
