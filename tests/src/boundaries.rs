@@ -1,14 +1,15 @@
-//! What crates, and parts of them, must not know: compared with `cargo metadata` and sources.
+//! Checks the forbidden dependencies between crates, and between parts of them, against `cargo
+//! metadata` and the sources.
 //!
-//! A rule is a row of a table. Dependencies count also when they come by another crate of the
-//! workspace; dependencies of tests and build scripts do not.
+//! Each rule is a row of a table. Transitive dependencies through crates of the workspace count;
+//! dependencies of tests and build scripts do not.
 
 mod cycles;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The crates of the fabric that know other hosts.
+/// Crates of the fabric that communicate with other hosts.
 const FABRIC_NETWORK: &[&str] = &[
     "fabric-identity",
     "fabric-transport",
@@ -20,10 +21,10 @@ const FABRIC_NETWORK: &[&str] = &[
 /// Crates that open sockets.
 const SOCKET_CRATES: &[&str] = &["quinn-proto", "quinn-udp", "socket2", "tokio", "hyper"];
 
-/// Crates that speak to KVM.
+/// Crates that use KVM.
 const KVM_CRATES: &[&str] = &["kvm-bindings", "kvm-ioctls", "ssi-hv-machine"];
 
-/// The monitor and what it gives to programs.
+/// The monitor, and the crates that it provides to programs.
 const MONITOR_CRATES: &[&str] = &[
     "ssi-hv",
     "ssi-hv-api",
@@ -32,7 +33,7 @@ const MONITOR_CRATES: &[&str] = &[
     "ssi-hv-metrics",
 ];
 
-/// A package, and the packages that it must not depend on.
+/// A package with the packages that it must not depend on.
 struct Forbidden {
     package: &'static str,
     dependencies: &'static [&'static [&'static str]],
@@ -145,14 +146,14 @@ const FORBIDDEN: &[Forbidden] = &[
             &["clap", "devices", "kernel-images"],
         ],
     },
-    // The image builder runs tools of the host; the monitor must work without them.
+    // The image builder runs host tools; the monitor must work without them.
     Forbidden {
         package: "ssi-hv",
         dependencies: &[&["kernel-images"]],
     },
 ];
 
-/// A folder or file of sources, and words that must not be in its code.
+/// A source folder or file, with words that must not appear in its code.
 struct Unsaid {
     sources: &'static str,
     words: &'static [&'static str],
@@ -177,7 +178,7 @@ const UNSAID: &[Unsaid] = &[
     },
 ];
 
-/// Direct dependencies of each package of the workspace, without those of tests and builds.
+/// Direct dependencies of each package of the workspace, without those of tests and build scripts.
 type Dependencies = BTreeMap<String, BTreeSet<String>>;
 
 fn dependencies_of(metadata: &serde_json::Value) -> Dependencies {
@@ -192,7 +193,7 @@ fn dependencies_of(metadata: &serde_json::Value) -> Dependencies {
     packages.iter().map(names).collect()
 }
 
-/// All that a package depends on, as far as the table knows the packages in between.
+/// Returns all packages reachable from `package` through the packages in the table.
 fn reachable<'a>(all: &'a Dependencies, package: &'a str) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut ahead = vec![package];
@@ -221,12 +222,12 @@ fn violations(all: &Dependencies, rules: &[Forbidden]) -> Vec<String> {
     found
 }
 
-/// The code of a line, without its comment.
+/// Returns the code of a line without its comment.
 fn code(line: &str) -> &str {
     line.split("//").next().unwrap_or_default()
 }
 
-/// Every Rust source below `path`.
+/// Returns every Rust source file below `path`.
 fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];

@@ -1,4 +1,4 @@
-//! Runs cargo's checks and reads what its tests came to.
+//! Runs cargo's checks and parses their test results.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,36 +10,35 @@ use anyhow::Context as _;
 use crate::cleanup::{self, Process};
 use crate::summary::{Outcome, Summary};
 
-/// The longest a step may take: builds from nothing on two cores are the slowest, two beside each
-/// other.
+/// Deadline of a step. The slowest case is two builds from scratch in parallel on two cores.
 const STEP_DEADLINE: Duration = Duration::from_secs(30 * 60);
-/// How much of a failed step's output is printed; the whole is in its log.
+/// Lines of a failed step's output to print; its log has the whole.
 const LINES_SHOWN_MAX: usize = 60;
 
-/// One step: a cargo command, run to its end.
+/// One cargo command with its name and environment.
 #[derive(Debug)]
 pub struct Step<'a> {
-    /// Its name, also of its log.
+    /// Name of the step and of its log.
     pub name: &'a str,
-    /// Cargo's arguments.
+    /// Arguments of cargo.
     pub args: &'a [&'a str],
     /// Environment variables to set.
     pub env: &'a [(&'a str, &'a str)],
-    /// Whether it runs tests, which are then counted one by one.
+    /// Whether it runs tests, which are then counted individually.
     pub runs_tests: bool,
 }
 
 impl Step<'_> {
-    /// Where its output goes.
+    /// Returns the path of its log.
     #[must_use]
     pub fn log(&self, logs: &Path) -> PathBuf {
         logs.join(format!("{}.log", self.name))
     }
 
-    /// Runs the step, records its outcome, and says whether it succeeded.
+    /// Runs the step, records its outcome, and returns whether it succeeded.
     ///
     /// # Errors
-    /// Fails when the step cannot be started at all.
+    /// Fails when the step cannot be started.
     pub fn run(
         &self,
         workspace: &Path,
@@ -83,7 +82,7 @@ impl Step<'_> {
             show_end(&text);
         }
         if tests.passed + tests.failed.len() == 0 || (!succeeded && tests.failed.is_empty()) {
-            // The step itself is what counts: it has no tests, or broke before or between them.
+            // The step counts as one check: it has no tests, or it failed outside of its tests.
             summary.add(self.name, outcome, begin.elapsed());
         } else {
             println!(
@@ -100,14 +99,14 @@ impl Step<'_> {
     }
 }
 
-/// Prints the end of what a failed step printed.
+/// Prints the last lines of a failed step's output.
 pub(crate) fn show_end(text: &str) {
     let lines: Vec<&str> = text.lines().collect();
     let from = lines.len().saturating_sub(LINES_SHOWN_MAX);
     println!("{}", lines[from..].join("\n"));
 }
 
-/// What the tests of a `cargo test` run came to.
+/// Results of a `cargo test` run.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tests {
     pub passed: usize,
@@ -119,7 +118,7 @@ pub(crate) struct Tests {
 }
 
 impl Tests {
-    /// Counts them; the whole output is in `log`.
+    /// Adds the results to the summary; `log` has the complete output.
     pub fn add_to(self, summary: &mut Summary, log: &str) {
         for test in self.failed {
             summary.add_silently(&test, Outcome::Failed(format!("see {log}")));
@@ -130,14 +129,14 @@ impl Tests {
         }
     }
 
-    /// Reads what `cargo test -- --show-output` printed. A test that could not run prints a
-    /// line with `SKIPPED: reason` and returns; the harness says "ok", so it is subtracted. One that
-    /// says so in other words fails.
+    /// Parses the output of `cargo test -- --show-output`. A test that could not run prints
+    /// `SKIPPED: reason` and returns. The harness counts it as passed, so it is subtracted here. A
+    /// test that reports a skip in any other form fails.
     pub fn parse(text: &str) -> Self {
         let mut tests = Self::default();
         let mut printing = "a test";
         for line in text.lines() {
-            // "---- name stdout ----" precedes what a test printed.
+            // "---- name stdout ----" precedes the output of a test.
             if let Some(name) = line
                 .strip_prefix("---- ")
                 .and_then(|l| l.strip_suffix(" stdout ----"))
@@ -173,7 +172,7 @@ impl Tests {
     }
 }
 
-/// Whether a test says that something was skipped, but not in the way that is counted.
+/// Returns whether a line reports a skip in a form that is not counted.
 fn is_no_proper_skip(line: &str) -> bool {
     let start = line.trim_start().get(.."skipped".len());
     start.is_some_and(|start| start.eq_ignore_ascii_case("skipped"))

@@ -1,8 +1,8 @@
-//! Nothing stays behind: processes and directories that must go when this process ends.
+//! Removes the processes and directories of a run when this process ends.
 //!
-//! Drop does it when a run ends by itself. On Ctrl-C and SIGTERM a thread does it, from a
-//! register of what is alive, and then ends the process. When this process is killed, the
-//! kernel kills the children (`PR_SET_PDEATHSIG`), and the next run removes the directories.
+//! At the end of a run `Drop` removes them. On Ctrl-C and SIGTERM a thread removes everything in a
+//! register and then ends the process. If this process is killed, the kernel kills its children
+//! (`PR_SET_PDEATHSIG`), and the next run removes the directories.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,8 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::sys;
 
-/// How our run directories in the system's directory for temporary files are called; the
-/// number of the process follows.
+/// Name prefix of run directories in the directory for temporary files; the process id follows.
 const PREFIX: &str = "ssi-hv-testbed-";
 
 #[derive(Debug)]
@@ -28,14 +27,14 @@ enum Entry {
     Process(Arc<Mutex<Child>>),
     Directory(PathBuf),
     File(PathBuf),
-    /// A process that another one has started for us.
+    /// A process that another process started for us.
     Stranger(Arc<OwnedFd>),
 }
 
 static REGISTER: Mutex<Vec<(u64, Entry)>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere must not keep us from cleaning up.
+    // A panic elsewhere must not prevent the clean-up.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -50,8 +49,8 @@ fn unregister(id: u64) {
     lock(&REGISTER).retain(|(other, _)| *other != id);
 }
 
-/// From now on, SIGINT, SIGTERM and SIGHUP clean up and end this process with 128 plus the
-/// signal's number.
+/// Installs handlers with which SIGINT, SIGTERM and SIGHUP clean up and end this process with 128
+/// plus the signal's number.
 ///
 /// # Errors
 /// Fails when the handlers cannot be installed.
@@ -62,7 +61,7 @@ pub fn on_signals() -> io::Result<()> {
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {
                 eprintln!("\ninterrupted: stopping what was started");
-                // The lock is kept: nobody starts anything more.
+                // The guard is never released, so no further process can start.
                 let mut register = lock(&REGISTER);
                 for (_, entry) in register.drain(..).rev() {
                     match entry {
@@ -84,10 +83,10 @@ pub fn on_signals() -> io::Result<()> {
     Ok(())
 }
 
-/// Kills a child with the whole group that it leads, unless it was waited for already.
+/// Kills the process group of a child that has not been reaped.
 fn kill_group(child: &mut Child) {
     if let Ok(None) = child.try_wait() {
-        // The child was not waited for, so the group is ours.
+        // The child has not been reaped, so its process group id has not been reused.
         let _ = rustix::process::kill_process_group(Pid::from_child(child), Signal::KILL);
         let _ = child.wait();
     }
@@ -98,8 +97,8 @@ pub fn remove_at_exit(path: &Path) {
     register(Entry::File(path.to_path_buf()));
 }
 
-/// A process that another one has started for us, such as the first one of a container: it does not
-/// outlive us either.
+/// A process that another process started for us, such as the first process of a container. It is
+/// killed on drop and at exit.
 #[derive(Debug)]
 pub struct Stranger {
     process: Arc<OwnedFd>,
@@ -107,10 +106,10 @@ pub struct Stranger {
 }
 
 impl Stranger {
-    /// Takes charge of a process by its number.
+    /// Takes ownership of a process by its id.
     ///
     /// # Errors
-    /// Fails when there is none.
+    /// Fails when there is no such process.
     pub fn new(pid: i32) -> io::Result<Self> {
         let pid = u32::try_from(pid).ok().and_then(|_| Pid::from_raw(pid));
         let pid = pid.ok_or(Errno::SRCH)?;
@@ -128,12 +127,12 @@ impl Drop for Stranger {
     }
 }
 
-/// Kills it, unless it has ended.
+/// Kills the process unless it has exited.
 fn kill_stranger(process: &OwnedFd) {
     let _ = rustix::process::pidfd_send_signal(process, Signal::KILL);
 }
 
-/// A child process that does not outlive us, nor does its process group.
+/// A child process that is killed, with its process group, on drop and at exit.
 #[derive(Debug)]
 pub struct Process {
     child: Arc<Mutex<Child>>,
@@ -141,17 +140,18 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a command in a process group of its own, so that Ctrl-C reaches only us.
+    /// Starts a command in a process group of its own, so that Ctrl-C reaches only this process.
     ///
-    /// The child dies with the thread that starts it, so call this on a thread that lives
-    /// as long as the child is needed.
+    /// The kernel kills the child when the thread that started it ends, so the calling thread must
+    /// live as long as the child is needed.
     ///
     /// # Errors
     /// Fails when the command cannot be started.
     pub fn spawn(command: &mut Command) -> io::Result<Self> {
         command.process_group(0);
         sys::die_with_parent(command);
-        // With the register locked, a signal's clean-up comes before the start or sees the child.
+        // While the register is locked, a signal's clean-up either precedes the start or includes
+        // the child.
         let mut register = lock(&REGISTER);
         let child = Arc::new(Mutex::new(command.spawn()?));
         let id = register.last().map_or(1, |(id, _)| id + 1);
@@ -159,16 +159,16 @@ impl Process {
         Ok(Self { child, id })
     }
 
-    /// The process's id.
+    /// Returns the process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         lock(&self.child).id()
     }
 
-    /// How the process ended, if it has.
+    /// Returns the exit status if the process has exited.
     ///
     /// # Errors
-    /// Fails when the kernel does not tell.
+    /// Fails when the kernel does not report it.
     pub fn try_wait(&self) -> io::Result<Option<ExitStatus>> {
         lock(&self.child).try_wait()
     }
@@ -179,34 +179,34 @@ impl Process {
         lock(&self.child).stdout.take()
     }
 
-    /// Sends a signal, unless the process has been waited for.
+    /// Sends a signal unless the process has been reaped.
     ///
     /// # Errors
-    /// Fails when the process has ended.
+    /// Fails when the process has exited.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
         let mut child = lock(&self.child);
         if child.try_wait()?.is_some() {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         let signal = Signal::from_named_raw(signal).ok_or(Errno::INVAL)?;
-        // The child was not waited for, and the lock keeps it so: the id is still its own.
+        // The child has not been reaped, and the lock prevents it, so the id still refers to it.
         Ok(rustix::process::kill_process(
             Pid::from_child(&child),
             signal,
         )?)
     }
 
-    /// Waits for the end until the deadline; `None` when it has not come by then.
+    /// Waits for the exit until the deadline; `None` if it passes.
     ///
     /// # Errors
-    /// Fails when the kernel does not tell.
+    /// Fails when the kernel does not report the exit.
     pub fn wait_until(&self, deadline: Instant) -> io::Result<Option<ExitStatus>> {
         let process = {
             let mut child = lock(&self.child);
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));
             }
-            // The child was not waited for, so the number is still its own.
+            // The child has not been reaped, so the id still refers to it.
             rustix::process::pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?
         };
         poll_readable(&process, deadline)?;
@@ -241,12 +241,12 @@ pub struct RunDir {
 }
 
 impl RunDir {
-    /// Makes one, after removing those of processes that have died.
+    /// Creates one, after removing the directories of processes that no longer exist.
     ///
     /// # Errors
-    /// Fails when it cannot be made.
+    /// Fails when it cannot be created.
     pub fn new() -> io::Result<Self> {
-        // Not below target/: a socket's path has at most 107 bytes.
+        // Not below target/: the path of a socket is limited to 107 bytes.
         let parent = std::env::temp_dir();
         remove_stale(&parent);
         let prefix = format!("{PREFIX}{}-", std::process::id());
@@ -258,7 +258,7 @@ impl RunDir {
         Ok(Self { path, id })
     }
 
-    /// Where it is.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -291,7 +291,7 @@ fn remove_stale(parent: &Path) {
     }
 }
 
-/// The time from which on waiting is over.
+/// Returns the deadline after this time.
 #[must_use]
 pub fn after(time: Duration) -> Instant {
     Instant::now() + time

@@ -1,19 +1,19 @@
-//! End-to-end tests of SSI-HV and what they stand on.
+//! End-to-end tests of SSI-HV and their infrastructure.
 //!
-//! - [`testbed`]: emulated hosts with KVM, userfaultfd and software RDMA, linked by a network
+//! - [`testbed`]: emulated hosts with KVM, userfaultfd and software RDMA, connected by a network
 //!   that can be cut and slowed down.
 //! - [`cargo`]: cargo's own checks, counted together with the scenarios, and [`test_binaries`].
-//! - [`share`]: what hosts and guests boot, in one directory.
-//! - [`bench`]: what remote memory costs, here and beside swap over the network.
-//! - [`demo`]: one guest on two hosts, for people to look at.
-//! - [`distro`]: a whole distribution as the guest, for both.
-//! - [`e2e`]: the scenarios, and [`summary`], what they came to.
-//! - [`licences`]: dependencies, held to `deny.toml`.
+//! - [`share`]: the directory of everything that hosts and guests boot.
+//! - [`bench`]: the cost of remote memory, natively and compared with swap over the network.
+//! - [`demo`]: one guest on two hosts, for presentation.
+//! - [`distro`]: a whole distribution as the guest of demo and scenarios.
+//! - [`e2e`]: the scenarios; [`summary`] has their results.
+//! - [`licences`]: checks dependencies against `deny.toml`.
 //! - [`native`]: checks of the product that need no emulated hosts.
-//! - [`published`]: the schemas that all its JSON is held against.
-//! - [`rdma_tool`]: many RDMA connections, and RDMA going wrong, without a guest.
-//! - [`cleanup`]: nothing stays behind, however a run ends.
-//! - `boundaries`: a test that no crate knows what it must not.
+//! - [`published`]: the schemas that all JSON output must match.
+//! - [`rdma_tool`]: many RDMA connections, and RDMA failures, without a guest.
+//! - [`cleanup`]: removes processes and directories however a run ends.
+//! - `boundaries`: a test of the forbidden dependencies between crates.
 
 pub mod bench;
 #[cfg(test)]

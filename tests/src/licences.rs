@@ -1,4 +1,5 @@
-//! Checks dependencies against `deny.toml` with cargo-deny, which is built once into `target/tools`.
+//! Checks dependencies against `deny.toml` with cargo-deny, which is built once into
+//! `target/tools`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,20 +9,20 @@ use anyhow::Context as _;
 use crate::cargo::Step;
 use crate::summary::{Outcome, Summary};
 
-/// The version of cargo-deny that `deny.toml` is written for.
+/// Version of cargo-deny that `deny.toml` is written for.
 const VERSION: &str = "0.20.2";
-/// Where it is installed.
+/// Installation directory.
 const ROOT: &str = "target/tools/cargo-deny";
-/// Where it is built; removed afterwards.
+/// Build directory; removed afterwards.
 const BUILD: &str = "target/tools/cargo-deny-build";
 /// The check that needs a database of known vulnerabilities.
 const ADVISORIES: &str = "advisories";
 
-/// Checks licences, duplicates and sources of all dependencies, and known vulnerabilities where the
-/// database of them is on this machine: it is never fetched.
+/// Checks licences, duplicates and sources of all dependencies. Checks known vulnerabilities only
+/// if their database exists on this machine: it is never fetched.
 ///
 /// # Errors
-/// When cargo cannot be started.
+/// Fails when cargo cannot be started.
 pub fn run(workspace: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Result<()> {
     if !is_installed(&workspace.join(ROOT)) && !install(workspace, logs, summary)? {
         return Ok(());
@@ -55,15 +56,15 @@ pub fn run(workspace: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Resu
     Ok(())
 }
 
-/// Whether the version that is wanted has been installed into `root`.
+/// Returns whether the required version is installed in `root`.
 fn is_installed(root: &Path) -> bool {
-    // The record that `cargo install` keeps, written after the program.
+    // `cargo install` writes this record after the program.
     let record = std::fs::read_to_string(root.join(".crates.toml")).unwrap_or_default();
     record.contains(&format!("\"cargo-deny {VERSION} ")) && root.join("bin/cargo-deny").is_file()
 }
 
-/// Builds cargo-deny without optimization and debug information: it runs for seconds, and building it
-/// should not take minutes. Returns whether that succeeded.
+/// Builds cargo-deny without optimization and debug information, since it runs for seconds and
+/// should not take minutes to build. Returns whether that succeeded.
 fn install(workspace: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Result<bool> {
     let step = Step {
         name: "cargo-deny build",
@@ -86,18 +87,18 @@ fn install(workspace: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Resu
         runs_tests: false,
     };
     let installed = step.run(workspace, logs, summary)?;
-    // Several hundred megabytes that nothing needs again.
+    // Several hundred megabytes that are not needed again.
     let _ = std::fs::remove_dir_all(workspace.join(BUILD));
     Ok(installed)
 }
 
-/// Where cargo keeps what it has fetched.
+/// Returns cargo's home directory, which holds its downloads.
 fn cargo_home() -> Option<PathBuf> {
     let set = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     set.or_else(|| Some(std::env::home_dir()?.join(".cargo")))
 }
 
-/// Why vulnerabilities cannot be looked up, if they cannot.
+/// Returns why vulnerabilities cannot be checked.
 fn missing_database(cargo_home: Option<&Path>) -> Option<String> {
     let databases = cargo_home?.join("advisory-dbs");
     let found = std::fs::read_dir(&databases).is_ok_and(|mut entries| entries.next().is_some());

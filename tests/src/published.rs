@@ -1,16 +1,16 @@
-//! What the product writes as JSON, held against the schemas that are published for it.
+//! Validates the product's JSON against the published schemas.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-/// The schemas of `docs`.
+/// A schema in `docs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Published {
-    /// What `--report` of a VM writes.
+    /// Output of `--report` of a VM.
     Report,
-    /// What `--report` of a node writes.
+    /// Output of `--report` of a node.
     NodeReport,
-    /// What `status --json` prints.
+    /// Output of `status --json`.
     Status,
 }
 
@@ -23,11 +23,11 @@ impl Published {
         }
     }
 
-    /// Reads what the product wrote.
+    /// Parses and validates the product's output.
     ///
     /// # Errors
     ///
-    /// When it is not JSON, or not as the schema says: with each place and what is wrong there.
+    /// Fails when it is not JSON, or violates the schema; lists each place with its violation.
     pub fn parse(self, text: &str) -> anyhow::Result<Value> {
         let value = serde_json::from_str(text).with_context(|| format!("{self:?}: {text:?}"))?;
         let schema = serde_json::from_str(self.schema())?;

@@ -1,4 +1,5 @@
-//! The directory that testbed hosts see as `/share`: the product and what its guests boot.
+//! The directory that testbed hosts see as `/share`: the product and everything that its guests
+//! boot.
 
 use std::path::{Path, PathBuf};
 
@@ -6,30 +7,30 @@ use anyhow::{Context as _, bail};
 use kernel_images::{ImageCache, Manifest, distro, initramfs, programs};
 use serde::{Deserialize, Serialize};
 
-/// The record of what is in the directory.
+/// File that records the contents of the directory.
 const RECORD: &str = "share.json";
 
-/// What is in the directory.
+/// A prepared directory.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Share {
-    /// The directory.
+    /// Its path.
     pub dir: PathBuf,
     /// `uname -r` of the default guest.
     pub guest_kernel: String,
     /// `uname -r` of the testbed hosts and of the second guest.
     pub host_kernel: String,
-    /// Why there is no distribution; `None` when there is one, or nobody asked for one.
+    /// Why there is no distribution; `None` when there is one, or none was requested.
     pub distro_missing: Option<String>,
 }
 
 impl Share {
-    /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`,
-    /// `full-vmlinuz`, `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and,
-    /// if they exist, `ssi-hv`, `rdma-probe`, `rdma-faults` and `demo` of the release build and the
-    /// `prometheus` that `scripts/setup` unpacks.
+    /// Fills `target/share` of the workspace with `cloud-vmlinuz`, `cloud-vmlinux`, `full-vmlinuz`,
+    /// `full-vmlinux`, `guest.cpio` (for the cloud kernel), `guest-full.cpio`, and, if they exist,
+    /// `ssi-hv`, `rdma-probe`, `rdma-faults` and `demo` of the release build and the `prometheus`
+    /// that `scripts/setup` unpacks.
     ///
     /// # Errors
-    /// Fails when a kernel cannot be had or the disk is full.
+    /// Fails when a kernel is not available or the disk is full.
     pub fn prepare(workspace: &Path) -> anyhow::Result<Self> {
         let dir = workspace.join("target/share");
         std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
@@ -75,10 +76,10 @@ impl Share {
         Ok(share)
     }
 
-    /// Uses a directory as [`prepare`](Self::prepare) has filled it, wherever it is mounted now.
+    /// Uses a directory that [`prepare`](Self::prepare) has filled, wherever it is mounted now.
     ///
     /// # Errors
-    /// Fails when it has no record of what is in it.
+    /// Fails when it has no record of its contents.
     pub fn open(dir: &Path) -> anyhow::Result<Self> {
         let record = dir.join(RECORD);
         let text =
@@ -91,8 +92,9 @@ impl Share {
         })
     }
 
-    /// Adds `debian-vmlinuz` and `debian-initrd.img`, and gives the image of the disk that goes with them.
-    /// It is made if need be, which takes about a minute. Where it cannot be made, the reason is kept.
+    /// Adds `debian-vmlinuz` and `debian-initrd.img`, and returns the matching disk image. If
+    /// necessary the image is built, which takes about a minute. If it cannot be built, the reason
+    /// is recorded.
     pub fn add_distro(&mut self, workspace: &Path) -> Option<PathBuf> {
         match self.try_add_distro(workspace) {
             Ok(disk) => Some(disk),
@@ -111,14 +113,14 @@ impl Share {
         Ok(image.disk())
     }
 
-    /// Whether the product is there.
+    /// Returns whether the product is present.
     #[must_use]
     pub fn has_product(&self) -> bool {
         self.dir.join("ssi-hv").is_file()
     }
 }
 
-/// Copies a file, unless an equal one (by size and time) is there; it appears by one rename.
+/// Copies a file unless an equal one (by size and time) exists; the copy appears by one rename.
 fn install(from: &Path, to: &Path) -> anyhow::Result<()> {
     let source = std::fs::metadata(from).with_context(|| from.display().to_string())?;
     let same = |there: std::fs::Metadata| {

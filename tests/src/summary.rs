@@ -1,25 +1,25 @@
-//! What passed, failed and was skipped.
+//! The results of all checks: passed, failed and skipped.
 
 use std::time::Duration;
 
-/// Scenarios that may pass only when repeated, in one run. The emulator hangs now and then; more of
-/// them than this are a fault of the product that hides behind repetition.
+/// Scenarios per run that may pass only when repeated. The emulator hangs occasionally; more of
+/// them indicate a fault of the product that repetition hides.
 const FLAKY_MAX: usize = 1;
-/// The name of the failure that more flaky scenarios are.
+/// Name of the failure for more flaky scenarios than that.
 const TOO_FLAKY: &str = "flaky scenarios";
 
-/// How one check ended.
+/// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// What it tests holds.
+    /// The tested property holds.
     Passed,
-    /// It does not, and why.
+    /// It does not hold, with the reason.
     Failed(String),
-    /// It could not be tried, and why. Never counted as passed.
+    /// The check could not run, with the reason. Never counted as passed.
     Skipped(String),
 }
 
-/// Collects outcomes, printing each as it comes.
+/// Collects outcomes and prints each as it arrives.
 #[derive(Debug, Default)]
 pub struct Summary {
     passed: usize,
@@ -67,7 +67,7 @@ impl Summary {
         }
     }
 
-    /// Adds what was recorded beside this, without printing it again.
+    /// Adds the results of another summary without printing them again.
     pub fn merge(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed.extend(other.failed);
@@ -77,31 +77,31 @@ impl Summary {
         self.notes.extend(other.notes);
     }
 
-    /// Records that the testbed was started anew for a check.
+    /// Records that the testbed was restarted for a check.
     pub fn restart(&mut self, name: &str, reason: &str) {
         println!("{name:<36} testbed restarted: {reason}");
         self.restarts.push((name.to_owned(), reason.to_owned()));
     }
 
-    /// Records that a check passed only when it was repeated. More than one such check in a run are a
-    /// failure of their own.
+    /// Records that a check passed only when it was repeated. More than one such check in a run is
+    /// a failure itself.
     pub fn flaky(&mut self, name: &str, reason: &str) {
         println!("{name:<36} flaky: {reason}");
         self.flaky.push((name.to_owned(), reason.to_owned()));
     }
 
-    /// Records a number or another fact to be read in the summary.
+    /// Records a number or another fact for the summary.
     pub fn note(&mut self, name: &str, text: &str) {
         self.notes.push((name.to_owned(), text.to_owned()));
     }
 
-    /// Whether anything failed.
+    /// Returns whether anything failed.
     #[must_use]
     pub fn has_failures(&self) -> bool {
         !self.failures().is_empty()
     }
 
-    /// What failed, with the flakiness of the whole run.
+    /// Returns what failed, including the flakiness of the whole run.
     fn failures(&self) -> Vec<(String, String)> {
         let mut failures = self.failed.clone();
         if self.flaky.len() > FLAKY_MAX {
@@ -121,7 +121,7 @@ impl Summary {
         print!("{}", self.closing());
     }
 
-    /// The closing lines of a run.
+    /// Formats the closing lines of a run.
     fn closing(&self) -> String {
         let mut closing = String::new();
         let mut section = |title: &str, entries: &[(String, String)]| {
@@ -141,7 +141,7 @@ impl Summary {
         format!("{closing}\n{}\n", self.last_line())
     }
 
-    /// The totals.
+    /// Formats the totals.
     #[must_use]
     pub fn last_line(&self) -> String {
         format!(

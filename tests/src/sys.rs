@@ -1,4 +1,4 @@
-//! What is done between fork and exec, where only a few calls are allowed.
+//! Operations between fork and exec, where only a few calls are allowed.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
@@ -6,12 +6,12 @@ use std::process::Command;
 
 use rustix::process::{self, Signal};
 
-/// Has the kernel kill a child when the thread that started it ends, however that happens.
+/// Makes the kernel kill a child when the thread that started it ends for any reason.
 pub(crate) fn die_with_parent(command: &mut Command) {
     let parent = process::getpid();
     let hook = move || {
         process::set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The parent may have ended before that.
+        // The parent may have ended before the call.
         if process::getppid() != Some(parent) {
             return Err(std::io::Error::from_raw_os_error(libc::ESRCH));
         }
@@ -22,11 +22,11 @@ pub(crate) fn die_with_parent(command: &mut Command) {
     unsafe { command.pre_exec(hook) };
 }
 
-/// Gives a child descriptors: the first one as 3, the next one as 4, and so on.
+/// Passes descriptors to a child: the first one as 3, the next one as 4, and so on.
 ///
 /// # Panics
 ///
-/// When one of them has such a number here: it would be overwritten before it is copied.
+/// When one of them already has such a number here: it would be overwritten before it is copied.
 pub(crate) fn pass_descriptors(command: &mut Command, descriptors: Vec<OwnedFd>) {
     use std::os::fd::AsRawFd as _;
     let end = 3 + descriptors.len();

@@ -1,8 +1,8 @@
-//! Runs the test binaries that cargo built, two at a time: many of them wait for most of their time.
+//! Runs the test binaries that cargo built, two at a time, since many of them mostly wait.
 //!
-//! A crate's integration tests are one binary. The tests of each of its modules run in a process of
-//! their own, as those of a binary do: some look at what a process has, such as its memory, some
-//! measure, and one that aborts must not take the others along.
+//! A crate's integration tests are one binary. The tests of each of its modules run in a separate
+//! process, as those of separate binaries would: some inspect their process, such as its memory,
+//! some measure time, and an abort must not affect the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -18,37 +18,37 @@ use crate::cargo::{Tests, show_end};
 use crate::cleanup::{self, Process};
 use crate::summary::{Outcome, Summary};
 
-/// The longest that one binary may take.
+/// Deadline of one binary.
 const DEADLINE: Duration = Duration::from_secs(10 * 60);
-/// Binaries and modules whose tests measure, or give something little time: nothing runs beside them.
+/// Binaries and modules whose tests measure time or have short timeouts: they run alone.
 const ALONE: &[&str] = &["compression_pays", "bench", "links", "udp", "conformance"];
-/// Those that take long begin first, so that none is left over at the end.
+/// Long ones start first, so that none remains at the end.
 const LONG: &[&str] = &["race_ahead", "faults", "discard", "hostile_client"];
-/// Those that watch processes for a minute: they run beside the others, for which they leave the
-/// processors.
+/// Modules that observe processes for a minute: they run in addition to the others, since they use
+/// little CPU time.
 const BESIDE: &[&str] = &["prometheus"];
-/// How many of the others run side by side.
+/// How many of the others run in parallel.
 const AT_ONCE: usize = 2;
 
-/// How long a binary may take to list its tests.
+/// Deadline for a binary to list its tests.
 const LIST_DEADLINE: Duration = Duration::from_secs(60);
 
-/// One binary of tests, or a module of it.
+/// A test binary, or one module of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TestBinary {
-    /// The target's name; that of the module, where it is one.
+    /// Name of the target, or of the module.
     name: String,
     path: PathBuf,
-    /// The directory of its package, in which cargo runs tests too.
+    /// Directory of its package, in which cargo runs tests too.
     package: PathBuf,
-    /// Whether these are integration tests, which are run module by module.
+    /// Whether these are integration tests, which run module by module.
     is_integration: bool,
-    /// The tests to run; without any, all of the binary.
+    /// The tests to run; all of the binary if empty.
     only: Vec<String>,
 }
 
 impl TestBinary {
-    /// Reads what `cargo test --no-run --message-format=json` printed.
+    /// Parses the output of `cargo test --no-run --message-format=json`.
     fn listed(text: &str) -> anyhow::Result<Vec<Self>> {
         let mut binaries = Vec::new();
         for line in text.lines().filter(|line| line.starts_with('{')) {
@@ -76,7 +76,8 @@ impl TestBinary {
         Ok(binaries)
     }
 
-    /// Splits integration tests into their modules; tests outside of modules keep the target's name.
+    /// Splits integration tests into their modules; tests outside of modules keep the target's
+    /// name.
     fn modules(self, logs: &Path) -> anyhow::Result<Vec<Self>> {
         if !self.is_integration {
             return Ok(vec![self]);
@@ -96,7 +97,7 @@ impl TestBinary {
         Ok(modules.collect())
     }
 
-    /// The names of its tests.
+    /// Returns the names of its tests.
     fn tests(&self, logs: &Path) -> anyhow::Result<Vec<String>> {
         let log = logs.join(format!("{}.list", self.file()));
         let output = File::create(&log).with_context(|| log.display().to_string())?;
@@ -117,8 +118,8 @@ impl TestBinary {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Why a process that succeeded has not run all that it was asked to run, if it has not: the
-    /// harness ignores the names of tests that it does not have.
+    /// Returns why a process that succeeded has not run all requested tests: the harness ignores
+    /// unknown test names.
     fn why_incomplete(&self, printed: &str) -> Option<String> {
         let is_result = |line: &&str| line.starts_with("test ") && line.contains(" ... ");
         let ran = printed.lines().filter(is_result).count();
@@ -126,13 +127,13 @@ impl TestBinary {
         (ran < asked).then(|| format!("ran {ran} of {asked} tests"))
     }
 
-    /// The file's name. Names of targets are not unique, those of executables are.
+    /// Returns its file name, which is unique, unlike the name of the target.
     fn file(&self) -> String {
         let file = self.path.file_name().unwrap_or_default();
         file.to_string_lossy().into_owned()
     }
 
-    /// The binary, as cargo would run it.
+    /// Returns the command with which cargo would run it.
     fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         command
@@ -173,19 +174,19 @@ impl TestBinary {
     }
 }
 
-/// How one ended.
+/// Result of one binary.
 #[derive(Debug)]
 struct Ended {
     tests: Tests,
-    /// What was wrong with how it ended, if something was.
+    /// Why the process itself failed.
     wrong: Option<String>,
     log: PathBuf,
 }
 
-/// Runs all binaries that the log of the build lists, and counts their tests.
+/// Runs all binaries that the build log lists, and counts their tests.
 ///
 /// # Errors
-/// Fails when the log cannot be read, or a binary not be started.
+/// Fails when the log cannot be read, or a binary cannot be started.
 pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Result<()> {
     let begin = Instant::now();
     let text = std::fs::read(build_log).with_context(|| build_log.display().to_string())?;
@@ -232,7 +233,7 @@ pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Resu
     for (binary, ended) in ended {
         let log = ended.log.display().to_string();
         if let (Some(wrong), true) = (&ended.wrong, ended.tests.failed.is_empty()) {
-            // It broke before or between its tests.
+            // The process failed outside of its tests.
             summary.add_silently(&binary, Outcome::Failed(format!("{wrong}; see {log}")));
         }
         ended.tests.add_to(summary, &log);
@@ -240,7 +241,7 @@ pub fn run(build_log: &Path, logs: &Path, summary: &mut Summary) -> anyhow::Resu
     Ok(())
 }
 
-/// Runs so many binaries at once until all have run.
+/// Runs all binaries, this many in parallel.
 fn run_all(
     binaries: Vec<TestBinary>,
     at_once: usize,
@@ -331,7 +332,8 @@ mod tests {
         assert!(log.contains(&here.display().to_string()), "{log}");
     }
 
-    /// Lists three tests in two modules and one outside of them; prints a result for each name given.
+    /// Lists three tests in two modules and one outside of them; prints a result for each requested
+    /// name.
     const HARNESS: &str = r#"
 if [ "$1" = --list ]; then
     printf '%s: test\n' one::a one::deep::b two::c d

@@ -1,8 +1,8 @@
-//! Unsafe code stays in few files: a test counts them, so that a new one is a decision.
+//! Limits the number of files with unsafe code, so that adding one is a deliberate decision.
 
 use std::path::{Path, PathBuf};
 
-/// Where unsafe code may be, in at most how many files, and why it is there.
+/// Locations of unsafe code, the highest number of files in each, and the reason.
 const ALLOWED: &[(&str, usize, &str)] = &[
     (
         "devices/src/sys.rs",
@@ -28,7 +28,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("vmm", 19, "KVM, signals, terminals, the guest's init"),
 ];
 
-/// Files that count are none of tests alone.
+/// Returns whether a file counts: files that only tests use do not.
 fn is_product(path: &Path) -> bool {
     let of_tests = ["tests", "benches", "test-support", "tiny-guests"];
     let parts = || path.iter().filter_map(|part| part.to_str());
@@ -37,7 +37,7 @@ fn is_product(path: &Path) -> bool {
     !in_tests && !name.is_some_and(|name| name.ends_with("tests.rs"))
 }
 
-/// Whether a file has unsafe blocks, functions or implementations.
+/// Returns whether a file has unsafe blocks, functions or implementations.
 fn is_unsafe(text: &str) -> bool {
     let marks = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern"];
     let code = text.lines().map(str::trim_start);
@@ -45,7 +45,7 @@ fn is_unsafe(text: &str) -> bool {
     code.any(|line| marks.iter().any(|mark| line.contains(mark)))
 }
 
-/// All files of Rust below a directory, relative to `root`.
+/// Collects all Rust files below a directory, relative to `root`.
 fn sources(root: &Path, below: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(root.join(below))
         .expect("a directory")
@@ -70,7 +70,7 @@ fn unsafe_code_is_in_no_more_files_than_the_table_allows() {
     sources(&root, Path::new(""), &mut files);
     let has_unsafe =
         |path: &PathBuf| is_unsafe(&std::fs::read_to_string(root.join(path)).expect("a text"));
-    // This file names the marks, and has none.
+    // This file contains the marks, but no unsafe code.
     files.retain(|path| is_product(path) && !path.ends_with(file!()) && has_unsafe(path));
     assert!(files.contains(&PathBuf::from("devices/src/sys.rs")));
     for (place, most, _) in ALLOWED {

@@ -1,4 +1,4 @@
-//! What this host can do for a monitor.
+//! Checks the host's capabilities for a monitor.
 
 use std::fs::File;
 use std::io;
@@ -24,7 +24,7 @@ struct UffdioApi {
 
 const _: () = assert!(size_of::<UffdioApi>() == 24);
 
-/// Makes a VM and a userfaultfd that takes kernel faults, and describes both in one line each.
+/// Creates a VM and a userfaultfd that handles kernel faults, and describes each in one line.
 pub fn run() -> io::Result<()> {
     let kvm = File::options().read(true).write(true).open("/dev/kvm")?;
     // SAFETY: this ioctl takes no argument and returns a number.
@@ -34,7 +34,7 @@ pub fn run() -> io::Result<()> {
     if vm < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and nobody else has it.
+    // SAFETY: the descriptor is new and has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(vm) });
     println!("kvm api={version}");
 
@@ -44,7 +44,7 @@ pub fn run() -> io::Result<()> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is new and nobody else has it.
+    // SAFETY: the descriptor is new and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut api = UffdioApi {
         api: UFFD_API,

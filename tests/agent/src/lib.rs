@@ -1,7 +1,7 @@
-//! What the agent in a testbed host and its client say to each other.
+//! The protocol between the agent in a testbed host and its client.
 //!
-//! Over TCP, one connection for each operation. The client begins with one [`Request`]; what
-//! follows depends on it:
+//! It runs over TCP, with one connection for each operation. The client starts with one
+//! [`Request`], which determines what follows:
 //!
 //! | request | then the client sends | the agent answers |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | `Get` | nothing | `Data` frames, `End` |
 //! | `Signal` | nothing | `Done` |
 //!
-//! `Error` with a text may come instead of any answer. When the client of a `Run` goes away,
-//! the agent kills the process with its whole group.
+//! `Error` with a text can replace any answer. When the client of a `Run` disconnects, the agent
+//! kills the process with its whole group.
 //!
 //! A frame is one byte of kind, four bytes of length (little endian), and that many bytes.
 
@@ -20,16 +20,16 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// The largest payload of a frame. Data is cut into pieces below it.
+/// Largest payload of a frame; data is split to fit.
 pub const FRAME_BYTES_MAX: usize = 256 << 10;
 
-/// The largest file that is put or got: a disk image or a log, never memory of a guest.
+/// Largest file of `Put` and `Get`: a disk image or a log, never memory of a guest.
 pub const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// The first frame of a connection.
+/// First frame of a connection.
 #[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
 pub enum Request {
-    /// Is the host alive?
+    /// Check that the host is alive.
     Ping,
     /// Run a command as the leader of a new process group, without standard input.
     Run {
@@ -38,7 +38,7 @@ pub enum Request {
         /// Environment variables to set.
         env: Vec<(String, String)>,
     },
-    /// Write a file that replaces one of the same name at once.
+    /// Write a file, which atomically replaces one of the same name.
     Put {
         /// Its path.
         path: String,
@@ -59,7 +59,7 @@ pub enum Request {
     },
 }
 
-/// What a frame means.
+/// Meaning of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -71,18 +71,18 @@ pub enum Kind {
     End = 3,
     /// A signal for the running process: four bytes.
     Signal = 4,
-    /// Asks for a [`Pong`](Kind::Pong).
+    /// Requests a [`Pong`](Kind::Pong).
     Ping = 5,
     /// Answers a ping.
     Pong = 16,
-    /// The process runs; its id in four bytes.
+    /// The process was started; its id in four bytes.
     Started = 17,
-    /// What the process wrote to its standard output.
+    /// Standard output of the process.
     Stdout = 18,
-    /// What the process wrote to its standard error.
+    /// Standard error of the process.
     Stderr = 19,
-    /// The process ended: its code and the signal that killed it, four bytes each, the one
-    /// that does not apply being -1.
+    /// The process ended: exit code and signal in four bytes each, -1 for the one that does not
+    /// apply.
     Exit = 20,
     /// The operation succeeded.
     Done = 21,
@@ -118,7 +118,7 @@ pub fn write_frame(out: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Resu
         return Err(too_long());
     }
     let length = u32::try_from(payload.len()).map_err(|_| too_long())?;
-    // One write, so that a frame is one packet where it fits.
+    // One write, so that a small frame is one packet.
     let mut frame = Vec::with_capacity(payload.len() + 5);
     frame.push(kind as u8);
     frame.extend(length.to_le_bytes());
@@ -130,7 +130,7 @@ pub fn write_frame(out: &mut impl Write, kind: Kind, payload: &[u8]) -> io::Resu
 /// Reads one frame.
 ///
 /// # Errors
-/// Fails when the input ends or fails, or when the frame is of no known kind or exceeds
+/// Fails when the input ends or fails, or when the frame is of an unknown kind or exceeds
 /// [`FRAME_BYTES_MAX`].
 pub fn read_frame(input: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
     let mut header = [0; 5];
@@ -150,7 +150,7 @@ pub fn read_frame(input: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
     Ok((kind, payload))
 }
 
-/// Reads the integers of a [`Kind::Signal`], [`Kind::Started`] or [`Kind::Exit`] frame.
+/// Decodes the integers of a [`Kind::Signal`], [`Kind::Started`] or [`Kind::Exit`] frame.
 #[must_use]
 pub fn integers<const N: usize>(payload: &[u8]) -> Option<[i32; N]> {
     let mut values = [0; N];
@@ -166,7 +166,7 @@ pub fn integers<const N: usize>(payload: &[u8]) -> Option<[i32; N]> {
 /// Sends the contents of a reader as `Data` frames and an `End`.
 ///
 /// # Errors
-/// Fails when one side does, or after [`FILE_BYTES_MAX`] bytes.
+/// Fails when either side fails, or after [`FILE_BYTES_MAX`] bytes.
 pub fn send_data(from: &mut impl Read, out: &mut impl Write) -> io::Result<()> {
     let mut buffer = vec![0; FRAME_BYTES_MAX];
     let mut total = 0;
@@ -184,8 +184,8 @@ pub fn send_data(from: &mut impl Read, out: &mut impl Write) -> io::Result<()> {
 /// Receives `Data` frames until `End` into a writer.
 ///
 /// # Errors
-/// Fails when one side does, after [`FILE_BYTES_MAX`] bytes, or when another frame comes; an
-/// `Error` frame becomes an error with its text.
+/// Fails when either side fails, after [`FILE_BYTES_MAX`] bytes, or on another frame; an `Error`
+/// frame becomes an error with its text.
 pub fn receive_data(from: &mut impl Read, out: &mut impl Write) -> io::Result<()> {
     let mut total = 0;
     loop {

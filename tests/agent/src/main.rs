@@ -1,4 +1,4 @@
-//! The agent of a testbed host: does what its client asks, and answers heartbeats.
+//! The agent of a testbed host: runs operations for its client, and answers heartbeats.
 
 use std::io::{self, BufWriter, Read};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,13 +14,13 @@ mod check;
 use rustix::process::{self, Pid, Signal};
 use testbed_agent::{FRAME_BYTES_MAX, Kind, Request};
 
-/// A test driver needs a handful; more than this is a driver gone wild.
+/// Limit of connections: a test driver needs a handful, so more indicate a defect in it.
 const CONNECTIONS_MAX: usize = 64;
-/// A client that takes no bytes for so long is gone.
+/// A client that accepts no bytes for this long is considered dead.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
-/// A client must say what it wants, and send its file, without pauses longer than this.
+/// Longest pause of a client before its request, and while it sends its file.
 const READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// The signal that ends a process without its consent.
+/// The signal that a process cannot handle.
 const SIGKILL: i32 = Signal::KILL.as_raw();
 
 fn main() -> ExitCode {
@@ -57,7 +57,7 @@ fn serve(address: &str) -> io::Result<()> {
         let open = Arc::clone(&open);
         std::thread::spawn(move || {
             if let Err(error) = handle(&mut stream) {
-                // A client that has gone away cannot be told.
+                // Best effort: a client that has disconnected receives no error.
                 let _ = send(&mut stream, Kind::Error, error.to_string().as_bytes());
             }
             open.fetch_sub(1, Ordering::Relaxed);
@@ -150,7 +150,8 @@ fn run(stream: &mut TcpStream, argv: &[String], env: Vec<(String, String)>) -> i
         ];
         let mut signals = stream.try_clone()?;
         let listener = scope.spawn(move || {
-            // Anything else: the client has gone, or the command ended and the stream was shut.
+            // Anything else means that the client disconnected, or that the command ended and the
+            // stream was shut down.
             while let Ok((Kind::Signal, payload)) = testbed_agent::read_frame(&mut signals) {
                 if let Some([signal]) = testbed_agent::integers(&payload) {
                     let _ = kill(group, signal);
@@ -159,7 +160,7 @@ fn run(stream: &mut TcpStream, argv: &[String], env: Vec<(String, String)>) -> i
             let _ = kill(-group, SIGKILL);
         });
         let status = child.wait()?;
-        // What it started in the background goes with it, and so its pipes close.
+        // Processes that it started in the background are killed too, which closes its pipes.
         let _ = kill(-group, SIGKILL);
         for pump in pumps {
             let _ = pump.join();
@@ -173,7 +174,7 @@ fn run(stream: &mut TcpStream, argv: &[String], env: Vec<(String, String)>) -> i
     })
 }
 
-/// Sends what a pipe gives; when the client takes no more, the rest is dropped.
+/// Sends the output of a pipe; when the client accepts no more, drops the rest.
 fn pump(from: Option<impl Read>, emit: impl Fn(&[u8]) -> io::Result<()>) {
     let Some(mut from) = from else { return };
     let mut buffer = vec![0; FRAME_BYTES_MAX.min(64 << 10)];
@@ -185,11 +186,11 @@ fn pump(from: Option<impl Read>, emit: impl Fn(&[u8]) -> io::Result<()>) {
 
 fn kill(pid: i32, signal: i32) -> io::Result<()> {
     let unknown = || io::Error::from(io::ErrorKind::InvalidInput);
-    // Zero would be this process's own group.
+    // Zero would mean this process's own group.
     let target = Pid::from_raw(pid.saturating_abs()).ok_or_else(unknown)?;
     let is_group = pid < 0;
     if signal == 0 {
-        // Only whether it exists.
+        // Signal 0 only checks for existence.
         return Ok(if is_group {
             process::test_kill_process_group(target)
         } else {

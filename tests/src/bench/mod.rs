@@ -1,7 +1,8 @@
-//! The bench: what remote memory costs, here, and in the testbed beside swap over the network.
+//! Measures what remote memory costs: natively on this machine, and in the testbed compared with
+//! swap over the network.
 //!
-//! Everything that has a target is a ratio, or compared with something, in one run. What
-//! could not be measured is a skip with its reason, and never a target that is met.
+//! Every value with a target is a ratio or a comparison within one run. A value that could not be
+//! measured is reported as skipped with its reason, and never as a target that is met.
 
 mod native;
 mod swap;
@@ -14,31 +15,31 @@ use std::time::Instant;
 use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 
-/// Version of the report's fields.
+/// Version of the report's format.
 const SCHEMA: u32 = 2;
 
-/// Which parts are measured.
+/// Selects the measurements to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Parts {
-    /// All.
+    /// Both the native measurements and the comparison with swap.
     All,
-    /// What runs on this machine as it is.
+    /// Measurements that run natively on this machine.
     Native,
-    /// The comparison with swap, in the testbed.
+    /// The comparison with swap in the testbed.
     Swap,
 }
 
-/// Measures, prints a table, and writes `target/bench/report.json`. `rounds` is how often what
-/// runs in the testbed is repeated.
+/// Measures, prints a table, and writes `target/bench/report.json`. The comparison in the testbed
+/// runs `rounds` times.
 ///
 /// # Errors
-/// Fails when something could not be measured that could be here, and when a byte was wrong; the
-/// report has the rest. A target that is missed is no error.
+/// Fails when a native measurement fails, or when a byte was wrong; the report then holds the other
+/// results. A missed target is not an error.
 pub fn run(workspace: &Path, parts: Parts, rounds: usize) -> anyhow::Result<()> {
     let dir = workspace.join("target/bench");
     std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     let file = dir.join("report.json");
-    // An older report must not be taken for this run's.
+    // A report of an earlier run must not be mistaken for this one.
     let _ = std::fs::remove_file(&file);
     let begin = Instant::now();
     let mut failed = Vec::new();
@@ -97,19 +98,19 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(0, usize::from)
 }
 
-/// How many threads ran or wanted to, over the last minute.
+/// Returns the average number of runnable threads over the last minute.
 fn load_average() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// The middle one; NaN, which JSON has as null, when there is none.
+/// Returns the median; NaN, which JSON represents as null, for an empty set.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// A number of the report by its path.
+/// Looks up a number in the report by its JSON pointer.
 fn number(report: &Value, pointer: &str) -> Option<f64> {
     report.pointer(pointer)?.as_f64()
 }

@@ -1,4 +1,4 @@
-//! What is measured on this machine as it is, by the product's own commands.
+//! Measurements that run natively on this machine, through the product's own commands.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::cleanup::{self, Process};
 
-/// How long one may take. Alone on two processors the longest takes 75 s.
+/// Deadline of one measurement. The longest takes 75 s alone on two CPUs.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// One command of the product.
+/// A command of the product to measure.
 #[derive(Debug)]
 pub(super) struct Measure {
     /// Its key in the report.
@@ -22,7 +22,7 @@ pub(super) struct Measure {
     arguments: &'static [&'static str],
 }
 
-/// All, in the order in which they run.
+/// All measurements, in execution order.
 pub(super) const MEASURES: &[Measure] = &[
     Measure {
         name: "fault",
@@ -56,7 +56,7 @@ pub(super) const MEASURES: &[Measure] = &[
     },
 ];
 
-/// Runs one and reads its JSON.
+/// Runs one measurement and reads its JSON.
 pub(super) fn measure(workspace: &Path, measure: &Measure) -> anyhow::Result<Value> {
     let program = workspace.join("target/release/ssi-hv");
     ensure!(
@@ -81,7 +81,8 @@ pub(super) fn measure(workspace: &Path, measure: &Measure) -> anyhow::Result<Val
     Ok(result)
 }
 
-/// What a command prints; it must succeed in time. Its errors go where ours do.
+/// Returns the standard output of a command, which must succeed before the deadline. Its standard
+/// error is inherited.
 fn output_of(command: &mut Command) -> anyhow::Result<String> {
     let process = Process::spawn(command).context("ssi-hv")?;
     let stdout = process.take_stdout().context("standard output")?;
@@ -93,6 +94,6 @@ fn output_of(command: &mut Command) -> anyhow::Result<String> {
         Some(status) if !status.success() => bail!("{status}; its error is above"),
         Some(_) => {}
     }
-    // The process has ended, and with it the output.
+    // The process has exited, so the output is complete.
     Ok(output.recv_timeout(DEADLINE)??)
 }

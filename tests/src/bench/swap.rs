@@ -1,8 +1,9 @@
-//! The same work in two guests of ours, on emulated hosts: one whose memory is partly on another
-//! host, and one with as much local memory that swaps to a network block device of that host.
+//! Runs the same work in two guests of the product on emulated hosts: one with part of its memory
+//! on another host, and one with the same amount of local memory that swaps to a network block
+//! device on that host.
 //!
-//! Same kernel and initramfs, same program, seed and order of pages, same link, same local memory
-//! for the guest as a whole; every byte is verified on both sides. See `docs/bench.md`.
+//! Both sides have the same kernel, initramfs, program, seed, page order, link, and local memory
+//! for the whole guest; both verify every byte. See `docs/bench.md`.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -15,33 +16,34 @@ use super::{median, number};
 use crate::share::Share;
 use crate::testbed::{Host, HostImage, HostKernel, RemoteProcess, Testbed, TestbedConfig};
 
-/// No round begins after so long, so that the whole ends in bounded time on a busy machine too.
+/// No round starts after this time, which bounds the duration on a busy machine.
 const ROUNDS_TIME_MAX: Duration = Duration::from_secs(15 * 60);
-/// Memory that the program uses. An emulated page swapped in takes milliseconds.
+/// Memory that the program uses. Swapping one page in takes milliseconds under emulation.
 const PROGRAM_MIB: u64 = 48;
-/// Memory that each guest has on its host: half of the program's, and what its kernel takes.
+/// Local memory of each guest: half of the program's memory plus what its kernel uses.
 const LOCAL_MIB: u64 = 97;
-/// Memory on the host with which our side runs as well: half of the program's, whatever its kernel
-/// takes. A kernel's own memory cannot be swapped out, but ours can be elsewhere; so with as much
-/// as the other side, more than half of the program is local.
+/// Local memory of an additional run of our side: half of the program's memory, with nothing added
+/// for the kernel. A kernel cannot swap out its own memory, but our guest's kernel memory can be
+/// remote. With [`LOCAL_MIB`] more than half of the program is therefore local.
 const LOCAL_TIGHT_MIB: u64 = PROGRAM_MIB / 2;
-/// How far half of the program's memory may be from what the guest has for it, by its own account.
+/// Allowed deviation of the memory that the guest reports as available from half of the program's.
 const HALF_TOLERANCE_MIB: u64 = 6;
-/// The guest whose memory is on both hosts sees so much. Beyond the program's memory it has what
+/// Memory of the guest whose memory is on both hosts. It exceeds the program's memory by what
 /// faultprobe leaves free.
 const GUEST_MIB: u64 = 256;
-/// The block device of the other: what is not local of the first.
+/// Size of the swap device: the remote part of the first guest's memory.
 const DEVICE_MIB: u64 = GUEST_MIB - LOCAL_MIB;
-/// How long a command may take.
+/// Deadline of a command.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
-/// An emulated host can hang for reasons of its own; then the bed is started anew, so often.
+/// Attempts per run: an emulated host can hang through a fault of the emulator, and the testbed is
+/// then restarted.
 const ATTEMPTS: usize = 2;
 const DONOR_PORT: u16 = 7700;
 const DEVICE_PORT: u16 = 10809;
 const SEED: u64 = 1;
-/// Read-ahead of swap, `vm.page-cluster`: what the kernel has by default, and none.
+/// Values of `vm.page-cluster`, the read-ahead of swap: the kernel's default, and none.
 const READ_AHEAD: [&str; 2] = ["default", "0"];
-/// Names of their logs.
+/// Names of the logs, one for each entry of [`READ_AHEAD`].
 const SWAP: [&str; 2] = ["swap-default", "swap-none"];
 
 /// Runs both sides and compares them.
@@ -62,7 +64,7 @@ pub(super) fn measure(workspace: &Path, dir: &Path, rounds: usize) -> anyhow::Re
                 return Ok(result);
             }
             Err(error) if restarts.len() + 1 < ATTEMPTS => {
-                println!("the testbed is started anew: {error:#}");
+                println!("the testbed is restarted: {error:#}");
                 restarts.push(format!("{error:#}"));
             }
             Err(error) => return Err(error),
@@ -105,17 +107,17 @@ fn on_testbed(
     Ok(compare(&all))
 }
 
-/// One run of each, one after the other.
+/// The results of one round, in which each variant runs once in turn.
 #[derive(Debug)]
 struct Round {
     ours: Value,
-    /// As [`READ_AHEAD`] has them.
+    /// One result for each entry of [`READ_AHEAD`].
     swap: [Value; 2],
-    /// Ours with [`LOCAL_TIGHT_MIB`].
+    /// Our side with [`LOCAL_TIGHT_MIB`].
     tight: Value,
 }
 
-/// The program in a guest whose memory is on both hosts, so much of it on this one.
+/// Runs the program in a guest with `local_mib` of local memory and the rest on the other host.
 fn run_ours(host: &Host, lender: &Host, local_mib: u64, console: &Path) -> anyhow::Result<Value> {
     let (memory, local) = (format!("{GUEST_MIB}M"), format!("{local_mib}M"));
     let donor = format!("{}:{DONOR_PORT}", lender.address());
@@ -141,7 +143,7 @@ fn run_ours(host: &Host, lender: &Host, local_mib: u64, console: &Path) -> anyho
     Ok(run)
 }
 
-/// The program in a guest that swaps.
+/// Runs the program in a guest that swaps.
 fn run_swap(host: &Host, server: &Host, read_ahead: &str, console: &Path) -> anyhow::Result<Value> {
     let memory = format!("{LOCAL_MIB}M");
     let work = format!(
@@ -159,7 +161,7 @@ fn run_swap(host: &Host, server: &Host, read_ahead: &str, console: &Path) -> any
     Ok(run)
 }
 
-/// Whether half of the program fits the memory that the guest has for it.
+/// Checks that half of the program's memory fits the memory that the guest has available for it.
 fn check_half(run: &Value) -> anyhow::Result<()> {
     let available = run["available_bytes"].as_u64().context("available_bytes")? >> 20;
     let half = PROGRAM_MIB / 2;
@@ -170,7 +172,7 @@ fn check_half(run: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ratios, each the median over the rounds. Those that are judged are against the read-ahead
+/// Returns ratios, each the median over the rounds. Those with a target compare with the read-ahead
 /// with which swap did better.
 fn compare(rounds: &[Round]) -> Value {
     let ratio = |ours: fn(&Round) -> &Value, index: usize, pointer: &str| {
@@ -224,8 +226,8 @@ fn compare(rounds: &[Round]) -> Value {
     result
 }
 
-/// A tap for the guests' card, and the way between the guest and host 2. The packets of both
-/// sides are as long as those of the link.
+/// Creates a tap for the guest's network card, and routes between the guest and host 2. The largest
+/// packet of both sides is that of the link.
 fn connect_guests(compute: &Host, lender: &Host) -> anyhow::Result<()> {
     let here = format!(
         "set -e
@@ -244,15 +246,16 @@ fn connect_guests(compute: &Host, lender: &Host) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes a block device of host 2's memory.
+/// Creates a file in host 2's memory for the block device.
 fn make_device(host: &Host) -> anyhow::Result<()> {
-    // Written, so that its pages are there; /tmp is a tmpfs.
+    // Writing allocates the pages; /tmp is a tmpfs.
     let make = format!("dd if=/dev/zero of=/tmp/device bs=1M count={DEVICE_MIB}");
     host.check(&["sh", "-c", &make], COMMAND_DEADLINE)?;
     Ok(())
 }
 
-/// Serves it, to one guest: one that is gone may not have said so.
+/// Serves the device to one guest. The server is restarted because a guest that exited may not have
+/// disconnected.
 fn serve_device(host: &Host) -> anyhow::Result<RemoteProcess> {
     let address = format!("{}:{DEVICE_PORT}", host.address());
     let server = host.spawn(&[
@@ -314,7 +317,7 @@ mod tests {
         assert_eq!(result["times_faster_than_swap"], 3.0);
         assert_eq!(result["tight"]["latency_p50_ours_to_swap"], 0.5);
         assert_eq!(result["tight"]["times_faster_than_swap"], 2.0);
-        // Nothing measured is nothing said.
+        // An empty set of rounds gives null.
         assert!(result["latency_p99_ours_to_swap"].is_null());
     }
 

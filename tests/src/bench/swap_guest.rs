@@ -1,4 +1,5 @@
-//! A guest of the comparison with swap: what it boots, and what it prints.
+//! Guests of the comparison with swap: their initramfs, their command line, and the parser for
+//! their output.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,19 +14,19 @@ use crate::e2e::parse_faultprobe;
 use crate::share::Share;
 use crate::testbed::{Host, add_text, add_tools_with_libraries};
 
-/// What the guest runs.
+/// The guest's script.
 const SCRIPT: &str = include_str!("swap_guest.sh");
-/// Its initramfs, in the shared directory.
+/// The guest's initramfs in the shared directory.
 const INITRAMFS: &str = "guest-swap.cpio.gz";
-/// Debian's programs in it, with their packages.
+/// Debian programs to include, each with its package.
 const TOOLS: &[(&str, &str)] = &[("nbd-client", "nbd-client")];
-/// The kernel's modules that it loads, beside those of every guest.
+/// Kernel modules to load in addition to those of every guest.
 const MODULES: &[&str] = &["nbd"];
-/// How long a guest may take from its start to its end: twice what it takes on a busy machine.
+/// Deadline of a guest from start to exit: twice the time it takes on a busy machine.
 const GUEST_DEADLINE: Duration = Duration::from_secs(420);
-/// The monitor's report, on its host.
+/// The monitor's report on its host.
 const REPORT: &str = "/tmp/swap-guest.json";
-/// The card's tap on host 1.
+/// The tap of the guest's network card on host 1.
 pub(super) const TAP: &str = "tap0";
 
 /// Writes the initramfs that both sides boot.
@@ -39,7 +40,7 @@ pub(super) fn prepare(workspace: &Path, share: &Share) -> anyhow::Result<()> {
         add_text(archive, "bin/swap-guest", 0o755, SCRIPT)?;
         add_tools_with_libraries(archive, TOOLS)
     })?;
-    // The guest that swaps has it in memory twice while it unpacks it, and little memory.
+    // The swapping guest has little memory and holds the initramfs twice while unpacking it.
     command::output(
         Command::new("gzip").args(["-n", "-f"]).arg(&plain),
         "gzip",
@@ -48,8 +49,8 @@ pub(super) fn prepare(workspace: &Path, share: &Share) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a guest to its end with these flags beside those that both sides have, and returns what
-/// the program printed, with more about the guest, and the monitor's report.
+/// Runs a guest to its end with these flags in addition to the common ones. Returns what the
+/// program printed, further data on the guest, and the monitor's report.
 pub(super) fn run(
     host: &Host,
     work: &str,
@@ -77,7 +78,7 @@ pub(super) fn run(
     argv.extend(flags);
     let mut log = std::fs::File::create(console).with_context(|| console.display().to_string())?;
     let tap = move |bytes: &[u8]| {
-        // The same text is kept in memory, and quoted when something fails.
+        // Best effort: the same text is kept in memory and quoted in errors.
         let _ = std::io::Write::write_all(&mut log, bytes);
     };
     let output = host
@@ -106,7 +107,7 @@ pub(super) fn run(
     Ok((run, report))
 }
 
-/// What a console says of the run: what `faultprobe` printed, with the lines around it.
+/// Parses faultprobe's output and the `BENCH` lines around it.
 fn parse(console: &str) -> anyhow::Result<Value> {
     let mut said = BTreeMap::new();
     for line in console.lines() {

@@ -1,10 +1,10 @@
 #!/bin/sh
-# The work of a guest of the bench, the same on both sides of the comparison with swap:
+# Guest script of the bench, for both sides of the comparison with swap:
 #   swap-guest ours BYTES SEED
 #   swap-guest swap BYTES SEED SERVER PORT READ_AHEAD
-# On the side of swap it attaches swap on a network block device first; READ_AHEAD is for
-# vm.page-cluster, a number, or "default" for what the kernel has. It prints lines "BENCH KEY VALUE"
-# around that of faultprobe, and "BENCH failed WHY" when something is missing.
+# The swap side first attaches swap on a network block device. READ_AHEAD is a number for
+# vm.page-cluster, or "default" for the kernel's own. Prints lines "BENCH KEY VALUE" around
+# faultprobe's line, and "BENCH failed WHY" when something is missing.
 export PATH=/usr/local/bin:$PATH
 side=$1 bytes=$2 seed=$3
 
@@ -13,26 +13,26 @@ fail() {
     exit 1
 }
 
-# Each line that is asked for must be there: a guest without it is no guest to compare with.
-tell() { # FILE KEY NAME
+# Fails if the line is absent: a guest without it cannot be compared.
+print_value() { # FILE KEY NAME
     value=$(sed -n "s/^$2[: ] *\([0-9]*\).*/\1/p" "$1")
     [ -n "$value" ] || fail "no $2 in $1"
     echo "BENCH $3 $value"
 }
 
 work() {
-    # What init and this script left in caches must not count as the program's memory.
+    # Caches that init and this script filled must not count as the program's memory.
     sync
     echo 3 >/proc/sys/vm/drop_caches
-    tell /proc/meminfo MemTotal total_kib
-    tell /proc/meminfo MemAvailable available_kib
-    tell /proc/meminfo SwapFree swap_kib
-    tell /proc/vmstat pswpin swapped_in_before
+    print_value /proc/meminfo MemTotal total_kib
+    print_value /proc/meminfo MemAvailable available_kib
+    print_value /proc/meminfo SwapFree swap_kib
+    print_value /proc/vmstat pswpin swapped_in_before
     faultprobe --bytes "$bytes" --seed "$seed" || fail "faultprobe ended with $?"
-    tell /proc/vmstat pswpin swapped_in_after
+    print_value /proc/vmstat pswpin swapped_in_after
 }
 
-# The kernel's own lines would come in the middle of ours.
+# Kernel messages would interleave with the output of this script.
 dmesg -n 1
 [ "$(cat /sys/class/net/eth0/address)" ] || fail "no network card"
 ip addr add 192.168.77.2/24 dev eth0 && ip link set eth0 mtu 9000 up || fail "the network card cannot be used"

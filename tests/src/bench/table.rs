@@ -1,4 +1,4 @@
-//! The targets, and the table that people read.
+//! The targets, and the table that the bench prints.
 
 use std::fmt::Write as _;
 
@@ -9,20 +9,20 @@ use super::number;
 
 const MIB: f64 = 1_048_576.0;
 const PAGE_BYTES: f64 = 4096.0;
-/// A rate that is so much of the raw stream's has reached the transport's limit.
+/// Share of the raw stream's rate above which a rate counts as limited by the transport.
 const LIMIT_SHARE: f64 = 0.8;
 
-/// The longest time that a page may take which is written while memory is evicted.
+/// Longest acceptable fault on a page that is written while memory is evicted.
 const STALL_MAX_US: f64 = 100_000.0;
 
-/// A machine with a higher load average than this was doing something else.
+/// Load average above which the machine was busy with other work.
 const LOAD_IDLE_MAX: f64 = 0.5;
 
-/// A measure with its target.
+/// A measurement with its target.
 #[derive(Debug, Serialize)]
 pub(super) struct Target {
     measure: &'static str,
-    /// `null` when it was not measured.
+    /// `null` if not measured.
     value: Option<f64>,
     target: &'static str,
     met: Option<bool>,
@@ -31,13 +31,13 @@ pub(super) struct Target {
     skipped: Option<String>,
 }
 
-/// What is asked of the value.
+/// The condition on the value.
 enum Bound {
     AtMost(f64),
     AtLeast(f64),
 }
 
-/// Every target, whether it was measured or not.
+/// Returns every target, measured or not.
 pub(super) fn targets(report: &Value) -> Vec<Target> {
     use Bound::{AtLeast, AtMost};
     let not_there = |part: &str| {
@@ -126,7 +126,7 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
     );
     memory.value = memory.value.map(|bytes| bytes / MIB);
     rows.push(memory);
-    // A lost update is a wrong byte, with which the measure would have failed.
+    // A lost update is a wrong byte, which makes the measurement fail.
     let mut stall = row(
         "longest stall of 2 writers in 60 s, ms",
         "/native/stalls/stalls/page_us/max",
@@ -139,7 +139,7 @@ pub(super) fn targets(report: &Value) -> Vec<Target> {
     rows
 }
 
-/// Where eight threads and one donor are in the report.
+/// JSON pointer to the result of eight threads with one donor.
 fn eight_threads(report: &Value) -> String {
     let points = report["native"]["threads"]["threads"].as_array();
     let index = points.and_then(|points| {
@@ -162,7 +162,7 @@ fn at_the_transports_limit(report: &Value) -> bool {
         .is_some_and(|(rate, stream)| rate * PAGE_BYTES >= LIMIT_SHARE * stream)
 }
 
-/// Targets, then what has none.
+/// Formats the targets, then the values without one.
 pub(super) fn text(report: &Value, targets: &[Target]) -> String {
     let mut text = String::new();
     write_text(&mut text, report, targets).expect("writing to a string does not fail");
@@ -332,7 +332,7 @@ mod tests {
         let rows = targets(&report);
         let met: Vec<_> = rows.iter().map(|row| row.met).collect();
         let (yes, no) = (Some(true), Some(false));
-        // Eight threads are not three times one, but all that the transport carries.
+        // Eight threads do not reach three times one thread, but they reach the transport's limit.
         assert_eq!(met, [yes, no, no, yes, None, None, yes, yes, yes]);
         for row in &rows {
             assert_eq!(row.met.is_none(), row.skipped.is_some(), "{row:?}");

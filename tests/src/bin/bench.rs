@@ -1,4 +1,4 @@
-//! Measures what remote memory costs, here and beside what else one could take.
+//! Measures the cost of remote memory, and compares it with the alternatives.
 
 use std::process::ExitCode;
 
@@ -7,17 +7,17 @@ use kernel_images::programs;
 use ssi_hv_tests::bench::{self, Parts};
 use ssi_hv_tests::cleanup;
 
-/// Measures, prints a table, and leaves target/bench/report.json.
+/// Measures, prints a table, and writes target/bench/report.json.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
-    /// Only what runs on this machine as it is; nothing in the testbed.
+    /// Only the native measurements; nothing in the testbed.
     #[arg(long)]
     native: bool,
     /// Only the comparison with swap, in the testbed.
     #[arg(long, conflicts_with = "native")]
     swap: bool,
-    /// How often each side of the comparison with swap runs, in turn.
+    /// How often each side of the comparison with swap runs.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
     rounds: u8,
 }

@@ -7,22 +7,22 @@ use clap::Parser;
 use kernel_images::programs;
 use ssi_hv_tests::{cleanup, demo, distro};
 
-/// One guest whose memory is on two hosts, beside the same guest with all of it local.
+/// Runs a guest whose memory is on two hosts, and the same guest with all memory local.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Boot a whole Debian on emulated hosts, log in, let it do verified work, and reboot it.
+    /// Boot a whole Debian on emulated hosts, log in, run verified workloads in it, and reboot it.
     #[arg(long)]
     distro: bool,
-    /// How pages travel: `tcp`, `rdma` or `auto`. With the latter two, emulated hosts get software
-    /// RDMA first (SoftRoCE) [default: what `ssi-hv run` does by itself, without it].
+    /// How pages travel: `tcp`, `rdma` or `auto`. The latter two set up software RDMA (SoftRoCE) on
+    /// emulated hosts [default: the choice of `ssi-hv run`, without SoftRoCE].
     #[arg(long, conflicts_with = "distro")]
     transport: Option<demo::Transport>,
     /// A guest of 256 MiB with one vCPU, for a slow machine.
     #[arg(long, conflicts_with = "distro")]
     small: bool,
-    /// A directory with kernels and programs, as a run of the demo leaves it in `target/share` [default:
-    /// that one, made now].
+    /// A directory with kernels and programs, such as the `target/share` of an earlier run
+    /// [default: `target/share`, created now].
     #[arg(long, conflicts_with = "distro")]
     share: Option<PathBuf>,
 }

@@ -1,4 +1,4 @@
-//! Runs the end-to-end scenarios on testbeds of two hosts, and the checks that need none.
+//! Runs the end-to-end scenarios on emulated hosts, and the checks that need none.
 
 use std::process::ExitCode;
 
@@ -13,15 +13,16 @@ use ssi_hv_tests::summary::Summary;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Run scenarios whose names contain one of these; all but the longest, if none is given.
+    /// Run scenarios whose names contain one of these [default: all except the longest].
     names: Vec<String>,
     /// List the scenarios and run none.
     #[arg(long)]
     list: bool,
-    /// How many testbeds work side by side, 1 to 4 [default: as many as CPUs and memory carry].
+    /// How many testbeds run in parallel, 1 to 4 [default: as many as CPUs and memory allow].
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=4))]
     beds: Option<u8>,
-    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as failed.
+    /// Skip scenarios that have not started by this time, in seconds since 1970, and count each as
+    /// failed.
     #[arg(long, value_name = "SECONDS")]
     until: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Many RDMA connections at once, and RDMA that goes wrong, tried with the product's fabric and
+//! Tests many simultaneous RDMA connections, and RDMA failures, with the product's fabric and
 //! without a guest. See `ssi_hv_tests::rdma_tool`.
 
 use std::process::ExitCode;
@@ -6,16 +6,16 @@ use std::process::ExitCode;
 use clap::Parser;
 use ssi_hv_tests::rdma_tool::{conform, many, spoil, walk};
 
-/// Tries RDMA connections to a donor (`ssi-hv node`).
+/// Tests RDMA connections to a donor (`ssi-hv node`).
 #[derive(Debug, Parser)]
 enum Command {
-    /// Runs the suite of all transports over RDMA, to a donor in this process
+    /// Runs the conformance suite of all transports over RDMA, with a donor in this process
     Conform(conform::Arguments),
-    /// Opens many connections at once, reads by each, and asks for one more
+    /// Opens many connections at once, reads over each, and requests one beyond the limit
     Many(many::Arguments),
-    /// Falsifies what the two ends tell each other, and shows what comes of it
+    /// Falsifies the connection parameters that the two ends exchange, and reports the result
     Spoil(spoil::Arguments),
-    /// Touches memory that is on the donor until it is told to stop
+    /// Accesses memory on the donor until a signal stops it
     Walk(walk::Arguments),
 }
 

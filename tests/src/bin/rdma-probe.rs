@@ -1,11 +1,11 @@
-//! Writes and reads a lease by RDMA, as the pager does and without one.
+//! Writes and reads a lease by RDMA as the pager does, but without a pager.
 //!
-//! Pages are written by WRITE in rounds, each with other bytes. Then all of them are read over TCP, from
-//! the donor's processor, and some by READ, one after the other; each is compared with what was
-//! written last. Then the lease ends, and a READ must fail.
+//! Pages are written by WRITE in rounds, each with different bytes. All of them are then read over
+//! TCP by the donor's CPU, and some by READ, one at a time; each is compared with the last bytes
+//! written. Finally the lease ends, and a READ must fail.
 //!
-//! Prints `WRITING` when writing begins, `FILLED` before the first READ, `READ` after the last, and at the
-//! end one line of JSON.
+//! Prints `WRITING` when writing begins, `FILLED` before the first READ, `READ` after the last one,
+//! and one line of JSON at the end.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -24,9 +24,9 @@ use memory_fabric::wire::TrafficClass;
 use ssi_hv_tests::rdma_tool::{PATIENCE, lease};
 use vmm_sys_util::eventfd::EventFd;
 
-/// How long RDMA may be away, in all.
+/// Longest total time without RDMA.
 const AWAY_MAX: Duration = Duration::from_secs(60);
-/// How long one READ may take: longer than the adapter needs to give up.
+/// Deadline of one READ: longer than the adapter's retries.
 const READ_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Writes and reads a lease by RDMA.
@@ -37,13 +37,13 @@ struct Arguments {
     /// Pages of the lease.
     #[arg(long, default_value_t = 1024)]
     pages: u32,
-    /// How often all of them are written.
+    /// How often all pages are written.
     #[arg(long, default_value_t = 1)]
     rounds: u32,
-    /// Write until RDMA has failed, and works again; at least so many rounds.
+    /// Write until RDMA has failed and recovered, and at least this many rounds.
     #[arg(long)]
     until_back: bool,
-    /// READs.
+    /// Number of READs.
     #[arg(long, default_value_t = 2000)]
     reads: u32,
 }
@@ -71,7 +71,7 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
     let mut next = |class| tcp(ports.next().expect("one for each class"), class);
     let (bulk, mut urgent) = (next(classes[0]), next(classes[1]));
     let (rdma, mut transport) = RdmaLink::transport(config.clone(), TrafficClass::Bulk, bulk)?;
-    // That takes the connection into use.
+    // Polling completes the setup of the connection.
     transport.poll(&mut |_| {});
     println!("WRITING");
     let deadline = Instant::now() + AWAY_MAX;
@@ -134,12 +134,12 @@ fn tcp(port: LinkPort, class: TrafficClass) -> TcpTransport {
     TcpTransport::new(port, class, false, Compression::Off, Arc::default())
 }
 
-/// Whether RDMA has failed, and works again.
+/// Returns whether RDMA has failed and recovered.
 fn is_back(stats: &RdmaStats) -> bool {
     stats.failures.get() > 0 && stats.is_connected()
 }
 
-/// Writes every page, with the bytes of a round.
+/// Writes the bytes of this round to every page.
 fn write(transport: &mut dyn PageTransport, pages: u32, round: u32) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     let (mut next, mut done) = (0, 0);
@@ -164,7 +164,7 @@ fn write(transport: &mut dyn PageTransport, pages: u32, round: u32) -> anyhow::R
     Ok(())
 }
 
-/// Reads every page over TCP; gives how many bytes are not those of a round.
+/// Reads every page over TCP and returns the number of bytes that differ from those of this round.
 fn wrong_over_tcp(transport: &mut TcpTransport, pages: u32, round: u32) -> anyhow::Result<usize> {
     let deadline = Instant::now() + PATIENCE;
     let (mut next, mut done, mut wrong) = (0, 0, 0);
@@ -186,7 +186,7 @@ fn wrong_over_tcp(transport: &mut TcpTransport, pages: u32, round: u32) -> anyho
     Ok(wrong)
 }
 
-/// A number that looks random, the same in each run.
+/// Returns a pseudo-random number that is the same in each run.
 fn scattered(number: u32) -> u32 {
     let mixed = (number ^ (number >> 15)).wrapping_mul(0x2c1b_3c6d);
     mixed ^ (mixed >> 13)

@@ -1,4 +1,4 @@
-//! Runs every check of the project and ends with one summary.
+//! Runs every check of the project and prints one summary.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -16,23 +16,23 @@ use ssi_hv_tests::summary::{Outcome, Summary};
 use ssi_hv_tests::test_binaries;
 use ssi_hv_tests::testbed::{HostImage, HostKernel};
 
-/// Runs every check: format, lints, licences of dependencies, unit and property tests, loom models, guests of a few
-/// instructions under KVM, what needs the release build, and the end-to-end scenarios.
+/// Runs every check: format, lints, licences of dependencies, unit and property tests, loom models,
+/// tiny guests under KVM, checks of the release build, and the end-to-end scenarios.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Leave the end-to-end scenarios out; each then counts as skipped.
+    /// Skip the end-to-end scenarios; each counts as skipped.
     #[arg(long)]
     no_e2e: bool,
 
-    /// Leave those scenarios out that have not begun by then, in seconds since 1970; each then counts as failed. For a
-    /// job that is ended at its limit and would tell nothing else.
+    /// Skip scenarios that have not started by this time, in seconds since 1970, and count each as
+    /// failed. Use it in jobs with a time limit, which would otherwise end without results.
     #[arg(long, value_name = "SECONDS")]
     until: Option<u64>,
 }
 
-/// What does not need a build of the product, in this order. Only one of them at a time can use the
-/// directory of its profile.
+/// Steps that need no build of the product, in this order. Steps of the same profile cannot run at
+/// the same time, because they lock its build directory.
 const CHECKS: &[Step<'static>] = &[
     Step {
         name: "format",
@@ -54,7 +54,7 @@ const CHECKS: &[Step<'static>] = &[
         runs_tests: false,
     },
     Step {
-        // Without RDMA and UDP; also with every warning denied.
+        // Without RDMA and UDP; also with warnings denied.
         name: "minimal build",
         args: &[
             "clippy",
@@ -72,7 +72,7 @@ const CHECKS: &[Step<'static>] = &[
     },
 ];
 
-/// Builds the tests, and says where they are.
+/// Builds the tests and prints the paths of their executables.
 const TEST_BUILD: Step<'static> = Step {
     name: "test build",
     args: &["test", "--workspace", "--no-run", "--message-format=json"],
@@ -80,7 +80,7 @@ const TEST_BUILD: Step<'static> = Step {
     runs_tests: false,
 };
 
-/// Runs after the test build, which has compiled all that doc tests link.
+/// Runs after the test build, which has compiled everything that doc tests link.
 const DOC_TESTS: Step<'static> = Step {
     name: "doc tests",
     args: &["test", "--workspace", "--doc"],
@@ -88,7 +88,7 @@ const DOC_TESTS: Step<'static> = Step {
     runs_tests: true,
 };
 
-/// What the end-to-end scenarios run.
+/// Builds what the end-to-end scenarios run.
 const BUILD: Step<'static> = Step {
     name: "release build",
     args: &[
@@ -104,7 +104,8 @@ const BUILD: Step<'static> = Step {
     runs_tests: false,
 };
 
-/// All interleavings of the page map's atomics; other flags, so another directory.
+/// Tests all interleavings of the page map's atomics. It has a build directory of its own because
+/// its flags differ.
 const LOOM: Step<'static> = Step {
     name: "loom",
     args: &[
@@ -142,15 +143,15 @@ fn main() -> ExitCode {
     }
 }
 
-/// What was built.
+/// Results of the builds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Built {
     tests: bool,
     product: bool,
 }
 
-/// Runs all that compiles, side by side: the end of a build keeps one processor busy, and images are
-/// mostly waited for. No test that measures runs meanwhile.
+/// Runs all compilation steps in parallel: the end of a build uses only one CPU, and preparing
+/// images mostly waits for I/O. No test that measures time runs meanwhile.
 fn build(
     args: &Args,
     workspace: &Path,
@@ -186,7 +187,8 @@ fn build(
     Ok(built)
 }
 
-/// Makes the images that checks and scenarios boot. An error is reported by what needs the image.
+/// Prepares the images that checks and scenarios boot. Errors are reported by the check that needs
+/// the image.
 fn prepare_images(args: &Args, workspace: &Path) {
     let begin = Instant::now();
     let kernels = [HostKernel::Linux6_1, HostKernel::Linux6_12];

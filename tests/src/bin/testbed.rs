@@ -1,4 +1,4 @@
-//! Starts a testbed by hand.
+//! Starts a testbed for interactive use.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,10 @@ use ssi_hv_tests::cleanup;
 use ssi_hv_tests::share::Share;
 use ssi_hv_tests::testbed::{Host, HostImage, HostKernel, Output, Testbed, TestbedConfig};
 
-/// How often `up` looks whether its hosts are alive.
+/// Interval at which `up` checks that its hosts respond.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Emulated hosts with KVM, userfaultfd and software RDMA, whatever this machine has.
+/// Emulated hosts with KVM, userfaultfd and software RDMA, independent of this machine's hardware.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -28,7 +28,7 @@ struct Arguments {
 enum Action {
     /// Start hosts and keep them until Ctrl-C.
     Up(Bed),
-    /// Start hosts, run a command on one, and end with its exit code.
+    /// Start hosts, run a command on one, and exit with its exit code.
     Run {
         #[command(flatten)]
         bed: Bed,
@@ -41,25 +41,25 @@ enum Action {
 
 #[derive(Clone, Debug, Args)]
 struct Bed {
-    /// How many hosts.
+    /// Number of hosts.
     #[arg(long, default_value_t = 2)]
     hosts: usize,
-    /// Memory of each, in MiB.
+    /// Memory of each host, in MiB.
     #[arg(long, default_value_t = 3000)]
     memory_mib: u32,
-    /// CPUs of each. With more than one guests crash now and then: the emulation is not perfect.
+    /// CPUs of each host. With more than one, guests crash occasionally because of emulator bugs.
     #[arg(long, default_value_t = 1)]
     cpus: u32,
     /// Their kernel.
     #[arg(long, value_enum, default_value = "6.12")]
     kernel: HostKernel,
-    /// The largest packet of the links.
+    /// MTU of the links.
     #[arg(long, default_value_t = 9000)]
     mtu: u32,
-    /// A directory that hosts see as /share [default: target/share, made now].
+    /// A directory that hosts see as /share [default: target/share, created now].
     #[arg(long)]
     share: Option<PathBuf>,
-    /// A raw image that host 1 has as /dev/vda; it stays as it is.
+    /// A raw image that host 1 has as /dev/vda; it is not modified.
     #[arg(long)]
     disk: Option<PathBuf>,
 }
@@ -77,7 +77,7 @@ struct What {
     command: Vec<String>,
 }
 
-/// What `up` leaves for `exec`.
+/// State that `up` publishes for `exec`.
 #[derive(Debug, Deserialize, Serialize)]
 struct State {
     pid: u32,
@@ -190,7 +190,7 @@ fn up(testbed: &Testbed, state_file: &Path) -> anyhow::Result<ExitCode> {
     println!("in another terminal: scripts/testbed exec --host 1 -- COMMAND");
     println!("Ctrl-C ends the hosts");
     loop {
-        // Ctrl-C ends the process from the signal thread.
+        // On Ctrl-C the signal thread ends the process.
         std::thread::park_timeout(HEALTH_INTERVAL);
         for host in testbed.hosts() {
             host.check_health()?;
@@ -202,7 +202,7 @@ fn execute(host: &Host, what: &What) -> anyhow::Result<ExitCode> {
     let argv: Vec<&str> = what.command.iter().map(String::as_str).collect();
     let tap = Box::new(|bytes: &[u8]| {
         let mut out = std::io::stdout();
-        // Whoever closed our output does not want it.
+        // Best effort: the reader of our output may have closed it.
         let _ = out.write_all(bytes).and_then(|()| out.flush());
     });
     let process = host.spawn_with(&argv, &[], tap)?;

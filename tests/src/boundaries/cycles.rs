@@ -1,12 +1,12 @@
-//! Files of a crate that import each other in a circle.
+//! Import cycles between the files of a crate.
 
 use super::{code, sources, workspace};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// Crates without such circles, by the folder of their sources. A parent and its child, of which
-/// one lies inside the other, are no circle. The verbs are not among them: a device has weak
-/// references to the domain and the queue that its connections share, which keep the device.
+/// Source folders of the crates that must be free of cycles. Imports between a module and its
+/// descendants do not count. The verbs crate is not listed: its device holds weak references to the
+/// domain and queue that its connections share, and these hold the device.
 const WITHOUT_CYCLES: &[&str] = &[
     "devices/src",
     "kernel-images/src",
@@ -21,10 +21,10 @@ const WITHOUT_CYCLES: &[&str] = &[
     "vmm/metrics/src",
 ];
 
-/// A module as the names on the way to it; the crate itself has none.
+/// A module as its path components; empty for the crate root.
 type Module = Vec<String>;
 
-/// The module of a source file.
+/// Returns the module of a source file.
 fn module_of(root: &Path, path: &Path) -> Module {
     let inside = path.strip_prefix(root).expect("below the root");
     let mut names: Module = inside
@@ -41,10 +41,10 @@ fn module_of(root: &Path, path: &Path) -> Module {
     names
 }
 
-/// The paths that a file names, from the crate's root on.
+/// Returns the paths that a file names, relative to the crate root.
 fn paths(module: &Module, text: &str) -> Vec<Module> {
     let text: String = text.lines().map(code).collect::<Vec<_>>().join("\n");
-    // Unit tests below may know everything.
+    // Unit tests below may import anything.
     let text = text.split("#[cfg(test)]").next().unwrap_or_default();
     let mut found = Vec::new();
     for start in ["crate::", "super::"] {
@@ -73,7 +73,7 @@ fn paths(module: &Module, text: &str) -> Vec<Module> {
     found
 }
 
-/// The paths that begin here: `a::b`, or each of `a::{b, c::d}`.
+/// Expands a path expression: `a::b`, or each path of `a::{b, c::d}`.
 fn names(text: &str) -> Vec<Module> {
     let mut path = Module::new();
     let mut rest = text;
@@ -92,7 +92,7 @@ fn names(text: &str) -> Vec<Module> {
     }
 }
 
-/// The items of a list in braces, whose opening brace is gone.
+/// Splits the contents of a brace list, whose opening brace was removed, into items.
 fn items(list: &str) -> Vec<&str> {
     let (mut depth, mut start, mut found) = (0, 0, Vec::new());
     for (at, character) in list.char_indices() {
@@ -114,7 +114,7 @@ fn items(list: &str) -> Vec<&str> {
     found
 }
 
-/// For each module, the others that its file imports, without its ancestors and descendants.
+/// Maps each module to the modules that its file imports, without its ancestors and descendants.
 fn imports(files: &[(Module, String)]) -> BTreeMap<Module, BTreeSet<Module>> {
     let modules: BTreeSet<&Module> = files.iter().map(|(module, _)| module).collect();
     let edges = |module: &Module, text: &str| {
@@ -135,7 +135,7 @@ fn imports(files: &[(Module, String)]) -> BTreeMap<Module, BTreeSet<Module>> {
         .collect()
 }
 
-/// Modules from which imports lead back to themselves.
+/// Returns the modules that import themselves transitively.
 fn in_cycles(imports: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<String> {
     let leads_back = |start: &Module| {
         let mut seen = BTreeSet::new();

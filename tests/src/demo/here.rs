@@ -1,4 +1,4 @@
-//! The demo on this machine: donor and guest are two of its processes.
+//! The demo on this machine, with donor and guest as two of its processes.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{DONOR_DEADLINE, DemoConfig, GUEST_DEADLINE, Outcome, PORT, run_args,
 use crate::cleanup::{self, Process};
 use crate::share::Share;
 
-/// Runs the guest with memory of a donor, and with all of it local.
+/// Runs the guest with memory from a donor, and with all memory local.
 pub(super) fn run(
     share: &Share,
     dir: &Path,
@@ -71,7 +71,7 @@ fn run_guest(
         String::from_utf8_lossy(&console).into_owned()
     });
     let status = guest.wait_until(cleanup::after(GUEST_DEADLINE))?;
-    // The pipe closes with the process, and with it the reader ends.
+    // Ending the process closes the pipe, which ends the reader.
     drop(guest);
     let console = reader
         .join()
@@ -87,7 +87,7 @@ fn run_guest(
 
 fn wait_listening(donor: &Process, address: &str) -> anyhow::Result<()> {
     let deadline = cleanup::after(DONOR_DEADLINE);
-    // A refused connection is the only sign that it does not listen yet; pauses are bounded.
+    // Only a refused connection shows that the donor does not listen yet; the pauses are bounded.
     while std::net::TcpStream::connect(address).is_err() {
         let pause = cleanup::after(Duration::from_millis(50));
         if let Some(status) = donor.wait_until(pause)? {

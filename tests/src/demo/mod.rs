@@ -16,17 +16,17 @@ use crate::published::Published;
 use crate::share::Share;
 use crate::testbed::{Host, HostImage, HostKernel, RemoteProcess, Tap, Testbed, TestbedConfig};
 
-/// What the guest's kernel says first.
+/// First message of the guest's kernel.
 const GUEST_BEGINS: &str = "Linux version";
-/// How long the guest may take from its start to its end.
+/// Deadline of the guest from start to exit.
 const GUEST_DEADLINE: Duration = Duration::from_secs(240);
-/// How long a donor may take to listen or to end.
+/// Deadline of a donor's start and exit.
 const DONOR_DEADLINE: Duration = Duration::from_secs(30);
 const PORT: u16 = 7700;
-/// Processor times of processes are told in units of this.
+/// Unit of CPU times in /proc.
 const MS_PER_TICK: u64 = 10;
 
-/// How pages are to travel.
+/// How pages travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Transport {
     /// By RDMA where it works, else by TCP.
@@ -38,7 +38,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// As `ssi-hv run` takes it.
+    /// Returns the value of `ssi-hv run --transport`.
     fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -48,7 +48,7 @@ impl Transport {
     }
 }
 
-/// How large the guest is.
+/// Size of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// 1 GiB, 256 MiB of them local, and two vCPUs.
@@ -58,8 +58,8 @@ pub enum Size {
 }
 
 impl Size {
-    /// vCPUs, memory, local memory, and what the guest writes and checks: with its kernel more than the local
-    /// memory, so that pages must move.
+    /// Returns vCPUs, memory, local memory, and the bytes that the guest writes and verifies. With
+    /// its kernel these exceed the local memory, so pages must move.
     fn numbers(self) -> [&'static str; 4] {
         match self {
             Self::Usual => ["2", "1G", "256M", "256M"],
@@ -68,27 +68,27 @@ impl Size {
     }
 }
 
-/// What the demo is to show.
+/// Options of the demo.
 #[derive(Clone, Debug)]
 pub struct DemoConfig {
     /// How pages travel; `None` leaves the choice to `ssi-hv run`.
     pub transport: Option<Transport>,
-    /// The guest.
+    /// Size of the guest.
     pub size: Size,
-    /// A directory with kernels and programs, as [`Share::prepare`] fills it; `None` fills one.
+    /// A directory with kernels and programs, as filled by [`Share::prepare`]; `None` prepares one.
     pub share: Option<PathBuf>,
 }
 
 /// Where the demo runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Two processes of this machine, linked by its loopback.
+    /// Two processes of this machine, connected over its loopback.
     Here,
     /// Two emulated hosts.
     Testbed,
 }
 
-/// What came of the guest.
+/// Result of the guest.
 #[derive(Debug)]
 struct Outcome {
     exit_code: Option<i32>,
@@ -99,12 +99,12 @@ struct Outcome {
 /// Runs the demo and writes `target/demo/report.json`.
 ///
 /// # Errors
-/// Fails when the guest does not run to its end, or found a corrupt byte.
+/// Fails when the guest does not run to its end, or finds a corrupt byte.
 pub fn run(workspace: &Path, config: &DemoConfig) -> anyhow::Result<()> {
     let dir = workspace.join("target/demo");
     std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     let file = dir.join("report.json");
-    // An older report must not be taken for this run's.
+    // A report of an earlier run must not be mistaken for this one.
     let _ = std::fs::remove_file(&file);
     let share = match &config.share {
         Some(dir) => Share::open(dir)?,
@@ -162,7 +162,7 @@ pub fn run(workspace: &Path, config: &DemoConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Adds to a report how long the same guest took to init with all memory local.
+/// Adds to a report the boot time of the same guest with all memory local.
 fn compare_boots(report: &mut Value, local: &Value) {
     let time = |report: &Value| report["boot"]["to_init_ms"].as_f64();
     if let (Some(here), Some(local)) = (time(report), time(local)) {
@@ -171,7 +171,7 @@ fn compare_boots(report: &mut Value, local: &Value) {
     }
 }
 
-/// Linux guests need a CPU with SVM or VMX; a `/dev/kvm` alone may be a software KVM.
+/// Linux guests need a CPU with SVM or VMX; /dev/kvm alone may be a software KVM.
 fn choose_place() -> Place {
     let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let opens = std::fs::File::options()
@@ -195,8 +195,8 @@ fn has_virtualization(cpuinfo: &str) -> bool {
         .any(|flag| flag == "svm" || flag == "vmx")
 }
 
-/// The arguments of `ssi-hv run`: with most memory on the donor and the probe as its work, or
-/// with all memory local and nothing to do, to compare the time to init.
+/// Returns the arguments of `ssi-hv run`: with most memory on the donor and the probe as workload,
+/// or with all memory local and no workload, to compare the boot times.
 fn run_args(dir: &str, donor: Option<&str>, config: &DemoConfig, report: &str) -> Vec<String> {
     let [cpus, memory, local, probe] = config.size.numbers();
     let cmdline = format!("ssi_exec=\"faultprobe --bytes {probe}\"");
@@ -250,7 +250,7 @@ fn run_on_testbed(
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let guest = compute.spawn_with(&argv, &[], tap)?;
         if donor.is_some() {
-            // By then all connections are made, and memory is registered for RDMA.
+            // By then all connections are established, and memory is registered for RDMA.
             guest.wait_for_line(GUEST_BEGINS, GUEST_DEADLINE)?;
             before.set(processor_ticks(lender, lends.pid())?);
         }
@@ -277,7 +277,7 @@ fn run_on_testbed(
     Ok((remote, run(None, Box::new(|_: &[u8]| {}))?))
 }
 
-/// Starts a donor on a host of the testbed, and waits until it listens.
+/// Starts a donor on a testbed host and waits until it listens.
 pub(crate) fn start_donor(lender: &Host, address: &str) -> anyhow::Result<RemoteProcess> {
     let donor = lender.spawn(&[
         "/share/ssi-hv",
@@ -303,10 +303,10 @@ pub(crate) fn start_donor(lender: &Host, address: &str) -> anyhow::Result<Remote
     Ok(donor)
 }
 
-/// Shows a piece of the guest's console.
+/// Prints a piece of the guest's console.
 pub(crate) fn show(bytes: &[u8]) {
     let mut out = std::io::stdout();
-    // Whoever closed our output does not want it.
+    // Best effort: the reader of our output may have closed it.
     let _ = out.write_all(bytes).and_then(|()| out.flush());
 }
 

@@ -1,10 +1,10 @@
-//! What the demo prints at its end.
+//! The table that the demo prints at the end.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// The numbers, as the guest saw them and as the pager did.
+/// Formats the numbers of the guest and of the pager.
 pub(super) fn text(probe: &Value, report: &Value) -> String {
     let mut text = format!("{:<16}{:>16}{:>16}\n", "", "in the guest", "in the pager");
     let pager = &report["faults"]["remote"];

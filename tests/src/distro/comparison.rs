@@ -1,5 +1,4 @@
-//! How long the guest takes with most of its memory on a donor, beside the same guest with all of it
-//! local.
+//! Times of the guest with most of its memory on a donor, compared with all of it local.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,7 +12,7 @@ use super::{Network, REPORT};
 use crate::published::Published;
 use crate::testbed::{Host, Tap};
 
-/// The flags with which so much of the guest's memory is local, and the rest on the donor on host 2.
+/// Returns the flags for a guest with `local_memory` here and the rest on the donor on host 2.
 #[must_use]
 pub fn donor_flags(local_memory: &str) -> [&str; 5] {
     [
@@ -25,23 +24,22 @@ pub fn donor_flags(local_memory: &str) -> [&str; 5] {
     ]
 }
 
-/// What was measured of one guest.
+/// Times of one guest.
 #[derive(Clone, Debug)]
 pub struct Measured {
     /// From its start to its login prompt.
     pub to_login: Duration,
-    /// Each piece of work.
+    /// Each workload.
     pub work: Vec<(&'static str, Duration)>,
-    /// From the order to reboot to the next login prompt.
+    /// From the reboot command to the next login prompt.
     pub reboot: Option<Duration>,
 }
 
-/// Boots the guest with these flags, reboots it if that is wanted, lets it do its work, looks into its
-/// log, and switches it off. Gives what was measured and the report of `ssi-hv`; files of this machine go
-/// to `dir`.
+/// Boots the guest with these flags, optionally reboots it, runs the workloads, checks its log, and
+/// powers it off. Returns the times and the report of `ssi-hv`; local files go to `dir`.
 ///
 /// # Errors
-/// Fails when something goes wrong in the guest, or its kernel complains.
+/// Fails when a step fails in the guest, or its kernel logs a problem.
 pub fn measure(
     host: &Host,
     dir: &Path,
@@ -54,7 +52,7 @@ pub fn measure(
     let mut guest = network.boot(flags, console)?;
     println!("{:<12}{:>10.1} s", "login", guest.to_login.as_secs_f64());
     guest.wait_for_ssh()?;
-    // The report is of the last start, which is to do the work.
+    // The report covers the last start only, and the workloads belong to it.
     let reboot = if reboots {
         guest.check_log()?;
         Some(guest.reboot()?)
@@ -91,7 +89,7 @@ pub fn measure(
     Ok((measured, report))
 }
 
-/// The same work, here and there.
+/// The same workloads with local and with remote memory.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// With all memory local.
@@ -101,7 +99,7 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// What both did, with the seconds that it took here and there.
+    /// Returns the steps of both guests with their local and remote seconds.
     #[must_use]
     pub fn rows(&self) -> Vec<(&'static str, f64, f64)> {
         let seconds = |time: &Duration| time.as_secs_f64();
@@ -115,7 +113,7 @@ impl Comparison {
         std::iter::once(login).chain(work).collect()
     }
 
-    /// The same for a report.
+    /// Formats the comparison for the report.
     #[must_use]
     pub fn json(&self) -> Value {
         let rows: Vec<_> = self
@@ -128,7 +126,7 @@ impl Comparison {
         json!({ "rows": rows, "reboot_s": self.there.reboot.map(|time| time.as_secs_f64()) })
     }
 
-    /// The same for people.
+    /// Formats the comparison for the terminal.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = format!("{:<12}{:>12}{:>12}{:>8}\n", "", "remote", "local", "ratio");

@@ -15,12 +15,12 @@ use crate::testbed::{HostImage, HostKernel, Testbed, TestbedConfig};
 /// Runs the demo and writes `target/demo/distro.json`.
 ///
 /// # Errors
-/// Fails when the guest cannot be booted, or something in it goes wrong.
+/// Fails when the guest cannot be booted, or a step in it fails.
 pub fn run(workspace: &Path) -> anyhow::Result<()> {
     let dir = workspace.join("target/demo");
     std::fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
     let file = dir.join("distro.json");
-    // An older report must not be taken for this run's.
+    // A report of an earlier run must not be mistaken for this one.
     let _ = std::fs::remove_file(&file);
     println!("Making the image of Debian, if it is not there yet...");
     let mut share = Share::prepare(workspace)?;

@@ -1,8 +1,8 @@
-//! A whole distribution as a guest on host 1 of a testbed: with a disk, a network card, and an SSH
-//! server by which it is told what to do.
+//! A whole distribution as a guest on host 1 of a testbed, with a disk, a network card, and an SSH
+//! server for commands.
 //!
-//! The host has the other end of the card, and a DHCP and DNS server there. What the guest is
-//! given to do is in [`work`], and [`comparison`] has how long it took.
+//! The host has the other end of the network card, with a DHCP and DNS server. [`work`] has the
+//! guest's workloads, and [`comparison`] their times.
 
 pub mod comparison;
 pub mod demo;
@@ -18,30 +18,30 @@ use crate::testbed::{Host, Output, RemoteProcess, Tap};
 
 /// The disk of the guest's image on host 1.
 pub const DISK: &str = "/dev/vda";
-/// Where `ssi-hv` leaves its report.
+/// Path of the report of `ssi-hv`.
 pub const REPORT: &str = "/tmp/distro.json";
-/// How the host is called in the guest's network.
+/// Name of the host in the guest's network.
 pub const HOST_NAME: &str = "host.ssi.internal";
 
-/// The host's address in that network, and the guest's.
+/// Addresses of the host and of the guest in that network.
 const HOST_ADDRESS: &str = "192.168.78.1";
 const GUEST_ADDRESS: &str = "192.168.78.2";
 const TAP: &str = "debian0";
 const KEY: &str = "/tmp/distro-key";
-/// What the console shows when somebody may log in.
+/// The login prompt on the console.
 const LOGIN: &str = "debian login:";
 
-/// How long the guest may take from its start to its login prompt. Emulated and alone on its machine it
-/// takes a minute or so.
+/// Deadline from the guest's start to its login prompt. Emulated and alone on its machine it takes
+/// about a minute.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
-/// How long it may take from there until it answers by SSH.
+/// Deadline from the login prompt to the first answer by SSH.
 const SSH_DEADLINE: Duration = Duration::from_secs(120);
-/// How long it may take to end.
+/// Deadline of the guest's exit.
 const END_DEADLINE: Duration = Duration::from_secs(120);
-/// How long a small command of the host may take.
+/// Deadline of a small command on the host.
 const SHORT: Duration = Duration::from_secs(30);
 
-/// What the kernel says when something has gone wrong, in lower case and behind a space.
+/// Kernel messages that report a problem, in lower case, each preceded by a space.
 const COMPLAINTS: &[&str] = &[
     "blocked for more than",
     "soft lockup",
@@ -59,23 +59,23 @@ const COMPLAINTS: &[&str] = &[
     "out of memory",
 ];
 
-/// The other end of the guest's network on host 1; dropping it ends its servers.
+/// The host's end of the guest's network on host 1; dropping it stops its servers.
 #[derive(Debug)]
 pub struct Network<'a> {
     host: &'a Host,
-    /// DHCP and DNS.
+    /// DHCP and DNS server.
     _names: RemoteProcess,
-    /// What an `iperf3` in the guest talks to.
+    /// Server for `iperf3` in the guest.
     _iperf: RemoteProcess,
-    /// The public half of the key by which the guest is reached.
+    /// Public key with which the host logs in to the guest.
     key: String,
 }
 
 impl<'a> Network<'a> {
-    /// Makes it, with a key for the guest. Files of this machine go to `dir`.
+    /// Sets up the network and a key for the guest. Local files go to `dir`.
     ///
     /// # Errors
-    /// Fails when the host lacks something, or a server does not come up.
+    /// Fails when the host lacks a tool, or a server does not start.
     pub fn up(host: &'a Host, dir: &Path) -> anyhow::Result<Self> {
         let public = key_of(host, dir)?;
         let tap = format!(
@@ -112,10 +112,10 @@ impl<'a> Network<'a> {
         })
     }
 
-    /// The arguments of `ssi-hv` that boot the guest, with two vCPUs, 1 GiB of memory and further
-    /// flags.
+    /// Returns the arguments of `ssi-hv` that boot the guest with two vCPUs, 1 GiB of memory and
+    /// further flags.
     fn arguments(&self, more: &[&str]) -> Vec<String> {
-        // Debian boots silently by default too.
+        // Debian boots quietly by default as well.
         let cmdline = format!(
             "root={DISK} quiet \"systemd.set_credential=ssh.authorized_keys.root:{}\"",
             self.key
@@ -136,10 +136,10 @@ impl<'a> Network<'a> {
         arguments.into_iter().map(str::to_owned).collect()
     }
 
-    /// Boots the guest and waits until it asks who wants to log in.
+    /// Boots the guest and waits for its login prompt.
     ///
     /// # Errors
-    /// Fails when it does not come so far in time.
+    /// Fails when the prompt does not appear before the deadline.
     pub fn boot(&self, more: &[&str], console: Tap) -> anyhow::Result<Guest<'a>> {
         self.host.check(&["rm", "-f", REPORT], SHORT)?;
         let mut argv = vec!["/share/ssi-hv".to_owned()];
@@ -159,13 +159,13 @@ impl<'a> Network<'a> {
 
 impl Drop for Network<'_> {
     fn drop(&mut self) {
-        // A host that is gone has no tap either.
+        // Best effort: a host that has ended has no tap either.
         let _ = self.host.run(&["ip", "link", "del", TAP], SHORT);
     }
 }
 
-/// Gives the host a key, unless it has one, and returns the public half. The disk keeps the first key
-/// that it was given, as long as there is the host.
+/// Creates a key on the host unless it has one, and returns the public half. The disk keeps the
+/// first key that it was given for as long as the host runs.
 fn key_of(host: &Host, dir: &Path) -> anyhow::Result<String> {
     let public = format!("{KEY}.pub");
     let there = host.run(&["cat", &public], SHORT)?;
@@ -173,7 +173,7 @@ fn key_of(host: &Host, dir: &Path) -> anyhow::Result<String> {
         return Ok(there.stdout);
     }
     let key = dir.join("ssh-key");
-    // ssh-keygen asks before it writes over one.
+    // ssh-keygen asks before overwriting a key.
     let _ = std::fs::remove_file(&key);
     let made = Command::new("ssh-keygen")
         .args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"])
@@ -186,14 +186,14 @@ fn key_of(host: &Host, dir: &Path) -> anyhow::Result<String> {
     Ok(std::fs::read_to_string(key.with_extension("pub"))?)
 }
 
-/// The guest, up.
+/// A running guest.
 #[derive(Debug)]
 pub struct Guest<'a> {
     host: &'a Host,
     process: RemoteProcess,
     /// From its start to its login prompt.
     pub to_login: Duration,
-    /// How many login prompts there were.
+    /// Number of login prompts so far.
     logins: usize,
 }
 
@@ -207,12 +207,12 @@ impl Guest<'_> {
             "BatchMode=yes",
             "-o",
             "ConnectTimeout=20",
-            // A guest that is gone is noticed in 5 minutes, and one that is merely slow answers in them.
+            // A guest that ended is detected within 5 minutes, and a slow one answers within them.
             "-o",
             "ServerAliveInterval=30",
             "-o",
             "ServerAliveCountMax=10",
-            // Each start of the testbed has another guest there.
+            // Each start of the testbed has a different guest at this address.
             "-o",
             "StrictHostKeyChecking=no",
             "-o",
@@ -225,14 +225,14 @@ impl Guest<'_> {
         Ok(self.host.run(&argv, within)?)
     }
 
-    /// Waits until the guest takes commands.
+    /// Waits until the guest accepts commands.
     ///
     /// # Errors
-    /// Fails when it does not in time.
+    /// Fails when it does not before the deadline.
     pub fn wait_for_ssh(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + SSH_DEADLINE;
         loop {
-            // Each try waits for the guest's answer, or for ssh's own time to be over.
+            // Each attempt waits for the guest's answer, or for the timeout of ssh.
             let output = self.ssh("true", SSH_DEADLINE)?;
             if output.status.code == 0 {
                 return Ok(());
@@ -242,16 +242,16 @@ impl Guest<'_> {
         }
     }
 
-    /// Runs a command in the guest that must succeed, and gives its output.
+    /// Runs a command in the guest, which must succeed, and returns its output.
     ///
     /// # Errors
-    /// Fails when it does not succeed, or not in time.
+    /// Fails when the command fails or exceeds the deadline.
     pub fn run(&self, command: &str, within: Duration) -> anyhow::Result<String> {
         let output = self.ssh(command, within)?;
         if output.status.code == 0 {
             return Ok(output.stdout);
         }
-        // Of a guest that is gone its VM knows more.
+        // If the guest has ended, its VM process has the reason.
         let end = self.process.wait(Duration::ZERO).map_or_else(
             |_| String::new(),
             |end| format!("; its VM has ended with {}: {}", end.status, end.stderr),
@@ -264,11 +264,11 @@ impl Guest<'_> {
         );
     }
 
-    /// Reboots the guest, and waits until it is there again. What it has on its disk has to be the same,
-    /// and it has to have been another start. Gives the time to the next login prompt.
+    /// Reboots the guest and waits until it runs again. Checks that the contents of its disk are
+    /// unchanged and that its boot id is not. Returns the time to the next login prompt.
     ///
     /// # Errors
-    /// Fails when it does not come back, or is not as it was.
+    /// Fails when the guest does not return, or its disk differs.
     pub fn reboot(&mut self) -> anyhow::Result<Duration> {
         const LOOK: &str =
             "cat /etc/machine-id /etc/ssh/ssh_host_ed25519_key.pub; sha256sum /root/kept";
@@ -293,10 +293,10 @@ impl Guest<'_> {
         Ok(time)
     }
 
-    /// Fails when the guest's kernel or one of its services has something to complain about.
+    /// Checks the logs of the guest's kernel and services for problems.
     ///
     /// # Errors
-    /// Says what.
+    /// Fails with the first problem found.
     pub fn check_log(&self) -> anyhow::Result<()> {
         let log = self.run("journalctl --no-pager -q -k -o cat", SHORT)?;
         ensure!(log.contains("Linux version"), "no log: {log}");
@@ -308,17 +308,17 @@ impl Guest<'_> {
         Ok(())
     }
 
-    /// Switches the guest off, and gives how the run ended.
+    /// Powers the guest off and returns how the run ended.
     ///
     /// # Errors
-    /// Fails when it does not end in time.
+    /// Fails when it does not end before the deadline.
     pub fn power_off(self) -> anyhow::Result<Output> {
         let _ = self.ssh("systemctl poweroff", SHORT)?;
         Ok(self.process.wait(END_DEADLINE)?)
     }
 }
 
-/// The first line in which a kernel complains.
+/// Returns the first line in which a kernel reports a problem.
 fn complaint(log: &str) -> Option<&str> {
     log.lines().find(|line| {
         let line = format!(" {}", line.to_lowercase());

@@ -1,5 +1,5 @@
-//! What the guest is given to do. Each piece checks what it did: a wrong byte makes its command fail, or
-//! what it says differ from what it must.
+//! The guest's workloads. Each verifies its own result: a wrong byte makes its command fail, or
+//! makes its output differ from the expected one.
 
 use std::time::{Duration, Instant};
 
@@ -10,17 +10,17 @@ use super::{Guest, HOST_NAME};
 /// A piece of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// What people call it.
+    /// Its name in reports.
     pub name: &'static str,
-    /// A script for a shell in the guest; `@HOST@` is the host's name there.
+    /// A shell script for the guest; `@HOST@` stands for the host's name there.
     pub script: &'static str,
-    /// What the script has to say beside ending well.
+    /// Output that the script must print besides succeeding.
     pub says: &'static str,
-    /// How long it may take on emulated hosts.
+    /// Deadline on emulated hosts.
     pub within: Duration,
 }
 
-/// The network is there: an address by DHCP, a name by DNS, an answer of the host.
+/// Checks the network: an address by DHCP, a name by DNS, an answer from the host.
 pub const NETWORK: Work = Work {
     name: "network",
     script: "set -e; getent hosts @HOST@; ip -4 -o addr show scope global; ping -c 3 -W 10 @HOST@",
@@ -28,8 +28,8 @@ pub const NETWORK: Work = Work {
     within: Duration::from_secs(60),
 };
 
-/// A database is filled, changed, read back from the disk and checked. The sum of the squares up to
-/// 4000 is 4000 x 4001 x 8001 / 6.
+/// Fills, changes, reads back from disk, and checks a database. The sum of the squares up to 4000
+/// is 4000 x 4001 x 8001 / 6.
 pub const DATABASE: Work = Work {
     name: "sqlite",
     script: "set -e; cd /root; rm -f t.db; \
@@ -45,7 +45,7 @@ pub const DATABASE: Work = Work {
     within: Duration::from_secs(120),
 };
 
-/// All pieces, in the order in which they run.
+/// All workloads, in execution order.
 pub const ALL: &[Work] = &[
     NETWORK,
     Work {
@@ -77,7 +77,7 @@ pub const ALL: &[Work] = &[
         within: Duration::from_secs(300),
     },
     Work {
-        // Over less than half of the memory and with one of its tests: see `HALF_OF_MEMORY`.
+        // Covers less than half of the memory with one test: see `HALF_OF_MEMORY`.
         name: "memtester",
         script: "MEMTESTER_TEST_MASK=1 memtester 64M 1",
         says: "Done.",
@@ -85,8 +85,8 @@ pub const ALL: &[Work] = &[
     },
 ];
 
-/// Half of the memory, twice what is local, is gone over again and again: 16 times for stuck addresses, and
-/// for two of the other tests, random values and an increment. Emulated that takes 40 to 80 minutes.
+/// Tests half of the memory, twice what is local: 16 passes for stuck addresses, and two further
+/// tests, random values and an increment. Under emulation this takes 40 to 80 minutes.
 pub const HALF_OF_MEMORY: Work = Work {
     name: "memtester",
     script: "MEMTESTER_TEST_MASK=129 memtester 512M 1",
@@ -95,10 +95,10 @@ pub const HALF_OF_MEMORY: Work = Work {
 };
 
 impl Work {
-    /// Does it in the guest, and gives how long it took.
+    /// Runs it in the guest and returns the time it took.
     ///
     /// # Errors
-    /// Fails when a byte was wrong, or something else.
+    /// Fails when a byte was wrong, or the command failed.
     pub fn run(&self, guest: &Guest<'_>) -> anyhow::Result<Duration> {
         let begin = Instant::now();
         let script = self.script.replace("@HOST@", HOST_NAME);

@@ -1,4 +1,4 @@
-//! Scenarios of the testbed itself: what the others rely on.
+//! Scenarios of the testbed itself, on which all others rely.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
 const SHORT: Duration = Duration::from_secs(30);
-/// How long a device may take to go when it is removed while it is in use.
+/// Deadline for removing a device that is in use.
 const REMOVAL_DEADLINE: Duration = Duration::from_secs(20);
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -56,8 +56,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// A script for host 1 that does to packets of this IP protocol to this port of host 2, and to those alone,
-/// what netem is told.
+/// Returns a script for host 1 that applies netem to packets of this IP protocol to this port of
+/// host 2 only.
 pub(super) fn on_the_way_to_2((protocol, port): (u8, u16), netem: &str) -> String {
     format!(
         "set -e; d='dev link2'; \
@@ -158,7 +158,7 @@ fn processes(context: &Context<'_>) -> Result {
     let child: i32 = line.trim_start_matches("child ").trim().parse()?;
     host.signal(child, 0).context("the child does not run")?;
     drop(process);
-    // The agent kills the group when the connection closes; it may need a moment.
+    // The agent kills the process group when the connection closes, which can take a moment.
     let gone = format!(
         "i=0; while [ -e /proc/{child} ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done; [ ! -e /proc/{child} ]"
     );
@@ -211,7 +211,7 @@ fn link(context: &Context<'_>) -> Result {
         fastest_ping_ms(&one.check(&["ping", "-c", "5", &address], SHORT)?).context("no times")?;
     ensure!(clear < 150.0, "without delay a ping takes {clear} ms");
 
-    // What a scenario left cut or lossy is not taken for a link that the emulator lost.
+    // A link that a scenario left cut or lossy must not be mistaken for one that the emulator lost.
     testbed.netem(1, 2, Duration::ZERO, 100)?;
     testbed.cut_link(1, 2)?;
     let stuck = testbed.stuck_link()?;
@@ -229,7 +229,7 @@ fn link(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// The least time that ping printed.
+/// Parses the minimum round-trip time that ping printed.
 fn fastest_ping_ms(text: &str) -> Option<f64> {
     let times = text
         .split("time=")
@@ -251,7 +251,7 @@ fn rdma(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Makes a SoftRoCE device of the link to the other host.
+/// Adds a SoftRoCE device on the link to the other host.
 pub(crate) fn add_rxe(host: &Host) -> anyhow::Result<()> {
     let link = format!("link{}", 3 - host.number());
     let argv = [
@@ -261,7 +261,7 @@ pub(crate) fn add_rxe(host: &Host) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes it, which its users have to let go of first.
+/// Removes the device, which fails while it has users.
 pub(super) fn remove_rxe(host: &Host) -> anyhow::Result<()> {
     let argv = ["rdma", "link", "delete", "rxe0"];
     host.check(&argv, REMOVAL_DEADLINE)
@@ -269,12 +269,12 @@ pub(super) fn remove_rxe(host: &Host) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The typical latency of so many READs of 4 KiB by perftest.
+/// Measures the typical latency of this many READs of 4 KiB with perftest.
 pub(super) fn bare_read_us(one: &Host, two: &Host, reads: u32) -> anyhow::Result<f64> {
     perftest_of(one, two, "ib_read_lat", 4096, reads)
 }
 
-/// What a tool of perftest gives for one size: the typical latency in us, or the average
+/// Runs a perftest tool for one size, and returns the typical latency in us, or the average
 /// bandwidth in MB/s.
 pub(super) fn perftest(one: &Host, two: &Host, tool: &str, bytes: u32) -> anyhow::Result<f64> {
     perftest_of(one, two, tool, bytes, 200)
@@ -292,8 +292,8 @@ fn perftest_of(one: &Host, two: &Host, tool: &str, bytes: u32, count: u32) -> an
     let client: Vec<&str> = common.iter().copied().chain([address.as_str()]).collect();
     let text = one.check(&client, SHORT)?;
     ensure!(server.wait(SHORT)?.status.code == 0, "the server failed");
-    // Size, count, least, most, typical of a latency; size, count, peak, average of a bandwidth,
-    // in 2^20 bytes a second.
+    // The columns are size, count, minimum, maximum, typical for a latency, and size, count, peak,
+    // average for a bandwidth, in 2^20 bytes per second.
     let found = if tool.ends_with("_bw") {
         column(&text, &bytes, 3).map(|mib| mib * f64::from(1 << 20) / 1e6)
     } else {
@@ -302,7 +302,7 @@ fn perftest_of(one: &Host, two: &Host, tool: &str, bytes: u32, count: u32) -> an
     found.with_context(|| format!("no result in:\n{text}"))
 }
 
-/// A column of the row for a size.
+/// Returns a column of the row for a size.
 fn column(text: &str, bytes: &str, column: usize) -> Option<f64> {
     let mut rows = text.lines().map(|line| line.split_whitespace());
     let mut row = rows.find(|row| row.clone().next() == Some(bytes))?;

@@ -7,11 +7,12 @@ use super::donor::Donor;
 use super::guest::{Finished, Guest, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-/// What runs in guests whose memory is to be checked: with the kernel more than their local part, no more than
-/// emulated hosts can fetch in a minute or two.
+/// Workload of guests whose memory is verified: with the kernel it exceeds their local memory, and
+/// emulated hosts can fetch it within a minute or two.
 const PROBE: &str = "faultprobe --bytes 128M";
 const PROBE_BYTES: u64 = 128 << 20;
-/// The fewest remote faults that so many bytes beside the kernel, in a budget of as many, can take.
+/// Lower bound of remote faults for this many bytes in addition to the kernel's, with a budget of
+/// the same size.
 const REMOTE_FAULTS_MIN: f64 = 2000.0;
 
 /// Scenarios that compare times.
@@ -157,7 +158,7 @@ fn boot_exact_loan(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Pages fetched from donors and written back to them, by the report.
+/// Returns the pages fetched from donors and written back to them, according to the report.
 fn donor_pages(report: &Value) -> anyhow::Result<(u64, u64)> {
     let nodes = report["nodes"].as_array().context("nodes in the report")?;
     let sum = |key: &str| -> u64 {
@@ -261,7 +262,7 @@ fn ctrl_c(context: &Context<'_>) -> Result {
         .context("the run does not end on SIGINT")?;
     Finished::read(context, output)?.expect_exit(exit::INTERRUPTED)?;
 
-    // The lease has ended with its VM: the donor's whole memory can be had again.
+    // The lease ended with its VM, so the donor's whole memory is available again.
     let again = Guest::remote(1, "true").run(context)?;
     again.expect_exit(exit::SHUTDOWN)?;
     donor.stop(context)?;

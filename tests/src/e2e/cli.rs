@@ -1,4 +1,4 @@
-//! Scenarios of the command line: one clear line for each thing that is wrong.
+//! Scenarios of the command line: each mistake gives one clear error line.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -47,7 +47,7 @@ fn doctor(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Arguments that cannot work, the exit code, and what the error names.
+/// Invalid arguments, the exit code, and a part of the error message.
 const BAD: &[(&[&str], i32, &str)] = &[
     (&["run"], exit::USAGE, "--kernel"),
     (&["run", "--kernel", "/absent"], exit::USAGE, "/absent"),
@@ -68,7 +68,7 @@ const BAD: &[(&[&str], i32, &str)] = &[
         "254",
     ),
     (
-        // Beyond loopback, in the clear, only when asked for.
+        // Plain text beyond loopback requires an explicit flag.
         &[
             "run",
             "--kernel",
@@ -101,7 +101,7 @@ const BAD: &[(&[&str], i32, &str)] = &[
         "10.77.0.2:7799",
     ),
     (
-        // Not a kernel, and an initial RAM disk that does not fit.
+        // A file that is not a kernel, and an initial RAM disk that does not fit.
         &["run", "--kernel", "/share/guest.cpio"],
         exit::HOST_ERROR,
         "/share/guest.cpio",
@@ -121,7 +121,7 @@ const BAD: &[(&[&str], i32, &str)] = &[
     ),
 ];
 
-/// A guest runs, and there is no room for its report.
+/// A guest runs, but its report does not fit on the disk.
 fn report_on_full_disk(context: &Context<'_>) -> Result {
     let host = context.testbed.host(1);
     let full = "mkdir -p /tmp/full && mount -t tmpfs -o size=4k full /tmp/full && dd if=/dev/zero of=/tmp/full/fill bs=4k count=1";

@@ -1,4 +1,4 @@
-//! A scenario on a narrow link, where pages are compressed on their way.
+//! A scenario on a narrow link, over which pages travel compressed.
 
 use std::time::Duration;
 
@@ -16,20 +16,20 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: narrow_link,
 }];
 
-/// The link, both ways. A page takes 4 ms on it, far more than to compress it takes in an emulated host, also
-/// in one that others slow down.
+/// Rate of the link in both directions. A page takes 4 ms, far longer than compressing it on an
+/// emulated host, even a slowed-down one.
 const MBIT_A_SECOND: u32 = 8;
 
-/// How long the guest may take to its init: what of it is away by then comes and goes by that link.
+/// Boot deadline of the guest: its remote memory travels over the narrow link.
 const BOOT_DEADLINE_NARROW: Duration = Duration::from_secs(240);
 
-/// How many files the guest makes, of about 2 MB each.
+/// Number of files that the guest writes, each of about 2 MB.
 const FILES: u32 = 12;
 
-/// How often the guest is run at the most until what it writes back is compressed.
+/// Maximum number of guest runs until its write-backs end up compressed.
 const TRIALS_MAX: usize = 3;
 
-/// Makes copies of a program in memory, and compares each of them with it.
+/// Returns a script that copies a program in memory and compares each copy with it.
 fn copies() -> String {
     format!(
         "now() {{ cut -d' ' -f1 /proc/uptime; }}; cd /tmp; a=$(now); \
@@ -39,7 +39,7 @@ fn copies() -> String {
     )
 }
 
-/// What is known of a run: how long its work took, and what the network carried.
+/// Duration of the work, and bytes on the network, of one run.
 struct Outcome {
     seconds: f64,
     plain_mib: f64,
@@ -59,7 +59,7 @@ fn narrow_link(context: &Context<'_>) -> Result {
         auto.compressing,
         "on a link of {MBIT_A_SECOND} Mbit/s {TRIALS_MAX} trials found that compressing does not pay"
     );
-    // What it tries, and what came before it knew, is part of that.
+    // Trial blocks, and pages sent before the decision, are included.
     ensure!(
         auto.wire_mib < auto.plain_mib * 0.85,
         "{} of {} MiB were sent",
@@ -78,9 +78,10 @@ fn narrow_link(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// A run in which compressing is on for write-backs in the end. Each connection tries it when it begins, in
-/// 8 pairs of blocks of which it has to win 7, and not again before it has carried more than this guest writes: a
-/// host that hesitates meanwhile decides that.
+/// Returns a run in which compression of write-backs is on at the end. Each connection tries it
+/// when it starts, with 8 pairs of blocks of which it has to win 7, and does not retry before it
+/// has carried more than this guest writes. A host that stalls during the trial can therefore turn
+/// it off.
 fn tried(context: &Context<'_>) -> anyhow::Result<Outcome> {
     let mut last = run(context, "auto")?;
     for _ in 1..TRIALS_MAX {
@@ -117,7 +118,7 @@ fn run(context: &Context<'_>, compression: &'static str) -> anyhow::Result<Outco
 
 fn outcome(guest: &Finished) -> anyhow::Result<Outcome> {
     let console = &guest.output.stdout;
-    // The last one: the kernel prints the command too.
+    // The last match, since the kernel also prints the command.
     let mut lines = console.lines().rev();
     let line = lines.find_map(|line| line.split_once("COPIES "));
     let (_, line) = line.context("the guest did not finish its copies")?;

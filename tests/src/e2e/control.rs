@@ -1,4 +1,4 @@
-//! The scenario of telling a guest what to do while it runs.
+//! The scenario of controlling a running guest.
 
 use std::time::{Duration, Instant};
 
@@ -19,12 +19,12 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: control,
 }];
 
-/// Ticks while a probe has memory on the move. From then on the guest reports no free memory by itself,
-/// since there are no blocks of that order: what is counted is the balloon's doing. Leaves free memory with
-/// bytes in it, here and at the donor, and keeps some to be checked. Then waits until its free memory has
-/// become less, and lets a program have more than that ([`MISSING_BYTES`]), before which its kernel would kill
-/// some process. Waits until there is more again, and uses what it got back. Then listens to the power button,
-/// and ends when that was pressed.
+/// Prints ticks while a probe moves memory. First disables the guest's own reports of free memory,
+/// since no block of the configured order exists, so that the counters show the balloon alone.
+/// Leaves free memory with data in it, local and on the donor, and keeps some data to be verified.
+/// Waits until free memory has shrunk, then lets a program use [`MISSING_BYTES`] more than is free,
+/// where the kernel would otherwise kill a process. Waits until free memory has grown again, and
+/// uses it. Then waits for the power button and exits.
 const WORK: &str = "(i=0; while :; do i=$((i+1)); echo tick=$i.; usleep 100000; done) & \
     echo 11 >/sys/module/page_reporting/parameters/page_reporting_order; \
     faultprobe --bytes 128M; \
@@ -39,23 +39,23 @@ const WORK: &str = "(i=0; while :; do i=$((i+1)); echo tick=$i.; usleep 100000; 
     exec 3</dev/input/event0; echo button-ready=$((1)); \
     echo button-bytes=$(head -c 24 <&3 | wc -c)";
 
-/// What the guest is asked to give up, of 512 MiB.
+/// Size of the balloon, of 512 MiB of guest memory.
 const BALLOON_BYTES: u64 = 400 << 20;
-/// What a program of the guest writes to at once while the balloon has that is more than is free, by this.
+/// How far a program in the guest exceeds the free memory at once while the balloon is inflated.
 const MISSING_BYTES: u64 = 8 << 20;
-/// The guest does not write to pages that go into the balloon.
+/// The guest does not clear pages that it gives to the balloon.
 const ALLOCATES_AS_IT_IS: &str = " init_on_alloc=0";
-/// How long the guest may take for that; some seconds, emulated.
+/// Deadline for resizing the balloon; some seconds under emulation.
 const BALLOON_DEADLINE: Duration = Duration::from_secs(90);
 
-/// Makes a program of the crowd's own: from the share each of them would load it anew.
+/// Gives the clients a local copy of the program: from the share each of them would load it again.
 const GATHER: &str = "mkdir -p /tmp/crowd; cp /share/ssi-hv /tmp/crowd/client";
-/// Ten clients at once, since emulated hosts are slow (vmm/tests/integration/control.rs has fifty); prints how
-/// many saw the guest run.
-const CROWD: &str = "cd /tmp/crowd; for i in $(seq 10); do ./client status told --json >$i.json & done; wait; \
+/// Ten clients at once, since emulated hosts are slow (vmm/tests/integration/control.rs has fifty).
+/// Prints how many saw the guest running.
+const CROWD: &str = "cd /tmp/crowd; for i in $(seq 10); do ./client status ctl --json >$i.json & done; wait; \
     grep -l '\"state\": \"running\"' *.json | wc -l; rm -r /tmp/crowd";
 
-/// How long the guest is paused: its ticks come every 0.1 s.
+/// Duration of the pause; the guest ticks every 0.1 s.
 const PAUSE: &[&str] = &["sleep", "1"];
 
 fn control(context: &Context<'_>) -> Result {
@@ -68,7 +68,7 @@ fn control(context: &Context<'_>) -> Result {
     };
     guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
     guest.cmdline.push_str(ALLOCATES_AS_IT_IS);
-    guest.more.extend(["--name", "told"]);
+    guest.more.extend(["--name", "ctl"]);
     let process = guest.boot(context)?;
     process.wait_for_line("tick=5.", BOOT_DEADLINE)?;
 
@@ -81,12 +81,12 @@ fn control(context: &Context<'_>) -> Result {
     ensure!(saw.trim() == "10", "{} of 10 saw it run", saw.trim());
 
     let asked = Instant::now();
-    here.check(&["ssi-hv", "pause", "told"], SHORT)?;
+    here.check(&["ssi-hv", "pause", "ctl"], SHORT)?;
     let took = asked.elapsed();
-    let status = || status(here, &["told"]);
+    let status = || status(here, &["ctl"]);
     let paused = status()?;
     ensure!(paused["vms"][0]["state"] == "paused", "{paused}");
-    // What it said before is on its way here for a moment.
+    // Output from before the pause can still be in transit.
     here.check(PAUSE, SHORT)?;
     let said = process.stdout();
     here.check(PAUSE, SHORT)?;
@@ -104,18 +104,18 @@ fn control(context: &Context<'_>) -> Result {
         );
     }
     let ticks = last_tick(&said)?;
-    here.check(&["ssi-hv", "resume", "told"], SHORT)?;
+    here.check(&["ssi-hv", "resume", "ctl"], SHORT)?;
     process.wait_for_line(&format!("tick={}.", ticks + 5), SHORT)?;
 
     process.wait_for_line("filled=1", GUEST_DEADLINE)?;
-    let dropped = balloon(context, &process, &format!("vm-{}-told", process.pid()))?;
+    let dropped = balloon(context, &process, &format!("vm-{}-ctl", process.pid()))?;
     context.note(dropped);
     process.wait_for_line("button-ready=1", GUEST_DEADLINE)?;
     for file in ["again=1", "kept=1"] {
         ensure!(process.stdout().contains(file), "no {file}: it has changed");
     }
-    let told = here.check(&["ssi-hv", "shutdown", "told", "--wait", "55"], SHORT)?;
-    ensure!(told.trim() == "told: ended", "{told}");
+    let message = here.check(&["ssi-hv", "shutdown", "ctl", "--wait", "55"], SHORT)?;
+    ensure!(message.trim() == "ctl: ended", "{message}");
     let guest = Finished::read(context, process.wait(SHORT)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     guest.faultprobe_over(128 << 20)?;
@@ -133,7 +133,7 @@ fn control(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Lets the guest give up memory by its balloon and gives it back; says what came of it.
+/// Inflates and deflates the guest's balloon; returns a summary.
 fn balloon(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> anyhow::Result<String> {
     let counters = || -> anyhow::Result<Value> {
         Ok(ask(context, socket, "GET", "/v1/report", "")?["free_pages"].take())
@@ -148,7 +148,8 @@ fn balloon(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> anyhow
         "{reported} pages were given up, {pages} were asked for"
     );
     let (here, home) = (grown("/dropped_here")?, grown("/dropped_at_home")?);
-    // Far more free pages than these had bytes in them; those that did not fit here were at the donor.
+    // Far more free pages than these had contents; those that did not fit the local memory were on
+    // the donor.
     ensure!(
         here > 2000 && home > 2000,
         "next to nothing was dropped: {after}"
@@ -163,8 +164,8 @@ fn balloon(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> anyhow
     ))
 }
 
-/// Waits until a program of the guest has had more memory than the balloon has left, and says how
-/// much of that the guest took back of the balloon, unasked.
+/// Waits until a program of the guest has used more memory than the balloon left free, and returns
+/// how much the guest took back from the balloon by itself.
 fn taken_back(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> anyhow::Result<u64> {
     guest.wait_for_line("needed=1", GUEST_DEADLINE)?;
     let now = ask(context, socket, "GET", "/v1/balloon", "")?;
@@ -177,7 +178,7 @@ fn taken_back(context: &Context<'_>, guest: &RemoteProcess, socket: &str) -> any
     Ok(taken)
 }
 
-/// Asks for a balloon of this size, and waits until it has it.
+/// Requests a balloon size and waits until the guest has reached it.
 fn resize(context: &Context<'_>, socket: &str, bytes: u64) -> anyhow::Result<()> {
     let deadline = Instant::now() + BALLOON_DEADLINE;
     let body = format!("{{\"target_bytes\": {bytes}}}");
@@ -193,7 +194,7 @@ fn resize(context: &Context<'_>, socket: &str, bytes: u64) -> anyhow::Result<()>
     Ok(())
 }
 
-/// What a control socket of host 1 answers, as programs ask it.
+/// Sends a request to a control socket on host 1, as a program would, and returns the answer.
 fn ask(
     context: &Context<'_>,
     socket: &str,
@@ -210,7 +211,7 @@ fn ask(
     serde_json::from_str(answer).with_context(|| format!("{method} {path}: {said}"))
 }
 
-/// The number of the last tick on the console.
+/// Returns the number of the last tick on the console.
 fn last_tick(console: &str) -> anyhow::Result<u64> {
     let ticks = console.split("tick=").filter_map(|rest| {
         let (number, _) = rest.split_once('.')?;

@@ -1,4 +1,4 @@
-//! Scenarios of vCPUs, of their clocks, and of what they cost while there is nothing to do.
+//! Scenarios of vCPUs, of their clocks, and of the CPU time of an idle VM.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: boot_8cpu,
 }];
 
-/// All vCPUs work at once, which steals time from each on a host with fewer CPUs; then none does
-/// anything for a while, which is looked at when the work has been over for a second.
+/// Keeps all vCPUs busy at once, which causes steal time on a host with fewer CPUs; then leaves all
+/// idle, which is measured from a second after the work.
 const WORK: &str = "for i in 1 2 3 4 5 6 7 8; do (x=0; while [ $x -lt 15000 ]; do x=$((x+1)); done) & done; wait; \
     echo online=$(nproc) x2apic=$(grep -cw x2apic /proc/cpuinfo) \
     stolen=$(head -n 1 /proc/stat | cut -d' ' -f10) \
@@ -26,10 +26,10 @@ const WORK: &str = "for i in 1 2 3 4 5 6 7 8; do (x=0; while [ $x -lt 15000 ]; d
     echo idle=$((0+1)); sleep 1; echo idle=$((1+1)); sleep 6; echo idle=$((2+1)); sleep 6";
 
 const CPUS: u32 = 8;
-/// The most ticks of the host's processor (of 10 ms) that the idle vCPUs may take in their 6 s, all together.
+/// Upper bound of host CPU ticks (of 10 ms) that all idle vCPUs together may use in their 6 s.
 const IDLE_TICKS_MAX: u64 = 120;
-/// The most that any other thread of the VM may take meanwhile: those that look after something do so a few
-/// times a second.
+/// Upper bound of ticks for any other thread of the VM in that time: periodic checks run a few
+/// times per second.
 const OTHER_TICKS_MAX: u64 = 10;
 
 fn boot_8cpu(context: &Context<'_>) -> Result {
@@ -64,7 +64,7 @@ fn boot_8cpu(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// The ticks that the vCPUs took together, unless they or another thread took too many.
+/// Returns the ticks of all vCPUs; fails if they or another thread used too many.
 fn judged(idle: &[(String, u64)]) -> anyhow::Result<u64> {
     let is_vcpu = |name: &str| name.starts_with("vcpu");
     let each: Vec<_> = idle
@@ -96,18 +96,19 @@ fn judged(idle: &[(String, u64)]) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// The threads of a process by number: the name of each, and the processor time that it has taken, user and
-/// system, in clock ticks.
+/// Threads of a process by id, each with its name and its CPU time, user and system, in clock
+/// ticks.
 type Threads = BTreeMap<i32, (String, u64)>;
 
 fn thread_ticks(host: &Host, pid: i32) -> anyhow::Result<Threads> {
-    // One may end meanwhile.
+    // A thread may end in the meantime.
     let script = format!("cat /proc/{pid}/task/*/stat 2>/dev/null || true");
     let text = host.check(&["sh", "-c", &script], SHORT)?;
     Ok(text.lines().filter_map(thread_of).collect())
 }
 
-/// Fields 14 and 15 of a line of `stat`, counted behind the name, which may hold anything.
+/// Fields 14 and 15 of a line of `stat`, counted from the end of the name, which may contain
+/// anything.
 fn thread_of(stat: &str) -> Option<(i32, (String, u64))> {
     let (number, rest) = stat.split_once(" (")?;
     let (name, rest) = rest.rsplit_once(") ")?;
@@ -116,7 +117,7 @@ fn thread_of(stat: &str) -> Option<(i32, (String, u64))> {
     Some((number.parse().ok()?, (name.to_owned(), ticks)))
 }
 
-/// What each thread that is there after has taken since, the most first.
+/// Returns the ticks that each remaining thread has used since `before`, in descending order.
 fn used(before: &Threads, after: &Threads) -> Vec<(String, u64)> {
     let since = |(number, (name, ticks)): (&i32, &(String, u64))| {
         let at_first = before.get(number).map_or(0, |(_, ticks)| *ticks);
@@ -131,7 +132,7 @@ fn used(before: &Threads, after: &Threads) -> Vec<(String, u64)> {
 mod tests {
     use super::*;
 
-    /// A line of `stat` with these times.
+    /// Returns a line of `stat` with these times.
     fn stat(number: i32, name: &str, user: u64, system: u64) -> String {
         format!("{number} ({name}) S 1 7 7 0 -1 4194304 90 0 2 0 {user} {system} 0 0 20 0 9 0 5")
     }
@@ -140,7 +141,7 @@ mod tests {
         lines.iter().filter_map(|line| thread_of(line)).collect()
     }
 
-    /// Threads of an idle VM, of which one other than its vCPUs took `ticks`.
+    /// An idle VM in which one thread other than its vCPUs used `ticks`.
     fn idle(vcpu_ticks: u64, ticks: u64) -> anyhow::Result<u64> {
         let vcpu = |number: i32, ticks| stat(number, &format!("vcpu{number}"), 100, ticks);
         let vcpus = |ticks| (0..8).map(move |number| vcpu(number, ticks));

@@ -39,13 +39,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 
 const IMAGE: &str = "/tmp/disk.img";
 const READ_ONLY: &str = "/tmp/readonly.img";
-/// What is written and read back, and what is discarded behind it.
+/// Size of the pattern that is written and read back, and of the range after it that is discarded.
 const PATTERN_MIB: u64 = 16;
 const DISCARDED_MIB: u64 = 32;
 
-/// Writes a pattern to the first disk while a probe has memory on the move, and reads it back
-/// when nothing of it is cached any more; tries to write to the second; fills the first and
-/// discards all but the pattern.
+/// Writes a pattern to the first disk while a probe moves memory, and reads it back after dropping
+/// the caches. Tries to write to the second disk. Fills the first and discards everything except
+/// the pattern.
 const WORK: &str = "faultprobe --bytes 48M & p=/tmp/pattern; \
     dd if=/dev/urandom of=$p bs=1M count=16; echo made=$(sha256sum <$p); \
     dd if=$p of=/dev/vda bs=1M conv=fsync; sync; echo 3 >/proc/sys/vm/drop_caches; \
@@ -141,8 +141,8 @@ fn disk_without_room(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// The word that a guest printed last behind `name`, perhaps behind a message of the kernel, which
-/// also prints its command line.
+/// Returns the last word that the guest printed after `name`. The kernel also prints the command
+/// line, and may print messages in between.
 fn word_after<'a>(console: &'a str, name: &str) -> anyhow::Result<&'a str> {
     let rest = console.rsplit_once(name).map(|(_, rest)| rest);
     rest.and_then(|rest| rest.split_whitespace().next())
@@ -201,20 +201,20 @@ fn disk_block_device(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Writes a disk and reads it back again and again, while a probe has memory on the move.
+/// Writes a disk and reads it back repeatedly while a probe moves memory.
 const ROUNDS: &str = "p=/tmp/p; dd if=/dev/urandom of=$p bs=1M count=8; \
     echo made=$(sha256sum <$p); while :; do faultprobe --bytes 64M; done & \
     for i in $(seq 1000); do dd if=$p of=/dev/vda bs=1M conv=fsync 2>/dev/null; \
     echo 3 >/proc/sys/vm/drop_caches; echo round=$i read=$(sha256sum </dev/vda); done";
 
-/// What the host says when the donor is away.
+/// Message of the host while the donor is unreachable.
 const PAUSED: &str = "the guest is paused";
 
-/// How many rounds of a guest have ended; each must have read what was written.
+/// Returns how many rounds of a guest have ended; each must have read what was written.
 fn rounds_of(console: &str) -> anyhow::Result<u64> {
     let made = word_after(console, "made=")?;
     let mut rounds = 0;
-    // The last line may not be whole.
+    // The last line may be incomplete.
     let (whole, _) = console.rsplit_once('\n').context("no line")?;
     for line in whole.lines() {
         let Some((_, round)) = line.split_once("round=") else {
@@ -248,7 +248,7 @@ fn disk_donor_away(context: &Context<'_>) -> Result {
     away?;
     process.wait_for_line("is back", GUEST_DEADLINE)?;
     let rounds = rounds_of(&process.stdout())?;
-    // One may have been at its end when the donor went.
+    // One round may have been about to end when the donor disappeared.
     process.wait_for_line(&format!("round={} ", rounds + 2), GUEST_DEADLINE)?;
     rounds_of(&process.stdout())?;
 

@@ -12,7 +12,7 @@ use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::distro::comparison::{Comparison, Measured, donor_flags, measure};
 use crate::distro::work;
 
-/// They run by name only: making the image and booting it takes minutes.
+/// Scenarios that run only by name, since making the image and booting it takes minutes.
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "distro_boot",
@@ -51,8 +51,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// Boots the guest with most of its memory on a donor, lets it do this, reboot if that is wanted, and
-/// switches it off.
+/// Boots the guest with most of its memory on a donor, runs these workloads, optionally reboots it,
+/// and powers it off.
 fn remote(
     context: &Context<'_>,
     transport: &str,
@@ -86,7 +86,7 @@ fn remote(
     Ok(result)
 }
 
-/// Boots the guest with these flags; its console goes to a file of the scenario.
+/// Boots the guest with these flags; its console is logged to an artifact of the scenario.
 fn one(
     context: &Context<'_>,
     name: &str,
@@ -97,14 +97,14 @@ fn one(
     let path = context.artifacts.join(format!("{name}-console.log"));
     let mut log = std::fs::File::create(&path).with_context(|| path.display().to_string())?;
     let console = Box::new(move |bytes: &[u8]| {
-        // It is for looking at when something failed.
+        // Best effort: the log only serves to analyse a failure.
         let _ = log.write_all(bytes);
     });
     let (host, dir) = (context.testbed.host(1), &context.artifacts);
     measure(host, dir, flags, console, pieces, reboots)
 }
 
-/// Why Debian cannot be booted, if it cannot.
+/// Returns a skip with its reason if Debian cannot be booted.
 fn missing(context: &Context<'_>) -> Option<Verdict> {
     let reason = context.share.distro_missing.as_ref()?;
     Some(Verdict::Skip(format!("no image of Debian: {reason}")))
@@ -117,7 +117,7 @@ fn boots(context: &Context<'_>) -> Result {
     let (measured, report) = remote(
         context,
         "tcp",
-        // In 256 MiB it would find room for all that it does.
+        // With 256 MiB everything would fit the local memory.
         "128M",
         &[work::NETWORK, work::DATABASE],
         false,
@@ -130,7 +130,7 @@ fn boots(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Does the work with most of the memory on a donor, and then with all of it local.
+/// Runs the workloads with most of the memory on a donor, and then with all of it local.
 fn works(context: &Context<'_>, transport: &str, pieces: &[work::Work], reboots: bool) -> Result {
     if let Some(skipped) = missing(context) {
         return Ok(skipped);

@@ -1,4 +1,4 @@
-//! Donors of scenarios, on the contract of `ssi-hv`'s command line.
+//! Donors of scenarios, run through the command line of `ssi-hv`.
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
@@ -8,16 +8,16 @@ use super::guest::{SHORT, read, tail};
 use crate::published::Published;
 use crate::testbed::RemoteProcess;
 
-/// Where donors listen.
+/// Address of the first donor.
 pub(super) const DONOR: &str = "10.77.0.2:7700";
-/// Where a second donor of the same host listens.
+/// Address of a second donor on the same host.
 pub(super) const DONOR_2: &str = "10.77.0.2:7701";
-/// Where a donor on host 3 listens.
+/// Address of a donor on host 3.
 pub(super) const DONOR_3: &str = "10.77.0.3:7700";
 const NODE_REPORT: &str = "/tmp/node.json";
 const NODE_2_REPORT: &str = "/tmp/node2.json";
 
-/// A donor, on host 2 unless it says otherwise.
+/// A running donor.
 #[derive(Debug)]
 pub(super) struct Donor {
     host: usize,
@@ -26,17 +26,17 @@ pub(super) struct Donor {
 }
 
 impl Donor {
-    /// Starts it and waits until it listens.
+    /// Starts a donor on host 2 and waits until it listens.
     pub fn start(context: &Context<'_>) -> anyhow::Result<Self> {
         Self::lending(context, "1G", &[])
     }
 
-    /// Starts a second one.
+    /// Starts a second donor on host 2.
     pub fn second(context: &Context<'_>) -> anyhow::Result<Self> {
         Self::second_lending(context, "1G", &[])
     }
 
-    /// Starts a second one with so much memory and further flags.
+    /// Starts a second donor on host 2 with this memory and further flags.
     pub fn second_lending(
         context: &Context<'_>,
         memory: &str,
@@ -45,12 +45,12 @@ impl Donor {
         Self::at(context, (2, DONOR_2), &[], NODE_2_REPORT, memory, more)
     }
 
-    /// Starts one on host 3.
+    /// Starts a donor on host 3.
     pub fn third(context: &Context<'_>) -> anyhow::Result<Self> {
         Self::third_lending(context, "1G", &[])
     }
 
-    /// Starts one on host 3 with so much memory and further flags.
+    /// Starts a donor on host 3 with this memory and further flags.
     pub fn third_lending(
         context: &Context<'_>,
         memory: &str,
@@ -59,10 +59,10 @@ impl Donor {
         Self::at(context, (3, DONOR_3), &[], NODE_REPORT, memory, more)
     }
 
-    /// Starts it as a user who has no right that others do not have, with the limit of locked memory that all
-    /// have there: as `ssi-hv-node.service` of the package runs it.
+    /// Starts a donor as an unprivileged user with the default limit of locked memory, as
+    /// `ssi-hv-node.service` of the package runs it.
     pub fn without_rights(context: &Context<'_>) -> anyhow::Result<Self> {
-        // The testbed's hosts have no users but root.
+        // The testbed's hosts have only the root user.
         let user = "mkdir -p /etc; grep -qs ^nobody: /etc/passwd || \
             echo nobody:x:65534:65534:::/bin/sh >>/etc/passwd";
         let host = context.testbed.host(2);
@@ -87,7 +87,7 @@ impl Donor {
         Ok(donor)
     }
 
-    /// Starts it with so much memory and further flags.
+    /// Starts a donor on host 2 with this memory and further flags.
     pub fn lending(context: &Context<'_>, memory: &str, more: &[&str]) -> anyhow::Result<Self> {
         Self::at(context, (2, DONOR), &[], NODE_REPORT, memory, more)
     }
@@ -102,7 +102,7 @@ impl Donor {
     ) -> anyhow::Result<Self> {
         let host = context.testbed.host(number);
         host.check(&["rm", "-f", report], SHORT)?;
-        // What is put before the command ends with its program's name.
+        // A prefix command includes the program's name at its end.
         let program: &[&str] = if before.is_empty() {
             &["/share/ssi-hv"]
         } else {
@@ -122,7 +122,7 @@ impl Donor {
         argv.extend(more);
         let process = host.spawn(&argv)?;
         let port = address.rsplit(':').next().unwrap_or_default();
-        // The socket tells that it listens, whatever it prints.
+        // Checks the socket, so that it does not depend on the donor's messages.
         let script = format!(
             "i=0; until ss -Hltn | grep -q :{port}; do \
              i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
@@ -142,30 +142,30 @@ impl Donor {
         })
     }
 
-    /// Its process, on its host.
+    /// Returns its process id on its host.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// What it has said on standard error.
+    /// Returns its standard error so far.
     pub fn stderr(&self) -> String {
         self.process.stderr()
     }
 
-    /// Kills it as a crash would.
+    /// Kills the donor, as a crash would.
     pub fn kill(self) -> anyhow::Result<()> {
         self.process.kill(libc::SIGKILL)?;
         self.process.wait(SHORT)?;
         Ok(())
     }
 
-    /// Ends it in order and returns its counters: pages read from it, pages written to it.
+    /// Stops the donor and returns its counters: pages read from it, pages written to it.
     pub fn stop(self, context: &Context<'_>) -> anyhow::Result<(u64, u64)> {
         let report = self.end(context)?;
         counters(&report).with_context(|| format!("no counters in the donor's report: {report}"))
     }
 
-    /// Ends it in order and returns its report.
+    /// Stops the donor and returns its report.
     pub fn end(self, context: &Context<'_>) -> anyhow::Result<Value> {
         self.process.kill(libc::SIGTERM)?;
         let output = self
@@ -177,7 +177,7 @@ impl Donor {
     }
 }
 
-/// Finds the donor's counters wherever its report has them.
+/// Extracts the counters of pages from a donor's report.
 fn counters(report: &Value) -> Option<(u64, u64)> {
     Some((
         find_number(report, "pages_read")?,

@@ -1,4 +1,4 @@
-//! One command in a guest: what a CI job calls (`docs/ci.md`).
+//! One command in a guest, as a CI job runs it (`docs/ci.md`).
 
 use anyhow::{Context as _, ensure};
 
@@ -16,17 +16,18 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: exec,
 }];
 
-/// The exit code of everything that is not the command's.
+/// Exit code of every failure that is not the command's own.
 const EXEC_FAILED: i32 = 125;
 
-/// The job that people copy.
+/// The document with the job that users copy.
 const DOCUMENT: &str = include_str!("../../../docs/ci.md");
 
-/// What the job has a donor do; here it does so without any rights.
+/// The job's command for the donor; the test runs the donor unprivileged.
 const NODE: &str = "ssi-hv node --listen 10.77.0.2:7700 --memory 1G --insecure &";
 
-/// The command in place of the document's: more data than is local, checked after it has been away; then bytes that a
-/// terminal would change, errors apart from them, and a status.
+/// Replaces the document's command. It verifies more data than fits the local memory after that
+/// data was remote. It then writes bytes that a terminal would change, separate errors, and an exit
+/// status.
 const COMMAND: &str = r"
 head -c 67108864 /dev/urandom >/tmp/data && sha256sum </tmp/data >/tmp/sum || exit 1
 sha256sum </tmp/data | cmp - /tmp/sum || exit 1
@@ -34,13 +35,13 @@ printf 'a\000b\r\n\033\377'; seq 1 2000
 echo no-such-thing >&2
 exit 42";
 
-/// Fewer of its pages by READ, and little of what it checks had been away.
+/// Minimum of pages fetched by READ; with fewer, little of the verified data had been remote.
 const AWAY_PAGES_MIN: u64 = 2000;
 
-/// What the guest's init sends for `echo begun`: three bytes, and the line.
+/// What the guest's init sends for `echo begun`: a header of three bytes, and the line.
 const BEGUN_FRAME_BYTES: usize = 3 + "begun\n".len();
 
-/// What the job does on which host, in its order.
+/// Returns the job's commands in order, each with its host.
 fn job() -> anyhow::Result<Vec<(usize, String)>> {
     let text = DOCUMENT.replace("\\\n", " ");
     let lines = text
@@ -53,14 +54,15 @@ fn job() -> anyhow::Result<Vec<(usize, String)>> {
     commands.collect()
 }
 
-/// Runs a script that ends with `--exec` on host 1, with this command: exit code, output, errors.
+/// Runs a script that ends with `--exec` on host 1 with this command; returns exit code, output and
+/// errors.
 fn run(
     context: &Context<'_>,
     script: &str,
     command: &str,
 ) -> anyhow::Result<(i32, Vec<u8>, String)> {
     let host = context.testbed.host(1);
-    // Through files, since what comes over the agent is taken for text.
+    // Through files, since the agent's client treats output as text.
     let script = format!("exec {script} \"$1\" >/tmp/exec.out");
     let output = host.run(&["sh", "-c", &script, "sh", command], GUEST_DEADLINE)?;
     let local = context.artifacts.join("exec.out");
@@ -73,7 +75,8 @@ fn exec(context: &Context<'_>) -> Result {
     let (mut donor, mut script) = (None, None);
     for (number, command) in job()? {
         if command == NODE {
-            // Pinning what is lent takes a limit of locked memory and no capability (docs/install.md).
+            // Pinning the lent memory needs a limit of locked memory and no capability
+            // (docs/install.md).
             donor = Some(Donor::without_rights(context)?);
         } else if let Some((run, _)) = command.split_once("--exec ") {
             ensure!(number == 1, "host {number} runs {command}");
@@ -100,7 +103,7 @@ fn exec(context: &Context<'_>) -> Result {
 
     let text = hosts[0].check(&["cat", "/tmp/exec.json"], SHORT)?;
     let report = Published::Report.parse(&text)?;
-    // Reading in order is fetched ahead: few faults, many pages.
+    // Sequential reads are prefetched: few faults, many pages.
     let faults = report["faults"]["remote"]["count"].as_u64().unwrap_or(0);
     let pages = &report["nodes"][1]["rdma"]["pages_read"];
     let pages = pages.as_u64().unwrap_or(0);
@@ -121,7 +124,8 @@ fn exec(context: &Context<'_>) -> Result {
     donor.stop(context)?;
     hosts.iter().try_for_each(remove_rxe)?;
 
-    // What is on its way when a kernel panics is lost, so it panics when all of that has gone.
+    // Output in transit is lost when a kernel panics, so the command panics after all of it was
+    // sent.
     let command = r"tx() { sed -n 's/^1:.* tx:\([0-9]*\).*/\1/p' /proc/tty/driver/serial; }
         before=$(tx); echo begun; until [ $(tx) -ge $((before + FRAME)) ]; do :; done
         echo c >/proc/sysrq-trigger; echo not reached"
@@ -134,7 +138,7 @@ fn exec(context: &Context<'_>) -> Result {
         "{:?}, {errors}",
         String::from_utf8_lossy(&output)
     );
-    let told = "its console says: Kernel panic - not syncing: sysrq triggered crash";
-    ensure!(errors.contains(told), "{errors}");
+    let reason = "its console says: Kernel panic - not syncing: sysrq triggered crash";
+    ensure!(errors.contains(reason), "{errors}");
     Ok(Verdict::Pass)
 }

@@ -1,4 +1,4 @@
-//! Scenarios in which something breaks while a guest runs.
+//! Scenarios with failures while a guest runs.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-/// For how long the guest waits for a donor that is gone for good.
+/// Grace time of a donor that never returns.
 pub(super) const GRACE_SHORT: [&str; 2] = ["--donor-grace", "5"];
-/// For how long it waits for one that comes back.
+/// Grace time of a donor that returns.
 pub(super) const GRACE_LONG: [&str; 2] = ["--donor-grace", "120"];
-/// How long a link stays cut: longer than a busy host pauses by itself.
+/// Duration of a link cut: longer than a busy host can stall.
 pub(super) const CUT_TIME: Duration = Duration::from_secs(5);
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -61,7 +61,7 @@ fn donor_returns(context: &Context<'_>) -> Result {
     guest.more.extend(GRACE_LONG);
     let process = guest.boot(context)?;
     context.testbed.cut_link(1, 2)?;
-    // Time is what is tested here: the guest must not end within it.
+    // The time is what the test checks: the guest must not end within it.
     let early = process.wait(CUT_TIME);
     context.testbed.restore_link(1, 2)?;
     ensure!(

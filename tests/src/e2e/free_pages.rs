@@ -1,4 +1,4 @@
-//! Scenarios in which a guest tells which memory it does not use.
+//! Scenarios in which a guest reports its free memory.
 
 use anyhow::ensure;
 
@@ -26,10 +26,11 @@ pub(super) const SCENARIOS: &[Scenario] = &[
 /// Memory that the guest uses, frees, and uses again.
 const PROBE_BYTES: u64 = 64 << 20;
 
-/// Runs the probe when what is free from the start was reported, waits until the kernel has reported what the
-/// probe leaves free, and runs it again. A report ends with an interrupt of the device, so the guest has told
-/// everything when their number has grown and then stays for longer than the kernel's 2 s between reports. Its
-/// log has its command line too, which must not count.
+/// Runs the probe after the initially free memory was reported, waits until the kernel has reported
+/// what the probe freed, and runs it again. Each report ends with an interrupt of the device. The
+/// guest has reported everything when the interrupt count has grown and then stays constant for
+/// longer than the kernel's 2 s between reports. The kernel log also contains the command line,
+/// which must not be counted.
 const TWICE: &str = "irq() { grep virtio0 /proc/interrupts | tr -s ' ' | cut -d' ' -f3; }; \
     rests() { b=none; until [ x$b = x$(irq) ] || [ $i -ge 180 ]; do b=$(irq); sleep 5; i=$((i+5)); done; }; \
     i=0; rests; a=$(irq); faultprobe --bytes 64M; \
@@ -69,7 +70,7 @@ fn free_pages(context: &Context<'_>) -> Result {
     context.note(format!(
         "{reported} pages reported, {here} dropped here, {home} at the donor"
     ));
-    // The first probe's pages, less what the kernel keeps in lists of its own.
+    // The first probe's pages, less those that the kernel keeps in its per-CPU and free lists.
     let probe_pages = (PROBE_BYTES / 4096) as f64;
     ensure!(reported >= probe_pages, "{reported} pages reported");
     ensure!(home >= probe_pages / 2.0, "{home} pages dropped at home");

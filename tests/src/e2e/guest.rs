@@ -1,4 +1,4 @@
-//! Guests of scenarios, on the contract of `ssi-hv`'s command line.
+//! Guests of scenarios, run through the command line of `ssi-hv`.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use super::donor::DONOR;
 use crate::published::Published;
 use crate::testbed::{Output, RemoteProcess};
 
-/// How long a guest may take from its start to its end, with faultprobe in it.
+/// Deadline of a guest with faultprobe from start to exit.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(600);
-/// How long a guest may take from its start to init.
+/// Deadline of a guest from start to init.
 pub(super) const BOOT_DEADLINE: Duration = Duration::from_secs(150);
-/// How long a donor may take to listen, and anything to end that was told to.
+/// Deadline for a donor to listen, and for anything to end after it was asked to.
 pub(super) const SHORT: Duration = Duration::from_secs(60);
 
-/// What guests print when init runs.
+/// Message of the guest's init when it runs.
 const INIT_REACHED: &str = "SSI-HV guest: init reached";
 
 const RUN_REPORT: &str = "/tmp/run.json";
 
-/// Exit codes of `ssi-hv run`, as `docs/exit-codes.md` lists them.
+/// Exit codes of `ssi-hv run`; see `docs/exit-codes.md`.
 pub(super) mod exit {
     pub const SHUTDOWN: i32 = 0;
     pub const HOST_ERROR: i32 = 1;
@@ -37,17 +37,16 @@ pub(super) mod exit {
 /// A guest to start on host 1.
 #[derive(Clone, Debug)]
 pub(super) struct Guest {
-    /// Under `/share`.
+    /// Path relative to `/share`.
     pub kernel: &'static str,
-    /// Under `/share`.
+    /// Path relative to `/share`.
     pub initrd: &'static str,
-    /// vCPUs.
     pub cpus: u32,
-    /// Guest memory, as the flag takes it.
+    /// Guest memory, as a value of the flag.
     pub memory: &'static str,
-    /// The local part, if the rest is on the donor.
+    /// Local part of the memory if the rest is on the donor.
     pub local_memory: Option<&'static str>,
-    /// The kernel's command line.
+    /// Command line of the kernel.
     pub cmdline: String,
     /// Further flags.
     pub more: Vec<&'static str>,
@@ -62,8 +61,9 @@ impl Guest {
         }
     }
 
-    /// 256 MiB, 96 MiB of them local and the rest on the donor, running `exec`: where contents are what is tested,
-    /// and how much of it there is does not matter. A stock kernel has used 72 MiB when its init begins.
+    /// 256 MiB, 96 MiB of them local and the rest on the donor, running `exec`: for tests of
+    /// contents, where the amount does not matter. A stock kernel has used 72 MiB when its init
+    /// starts.
     pub fn small(cpus: u32, exec: &str) -> Self {
         Self {
             memory: "256M",
@@ -83,8 +83,9 @@ impl Guest {
             cmdline: if exec.is_empty() {
                 String::new()
             } else {
-                // Errors and worse: each character of an emulated console takes a tenth of a millisecond, and
-                // a warning that a timer was late comes in the middle of a line of the command.
+                // Errors and worse only: each character on an emulated console takes a tenth of a
+                // millisecond, and a warning about a late timer can interleave with a line of the
+                // command.
                 format!("loglevel=4 ssi_exec=\"{exec}\"")
             },
             more: Vec::new(),
@@ -118,27 +119,27 @@ impl Guest {
         argv
     }
 
-    /// Starts the guest; its console goes to `console.log` of the scenario as it comes.
+    /// Starts the guest; its console is written to `console.log` of the scenario as it arrives.
     pub fn start(&self, context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
         let host = context.testbed.host(1);
-        // A report of an earlier guest must not be taken for this one's.
+        // A report of an earlier guest must not be mistaken for this one's.
         host.check(&["rm", "-f", RUN_REPORT], SHORT)?;
         let argv = self.argv();
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
         let mut log = std::fs::File::create(context.artifacts.join("console.log"))?;
         let tap = move |bytes: &[u8]| {
-            // The same text is kept in memory and quoted on failure.
+            // Best effort: the same text is kept in memory and quoted on failure.
             let _ = std::io::Write::write_all(&mut log, bytes);
         };
         Ok(host.spawn_with(&argv, &[], Box::new(tap))?)
     }
 
-    /// Starts the guest and waits until its init runs, or it ends before.
+    /// Starts the guest and waits until its init runs or it ends.
     pub fn boot(&self, context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
         self.boot_within(context, BOOT_DEADLINE)
     }
 
-    /// The same where that takes its time.
+    /// Like [`boot`](Self::boot), with another deadline.
     pub fn boot_within(
         &self,
         context: &Context<'_>,
@@ -156,10 +157,10 @@ impl Guest {
     }
 }
 
-/// A guest that neither reached init nor ended. In emulated hosts that happens now and then
-/// without a fault of the product (the emulation of nested virtualization lost an interrupt), so the
-/// scenario is repeated, but counts as flaky then: a deadlock looks the same. The state of its threads
-/// is kept.
+/// A guest that neither reached init nor ended. On emulated hosts this happens occasionally without
+/// a fault of the product, because the emulation of nested virtualization lost an interrupt. The
+/// scenario is therefore repeated, but counts as flaky, since a deadlock looks the same. The state
+/// of its threads is saved.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest stalled before its init: {reason}")]
 pub(super) struct GuestStalled {
@@ -168,7 +169,7 @@ pub(super) struct GuestStalled {
 
 #[cfg(test)]
 impl GuestStalled {
-    /// One as a scenario returns it.
+    /// An error as a scenario returns it.
     pub(super) fn example() -> Self {
         Self {
             reason: "its console ends with \"[    0.1\"; see stalled.txt".into(),
@@ -176,7 +177,7 @@ impl GuestStalled {
     }
 }
 
-/// Waits until the init of the guest that this process runs says so, or the process ends before.
+/// Waits until the guest of this process prints that init runs, or until the process ends.
 pub(super) fn reach_init(
     context: &Context<'_>,
     process: &RemoteProcess,
@@ -190,7 +191,7 @@ pub(super) fn reach_init(
     Ok(())
 }
 
-/// Notes what the threads of `ssi-hv` are doing in `stalled.txt`.
+/// Saves the state of the threads of `ssi-hv` to `stalled.txt`.
 fn stalled(context: &Context<'_>, process: &RemoteProcess, error: &str) -> GuestStalled {
     let script = format!(
         "for round in 1 2 3; do for t in /proc/{}/task/*; do echo \"$(cat $t/comm) $(cut -d' ' -f3,14,15 $t/stat)\"; cat $t/syscall $t/stack; done; sleep 1; done",
@@ -203,7 +204,7 @@ fn stalled(context: &Context<'_>, process: &RemoteProcess, error: &str) -> Guest
     let console = process.stdout();
     let last = console.lines().last().unwrap_or_default().to_owned();
     let text = format!("{error}\n\n{threads}\n\n{console}");
-    // The error below says what matters most.
+    // Best effort: the error below is what matters.
     let _ = std::fs::write(context.artifacts.join("stalled.txt"), text);
     GuestStalled {
         reason: format!("its console ends with {last:?}; see stalled.txt"),
@@ -213,14 +214,14 @@ fn stalled(context: &Context<'_>, process: &RemoteProcess, error: &str) -> Guest
 /// A guest that has ended.
 #[derive(Debug)]
 pub(super) struct Finished {
-    /// What `ssi-hv run` left.
+    /// Exit status and output of `ssi-hv run`.
     pub output: Output,
-    /// The report.
+    /// Its report.
     pub report: Value,
 }
 
 impl Finished {
-    /// Fetches the report of the guest that ended like this.
+    /// Fetches the report of a guest that ended with this output.
     pub fn read(context: &Context<'_>, output: Output) -> anyhow::Result<Self> {
         let report = read(context, 1, Published::Report, RUN_REPORT).with_context(|| {
             format!(
@@ -248,13 +249,14 @@ impl Finished {
         Ok(())
     }
 
-    /// The report's number at a path such as `/faults/remote/count`.
+    /// Returns the report's number at a path such as `/faults/remote/count`.
     pub fn number(&self, pointer: &str) -> anyhow::Result<f64> {
         let value = self.report.pointer(pointer).and_then(Value::as_f64);
         value.with_context(|| format!("the report has no number at {pointer}"))
     }
 
-    /// What faultprobe printed, after checking that it found nothing corrupt in so many bytes at least.
+    /// Returns what faultprobe printed, after checking that it verified at least this many bytes
+    /// and found none corrupt.
     pub fn faultprobe_over(&self, bytes: u64) -> anyhow::Result<Value> {
         let probe = parse_faultprobe(&self.output.stdout).with_context(|| tail(&self.output))?;
         ensure!(probe["corrupt_bytes"] == 0, "corrupt bytes: {probe}");
@@ -271,13 +273,13 @@ impl Finished {
     }
 }
 
-/// Finds faultprobe's line in a guest's console.
+/// Finds faultprobe's line on a guest's console.
 pub(crate) fn parse_faultprobe(console: &str) -> anyhow::Result<Value> {
     let first = faultprobes(console)?.into_iter().next();
     first.context("faultprobe printed no line")
 }
 
-/// Finds the lines of every faultprobe. The kernel may have said something behind one.
+/// Finds the lines of every faultprobe. A message of the kernel may follow on the same line.
 pub(super) fn faultprobes(console: &str) -> anyhow::Result<Vec<Value>> {
     let lines = console.lines().filter_map(|l| l.split_once("FAULTPROBE "));
     let parsed = lines.map(|(_, json)| {
@@ -290,7 +292,7 @@ pub(super) fn faultprobes(console: &str) -> anyhow::Result<Vec<Value>> {
     parsed.collect()
 }
 
-/// Fetches a report from a host.
+/// Fetches a report from a host and checks it against its schema.
 pub(super) fn read(
     context: &Context<'_>,
     host: usize,
@@ -306,7 +308,7 @@ pub(super) fn read(
         .with_context(|| local.display().to_string())
 }
 
-/// The last lines of both outputs, for errors.
+/// Returns the last lines of both outputs, for errors.
 pub(super) fn tail(output: &Output) -> String {
     let last = |text: &str| {
         let lines: Vec<&str> = text.lines().collect();

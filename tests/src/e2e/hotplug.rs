@@ -1,5 +1,4 @@
-//! Scenarios of guests that get more memory while they run, from a donor that joins for that, and
-//! give it back.
+//! Scenarios of guests that gain memory at run time from a donor that joins, and return it.
 
 use std::time::{Duration, Instant};
 
@@ -30,39 +29,40 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// What the guest has at the start.
+/// Memory of the guest at the start.
 const MEMORY_BYTES: u64 = 176 << 20;
 const MEMORY: &str = "176M";
-/// What is added.
+/// Memory that is added.
 const ADDED_BYTES: u64 = 256 << 20;
 const ADDED: &str = "256M";
-/// What the guest writes and checks: more than it has without what is added.
+/// Memory that the guest writes and verifies: more than it has without the added memory.
 const PROBE_BYTES: u64 = 128 << 20;
 const PROBE: &str = "faultprobe --bytes 128M";
-/// The memory of a guest in KiB.
+/// Prints the guest's memory in KiB.
 const TOTAL: &str = "grep MemTotal /proc/meminfo | tr -dc 0-9";
 
-/// A guest does not clear pages that it gives back: those that are at home alone would be fetched for that.
+/// The guest does not clear pages that it returns: clearing remote pages would fetch them.
 const GIVES_AS_IT_IS: &str = " init_on_alloc=0";
-/// What the guest by RDMA has at the start, so that there is room for a program when what was added is gone.
+/// Initial memory of the RDMA guest, which leaves room for a program after the added memory was
+/// removed.
 const ROOMY_BYTES: u64 = 256 << 20;
 const ROOMY: &str = "256M";
-/// What is added to it, and pinned at its donor: one block of Linux.
+/// Memory that is added to it, and pinned at its donor: one memory block of Linux.
 const NODE_BYTES: u64 = 128 << 20;
 const NODE: &str = "128M";
-/// What is written and checked of it, more than the cache has room for; and after it is gone, of
-/// the donor of the start.
+/// Bytes that are written and verified in it, more than the cache can hold; and, after its removal,
+/// in the memory of the initial donor.
 const NODE_PROBE_BYTES: u64 = 48 << 20;
 const NODE_PROBE: &str = "faultprobe --bytes 48M --node 2";
 const AFTER_PROBE_BYTES: u64 = 8 << 20;
 const AFTER_PROBE: &str = "faultprobe --bytes 8M --node 1";
-/// The memory in KiB of the node where it is added; there may be no such node without it.
+/// Prints the memory in KiB of the node to which it is added; the node may not exist without it.
 const NODE_TOTAL: &str = "f=/sys/devices/system/node/node2/meminfo; \
     [ ! -e $f ] && echo 0 || grep MemTotal $f | tr -s ' ' | cut -d' ' -f4";
 
-/// Waits until `total` has grown by more than `more_kib`, runs `probe`, and waits until less than
-/// `rest_kib` of that is left; then it waits for its power button, so that the host can look at it before it
-/// goes on.
+/// Returns a script that waits until `total` has grown by more than `more_kib`, runs `probe`, and
+/// waits until less than `rest_kib` of the growth remains. It then waits for the power button, so
+/// that the host can inspect the guest before it continues.
 fn work(total: &str, more_kib: u64, probe: &str, rest_kib: u64) -> String {
     format!(
         "exec 3</dev/input/event0; total() {{ {total}; }}; a=$(total); \
@@ -73,10 +73,10 @@ fn work(total: &str, more_kib: u64, probe: &str, rest_kib: u64) -> String {
     )
 }
 
-/// Presses that button.
+/// Presses the power button.
 const GO_ON: &[&str] = &["ssi-hv", "shutdown", "grows"];
 
-/// A guest that does this, to which memory can be added.
+/// Returns a guest with this workload to which memory can be added.
 fn guest(memory: &'static str, work: &str) -> Guest {
     let mut guest = Guest {
         memory,
@@ -93,15 +93,15 @@ fn guest(memory: &'static str, work: &str) -> Guest {
     guest
 }
 
-/// Starts it, and waits until it begins.
+/// Starts the guest and waits until its work begins.
 fn start(context: &Context<'_>, guest: &Guest) -> anyhow::Result<RemoteProcess> {
     let process = guest.boot(context)?;
     process.wait_for_line("begins=", BOOT_DEADLINE)?;
     Ok(process)
 }
 
-/// Has so much memory plugged, of a donor that joins or, with less than before, of whom it is; gives
-/// what was said, and how long it took.
+/// Sets the plugged memory: growth comes from a donor that joins, shrinking returns memory to its
+/// donor. Returns the message and the duration.
 fn plug(
     context: &Context<'_>,
     size: &str,
@@ -116,7 +116,7 @@ fn plug(
     Ok((said, asked.elapsed()))
 }
 
-/// What the guest's host says of it while it has so much from the start, and so much is plugged.
+/// Checks the status that the host gives for a guest with this initial and this plugged memory.
 fn status_with(context: &Context<'_>, memory: u64, plugged: u64) -> anyhow::Result<Value> {
     let status = status(context.testbed.host(1), &["grows"])?;
     for (pointer, wanted) in [
@@ -128,7 +128,7 @@ fn status_with(context: &Context<'_>, memory: u64, plugged: u64) -> anyhow::Resu
     Ok(status)
 }
 
-/// What the donor that joins, on this host and with this address, says of itself.
+/// Returns the status of the joining donor on this host with this address.
 fn joiner(context: &Context<'_>, (host, listen): (usize, &str)) -> anyhow::Result<Value> {
     let nodes = status(context.testbed.host(host), &[])?;
     let nodes = nodes["nodes"].as_array().into_iter().flatten();
@@ -136,7 +136,7 @@ fn joiner(context: &Context<'_>, (host, listen): (usize, &str)) -> anyhow::Resul
     joiner.cloned().context("no status of the donor that joins")
 }
 
-/// Waits until that donor has its memory back.
+/// Waits until that donor has all of its memory back.
 fn wait_until_left(context: &Context<'_>, donor: (usize, &str)) -> anyhow::Result<Value> {
     let deadline = Instant::now() + SHORT;
     loop {
@@ -149,8 +149,8 @@ fn wait_until_left(context: &Context<'_>, donor: (usize, &str)) -> anyhow::Resul
     }
 }
 
-/// Pages that came from the donor that joined, and that went there, of a guest that has ended and has
-/// nothing plugged any more.
+/// Returns the pages fetched from the joined donor and written to it, of a guest that has ended
+/// without plugged memory.
 fn travelled(guest: &Finished) -> anyhow::Result<(f64, f64)> {
     guest.expect_exit(exit::SHUTDOWN)?;
     ensure!(guest.number("/memory/hotplug/plugged_bytes")? == 0.0);
@@ -172,7 +172,7 @@ fn hotplug(context: &Context<'_>) -> Result {
     let work = work(TOTAL, 200_000, PROBE, 50_000) + "; (exit $s)";
     let process = start(context, &guest(MEMORY, &work))?;
 
-    // Nobody there; and one that has less. The guest hears of neither.
+    // An address without a donor, and a donor with too little memory. The guest notices neither.
     for (size, donor, why) in [
         (ADDED, "10.77.0.2:7702", "connect"),
         ("1280M", DONOR_3, "refuses"),
@@ -222,7 +222,7 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
     let hosts = context.testbed.hosts();
     hosts.iter().try_for_each(add_rxe)?;
     let (donor, joins) = (Donor::start(context)?, Donor::second(context)?);
-    // All of it, and none of it.
+    // Adds all of the node's memory, and removes all of it.
     let work = work(NODE_TOTAL, NODE_BYTES / 1024 - 1, NODE_PROBE, 1)
         + &format!("; {AFTER_PROBE} && (exit $s)");
     let mut guest = guest(ROOMY, &work);
@@ -247,7 +247,7 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
     let (first, more) = (held(&before)?, held(&status)?);
     let lends = joiner(context, (2, DONOR_2))?;
     let lent = held_by_node(&lends)?;
-    // A queue pair for each class of traffic; the memory that is lent is the adapter's too.
+    // One queue pair for each class of traffic; the lent memory is registered with the adapter.
     ensure!(
         more.queue_pairs == first.queue_pairs + CLASSES
             && lent.queue_pairs == CLASSES
@@ -286,7 +286,7 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
         rdma("failures")? == 0.0 && by_read == fetched && served == 0,
         "{fetched} pages fetched, {by_read} by READ, {served} by the donor's process"
     );
-    // Behind drops of free pages, pages go by TCP.
+    // Write-backs queued behind discards of free pages travel by TCP.
     ensure!(
         by_write > 1000.0 && by_write + stored as f64 == written,
         "{written} pages written, {by_write} by WRITE, {stored} by the donor's process"
@@ -301,10 +301,10 @@ fn hotplug_rdma(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Classes of traffic that have a connection each.
+/// Number of traffic classes, each with a connection.
 const CLASSES: u64 = 3;
 
-/// What a process has of RDMA.
+/// RDMA resources of a process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Held {
     queue_pairs: u64,
@@ -312,7 +312,7 @@ struct Held {
     pinned_bytes: u64,
 }
 
-/// What the status of a process says of that.
+/// Reads the RDMA resources from the status of a process.
 fn held(rdma: &Value) -> anyhow::Result<Held> {
     let devices = rdma["resources"].as_array().context("no resources")?;
     let sum = |name: &str| {
@@ -327,7 +327,7 @@ fn held(rdma: &Value) -> anyhow::Result<Held> {
     })
 }
 
-/// The same of a donor, which counts its connections besides.
+/// Reads those of a donor, which also counts its connections.
 fn held_by_node(node: &Value) -> anyhow::Result<Held> {
     let held = held(&node["rdma"])?;
     let endpoints = node["rdma"]["endpoints"].as_array();

@@ -1,4 +1,4 @@
-//! Scenarios on a host that makes huge pages of shared memory where nobody asks for them.
+//! Scenarios on a host that uses huge pages for all shared memory.
 
 use anyhow::{Context as _, ensure};
 
@@ -7,9 +7,9 @@ use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
-/// Where that is set.
+/// The host's setting.
 const SETTING: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-/// What the probe uses, in order, so that much of it is fetched ahead.
+/// Memory that the probe uses sequentially, so that much of it is prefetched.
 const PROBE_BYTES: u64 = 64 << 20;
 const LOCAL_BYTES: u64 = 64 << 20;
 
@@ -33,7 +33,8 @@ fn huge_shmem(context: &Context<'_>) -> Result {
         ..Guest::small(1, "faultprobe --bytes 64M --pattern sequential")
     };
 
-    // When the guest starts: nothing of it is in huge pages, which would go beyond the budget.
+    // With the setting in force when the guest starts, its memory must not be in huge pages, which
+    // would exceed the budget.
     let setting = Setting::change(host, &before)?;
     let made = huge_pages_made(host)?;
     let finished = guest.run(context)?;
@@ -46,7 +47,8 @@ fn huge_shmem(context: &Context<'_>) -> Result {
     );
     setting.put_back()?;
 
-    // While it runs: neighbours of what is fetched ahead are found to be there.
+    // With the setting changed while the guest runs, prefetching finds neighbours that are already
+    // present.
     let process = guest.boot(context)?;
     let setting = Setting::change(host, &before)?;
     let made = huge_pages_made(host)?;
@@ -62,7 +64,7 @@ fn huge_shmem(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Every byte was right, and something was fetched ahead.
+/// Checks that every byte was right, and that pages were prefetched.
 fn check(guest: &Finished) -> anyhow::Result<()> {
     guest.expect_exit(exit::SHUTDOWN)?;
     guest.faultprobe_over(PROBE_BYTES)?;
@@ -71,7 +73,7 @@ fn check(guest: &Finished) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Huge pages of files, shared memory among them, that the kernel has made since it started.
+/// Returns how many huge pages of files and shared memory the kernel has allocated since boot.
 fn huge_pages_made(host: &Host) -> anyhow::Result<u64> {
     let counters = host.check(&["cat", "/proc/vmstat"], SHORT)?;
     let mut lines = counters.lines();
@@ -80,14 +82,14 @@ fn huge_pages_made(host: &Host) -> anyhow::Result<u64> {
     Ok(made.trim().parse()?)
 }
 
-/// The host's setting while it is `always`. What was there before is put back, whatever happens.
+/// Sets the host's setting to `always`, and restores the former value on drop.
 struct Setting<'a> {
     host: &'a Host,
     before: Option<&'a str>,
 }
 
 impl<'a> Setting<'a> {
-    /// What is chosen; `None` on a kernel that has no such setting.
+    /// Returns the current value; `None` on a kernel without this setting.
     fn now(host: &Host) -> anyhow::Result<Option<String>> {
         let output = host.run(&["cat", SETTING], SHORT)?;
         let chosen = output.stdout.split_once('[');
@@ -96,7 +98,7 @@ impl<'a> Setting<'a> {
     }
 
     fn change(host: &'a Host, before: &'a str) -> anyhow::Result<Self> {
-        // Before it is changed: that may fail half way.
+        // Created before the change, since that may fail half way.
         let setting = Self {
             host,
             before: Some(before),
@@ -113,7 +115,7 @@ impl<'a> Setting<'a> {
 impl Drop for Setting<'_> {
     fn drop(&mut self) {
         if let Some(before) = self.before.take() {
-            // The scenario has failed already.
+            // Best effort: the scenario has failed already.
             let _ = write(self.host, before);
         }
     }

@@ -1,7 +1,7 @@
-//! The end-to-end scenarios and what runs them.
+//! The end-to-end scenarios and their runner.
 //!
-//! Scenarios that compare times run first, one by one; the others share a few testbeds that
-//! work side by side, since a scenario keeps little more than one CPU busy.
+//! Scenarios that compare times run first, one at a time. The others run in parallel on a few
+//! testbeds, since a scenario uses little more than one CPU.
 
 mod bed;
 mod boot;
@@ -45,26 +45,26 @@ use std::path::PathBuf;
 use crate::share::Share;
 use crate::testbed::{HostKernel, Testbed};
 
-/// How a scenario that did not fail ended.
+/// Result of a scenario that did not fail.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// What it tests holds.
+    /// The tested property holds.
     Pass,
-    /// It could not be tried, and why.
+    /// The scenario could not run, with the reason.
     Skip(String),
 }
 
-/// What scenarios return.
+/// Result type of scenarios.
 pub type Result = anyhow::Result<Verdict>;
 
-/// What a scenario works with.
+/// Environment of a running scenario.
 #[derive(Debug)]
 pub struct Context<'a> {
-    /// The hosts that the scenario asks for.
+    /// The hosts that the scenario requests.
     pub testbed: &'a Testbed,
-    /// What they boot guests from.
+    /// Kernels and programs for guests.
     pub share: &'a Share,
-    /// Where files from hosts may go; named after the scenario.
+    /// Directory for files from hosts; named after the scenario.
     pub artifacts: PathBuf,
     notes: std::cell::RefCell<Vec<String>>,
 }
@@ -76,12 +76,11 @@ impl Context<'_> {
     }
 }
 
-/// The hosts that a scenario needs.
+/// Hosts that a scenario needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// How many.
     pub count: usize,
-    /// What they run.
+    /// Their kernel.
     pub kernel: HostKernel,
 }
 
@@ -90,7 +89,7 @@ impl Hosts {
     pub const TWO_6_1: Self = Self::new(2, HostKernel::Linux6_1);
     /// Two hosts with the kernel that most users have.
     pub const TWO_6_12: Self = Self::new(2, HostKernel::Linux6_12);
-    /// Three of them: a compute node and two donors.
+    /// Three hosts with that kernel: a compute node and two donors.
     pub const THREE_6_12: Self = Self::new(3, HostKernel::Linux6_12);
 
     const fn new(count: usize, kernel: HostKernel) -> Self {
@@ -101,15 +100,15 @@ impl Hosts {
 /// One scenario.
 #[derive(Clone, Copy)]
 pub struct Scenario {
-    /// Its name, by which it is chosen.
+    /// Its name, which selects it.
     pub name: &'static str,
-    /// What holds if it passes.
+    /// The property that it tests.
     pub about: &'static str,
     /// Whether it runs `ssi-hv`.
     pub needs_product: bool,
-    /// What it runs on.
+    /// Its hosts.
     pub hosts: Hosts,
-    /// The scenario.
+    /// Its function.
     pub run: fn(&Context<'_>) -> Result,
 }
 
@@ -121,22 +120,22 @@ impl std::fmt::Debug for Scenario {
     }
 }
 
-/// Scenarios to run, each kind in its order.
+/// Scenarios to run, each group in its order.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Those that compare times: nothing runs beside them.
+    /// Scenarios that compare times: nothing runs in parallel with them.
     pub alone: Vec<Scenario>,
-    /// Those that may run while others do.
+    /// Scenarios that may run in parallel.
     pub together: Vec<Scenario>,
-    /// Those that take so long that they are skipped unless they are named.
+    /// Scenarios that take so long that they run only by name.
     pub long: Vec<Scenario>,
 }
 
 impl Plan {
-    /// All scenarios.
+    /// Returns all scenarios.
     #[must_use]
     pub fn all() -> Self {
-        // The long ones come early, so that no testbed waits for another at the end.
+        // The long ones start early, so that no testbed waits for another at the end.
         let together = [
             compression::SCENARIOS,
             free_pages::SCENARIOS,
@@ -176,14 +175,14 @@ impl Plan {
         }
     }
 
-    /// Whether a whole distribution is booted.
+    /// Returns whether any scenario boots a whole distribution.
     #[must_use]
     pub fn needs_distro(&self) -> bool {
         let boots_it = |s: &Scenario| distro::SCENARIOS.iter().any(|other| other.name == s.name);
         self.alone.iter().chain(&self.together).any(boots_it)
     }
 
-    /// Those whose names contain one of `parts`, also long ones.
+    /// Keeps the scenarios whose names contain one of `parts`, including the long ones.
     #[must_use]
     pub fn named(mut self, parts: &[String]) -> Self {
         self.alone.append(&mut self.long);
@@ -193,7 +192,7 @@ impl Plan {
         self
     }
 
-    /// Each of them.
+    /// Iterates over all scenarios.
     pub fn scenarios(&self) -> impl Iterator<Item = &Scenario> {
         self.alone.iter().chain(&self.together).chain(&self.long)
     }

@@ -1,4 +1,4 @@
-//! The demo as it runs on machines with hardware virtualization, which a testbed host is one of.
+//! The demo's path for machines with hardware virtualization, which a testbed host has.
 
 use anyhow::{Context as _, ensure};
 use kernel_images::programs;
@@ -6,7 +6,7 @@ use kernel_images::programs;
 use super::guest::{GUEST_DEADLINE, SHORT, tail};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-/// What the small guest of the demo writes and checks.
+/// Bytes that the demo's small guest writes and verifies.
 const PROBE_BYTES: u64 = 64 << 20;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {

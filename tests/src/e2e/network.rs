@@ -1,4 +1,4 @@
-//! Scenarios of network cards, and of random numbers.
+//! Scenarios of network cards, and of the entropy device.
 
 use anyhow::{Context as _, ensure};
 
@@ -30,18 +30,18 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// A tap `tap0` with the address that the guest knows as its host's.
+/// Creates the tap `tap0` with the address that the guest knows as its host's.
 const MAKE_TAP: &str = "ip tuntap add dev tap0 mode tap && ip addr add 192.168.77.1/24 dev tap0";
 const DELETE_TAP: &str = "ip link delete tap0";
 const GUEST_ADDRESS: &str = "192.168.77.2";
-/// What the guest's card is given.
+/// Address of the guest's network card.
 const MAC: &str = "02:00:00:00:77:02";
-/// The longest packet of Ethernet, with its addresses. Longer ones were cut, or joined, by
-/// whoever leaves that to the other side.
+/// The longest packet of Ethernet with its header. A longer one is possible only with segmentation
+/// or receive offload.
 const PACKET_BYTES_MAX: u64 = 1514;
 
-/// Brings the card up; pings the host; gets and sends bytes while a probe has memory on the
-/// move; then waits for the host to connect.
+/// Configures the network card, pings the host, and transfers bytes in both directions while a
+/// probe moves memory. Then waits for a connection from the host.
 const WORK: &str = "ip addr add 192.168.77.2/24 dev eth0; ip link set eth0 up; \
     ping -c 5 192.168.77.1; echo pinged=$?; echo mac=$(cat /sys/class/net/eth0/address); \
     faultprobe --bytes 48M & \
@@ -76,7 +76,7 @@ fn network(context: &Context<'_>) -> Result {
     let process = guest.boot(context)?;
     process.wait_for_line("done=0", GUEST_DEADLINE)?;
     let pings = script(&format!("ping -c 5 {GUEST_ADDRESS}"));
-    // Lets the guest go on, to its end.
+    // Lets the guest continue to its end.
     let connect = format!(
         "i=0; until /share/socket-pipe tcp-connect {GUEST_ADDRESS}:9002 </dev/null; do i=$((i+1)); [ $i -lt 100 ] || exit 1; sleep 0.1; done"
     );
@@ -108,7 +108,7 @@ fn network(context: &Context<'_>) -> Result {
     ensure!(got == sum(&given), "given {given}, the guest got {got}");
     ensure!(sent == sum(&received), "sent {sent}, got {received}");
 
-    // By the tap's counters packets were joined, in both directions.
+    // The tap's counters show merged packets in both directions.
     let mut means = Vec::new();
     for direction in ["rx", "tx"] {
         let counter = |what: &str| -> anyhow::Result<u64> {
@@ -123,7 +123,7 @@ fn network(context: &Context<'_>) -> Result {
         "mean packet {} bytes from the guest, {} to it",
         means[0], means[1]
     ));
-    // Acknowledgements are short, so a mean above a whole packet takes long ones.
+    // Acknowledgements are short, so a mean above one whole packet needs long ones.
     ensure!(
         means.iter().all(|mean| *mean > PACKET_BYTES_MAX),
         "no packets were joined: {means:?} bytes in the mean"

@@ -1,4 +1,4 @@
-//! A scenario in which the guest sees the nodes.
+//! A scenario in which the guest sees the nodes as NUMA nodes.
 
 mod nodes;
 
@@ -19,18 +19,19 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: numa,
 }];
 
-/// Memory of a donor that the first probe is bound to, and of the other that the second fills.
+/// Memory that the first probe binds to one donor, and that the second fills on the other.
 const PROBE_BYTES: u64 = 64 << 20;
-/// Where the first probe's memory is, and where the second one's is before it moves.
+/// Node to which the first probe is bound, and which the second one's memory is on before it moves.
 const BOUND_TO: usize = 2;
 const MOVED_FROM: usize = 1;
-/// The fewest pages that the first one has from its donor: in each pass those that its memory has
-/// beyond the 48 MiB of the cache.
+/// Minimum of pages that the first probe fetches from its donor: in each pass those of its memory
+/// that exceed the 48 MiB of the cache.
 const FROM_DONOR_MIN: u64 = (PROBE_BYTES - (48 << 20)) / 4096;
-/// Between the two the guest waits for its power button, so that the counters are read meanwhile.
+/// Between the probes the guest waits for its power button, so that the counters can be read.
 const BETWEEN: &str = "echo bound=$((1)); head -c 24 <&3 >/dev/null";
 
-/// One GiB: three quarters of 192 MiB at home here, 48 MiB of cache, the rest on two donors.
+/// One GiB: three quarters of the 192 MiB here as home memory, 48 MiB of cache, the rest on two
+/// donors.
 const SIZES_KIB: [u64; 3] = [144 << 10, 440 << 10, 440 << 10];
 
 fn numa(context: &Context<'_>) -> Result {
@@ -99,8 +100,8 @@ fn numa(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// The first probe's memory came from the node that it was bound to, as `grown` counts the pages
-/// that each has sent meanwhile.
+/// Checks that the first probe's memory came from the node to which it was bound. `grown` returns
+/// the pages that each node has sent in the meantime.
 fn bound_to(probes: &[Value], grown: impl Fn(usize) -> u64) -> anyhow::Result<String> {
     let [bound] = probes else {
         bail!("{} probes ended before the second one", probes.len());
@@ -112,14 +113,14 @@ fn bound_to(probes: &[Value], grown: impl Fn(usize) -> u64) -> anyhow::Result<St
         "bound to node {BOUND_TO}: {faults} of {} touches were remote, {there} pages came from there and {elsewhere} from node {MOVED_FROM}",
         bound["touches"]
     );
-    // The guest takes for remote what took long, such as a page that is here and about to go.
+    // The guest counts slow accesses as remote, which includes local pages under eviction.
     ensure!(there >= FROM_DONOR_MIN, "{said}");
     ensure!(there * 4 >= faults * 3, "{said}");
     ensure!(elsewhere * 20 <= there, "{said}");
     Ok(said)
 }
 
-/// A probe found what it had written.
+/// Checks that a probe found what it had written.
 fn check_bytes(probe: &Value) -> anyhow::Result<()> {
     let verified = probe["verified_bytes"].as_u64();
     ensure!(
@@ -129,7 +130,7 @@ fn check_bytes(probe: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Pages that the guest's kernel has moved between nodes.
+/// Returns the pages that the guest's kernel has migrated between nodes.
 fn migrated(console: &str) -> anyhow::Result<u64> {
     let lines = console.lines().rev();
     let mut counts = lines.filter_map(|line| line.split_once("numa_pages_migrated "));

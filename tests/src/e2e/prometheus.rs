@@ -1,4 +1,4 @@
-//! A real Prometheus on a testbed host, and what it has seen move.
+//! A real Prometheus on a testbed host, and the changes of metrics that it has seen.
 
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -10,21 +10,21 @@ use super::Context;
 use super::guest::SHORT;
 use crate::testbed::RemoteProcess;
 
-/// Every metric there is.
+/// The document that lists every metric.
 const METRICS: &str = include_str!("../../../docs/metrics.md");
-/// Where it answers, on host 2.
+/// Its address on host 2.
 const ADDRESS: &str = "127.0.0.1:9090";
-/// A program of such a size takes its time to start on an emulated processor.
+/// A program of this size takes long to start on an emulated CPU.
 const START_DEADLINE: Duration = Duration::from_secs(90);
 
-/// A Prometheus that asks every second.
+/// A running Prometheus that scrapes every second.
 pub(super) struct Prometheus<'a> {
     context: &'a Context<'a>,
     _process: RemoteProcess,
 }
 
 impl<'a> Prometheus<'a> {
-    /// Starts it on host 2, and waits until it works.
+    /// Starts it on host 2 and waits until it answers.
     pub fn start(context: &'a Context<'a>, targets: &[&str]) -> anyhow::Result<Self> {
         ensure!(
             context.share.dir.join("prometheus").is_file(),
@@ -59,7 +59,7 @@ impl<'a> Prometheus<'a> {
         Ok(())
     }
 
-    /// How many series fulfil an expression.
+    /// Returns how many series fulfil an expression.
     fn count(&self, expression: &str) -> anyhow::Result<usize> {
         let encoded = expression.bytes().fold(String::new(), |mut text, byte| {
             // Writing to a string does not fail.
@@ -75,8 +75,8 @@ impl<'a> Prometheus<'a> {
         Ok(result.len())
     }
 
-    /// Fails unless every metric whose name contains `part` was seen with several values, and every limit
-    /// among them with one that is not 0; gives how many there are.
+    /// Fails unless every metric whose name contains `part` had several values, and every limit
+    /// among them a value other than 0; returns how many metrics there are.
     pub fn saw_move(&self, part: &str) -> anyhow::Result<usize> {
         let names: Vec<&str> = METRICS
             .lines()

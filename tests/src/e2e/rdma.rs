@@ -11,36 +11,36 @@ use super::guest::{Finished, Guest, SHORT, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::{Host, Output};
 
-/// The protocol, TCP, and the port of [`DONOR`].
+/// Protocol number of TCP, and the port of [`DONOR`].
 const DONOR_TCP: (u8, u16) = (6, 7700);
-/// READs of one page that the probe makes.
+/// READs of one page by the probe.
 const READS: u64 = 3000;
-/// READs over a link that loses packets, and how many of them it loses.
+/// READs of the probe over a link with packet loss.
 const LOSSY_READS: u64 = 500;
-/// How often 64 pages are written over it.
+/// How often 64 pages are written over that link.
 const LOSSY_ROUNDS: u64 = 8;
 const LOSS_PERCENT: u8 = 5;
-/// After so long the adapter sends a READ again, in microseconds.
+/// Timeout after which the adapter repeats a READ, in microseconds.
 const RETRY_US: f64 = 60_000.0;
-/// How often the donor's process may be woken during them: for the renewals of the lease, and its own
-/// ticking. Were it to serve them, that would be once for each. (Its processor time tells less: what the
-/// kernel does for READs counts as that of whichever process it interrupts.)
+/// Upper bound of wake-ups of the donor's process during the READs, for lease renewals and its
+/// timers. Serving the READs itself would need one for each. (CPU time is a weaker measure, since
+/// the kernel's work for READs is charged to the process that it interrupts.)
 const WAKEUPS_MAX: u64 = READS / 20;
-/// How often at the least it is woken before that, when it serves each page of the lease over TCP: else the
-/// count would tell nothing.
+/// Lower bound of its wake-ups before that, while it serves each page of the lease over TCP. It
+/// shows that the count is meaningful.
 const TCP_WAKEUPS_MIN: u64 = 10;
-/// How long it may take until a READ has failed, in milliseconds: less than until a silent lane is
-/// given up, so that it is the adapter which finds out.
+/// Upper bound of the time until a READ fails, in milliseconds. It is shorter than the timeout of a
+/// silent lane, so that the adapter must have reported the failure.
 const REFUSAL_MS_MAX: u64 = 3500;
-/// What guests run: enough memory that pages leave and come back.
+/// Workload of guests: enough memory that pages leave and return.
 const PROBE: &str = "faultprobe --bytes 128M";
-/// The fewest pages that such a guest reads from its donor.
+/// Minimum of pages that such a guest reads from its donor.
 const READ_PAGES_MIN: u64 = 1000;
-/// Pages that are read over TCP to measure it at the start.
+/// Upper bound of pages read over TCP for the initial measurement.
 const MEASURING_READS_MAX: u64 = 64;
-/// Faults of each kind, fewer of which say nothing.
+/// Minimum of faults of each kind for a meaningful comparison.
 const COMPARED_FAULTS_MIN: u64 = 500;
-/// How long a fault by RDMA may take at p50, compared with one by TCP of the same guest.
+/// Upper bound of a fault by RDMA at p50, relative to one by TCP in the same guest.
 const RATIO_TO_TCP_MAX: f64 = 1.1;
 
 /// Scenarios that compare times.
@@ -162,7 +162,7 @@ fn loss(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// The result of the probe, which must be so many READs without a wrong byte.
+/// Returns the probe's result, which must be this many READs without a wrong byte.
 pub(super) fn probed(output: &Output, reads: u64) -> anyhow::Result<Value> {
     ensure!(
         output.status.code == 0,
@@ -179,9 +179,9 @@ pub(super) fn probed(output: &Output, reads: u64) -> anyhow::Result<Value> {
     Ok(found)
 }
 
-/// How often the threads of a process have waited for something.
+/// Returns how often the threads of a process have blocked.
 fn wakeups(host: &Host, pid: i32) -> anyhow::Result<u64> {
-    // One may end meanwhile.
+    // A thread may end in the meantime.
     let script = format!("cat /proc/{pid}/task/*/status 2>/dev/null || true");
     let text = host.check(&["sh", "-c", &script], SHORT)?;
     waits_of(&text).with_context(|| format!("no counts of the threads of {pid}"))
@@ -197,21 +197,22 @@ fn waits_of(status: &str) -> Option<u64> {
         .map(|counts| counts.iter().sum())
 }
 
-/// Processor time of a process, user and system, in clock ticks.
+/// Returns the CPU time of a process, user and system, in clock ticks.
 pub(crate) fn processor_ticks(host: &Host, pid: i32) -> anyhow::Result<u64> {
     let stat = host.check(&["cat", &format!("/proc/{pid}/stat")], SHORT)?;
     ticks_of(&stat).with_context(|| format!("no times in {stat:?}"))
 }
 
-/// Fields 14 and 15 of `/proc/PID/stat`, counted behind the name, which may hold anything.
+/// Fields 14 and 15 of `/proc/PID/stat`, counted from the end of the name, which may contain
+/// anything.
 fn ticks_of(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split_whitespace().skip(11);
     Some(fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?)
 }
 
-/// Two donors on one host, one that can be reached by RDMA and one that cannot: so the same guest
-/// has faults of both kinds at the same time.
+/// Uses two donors on one host, one with RDMA and one without, so that the same guest has faults of
+/// both kinds at the same time.
 fn boot(context: &Context<'_>) -> Result {
     let hosts = context.testbed.hosts();
     hosts.iter().try_for_each(add_rxe)?;
@@ -240,7 +241,7 @@ fn boot(context: &Context<'_>) -> Result {
         rdma.pages_read >= READ_PAGES_MIN && rdma.failures == 0,
         "{rdma:?}"
     );
-    // What was measured decides whether write-backs go by RDMA too.
+    // The measurement decides whether write-backs travel by RDMA as well.
     let bulk_by_rdma = guest.report["nodes"][1]["path"]["bulk"] == "rdma";
     ensure!(
         bulk_by_rdma == (rdma.pages_written > 0),
@@ -257,8 +258,8 @@ fn boot(context: &Context<'_>) -> Result {
     );
     other.stop(context)?;
     let (read, written) = donor.stop(context)?;
-    // What is fetched ahead goes as write-backs do. The READs that the connections were tried out
-    // with are not counted.
+    // Prefetched pages use the transport of write-backs. The READs that verified new connections
+    // are not counted.
     let ahead_by_tcp = fetched.saturating_sub(rdma.pages_read);
     ensure!(
         ahead_by_tcp == 0 || !bulk_by_rdma,
@@ -268,7 +269,7 @@ fn boot(context: &Context<'_>) -> Result {
         (ahead_by_tcp..=ahead_by_tcp + MEASURING_READS_MAX).contains(&read),
         "the donor's process served {read} reads of pages, {ahead_by_tcp} are due: {rdma:?}"
     );
-    // Behind drops of free pages, pages go by TCP.
+    // Write-backs queued behind discards of free pages travel by TCP.
     ensure!(
         written_back == rdma.pages_written + written,
         "{written_back} pages written back, {written} of them by TCP: {rdma:?}"
@@ -313,7 +314,7 @@ fn choice(context: &Context<'_>) -> Result {
         );
         Ok(())
     };
-    // A file that is no library in its place.
+    // Replaces the library with a file that is not one.
     let library = "/x86_64-linux-gnu/libibverbs.so.1; [ ! -e $f ] || ";
     let over_it = |what: &str| {
         let script = format!("for d in /usr/lib /lib; do f=$d{library}{what} $f; done");
@@ -345,7 +346,7 @@ fn choice(context: &Context<'_>) -> Result {
     refused(exit::DONOR_UNAVAILABLE, "no RDMA device")?;
     over("tcp", "refuses")?;
     add_rxe(two)?;
-    // Its way is measured beside that by TCP, which on a busy host might be faster just then.
+    // Slows TCP down: auto compares both paths, and on a busy host TCP may be faster by chance.
     one.check(
         &["sh", "-c", &on_the_way_to_2(DONOR_TCP, "delay 5ms")],
         SHORT,
@@ -385,7 +386,7 @@ fn by(transport: &'static str) -> Guest {
     guest
 }
 
-/// What a report has of RDMA with a donor.
+/// RDMA counters of a report for one donor.
 #[derive(Debug)]
 pub(super) struct Rdma {
     pub pages_read: u64,
@@ -394,7 +395,7 @@ pub(super) struct Rdma {
     pub failures: u64,
 }
 
-/// What the report has of RDMA with the first donor.
+/// Reads the RDMA counters for the first donor.
 pub(super) fn rdma_of(guest: &Finished) -> anyhow::Result<Rdma> {
     let node = &guest.report["nodes"][1]["rdma"];
     let number = |key: &str| {

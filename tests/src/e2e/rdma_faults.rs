@@ -1,5 +1,5 @@
-//! Scenarios in which RDMA connections are many, or go wrong, without a guest: the program
-//! `rdma-faults` touches memory as one does.
+//! Scenarios of many RDMA connections and of RDMA failures, without a guest: the program
+//! `rdma-faults` accesses memory in its place.
 
 use std::time::{Duration, Instant};
 
@@ -14,39 +14,41 @@ use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::rdma_tool::many::kib;
 use crate::testbed::{Host, RemoteProcess};
 
-/// Connections that are there at once, two to each lease.
+/// Simultaneous connections, two for each lease.
 const CONNECTIONS: u64 = 256;
-/// How long they may take to come about, all of them, on an emulated host.
+/// Deadline for establishing all of them on emulated hosts.
 const MANY_DEADLINE: Duration = Duration::from_secs(120);
-/// How long the suite of all transports may take, on an emulated host.
+/// Deadline of the conformance suite of all transports on emulated hosts.
 const CONFORMING_DEADLINE: Duration = Duration::from_secs(120);
-/// How long what is refused may take: an adapter's retries, with room for emulation.
+/// Upper bound of the time until an error: the adapter's retries, with a margin for emulation.
 const REFUSED_MS_MAX: f64 = 10_000.0;
-/// For how long a link carries nothing, at first, in milliseconds.
+/// Initial duration of a link outage, in milliseconds.
 const OUTAGE_MS: u32 = 200;
-/// By how much another outage is longer, or shorter, when one was too short, or too long.
+/// Step by which an outage that was too short or too long is adjusted.
 const OUTAGE_STEP_MS: u32 = 50;
-/// What one may come to on a busy host, in milliseconds: else it is not judged, but made again.
+/// Longest outage that is judged, in milliseconds; a busy host can make one longer, and it is then
+/// repeated.
 const OUTAGE_MS_MAX: f64 = 250.0;
-/// The longest that a touch may take in an outage: it, and a retry of the adapter. SoftRoCE asks for one
-/// every 67 ms, and doubled for emulation.
+/// Longest access during an outage: the outage and one retry of the adapter. SoftRoCE asks for a
+/// retry every 67 ms; doubled for emulation.
 const OUTAGE_TOUCH_MS_MAX: f64 = 2.0 * (OUTAGE_MS as f64 + 67.0);
-/// The shortest that is felt.
+/// Shortest outage that has an effect.
 const OUTAGE_MS_MIN: f64 = 100.0;
-/// How many outages are made at the most until one is neither too long nor too short.
+/// Maximum number of outages until one has a usable duration.
 const OUTAGES_MAX: usize = 10;
-/// The longest that a touch may take when READs are never answered again: until the adapter, or
-/// the lane, gives up, and once more over TCP.
+/// Longest access when READs are never answered again: the timeout of the adapter or of the lane,
+/// and a read over TCP.
 const SILENT_TOUCH_MS_MAX: f64 = 6000.0;
-/// With what the message begins that a lane has failed.
+/// Prefix of the message about a failed lane.
 const READ_FAILED: &str = "READ failed on queue pair ";
-/// How long RDMA may take to come back after some outages: there are up to 30 s between two attempts.
+/// Deadline for RDMA to recover after some outages: attempts are up to 30 s apart.
 const RECONNECT_TIME_MAX: Duration = Duration::from_secs(60);
-/// For how long a donor is stopped: less than until VMs miss the answers of its process.
+/// How long a donor is stopped: less than the time after which VMs miss its answers.
 const STOPPED_TIME_MAX: Duration = Duration::from_secs(4);
-/// Touches that are waited for, so that one which began in a fault has ended.
+/// Accesses to wait for, so that any access that began during a fault has ended.
 const TOUCHES_MORE: u64 = 50;
-/// The protocol, UDP, and the port of RoCE version 2 (InfiniBand Architecture Specification, annex A17).
+/// Protocol number of UDP, and the port of RoCE version 2 (InfiniBand Architecture Specification,
+/// annex A17).
 const ROCE: (u8, u16) = (17, 4791);
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -117,7 +119,7 @@ fn many(context: &Context<'_>) -> Result {
             && refusal.contains("--transport tcp"),
         "one more: {open}"
     );
-    // What the hosts tell of it.
+    // What the hosts report of the connections.
     let here = &open["resources"][0];
     ensure!(
         here["device"] == "rxe0" && here["queue_pairs"]["in_use"] == CONNECTIONS,
@@ -153,7 +155,7 @@ fn many(context: &Context<'_>) -> Result {
         "80 % were not warned of, once: {warned:?}"
     );
     stopped(context, &donor, &process)?;
-    // A VM that comes now.
+    // A VM that connects now.
     let only = one.run(&["/share/rdma-faults", "walk", DONOR, "--mib", "20"], SHORT)?;
     ensure!(
         only.status.code == exit::HOST_ERROR && only.stderr.contains("256 of 256"),
@@ -192,7 +194,7 @@ fn lies(context: &Context<'_>) -> Result {
     hosts.iter().try_for_each(add_rxe)?;
     let donor = Donor::lending(context, "64M", &[])?;
     let one = context.testbed.host(1);
-    // What the adapter says of each: status 10 is a remote access error, 12 is too many retries.
+    // Completion status of the adapter: 10 is a remote access error, 12 is too many retries.
     for (lie, status) in [
         ("key", "status 10"),
         ("packet-number", "status 12"),
@@ -253,11 +255,11 @@ fn faults(context: &Context<'_>) -> Result {
     process.wait_for_line("WALKING rdma", SHORT)?;
     context.note(outlasted(one, &process)?);
 
-    // TCP goes on, RDMA does not.
+    // TCP continues to work; RDMA does not.
     let before = so_far(&process)?;
     let failed = process.stderr().matches(READ_FAILED).count();
     one.check(&["sh", "-c", &on_the_way_to_2(ROCE, "loss 100%")], SHORT)?;
-    // A WRITE may fail before it, and an outage that was too long may have made READs fail.
+    // A WRITE may fail first, and an outage that was too long may have failed READs.
     let error = process.wait_for_nth_line(READ_FAILED, failed, SHORT)?;
     ensure!(
         [
@@ -296,7 +298,8 @@ fn faults(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// An outage costs time and no failure, if it is shorter than the adapter goes on trying. Says how it went.
+/// Checks that an outage costs time but causes no failure if it is shorter than the adapter's
+/// retries. Returns a summary.
 fn outlasted(host: &Host, process: &RemoteProcess) -> anyhow::Result<String> {
     let mut others = Vec::new();
     let mut wanted = OUTAGE_MS;
@@ -326,10 +329,10 @@ fn outlasted(host: &Host, process: &RemoteProcess) -> anyhow::Result<String> {
     );
 }
 
-/// Cuts the link for so many milliseconds, and gives how many it were at the most.
+/// Cuts the link for this many milliseconds, and returns an upper bound of the actual duration.
 fn outage(host: &Host, wanted: u32) -> anyhow::Result<f64> {
-    // That a program starts can take longer than the outage; so one is there before, waiting for its
-    // commands (system call 0 on descriptor 0), and what tells the time is the shell's own.
+    // Starting a program can take longer than the outage. Therefore `tc` already runs and waits for
+    // commands (system call 0 on descriptor 0), and the shell's built-in clock measures the time.
     let script = format!(
         "rm -f /tmp/tc; mkfifo /tmp/tc; tc -b - </tmp/tc & p=$!; exec 3>/tmp/tc; i=0; \
          until read call from _ </proc/$p/syscall && [ \"$call $from\" = '0 0x0' ]; do \
@@ -345,7 +348,7 @@ fn outage(host: &Host, wanted: u32) -> anyhow::Result<f64> {
     Ok(f64::from(hundredths) * 10.0)
 }
 
-/// Asks a walker until its pages travel by RDMA.
+/// Polls a walker until its pages travel by RDMA.
 fn connected(process: &RemoteProcess) -> anyhow::Result<Value> {
     let deadline = Instant::now() + RECONNECT_TIME_MAX;
     loop {
@@ -357,7 +360,7 @@ fn connected(process: &RemoteProcess) -> anyhow::Result<Value> {
     }
 }
 
-/// The process of a donor has no part in READs: stopped, it answers them all the same.
+/// Checks that a stopped donor process still answers READs, in which it has no part.
 fn stopped(context: &Context<'_>, donor: &Donor, process: &RemoteProcess) -> anyhow::Result<()> {
     let two = context.testbed.host(2);
     two.signal(donor.pid(), libc::SIGSTOP)?;
@@ -380,7 +383,7 @@ fn walk(host: &Host, more: &[&str]) -> anyhow::Result<RemoteProcess> {
     Ok(host.spawn(&argv)?)
 }
 
-/// Ends a walker, which must have found every byte right.
+/// Stops a walker, which must have found every byte right.
 fn done(process: RemoteProcess) -> anyhow::Result<()> {
     process.kill(libc::SIGTERM)?;
     let output = process.wait(SHORT)?;
@@ -394,7 +397,7 @@ fn done(process: RemoteProcess) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Asks a walker how it does.
+/// Requests the walker's counters.
 fn so_far(process: &RemoteProcess) -> anyhow::Result<Value> {
     let known = process.stdout().matches("SO FAR ").count();
     process.kill(libc::SIGUSR1)?;
@@ -404,8 +407,8 @@ fn so_far(process: &RemoteProcess) -> anyhow::Result<Value> {
     Ok(found)
 }
 
-/// Asks a walker until it has made so many touches more; the longest of all of them is in what
-/// comes back.
+/// Polls a walker until it has made this many more accesses. Returns its counters, which include
+/// the longest access.
 fn after_touches(process: &RemoteProcess, more: u64) -> anyhow::Result<Value> {
     let touches = |value: &Value| value["touches"].as_u64().unwrap_or(0);
     let longest = |value: &Value| value["longest_ms"].as_f64().unwrap_or(0.0);
@@ -426,7 +429,7 @@ fn json(line: &str, prefix: &str) -> anyhow::Result<Value> {
     serde_json::from_str(text).with_context(|| line.to_owned())
 }
 
-/// What a process has of its host's memory, and what the host has left, bytes.
+/// Returns the resident memory of a process and the available memory of its host, in bytes.
 fn memory(host: &Host, pid: i32) -> anyhow::Result<(u64, u64)> {
     let text = host.check(
         &["cat", &format!("/proc/{pid}/status"), "/proc/meminfo"],
@@ -436,7 +439,7 @@ fn memory(host: &Host, pid: i32) -> anyhow::Result<(u64, u64)> {
     found.with_context(|| text)
 }
 
-/// By how much something grew for each connection, KiB.
+/// Returns the growth for each connection, in KiB.
 fn kib_each(after: u64, before: u64) -> u64 {
     after.saturating_sub(before) / CONNECTIONS / 1024
 }

@@ -1,4 +1,4 @@
-//! Scenarios in which an RDMA device goes away while pages travel by it, and comes back.
+//! Scenarios in which an RDMA device is removed while pages travel by it, and then added again.
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -11,12 +11,12 @@ use super::rdma::{probed, rdma_of};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::testbed::Host;
 
-/// Where the VM and the donor tell their metrics.
+/// Metrics addresses of the VM and the donor.
 const VM_METRICS: &str = "10.77.0.1:9464";
 const NODE_METRICS: &str = "10.77.0.2:9464";
 
-/// Probes until the power button is pressed, however long the device takes to come back, and to the end of
-/// the probe that runs then.
+/// Repeats the probe until the power button is pressed, however long the device takes to recover,
+/// and ends with the probe that runs then.
 const WORK: &str = "exec 3</dev/input/event0; (head -c 24 <&3 >/dev/null; touch /tmp/end) & \
     until [ -e /tmp/end ]; do faultprobe --bytes 64M || exit 1; done";
 
@@ -37,8 +37,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// Removes the device of one host while pages are written all the time, and adds it again; gives
-/// what the probe found.
+/// Removes the device of one host during continuous writes, and adds it again; returns the probe's
+/// result.
 fn removed_while_writing(context: &Context<'_>, host: &Host) -> anyhow::Result<Value> {
     let donor = Donor::lending(context, "64M", &[])?;
     let argv = ["/share/rdma-probe", DONOR, "--until-back", "--reads", "0"];
@@ -62,7 +62,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     hosts.iter().try_for_each(add_rxe)?;
     let host = context.testbed.host(number);
     let written = removed_while_writing(context, host)?;
-    // Once is enough, as it takes its time.
+    // In one of the two variants only, since it takes long.
     let prometheus = if number == 1 {
         Some(Prometheus::start(context, &[VM_METRICS, NODE_METRICS])?)
     } else {
@@ -77,7 +77,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
         .extend(["--transport", "rdma", "--metrics", VM_METRICS]);
     let process = guest.boot(context)?;
     remove_rxe(host)?;
-    // By now pages travel by TCP, or will when the READs that are outstanding have failed.
+    // Pages travel by TCP now, or will when the outstanding READs have failed.
     process.wait_for_line("pages go on over TCP", SHORT)?;
     let by_tcp = "i=0; until ssi-hv status --json | grep -Eq '\"pages_read\": ?[1-9]'; do \
                   i=$((i+1)); [ $i -lt 60 ] || exit 1; sleep 0.5; done";
@@ -85,7 +85,7 @@ fn removed(context: &Context<'_>, number: usize) -> Result {
     two.check(&["sh", "-c", by_tcp], GUEST_DEADLINE)
         .context("no page comes by TCP")?;
     if let Some(prometheus) = &prometheus {
-        // Else it might miss the time in which there was none.
+        // Otherwise it could miss the period without RDMA.
         prometheus.wait_for("ssi_hv_donor_rdma == 0")?;
     }
     add_rxe(host)?;

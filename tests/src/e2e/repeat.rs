@@ -1,8 +1,8 @@
-//! Repeats a scenario whose testbed hung, and keeps account of every repetition.
+//! Repeats a scenario whose testbed hung, and records every repetition.
 //!
 //! Emulation is not perfect: a host hangs, or the emulator drops a link. A guest that stalls before
 //! its init looks the same as a deadlock of the product, so a scenario that passes only when it is
-//! repeated is flaky, which the summary lists and limits.
+//! repeated is flaky. The summary lists flaky scenarios and limits them.
 
 use std::fmt;
 
@@ -20,14 +20,14 @@ pub(super) const RESTARTS_MAX: usize = 2;
 pub(super) enum Hang {
     /// The agent of a host missed its heartbeat, or the host did not start: the emulator hung.
     Host(String),
-    /// The emulator carries no more packets between two hosts.
+    /// The emulator no longer carries packets between two hosts.
     Link(usize, usize),
     /// The guest stalled before its init: an interrupt that the emulator lost, or a deadlock.
     Guest(String),
 }
 
 impl Hang {
-    /// The hang that an error reports, if it reports one.
+    /// Returns the hang that an error reports.
     pub(super) fn of(error: &Error) -> Option<Self> {
         let stalled = error
             .chain()
@@ -53,25 +53,25 @@ impl fmt::Display for Hang {
     }
 }
 
-/// One attempt at a scenario.
+/// Result of one attempt at a scenario.
 pub(super) struct Attempt {
     pub result: Result,
     pub notes: Vec<String>,
-    /// What hung, if the attempt failed because of it.
+    /// The hang that made the attempt fail.
     pub hang: Option<Hang>,
 }
 
-/// How a scenario ended, after as many attempts as it took.
+/// Result of a scenario after all attempts.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub outcome: Outcome,
     pub notes: Vec<String>,
-    /// Why it was repeated, if it passed only then.
+    /// Why it was repeated, if only a repetition passed.
     pub flaky: Option<String>,
 }
 
-/// Attempts a scenario until an attempt counts: one that did not hang, or the last one allowed.
-/// Every repetition is reported to `restarted` before it begins.
+/// Repeats a scenario until an attempt did not hang, or the limit is reached. Calls `restarted`
+/// before each repetition.
 pub(super) fn until_it_counts(
     mut attempt: impl FnMut() -> Attempt,
     mut restarted: impl FnMut(&str),
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// Ends a scenario whose attempts have these results, and counts the restarts.
+    /// Runs a scenario whose attempts have these results, and returns the restarts.
     fn end_of(results: Vec<Result>) -> (Ended, Vec<String>) {
         let mut results = results.into_iter();
         let mut restarts = Vec::new();

@@ -1,8 +1,8 @@
 //! Runs scenarios on testbeds.
 //!
-//! A scenario that fails because a testbed host hung (its heartbeat stopped, or the emulator carried
-//! nothing more on one of its links: emulation is not perfect) is run again on a new testbed; each
-//! restart is reported, and a scenario that passed only then counts as flaky.
+//! A scenario is run again on a new testbed if a testbed host hung: its heartbeat stopped, or the
+//! emulator carried nothing more on one of its links. Each restart is reported, and a scenario that
+//! passed only then counts as flaky.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,17 +18,17 @@ use crate::share::Share;
 use crate::summary::{Outcome, Summary};
 use crate::testbed::{Host, HostImage, HostKernel, Testbed, TestbedConfig};
 
-/// More testbeds than this gain nothing: the longest scenario is then what takes the time.
+/// More testbeds than this gain nothing: the longest scenario then determines the duration.
 const BEDS_MAX: usize = 4;
-/// Memory of all hosts of a testbed together.
+/// Total memory of a testbed's hosts.
 const BED_MIB: u32 = 6000;
-/// What a testbed host takes beside its own memory, at most.
+/// Upper bound of an emulator's memory in addition to its host's.
 const EMULATOR_MIB: u64 = 600;
 
 /// Runs scenarios on testbeds.
 #[derive(Debug)]
 pub struct Runner {
-    /// What all testbeds have in common.
+    /// Configuration of all testbeds.
     config: TestbedConfig,
     images: Vec<(HostKernel, HostImage)>,
     share: Share,
@@ -37,11 +37,11 @@ pub struct Runner {
 }
 
 impl Runner {
-    /// Makes everything ready that a plan needs; testbeds start when the first scenario needs them. Without a number
-    /// of `beds` there are as many as CPUs and free memory are enough for.
+    /// Prepares everything that a plan needs; testbeds start when the first scenario needs them.
+    /// The default number of `beds` is what CPUs and available memory allow.
     ///
     /// # Errors
-    /// Fails when kernels or images cannot be had.
+    /// Fails when kernels or images are not available.
     pub fn prepare(workspace: &Path, beds: Option<usize>, plan: &Plan) -> anyhow::Result<Self> {
         let mut share = Share::prepare(workspace)?;
         let mut images: Vec<(HostKernel, HostImage)> = Vec::new();
@@ -68,7 +68,8 @@ impl Runner {
         })
     }
 
-    /// Has scenarios left out, and failed, that have not begun by then, in seconds since 1970.
+    /// Skips scenarios that have not started by this time, in seconds since 1970, and counts them
+    /// as failed.
     #[must_use]
     pub fn until(self, seconds: Option<u64>) -> Self {
         let until = seconds.map(Duration::from_secs);
@@ -76,7 +77,7 @@ impl Runner {
         Self { until, ..self }
     }
 
-    /// What hosts boot.
+    /// Returns the image of a kernel.
     fn image(&self, kernel: HostKernel) -> &HostImage {
         let mut images = self.images.iter();
         match images.find(|(other, _)| *other == kernel) {
@@ -85,14 +86,14 @@ impl Runner {
         }
     }
 
-    /// How the summary calls a scenario: with the kernel of its hosts, such as 6.12.
+    /// Returns a scenario's name in the summary, which includes its hosts' kernel, such as 6.12.
     fn label(&self, scenario: &Scenario) -> String {
         let release = &self.image(scenario.hosts.kernel).release;
         let version: Vec<_> = release.splitn(3, '.').take(2).collect();
         format!("{} on {}", scenario.name, version.join("."))
     }
 
-    /// Runs scenarios and records how each ended.
+    /// Runs scenarios and records their results.
     pub fn run(&self, plan: &Plan, summary: &mut Summary) {
         for scenario in &plan.long {
             let reason = format!("it takes minutes: target/release/e2e {}", scenario.name);
@@ -119,7 +120,7 @@ impl Runner {
     }
 }
 
-/// How many testbeds this machine carries.
+/// Returns how many testbeds this machine can run.
 fn beds_that_fit(plan: &Plan) -> anyhow::Result<usize> {
     let info = std::fs::read_to_string("/proc/meminfo").context("/proc/meminfo")?;
     let free_kib = info
@@ -140,7 +141,7 @@ struct Lane<'a, 's> {
     number: usize,
     summary: &'a Mutex<&'s mut Summary>,
     testbed: Option<(Hosts, Testbed)>,
-    /// How many times a testbed was started.
+    /// Number of testbeds started.
     starts: usize,
 }
 
@@ -191,8 +192,8 @@ impl<'a, 's> Lane<'a, 's> {
         }
     }
 
-    /// Runs a scenario once. A testbed on which it failed is not used again: neither a hang nor the
-    /// state that a failed scenario leaves may fail the next one.
+    /// Runs a scenario once. A testbed on which a scenario failed is not reused, so that neither a
+    /// hang nor the remaining state affects the next scenario.
     fn attempt(&mut self, scenario: &Scenario) -> Attempt {
         let (result, notes) = self.try_once(scenario);
         let hang = result
@@ -234,10 +235,10 @@ impl<'a, 's> Lane<'a, 's> {
         if self.testbed.as_ref().is_some_and(|(are, _)| *are == hosts) {
             return Ok(());
         }
-        // Hosts of another kind end first: there is room for one testbed.
+        // Hosts of another kind are stopped first, since there is memory for one testbed only.
         self.testbed = None;
         self.starts += 1;
-        // Each start keeps its logs, so that a hung host can be looked at afterwards.
+        // Each start keeps its logs, so that a hung host can be analysed later.
         let name = format!("bed{}-start{}", self.number, self.starts);
         let config = TestbedConfig {
             hosts: hosts.count,
@@ -250,7 +251,7 @@ impl<'a, 's> Lane<'a, 's> {
         Ok(())
     }
 
-    /// What of the testbed hung, although the scenario's error does not say so.
+    /// Returns what hung in the testbed, which the scenario's error may not show.
     fn find_hang(&self) -> Option<Hang> {
         let (_, testbed) = self.testbed.as_ref()?;
         let mut checks = testbed.hosts().iter().map(Host::check_health);
@@ -260,21 +261,21 @@ impl<'a, 's> Lane<'a, 's> {
         match testbed.stuck_link() {
             Ok(None) => None,
             Ok(Some((a, b))) => Some(Hang::Link(a, b)),
-            // The check fails on a host that does not run a command.
+            // The check fails on a host that does not run commands.
             Err(error) => Some(Hang::Host(error.to_string())),
         }
     }
 }
 
-/// Takes the next scenario: one for hosts that run already, if there is one, since others take time to boot.
+/// Takes the next scenario, preferably one for the running hosts, since others take time to boot.
 fn take_next(queue: &mut VecDeque<Scenario>, running: Option<Hosts>) -> Option<Scenario> {
     let fits = |scenario: &Scenario| Some(scenario.hosts) == running;
     let at = queue.iter().position(fits).unwrap_or(0);
     queue.remove(at)
 }
 
-/// What comes of a scenario that is not run, if it is not. That there was no time for it is a failure: nobody knows
-/// then whether it holds.
+/// Returns the outcome of a scenario that is not run. Lack of time is a failure, since its property
+/// was not tested.
 fn why_not(no_product: bool, until: Option<SystemTime>, now: SystemTime) -> Option<Outcome> {
     if no_product {
         let reason = "no ssi-hv in target/release: run cargo build --release -p ssi-hv";

@@ -1,4 +1,4 @@
-//! Scenarios of looking at what runs.
+//! Scenarios of the status commands.
 
 use std::time::Instant;
 
@@ -11,9 +11,9 @@ use super::{Context, Hosts, Result, Scenario, Verdict};
 use crate::published::Published;
 use crate::testbed::Host;
 
-/// Enough of them that percentiles mean something.
+/// Minimum of faults for meaningful percentiles.
 const FAULTS_MIN: u64 = 500;
-/// Pages of the guest.
+/// Number of the guest's pages.
 const PAGES: u64 = (256 << 20) / 4096;
 
 pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
@@ -68,7 +68,7 @@ fn status_while_running(context: &Context<'_>) -> Result {
     ensure!(all == PAGES, "{all} pages in all");
     let inside = heat_of("resident") + heat_of("leaving") + heat_of("arriving");
     let cache = number(&heat, "/vms/0/memory/cache_bytes")? / 4096;
-    // Pages that come and go while the map is made may be seen twice.
+    // Pages that move while the map is made may be counted twice.
     ensure!(
         inside > cache / 2 && inside <= cache + cache / 8,
         "{inside} pages here, with a cache of {cache}"
@@ -97,7 +97,7 @@ fn status_while_running(context: &Context<'_>) -> Result {
     let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
     guest.expect_exit(exit::SHUTDOWN)?;
     guest.faultprobe_over(64 << 20)?;
-    // The guest may have ended before the last look.
+    // The guest may have ended before the last query.
     for seen in [&Ok(first), &Ok(heat), &last].into_iter().flatten() {
         for pointer in [
             "/faults/remote/count",
@@ -131,7 +131,7 @@ fn status_while_running(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// What `ssi-hv status --json` tells on a host; `more` arguments say of what.
+/// Returns the output of `ssi-hv status --json` on a host; `more` are further arguments.
 pub(super) fn status(host: &Host, more: &[&str]) -> anyhow::Result<Value> {
     let argv = [&["/share/ssi-hv", "status", "--json"], more].concat();
     Published::Status.parse(&host.check(&argv, SHORT)?)
@@ -142,7 +142,7 @@ pub(super) fn number(value: &Value, pointer: &str) -> anyhow::Result<u64> {
     found.with_context(|| format!("no number at {pointer} in {value}"))
 }
 
-/// The sum of a number over all blocks of the first VM's heat map.
+/// Sums a number over all blocks of the first VM's heat map.
 fn sum(value: &Value, key: &str) -> u64 {
     let extents = value["vms"][0]["heat"]["extents"].as_array();
     let blocks = extents

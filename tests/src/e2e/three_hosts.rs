@@ -1,4 +1,4 @@
-//! Scenarios of a compute node and two donors, each on a host of its own.
+//! Scenarios of a compute node and two donors, each on a separate host.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::status::{number, status};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-/// What the guest writes and checks: so much that, beside its kernel, both donors have some of it.
+/// Bytes that the guest writes and verifies: enough that, with its kernel, both donors hold a part.
 const PROBE_BYTES: u64 = 128 << 20;
 const PROBE: &str = "faultprobe --bytes 128M";
-/// The fewest pages that each donor must have sent and stored: a quarter of what it lends.
+/// Minimum of pages that each donor must have sent and stored: a quarter of what it lends.
 const PAGES_MIN: f64 = 5000.0;
-/// How long a dead donor's guest may take to end: the grace time, and what a busy host adds.
+/// Deadline for a guest to end after its donor died: the grace time and a margin for a busy host.
 const LOSS_DEADLINE: Duration = Duration::from_secs(120);
 
 pub(super) const SCENARIOS: &[Scenario] = &[
@@ -36,7 +36,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// 256 MiB: 72 at home here, 24 of cache, and the rest in equal parts on hosts 2 and 3.
+/// 256 MiB: 72 here as home memory, 24 of cache, and the rest in equal parts on hosts 2 and 3.
 fn guest(exec: &str, grace: [&'static str; 2]) -> Guest {
     let mut guest = Guest::small(1, exec);
     guest
@@ -57,7 +57,7 @@ fn two_donor_hosts(context: &Context<'_>) -> Result {
     context.testbed.cut_link(1, 3)?;
     let cut = Instant::now();
     let noticed = wait_for_links(context, [true, false]);
-    // Time is what is tested here: the guest must not end within it.
+    // The time is what the test checks: the guest must not end within it.
     let early = process.wait(CUT_TIME.saturating_sub(cut.elapsed()));
     context.testbed.restore_link(1, 3)?;
     noticed?;
@@ -86,7 +86,7 @@ fn one_of_two_hosts_dies(context: &Context<'_>) -> Result {
     );
     wait_until_free(context, 2)?;
 
-    // The survivor, with another donor in the place of the dead one, carries the next guest.
+    // The surviving donor, with a replacement for the other, serves the next guest.
     let third = Donor::third(context)?;
     let guest = guest(PROBE, GRACE_SHORT).run(context)?;
     guest.expect_exit(exit::SHUTDOWN)?;
@@ -96,7 +96,7 @@ fn one_of_two_hosts_dies(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// Waits until the guest's host finds its donors reachable, or not, like this.
+/// Waits until the guest's host reports its donors as reachable, or not, as `wanted`.
 fn wait_for_links(context: &Context<'_>, wanted: [bool; 2]) -> anyhow::Result<()> {
     let deadline = Instant::now() + SHORT;
     loop {
@@ -111,7 +111,7 @@ fn wait_for_links(context: &Context<'_>, wanted: [bool; 2]) -> anyhow::Result<()
     }
 }
 
-/// Waits until the donor of a host has its memory back.
+/// Waits until the donor of a host has all of its memory back.
 fn wait_until_free(context: &Context<'_>, host: usize) -> anyhow::Result<()> {
     let deadline = Instant::now() + SHORT;
     loop {
@@ -126,7 +126,7 @@ fn wait_until_free(context: &Context<'_>, host: usize) -> anyhow::Result<()> {
     }
 }
 
-/// Both donors carried much of the guest, and count what the guest's host counts.
+/// Checks that both donors hold much of the guest, and that their counters match the guest's host.
 fn check_donors(
     context: &Context<'_>,
     guest: &Finished,
@@ -140,7 +140,7 @@ fn check_donors(
             fetched > PAGES_MIN && written > PAGES_MIN,
             "node {node}: {fetched} pages fetched, {written} written back"
         );
-        // Pages that were asked for before the cut may have been asked for again.
+        // Pages requested before the cut may have been requested again.
         let (read, stored) = donor.stop(context)?;
         ensure!(
             read as f64 >= fetched && stored as f64 >= written,

@@ -1,4 +1,4 @@
-//! The commands of `docs/tour.md`, as a new user types them.
+//! The commands of `docs/tour.md`, run as a new user types them.
 
 use anyhow::{Context as _, ensure};
 
@@ -16,7 +16,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
 
 const TOUR: &str = include_str!("../../../docs/tour.md");
 
-/// The user's empty directory on a machine of Debian, which has its kernel in `/boot`.
+/// Creates the user's empty directory on a Debian machine, which has its kernel in `/boot`.
 const MACHINE: &str = "rm -rf /tmp/tour && mkdir -p /tmp/tour /boot && \
     cp /share/full-vmlinuz /boot/vmlinuz-$(uname -r)";
 
@@ -24,7 +24,7 @@ const MACHINE: &str = "rm -rf /tmp/tour && mkdir -p /tmp/tour /boot && \
 #[derive(Debug, PartialEq, Eq)]
 struct Block {
     script: String,
-    /// Whether they stay until they are ended, and others are typed elsewhere meanwhile.
+    /// Whether they run until stopped, with others typed elsewhere in the meantime.
     stays: bool,
 }
 
@@ -37,7 +37,7 @@ fn tour(context: &Context<'_>) -> Result {
         if block.stays {
             let process =
                 host.spawn(&["sh", "-c", &format!("cd /tmp/tour; exec {}", block.script)])?;
-            // What it says first is what the user waits for.
+            // The user waits for its first output.
             process
                 .wait_for_text("\n", 1, GUEST_DEADLINE)
                 .with_context(|| block.script.clone())?;
@@ -76,7 +76,7 @@ fn tour(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// The commands of a document. There is no block in it that is none.
+/// Extracts the commands of a document. Fails on a block that contains none.
 fn blocks(text: &str) -> anyhow::Result<Vec<Block>> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut inside = false;

@@ -10,9 +10,9 @@ use super::donor::{DONOR, Donor};
 use super::guest::{Finished, Guest, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-/// How long the bench may take.
+/// Deadline of the bench.
 const BENCH_DEADLINE: Duration = Duration::from_secs(180);
-/// What a guest by hybrid writes and checks: enough that pages leave and come back.
+/// Workload of the guest with the hybrid transport: enough that pages leave and return.
 const PROBE: &str = "faultprobe --bytes 64M";
 const PROBE_BYTES: u64 = 64 << 20;
 
@@ -38,7 +38,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: |context| by_rdma(context, hybrid),
 }];
 
-/// Does that while a donor lends by RDMA.
+/// Calls `does` while a donor lends by RDMA.
 fn by_rdma(context: &Context<'_>, does: impl FnOnce(&Context<'_>) -> anyhow::Result<()>) -> Result {
     let hosts = context.testbed.hosts();
     hosts.iter().try_for_each(add_rxe)?;
@@ -49,7 +49,7 @@ fn by_rdma(context: &Context<'_>, does: impl FnOnce(&Context<'_>) -> anyhow::Res
     Ok(Verdict::Pass)
 }
 
-/// A guest by this transport, at its end.
+/// Runs a guest with this transport to its end.
 fn run(context: &Context<'_>, transport: &'static str, exec: &str) -> anyhow::Result<Finished> {
     let mut guest = Guest::small(1, exec);
     guest.more.extend(["--transport", transport]);
@@ -123,7 +123,7 @@ fn number(of: &Value, bytes: u64, pointer: &str) -> anyhow::Result<f64> {
     number.with_context(|| format!("no {pointer} of {bytes} in {of}"))
 }
 
-/// What auto takes is what it measured to be best.
+/// Checks that auto chooses the transport that it measured to be best.
 fn chosen(context: &Context<'_>) -> anyhow::Result<()> {
     let auto = run(context, "auto", "true")?;
     let path = &auto.report["nodes"][1]["path"];

@@ -1,4 +1,4 @@
-//! Scenarios in which only UDP is used.
+//! Scenarios with UDP only.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-/// How many of a hundred packets are lost, each way.
+/// Percentage of packets lost in each direction.
 const LOSS_PERCENT: u8 = 5;
-/// What guests verify.
+/// Workload of guests.
 const PROBE: &str = "faultprobe --bytes 48M";
 const PROBE_BYTES: u64 = 48 << 20;
 
@@ -45,7 +45,7 @@ fn loss(context: &Context<'_>) -> Result {
     let transport = &guest.report["transport"];
     ensure!(transport["kind"] == "udp", "transport {transport}");
     let path = &guest.report["nodes"][1]["path"];
-    // What is measured of it may be nothing, where so much is lost.
+    // With this much loss the measurement may yield nothing.
     ensure!(
         path["faults"] == "udp" && path["bulk"] == "udp" && path["tcp"].is_null(),
         "the way to the donor is {path}"

@@ -1,4 +1,4 @@
-//! The scenario of a cluster whose node is on another host, by ssh.
+//! The scenario of a cluster with a node on another host, started by ssh.
 
 use std::time::{Duration, Instant};
 
@@ -19,18 +19,19 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: up_by_ssh,
 }];
 
-/// How long a node stays of which nobody has given a sign of life.
+/// How long a node keeps running without a sign of life from `up`.
 const LEASE: Duration = Duration::from_secs(6);
-/// How much longer it may take, emulated, until that is seen.
+/// Margin until that is detected under emulation.
 const MARGIN: Duration = Duration::from_secs(10);
 
-/// What the guest has on its node, and checks.
+/// Bytes that the guest has on its node and verifies.
 const PROBED_BYTES: u64 = 16 << 20;
 
-/// The node's counters at its end.
+/// Path of the node's final counters.
 const NODE_REPORT: &str = "/tmp/up-node.json";
 
-/// Whoever connects has to know this host, and to have a key; there is no password.
+/// Starts an SSH server. Clients must know its host key and have a key of their own; there is no
+/// password.
 const SERVER: &str = "rm -rf /tmp/up && mkdir -p /tmp/up /root/.ssh && chmod 700 /root /root/.ssh && \
     dropbearkey -t ed25519 -f /tmp/up/host-key | grep ^ssh-";
 const CLIENT: &str = "rm -rf /tmp/up && mkdir /tmp/up && : >/tmp/up/known_hosts && \
@@ -72,12 +73,12 @@ report = "@REPORT@"
 insecure = true
 "#;
 
-/// `up` below a shell that stays: with the first process of a group the testbed ends the others, and
-/// nothing would be seen of how they end by themselves.
+/// Runs `up` as a child of a shell that stays. The testbed kills a process group when its first
+/// process ends, which would hide how the others end by themselves.
 const IN_SHELL: &str = "ssi-hv up /tmp/up/cluster.toml & echo up-pid=$!; wait; sleep 1000";
 
-/// Waits until a host has no process of the product, no socket of one, and nobody listens where the node
-/// did; else says what there is.
+/// Waits until a host has no process of the product, no socket of one, and no listener on the
+/// node's port; prints what remains otherwise.
 const GONE: &str = "left() { pidof ssi-hv || ss -Hltn | grep :7700 || ls /run/ssi-hv 2>/dev/null | grep .; }
     last=$(($(date +%s) + 20)); while left; do usleep 100000; [ $(date +%s) -lt $last ] || break; done
     left || exit 0; { ps -o pid,stat,args | grep [s]si-hv; ls /run/ssi-hv; } >&2; exit 1";
@@ -86,7 +87,7 @@ fn up_by_ssh(context: &Context<'_>) -> Result {
     let (here, there) = (context.testbed.host(1), context.testbed.host(2));
     let sshd = prepare(here, there)?;
 
-    // A host that is not known is not talked to.
+    // ssh refuses a host with an unknown key.
     let refused = start(context)?.wait(SHORT)?;
     let expected = "node far ended with exit code 255 and has not started to lend: ";
     ensure!(
@@ -145,7 +146,7 @@ fn up_by_ssh(context: &Context<'_>) -> Result {
         cut < LEASE + MARGIN,
         "a node that was cut off has ended after {cut:?}, its lease is {LEASE:?}"
     );
-    // The two before; this one still waits for its client, which the node has not done.
+    // The two sessions before; this one still waits for its client, which the node has not done.
     let said = sshd.process.stderr();
     ensure!(
         said.matches("Exit (root)").count() == 2,
@@ -172,14 +173,14 @@ fn up_by_ssh(context: &Context<'_>) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// A server of SSH.
+/// A running SSH server.
 struct Sshd {
     process: RemoteProcess,
     host_key: String,
 }
 
-/// Makes keys on both hosts, starts the server on one, and leaves the file of the cluster on the other,
-/// which does not know the server yet.
+/// Creates keys on both hosts, starts the server on one, and writes the cluster file on the other,
+/// which does not know the server's key yet.
 fn prepare(here: &Host, there: &Host) -> anyhow::Result<Sshd> {
     let host_key = there.check(&["sh", "-c", SERVER], SHORT)?.trim().to_owned();
     let key = here.check(&["sh", "-c", CLIENT], SHORT)?;
@@ -202,7 +203,7 @@ fn start(context: &Context<'_>) -> anyhow::Result<RemoteProcess> {
     Ok(context.testbed.host(1).spawn(&argv)?)
 }
 
-/// Waits until the VM has a lease at its node.
+/// Waits until the VM has a lease from its node.
 fn lends(up: &RemoteProcess, there: &Host) -> anyhow::Result<()> {
     up.wait_for_line("on 1 donor(s)", BOOT_DEADLINE)?;
     let lent = status(there, &[])?;
@@ -210,13 +211,13 @@ fn lends(up: &RemoteProcess, there: &Host) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Notes in `threads.txt` what the product's threads do on host 1, which do not end.
+/// Writes the states of the product's threads on host 1, which do not end, to `threads.txt`.
 fn keep_threads(context: &Context<'_>) {
     let script = "for t in /proc/[0-9]*/task/*; do case $(cat $t/comm) in exe|sh|cat) continue;; esac; \
         grep -q ssi-hv $t/cmdline 2>/dev/null || grep -q ^ssi-hv $t/../../comm || continue; \
         echo $t $(cat $t/comm) $(cut -d' ' -f3,14,15 $t/stat) $(cat $t/syscall); cat $t/stack; done";
     if let Ok(output) = context.testbed.host(1).run(&["sh", "-c", script], SHORT) {
-        // The error says what matters most.
+        // Best effort: the error is what matters.
         let _ = std::fs::write(context.artifacts.join("threads.txt"), output.stdout);
     }
 }

@@ -14,8 +14,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     run: vsock,
 }];
 
-/// The guest listens, and takes the checksum of what it gets; then it connects to the host and
-/// sends bytes, while a probe has memory on the move; then to a port where nobody listens.
+/// The guest listens and computes the checksum of what it receives. It then connects to the host
+/// and sends bytes while a probe moves memory, and finally connects to a port without a listener.
 const WORK: &str = "faultprobe --bytes 48M & \
     socket-pipe vsock-listen 52 </dev/null | sha256sum >/tmp/got; echo got=$(cat /tmp/got); \
     dd if=/dev/urandom of=/tmp/p bs=1M count=4; echo sent=$(sha256sum </tmp/p); \
@@ -49,9 +49,9 @@ fn vsock(context: &Context<'_>) -> Result {
         "-c",
         "/share/socket-pipe guest-connect /tmp/vm.vsock 52 </tmp/to-guest",
     ])?;
-    // A terminal that is not raw would take some of these bytes for keys that mean something.
+    // A terminal that is not raw would interpret some of these bytes.
     process.wait_for_line("raw=0", GUEST_DEADLINE)?;
-    // Types all, before the guest reads it, and reads to the end of what the guest has written.
+    // Types everything before the guest reads it, and reads to the end of the guest's output.
     let terminal = host.spawn(&[
         "sh",
         "-c",
@@ -102,7 +102,7 @@ fn vsock(context: &Context<'_>) -> Result {
     let read = word("hvc=")?;
     ensure!(read == typed, "typed {typed}, hvc0 gave {read}");
     let seen = terminal.wait(SHORT)?.stdout;
-    // Less than is kept for a slow client; the terminal is raw, so lines arrive as they were written.
+    // Less than the buffer for a slow client. The terminal is raw, so lines arrive unchanged.
     let due = script("seq 1 8000 | sha256sum")?;
     ensure!(seen == due, "hvc0 showed {seen:?}, {due:?} was written");
     let left = script("ls /tmp/vm.vsock /tmp/vm.hvc 2>/dev/null || echo none")?;

@@ -1,4 +1,4 @@
-//! A browser without a window, told what to do by the DevTools protocol
+//! A headless browser, controlled by the DevTools protocol
 //! (<https://chromedevtools.github.io/devtools-protocol/>) over two pipes.
 
 use std::fs::File;
@@ -16,34 +16,34 @@ use super::missing;
 use crate::cleanup::{self, Process};
 use crate::sys;
 
-/// How long one step may take. The first one starts the browser: 2 s on an idle machine.
+/// Deadline of one step. The first one starts the browser: 2 s on an idle machine.
 const STEP_DEADLINE: Duration = Duration::from_secs(60);
-/// Names under which Chromium goes, and one that does for it.
+/// Names of Chromium, and of Chrome, which works as well.
 const NAMES: [&str; 3] = ["chromium", "chromium-headless-shell", "google-chrome"];
 
-/// A running browser that has no network.
+/// A running browser without a network.
 #[derive(Debug)]
 pub struct Browser {
     _process: Process,
     _profile: tempfile::TempDir,
     requests: File,
-    /// Answers and events, as they come.
+    /// Answers and events in order of arrival.
     messages: mpsc::Receiver<Value>,
     last_id: u64,
 }
 
-/// What a page was seen to do while it was opened and looked at.
+/// An open page, with its activity so far.
 #[derive(Debug)]
 pub struct Opened {
     session: String,
-    /// Everything that it asked for, beside itself.
+    /// Every resource that it requested, except the page itself.
     pub requests: Vec<String>,
     /// Errors and warnings on the console.
     pub complaints: Vec<String>,
 }
 
 impl Browser {
-    /// Why there is none, if there is none.
+    /// Returns why no browser can run.
     pub fn missing() -> Option<String> {
         missing("unshare", "util-linux").or_else(|| match name() {
             Some(_) => None,
@@ -51,13 +51,13 @@ impl Browser {
         })
     }
 
-    /// Starts it. What it says goes to `log`.
+    /// Starts the browser; its output goes to `log`.
     pub fn start(log: &Path) -> anyhow::Result<Self> {
         let profile = tempfile::tempdir()?;
         let (their_requests, requests) = pipe()?;
         let (answers, their_answers) = pipe()?;
         let mut command = Command::new("unshare");
-        // In a network of its own there is nobody to ask.
+        // In a network namespace of its own it can reach no server.
         command
             .args([
                 "--map-root-user",
@@ -85,10 +85,10 @@ impl Browser {
             .stderr(log);
         sys::pass_descriptors(&mut command, vec![their_requests, their_answers]);
         let process = Process::spawn(&mut command).context("the browser")?;
-        // The browser's ends of the pipes are closed here.
+        // Dropping the command closes the browser's ends of the pipes here.
         drop(command);
         let (sender, messages) = mpsc::channel();
-        // It ends with the browser, whose end of the pipe is then closed.
+        // The thread ends with the browser, whose end of the pipe is then closed.
         std::thread::spawn(move || {
             for message in BufReader::new(File::from(answers)).split(0) {
                 let value = message
@@ -108,7 +108,8 @@ impl Browser {
         })
     }
 
-    /// Opens a file in a window of this size, as on a telephone or not, and waits until all of it is there.
+    /// Opens a file in a window of this size, optionally as a mobile device, and waits until it is
+    /// loaded completely.
     pub fn open(&mut self, file: &Path, size: (u32, u32), mobile: bool) -> anyhow::Result<Opened> {
         let target = self.ask("", "Target.createTarget", &json!({"url": "about:blank"}))?;
         let attach = json!({"targetId": target["targetId"], "flatten": true});
@@ -134,14 +135,14 @@ impl Browser {
         ensure!(went["errorText"].is_null(), "{url}: {went}");
         let deadline = cleanup::after(STEP_DEADLINE);
         while self.next(deadline, &mut Some(&mut opened))?["method"] != "Page.loadEventFired" {}
-        // What a page asks for while it is loaded is known by the time of its next picture.
+        // All requests of a page during loading are known by its next frame.
         let frame = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))";
         self.evaluate(&mut opened, frame)?;
         opened.requests.retain(|request| *request != url);
         Ok(opened)
     }
 
-    /// What an expression comes to in a page.
+    /// Evaluates an expression in a page.
     pub fn evaluate(&mut self, opened: &mut Opened, expression: &str) -> anyhow::Result<Value> {
         let parameters =
             json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
@@ -153,7 +154,7 @@ impl Browser {
         Ok(answer["result"]["value"].clone())
     }
 
-    /// A command for a page.
+    /// Sends a command to a page.
     pub fn page(
         &mut self,
         opened: &mut Opened,
@@ -198,7 +199,7 @@ impl Browser {
         }
     }
 
-    /// The next message; if it is of a page, what it tells of that is noted.
+    /// Returns the next message, and records its event if it belongs to a page.
     fn next(
         &mut self,
         deadline: Instant,
@@ -225,7 +226,7 @@ impl Opened {
         match message["method"].as_str().unwrap_or_default() {
             "Network.requestWillBeSent" => {
                 let url = of["request"]["url"].as_str().unwrap_or("?");
-                // What is in the page itself is fetched from nowhere.
+                // Data URLs are part of the page and are not fetched.
                 if !url.starts_with("data:") {
                     self.requests.push(url.to_owned());
                 }
@@ -250,11 +251,10 @@ fn name() -> Option<&'static str> {
     NAMES.into_iter().find(|name| missing(name, name).is_none())
 }
 
-/// The two ends of a pipe, which programs that are started do not get: where it is read, and where it is
-/// written.
+/// Returns the reading and the writing end of a pipe, both close-on-exec.
 fn pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = std::io::pipe()?;
-    // Not 3 or 4, which the browser's ends are to become.
+    // Not 3 or 4, which become the browser's ends.
     let high =
         |fd: &OwnedFd| -> std::io::Result<OwnedFd> { Ok(rustix::io::fcntl_dupfd_cloexec(fd, 10)?) };
     Ok((high(&read.into())?, high(&write.into())?))

@@ -1,4 +1,4 @@
-//! A Debian with systemd in a container on this machine, which shares its network.
+//! A Debian container with systemd on this machine, which shares the machine's network.
 
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
@@ -11,23 +11,25 @@ use anyhow::{Context as _, bail, ensure};
 use super::{Output, run_within};
 use crate::cleanup::{self, Process, RunDir, Stranger};
 
-/// How long its systemd may take to have started everything; 2 s on an idle machine.
+/// Deadline for its systemd to finish starting; 2 s on an idle machine.
 const BOOT_DEADLINE: Duration = Duration::from_secs(60);
-/// How often is looked whether it ended instead.
+/// Interval of checks for an early exit.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// A running container. Nothing that is written in it stays: dropping it ends all of it.
+/// A running container. Dropping it ends all its processes and discards its changes.
 #[derive(Debug)]
 pub struct Container {
-    /// Its process 1, with which all of it ends; that of systemd-nspawn alone leaves it running.
+    /// Its process 1, whose end terminates the container; killing only systemd-nspawn leaves it
+    /// running.
     _first: Stranger,
     _nspawn: Process,
-    /// The number that process 1 has here.
+    /// Process id of process 1 on this machine.
     leader: String,
 }
 
 impl Container {
-    /// Boots the root file system in `root`, and waits until systemd has. It sees `dir` as `/package`.
+    /// Boots the root file system in `root`, with `dir` as `/package`, and waits until systemd has
+    /// started.
     pub fn boot(root: &Path, dir: &Path, log: &Path) -> anyhow::Result<Self> {
         let run_dir = RunDir::new()?;
         let path = run_dir.path().join("notify");
@@ -36,7 +38,7 @@ impl Container {
         let output = std::fs::File::create(log)?;
         let mut command = Command::new("systemd-nspawn");
         command
-            // There may be no systemd on this machine that knows of machines.
+            // This machine may have no running systemd-machined.
             .args(["--quiet", "--register=no", "--keep-unit", "--boot"])
             .args(["--volatile=overlay", "--notify-ready=yes", "--console=pipe"])
             .args(["--machine=ssi-hv-package", "--hostname=package"])
@@ -58,7 +60,7 @@ impl Container {
         })
     }
 
-    /// Runs a shell's script in it.
+    /// Runs a shell script in the container.
     pub fn run(&self, script: &str, within: Duration) -> anyhow::Result<Output> {
         let mut command = Command::new("nsenter");
         command
@@ -74,7 +76,7 @@ impl Container {
         run_within(&mut command, within)
     }
 
-    /// Runs a script that has to succeed, and gives its standard output.
+    /// Runs a script that must succeed, and returns its standard output.
     pub fn check(&self, script: &str, within: Duration) -> anyhow::Result<String> {
         let output = self.run(script, within)?;
         ensure!(
@@ -88,7 +90,7 @@ impl Container {
     }
 }
 
-/// Waits for the message that all has started; another one has told process 1 (sd_notify(3)).
+/// Waits for the readiness message; an earlier message has the id of process 1 (sd_notify(3)).
 fn wait_ready(nspawn: &Process, socket: &UnixDatagram) -> anyhow::Result<(Stranger, String)> {
     let deadline = cleanup::after(BOOT_DEADLINE);
     let mut leader = None;

@@ -1,4 +1,4 @@
-//! Checks of the release build that run on this machine itself: they need no emulated hosts.
+//! Checks of the release build that run on this machine and need no emulated hosts.
 
 mod browser;
 mod container;
@@ -18,12 +18,12 @@ use crate::cleanup::{self, Process};
 use crate::e2e::{Result, Verdict};
 use crate::summary::{Outcome, Summary};
 
-/// What a check works with.
+/// Environment of a running check.
 #[derive(Debug)]
 pub struct Context {
-    /// The root of the workspace.
+    /// Root directory of the workspace.
     pub workspace: PathBuf,
-    /// Where its files may go; named after the check.
+    /// Directory for its files; named after the check.
     pub artifacts: PathBuf,
     notes: std::cell::RefCell<Vec<String>>,
 }
@@ -34,7 +34,7 @@ impl Context {
         self.notes.borrow_mut().push(text.into());
     }
 
-    /// The product.
+    /// Returns the path of the product.
     fn product(&self) -> PathBuf {
         self.workspace.join("target/release/ssi-hv")
     }
@@ -43,9 +43,9 @@ impl Context {
 /// One check.
 #[derive(Clone, Copy)]
 pub struct Check {
-    /// Its name, by which it is chosen.
+    /// Its name, which selects it.
     pub name: &'static str,
-    /// What holds if it passes.
+    /// The property that it tests.
     pub about: &'static str,
     run: fn(&Context) -> Result,
 }
@@ -58,7 +58,7 @@ impl std::fmt::Debug for Check {
     }
 }
 
-/// All of them, in the order in which they run.
+/// All checks, in execution order.
 pub const CHECKS: &[Check] = &[
     Check {
         name: "package",
@@ -72,7 +72,7 @@ pub const CHECKS: &[Check] = &[
     },
 ];
 
-/// Those whose names contain one of `parts`; all, if there are none.
+/// Returns the checks whose names contain one of `parts`; all if there are none.
 #[must_use]
 pub fn named(parts: &[String]) -> Vec<Check> {
     let is_meant =
@@ -80,7 +80,7 @@ pub fn named(parts: &[String]) -> Vec<Check> {
     CHECKS.iter().filter(is_meant).copied().collect()
 }
 
-/// Runs checks and records how each ended.
+/// Runs checks and records their results.
 pub fn run(workspace: &Path, checks: &[Check], summary: &mut Summary) {
     for check in checks {
         let begin = Instant::now();
@@ -111,7 +111,7 @@ fn attempt(check: &Check, context: &Context) -> Result {
     (check.run)(context)
 }
 
-/// What a command left.
+/// Result of a command.
 #[derive(Debug)]
 struct Output {
     status: ExitStatus,
@@ -119,10 +119,10 @@ struct Output {
     stderr: String,
 }
 
-/// Runs a command to its end, which has to come in time.
+/// Runs a command to its end, which must come before the deadline.
 fn run_within(command: &mut Command, within: Duration) -> anyhow::Result<Output> {
     let what = format!("{command:?}");
-    // Files take whatever comes, and nobody has to read meanwhile.
+    // Files take any amount of output without a reader.
     let (mut out, mut err) = (tempfile::tempfile()?, tempfile::tempfile()?);
     command.stdin(Stdio::null());
     command.stdout(out.try_clone()?).stderr(err.try_clone()?);
@@ -143,7 +143,7 @@ fn run_within(command: &mut Command, within: Duration) -> anyhow::Result<Output>
     })
 }
 
-/// Runs a command that has to succeed, and gives its standard output.
+/// Runs a command that must succeed, and returns its standard output.
 fn succeed_within(command: &mut Command, within: Duration) -> anyhow::Result<String> {
     let output = run_within(command, within)?;
     ensure!(
@@ -163,7 +163,7 @@ fn text(file: &mut File) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Why a command cannot be used here, if it cannot.
+/// Returns why a command is not available.
 fn missing(command: &str, package: &str) -> Option<String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let there = std::env::split_paths(&path).any(|dir| dir.join(command).is_file());
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn a_command_that_takes_too_long_is_ended_and_what_it_said_is_kept() {
-        // On a busy host it may have begun after a second only, or later.
+        // A busy host may start the command only after a second or more.
         let kept = [1, 2, 4, 8, 16, 32].into_iter().any(|seconds| {
             let mut slow = Command::new("sh");
             slow.args(["-c", "echo begun; exec sleep 1000"]);

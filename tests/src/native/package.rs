@@ -1,4 +1,4 @@
-//! The Debian package, from its making to its purging, with a real systemd.
+//! The Debian package, from build to purge, with a real systemd.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
@@ -14,29 +14,30 @@ use super::{Context, missing, run_within, succeed_within, tiny};
 use crate::e2e::{Result, Verdict};
 use crate::published::Published;
 
-/// How long making the package may take.
+/// Deadline of building the package.
 const BUILD_DEADLINE: Duration = Duration::from_secs(120);
-/// How long installing and removing may take.
+/// Deadline of installing and of removing it.
 const APT_DEADLINE: Duration = Duration::from_secs(120);
-/// How long the guest may take; a second where nothing else runs.
+/// Deadline of the guest; it takes a second on an idle machine.
 const VM_DEADLINE: Duration = Duration::from_secs(60);
-/// How long a small command may take.
+/// Deadline of a small command.
 const SHORT: Duration = Duration::from_secs(30);
 
-/// The device for which the package has a rule, as udev knows it; absent in kernels without it.
+/// The device of the package's udev rule; absent in kernels without it.
 const USERFAULTFD: &str = "/sys/devices/virtual/misc/userfaultfd";
 
 const SERVICE: &str = "ssi-hv-node.service";
-/// What `systemd-analyze security` may find, of 100: it calls less than 20 "OK" or better.
+/// Highest exposure, of 100, in `systemd-analyze security`, which calls less than 20 "OK" or
+/// better.
 const EXPOSURE_MAX: u32 = 20;
 
-/// Every file of the machine, but those that are not on its disk, and what dpkg, apt, systemd and man-db
-/// write about what was done.
+/// Lists every file of the machine, except other file systems and what dpkg, apt, systemd and
+/// man-db record.
 const LISTING: &str = "find / -xdev \\( -path /var/lib/dpkg -o -path /var/lib/apt -o -path /var/cache \
     -o -path /var/log -o -path /tmp -o -path /var/tmp -o -path /var/lib/systemd/catalog \\) -prune \
     -o -printf '%y %m %u:%g %p %l\\n' | sort";
 
-/// What has to be where Debian looks for it, beside what `dpkg -L` is not asked for.
+/// Files that the package must install.
 const FILES: &[&str] = &[
     "/usr/bin/ssi-hv",
     "/etc/default/ssi-hv-node",
@@ -94,8 +95,8 @@ pub(super) fn check(context: &Context) -> Result {
     Ok(verdict)
 }
 
-/// Whether this process may do what a container takes: else that it does not start is no fault of the
-/// package.
+/// Returns whether this process has the privileges for a container, without which a failed start is
+/// not the package's fault.
 fn may_make_containers() -> bool {
     Command::new("unshare")
         .args(["--mount", "--pid", "--fork", "--uts", "--ipc", "--cgroup"])
@@ -104,7 +105,7 @@ fn may_make_containers() -> bool {
         .is_ok_and(|output| output.status.success())
 }
 
-/// Debian's own checks have nothing to say.
+/// Checks that Debian's lintian finds nothing.
 fn lint(context: &Context, deb: &Path) -> anyhow::Result<()> {
     if let Some(reason) = missing("lintian", "lintian") {
         context.note(format!("lintian was not run: {reason}"));
@@ -122,7 +123,7 @@ fn lint(context: &Context, deb: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Installs it, and looks for what it brings.
+/// Installs the package and checks its contents.
 fn installs(context: &Context, debian: &Container, deb: &str) -> anyhow::Result<()> {
     debian.check(&format!("{LISTING} >/tmp/before"), SHORT)?;
     let install = format!("apt-get install -y --no-install-recommends /package/{deb}");
@@ -155,7 +156,7 @@ fn installs(context: &Context, debian: &Container, deb: &str) -> anyhow::Result<
     opens_the_device(context, debian)
 }
 
-/// What a real udev does with the device, as far as it tells without doing it.
+/// Checks what udev would do with the device, as far as its dry run shows.
 fn opens_the_device(context: &Context, debian: &Container) -> anyhow::Result<()> {
     if !Path::new(USERFAULTFD).exists() {
         context.note(format!("the udev rule was not tried: no {USERFAULTFD}"));
@@ -178,8 +179,8 @@ fn opens_the_device(context: &Context, debian: &Container) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Whether it is a line of our rules that does this, to `udevadm test`: it also lists the files that it reads,
-/// and what other rules do.
+/// Returns whether one of our rules does this in the output of `udevadm test`, which also lists the
+/// files read and the effects of other rules.
 fn our_rule_does(said: &str, what: &str) -> bool {
     said.lines().any(|line| {
         let of_device = line.strip_prefix("userfaultfd: ");
@@ -189,7 +190,7 @@ fn our_rule_does(said: &str, what: &str) -> bool {
     })
 }
 
-/// The unit is sound, and does not start by itself.
+/// Checks that the unit is valid and not enabled by default.
 fn unit(context: &Context, debian: &Container) -> anyhow::Result<()> {
     let verified = debian.run(&format!("systemd-analyze verify {SERVICE}"), SHORT)?;
     ensure!(
@@ -212,8 +213,8 @@ fn unit(context: &Context, debian: &Container) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The service lends memory to a VM on this machine, under its sandbox; an upgrade leaves it running, and
-/// purging takes everything away.
+/// The service lends memory to a VM on this machine under its sandbox. An upgrade leaves it
+/// running, and purging removes everything.
 fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
         .local_addr()?
@@ -223,7 +224,7 @@ fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
         "sed -i 's/^LISTEN=.*/LISTEN={donor}/; s/^MEMORY=.*/MEMORY=64M/' /etc/default/ssi-hv-node"
     );
     debian.check(&configure, SHORT)?;
-    // It comes back when the node listens.
+    // The command returns when the node listens.
     debian.check(&format!("systemctl enable --now {SERVICE}"), SHORT)?;
     let pid = debian.check(
         &format!("systemctl show --value -p MainPID {SERVICE}"),
@@ -291,12 +292,12 @@ fn lends(context: &Context, debian: &Container, deb: &str) -> Result {
     Ok(verdict)
 }
 
-/// How many leases the service has granted.
+/// Returns how many leases the service has granted.
 fn lent_leases(verdict: &Verdict) -> u64 {
     u64::from(*verdict == Verdict::Pass)
 }
 
-/// The service's process has a user of its own and no right that it does not need.
+/// Checks that the service's process has a user of its own and only the privileges that it needs.
 fn sandboxed(debian: &Container, pid: &str) -> anyhow::Result<()> {
     let status = debian.check(&format!("cat /proc/{pid}/status"), SHORT)?;
     let field = |name: &str| {
@@ -335,7 +336,7 @@ fn sandboxed(debian: &Container, pid: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A VM on this machine has most of its memory at the service, and finds there what it wrote.
+/// Runs a VM on this machine with most of its memory at the service, and verifies its contents.
 fn borrows(context: &Context, donor: &str) -> anyhow::Result<()> {
     let file = context.artifacts.join("report.json");
     let report = tiny::run(&context.product(), &["--donor", donor], &file, VM_DEADLINE)?;
@@ -353,7 +354,7 @@ mod tests {
 
     #[test]
     fn only_a_line_of_our_rule_counts() {
-        // Of systemd 252.
+        // Output of systemd 252.
         let said = "Reading rules file: /usr/lib/udev/rules.d/60-ssi-hv.rules\n\
                     userfaultfd: /usr/lib/udev/rules.d/50-udev-default.rules:9 GROUP 6\n\
                     userfaultfd: /usr/lib/udev/rules.d/60-ssi-hv.rules:3 GROUP 108\n\

@@ -1,4 +1,4 @@
-//! The page of a report in a browser.
+//! The HTML page of a report, checked in a browser.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,21 +12,21 @@ use super::browser::{Browser, Opened};
 use super::{Context, succeed_within, tiny};
 use crate::e2e::{Result, Verdict};
 
-/// How long a guest, or making the page, may take.
+/// Deadline of a guest, and of rendering the page.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// The windows in which it is looked at: a desk's, and a telephone's.
+/// Window sizes: a desktop's and a phone's.
 const WINDOWS: [(&str, (u32, u32), bool); 2] =
     [("desktop", (1280, 900), false), ("phone", (390, 844), true)];
-/// The guest walks four times through 46 MiB, of which 30 MiB are not here when it comes by again.
+/// The guest walks four times through 46 MiB, of which 30 MiB are remote on each pass.
 const PAGES_MIN: u64 = 20_000;
-/// Letters lower than this (in CSS pixels) are hard to read.
+/// Text smaller than this (in CSS pixels) is hard to read.
 const LETTERS_PX_MIN: f64 = 9.0;
 
-/// What is as wide as the window, what is wider, and how small letters get.
+/// Measures the width of the page, what exceeds it, and the smallest text.
 const MEASURE: &str = "(() => {
     const root = document.documentElement;
     const all = [...document.querySelectorAll('body *')];
-    // What is inside of a drawing is cut, and what scrolls by itself may be wider.
+    // Drawings clip their contents, and scrolling elements may be wider.
     const inside = e => !e.parentElement.closest('svg, .scroll');
     const wide = all.filter(inside).filter(e => e.getBoundingClientRect().right > root.clientWidth + 0.5);
     const size = e => parseFloat(getComputedStyle(e).fontSize) *
@@ -39,7 +39,7 @@ const MEASURE: &str = "(() => {
     };
 })()";
 
-/// A page that is bad in each way in which one can be.
+/// A page with every defect that the check looks for.
 const BAD: &str = "<!DOCTYPE html><meta name=viewport content=\"width=device-width\"><title>bad</title>\
     <img src=\"http://192.0.2.1/a.png\"><script>console.error('no')</script>\
     <div style=\"width:3000px;font-size:3px\">wide</div>";
@@ -59,7 +59,7 @@ pub(super) fn check(context: &Context) -> Result {
             format!("{} in a window of {} by {}", page.display(), size.0, size.1)
         })?;
     }
-    // The same eyes see a page that is bad.
+    // The same check must reject a bad page.
     let bad = context.artifacts.join("bad.html");
     std::fs::write(&bad, BAD)?;
     let mut opened = browser.open(&bad, WINDOWS[1].1, true)?;
@@ -68,13 +68,13 @@ pub(super) fn check(context: &Context) -> Result {
     Ok(Verdict::Pass)
 }
 
-/// The page of a run just now, with names as long as they may be in a report.
+/// Renders the page of a new run, with names of the greatest length in the report.
 fn page_of_a_run(context: &Context) -> anyhow::Result<PathBuf> {
     let file = context.artifacts.join("report.json");
     let loopback = ["--transport", "loopback"];
     tiny::run(&context.product(), &loopback, &file, DEADLINE)?;
     let mut report: Value = serde_json::from_str(&std::fs::read_to_string(&file)?)?;
-    // By far most may be prefetched, where the host is quick.
+    // On a fast host almost all pages may be prefetched.
     let came = ["/faults/remote/count", "/prefetch/used"].map(|at| report.pointer(at));
     let came: u64 = came.into_iter().flatten().filter_map(Value::as_u64).sum();
     ensure!(came > PAGES_MIN, "only {came} pages came: {report}");
@@ -88,7 +88,7 @@ fn page_of_a_run(context: &Context) -> anyhow::Result<PathBuf> {
     Ok(page)
 }
 
-/// Fails unless the page is as it should be; its pictures go beside it.
+/// Fails unless the page is without defects; saves its screenshots.
 fn look(
     browser: &mut Browser,
     opened: &mut Opened,
@@ -114,7 +114,7 @@ fn look(
     Ok(())
 }
 
-/// What is wrong with a page.
+/// Returns the defects of a page.
 fn problems(browser: &mut Browser, opened: &mut Opened) -> anyhow::Result<Vec<String>> {
     let seen = browser.evaluate(opened, MEASURE)?;
     let number = |name: &str| {
@@ -139,7 +139,7 @@ fn problems(browser: &mut Browser, opened: &mut Opened) -> anyhow::Result<Vec<St
     Ok(problems)
 }
 
-/// Writes what the browser gives in base64.
+/// Writes a base64 answer of the browser to a file.
 fn save(answer: &Value, path: &Path) -> anyhow::Result<Vec<u8>> {
     let data = answer["data"].as_str().context("no data")?;
     let bytes = base64::engine::general_purpose::STANDARD.decode(data)?;
@@ -147,7 +147,7 @@ fn save(answer: &Value, path: &Path) -> anyhow::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The pages of a PDF file, whose objects are not packed.
+/// Counts the pages of a PDF file with uncompressed objects.
 fn pages(pdf: &[u8]) -> usize {
     let text = String::from_utf8_lossy(pdf);
     let kinds = text.split("/Type /Page").skip(1);

@@ -1,4 +1,4 @@
-//! A guest of a few instructions, which even a software KVM runs.
+//! A guest of a few instructions, which runs even under a software KVM.
 
 use std::fs::File;
 use std::path::Path;
@@ -11,10 +11,10 @@ use serde_json::Value;
 use super::succeed_within;
 use crate::published::Published;
 
-/// What the guest says when each of its 46 MiB held what was written there.
+/// Output of the guest when each of its 46 MiB held what was written there.
 const SAYS: &str = "rk";
 
-/// Fails where VMs cannot be made.
+/// Fails where VMs cannot be created.
 pub fn kvm() -> std::io::Result<()> {
     let device = File::options().read(true).write(true).open("/dev/kvm");
     device
@@ -22,8 +22,9 @@ pub fn kvm() -> std::io::Result<()> {
         .map_err(|error| std::io::Error::other(format!("/dev/kvm: {error}")))
 }
 
-/// Runs a guest of 64 MiB, a quarter of which is here, with further flags. It counts in each page of 46 MiB,
-/// three times, and then looks at every one. Its report goes to a file, and is returned.
+/// Runs a guest of 64 MiB, a quarter of them local, with further flags. The guest increments a
+/// counter in each page of 46 MiB, three times, and then verifies every one. Its report is written
+/// to a file and returned.
 pub fn run(
     product: &Path,
     more: &[&str],

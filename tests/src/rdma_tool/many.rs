@@ -1,4 +1,4 @@
-//! As many RDMA connections as so many VMs have: two to each lease, for faults and for
+//! As many RDMA connections as this many VMs have: two for each lease, for faults and for
 //! prefetching.
 
 use std::net::SocketAddr;
@@ -25,15 +25,15 @@ use super::{PATIENCE, READ_TIME_MAX, content, lease, wrong_bytes};
 /// Pages of each lease.
 const PAGES: u64 = 4;
 
-/// What is to be opened.
+/// Arguments of the test.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The donor
     donor: SocketAddr,
-    /// Leases, each with two connections
+    /// Number of leases, each with two connections
     #[arg(long, default_value_t = 128)]
     leases: u16,
-    /// How often each connection reads a page at first
+    /// Initial number of page reads for each connection
     #[arg(long, default_value_t = 4)]
     reads: u16,
 }
@@ -45,11 +45,12 @@ struct Leaseholder {
     readers: Vec<Reader>,
 }
 
-/// Opens them, prints `OPEN ` and JSON, and keeps them until SIGTERM. At each SIGUSR1 all of them
-/// read once more, and `AGAIN ` tells how many READs that were.
+/// Opens the connections, prints `OPEN ` and JSON, and keeps them until SIGTERM. At each SIGUSR1
+/// every connection reads once more, and `AGAIN ` reports the number of READs.
 ///
 /// # Errors
-/// When one cannot be opened, a byte is wrong, or one more than there may be is let in.
+/// Fails when a connection cannot be opened, a byte is wrong, or the donor accepts one beyond the
+/// limit.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGUSR1])?;
     let mut holders = Vec::new();
@@ -73,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let after = (memory_here()?, available()?);
     let (reads, corrupt) = read_all(&mut holders, arguments.reads)?;
-    // One more than the donor has, on a lease of its own.
+    // One beyond the donor's limit, on a separate lease.
     let extra = hold(arguments.donor, u64::from(arguments.leases))?;
     let started = Instant::now();
     let refused = Reader::connect(&extra.config).map(drop);
@@ -102,7 +103,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
         })
     );
     ensure!(corrupt == 0, "{corrupt} bytes were wrong");
-    // The agent kills this process when its client goes.
+    // The agent kills this process when its client disconnects.
     for signal in signals.forever() {
         if signal == SIGTERM {
             break;
@@ -126,8 +127,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lets every connection read a page so many times, each after all others; gives the READs and
-/// the bytes that were wrong. It needs nothing of the donor's process.
+/// Lets every connection read a page this many times, in turn; returns the number of READs and of
+/// wrong bytes. The donor's process takes no part.
 fn read_all(holders: &mut [Leaseholder], rounds: u16) -> anyhow::Result<(u64, usize)> {
     let (mut reads, mut corrupt) = (0_u64, 0);
     for round in 0..u64::from(rounds) {
@@ -144,7 +145,7 @@ fn read_all(holders: &mut [Leaseholder], rounds: u16) -> anyhow::Result<(u64, us
     Ok((reads, corrupt))
 }
 
-/// A lease with pages that are known.
+/// Obtains a lease and writes known contents to its pages.
 fn hold(donor: SocketAddr, number: u64) -> anyhow::Result<Leaseholder> {
     let leased = lease(donor, &format!("vm-{number}"), PAGES)?;
     let config = leased.rdma_config();
@@ -183,19 +184,20 @@ fn fill(port: LinkPort, lease: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What this process has of the host's memory, bytes.
+/// Returns the resident memory of this process in bytes.
 fn memory_here() -> anyhow::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     kib(&status, "VmRSS:").context("no VmRSS")
 }
 
-/// What the host has left, bytes: what the kernel takes for connections counts there too.
+/// Returns the available memory of the host in bytes, from which the kernel's own use for
+/// connections is deducted.
 fn available() -> anyhow::Result<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     kib(&meminfo, "MemAvailable:").context("no MemAvailable")
 }
 
-/// A line of so many KiB, as bytes.
+/// Returns a line of KiB as bytes.
 pub(crate) fn kib(text: &str, name: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(name))?;
     let value: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;

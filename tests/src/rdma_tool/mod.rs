@@ -1,6 +1,6 @@
-//! Many RDMA connections at once, and RDMA that goes wrong: what the program `rdma-faults` does
-//! on a testbed host. It uses the product's links, lanes and pager, and needs no guest, so that
-//! much can be tried in one boot of the testbed.
+//! Many RDMA connections, and RDMA failures: the program `rdma-faults` on a testbed host. It uses
+//! the product's links, lanes and pager without a guest, so that one boot of the testbed covers
+//! many cases.
 
 pub mod conform;
 pub mod many;
@@ -17,16 +17,15 @@ use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::stream::Carrier;
 
-/// How long anything may take that takes milliseconds.
+/// Deadline of operations that take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long one READ may take: longer than the adapter needs to give up, and than a silent lane
-/// is kept.
+/// Deadline of one READ: longer than the adapter's retries and the timeout of a silent lane.
 const READ_TIME_MAX: Duration = Duration::from_secs(6);
 
-/// A lease of so many pages.
+/// Obtains a lease of this many pages.
 ///
 /// # Errors
-/// When the donor does not lend.
+/// Fails when the donor does not lend.
 pub fn lease(donor: SocketAddr, vm: &str, pages: u64) -> Result<Leased, ControlError> {
     Leased::obtain(LinkConfig {
         node: NodeId(1),
@@ -39,7 +38,7 @@ pub fn lease(donor: SocketAddr, vm: &str, pages: u64) -> Result<Leased, ControlE
     })
 }
 
-/// A number that looks random, the same in each run.
+/// Returns a pseudo-random number that is the same in each run.
 fn scattered(number: u64) -> u64 {
     // The last steps of SplitMix64 (Steele, Lea and Flood, 2014).
     let mixed = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -47,7 +46,7 @@ fn scattered(number: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// The content of a page: no two pages of any two leases have a word in common.
+/// Returns the contents of a page: no two pages of any leases have a word in common.
 fn content(lease: u64, page: u64) -> PageBytes {
     let mut bytes = [0; PAGE_SIZE];
     for (number, word) in (0..).zip(bytes.chunks_exact_mut(8)) {

@@ -1,5 +1,5 @@
-//! Between a VM and a donor: passes everything on, but for what the two ends of an RDMA
-//! connection tell each other.
+//! A proxy between a VM and a donor that forwards everything, but falsifies the parameters that the
+//! two ends of an RDMA connection exchange.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,20 +9,20 @@ use memory_fabric::transport::rdma::endpoint::NUMBER_MAX;
 use memory_fabric::transport::rdma::messages::{ConnectAnswer, ConnectRequest};
 use memory_fabric::wire::{Frame, FrameKind, HEADER_BYTES, decode_message, encode_message};
 
-/// What is falsified.
+/// The parameter to falsify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Lie {
-    /// The key of the lease's memory: the VM reads with one that is not valid.
+    /// The key of the lease's memory: the VM reads with an invalid one.
     Key,
-    /// The number of the VM's first packet: the donor's end waits for another.
+    /// The VM's first packet number: the donor's end expects another.
     PacketNumber,
-    /// The number of the donor's queue pair: the VM's requests reach none.
+    /// The number of the donor's queue pair: the VM's requests reach no queue pair.
     QueuePair,
-    /// The number of the VM's queue pair: the donor's answers reach none.
+    /// The number of the VM's queue pair: the donor's answers reach no queue pair.
     Answers,
 }
 
-/// Listens at `here` for connections to `donor`, and gives the address. Its threads end with the
+/// Listens at `here` for connections to `donor`, and returns its address. Its threads end with the
 /// process.
 pub(super) fn start(here: IpAddr, donor: SocketAddr, lie: Lie) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind((here, 0))?;
@@ -39,7 +39,7 @@ fn pass(client: TcpStream, donor: SocketAddr, lie: Lie) {
     let Ok(donor) = TcpStream::connect(donor) else {
         return;
     };
-    // A connection that fails is closed at both ends, as one without a proxy is.
+    // A connection that fails is closed at both ends, as without a proxy.
     let _ = client.set_nodelay(true).and(donor.set_nodelay(true));
     if first_frames(&client, &donor, lie).is_ok() {
         std::thread::scope(|scope| {
@@ -56,7 +56,7 @@ fn pass(client: TcpStream, donor: SocketAddr, lie: Lie) {
     let _ = donor.shutdown(Shutdown::Both);
 }
 
-/// The first frame of the VM, and if that is `Connect` the answer to it.
+/// Forwards the VM's first frame and, if it is `Connect`, the answer.
 fn first_frames(mut client: &TcpStream, mut donor: &TcpStream, lie: Lie) -> io::Result<()> {
     let (frame, bytes) = read_frame(client)?;
     donor.write_all(&falsified(frame, bytes, lie))?;
@@ -77,7 +77,7 @@ fn read_frame(mut stream: &TcpStream) -> io::Result<(Frame, Vec<u8>)> {
     Ok((frame, bytes))
 }
 
-/// The bytes of a frame after the lie, if it is one that is lied about.
+/// Returns the bytes of a frame, falsified if the lie concerns this frame.
 fn falsified(frame: Frame, bytes: Vec<u8>, lie: Lie) -> Vec<u8> {
     let payload = &bytes[HEADER_BYTES..];
     let message = match frame.kind {
@@ -164,17 +164,20 @@ mod tests {
             },
         };
         for lie in [Lie::Key, Lie::PacketNumber, Lie::QueuePair, Lie::Answers] {
-            let (mut wanted, mut told) = (request, answer);
+            let (mut wanted, mut parameters) = (request, answer);
             match lie {
-                Lie::Key => told.memory.key = 0x0055_4734,
+                Lie::Key => parameters.memory.key = 0x0055_4734,
                 Lie::PacketNumber => wanted.endpoint.packet_number = 0x3f_fffe,
-                Lie::QueuePair => told.endpoint.queue_pair = NUMBER_MAX - 1,
+                Lie::QueuePair => parameters.endpoint.queue_pair = NUMBER_MAX - 1,
                 Lie::Answers => wanted.endpoint.queue_pair = NUMBER_MAX - 1,
             }
             let payload = through(FrameKind::Connect, &encode_message(&request), lie);
             assert_eq!(decode_message(FrameKind::Connect, &payload), Ok(wanted));
             let payload = through(FrameKind::Connected, &encode_message(&answer), lie);
-            assert_eq!(decode_message(FrameKind::Connected, &payload), Ok(told));
+            assert_eq!(
+                decode_message(FrameKind::Connected, &payload),
+                Ok(parameters)
+            );
         }
         let status = through(FrameKind::Status, &[1, 2, 3], Lie::Key);
         assert_eq!(status, [1, 2, 3], "all else goes through as it is");

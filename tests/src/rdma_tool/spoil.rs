@@ -1,5 +1,5 @@
-//! What comes of an RDMA connection whose ends were told something wrong: an error that names it,
-//! in bounded time, with `rdma`; TCP with `auto`.
+//! RDMA connections with falsified parameters: `rdma` must fail in bounded time with an error that
+//! names the cause, and `auto` must fall back to TCP.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -13,28 +13,28 @@ use memory_fabric::page::PAGE_SIZE;
 use super::proxy::{self, Lie};
 use super::{READ_TIME_MAX, lease, walk};
 
-/// Pages that are touched with `auto`: some leave, so that some come back over TCP.
+/// Accesses with `auto`: some pages leave, so that some return over TCP.
 const TOUCHES: u64 = 200;
-/// Memory of the VM. What is more than the smallest cache is with the donor alone.
+/// Memory of the VM. What exceeds the smallest cache is only on the donor.
 const MEMORY_BYTES: u64 = 20 << 20;
 
-/// What is to be falsified.
+/// Arguments of the test.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The donor
     donor: SocketAddr,
-    /// The address of this host by which the donor is reached
+    /// The address of this host over which the donor is reached
     #[arg(long)]
     here: IpAddr,
-    /// What is falsified
+    /// The parameter to falsify
     #[arg(long)]
     lie: Lie,
 }
 
-/// Shows it, and prints a line of JSON.
+/// Runs the test and prints a line of JSON.
 ///
 /// # Errors
-/// When something is read all the same, or `auto` does not end with TCP and right bytes.
+/// Fails when a READ succeeds, or `auto` does not end with TCP and right bytes.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let donor = proxy::start(arguments.here, arguments.donor, arguments.lie)?;
     let (error, after) = one_read(donor)?;
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The error of one READ by such a connection, and its time in milliseconds.
+/// Returns the error of one READ over such a connection, and its time in milliseconds.
 fn one_read(donor: SocketAddr) -> anyhow::Result<(String, u128)> {
     let leased = lease(donor, "spoiled", 4)?;
     let mut reader = Reader::connect(&leased.rdma_config())?;

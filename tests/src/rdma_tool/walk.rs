@@ -1,5 +1,5 @@
-//! A VM's memory without a VM: pages on a donor, touched as a vCPU touches them, each byte
-//! compared, until a signal says to stop. What is printed says how that went.
+//! A VM's memory without a VM: accesses pages on a donor as a vCPU does, verifies each byte until a
+//! signal arrives, and prints the results.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use signal_hook::iterator::Signals;
 use super::scattered;
 
 const WORDS: usize = PAGE_SIZE / 8;
-/// Of so many touches one writes.
+/// One of this many accesses writes.
 const WRITES_OF: u64 = 4;
 /// Exit code when the donor's memory is lost: that of `ssi-hv run`.
 const LOST: i32 = 5;
@@ -31,18 +31,18 @@ const LOST: i32 = 5;
 /// How pages travel.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum By {
-    /// RDMA where it is to be had.
+    /// RDMA where available.
     Auto,
-    /// RDMA or nothing.
+    /// RDMA only.
     Rdma,
 }
 
-/// What is to be walked.
+/// Arguments of the walker.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// The donor
     donor: SocketAddr,
-    /// Memory in MiB, 16 of which are here
+    /// Memory in MiB, 16 of which are local
     #[arg(long, default_value_t = 40)]
     mib: u64,
     /// How pages travel
@@ -50,7 +50,7 @@ pub struct Arguments {
     transport: By,
 }
 
-/// The memory of a VM of so many bytes, as little of it here as may be.
+/// Returns the configuration of a VM with this much memory and the smallest cache.
 pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) -> FabricConfig {
     let pages = u32::try_from(bytes >> PAGE_SHIFT).unwrap_or(u32::MAX);
     FabricConfig {
@@ -78,11 +78,11 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
     }
 }
 
-/// An observer for a fabric that nothing is to happen to.
+/// Returns an observer for a fabric in which no failure is expected.
 pub(super) fn deaf() -> FabricObserver {
     Arc::new(|event| {
         if let FabricEvent::Failed(why) = event {
-            // Who waits for a page would hang.
+            // A thread that waits for a page would hang.
             eprintln!("rdma-faults: the pager failed: {why}");
             std::process::abort();
         }
@@ -97,7 +97,7 @@ struct Words {
 }
 
 impl Words {
-    /// Of a fabric that outlives every use of them.
+    /// The fabric must outlive every use of the words.
     fn of(fabric: &Fabric) -> Self {
         let memory = fabric.memory();
         Self {
@@ -115,14 +115,14 @@ impl Words {
         unsafe { &*words }
     }
 
-    /// Writes a page as it is to be in its `age`.
+    /// Writes the contents of a page for its `age`.
     fn write(&self, page: u64, age: u32) {
         for (number, word) in (0..).zip(self.page(page)) {
             word.store(value(page, age, number), Ordering::Relaxed);
         }
     }
 
-    /// Bytes of a page that are not as they should be.
+    /// Returns the number of bytes of a page that differ from the expected contents.
     fn wrong_bytes(&self, page: u64, age: u32) -> u64 {
         let words = (0..).zip(self.page(page));
         let wrong = words
@@ -135,7 +135,7 @@ fn value(page: u64, age: u32, word: u64) -> u64 {
     scattered(page << 10 | word).wrapping_add(u64::from(age))
 }
 
-/// Writes every page and compares some; gives the bytes that were wrong.
+/// Writes every page and verifies some; returns the number of wrong bytes.
 pub(super) fn fill_and_check(fabric: &Fabric, touches: u64) -> u64 {
     let words = Words::of(fabric);
     (0..words.pages).for_each(|page| words.write(page, 1));
@@ -143,7 +143,7 @@ pub(super) fn fill_and_check(fabric: &Fabric, touches: u64) -> u64 {
     pages.map(|page| words.wrong_bytes(page, 1)).sum()
 }
 
-/// What the walker counts; relaxed, since each is a number of its own.
+/// Counters of the walker; relaxed, since they are independent of each other.
 #[derive(Debug, Default)]
 struct Counts {
     touches: AtomicU64,
@@ -152,12 +152,12 @@ struct Counts {
     stop: AtomicBool,
 }
 
-/// Fills the memory, prints `WALKING`, and touches pages until SIGTERM. Each SIGUSR1 prints
-/// `SO FAR ` and JSON, and begins the longest touch anew. When the donor's memory is lost,
-/// prints `LOST ` and why, and ends with exit code 5.
+/// Fills the memory, prints `WALKING`, and accesses pages until SIGTERM. Each SIGUSR1 prints `SO
+/// FAR ` and JSON, and resets the longest access. When the donor's memory is lost, prints `LOST `
+/// and the reason, and exits with code 5.
 ///
 /// # Errors
-/// When the memory is not to be had, or a byte was wrong.
+/// Fails when no memory can be obtained, or a byte was wrong.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGUSR1])?;
     let transport = match arguments.transport {
@@ -222,7 +222,7 @@ fn walk(words: Words, counts: &Counts) {
     }
 }
 
-/// What the link tells is kept; that memory is lost ends the process.
+/// Keeps the link's events; the loss of memory ends the process.
 fn observer() -> (FabricObserver, Receiver<String>) {
     let (sender, events) = channel();
     let sender = Mutex::new(sender);
@@ -253,7 +253,7 @@ fn so_far(view: &FabricView, counts: &Counts, events: &Receiver<String>) -> serd
         .into_iter()
         .flatten()
         .any(|rdma| rdma.is_connected());
-    // Nanoseconds of less than an hour are exact.
+    // Less than an hour in nanoseconds is exact.
     #[allow(clippy::cast_precision_loss, reason = "see above")]
     let longest_ms = counts.longest_ns.swap(0, Ordering::Relaxed) as f64 / 1e6;
     serde_json::json!({

@@ -1,4 +1,4 @@
-//! The client of a host's agent.
+//! Client of a host's agent.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -13,22 +13,22 @@ use testbed_agent::{Kind, Request};
 
 use super::TestbedError;
 
-/// QEMU itself accepts connections to the forwarded port, so this is quick or never.
+/// QEMU itself accepts connections to the forwarded port, so connecting succeeds at once or never.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often a heartbeat is asked for.
+/// Interval of heartbeat requests.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
-/// After so long without one the host counts as hung. A busy emulated host needs some
-/// seconds to schedule its agent.
+/// Silence after which a host counts as hung. A busy emulated host needs some seconds to schedule
+/// its agent.
 const HEARTBEAT_SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Where a host's agent is, and when it last answered.
+/// Address of a host's agent, and the time of its last answer.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// The host's number.
+    /// Number of the host.
     pub host: usize,
     /// The port on 127.0.0.1 that leads to the agent.
     pub port: u16,
-    /// The log of the host's console.
+    /// Path of the host's console log.
     pub log: PathBuf,
     health: Arc<Health>,
 }
@@ -41,7 +41,7 @@ struct Health {
 }
 
 impl Endpoint {
-    /// Describes an agent; nothing is sent.
+    /// Creates an endpoint without sending anything.
     pub fn new(host: usize, port: u16, log: PathBuf) -> Self {
         let health = Health {
             start: Instant::now(),
@@ -87,7 +87,7 @@ impl Endpoint {
         }
     }
 
-    /// The agent's own words as an error.
+    /// Returns an error with the agent's reason.
     pub fn refused(&self, reason: &str) -> TestbedError {
         TestbedError::Agent {
             host: self.host,
@@ -95,7 +95,7 @@ impl Endpoint {
         }
     }
 
-    /// A broken connection as an error: of a hung host, if that is what it is.
+    /// Returns the error of a broken connection, or of a hung host if the host counts as hung.
     pub fn broken(&self, error: &io::Error) -> TestbedError {
         match self.check() {
             Err(hung) => hung,
@@ -118,7 +118,7 @@ impl Endpoint {
         })
     }
 
-    /// Asks once whether the agent is there, waiting no longer than `timeout`.
+    /// Pings the agent once, waiting no longer than `timeout`.
     pub fn ping(&self, timeout: Duration) -> io::Result<TcpStream> {
         let mut stream = self.try_request(&Request::Ping)?;
         stream.set_read_timeout(Some(timeout))?;
@@ -137,7 +137,7 @@ impl Endpoint {
     }
 }
 
-/// The thread that keeps asking a host whether it is alive; it ends on drop.
+/// A thread that polls a host for signs of life; it stops on drop.
 #[derive(Debug)]
 pub struct Heartbeat {
     stop: Option<Sender<()>>,
@@ -145,7 +145,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Starts over a connection that [`Endpoint::ping`] made.
+    /// Starts on a connection that [`Endpoint::ping`] opened.
     pub fn start(endpoint: Endpoint, mut stream: TcpStream) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         stream.set_read_timeout(Some(HEARTBEAT_INTERVAL))?;
@@ -160,7 +160,7 @@ impl Heartbeat {
                     {
                         return;
                     }
-                    // An answer may be late without being lost, so a time-out waits on.
+                    // A late answer is not a lost one, so a timeout continues waiting.
                     match testbed_agent::read_frame(&mut stream) {
                         Ok(_) => {
                             awaiting = false;

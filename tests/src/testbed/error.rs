@@ -1,8 +1,8 @@
-//! What can go wrong with a testbed.
+//! Errors of a testbed.
 
 use std::time::Duration;
 
-/// An error of the testbed, not of what is tested in it, save [`Deadline`](Self::Deadline) and
+/// An error of the testbed, not of the tested program, except [`Deadline`](Self::Deadline) and
 /// [`Command`](Self::Command).
 #[derive(Debug, thiserror::Error)]
 pub enum TestbedError {
@@ -12,67 +12,67 @@ pub enum TestbedError {
     /// A kernel or the hosts' initramfs cannot be made.
     #[error("testbed image")]
     Image(#[from] kernel_images::ImageError),
-    /// A host's emulator could not be started, or ended.
+    /// A host's emulator could not be started, or exited.
     #[error("host {host}: {reason}\n--- end of {log} ---\n{tail}")]
     Boot {
-        /// The host.
+        /// Number of the host.
         host: usize,
         /// What happened.
         reason: String,
-        /// The log of its console.
+        /// Path of its console log.
         log: String,
         /// The log's last lines.
         tail: String,
     },
-    /// A running host stopped answering; see TCG's lost interrupts in `docs`. Restart the
-    /// testbed and try again.
+    /// A running host stopped answering; see TCG's lost interrupts in `docs`. Restart the testbed
+    /// and retry.
     #[error("host {host} hung: no heartbeat for {}s (see {log})", silent.as_secs())]
     HostHung {
-        /// The host.
+        /// Number of the host.
         host: usize,
-        /// For how long it has been silent.
+        /// Duration of its silence.
         silent: Duration,
-        /// The log of its console.
+        /// Path of its console log.
         log: String,
     },
-    /// Something in a host took too long.
+    /// An operation on a host exceeded its deadline.
     #[error("host {host}: {what}: not within {}s{detail}", within.as_secs())]
     Deadline {
-        /// The host.
+        /// Number of the host.
         host: usize,
-        /// What was waited for.
+        /// The expected event.
         what: String,
-        /// How long was waited.
+        /// The deadline.
         within: Duration,
-        /// What had come by then, for the reader.
+        /// Output until then.
         detail: String,
     },
-    /// A command that must succeed did not.
+    /// A command that must succeed failed.
     #[error("host {host}: \"{command}\" ended with {status}: {stderr}")]
     Command {
-        /// The host.
+        /// Number of the host.
         host: usize,
         /// The command.
         command: String,
-        /// Its exit code, or signal.
+        /// Its exit code or signal.
         status: String,
-        /// What it wrote to its standard error.
+        /// Its standard error.
         stderr: String,
     },
     /// The agent refused, or its connection broke.
     #[error("host {host}: agent: {reason}")]
     Agent {
-        /// The host.
+        /// Number of the host.
         host: usize,
         /// Why.
         reason: String,
     },
-    /// The system refused something on this machine.
+    /// An operation of this machine's system failed.
     #[error("{what}")]
     Io {
-        /// What was tried.
+        /// The operation.
         what: String,
-        /// Why it failed.
+        /// Its error.
         #[source]
         source: std::io::Error,
     },
@@ -86,7 +86,7 @@ impl TestbedError {
         }
     }
 
-    /// Whether the host itself failed, so that a new testbed may do better.
+    /// Returns whether the host itself failed, so that a new testbed may succeed.
     #[must_use]
     pub fn is_hung_host(&self) -> bool {
         matches!(self, Self::HostHung { .. } | Self::Boot { .. })

@@ -11,14 +11,14 @@ use super::process::{RemoteProcess, Tap};
 use super::{HostImage, TestbedConfig, TestbedError, qemu};
 use crate::cleanup::Process;
 
-/// How long one attempt to reach a booting agent takes at most.
+/// Deadline of one attempt to reach a booting agent.
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause between attempts: nothing on this side tells when the agent is up.
+/// Pause between attempts: no event on this side shows that the agent runs.
 const PING_PAUSE: Duration = Duration::from_millis(200);
-/// How many lines of a console's log an error quotes.
+/// Lines of a console log that an error quotes.
 const LOG_LINES_QUOTED: usize = 40;
 
-/// How a command ended; the field that does not apply is -1.
+/// Exit status of a command; the field that does not apply is -1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExitStatus {
     /// The exit code.
@@ -37,10 +37,10 @@ impl std::fmt::Display for ExitStatus {
     }
 }
 
-/// What a command left.
+/// Result of a command.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// How it ended.
+    /// Its exit status.
     pub status: ExitStatus,
     /// Its standard output.
     pub stdout: String,
@@ -52,13 +52,13 @@ pub struct Output {
 #[derive(Debug)]
 pub struct Host {
     endpoint: Endpoint,
-    // Before `emulator`, since it ends by the connection's end or by being told.
+    // Dropped before `emulator`: it ends with its connection, or on its stop message.
     heartbeat: Option<Heartbeat>,
     emulator: Option<Process>,
 }
 
 impl Host {
-    /// Starts the emulator, and does not wait for the host.
+    /// Starts the emulator without waiting for the host.
     pub(super) fn launch(
         number: usize,
         config: &TestbedConfig,
@@ -103,7 +103,8 @@ impl Host {
 
     pub(super) fn wait_ready(&mut self, deadline: Instant) -> Result<(), TestbedError> {
         loop {
-            // Refused or reset until the agent listens: QEMU's side of the port always accepts.
+            // The connection is refused or reset until the agent listens: QEMU's side of the port
+            // always accepts.
             match self.endpoint.ping(PING_TIMEOUT) {
                 Ok(stream) => {
                     let heartbeat = Heartbeat::start(self.endpoint.clone(), stream);
@@ -148,25 +149,25 @@ impl Host {
         }
     }
 
-    /// The host's number.
+    /// Returns the host's number.
     #[must_use]
     pub fn number(&self) -> usize {
         self.endpoint.host
     }
 
-    /// The port on 127.0.0.1 that leads to its agent.
+    /// Returns the port on 127.0.0.1 that leads to its agent.
     #[must_use]
     pub fn agent_port(&self) -> u16 {
         self.endpoint.port
     }
 
-    /// The log of its console.
+    /// Returns the path of its console log.
     #[must_use]
     pub fn console_log(&self) -> &Path {
         &self.endpoint.log
     }
 
-    /// Its address on the links.
+    /// Returns its address on the links.
     #[must_use]
     pub fn address(&self) -> String {
         format!("10.77.0.{}", self.endpoint.host)
@@ -180,10 +181,11 @@ impl Host {
         self.endpoint.check()
     }
 
-    /// Runs a command to its end, or kills it when the time is over.
+    /// Runs a command to its end, or kills it at the deadline.
     ///
     /// # Errors
-    /// Fails when it cannot be started or the time is over; a bad exit code is no error here.
+    /// Fails when it cannot be started or exceeds the deadline; a non-zero exit code is not an
+    /// error.
     pub fn run(&self, argv: &[&str], within: Duration) -> Result<Output, TestbedError> {
         self.spawn(argv)?.wait(within)
     }
@@ -205,7 +207,7 @@ impl Host {
         })
     }
 
-    /// Starts a command and lets it run.
+    /// Starts a command without waiting for it.
     ///
     /// # Errors
     /// Fails when it cannot be started.
@@ -213,7 +215,7 @@ impl Host {
         RemoteProcess::start(&self.endpoint, argv, &[], None)
     }
 
-    /// Starts a command whose output, both kinds, also goes to `tap` as it comes.
+    /// Starts a command whose standard output and error are also passed to `tap` as they arrive.
     ///
     /// # Errors
     /// Fails when it cannot be started.
@@ -226,7 +228,7 @@ impl Host {
         RemoteProcess::start(&self.endpoint, argv, env, Some(tap))
     }
 
-    /// Sends a signal to a process of the host.
+    /// Sends a signal to a process on the host.
     ///
     /// # Errors
     /// Fails when there is no such process.
@@ -252,7 +254,7 @@ impl Host {
         }
     }
 
-    /// Copies a file of the host to this machine.
+    /// Copies a file from the host to this machine.
     ///
     /// # Errors
     /// Fails when it cannot be read there or written here.

@@ -14,8 +14,8 @@ use super::TestbedError;
 const INIT: &str = include_str!("../../testbed/init");
 const LINK_UP: &str = include_str!("../../testbed/link-up");
 
-/// Loaded by init in this order, each after what it needs. rdma_rxe asks the crypto API for
-/// crc32 by name, which no dependency tells.
+/// Modules in load order, each after its dependencies. rdma_rxe requests crc32 by name from the
+/// crypto API, which its declared dependencies do not include.
 const MODULES: &[&str] = &[
     "crc32_generic",
     "crc32_pclmul",
@@ -38,10 +38,10 @@ const MODULES: &[&str] = &[
     "nbd",
 ];
 
-/// The shell of hosts. Busybox's would run its own `ip` and `tc` whatever PATH says.
+/// The hosts' shell. Busybox's would run its own `ip` and `tc` whatever PATH says.
 const SHELL: &str = "/bin/dash";
 
-/// Programs of this machine, with the packages that have them.
+/// Programs of this machine, each with its package.
 const TOOLS: &[(&str, &str)] = &[
     ("ip", "iproute2"),
     ("tc", "iproute2"),
@@ -64,7 +64,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("iperf3", "iperf3"),
 ];
 
-/// Libraries that no tool may need, but `ssi-hv` does, or loads while it runs.
+/// Libraries that `ssi-hv` needs or loads at run time, and that no tool may need.
 const LIBRARIES: &[(&str, &str)] = &[
     ("libc.so.6", "libc6"),
     ("libm.so.6", "libc6"),
@@ -78,22 +78,22 @@ const LIBRARIES: &[(&str, &str)] = &[
 ];
 
 const LIBRARY_DIRS: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/lib/x86_64-linux-gnu"];
-/// The only verbs driver that a testbed host has a device for; libibverbs warns about each other.
+/// The only verbs driver with a device on a testbed host; libibverbs would warn about every other.
 const VERBS_DRIVER: &str = "/etc/libibverbs.d/rxe.driver";
 
 /// The kernel of testbed hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum HostKernel {
-    /// Debian 12's own.
+    /// The kernel of Debian 12.
     #[value(name = "6.1")]
     Linux6_1,
-    /// That of Debian 12's backports: userfaultfd and KVM as of Linux 6.4 and later.
+    /// The kernel of Debian 12's backports: userfaultfd and KVM as of Linux 6.4 and later.
     #[value(name = "6.12")]
     Linux6_12,
 }
 
 impl HostKernel {
-    /// Its name in the manifest of kernels.
+    /// Returns its name in the manifest of kernels.
     #[must_use]
     pub fn image_name(self) -> &'static str {
         match self {
@@ -103,7 +103,7 @@ impl HostKernel {
     }
 }
 
-/// What a testbed host boots.
+/// Kernel and initramfs of a testbed host.
 #[derive(Clone, Debug)]
 pub struct HostImage {
     /// `uname -r` of its hosts.
@@ -115,10 +115,10 @@ pub struct HostImage {
 }
 
 impl HostImage {
-    /// Makes it from packages of this machine, below `target/images` of the workspace.
+    /// Builds the image from packages of this machine, in `target/images` of the workspace.
     ///
     /// # Errors
-    /// Fails when a package is missing, naming it, or the kernel cannot be had.
+    /// Fails when a package is missing, naming it, or the kernel is not available.
     pub fn prepare(workspace: &Path, kernel: HostKernel) -> Result<Self, TestbedError> {
         let cache = ImageCache::open(&workspace.join("target/images"))?;
         let name = kernel.image_name();
@@ -164,27 +164,27 @@ impl HostImage {
     }
 }
 
-/// Adds programs of this machine (a name, and the package that has it) to `usr/local/bin`, and
-/// returns the libraries that they need.
+/// Adds programs of this machine (each a name with its package) to `usr/local/bin`, and returns the
+/// libraries that they need.
 fn add_tools<W: Write>(
     archive: &mut Archive<W>,
     tools: &[(&str, &str)],
 ) -> Result<BTreeSet<PathBuf>, ImageError> {
     let mut libraries = BTreeSet::new();
-    // First what was only unpacked, since its package would start it.
+    // Prefers programs that were only unpacked, since installing their package would start them.
     let unpacked = programs::workspace().join("target/tools");
     let dirs = ["/usr/bin", "/usr/sbin", "/bin", "/sbin"].map(PathBuf::from);
     let dirs = [&[unpacked], &dirs[..]].concat();
     for (name, package) in tools {
         let path = find(&dirs, name, package)?;
         libraries.extend(needed(&path)?);
-        // Not in /bin, where busybox has poorer commands of the same names.
+        // Not in /bin, where busybox has less complete commands of the same names.
         initramfs::add_file(archive, &format!("usr/local/bin/{name}"), 0o755, &path)?;
     }
     Ok(libraries)
 }
 
-/// The same with the libraries, where they are on this machine.
+/// Like [`add_tools`], and adds the libraries as well, at their paths on this machine.
 pub(crate) fn add_tools_with_libraries<W: Write>(
     archive: &mut Archive<W>,
     tools: &[(&str, &str)],
@@ -212,7 +212,7 @@ fn add_programs<W: Write>(archive: &mut Archive<W>) -> Result<(), ImageError> {
     Ok(())
 }
 
-/// The libraries that the loader would load for a program, the loader among them.
+/// Returns the libraries that the loader would load for a program, including the loader.
 fn needed(path: &Path) -> Result<Vec<PathBuf>, ImageError> {
     let output = command::output(Command::new("ldd").arg(path), "libc-bin", "is it damaged?")?;
     Ok(parse_ldd(&String::from_utf8_lossy(&output)))

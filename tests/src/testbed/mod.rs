@@ -1,12 +1,12 @@
 //! Emulated hosts.
 //!
-//! A *testbed host* is a whole machine under QEMU's interpreter (TCG), with nested AMD SVM: it runs
-//! a stock kernel with KVM, userfaultfd and software RDMA, whatever this machine has. Hosts
-//! are 10.77.0.1, 10.77.0.2 and so on, with one link for each pair; the link of host 1 to
-//! host 2 is the device `link2` there. A second network card of each host leads to its agent,
-//! which runs commands for us, and works however the links are cut.
+//! A *testbed host* is a whole machine under QEMU's interpreter (TCG), with nested AMD SVM. It runs
+//! a stock kernel with KVM, userfaultfd and software RDMA, independent of this machine's hardware.
+//! Hosts have the addresses 10.77.0.1, 10.77.0.2 and so on, with one link for each pair; the link
+//! of host 1 to host 2 is the device `link2` there. A second network card of each host connects its
+//! agent, which runs commands for the tests and stays reachable when links are cut.
 //!
-//! Times measured here are only good for ratios.
+//! Only ratios of times measured here are meaningful.
 
 mod client;
 mod error;
@@ -29,35 +29,35 @@ use crate::cleanup::{self, RunDir};
 /// More hosts than this do not fit a test machine.
 pub const HOSTS_MAX: usize = 8;
 
-/// How long hosts may take to boot. Alone on a machine they need about five seconds.
+/// Deadline for hosts to boot. Alone on a machine they need about five seconds.
 const BOOT_DEADLINE: Duration = Duration::from_secs(120);
-/// How long a small command inside a host may take.
+/// Deadline of a small command on a host.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(60);
 
-/// What a testbed is to be.
+/// Configuration of a testbed.
 #[derive(Clone, Debug)]
 pub struct TestbedConfig {
-    /// How many hosts.
+    /// Number of hosts.
     pub hosts: usize,
-    /// Memory of each.
+    /// Memory of each host.
     pub memory_mib: u32,
-    /// CPUs of each. With more than one the emulation is not reliable.
+    /// CPUs of each host. With more than one the emulation is not reliable.
     pub cpus: u32,
     /// A directory that hosts see, read-only, as `/share`; it is also in their PATH.
     pub share: PathBuf,
-    /// The largest packet of the links.
+    /// MTU of the links.
     pub mtu: u32,
-    /// Where `hostN/console.log` and `hostN/qemu.log` go.
+    /// Directory of `hostN/console.log` and `hostN/qemu.log`.
     pub logs: PathBuf,
-    /// A raw image that host 1 has as `/dev/vda`. What is written there is gone with the host.
+    /// A raw image that host 1 has as `/dev/vda`. Writes are discarded with the host.
     pub disk: Option<PathBuf>,
 }
 
 impl TestbedConfig {
-    /// Two hosts with room for a guest of one GiB, or for lending as much.
+    /// Two hosts, each with memory for a guest of one GiB, or for lending as much.
     #[must_use]
     pub fn two_hosts(share: &Path, logs: PathBuf) -> Self {
-        // The largest packet over which an RDMA path carries a page in one piece.
+        // The smallest MTU over which an RDMA path carries a page in one packet.
         Self {
             hosts: 2,
             cpus: 1,
@@ -70,7 +70,7 @@ impl TestbedConfig {
     }
 }
 
-/// Running hosts; dropping it ends them.
+/// Running hosts, which are stopped on drop.
 #[derive(Debug)]
 pub struct Testbed {
     hosts: Vec<Host>,
@@ -92,7 +92,7 @@ impl Testbed {
             return Err(TestbedError::Config(text));
         }
         let run_dir = RunDir::new().map_err(|e| TestbedError::io("run directory", e))?;
-        // All boot at once.
+        // All boot in parallel.
         let mut hosts = Vec::new();
         for number in 1..=config.hosts {
             hosts.push(Host::launch(number, config, image, run_dir.path())?);
@@ -107,7 +107,7 @@ impl Testbed {
         })
     }
 
-    /// Host 1, 2, and so on.
+    /// Returns host 1, 2, and so on.
     ///
     /// # Panics
     /// Panics when there is no host of this number, which is a bug of the caller.
@@ -122,7 +122,7 @@ impl Testbed {
         }
     }
 
-    /// All hosts.
+    /// Returns all hosts.
     #[must_use]
     pub fn hosts(&self) -> &[Host] {
         &self.hosts
@@ -131,7 +131,7 @@ impl Testbed {
     /// Cuts the link between two hosts.
     ///
     /// # Errors
-    /// Fails when a host does.
+    /// Fails when a command on a host fails.
     pub fn cut_link(&self, a: usize, b: usize) -> Result<(), TestbedError> {
         self.host(a).check(
             &["ip", "link", "set", &format!("link{b}"), "down"],
@@ -147,7 +147,7 @@ impl Testbed {
     /// Restores a link that was cut.
     ///
     /// # Errors
-    /// Fails when a host does.
+    /// Fails when a command on a host fails.
     pub fn restore_link(&self, a: usize, b: usize) -> Result<(), TestbedError> {
         self.host(a)
             .check(&["/etc/link-up", &b.to_string()], COMMAND_DEADLINE)?;
@@ -156,10 +156,10 @@ impl Testbed {
         Ok(())
     }
 
-    /// Delays what leaves a host towards another, and loses some of it.
+    /// Delays packets from one host to another, and drops a share of them.
     ///
     /// # Errors
-    /// Fails when the host does.
+    /// Fails when a command on the host fails.
     pub fn netem(
         &self,
         from: usize,
@@ -175,10 +175,10 @@ impl Testbed {
         self.host(from).check(&argv, COMMAND_DEADLINE).map(drop)
     }
 
-    /// Makes a link narrow, both ways.
+    /// Limits the rate of a link in both directions.
     ///
     /// # Errors
-    /// Fails when a host does.
+    /// Fails when a command on a host fails.
     pub fn limit_rate(&self, a: usize, b: usize, mbit_a_second: u32) -> Result<(), TestbedError> {
         let rate = format!("{mbit_a_second}mbit");
         for (from, to) in [(a, b), (b, a)] {
@@ -191,14 +191,14 @@ impl Testbed {
         Ok(())
     }
 
-    /// Takes away what [`netem`](Self::netem) and [`limit_rate`](Self::limit_rate) did, on all
+    /// Removes what [`netem`](Self::netem) and [`limit_rate`](Self::limit_rate) configured, on all
     /// links.
     ///
     /// # Errors
-    /// Fails when a host does.
+    /// Fails when a command on a host fails.
     pub fn clear_netem(&self) -> Result<(), TestbedError> {
         for host in &self.hosts {
-            // Where there is nothing to delete, tc fails, and that is as good.
+            // tc fails where there is nothing to delete, which is fine.
             let script =
                 "for l in /sys/class/net/link*; do tc qdisc del dev ${l##*/} root; done; true";
             host.run(&["sh", "-c", script], COMMAND_DEADLINE)?;
@@ -206,12 +206,12 @@ impl Testbed {
         Ok(())
     }
 
-    /// Two hosts between which nothing passes any more, after restoring their links as they were at
-    /// the start: then the emulator is to blame, which now and then takes no more packets of one
-    /// end, or gives none to the other.
+    /// Returns two hosts that cannot exchange packets after their links were restored to the
+    /// initial state. The emulator is then at fault: occasionally it stops accepting packets from
+    /// one end, or delivering them to the other.
     ///
     /// # Errors
-    /// Fails when a host does.
+    /// Fails when a command on a host fails.
     pub fn stuck_link(&self) -> Result<Option<(usize, usize)>, TestbedError> {
         self.clear_netem()?;
         for a in 1..=self.hosts.len() {
@@ -220,7 +220,7 @@ impl Testbed {
                 let address = self.host(b).address();
                 let ping = ["ping", "-c", "3", "-W", "3", &address];
                 let answer = self.host(a).run(&ping, COMMAND_DEADLINE)?;
-                // It succeeds when one of them was answered.
+                // ping succeeds when at least one packet was answered.
                 if answer.status.code != 0 {
                     return Ok(Some((a, b)));
                 }

@@ -1,4 +1,4 @@
-//! A process that runs in a host.
+//! A process on a testbed host.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
@@ -12,17 +12,18 @@ use super::TestbedError;
 use super::client::Endpoint;
 use super::host::{ExitStatus, Output};
 
-/// A command that writes more is cut off: a console of a guest has some hundred kilobytes.
+/// Limit of a command's output, beyond which it is cut off; a guest's console has some hundred
+/// kilobytes.
 const OUTPUT_BYTES_MAX: usize = 16 << 20;
-/// How often a wait looks whether the host is alive.
+/// Interval at which a wait checks the host's health.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
-/// How many lines of output an error quotes.
+/// Lines of output that an error quotes.
 const LINES_QUOTED_MAX: usize = 30;
 
-/// Receives output while it comes, in pieces as they come.
+/// Receives pieces of output as they arrive.
 pub type Tap = Box<dyn FnMut(&[u8]) + Send>;
 
-/// A process in a host; dropping it kills it and its whole group.
+/// A process on a host; dropping it kills its process group.
 pub struct RemoteProcess {
     endpoint: Endpoint,
     what: String,
@@ -88,7 +89,7 @@ impl RemoteProcess {
             Err(error) => return Err(endpoint.broken(&error)),
         };
         let io = |e| TestbedError::io("connection to the agent", e);
-        // From here on silence is normal; the heartbeat tells whether the host is alive.
+        // Silence is normal from here on; the heartbeat detects a hung host.
         stream.set_read_timeout(None).map_err(io)?;
         let mut input = stream.try_clone().map_err(io)?;
         let shared = Arc::new(Shared::default());
@@ -114,7 +115,7 @@ impl RemoteProcess {
         })
     }
 
-    /// The process's id in its host.
+    /// Returns its process id on its host.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
@@ -133,13 +134,13 @@ impl RemoteProcess {
     /// Waits for a line of standard output or error that contains `pattern`, and returns it.
     ///
     /// # Errors
-    /// Fails when the process ends without one, or the time is over, quoting the last lines.
+    /// Fails, quoting the last lines, when the process ends without such a line or at the deadline.
     pub fn wait_for_line(&self, pattern: &str, within: Duration) -> Result<String, TestbedError> {
         self.wait_for_nth_line(pattern, 0, within)
     }
 
-    /// Waits for a line of output, of either kind, that contains `pattern` and has `before` such
-    /// lines before it, and returns it.
+    /// Waits for a line of standard output or error that contains `pattern` and follows `before`
+    /// other such lines, and returns it.
     ///
     /// # Errors
     /// As [`wait_for_line`](Self::wait_for_line).
@@ -169,7 +170,8 @@ impl RemoteProcess {
         }
     }
 
-    /// Waits until standard output has `pattern` so many times, be it in a line that is not whole.
+    /// Waits until standard output contains `pattern` this many times, even within an incomplete
+    /// line.
     ///
     /// # Errors
     /// As [`wait_for_line`](Self::wait_for_line).
@@ -190,10 +192,10 @@ impl RemoteProcess {
         Err(self.ended_before(what, within))
     }
 
-    /// Waits for the end.
+    /// Waits for the process to end.
     ///
     /// # Errors
-    /// Fails when the time is over, quoting the last lines. The process still runs then.
+    /// Fails at the deadline, quoting the last lines. The process then continues to run.
     pub fn wait(&self, within: Duration) -> Result<Output, TestbedError> {
         let what = format!("end of \"{}\"", self.what);
         let ended = self.wait_until(&what, within, |state| state.ended.clone())?;
@@ -209,13 +211,13 @@ impl RemoteProcess {
         })
     }
 
-    /// What has come on standard output so far.
+    /// Returns its standard output so far.
     #[must_use]
     pub fn stdout(&self) -> String {
         text(&self.shared.lock().stdout)
     }
 
-    /// What has come on standard error so far.
+    /// Returns its standard error so far.
     #[must_use]
     pub fn stderr(&self) -> String {
         text(&self.shared.lock().stderr)
@@ -255,7 +257,7 @@ impl RemoteProcess {
         }
     }
 
-    /// The last lines of output, for an error.
+    /// Returns the last lines of output, for an error.
     fn quote(&self) -> String {
         let state = self.shared.lock();
         let mut lines = VecDeque::new();
@@ -274,7 +276,7 @@ impl RemoteProcess {
 
 impl Drop for RemoteProcess {
     fn drop(&mut self) {
-        // The agent kills the process when its client goes.
+        // The agent kills the process when its client disconnects.
         let _ = self.stream.shutdown(Shutdown::Both);
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
@@ -282,7 +284,7 @@ impl Drop for RemoteProcess {
     }
 }
 
-/// Handles one frame; says whether that was the last, or `None` when there is none.
+/// Handles one frame and returns whether it was the last; `None` if no frame can be read.
 fn read_one(input: &mut TcpStream, shared: &Shared, tap: &mut Option<Tap>) -> Option<bool> {
     let frame = testbed_agent::read_frame(input);
     if let (Ok((Kind::Stdout | Kind::Stderr, bytes)), Some(tap)) = (&frame, tap) {
@@ -316,7 +318,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The whole line that contains the pattern and has so many such lines before it.
+/// Returns the complete line that contains the pattern and follows `before` other such lines.
 fn find_line(bytes: &[u8], pattern: &str, before: usize) -> Option<String> {
     let end = bytes.iter().rposition(|b| *b == b'\n')?;
     let all = String::from_utf8_lossy(&bytes[..end]);

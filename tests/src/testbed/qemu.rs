@@ -1,14 +1,14 @@
 //! The emulator's command line.
 //!
-//! The emulation of nested SVM is good but not perfect, and these options are the ones under
-//! which it was found stable: one CPU, no virtual GIF, and a periodic tick in the host
-//! (`nohz=off highres=off`), which raises a lost interrupt again.
+//! The emulation of nested SVM has defects, and these options are the ones under which it was found
+//! stable: one CPU, no virtual GIF, and a periodic tick in the host (`nohz=off highres=off`), which
+//! raises a lost interrupt again.
 //!
-//! With two CPUs a host hung, or a guest crashed or lost its timer, once in 25 starts of a
-//! guest; with one, never in 100. One cause was seen in a hung host: each first and last VM of
-//! a host makes Linux patch its own code (static keys of the scheduler), and an emulator that
-//! translates code on one CPU while another patches it may keep what it read (QEMU before 8.1).
-//! One CPU hides races from the scenarios, so races are tested natively.
+//! With two CPUs a host hung, or a guest crashed or lost its timer, once in 25 starts of a guest;
+//! with one, never in 100. One cause was observed in a hung host: creating the first VM and
+//! destroying the last one makes Linux patch its own code (static keys of the scheduler), and an
+//! emulator that translates code on one CPU while another patches it may keep the old code (QEMU
+//! before 8.1). One CPU hides races from the scenarios, so races are tested natively.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -17,14 +17,14 @@ use std::process::{Command, Stdio};
 
 use super::{HostImage, TestbedConfig};
 
-/// A port on 127.0.0.1 that was free just now.
+/// Returns a port on 127.0.0.1 that was free at the time of the call.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?
         .local_addr()?
         .port())
 }
 
-/// The command that runs host `number`.
+/// Returns the command that runs host `number`.
 pub fn command(
     number: usize,
     config: &TestbedConfig,
@@ -85,7 +85,7 @@ fn share(path: &Path) -> String {
     )
 }
 
-/// `snapshot=on`: what is written goes to a temporary file of the emulator.
+/// `snapshot=on`: writes go to a temporary file of the emulator.
 fn drive(path: &Path) -> String {
     format!(
         "id=disk,if=none,format=raw,snapshot=on,file={}",
@@ -93,7 +93,7 @@ fn drive(path: &Path) -> String {
     )
 }
 
-/// `restrict=on`: nothing gets out of the host this way.
+/// `restrict=on`: the host reaches no other network over this card.
 fn way_in(port: u16) -> String {
     format!("user,id=agent,restrict=on,hostfwd=tcp:127.0.0.1:{port}-10.0.2.15:7000")
 }
@@ -107,7 +107,7 @@ fn link(id: &str, number: usize, peer: usize, run_dir: &Path) -> String {
     )
 }
 
-/// QEMU's option parser takes a doubled comma for a comma.
+/// QEMU's option parser reads a doubled comma as one comma.
 fn escape(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }

@@ -1,4 +1,4 @@
-//! What a guest sees of its NUMA nodes, and whether that is what its host measured.
+//! The NUMA nodes that a guest sees, compared with the host's measurements.
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::Value;
@@ -12,36 +12,36 @@ pub(super) const SHOW: &str = "cd /sys/devices/system/node; \
     $(cat node$n/distance) $(ls -d $a/node0); done; \
     echo HAS_CPU $(cat has_cpu) HAS_MEMORY $(cat has_memory); cd /";
 
-/// Memory of node 0 that the kernel does not take for memory: page 0, and from 636 KiB to 1 MiB.
+/// Memory of node 0 that is not usable as such: page 0, and 636 KiB to 1 MiB.
 const HOLES_KIB: u64 = 392;
-/// A kernel has 64 bytes for each page of 4096, in pieces for 128 MiB that are on the node where
-/// these begin.
+/// The kernel keeps 64 bytes for each page of 4096, in sections of 128 MiB on the node where each
+/// section begins.
 const SECTION_KIB: u64 = 128 << 10;
 const SECTION_TABLE_KIB: u64 = 2 << 10;
-/// What else it keeps for a node: 176 KiB were measured.
+/// Other memory that the kernel keeps for a node: 176 KiB were measured.
 const NODE_TABLES_KIB: u64 = 512;
-/// What the kernel itself takes of the node that it is loaded to, and what it makes before it counts:
-/// 33 MiB were measured.
+/// Memory of the kernel itself on the node to which it is loaded, and its early allocations: 33 MiB
+/// were measured.
 const KERNEL_KIB: u64 = 40 << 10;
 
-/// The highest entry of a matrix of the HMAT, which has 16 bits; 0xffff says something else.
+/// Largest entry of an HMAT matrix, which has 16 bits; 0xffff means unreachable.
 const ENTRY_MAX: f64 = 65_534.0;
-/// The longest latency that Linux can read, in nanoseconds.
+/// Longest latency that Linux can parse, in nanoseconds.
 const LATENCY_NS_MAX: f64 = 4.2e6;
 
 /// What the guest shows of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
-    /// What its kernel has to give.
+    /// `MemTotal` of the node.
     total_kib: u64,
-    /// What its kernel knows of.
+    /// Memory of the node's present pages.
     present_kib: u64,
     latency_ns: f64,
     bandwidth_mb_s: f64,
     distances: Vec<u8>,
 }
 
-/// What the host measured of the way to a donor.
+/// Measurements of the path to a donor.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Way {
     page_ns: f64,
@@ -49,7 +49,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// From the report's `nodes[].path` of a donor whose pages travel by TCP.
+    /// Reads `nodes[].path` of the report, of a donor whose pages travel by TCP.
     pub(super) fn of_tcp(node: &Value) -> anyhow::Result<Self> {
         let of = |name: &str| {
             let number = node["path"]["tcp"][name].as_f64();
@@ -62,7 +62,7 @@ impl Way {
     }
 }
 
-/// Reads what [`SHOW`] printed.
+/// Parses the output of [`SHOW`].
 pub(super) fn read(console: &str) -> anyhow::Result<Vec<Node>> {
     let line = |start: &str| {
         // From the end: the kernel prints the command too.
@@ -115,7 +115,7 @@ fn parse(text: &str) -> anyhow::Result<Node> {
     })
 }
 
-/// Each node has the memory that the layout gives it.
+/// Checks that each node has the memory that the layout gives it.
 pub(super) fn check_sizes(nodes: &[Node], wanted_kib: &[u64]) -> anyhow::Result<()> {
     ensure!(nodes.len() == wanted_kib.len(), "{nodes:?}");
     for (number, (node, &wanted)) in nodes.iter().zip(wanted_kib).enumerate() {
@@ -140,9 +140,9 @@ pub(super) fn check_sizes(nodes: &[Node], wanted_kib: &[u64]) -> anyhow::Result<
     Ok(())
 }
 
-/// Latencies, rates and distances are those that the host measured, as far as the tables can tell
-/// them. What it measured of its own memory is in no report, so of node 0 it is its place among
-/// the others that counts.
+/// Checks latencies, rates and distances against the host's measurements, as far as the tables can
+/// represent them. No report has the measurement of the host's own memory, so node 0 is only
+/// compared by rank.
 pub(super) fn check_speeds(nodes: &[Node], ways: &[Way]) -> anyhow::Result<()> {
     let [here, donors @ ..] = nodes else {
         bail!("no nodes");
@@ -153,7 +153,7 @@ pub(super) fn check_speeds(nodes: &[Node], ways: &[Way]) -> anyhow::Result<()> {
         "{here:?}"
     );
     let largest = |of: fn(&Node) -> f64| nodes.iter().map(of).fold(0.0, f64::max);
-    // Entries are whole steps, cut off; then Linux rounds nanoseconds up.
+    // Entries are truncated to whole steps, and Linux then rounds nanoseconds up.
     let step = |largest: f64| (largest / ENTRY_MAX).floor() + 2.0;
     let step_ns = largest(|node| node.latency_ns) / ENTRY_MAX + 2.0;
     let step_mb_s = step(largest(|node| node.bandwidth_mb_s));
@@ -175,7 +175,7 @@ pub(super) fn check_speeds(nodes: &[Node], ways: &[Way]) -> anyhow::Result<()> {
             "node 0 is no nearer than node {number}: {here:?}, {node:?}"
         );
     }
-    // Distances have no such limit as latencies.
+    // Unlike latencies, distances have no such limit.
     let far = |node: usize| node.checked_sub(1).map_or(0.0, |donor| ways[donor].page_ns);
     for (a, from) in nodes.iter().enumerate() {
         for b in 0..nodes.len() {
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn what_nobody_measured_is_noticed() {
         for (right, wrong) in [
-            // The latency and the rate of a donor, and those of memory here.
+            // Latency and rate of a donor, and those of local memory.
             (" 900000 900000 ", " 901000 901000 "),
             (" 1200000 1200000 ", " 900000 900000 "),
             (" 130 130 ", " 1300000 1300000 "),
