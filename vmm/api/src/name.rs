@@ -5,12 +5,11 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// The longest name: it is part of the name of a socket, whose whole path the kernel limits to
-/// 107 bytes.
+/// Limit of a name: it is part of the name of a socket, whose path the kernel limits to 107 bytes.
 pub const VM_NAME_BYTES_MAX: usize = 32;
 
-/// A name that can be part of a file's name and is no number, so that a VM can be named by its
-/// process as well.
+/// A name that can be part of a file name and is not a number, so that a VM can also be addressed
+/// by its process id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VmName(String);
@@ -23,8 +22,7 @@ impl VmName {
     }
 }
 
-/// What a VM is called, by itself and by whoever asks for it: its name, or else a word made of its
-/// process.
+/// Returns the displayed name of a VM: its name, or else one made of its process id.
 #[must_use]
 pub fn called(name: Option<&VmName>, pid: u32) -> String {
     name.map_or_else(|| format!("ssi-hv-{pid}"), ToString::to_string)

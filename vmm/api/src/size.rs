@@ -1,6 +1,6 @@
-//! Sizes as people write them: `512M`, `1.5G`, `768MiB`, `4096`.
+//! Sizes in human-readable form: `512M`, `1.5G`, `768MiB`, `4096`.
 //!
-//! Units are powers of 1024. `MB` and its like are refused, because readers do not agree on
+//! Units are powers of 1024. `MB` and similar units are refused, because readers do not agree on
 //! whether they mean 1000 or 1024.
 
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a server listens on.
+//! The listeners of a server.
 
 use std::future::Future;
 use std::io;
@@ -6,12 +6,12 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// Something that gives connections.
+/// A source of connections.
 pub(super) trait Accept: Send + 'static {
     /// A connection.
     type Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next one.
+    /// Returns the next connection.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>>;
 }
 

@@ -1,8 +1,8 @@
-//! Requests that wait until something has changed.
+//! Requests that wait for a change.
 //!
-//! What can change is numbered: [`Changes`] counts, and an answer carries the count. Who has seen
-//! that asks again with it ([`Seen`]), and is answered as soon as the count is another one, or when
-//! its time is over. So nothing is missed between two requests, however short it lasted.
+//! [`Changes`] counts the changes of a resource, and an answer carries the count. A client repeats
+//! its request with that count ([`Seen`]) and is answered as soon as the count differs, or after
+//! its timeout. A change between two requests is therefore never missed, however briefly it lasted.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,23 +12,24 @@ use tokio::time::timeout;
 
 use super::protocol::{CHANGE_WAIT_TIME_MAX, Refusal, RefusalCode};
 
-/// Counts how often something has changed. Clones count together.
+/// Counts the changes of a resource. Clones share the count.
 #[derive(Clone, Debug, Default)]
 pub struct Changes(watch::Sender<u64>);
 
 impl Changes {
-    /// It has changed, as can be seen already. Wakes who waits; waits for nobody.
+    /// Counts a change that is already visible, and wakes the waiters without blocking.
     pub fn tell(&self) {
         self.0.send_modify(|count| *count += 1);
     }
 
-    /// How often it has changed. Read before what is counted, so that the count is never newer than that.
+    /// Returns the count. Read it before the resource, so that it is never newer than the
+    /// resource's state.
     #[must_use]
     pub fn count(&self) -> u64 {
         *self.0.borrow()
     }
 
-    /// The next change after what was seen.
+    /// Returns a future for the next change after `seen`.
     #[must_use]
     pub fn after(&self, seen: Seen) -> NextChange {
         NextChange {
@@ -46,30 +47,30 @@ pub struct NextChange {
 }
 
 impl NextChange {
-    /// Ends when it has come, or its time is over.
+    /// Completes at the change or at the timeout.
     pub(super) async fn come(mut self) {
         let Seen { changes, wait } = self.seen;
         let come = self.changes.wait_for(|count| *count != changes);
-        // Late or not, the answer tells how it is.
+        // The answer has the current state in both cases.
         let _ = timeout(wait, come).await;
     }
 }
 
-/// What a client has seen, and how long it waits for something else: the parameters of its request.
+/// Parameters of a request: the count that the client has seen, and how long it waits for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// The count that was in the last answer.
+    /// The count of the previous answer.
     pub changes: u64,
-    /// How long to wait at the most.
+    /// Longest wait.
     pub wait: Duration,
 }
 
 impl Seen {
-    /// Reads the parameters of a request.
+    /// Parses the parameters of a request.
     ///
     /// # Errors
     ///
-    /// When there are others, one of them twice, or numbers that are not within their limits.
+    /// Fails on unknown or repeated parameters, and on numbers beyond their limits.
     pub fn parse(query: &str) -> Result<Self, Refusal> {
         let most = CHANGE_WAIT_TIME_MAX.as_millis();
         let malformed = |found: &str| {
@@ -103,7 +104,7 @@ impl Seen {
     }
 }
 
-/// As in a request.
+/// Formats the parameters as in a request.
 impl fmt::Display for Seen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let wait_ms = self.wait.min(CHANGE_WAIT_TIME_MAX).as_millis().max(1);
@@ -134,7 +135,7 @@ mod tests {
         }
         assert_eq!(Seen::parse("wait_ms=20&seen=3"), Ok(seen(3, 20)));
         assert_eq!(Seen::parse("seen=3"), Ok(seen(3, 8000)));
-        // What is left of a time may be less or more than what may be asked for.
+        // The remaining time can exceed the limits of a request in both directions.
         assert_eq!(seen(5, 9000).to_string(), "seen=5&wait_ms=8000");
         assert_eq!(seen(5, 0).to_string(), "seen=5&wait_ms=1");
     }

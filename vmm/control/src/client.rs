@@ -1,4 +1,4 @@
-//! The side that asks.
+//! The client.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,49 +19,49 @@ use socket2::{Domain, SockAddr, Socket, Type};
 use super::protocol::{ANSWER_BYTES_MAX, ErrorBody, Refusal};
 use super::route::Method;
 
-/// How long an answer is waited for. Longer than other clients can hold it up.
+/// Timeout for an answer. It is longer than other clients can delay it.
 pub const CLIENT_TIME_MAX: Duration = Duration::from_secs(20);
 
-/// Pause between attempts to be let in.
+/// Pause between attempts to connect.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody there.
+    /// Connecting failed.
     #[error("cannot be asked")]
     Stream(#[source] io::Error),
-    /// It closed the connection, or what came is not HTTP.
+    /// The server closed the connection, or its answer is not HTTP.
     #[error("{}", if .0.is_parse() { "answers something that is not understood" } else { "does not answer" })]
     Http(#[source] hyper::Error),
-    /// Nothing came in time.
+    /// No answer arrived in time.
     #[error("does not answer within {} s", CLIENT_TIME_MAX.as_secs())]
     Late,
-    /// The answer has no end, or broke off.
+    /// The answer exceeds the limit or is incomplete.
     #[error("gives no whole answer")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Something else came back.
+    /// The answer has an unexpected format.
     #[error("answers something that is not understood")]
     Malformed(#[source] serde_json::Error),
-    /// It refused.
+    /// The server refused the request.
     #[error("refuses: {}", .0.text)]
     Refused(Refusal),
 }
 
-/// Asks the process that listens on `socket` for what is at `path`.
+/// Requests `path` from the process that listens on `socket`.
 ///
 /// # Errors
 ///
-/// When there is no answer in time, or none that is understood.
+/// Fails when there is no valid answer in time.
 pub fn ask<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
     call(socket, Method::Get, path, None::<&()>)
 }
 
-/// Sends a request, with a body if there is one.
+/// Sends a request, optionally with a body.
 ///
 /// # Errors
 ///
-/// When there is no answer in time, or none that is understood.
+/// Fails when there is no valid answer in time.
 pub fn call<T: DeserializeOwned>(
     socket: &Path,
     method: Method,
@@ -103,7 +103,7 @@ async fn exchange(
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
         .await
         .map_err(ClientError::Http)?;
-    // What goes wrong there the request meets as well.
+    // The request sees an error of the connection as well.
     tokio::spawn(connection);
     let mut request = Request::new(Full::new(Bytes::from(body)));
     *request.method_mut() = match method {
@@ -130,8 +130,8 @@ async fn exchange(
     Ok((status, body.to_bytes()))
 }
 
-/// Connects before `deadline`. An ordinary connect to a socket whose queue is full waits for ever.
-/// The stream does not block.
+/// Connects before `deadline`: an ordinary connect blocks forever if the socket's queue is full.
+/// The stream is non-blocking.
 fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     loop {
         match try_connect(path) {
@@ -145,8 +145,7 @@ fn connect(path: &Path, deadline: Instant) -> io::Result<UnixStream> {
     }
 }
 
-/// Connects at once, or fails with `WouldBlock` where the queue is full. The stream does not
-/// block.
+/// Connects at once, or fails with `WouldBlock` if the queue is full. The stream is non-blocking.
 pub(super) fn try_connect(path: &Path) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;

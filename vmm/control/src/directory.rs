@@ -1,4 +1,4 @@
-//! Where the sockets are: a directory that only its user can enter.
+//! The directory of sockets, which only its user can enter.
 
 mod locks;
 
@@ -11,17 +11,17 @@ use std::path::{Path, PathBuf};
 use super::client::try_connect;
 use ssi_hv_api::name::{VmName, called};
 
-/// The variable that names the directory, if it is not to be the usual one.
+/// The environment variable that replaces the default directory.
 pub const VARIABLE: &str = "SSI_HV_RUNTIME_DIR";
 
-/// Where the node listens that is a service of the system (`ssi-hv-node.service`). It has a user of its
-/// own; root may look there.
+/// Directory of the system's node service (`ssi-hv-node.service`). The service has a user of its
+/// own; root may read the directory.
 const SERVICE: &str = "/run/ssi-hv-node";
 
-/// Why there is no such directory.
+/// Why no directory can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// It cannot be made or looked at.
+    /// It cannot be created or read.
     #[error("cannot use the directory {}; name another one in {VARIABLE}", path.display())]
     Unusable {
         /// The directory.
@@ -29,7 +29,7 @@ pub enum DirectoryError {
         /// Why not.
         source: io::Error,
     },
-    /// Others could have put something there.
+    /// Other users could have placed files there.
     #[error("{} {problem}, so it is not used; remove it, or name another one in {VARIABLE}", path.display())]
     Unsafe {
         /// The directory.
@@ -37,7 +37,7 @@ pub enum DirectoryError {
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// A process that starts has stood still for longer than any needs.
+    /// A starting process has held the lock for longer than a start takes.
     #[error("another process keeps {} locked; let it go on, or end it (fuser(1) names it)", path.display())]
     Locked {
         /// The directory.
@@ -45,7 +45,7 @@ pub enum DirectoryError {
     },
 }
 
-/// What listens on a socket.
+/// The process that listens on a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `ssi-hv run`.
@@ -54,16 +54,15 @@ pub enum Kind {
     Node,
 }
 
-/// A socket by its file name: `vm-PID.sock`, `vm-PID-NAME.sock` or `node-PID.sock`.
+/// A socket, described by its file name: `vm-PID.sock`, `vm-PID-NAME.sock` or `node-PID.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is.
     pub kind: Kind,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// The name that the VM was given.
+    /// The VM's name from `--name`.
     pub name: Option<VmName>,
-    /// The socket.
+    /// Path of the socket.
     pub path: PathBuf,
 }
 
@@ -87,23 +86,23 @@ impl Entry {
         })
     }
 
-    /// Whether a user who says `wanted` means this one: its process or its name.
+    /// Returns whether `wanted`, from the command line, is this process's id or name.
     #[must_use]
     pub fn is_called(&self, wanted: &str) -> bool {
         self.pid.to_string() == wanted || self.has_name(wanted)
     }
 
-    /// Whether this is a VM that is shown under this name, be it given or not.
+    /// Returns whether this is a VM that is displayed under this name, given or generated.
     #[must_use]
     pub fn has_name(&self, wanted: &str) -> bool {
         self.kind == Kind::Vm && called(self.name.as_ref(), self.pid) == wanted
     }
 
-    /// Whether somebody listens.
+    /// Returns whether a process listens on it.
     fn is_served(&self) -> bool {
         match try_connect(&self.path) {
             Ok(_) => true,
-            // Anything else than a refusal, such as a full queue, is no sign of an end.
+            // Any other error, such as a full queue, does not show that the listener has ended.
             Err(error) => !matches!(
                 error.kind(),
                 io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
@@ -112,7 +111,7 @@ impl Entry {
     }
 }
 
-/// A directory of sockets that was found to be safe.
+/// A directory of sockets whose permissions were checked.
 #[derive(Clone, Debug)]
 pub struct Directory {
     path: PathBuf,
@@ -120,8 +119,8 @@ pub struct Directory {
     identity: (u64, u64),
 }
 
-/// The directories to listen in, the best first: what [`VARIABLE`] names; else `/run/ssi-hv` of root; else
-/// `ssi-hv` in `XDG_RUNTIME_DIR` and `/tmp/ssi-hv-UID`.
+/// Returns the directories to listen in, in order of preference: what [`VARIABLE`] names; otherwise
+/// `/run/ssi-hv` for root; otherwise `ssi-hv` in `XDG_RUNTIME_DIR` and `/tmp/ssi-hv-UID`.
 #[must_use]
 pub fn candidates() -> Vec<PathBuf> {
     // SAFETY: the call has no arguments and cannot fail.
@@ -138,18 +137,18 @@ fn candidates_of(named: Option<OsString>, xdg: Option<OsString>, uid: u32) -> Ve
         return vec![named.into()];
     }
     if uid == 0 {
-        // Whatever the shell: a login has other variables than a service.
+        // Independent of XDG_RUNTIME_DIR, since a login and a service have different variables.
         return vec!["/run/ssi-hv".into()];
     }
-    // The specification of XDG wants an absolute path, and others to be ignored.
+    // The XDG specification requires an absolute path, and that others are ignored.
     let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
     let in_xdg = xdg.map(|path| path.join("ssi-hv"));
     let in_tmp = PathBuf::from(format!("/tmp/ssi-hv-{uid}"));
     in_xdg.into_iter().chain([in_tmp]).collect()
 }
 
-/// The directories to look into: the candidates, and that of a login of this user, which a service of the same
-/// user does not have in its environment.
+/// Returns the directories to search: the candidates, and that of this user's login session, which
+/// a service of the same user does not have in its environment.
 fn looked_into() -> Vec<PathBuf> {
     // SAFETY: the call has no arguments and cannot fail.
     let uid = unsafe { libc::geteuid() };
@@ -164,17 +163,17 @@ fn looked_into_of(mut candidates: Vec<PathBuf>, named: bool, uid: u32) -> Vec<Pa
     candidates
 }
 
-/// Whether [`VARIABLE`] names the only directory.
+/// Returns whether [`VARIABLE`] names the only directory.
 fn is_named() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|named| !named.is_empty())
 }
 
 impl Directory {
-    /// The first candidate that can be used, made if need be.
+    /// Opens the first usable candidate, which is created if necessary.
     ///
     /// # Errors
     ///
-    /// What is wrong with the last one, when there is none.
+    /// Fails with the problem of the last candidate when none is usable.
     pub fn for_listening() -> Result<Self, DirectoryError> {
         let mut result = None;
         for path in candidates() {
@@ -187,26 +186,27 @@ impl Directory {
         result.expect("there is always a candidate")
     }
 
-    /// Every directory of this user that exists; for root that of the system's node too, unless a directory is
-    /// named. One that is not safe has nothing of this user's in it: it is left out, with a warning.
+    /// Opens every existing directory of this user. For root this includes that of the system's
+    /// node unless [`VARIABLE`] is set. A directory with unsafe permissions is skipped with a
+    /// warning, since it cannot have been created by this user's processes.
     ///
     /// # Errors
     ///
-    /// When none of them is safe.
+    /// Fails when none is safe.
     pub fn for_looking() -> Result<Vec<Self>, DirectoryError> {
         // SAFETY: the call has no arguments and cannot fail.
         let is_root = unsafe { libc::geteuid() } == 0;
-        // Nobody but root makes directories in /run, so it is as safe as its own.
+        // Only root can create directories in /run, so it is as safe as root's own.
         let service = (is_root && !is_named()).then(|| Self::open_of(Path::new(SERVICE), None));
         let own = looked_into().into_iter().map(|path| Self::open(&path));
         Self::usable(own.chain(service))
     }
 
-    /// The VM that has this name, wherever it listens.
+    /// Finds the VM with this name in all directories of this user.
     ///
     /// # Errors
     ///
-    /// When nowhere can be looked.
+    /// Fails when no directory can be read.
     pub fn vm_named(name: &VmName) -> Result<Option<Entry>, DirectoryError> {
         for directory in Self::for_looking()? {
             let mut sockets = directory.sockets()?.into_iter();
@@ -244,11 +244,11 @@ impl Directory {
         }
     }
 
-    /// The directory at `path`, made if need be.
+    /// Opens the directory at `path`, which is created if necessary.
     ///
     /// # Errors
     ///
-    /// When it cannot be made or is not safe.
+    /// Fails when it cannot be created or is not safe.
     pub fn create(path: &Path) -> Result<Self, DirectoryError> {
         match DirBuilder::new().mode(0o700).create(path) {
             Ok(()) => {}
@@ -263,17 +263,18 @@ impl Directory {
         Self::open(path)
     }
 
-    /// The directory at `path`.
+    /// Opens the directory at `path`.
     ///
     /// # Errors
     ///
-    /// When it is not there, or not safe: not a directory, of another user, or open to others.
+    /// Fails when it does not exist, or is not safe: not a directory, of another user, or open to
+    /// others.
     pub fn open(path: &Path) -> Result<Self, DirectoryError> {
         // SAFETY: the call has no arguments and cannot fail.
         Self::open_of(path, Some(unsafe { libc::geteuid() }))
     }
 
-    /// The directory at `path`, which belongs to this user, if one is given.
+    /// Opens the directory at `path`, which must belong to `owner` if one is given.
     fn open_of(path: &Path, owner: Option<u32>) -> Result<Self, DirectoryError> {
         let found = fs::symlink_metadata(path).map_err(|source| DirectoryError::Unusable {
             path: path.into(),
@@ -304,7 +305,7 @@ impl Directory {
         self.identity == other.identity
     }
 
-    /// Where a process is to listen.
+    /// Returns the socket's path for a process.
     #[must_use]
     pub fn socket_path(&self, kind: Kind, pid: u32, name: Option<&VmName>) -> PathBuf {
         let file = match (kind, name) {
@@ -315,12 +316,12 @@ impl Directory {
         self.path.join(file)
     }
 
-    /// The sockets on which somebody listens, by process; those that ended processes left are
-    /// removed.
+    /// Returns the sockets that have listeners, sorted by process, and removes those of ended
+    /// processes.
     ///
     /// # Errors
     ///
-    /// When the directory cannot be read.
+    /// Fails when the directory cannot be read.
     pub fn sockets(&self) -> Result<Vec<Entry>, DirectoryError> {
         let unusable = |source| DirectoryError::Unusable {
             path: self.path.clone(),
@@ -335,8 +336,8 @@ impl Directory {
             if entry.is_served() {
                 found.push(entry);
             } else if !is_running(entry.pid) {
-                // Refused and no process: nobody will ever listen here. A process that is there
-                // may be about to listen.
+                // The connection is refused and the process does not exist, so no process will
+                // listen here again. An existing process may be about to listen.
                 let _ = fs::remove_file(&entry.path);
             }
         }
@@ -448,7 +449,7 @@ mod tests {
             assert_eq!(entry.name.as_ref(), name);
             assert!(entry.is_called("17"));
             assert_eq!(entry.is_called("web-1"), name.is_some());
-            // What a VM without a name is shown as.
+            // The generated name of a VM without one.
             let nameless = kind == Kind::Vm && name.is_none();
             assert_eq!(entry.is_called("ssi-hv-17"), nameless);
         }
@@ -463,7 +464,7 @@ mod tests {
         let directory = Directory::create(&place.path().join("s")).expect("is made");
         let path = |pid| directory.socket_path(Kind::Vm, pid, None);
         let own = std::process::id();
-        // Process numbers end at 2^22 (linux/threads.h, PID_MAX_LIMIT).
+        // Process ids are below 2^22 (linux/threads.h, PID_MAX_LIMIT).
         let (gone, served) = (1 << 23, (1 << 23) + 1);
         drop(UnixListener::bind(path(gone)).expect("is bound"));
         drop(UnixListener::bind(path(own)).expect("is bound"));

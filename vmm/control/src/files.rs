@@ -1,4 +1,4 @@
-//! The files of this process's sockets, which go with it however it ends.
+//! The socket files of this process, which are removed however it ends.
 
 use std::fs;
 use std::io;
@@ -7,14 +7,14 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is there; none when the process is about to end by force.
+/// Existing sockets; `None` when the process is about to end by force.
 static BOUND: Mutex<Option<Vec<Bound>>> = Mutex::new(Some(Vec::new()));
 
 /// A socket on which this process listens.
 #[derive(Debug)]
 struct Bound {
     path: PathBuf,
-    /// Its device and inode, which no other file has while it is listened on.
+    /// Its device and inode, which no other file has while the socket is open.
     identity: Option<(u64, u64)>,
 }
 
@@ -24,7 +24,7 @@ impl Bound {
         Self { path, identity }
     }
 
-    /// Removes it, but not what somebody else has put in its place.
+    /// Removes the socket, but not another file at its path.
     fn remove(&self) {
         if self.identity.is_some() && self.identity == identity(&self.path) {
             let _ = fs::remove_file(&self.path);
@@ -41,7 +41,7 @@ fn bound() -> MutexGuard<'static, Option<Vec<Bound>>> {
     BOUND.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a socket that nobody but this user may use, in the place of one that was left there.
+/// Binds a socket that only this user can use, replacing a stale one.
 pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
     let mut bound = bound();
     let Some(bound) = &mut *bound else {
@@ -52,14 +52,14 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
         _ => {}
     }
     let listener = UnixListener::bind(path)?;
-    // Nobody else can enter the directory; this is for who would change that.
+    // Other users cannot enter the directory; this covers a later change of its permissions.
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     bound.push(Bound::at(path.to_owned()));
     Ok(listener)
 }
 
-/// Removes a socket that is used no more.
+/// Removes a socket that is no longer used.
 pub(super) fn remove(path: &Path) {
     let mut bound = bound();
     let ours = bound
@@ -70,14 +70,15 @@ pub(super) fn remove(path: &Path) {
     }
 }
 
-/// Has another socket of this process, which listens on it to its end, removed too when it ends by force.
+/// Registers another socket of this process for removal when it ends by force; it is used until
+/// then.
 pub fn remove_with_ours(path: PathBuf) {
     if let Some(bound) = &mut *bound() {
         bound.push(Bound::at(path));
     }
 }
 
-/// Removes the sockets of this process, which is about to end by force. None is made from now on.
+/// Removes the sockets of this process, which is about to end by force, and prevents new ones.
 pub fn remove_all() {
     for one in bound().take().into_iter().flatten() {
         one.remove();

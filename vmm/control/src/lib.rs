@@ -1,24 +1,23 @@
-//! The control socket: how a running `ssi-hv run` or `ssi-hv node` is asked and told things.
+//! The control socket: inspects and controls a running `ssi-hv run` or `ssi-hv node`.
 //!
 //! Each such process listens on a Unix socket in a directory of its user ([`directory`]), and
-//! speaks HTTP/1.1 there. What can be asked is a table ([`route::Route`]): a method, a path and a
-//! function; `docs/openapi.json` is the same table for readers. Messages other than answers are in
-//! [`protocol`], with all limits.
+//! serves HTTP/1.1 there. The requests are a table ([`route::Route`]) of methods, paths and
+//! functions; `docs/openapi.json` documents the same table. [`protocol`] has the format of other
+//! messages, and all limits.
 //!
-//! # Whom it can hold up
+//! # Threads
 //!
-//! One thread speaks HTTP ([`server`]), with a bounded number of connections, and a deadline for
-//! each step of each. It runs no function of the table: two threads do that for what only looks, and
-//! one for what changes something, all there from the start. No thread of the machine or of the
-//! pager ever waits for a client. Guest memory is never touched from here: a touch could wait for
-//! the network.
+//! One thread serves HTTP ([`server`]), with a bounded number of connections, and a deadline for
+//! each step of each connection. It runs no function of the table: two threads run read-only
+//! functions, and one runs changes. All threads exist from the start. No thread of the machine or
+//! the pager ever waits for a client. These threads never access guest memory, since an access
+//! could wait for the network.
 //!
-//! A request may wait until something has changed ([`changes`]). It waits on the thread that speaks HTTP,
-//! which goes on meanwhile, and holds no place but that of its connection; few may do so at once.
+//! A request may wait for a change ([`changes`]). It waits asynchronously on the HTTP thread,
+//! occupies only its connection, and the number of such requests is limited.
 //!
-//! One request that changes something is carried out at a time; another is refused meanwhile, not
-//! queued, since its sender could not know what it would apply to. Ending the VM by force is never
-//! refused.
+//! Only one change is executed at a time. Others are refused and not queued, since their sender
+//! could not know to which state they would apply. Ending the VM by force is never refused.
 
 mod accept;
 pub mod changes;

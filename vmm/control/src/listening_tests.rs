@@ -1,4 +1,4 @@
-//! Who may listen where.
+//! Exclusive names and sockets.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
@@ -10,7 +10,7 @@ use super::route::Service;
 use super::server::{Server, ServerError};
 use ssi_hv_api::name::VmName;
 
-/// How many want one name at once, and how often.
+/// Number of processes that compete for one name, and number of rounds.
 const RIVALS: usize = 4;
 const RIVALRIES: usize = 50;
 
@@ -31,13 +31,13 @@ fn a_socket_that_is_served_is_not_taken_over() {
     let place = tempfile::tempdir().expect("a temporary directory");
     let directory = Directory::create(&place.path().join("s")).expect("is made");
     let start = || start(&directory, Kind::Node, None);
-    // As a process of another container has it, in which it has this one's number.
+    // A process of another container that shares the directory can have this process id.
     let path = directory.socket_path(Kind::Node, std::process::id(), None);
     let others = UnixListener::bind(&path).expect("is bound");
     let error = start().expect_err("it is served").to_string();
     assert!(error.contains("node-"), "{error}");
     drop(others);
-    // And what has come into its place by its end stays.
+    // A file that replaced the socket in the meantime is not removed.
     let ours = start().expect("nobody serves it");
     fs::remove_file(&path).expect("is there");
     let _others = UnixListener::bind(&path).expect("is bound");
@@ -54,7 +54,8 @@ fn a_name_is_free_again_when_its_server_ends() {
         "other".parse().expect("a name"),
     );
     let first = start_named(&directory, &name).expect("it is free");
-    // In one process both would have one number, and so a name of its own does not help a second.
+    // Within one process the process id is the same, so a second VM cannot listen under another
+    // name either.
     let error = start_named(&directory, &name).expect_err("it is taken");
     assert!(matches!(&error, ServerError::NameTaken { pid, .. } if *pid == std::process::id()));
     assert!(error.to_string().contains("--name web is taken"), "{error}");

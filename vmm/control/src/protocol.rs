@@ -1,4 +1,4 @@
-//! What is said on the socket beside answers, and its limits.
+//! Messages on the socket other than answers, and their limits.
 
 use std::time::Duration;
 
@@ -7,33 +7,33 @@ pub use ssi_hv_api::body::{
     StateBody,
 };
 
-/// What all paths begin with: the version of the interface.
+/// Prefix of all paths: the version of the interface.
 pub const PREFIX: &str = "/v1/";
 
-/// The longest head of a request that is read: a path and some headers. The least that hyper takes.
+/// Limit of a request's head: a path and some headers. It is the minimum that hyper accepts.
 pub const HEAD_BYTES_MAX: usize = 8192;
 
-/// The longest body of a request: a few numbers.
+/// Limit of a request's body: a few numbers.
 pub const BODY_BYTES_MAX: usize = 4096;
 
-/// The longest answer that a client takes. A heat map has about 160 KiB.
+/// Limit of an answer, enforced by the client. A heat map has about 160 KiB.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
 
-/// How long a client may take to send the head of its request, and how long to send the body.
+/// Timeout for the head of a request, and for its body.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long a pause waits for vCPUs and devices to stop. A vCPU that waits for a page cannot be
-/// stopped before it comes, which over a bad network takes a while.
+/// Timeout for pausing vCPUs and devices. A vCPU that waits for a page cannot be paused before the
+/// page arrives, which can take long over a bad network.
 pub const PAUSE_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How long a connection may take in all: for its request, for what it asks, and to take the answer.
+/// Total time of a connection: request, execution and answer.
 pub const CONNECTION_TIME_MAX: Duration = Duration::from_secs(12);
 
-/// How long a request may wait for something to change: its connection has time left for the rest.
+/// Longest wait of a request for a change, which leaves its connection time for the rest.
 pub const CHANGE_WAIT_TIME_MAX: Duration = Duration::from_secs(8);
 
-/// Requests that wait at once: most connections are left to who wants an answer now.
+/// Limit of waiting requests, which leaves most connections to requests that do not wait.
 pub const WAITS_MAX: usize = 16;
 
-/// Connections at once. Others wait in the kernel until one of these ends.
+/// Limit of connections. Others wait in the kernel's queue.
 pub const CONNECTIONS_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! What can be asked: tables of methods, paths and functions.
+//! Tables of requests: methods, paths and functions.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use serde::Serialize;
 use super::changes::NextChange;
 use super::protocol::{Refusal, RefusalCode};
 
-/// A method of HTTP that means something here. `HEAD` is `GET` without the body.
+/// A supported method of HTTP. `HEAD` is `GET` without the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
-    /// Look.
+    /// Read-only.
     Get,
-    /// Do something.
+    /// Performs an action.
     Post,
-    /// Set something.
+    /// Sets a value.
     Put,
 }
 
@@ -36,61 +36,61 @@ impl fmt::Display for Method {
     }
 }
 
-/// What a function of the table does, which decides who carries it out.
+/// The kind of a function, which determines the thread that runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// It only looks: several at once.
+    /// Read-only: several run in parallel.
     Look,
-    /// It changes something: one at a time.
+    /// Changes state: one at a time.
     Change,
-    /// It ends everything: at once, whatever else is under way.
+    /// Ends the process: runs at once, even during a change.
     End,
 }
 
-/// What bodies are, but for some.
+/// Content type of most bodies.
 pub const JSON: &str = "application/json";
 
-/// An answer: the status code, 200 or 202, and the body.
+/// A successful answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// 200 for what is done, 202 for what was begun.
+    /// 200 for a completed action, 202 for a started one.
     pub status: u16,
-    /// What the body is, as the header `Content-Type` has it.
+    /// Content type of the body.
     pub content_type: &'static str,
     /// The body.
     pub body: Vec<u8>,
 }
 
-/// What a function gives.
+/// Result of a function.
 pub type Answer = Result<Done, Refusal>;
 
-/// Gives what a request waits for by its parameters.
+/// Returns the change that a request waits for, from its parameters.
 pub type Until<S> = fn(&S, &str) -> Result<NextChange, Refusal>;
 
-/// Something that can be asked of an `S`.
+/// A request to a subject `S`.
 #[derive(Debug)]
 pub struct Route<S> {
     /// The method.
     pub method: Method,
     /// The path, which begins with [`PREFIX`](super::protocol::PREFIX).
     pub path: &'static str,
-    /// What it does.
+    /// Kind of the function.
     pub work: Work,
-    /// The status code of its success.
+    /// Status code of success.
     pub status: u16,
-    /// What it may refuse for beside [`RefusalCode::COMMON`].
+    /// Refusals in addition to [`RefusalCode::COMMON`].
     pub refuses: &'static [RefusalCode],
-    /// Whether a body belongs to the request.
+    /// Whether the request has a body.
     pub takes_body: bool,
-    /// What a request with parameters waits for before it is carried out, if it may have any. It is
-    /// called by the thread that speaks HTTP, so it must not wait itself.
+    /// For requests that may have parameters: returns the change to wait for before the request is
+    /// executed. It runs on the HTTP thread, so it must not block.
     pub until: Option<Until<S>>,
-    /// Gives the answer. Must neither touch guest memory nor wait without a deadline.
+    /// Executes the request. It must not access guest memory, nor wait without a deadline.
     pub answer: fn(&S, &[u8]) -> Answer,
 }
 
 impl<S> Route<S> {
-    /// Something to look at.
+    /// Creates a read-only route.
     pub const fn look(path: &'static str, answer: fn(&S, &[u8]) -> Answer) -> Self {
         Self {
             method: Method::Get,
@@ -104,26 +104,26 @@ impl<S> Route<S> {
         }
     }
 
-    /// Whether it may refuse like that.
+    /// Returns whether the route may refuse with this code.
     #[must_use]
     pub fn may_refuse(&self, code: RefusalCode) -> bool {
         RefusalCode::COMMON.contains(&code) || self.refuses.contains(&code)
     }
 }
 
-/// What is asked, and what can be asked of it.
+/// The subject of requests and its table.
 #[derive(Debug)]
 pub struct Service<S: 'static> {
-    /// What it is about.
+    /// The subject.
     pub subject: S,
     /// The table.
     pub routes: &'static [Route<S>],
 }
 
 impl<S> Service<S> {
-    /// The route of a request.
+    /// Finds the route of a request.
     pub(super) fn find(&self, method: &str, path: &str) -> Result<&'static Route<S>, Refusal> {
-        // As RFC 9110, section 9.3.2 wants it.
+        // Required by RFC 9110, section 9.3.2.
         let method = if method == "HEAD" { "GET" } else { method };
         let here = || self.routes.iter().filter(|route| route.path == path);
         if let Some(route) = here().find(|route| route.method.name() == method) {
@@ -137,7 +137,7 @@ impl<S> Service<S> {
         Err(Refusal::new(RefusalCode::UnknownMethod, text))
     }
 
-    /// The methods that a path takes, as the header `Allow` has them.
+    /// Returns the methods of a path, in the format of the header `Allow`.
     pub(super) fn methods_of(&self, path: &str) -> String {
         let here = self.routes.iter().filter(|route| route.path == path);
         let names: Vec<_> = here.map(|route| route.method.name()).collect();
@@ -153,11 +153,11 @@ impl<S> Service<S> {
     }
 }
 
-/// An answer with a body of JSON.
+/// Creates an answer with a JSON body.
 ///
 /// # Errors
 ///
-/// When it cannot be JSON.
+/// Fails when the body cannot be serialized.
 pub fn answer(status: u16, body: &impl Serialize) -> Answer {
     match serde_json::to_vec(body) {
         Ok(body) => Ok(Done {
@@ -169,11 +169,11 @@ pub fn answer(status: u16, body: &impl Serialize) -> Answer {
     }
 }
 
-/// An answer with a text of another form.
+/// Creates an answer with a text in another format.
 ///
 /// # Errors
 ///
-/// Never; the type is that of all answers.
+/// Never fails; the type is that of all answers.
 pub fn text(content_type: &'static str, body: String) -> Answer {
     Ok(Done {
         status: 200,

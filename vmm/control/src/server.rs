@@ -1,4 +1,4 @@
-//! The side that answers.
+//! The server.
 
 use std::future::{Future, poll_fn};
 use std::io;
@@ -35,70 +35,70 @@ use super::route::{Answer, Done, JSON, Route, Service};
 use super::workers::Workers;
 use ssi_hv_api::name::VmName;
 
-/// Stack of the thread that speaks HTTP.
+/// Stack size of the HTTP thread.
 const STACK_BYTES: usize = 512 << 10;
 
-/// Pause after the kernel refused a connection, for want of descriptors or memory.
+/// Pause after the kernel refused a connection for lack of descriptors or memory.
 const REFUSED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the end of a server waits for answers that are on their way, such as that to the
-/// request that ends it.
+/// How long a stopping server waits for answers in progress, such as that of the request that stops
+/// the process.
 const LAST_ANSWERS_TIME_MAX: Duration = Duration::from_millis(250);
 
-/// Why nobody can ask.
+/// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// No directory.
+    /// No directory can be used.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// Somebody else has the name.
+    /// Another VM has the name.
     #[error(
         "--name {name} is taken by the VM of process {pid}; choose another name, or end that VM"
     )]
     NameTaken {
         /// The name.
         name: VmName,
-        /// Who has it.
+        /// Process id of that VM.
         pid: u32,
     },
-    /// No socket.
+    /// The socket cannot be created.
     #[error("cannot listen on {}", path.display())]
     Listen {
         /// The socket.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Such an address is not to be had.
+    /// The address cannot be used.
     #[error("cannot listen on {address}")]
     Address {
         /// The address.
         address: SocketAddr,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
-    /// No thread, or nothing to wait with.
+    /// A thread or the runtime cannot be created.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
 
-/// A socket that is answered. Dropping it removes it.
+/// A socket with its server. Dropping it stops the server and removes the socket.
 #[derive(Debug)]
 pub struct Server {
-    /// The file of the socket, if it has one.
+    /// Path of the socket, if it has one.
     path: Option<PathBuf>,
-    /// Dropped to have the thread end.
+    /// Dropped to stop the thread.
     stop: Option<oneshot::Sender<()>>,
-    /// Disconnected when it has.
+    /// Disconnected when the thread has stopped.
     ended: mpsc::Receiver<()>,
 }
 
 impl Server {
-    /// Listens in `directory` under the number of this process, and `name`.
+    /// Listens in `directory` under the id of this process, and `name`.
     ///
     /// # Errors
     ///
-    /// When another VM has the name, or there is no socket to be had, or no thread.
+    /// Fails when another VM has the name, or the socket or a thread cannot be created.
     pub fn start<S: Send + Sync>(
         directory: &Directory,
         kind: Kind,
@@ -109,11 +109,11 @@ impl Server {
         Self::start_locked(directory, kind, name, service)
     }
 
-    /// The same, while the caller keeps others out of the directory.
+    /// Like [`start`](Self::start), for a caller that holds the lock of the directory.
     ///
     /// # Errors
     ///
-    /// When another VM has the name, or there is no socket to be had, or no thread.
+    /// Fails when another VM has the name, or the socket or a thread cannot be created.
     pub fn start_locked<S: Send + Sync>(
         directory: &Directory,
         kind: Kind,
@@ -126,11 +126,11 @@ impl Server {
         Self::serve("control", Some(path), from_std, workers, service)
     }
 
-    /// Listens on an address, for tables in which everything only looks.
+    /// Listens on an address, for tables of read-only requests.
     ///
     /// # Errors
     ///
-    /// When there is no such address to be had, or no thread.
+    /// Fails when the address cannot be used, or a thread cannot be created.
     pub fn start_on<S: Send + Sync>(
         name: &'static str,
         address: SocketAddr,
@@ -200,19 +200,19 @@ impl Drop for Server {
             files::remove(path);
         }
         self.stop = None;
-        // Clients have their deadlines; beyond this nobody waits for them, since the end of a VM
-        // must not depend on them.
+        // Clients have deadlines. Waiting is limited further, since the end of a VM must not depend
+        // on clients.
         let _ = self.ended.recv_timeout(LAST_ANSWERS_TIME_MAX * 2);
     }
 }
 
-/// Binds the socket, unless another VM has the name. Nobody else may start meanwhile.
+/// Binds the socket unless another VM has the name. The caller holds the lock of the directory.
 fn listen(
     directory: &Directory,
     kind: Kind,
     name: Option<&VmName>,
 ) -> Result<(PathBuf, StdListener), ServerError> {
-    // Removes what ended processes left; one of them may have had this process's number.
+    // Removes sockets of ended processes, one of which may have had this process's id.
     let sockets = directory.sockets()?;
     let namesake = |name: &VmName| {
         let mut sockets = sockets.iter();
@@ -228,7 +228,7 @@ fn listen(
     }
     let path = directory.socket_path(kind, std::process::id(), name);
     if sockets.iter().any(|entry| entry.path == path) {
-        // Of a container that shares the directory, in which a process has this one's number.
+        // It belongs to a container that shares the directory, where a process has the same id.
         let text = format!("another process listens there; name another directory in {VARIABLE}");
         let source = io::Error::new(io::ErrorKind::AddrInUse, text);
         return Err(ServerError::Listen { path, source });
@@ -242,16 +242,16 @@ fn listen(
 struct Inner<S: 'static> {
     service: Arc<Service<S>>,
     workers: Workers,
-    /// Connections whose request was read and whose answer is not out.
+    /// Number of connections whose request was read and whose answer is not sent.
     answering: watch::Sender<usize>,
-    /// Places of requests that wait for a change.
+    /// Slots of requests that wait for a change.
     waits: Semaphore,
-    /// Whether the server ends, for which nobody waits.
+    /// Whether the server is stopping, which ends all waits.
     ending: watch::Sender<bool>,
 }
 
 impl<S> Inner<S> {
-    /// Waits for a change, but not beyond the end of the server.
+    /// Waits for a change or for the stop of the server.
     async fn wait_for(&self, change: NextChange) -> Result<(), Refusal> {
         let _place = self.waits.try_acquire().map_err(|_| {
             let text = format!(
@@ -266,7 +266,7 @@ impl<S> Inner<S> {
     }
 }
 
-/// Ends with the first of two that ends; the other goes no further.
+/// Completes with the first of two futures and cancels the other.
 async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>) {
     let (mut one, mut other) = (pin!(one), pin!(other));
     poll_fn(|context| match one.as_mut().poll(context) {
@@ -276,7 +276,7 @@ async fn first_of(one: impl Future<Output = ()>, other: impl Future<Output = ()>
     .await;
 }
 
-/// Counts a connection among those that are answered.
+/// Counts a connection as being answered.
 struct Answering<S: 'static>(Arc<Inner<S>>);
 
 impl<S> Answering<S> {
@@ -292,7 +292,7 @@ impl<S> Drop for Answering<S> {
     }
 }
 
-/// Takes connections until it is told to stop.
+/// Accepts connections until the server is stopped.
 async fn serve<S: Send + Sync>(
     listener: impl Accept,
     stopped: oneshot::Receiver<()>,
@@ -301,7 +301,7 @@ async fn serve<S: Send + Sync>(
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let accepting = async {
         loop {
-            // Never closed.
+            // The semaphore is never closed.
             let Ok(place) = Arc::clone(&places).acquire_owned().await else {
                 return;
             };
@@ -325,7 +325,7 @@ async fn serve<S: Send + Sync>(
             }
         }
     };
-    // Nothing is ever sent: it ends with its sender.
+    // Nothing is ever sent: the receiver completes when the sender is dropped.
     let stopped = async { drop(stopped.await) };
     first_of(stopped, accepting).await;
     inner.ending.send_replace(true);
@@ -337,7 +337,7 @@ async fn serve<S: Send + Sync>(
     .await;
 }
 
-/// Answers one request, and closes. What a client does wrong is between it and its answer.
+/// Answers one request and closes the connection. Errors of a client are not reported elsewhere.
 async fn attend<S: Send + Sync>(stream: impl AsyncRead + AsyncWrite + Unpin, inner: Arc<Inner<S>>) {
     let answering = OnceLock::new();
     let service = service_fn(|request| {
@@ -350,14 +350,14 @@ async fn attend<S: Send + Sync>(stream: impl AsyncRead + AsyncWrite + Unpin, inn
         .header_read_timeout(REQUEST_TIME_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .keep_alive(false)
-        // Who has said all may close its half, and wait for the answer.
+        // A client may shut down its sending half and wait for the answer.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service);
     let result = poll_fn(|context| connection.poll_without_shutdown(context)).await;
     let mut stream = connection.into_parts().io.into_inner();
     match result {
         Err(error) if error.is_timeout() => {
-            // No head came in time; hyper leaves it at that.
+            // No head arrived in time, for which hyper sends no answer.
             let text = format!("no request within {} s", REQUEST_TIME_MAX.as_secs());
             let refused = refusal_bytes(&Refusal::new(RefusalCode::Slow, text));
             let _ = stream.write_all(&refused).await;
@@ -370,15 +370,15 @@ async fn attend<S: Send + Sync>(stream: impl AsyncRead + AsyncWrite + Unpin, inn
     linger(&mut stream).await;
 }
 
-/// Reads what the client still sends of a request that was refused before its end: closing before
-/// that would be a broken pipe to it, which many programs take for all that happened.
+/// Reads the rest of a request that was refused before its end. Closing the connection earlier
+/// would give the client a broken pipe, which many programs report instead of the refusal.
 async fn linger(stream: &mut (impl AsyncRead + Unpin)) {
     let mut nothing = [0; 4096];
     let drain = async { while let Ok(1..) = stream.read(&mut nothing).await {} };
     let _ = timeout(REQUEST_TIME_MAX, drain).await;
 }
 
-/// The bytes of a refusal, for where there is no request to answer.
+/// Formats a refusal for a connection without a valid request.
 fn refusal_bytes(refusal: &Refusal) -> Vec<u8> {
     let status = StatusCode::from_u16(refusal.code.status());
     let reason = status.ok().and_then(|status| status.canonical_reason());
@@ -397,11 +397,11 @@ fn body_of(refusal: &Refusal) -> Vec<u8> {
     let body = ErrorBody {
         error: refusal.clone(),
     };
-    // A code and a string are always JSON.
+    // A code and a string can always be serialized.
     serde_json::to_vec(&body).unwrap_or_default()
 }
 
-/// The answer to a request, or why there is none.
+/// Executes a request and returns its answer or refusal.
 async fn respond<S: Send + Sync>(
     inner: &Inner<S>,
     request: Request<Incoming>,
@@ -459,7 +459,7 @@ async fn answer<S: Send + Sync>(inner: &Inner<S>, request: Request<Incoming>) ->
     answer
 }
 
-/// Holds a function of the table to what the table says of it, and so to the documents.
+/// Checks that a function's answer conforms to its table entry, and thus to the documents.
 fn check<S>(route: &Route<S>, answer: &Answer) {
     match answer {
         Ok(Done { status, .. }) => debug_assert_eq!(*status, route.status, "{}", route.path),
@@ -473,7 +473,7 @@ fn malformed(text: &str) -> Refusal {
     Refusal::new(RefusalCode::Malformed, text)
 }
 
-/// The whole body of a request.
+/// Reads the complete body of a request.
 async fn body(body: Incoming) -> Result<Vec<u8>, Refusal> {
     let too_large = || {
         let text = format!("a body of more than {BODY_BYTES_MAX} bytes, the limit");

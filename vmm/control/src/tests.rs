@@ -1,4 +1,4 @@
-//! The server against clients of every kind.
+//! The server with well-behaved and hostile clients.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -22,13 +22,13 @@ use super::protocol::{
 use super::route::{Method, Route, Service, Work, answer};
 use super::server::Server;
 
-/// No step of a test takes longer on a host that works, however loaded.
+/// Timeout of each step, far longer than on the most loaded host.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What is asked.
+/// The subject of requests.
 struct Subject {
     count: AtomicU32,
-    /// Tells that a change has begun, which then waits for leave to end.
+    /// Signals that a change has started, which then waits for permission to finish.
     begun: mpsc::Sender<()>,
     leave: Mutex<mpsc::Receiver<()>>,
 }
@@ -37,7 +37,7 @@ const ROUTES: &[Route<Subject>] = &[
     Route::look("/v1/count", |subject, _| {
         answer(200, &subject.count.fetch_add(1, Ordering::Relaxed))
     }),
-    // More than the kernel keeps for a client that does not read.
+    // More than the kernel buffers for a client that does not read.
     Route::look("/v1/large", |_, _| answer(200, &"x".repeat(2 << 20))),
     Route::look("/v1/fail", |_, _| {
         Err(Refusal::new(RefusalCode::Failed, "on purpose"))
@@ -110,7 +110,7 @@ fn connected(path: &std::path::Path) -> UnixStream {
     stream
 }
 
-/// All that comes back for these bytes.
+/// Sends these bytes and returns the complete answer.
 fn said_to(running: &Running, bytes: &[u8]) -> String {
     let mut stream = connected(&running.path);
     stream.write_all(bytes).expect("is taken");
@@ -119,7 +119,7 @@ fn said_to(running: &Running, bytes: &[u8]) -> String {
     answer
 }
 
-/// The status code, and the code in the body if there is one.
+/// Returns the status code, and the code in the body if there is one.
 fn refused(said: &str) -> (u16, String) {
     let status = said.split(' ').nth(1).and_then(|code| code.parse().ok());
     let body = said.split_once("\r\n\r\n").map_or("", |(_, body)| body);
@@ -228,7 +228,7 @@ fn what_is_no_request_is_refused_by_its_code() {
             400,
             "malformed",
         ),
-        // Half requests.
+        // Incomplete requests.
         ("GET /v1/count HTTP/1.1\r\nhost".to_owned(), 408, "slow"),
         (
             head("PUT /v1/echo", "content-length: 9\r\n") + "half",
@@ -307,7 +307,7 @@ fn fifty_clients_at_once_all_get_their_answers() {
 #[test]
 fn silent_slow_and_vanishing_clients_hold_nobody_up_for_long() {
     let running = start();
-    // More than there are places: some say nothing, some half a request, some do not read.
+    // More clients than connections: some send nothing, some half a request, some do not read.
     let mut clients = Vec::new();
     for number in 0..CONNECTIONS_MAX + 6 {
         let mut stream = connected(&running.path);
@@ -329,7 +329,7 @@ fn silent_slow_and_vanishing_clients_hold_nobody_up_for_long() {
         "{:?}",
         asked_at.elapsed()
     );
-    // Those that do not read are let go as well.
+    // Clients that do not read are disconnected as well.
     for mut client in clients {
         let mut nothing = [0; 4096];
         while client.read(&mut nothing).expect("it is closed in time") > 0 {}
@@ -352,7 +352,7 @@ fn one_change_at_a_time_and_others_are_told() {
             "{refused:?}"
         );
     }
-    // Who looks is not held up, nor who ends it all.
+    // Read-only requests are not blocked, nor is ending the process.
     assert_eq!(count(&running), 0);
     let ends: String =
         call(&running.path, Method::Post, "/v1/end", None::<&()>).expect("an answer");

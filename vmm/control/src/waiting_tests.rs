@@ -1,4 +1,4 @@
-//! Requests that wait for a change, and what goes on meanwhile.
+//! Requests that wait for a change, in parallel with others.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -12,12 +12,12 @@ use super::protocol::{CHANGE_WAIT_TIME_MAX, RefusalCode, WAITS_MAX};
 use super::route::{Method, Route, Service, Work, answer};
 use super::server::Server;
 
-/// No step of a test takes longer on a host that works, however loaded.
+/// Timeout of each step, far longer than on the most loaded host.
 const LIMIT: Duration = Duration::from_secs(60);
 
 struct Subject {
     changes: Changes,
-    /// Told of each request that is about to wait.
+    /// Notified by each request that is about to wait.
     asked: mpsc::SyncSender<()>,
 }
 
@@ -73,7 +73,7 @@ impl Running {
         }
     }
 
-    /// A request that waits, and is on its way to that.
+    /// Starts a request that waits, and returns when it is about to.
     fn wait(&self, query: &str) -> Waiting {
         let (path, query) = (self.path.clone(), format!("/v1/state?{query}"));
         let waiting = thread::spawn(move || ask(&path, &query));
@@ -107,7 +107,7 @@ fn waiting_requests_are_answered_by_a_change_and_hold_nobody_up() {
     let answers: Vec<_> = waiting.into_iter().map(answered).collect();
     assert_eq!(answers, [1; WAITS_MAX]);
     assert!(began.elapsed() < CHANGE_WAIT_TIME_MAX, "by the change");
-    // Another one is waited for by who has seen this one.
+    // A client that has seen this change waits for the next one.
     let waiting = running.wait("seen=1");
     assert_eq!(running.change(), 2);
     assert_eq!(answered(waiting), 2);

@@ -1,4 +1,4 @@
-//! The threads that carry out what is asked.
+//! The threads that execute requests.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,21 +11,22 @@ use tokio::sync::oneshot;
 use super::protocol::{CONNECTIONS_MAX, Refusal, RefusalCode};
 use super::route::{Answer, Route, Service, Work};
 
-/// Stack of such a thread: answers are made on the heap.
+/// Stack size of a thread: answers are built on the heap.
 const STACK_BYTES: usize = 256 << 10;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads. They end when this is dropped, each after what it is at.
+/// The threads. They stop when this is dropped, each after its current job.
 #[derive(Debug)]
 pub(super) struct Workers {
     looks: Sender<Job>,
     changes: Sender<Job>,
-    /// Whether something is being changed. Acquired by the one who may, released when it is done.
+    /// Whether a change is in progress. Acquired by the thread that starts one, released when it is
+    /// done.
     changing: Arc<AtomicBool>,
 }
 
-/// The right to change something, until it is dropped.
+/// The exclusive right to change state, released on drop.
 struct Turn(Arc<AtomicBool>);
 
 impl Turn {
@@ -44,7 +45,7 @@ impl Drop for Turn {
 }
 
 impl Workers {
-    /// Starts so many threads for what only looks, and one for changes where there are any.
+    /// Starts this many threads for read-only requests, and one for changes if there are any.
     pub fn start(name: &str, lookers: usize, changes_something: bool) -> io::Result<Self> {
         let (looks, of_looks) = bounded(CONNECTIONS_MAX);
         let (changes, of_changes) = bounded(CONNECTIONS_MAX);
@@ -61,7 +62,7 @@ impl Workers {
         })
     }
 
-    /// Has a request carried out. Whether its client is still there does not matter from here on.
+    /// Queues a request for execution, which continues even if its client disconnects.
     pub fn carry_out<S: Send + Sync + 'static>(
         &self,
         service: &Arc<Service<S>>,
@@ -81,14 +82,14 @@ impl Workers {
         let (sender, receiver) = oneshot::channel();
         let service = Arc::clone(service);
         let job = Box::new(move || {
-            // What it looks at are atomics and locks that are taken for single assignments, so
-            // that a panic leaves nothing half done; the thread goes on.
+            // The functions use atomics, and locks that protect single assignments, so a panic
+            // leaves consistent state, and the thread continues.
             let attempt = AssertUnwindSafe(|| (route.answer)(&service.subject, &body));
             let answer = catch_unwind(attempt)
                 .unwrap_or_else(|_| Err(Refusal::new(RefusalCode::Failed, "answering failed")));
-            // Before the answer: who has got it may send the next request at once.
+            // Released before the answer is sent: the client may send its next request at once.
             drop(turn);
-            // Nobody may be there any more to take it.
+            // The client may have disconnected.
             let _ = sender.send(answer);
         });
         match queue.try_send(job) {
@@ -105,7 +106,8 @@ fn spawn(name: String, jobs: Receiver<Job>) -> io::Result<()> {
     let thread = std::thread::Builder::new()
         .name(name)
         .stack_size(STACK_BYTES);
-    // Ends with the channel; nobody waits for it, since the end of a VM must not depend on clients.
+    // The thread stops when the channel closes. It is not joined, since the end of a VM must not
+    // depend on clients.
     thread.spawn(move || jobs.iter().for_each(|job| job()))?;
     Ok(())
 }

@@ -5,15 +5,15 @@ use ssi_hv_api::report::{
     Distribution, FaultCounts, FaultKind, Node, Percentiles, Prefetch, Report, Role, Timeline,
 };
 
-/// The ends of what is drawn; what is beside them is for labels.
+/// The plot area; labels are outside of it.
 const LEFT: f64 = 46.0;
 const RIGHT: f64 = WIDTH - 26.0;
-/// Where bars begin that have no labels at their left.
+/// Start of bars without labels at their left.
 const EDGE: f64 = 4.0;
-/// Steps of a distribution in each factor of ten.
+/// Steps of a distribution per decade.
 const PER_DECADE: usize = 10;
 
-/// The kinds of faults: how they are called, their class, and where they are.
+/// A kind of fault: its name, its class, and its field.
 type Kind = (
     &'static str,
     &'static str,
@@ -53,7 +53,7 @@ const KINDS: [Kind; 4] = [
     ),
 ];
 
-/// The kinds of faults that there were, with their names and their faults.
+/// Iterates over the kinds with faults, with their names.
 pub fn kinds(report: &Report) -> impl Iterator<Item = (&'static str, &FaultKind)> {
     let all = KINDS
         .iter()
@@ -61,18 +61,18 @@ pub fn kinds(report: &Report) -> impl Iterator<Item = (&'static str, &FaultKind)
     all.filter(|(_, kind)| kind.count > 0)
 }
 
-/// A legend: coloured squares and what they mean.
+/// Draws a legend: coloured squares with their meanings.
 fn legend(svg: &mut Svg, (mut x, y): (f64, f64), entries: &[(&str, String)]) {
     for (class, text) in entries {
         svg.bar((x, y - 9.0), (10.0, 10.0), class, text);
         svg.text(x + 14.0, y, Anchor::Start, "label", text);
-        // An upper bound of the width of the letters.
+        // An upper bound of the width of the text.
         let letters = u64::try_from(text.chars().count()).unwrap_or(0);
         x += 30.0 + 7.2 * float(letters);
     }
 }
 
-/// The lines and names of an axis of times, from `top` to `bottom`.
+/// Draws the lines and labels of a time axis from `top` to `bottom`.
 fn time_axis(svg: &mut Svg, axis: &LogAxis, top: f64, bottom: f64) {
     for tick in axis.ticks() {
         let x = axis.place(tick);
@@ -81,7 +81,7 @@ fn time_axis(svg: &mut Svg, axis: &LogAxis, top: f64, bottom: f64) {
     }
 }
 
-/// How many faults took how long, for each kind; nothing where that was not counted.
+/// Draws the distribution of fault latencies for each kind; `None` without data.
 pub fn distribution(report: &Report) -> Option<String> {
     report.distributions.as_ref()?;
     let there: Vec<_> = KINDS
@@ -105,7 +105,7 @@ pub fn distribution(report: &Report) -> Option<String> {
             for (up_to, n) in *pairs {
                 let at = (up_to / start).log10() * float(PER_DECADE as u64);
                 let (share, last) = (float(*n) / float(*total), steps.len() - 1);
-                // Through the list and not by a cast, which could be of anything.
+                // A search in the list avoids a cast of an arbitrary float.
                 let index = (0..last)
                     .find(|i| float(*i as u64 + 1) >= at)
                     .unwrap_or(last);
@@ -139,7 +139,7 @@ pub fn distribution(report: &Report) -> Option<String> {
     Some(svg.finish())
 }
 
-/// Lines for shares of up to `peak`, which is at `top`.
+/// Draws lines for shares up to `peak`, which is at `top`.
 fn share_axis(svg: &mut Svg, peak: f64, top: f64, bottom: f64) {
     let step = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
         .into_iter()
@@ -155,7 +155,7 @@ fn share_axis(svg: &mut Svg, peak: f64, top: f64, bottom: f64) {
     }
 }
 
-/// Where the time of faults went: a row for each kind and each stage.
+/// Draws the stages of faults: a row for each kind and each stage.
 pub fn stages(report: &Report) -> String {
     let remote = &report.faults.remote;
     let mut rows: Vec<(&str, &str, &Percentiles)> = Vec::new();
@@ -217,7 +217,7 @@ pub fn stages(report: &Report) -> String {
     svg.finish()
 }
 
-/// Faults a second over time; nothing where that was not counted.
+/// Draws faults per second over time; `None` without data.
 pub fn over_time(report: &Report) -> Option<String> {
     let timeline: &Timeline = report.timeline.as_ref()?;
     let interval = timeline.interval_s.max(1e-3);
@@ -266,7 +266,7 @@ pub fn over_time(report: &Report) -> Option<String> {
     Some(svg.finish())
 }
 
-/// A step of 1, 2 or 5 times a power of ten, at least `least`.
+/// Returns a step of 1, 2 or 5 times a power of ten, at least `least`.
 fn nice_step(least: f64) -> f64 {
     let decade = 10_f64.powf(least.max(1e-6).log10().floor());
     [1.0, 2.0, 5.0, 10.0]
@@ -276,7 +276,7 @@ fn nice_step(least: f64) -> f64 {
         .unwrap_or(decade * 10.0)
 }
 
-/// A rate in few letters: `1.2k`.
+/// Formats a rate in few characters: `1.2k`.
 fn short(rate: f64) -> String {
     match rate {
         rate if rate >= 1e6 => format!("{}M", (rate / 1e5).round() / 10.0),
@@ -285,7 +285,7 @@ fn short(rate: f64) -> String {
     }
 }
 
-/// Pages that came from each donor and went back there.
+/// Draws the pages fetched from each donor and written back to it.
 pub fn nodes(nodes: &[Node]) -> Option<String> {
     let donors: Vec<_> = nodes.iter().filter(|n| n.role == Role::Donor).collect();
     let most = donors
@@ -327,7 +327,7 @@ pub fn nodes(nodes: &[Node]) -> Option<String> {
     Some(svg.finish())
 }
 
-/// What became of the pages that were fetched ahead; nothing where none were.
+/// Draws the use of prefetched pages; `None` if there were none.
 pub fn prefetch(prefetch: &Prefetch) -> Option<String> {
     let issued = prefetch.issued;
     if issued == 0 {

@@ -1,4 +1,4 @@
-//! A report as one page of HTML: its styles and drawings are in it, and it runs no script.
+//! Renders a report as one HTML page that contains its styles and drawings, and no script.
 
 mod charts;
 mod svg;
@@ -9,11 +9,11 @@ use ssi_hv_api::report::{Percentiles, Report, Virtualization};
 use ssi_hv_api::size::ByteSize;
 use svg::{count, escaped, time};
 
-/// The page's styles. Colours are those of Okabe and Ito, which people with any colour vision can
-/// distinguish (https://jfly.uni-koeln.de/color/).
+/// The page's styles. The colours are those of Okabe and Ito, which people with any colour vision
+/// can distinguish (https://jfly.uni-koeln.de/color/).
 const STYLE: &str = include_str!("style.css");
 
-/// The page of a report.
+/// Renders the page of a report.
 #[must_use]
 pub fn render(report: &Report) -> String {
     let mut page = String::new();
@@ -177,7 +177,7 @@ fn section(page: &mut String, title: &str, about: &str, content: String) {
     );
 }
 
-/// All percentiles in numbers, for readers who need exact values.
+/// Renders a table of all percentiles, for readers who need exact values.
 fn table(page: &mut String, report: &Report) {
     let mut rows: Vec<(&str, Option<u64>, &Percentiles)> = Vec::new();
     for (name, kind) in charts::kinds(report) {

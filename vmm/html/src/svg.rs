@@ -1,11 +1,11 @@
-//! Drawing in SVG, as far as the charts of a report need it.
+//! SVG primitives for the charts of a report.
 
 use std::fmt::Write as _;
 
-/// The width of every drawing, in its own units. Small, so that text stays legible on a phone.
+/// Width of every drawing, in its own units. It is small, so that text stays legible on a phone.
 pub const WIDTH: f64 = 520.0;
 
-/// A drawing that grows.
+/// A drawing under construction.
 #[derive(Debug)]
 pub struct Svg {
     body: String,
@@ -13,7 +13,7 @@ pub struct Svg {
     label: String,
 }
 
-/// Where a text is held.
+/// Alignment of a text.
 #[derive(Clone, Copy, Debug)]
 pub enum Anchor {
     Start,
@@ -22,7 +22,7 @@ pub enum Anchor {
 }
 
 impl Svg {
-    /// An empty drawing; screen readers announce it as `label`.
+    /// Creates an empty drawing; screen readers announce it as `label`.
     pub fn new(height: f64, label: &str) -> Self {
         Self {
             body: String::new(),
@@ -31,7 +31,7 @@ impl Svg {
         }
     }
 
-    /// A text with its baseline at `y`.
+    /// Draws a text with its baseline at `y`.
     pub fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -44,7 +44,7 @@ impl Svg {
         ));
     }
 
-    /// A straight line.
+    /// Draws a straight line.
     pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let ((x1, y1), (x2, y2)) = (from, to);
         self.push(format_args!(
@@ -52,7 +52,7 @@ impl Svg {
         ));
     }
 
-    /// A rectangle with a text that appears under a pointer.
+    /// Draws a rectangle with a tooltip.
     pub fn bar(&mut self, corner: (f64, f64), size: (f64, f64), class: &str, title: &str) {
         let ((x, y), (w, h)) = (corner, (size.0.max(0.0), size.1.max(0.0)));
         let title = escaped(title);
@@ -61,7 +61,7 @@ impl Svg {
         ));
     }
 
-    /// A line through points, and the area below it down to `base` where that is given.
+    /// Draws a line through points, and fills the area down to `base` if given.
     pub fn curve(&mut self, points: &[(f64, f64)], base: Option<f64>, class: &str) {
         let (Some(first), Some(last)) = (points.first(), points.last()) else {
             return;
@@ -83,7 +83,7 @@ impl Svg {
         ));
     }
 
-    /// The whole, as an element of HTML.
+    /// Returns the drawing as an HTML element.
     pub fn finish(self) -> String {
         let Self {
             body,
@@ -101,7 +101,7 @@ impl Svg {
     }
 }
 
-/// A text as HTML shows it. Control characters are nothing to show.
+/// Escapes a text for HTML. Control characters are removed.
 pub fn escaped(text: &str) -> String {
     let mut html = String::with_capacity(text.len());
     for c in text.chars() {
@@ -118,20 +118,20 @@ pub fn escaped(text: &str) -> String {
     html
 }
 
-/// An axis of times in microseconds, on which each factor of ten has the same length.
+/// A logarithmic axis of times in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct LogAxis {
-    /// Exponents of ten at the two ends.
+    /// Exponents of ten at both ends.
     decades: (i32, i32),
-    /// Places of the two ends.
+    /// Positions of both ends.
     places: (f64, f64),
 }
 
-/// The shortest and the longest time that an axis shows: a nanosecond, and a day.
+/// Limits of an axis: a nanosecond, and a day.
 const DECADES: (i32, i32) = (-3, 11);
 
 impl LogAxis {
-    /// An axis between two places that has room for all of `times`.
+    /// Creates an axis between two positions that includes all `times`.
     pub fn for_times(times: impl IntoIterator<Item = f64>, places: (f64, f64)) -> Self {
         let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
         for time in times.into_iter().filter(|time| *time > 0.0) {
@@ -153,7 +153,7 @@ impl LogAxis {
         }
     }
 
-    /// Where a time is. What is outside is at the end.
+    /// Returns the position of a time, clamped to the ends.
     pub fn place(&self, time_us: f64) -> f64 {
         let (first, last) = (f64::from(self.decades.0), f64::from(self.decades.1));
         let decade = time_us.max(1e-9).log10().clamp(first, last);
@@ -161,19 +161,20 @@ impl LogAxis {
         left + (decade - first) / (last - first) * (right - left)
     }
 
-    /// The powers of ten on it.
+    /// Iterates over the powers of ten on the axis.
     pub fn ticks(&self) -> impl Iterator<Item = f64> + use<> {
         (self.decades.0..=self.decades.1).map(|decade| 10_f64.powi(decade))
     }
 
-    /// The time at the left end, and how many steps of `per_decade` there are.
+    /// Returns the time at the left end, and the number of steps with `per_decade` steps per
+    /// decade.
     pub fn steps(&self, per_decade: usize) -> (f64, usize) {
         let decades = usize::try_from(self.decades.1 - self.decades.0).unwrap_or(1);
         (10_f64.powi(self.decades.0), decades * per_decade)
     }
 }
 
-/// A time in the unit that fits: `640 ns`, `16.4 us`, `1.25 ms`.
+/// Formats a time in a suitable unit: `640 ns`, `16.4 us`, `1.25 ms`.
 pub fn time(us: f64) -> String {
     let (value, unit) = match us {
         us if us >= 999_950.0 => (us / 1e6, "s"),
@@ -194,7 +195,7 @@ pub fn time(us: f64) -> String {
     format!("{text} {unit}")
 }
 
-/// A count with its thousands apart.
+/// Formats a count with separated thousands.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
@@ -207,7 +208,7 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// A count as a number that can be divided: exact up to 2^53.
+/// Converts a count to a float: exact up to 2^53.
 #[allow(clippy::cast_precision_loss, reason = "a picture has no more digits")]
 pub const fn float(number: u64) -> f64 {
     number as f64

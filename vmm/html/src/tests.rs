@@ -1,4 +1,4 @@
-//! Tests of the page: what is in it, and that nothing a report says breaks it.
+//! Tests of the page: its contents, and that no value of a report breaks it.
 
 use proptest::prelude::*;
 
@@ -62,7 +62,7 @@ fn full() -> Report {
     report
 }
 
-/// The page is well-formed as far as tags go, and needs nothing from elsewhere.
+/// Checks that the tags are well-formed, and that nothing is loaded from elsewhere.
 fn check(page: &str) {
     assert!(page.starts_with("<!DOCTYPE html>"));
     for tag in [

@@ -1,4 +1,4 @@
-//! A list of metrics that grows by one family at a time.
+//! A list of metric families.
 
 use prometheus::TextEncoder;
 use prometheus::proto::{
@@ -8,14 +8,14 @@ use prometheus::proto::{
 use ssi_hv_api::report::Distribution;
 use ssi_hv_api::status::rdma::{InUse, RdmaResources};
 
-/// Upper ends of the buckets of all histograms, in seconds: three in each power of ten, from what a
-/// page takes that is here to what a lost donor takes.
+/// Upper bounds of the buckets of all histograms, in seconds: three per decade, from the time of a
+/// local page to that of a lost donor.
 pub(super) const BUCKETS_SECONDS: [f64; 22] = [
     1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// The pager's histograms know a value to within this part of it; see `memory_fabric::stats`.
+/// Relative precision of the pager's histograms; see `memory_fabric::stats`.
 const RESOLUTION: f64 = 1.0 / 32.0;
 
 /// Names and values of a sample's labels.
@@ -26,7 +26,7 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 pub(super) struct Families(Vec<MetricFamily>);
 
 impl Families {
-    /// Metrics that every process has.
+    /// Creates the metrics that every process has.
     pub(super) fn of_process(uptime_s: f64) -> Self {
         let mut all = Self::default();
         all.gauges(
@@ -42,7 +42,7 @@ impl Families {
         all
     }
 
-    /// What the process uses of RDMA devices.
+    /// Adds the RDMA resources in use.
     pub(super) fn add_rdma(&mut self, rdma: &RdmaResources) {
         self.gauge(
             "ssi_hv_rdma_pinned_bytes",
@@ -82,12 +82,12 @@ impl Families {
         );
     }
 
-    /// A value that goes up and down.
+    /// Adds a value that goes up and down.
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.gauges(name, help, [(Vec::new(), value)]);
     }
 
-    /// The same with labels; nothing without samples.
+    /// Like [`gauge`](Self::gauge), with labels; adds nothing without samples.
     pub(super) fn gauges(
         &mut self,
         name: &str,
@@ -104,12 +104,12 @@ impl Families {
         self.push(name, help, MetricType::GAUGE, metrics.collect());
     }
 
-    /// A count that only grows, until the process or the guest starts anew.
+    /// Adds a count that only grows until the process or the guest restarts.
     pub(super) fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.counters(name, help, [(Vec::new(), value)]);
     }
 
-    /// The same with labels; nothing without samples.
+    /// Like [`counter`](Self::counter), with labels; adds nothing without samples.
     pub(super) fn counters(
         &mut self,
         name: &str,
@@ -126,7 +126,7 @@ impl Families {
         self.push(name, help, MetricType::COUNTER, metrics.collect());
     }
 
-    /// Histograms in seconds, made of the pager's finer ones.
+    /// Adds histograms in seconds, built from the pager's finer ones.
     pub(super) fn histograms<'a>(
         &mut self,
         name: &str,
@@ -153,10 +153,10 @@ impl Families {
         self.0.push(family);
     }
 
-    /// All of it in the text format.
+    /// Formats all metrics as text.
     pub(super) fn text(&self) -> String {
         let text = TextEncoder::new().encode_to_string(&self.0);
-        // It fails for families without samples or names, which are not pushed.
+        // It fails only for families without samples or names, which are never added.
         text.unwrap_or_default()
     }
 }
@@ -171,8 +171,9 @@ fn pairs(labels: Labels) -> Vec<LabelPair> {
     pairs.collect()
 }
 
-/// Coarser buckets of a distribution in microseconds. What lies across the end of one counts in the
-/// next. The sum is that of the middles of the finer buckets: those are all that is kept.
+/// Converts a distribution in microseconds to the coarser buckets. A value of a finer bucket that
+/// spans a bound counts in the next bucket. The sum uses the midpoints of the finer buckets, which
+/// are all that is stored.
 fn histogram(times: &Distribution) -> Histogram {
     let seconds = |us: f64| us / 1e6;
     let mut counts = [0_u64; BUCKETS_SECONDS.len()];
@@ -200,14 +201,14 @@ fn histogram(times: &Distribution) -> Histogram {
     histogram
 }
 
-/// As Prometheus has all values; counts beyond 2^53 lose their last digits.
+/// Prometheus values are doubles; counts beyond 2^53 lose their last digits.
 pub(super) fn float(value: u64) -> f64 {
     #[allow(clippy::cast_precision_loss, reason = "as said above")]
     let value = value as f64;
     value
 }
 
-/// Yes or no.
+/// Converts a boolean.
 pub(super) fn flag(is_so: bool) -> f64 {
     f64::from(u8::from(is_so))
 }

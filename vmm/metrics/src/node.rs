@@ -3,7 +3,7 @@
 use super::families::{Families, float};
 use ssi_hv_api::status::NodeStatus;
 
-/// All metrics of a node, in the text format.
+/// Formats all metrics of a node.
 #[must_use]
 pub fn node(status: &NodeStatus) -> String {
     let counters = &status.counters;

@@ -1,4 +1,4 @@
-//! What is made, and what the documents say of it.
+//! Compares the metrics with the documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ const MANUAL: &str = include_str!("../../../docs/metrics.md");
 const DASHBOARD: &str = include_str!("../../../docs/grafana-dashboard.json");
 const ALERTS: &str = include_str!("../../../docs/alerts.yml");
 
-/// A VM that has everything of which there can be metrics.
+/// A VM whose status yields every metric.
 fn full_vm() -> VmStatus {
     let mut status = status();
     for now in &mut status.nodes[1..] {
@@ -32,7 +32,7 @@ fn times(kind: &'static str, stage: Option<&'static str>) -> FaultTimes {
     FaultTimes {
         kind,
         stage,
-        // The ends of buckets of the pager's histograms, in microseconds.
+        // Upper bounds of buckets of the pager's histograms, in microseconds.
         times: vec![(9.9, 3), (10.2, 1), (63.0, 2), (20e6, 1)],
     }
 }
@@ -50,10 +50,10 @@ fn node_text() -> String {
     node(&status)
 }
 
-/// A family: its type, its labels, and its help.
+/// A family: its type, its labels and its help.
 type Family = (String, BTreeSet<String>, String);
 
-/// Reads the text format, as far as it is used, and fails where a line is not of it.
+/// Parses the subset of the text format that is used, and fails on any other line.
 fn families(text: &str) -> BTreeMap<String, Family> {
     let mut all: BTreeMap<String, Family> = BTreeMap::new();
     let mut current = String::new();
@@ -100,7 +100,7 @@ fn families(text: &str) -> BTreeMap<String, Family> {
     all
 }
 
-/// Every metric, and whether VMs or nodes have it.
+/// Returns every metric, and whether VMs or nodes have it.
 fn all() -> BTreeMap<String, (Family, BTreeSet<&'static str>)> {
     let mut all: BTreeMap<String, (Family, BTreeSet<_>)> = BTreeMap::new();
     for (who, text) in [("VM", vm_text(&full_vm())), ("node", node_text())] {
@@ -203,7 +203,7 @@ fn values_are_those_of_the_status_in_base_units() {
     ] {
         assert!((value(&text, series) - expected).abs() < 1e-9, "{series}");
     }
-    // The compute node is no donor; a donor that served nothing yet has no count.
+    // The compute node is not a donor, and a donor that has served nothing has no count.
     assert!(!text.contains("node=\"0\""));
     assert!(!text.contains("ssi_hv_donor_faults_total{node=\"2\"}"));
     let text = node_text();
@@ -258,7 +258,7 @@ fn a_vm_that_starts_says_so_and_hostile_names_stay_inside_their_quotes() {
     assert!(text.contains("transport=\"a\\\"b\\\\c\\nd\""), "{text}");
 }
 
-/// Cells of the table rows of the manual that begin with a metric.
+/// Returns the cells of the manual's table rows that start with a metric.
 fn documented() -> BTreeMap<String, Vec<String>> {
     let rows = MANUAL.lines().filter_map(|line| {
         let row = line.strip_prefix("| `ssi_hv_")?;
@@ -298,7 +298,7 @@ fn the_manual_has_every_metric_with_its_type_labels_and_help_and_no_other() {
     }
 }
 
-/// Every word in a text that could be a metric of ours.
+/// Returns every word of a text that could be one of our metrics.
 fn named(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words
@@ -307,7 +307,7 @@ fn named(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The metric without what a histogram adds to its name.
+/// Returns the name of the metric without the suffix of a histogram's series.
 fn base(name: &str, made: &BTreeMap<String, (Family, BTreeSet<&'static str>)>) -> Option<String> {
     if made.contains_key(name) {
         return Some(name.to_owned());
@@ -340,7 +340,7 @@ fn dashboard_and_alerts_name_metrics_that_exist() {
             assert!(base(&name, &made).is_some(), "{name} in {text}");
         }
     }
-    // Every alert says what it means and what to do.
+    // Every alert has a summary and an instruction.
     let alerts = ALERTS.matches("- alert: ").count();
     assert!(alerts >= 8, "{alerts} alerts");
     for part in ["summary: ", "description: ", "severity: "] {

@@ -4,14 +4,14 @@ use super::families::{Families, Labels, flag, float};
 use ssi_hv_api::report::{Distribution, PathUsed, TrafficClass};
 use ssi_hv_api::status::{LinkNow, NodeNow, VmState, VmStatus};
 
-/// How long faults of a kind, or a stage of them, took.
+/// Durations of one kind of fault, or of one of its stages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FaultTimes {
     /// `remote`, `zero`, `minor` or `write_protect`.
     pub kind: &'static str,
     /// `queue`, `fetch` or `install`; `None` for the whole.
     pub stage: Option<&'static str>,
-    /// How many took how long.
+    /// The distribution of durations.
     pub times: Distribution,
 }
 
@@ -22,10 +22,10 @@ const STATES: [(VmState, &str); 4] = [
     (VmState::Ending, "ending"),
 ];
 
-/// The classes of links; see `memory_fabric::transport`.
+/// Tiers of links; see `memory_fabric::transport`.
 const TIERS: [&str; 3] = ["rdma", "fast-tcp", "slow"];
 
-/// What is known of a VM before its memory is there.
+/// Formats the metrics of a VM whose memory does not exist yet.
 #[must_use]
 pub fn starting(uptime_s: f64) -> String {
     let mut all = Families::of_process(uptime_s);
@@ -33,7 +33,7 @@ pub fn starting(uptime_s: f64) -> String {
     all.text()
 }
 
-/// All metrics of a VM, in the text format.
+/// Formats all metrics of a VM.
 #[must_use]
 pub fn vm(status: &VmStatus, times: &[FaultTimes]) -> String {
     let mut all = Families::of_process(status.uptime_s);
@@ -200,7 +200,7 @@ fn node_label(now: &NodeNow) -> (&'static str, String) {
     ("node", now.node.id.to_string())
 }
 
-/// A sample for each donor that has such a value.
+/// Creates a sample for each donor that has this value.
 fn each<'a, T>(
     donors: &'a [&NodeNow],
     value: impl Fn(&NodeNow) -> Option<T> + 'a,
@@ -245,8 +245,8 @@ fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
     add_donors_rdma(all, &donors);
 }
 
-/// How fast the way to a donor is, as long as there is one: what was measured of one that has left is
-/// not how it is now.
+/// Returns the speed of the path to a donor while it has a link; the measurement of a donor that
+/// left is outdated.
 fn path_now(now: &NodeNow) -> Option<&PathUsed> {
     now.link.and(now.node.path.as_ref())
 }

@@ -1,4 +1,4 @@
-//! Who takes a name keeps others out of the directories meanwhile.
+//! Locks of the directories, so that names are assigned exclusively.
 
 use std::fs::File;
 use std::io;
@@ -9,16 +9,16 @@ use devices::lock_file;
 
 use super::{Directory, DirectoryError, looked_into};
 
-/// How long others who start at the same time are waited for, each of whom takes milliseconds.
+/// Timeout for a lock. Processes that start at the same time hold it for milliseconds each.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
 
 impl Directory {
-    /// Keeps others who want to listen here out, until it is dropped: so that of two VMs with one
-    /// name that are started at once only one gets it.
+    /// Locks the directory for listening until the lock is dropped, so that only one of two VMs
+    /// with the same name that start at once gets it.
     ///
     /// # Errors
     ///
-    /// When the directory cannot be opened, or another one stays in the way.
+    /// Fails when the directory cannot be opened, or at the timeout.
     pub fn lock(&self) -> Result<File, DirectoryError> {
         let unusable = |source| DirectoryError::Unusable {
             path: self.path.clone(),
@@ -36,13 +36,13 @@ impl Directory {
         }
     }
 
-    /// Keeps others out of all directories of this user, until it is dropped: a login and a service listen in
-    /// different ones, and of two VMs with one name only one gets it all the same. No other lock of
-    /// these directories may be held.
+    /// Locks all directories of this user until the locks are dropped: a login session and a
+    /// service listen in different directories, but only one of two VMs with the same name may get
+    /// it. The caller must hold no other lock of these directories.
     ///
     /// # Errors
     ///
-    /// When one of them cannot be opened, or another one stays in the way.
+    /// Fails when one of them cannot be opened, or at the timeout.
     pub fn lock_all() -> Result<Vec<File>, DirectoryError> {
         Self::lock_all_of(&looked_into())
     }
@@ -51,7 +51,7 @@ impl Directory {
         let there = || {
             let opened = paths.iter().filter_map(|path| Self::open(path).ok());
             let mut found: Vec<_> = opened.collect();
-            // All take several in one order, so that no two wait for each other.
+            // All processes lock in the same order, which prevents deadlocks.
             found.sort_by_key(|directory| directory.identity);
             found.dedup_by_key(|directory| directory.identity);
             found
@@ -59,7 +59,8 @@ impl Directory {
         let mut found = there();
         loop {
             let locks: Vec<_> = found.iter().map(Self::lock).collect::<Result<_, _>>()?;
-            // Another one may have been made meanwhile, with a VM in it. There are few, and they stay.
+            // A process may have created another directory with a VM in the meantime. There are
+            // few, and they are not removed.
             let now = there();
             if now.len() <= found.len() {
                 return Ok(locks);
@@ -88,7 +89,7 @@ mod tests {
             let (login, service) = (place.path().join("login"), place.path().join("service"));
             let barrier = Barrier::new(4);
             let start = |number: u32| {
-                // Whatever the order in which they are named.
+                // The order in which the directories are given must not matter.
                 let (own, other) = match number % 2 {
                     0 => (login.clone(), service.clone()),
                     _ => (service.clone(), login.clone()),
@@ -100,7 +101,7 @@ mod tests {
                 let opened = paths.iter().filter_map(|path| Directory::open(path).ok());
                 let mut sockets = opened.flat_map(|one| one.sockets().expect("is read"));
                 let is_taken = sockets.any(|entry| entry.name.as_ref() == Some(&name));
-                // Process numbers end at 2^22.
+                // Process ids are below 2^22.
                 let path = listens.socket_path(Kind::Vm, (1 << 23) + number, Some(&name));
                 (!is_taken).then(|| UnixListener::bind(path).expect("is bound"))
             };
