@@ -79,6 +79,7 @@ impl Context<'_> {
 /// Hosts that a scenario needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hosts {
+    /// Number of hosts.
     pub count: usize,
     /// Their kernel.
     pub kernel: HostKernel,

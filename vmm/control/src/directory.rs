@@ -57,6 +57,7 @@ pub enum Kind {
 /// A socket, described by its file name: `vm-PID.sock`, `vm-PID-NAME.sock` or `node-PID.sock`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
+    /// The kind of process that listens.
     pub kind: Kind,
     /// Its process id.
     pub pid: u32,
