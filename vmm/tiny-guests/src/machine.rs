@@ -1,0 +1,92 @@
+//! Guests that end, reset or crash a VM, or use one of its CPUs' features.
+
+guest!(
+    reset_register,
+    "mov dx, 0xcf9",
+    "mov al, 6",
+    "out dx, al",
+    "2: jmp 2b"
+);
+
+guest!(keyboard_reset, "mov al, 0xfe", "out 0x64, al", "2: jmp 2b");
+
+guest!(triple_fault, "nop", "ud2");
+
+guest!(
+    init_reached,
+    "mov dx, 0x5f4",
+    "mov al, 0x7b",
+    "out dx, al",
+    "power_off",
+    "2: jmp 2b"
+);
+
+guest!(
+    unknown_port,
+    "mov dx, 0x1234",
+    "in eax, dx",
+    "mov dx, 0x3f8",
+    "out dx, eax",
+    "power_off",
+    "2: jmp 2b",
+);
+
+// Says `1` if its time stamp counter ticks at one rate whatever the power state, else `0`.
+guest!(
+    is_tsc_invariant,
+    "mov eax, 0x80000007",
+    "cpuid",
+    "bt edx, 8",
+    "mov al, 0x30",
+    "adc al, 0",
+    "mov dx, 0x3f8",
+    "out dx, al",
+    "power_off",
+    "2: jmp 2b",
+);
+
+guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
+
+guest!(
+    second_cpu,
+    // The second CPU starts in real mode at 0x8000: put its code there.
+    "lea rsi, [rip + 4f]",
+    "mov rdi, 0x8000",
+    "mov ecx, 32",
+    "rep movsb",
+    // Enable the local APIC; INIT, then start-up with page 8, to APIC 1.
+    "mov rbx, 0xfee00000",
+    "mov dword ptr [rbx + 0xf0], 0x1ff",
+    "mov dword ptr [rbx + 0x310], 0x01000000",
+    "mov dword ptr [rbx + 0x300], 0x4500",
+    "mov dword ptr [rbx + 0x310], 0x01000000",
+    "mov dword ptr [rbx + 0x300], 0x4608",
+    "mov rbx, 0x8f00",
+    "2: cmp byte ptr [rbx], 1",
+    "jne 2b",
+    "say 'B'",
+    "power_off",
+    "3: jmp 3b",
+    "4:",
+    ".code16",
+    "mov dx, 0x3f8",
+    "mov al, 'A'",
+    "out dx, al",
+    "xor ax, ax",
+    "mov ds, ax",
+    "mov byte ptr [0x8f00], 1",
+    "5: hlt",
+    "jmp 5b",
+    ".code64",
+    ".skip 16",
+);
+
+guest!(
+    touch_absent_page,
+    "mov rbx, 0x300000",
+    "mov al, [rbx]",
+    "power_off",
+    "2: jmp 2b",
+);
+
+guest!(run_where_no_memory_is, "mov rax, 0xd0000000", "jmp rax");
