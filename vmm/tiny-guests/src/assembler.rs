@@ -1,30 +1,31 @@
 //! The macro that assembles a guest.
 
-/// Assembles a guest into a module whose function `code` gives its bytes. Macros of the assembler
-/// are there for all guests: `say`, `power_off` and `walk`, and for disks `start_disk` and `ask_disk`.
+/// Assembles a guest into a module whose function `code` returns its bytes. All guests can use the
+/// assembler macros `say`, `power_off` and `walk`, and for disks `start_disk` and `ask_disk`.
 macro_rules! guest {
     ($name:ident, $($line:literal),+ $(,)?) => {
         #[doc = concat!("The guest `", stringify!($name), "`.")]
         pub mod $name {
             std::arch::global_asm!(
                 ".pushsection .rodata",
-                // The code that asks for them may be in another object file.
+                // The code that refers to them may be in another object file.
                 concat!(".globl ", stringify!($name), "_start"),
                 concat!(".globl ", stringify!($name), "_end"),
                 concat!(stringify!($name), "_start:"),
-                // Writes the byte to the serial port.
+                // Writes the byte to the first serial port.
                 ".macro say byte",
                 "mov dx, 0x3f8",
                 "mov al, \\byte",
                 "out dx, al",
                 ".endm",
-                // Sleeps in S5: SLP_TYP 5 and SLP_EN to the PM1 control register.
+                // Enters S5: SLP_TYP 5 and SLP_EN in the PM1 control register.
                 ".macro power_off",
                 "mov dx, 0x604",
                 "mov ax, 0x3400",
                 "out dx, ax",
                 ".endm",
-                // Brings up the virtio device with these registers, its queue 0 in these pages.
+                // Initializes the virtio device at these registers, with its queue 0 in these
+                // pages.
                 ".macro start_disk registers, rings",
                 "mov edi, \\registers",
                 "mov dword ptr [rdi + 0x70], 0",
@@ -41,8 +42,9 @@ macro_rules! guest {
                 "mov dword ptr [rdi + 0x44], 1",
                 "mov dword ptr [rdi + 0x70], 15",
                 ".endm",
-                // Request `number`, from 1 on, about sector 0: 0 reads it and 1 writes it. Header and
-                // status are in the page of the descriptors; `flags` are those of the data.
+                // Submits request `number`, from 1 on, for sector 0: kind 0 reads it and 1 writes
+                // it. Header and status are in the page of the descriptors; `flags` are those of
+                // the data.
                 ".macro ask_disk registers, rings, data, kind=0, flags=3, number=1",
                 "mov esi, \\rings",
                 "mov dword ptr [rsi + 0x800], \\kind",
@@ -59,7 +61,7 @@ macro_rules! guest {
                 "mov edi, \\registers",
                 "mov dword ptr [rdi + 0x50], 0",
                 ".endm",
-                // Counts in a word of each page between 2 and 48 MiB.
+                // Increments a word in each page between 2 and 48 MiB.
                 ".macro walk",
                 "mov rbx, 0x200000",
                 "91: inc qword ptr [rbx]",
@@ -82,7 +84,7 @@ macro_rules! guest {
                 #[link_name = concat!(stringify!($name), "_end")]
                 static END: u8;
             }
-            /// Its bytes.
+            /// Returns the guest's bytes.
             pub fn code() -> &'static [u8] {
                 let (start, end) = (&raw const START, &raw const END);
                 // SAFETY: the two labels enclose the guest's bytes in one section of read-only

@@ -30,7 +30,7 @@ guest!(
     "3: jmp 3b",
 );
 
-// Tells of its panic on the console, and by the port for that.
+// Reports a panic on the console, and through the port of the pvpanic device.
 guest!(
     panics,
     "lea rsi, [rip + 3f]",

@@ -1,9 +1,9 @@
-//! The file in which a guest of a few instructions is booted.
+//! The ELF file from which a guest is booted.
 
-/// Where the guests' code is loaded.
+/// Load address of the guests' code.
 pub const ENTRY: u64 = 0x10_0000;
 
-/// An ELF kernel with `code` at [`ENTRY`].
+/// Returns an ELF kernel with `code` at [`ENTRY`].
 #[must_use]
 pub fn elf(code: &[u8]) -> Vec<u8> {
     let len = code.len() as u64;

@@ -1,7 +1,7 @@
 //! Guests that behave like the init of `--exec`.
 
-// Does what the init of `--exec` does: says hello on the second serial port, three bytes of output,
-// two of errors, and the status 42.
+// Sends what the init of `--exec` sends over the second serial port: a greeting, three bytes of
+// output, two of errors, and the status 42.
 guest!(
     exec_result,
     "lea rsi, [rip + 3f]",
@@ -15,7 +15,7 @@ guest!(
     ".ascii \"o\\003\\000a\\000\\377e\\002\\000b\\ns\\001\\000\\052\"",
 );
 
-// The same, but it does not switch itself off.
+// Like `exec_result`, without powering off.
 guest!(
     exec_and_stay,
     "lea rsi, [rip + 3f]",
@@ -28,7 +28,7 @@ guest!(
     ".ascii \"o\\003\\000a\\000\\377e\\002\\000b\\ns\\001\\000\\052\"",
 );
 
-// Hello, and something that is no frame.
+// Sends the greeting, and bytes that are not a frame.
 guest!(
     exec_garbled,
     "lea rsi, [rip + 3f]",

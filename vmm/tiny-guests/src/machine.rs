@@ -31,7 +31,7 @@ guest!(
     "2: jmp 2b",
 );
 
-// Says `1` if its time stamp counter ticks at one rate whatever the power state, else `0`.
+// Prints `1` if the time stamp counter is invariant, else `0`.
 guest!(
     is_tsc_invariant,
     "mov eax, 0x80000007",
@@ -49,12 +49,12 @@ guest!(halt_for_ever, "say 'h'", "2: hlt", "jmp 2b");
 
 guest!(
     second_cpu,
-    // The second CPU starts in real mode at 0x8000: put its code there.
+    // Copies the code of the second CPU, which starts in real mode, to 0x8000.
     "lea rsi, [rip + 4f]",
     "mov rdi, 0x8000",
     "mov ecx, 32",
     "rep movsb",
-    // Enable the local APIC; INIT, then start-up with page 8, to APIC 1.
+    // Enables the local APIC; sends INIT, then start-up with page 8, to APIC 1.
     "mov rbx, 0xfee00000",
     "mov dword ptr [rbx + 0xf0], 0x1ff",
     "mov dword ptr [rbx + 0x310], 0x01000000",

@@ -2,7 +2,7 @@
 
 guest!(
     report_free_pages,
-    // The first virtio device, if it is one.
+    // Checks for the first virtio device.
     "mov edi, 0xd0000000",
     "mov eax, [rdi]",
     "cmp eax, 0x74726976",
@@ -16,7 +16,7 @@ guest!(
     "mov dword ptr [rdi + 0x24], 0",
     "mov dword ptr [rdi + 0x20], 0x20",
     "mov dword ptr [rdi + 0x70], 11",
-    // Queue 2, 32 places.
+    // Queue 2 with 32 entries.
     "mov dword ptr [rdi + 0x30], 2",
     "mov dword ptr [rdi + 0x38], 32",
     "mov dword ptr [rdi + 0x80], 0x210000",
@@ -32,7 +32,7 @@ guest!(
     "mov esi, 0x211000",
     "mov word ptr [rsi + 2], 1",
     "mov dword ptr [rdi + 0x50], 2",
-    // Until it is used and the device interrupts.
+    // Waits until the descriptor is used and the device raises its interrupt.
     "mov esi, 0x212000",
     "2: pause",
     "cmp word ptr [rsi + 2], 1",
@@ -47,8 +47,8 @@ guest!(
     "5: jmp 5b",
 );
 
-// Reads the first sector of two disks: of the first into a page at 0x3f0000, of the second into
-// one at 0x300000. Says the first byte of each, the second disk's before that of the first.
+// Reads the first sector of two disks: of the first into a page at 0x3f0000, of the second into one
+// at 0x300000. Prints the first byte of each, the second disk's before that of the first.
 guest!(
     read_two_disks,
     "start_disk 0xd0000000, 0x210000",
@@ -74,7 +74,7 @@ guest!(
     "4: jmp 4b",
 );
 
-// Says the first byte of the disk, and one more when its memory is not new. Unless the byte is a
+// Prints the first byte of the disk, and `!` if its memory survived a reboot. Unless the byte is a
 // `c` it writes the next letter there, and reboots.
 guest!(
     reboot_until_c,

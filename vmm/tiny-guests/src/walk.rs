@@ -8,10 +8,10 @@ guest!(
     "jmp 2b",
 );
 
-// Counts in a word of each page between 2 and 48 MiB, round after round.
+// Repeatedly increments a word in each page between 2 and 48 MiB.
 guest!(walk_for_ever, "say 'r'", "2: walk", "jmp 2b",);
 
-// The same, and says 64 bytes for each page.
+// Like `walk_for_ever`, and prints 64 bytes of each page.
 guest!(
     talk_and_walk,
     "say 'r'",
@@ -27,8 +27,8 @@ guest!(
     "jmp 2b",
 );
 
-// Waits for its power button. Then counts as `walk_for_ever` does, and after each round reads six pages at each of
-// 1500 random places; when the button was pressed once more it reboots.
+// Waits for its power button. Then walks as `walk_for_ever` does, and after each round reads six
+// pages at each of 1500 random places. Reboots at the second press of the button.
 guest!(
     wander,
     "mov dx, 0x602",
@@ -39,13 +39,13 @@ guest!(
     "6: in ax, dx",
     "test ah, 1",
     "jz 6b",
-    // What is written as 1 is cleared.
+    // Writing 1 clears a status bit.
     "out dx, ax",
     "mov r9, 1",
     "mov r10, 0x5851f42d4c957f2d",
     "2: walk",
     "mov ecx, 1500",
-    // The upper half of a linear congruence, of the pages that are not the last five.
+    // The upper half of a linear congruential generator selects any page except the last five.
     "3: imul r9, r10",
     "inc r9",
     "mov rax, r9",
@@ -71,7 +71,7 @@ guest!(
     "5: jmp 5b",
 );
 
-// Counts as `walk_for_ever` does, until its power button is pressed, to which it listens.
+// Walks as `walk_for_ever` does until its power button, whose event it enables, is pressed.
 guest!(
     walk_until_power_button,
     "mov dx, 0x602",
@@ -96,7 +96,7 @@ guest!(
     "2: walk",
     "dec ecx",
     "jnz 2b",
-    // Each word has been counted up three times, whatever host its page was on meanwhile.
+    // Each word was incremented three times, wherever its page was in between.
     "mov rbx, 0x200000",
     "3: cmp qword ptr [rbx], 3",
     "jne 5f",

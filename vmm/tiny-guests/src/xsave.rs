@@ -1,11 +1,12 @@
 //! A guest that uses the extended state of a CPU.
 
-// Uses XSAVE and AVX in steps, and says a letter after each, so that the last letter names the step
-// before the one that a processor cannot do. Always: `x` when CPUID offers XSAVE (else `n` and the
-// end), `o` when CR4 enables it, `s` for XSETBV with the state of x87, SSE and AVX. Of the others those
-// whose bits are in the byte at 0x208000: 1 `g` XGETBV reads that again; 2 `l` leaf 0xd has the size of
-// that state; 4 `a` an AVX register is loaded; 8 `v` XSAVE; 16 `r` XRSTOR of a register that was
-// cleared. At the end `k` if memory has the whole register where AVX was used; `w` where something is wrong.
+// Uses XSAVE and AVX in steps and prints a letter after each, so that the last letter identifies
+// the step before a failing one. Unconditional steps: `x` when CPUID offers XSAVE (otherwise `n`,
+// and the guest ends), `o` after CR4 enables it, `s` after XSETBV with the state of x87, SSE and
+// AVX. The byte at 0x208000 selects further steps by bits: 1 `g` XGETBV reads the same value; 2 `l`
+// leaf 0xd has the size of that state; 4 `a` an AVX register is loaded; 8 `v` XSAVE; 16 `r` XRSTOR
+// of a register that was cleared. At the end prints `k` if memory has the whole register where AVX
+// was used, or `w` if a check failed.
 guest!(
     save_state,
     "mov eax, 1",
@@ -17,7 +18,7 @@ guest!(
     "power_off",
     "9: jmp 9b",
     "2: say 'x'",
-    // CR0: no emulation, no task switch, monitor. CR4: OSFXSR and OSXSAVE.
+    // CR0: clear EM and TS, set MP. CR4: OSFXSR and OSXSAVE.
     "mov rax, cr0",
     "and eax, 0xfffffff3",
     "or eax, 2",
@@ -39,7 +40,7 @@ guest!(
     "cmp eax, 7",
     "jne 8f",
     "say 'g'",
-    // The legacy region and the header of 576 bytes, and 16 bytes of each of 16 registers.
+    // The legacy region and the header take 576 bytes, and each of 16 registers 16 bytes.
     "2: test byte ptr [rbp], 2",
     "jz 2f",
     "mov eax, 0xd",
