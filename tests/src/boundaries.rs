@@ -107,6 +107,16 @@ const FORBIDDEN: &[Forbidden] = &[
         ],
     },
     Forbidden {
+        package: "ssi-hv-irqchip",
+        dependencies: &[
+            FABRIC_NETWORK,
+            KVM_CRATES,
+            MONITOR_CRATES,
+            SOCKET_CRATES,
+            &["clap", "devices", "libc", "rustix", "serde"],
+        ],
+    },
+    Forbidden {
         package: "ssi-hv-api",
         dependencies: &[
             FABRIC_NETWORK,
@@ -160,6 +170,10 @@ struct Unsaid {
 }
 
 const UNSAID: &[Unsaid] = &[
+    Unsaid {
+        sources: "vmm/irqchip/src/local",
+        words: &["std::net", "std::time", "std::thread", "std::sync"],
+    },
     Unsaid {
         sources: "memory-fabric/pages/src",
         words: &["std::net", "std::os::unix::net", "socket2"],
