@@ -86,22 +86,37 @@ pub(crate) fn channel() -> (Sender<Posted>, Receiver<Posted>) {
     bounded(REQUESTS_MAX)
 }
 
+/// Where requests are posted for the evictor.
+#[derive(Clone, Debug)]
+pub(crate) struct DiscardMailbox {
+    requests: Sender<Posted>,
+    /// Wakes the evictor.
+    wake: Arc<EventFd>,
+}
+
+impl DiscardMailbox {
+    pub(crate) fn new(requests: Sender<Posted>, wake: Arc<EventFd>) -> Self {
+        Self { requests, wake }
+    }
+}
+
 /// Takes pages that the guest does not want any more. Clones share the pager.
 #[derive(Clone, Debug)]
 pub struct Discarder {
     memory: Arc<GuestMemory>,
     homes: Arc<HomeTable>,
     stats: Arc<PagerStats>,
-    evictor: Option<(Sender<Posted>, Arc<EventFd>)>,
+    /// `None` where there is no evictor.
+    evictor: Option<DiscardMailbox>,
 }
 
 impl Discarder {
-    /// `evictor` is its channel and its bell, where there is one.
+    /// `evictor` is `None` where there is no evictor.
     pub(crate) fn new(
         memory: Arc<GuestMemory>,
         homes: Arc<HomeTable>,
         stats: Arc<PagerStats>,
-        evictor: Option<(Sender<Posted>, Arc<EventFd>)>,
+        evictor: Option<DiscardMailbox>,
     ) -> Self {
         Self {
             memory,
@@ -192,17 +207,18 @@ impl Discarder {
     }
 
     fn hand_over(&self, request: Request, deadline: Instant) -> Result<(), DiscardError> {
-        let (evictor, bell) = self.evictor.as_ref().ok_or(DiscardError::Stopped)?;
+        let evictor = self.evictor.as_ref().ok_or(DiscardError::Stopped)?;
         let request = Arc::new(request);
         let (done, ended) = bounded(1);
         evictor
+            .requests
             .send_deadline((Arc::clone(&request), done), deadline)
             .map_err(|error| match error {
                 crossbeam_channel::SendTimeoutError::Timeout(_) => DiscardError::Late,
                 crossbeam_channel::SendTimeoutError::Disconnected(_) => DiscardError::Stopped,
             })?;
-        // A full counter rings as well.
-        let _ = bell.write(1);
+        // EAGAIN means that the counter is full, which wakes as well.
+        let _ = evictor.wake.write(1);
         let outcome = ended.recv_deadline(deadline);
         if outcome.is_ok() {
             return Ok(());

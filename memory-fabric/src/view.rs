@@ -2,7 +2,7 @@
 //!
 //! Everything here is a load: no lock of the pager is taken, and guest memory is never touched.
 
-use crate::discard::{Discarder, Posted};
+use crate::discard::{DiscardMailbox, Discarder};
 use crate::guest_memory::GuestMemory;
 use crate::heat::{Heat, look};
 use crate::homes::{BLOCK_BYTES, NodeId, Plan};
@@ -14,11 +14,9 @@ use crate::page::PAGE_SHIFT;
 use crate::pager::Shared;
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
-use crossbeam_channel::Sender;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use vmm_sys_util::eventfd::EventFd;
 
 /// A node's part in a VM.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -103,8 +101,8 @@ impl VmMemory {
         lent_by.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A discarder of its pages; `evictor` is its channel and its bell, where there is one.
-    pub fn discarder(&self, evictor: Option<(Sender<Posted>, Arc<EventFd>)>) -> Discarder {
+    /// A discarder of its pages; `evictor` is `None` where there is no evictor.
+    pub fn discarder(&self, evictor: Option<DiscardMailbox>) -> Discarder {
         let (memory, stats) = (Arc::clone(&self.memory), Arc::clone(&self.stats));
         Discarder::new(memory, Arc::clone(&self.plan.homes), stats, evictor)
     }

@@ -63,7 +63,7 @@ impl World {
                         self.entry.mark_dirty();
                         assert_ne!(self.here.load(SeqCst), GONE, "mapped a page without bytes");
                         self.mapping.store(WRITABLE, SeqCst);
-                        self.let_go();
+                        self.release();
                         return true;
                     }
                 }
@@ -73,7 +73,7 @@ impl World {
                         self.here.store(self.home.load(SeqCst), SeqCst);
                         self.entry.mark_dirty();
                         self.mapping.store(WRITABLE, SeqCst);
-                        self.let_go();
+                        self.release();
                         return true;
                     }
                 }
@@ -89,7 +89,7 @@ impl World {
                         self.entry.mark_dirty();
                         self.here.store(0, SeqCst);
                         self.mapping.store(WRITABLE, SeqCst);
-                        self.let_go();
+                        self.release();
                         return true;
                     }
                 }
@@ -97,9 +97,9 @@ impl World {
         }
     }
 
-    /// Lets go of the page, which is mapped, as `Shared::let_go` does it. Gives whether somebody
+    /// Releases the page, which is mapped, as `pager::Shared::release` does. Returns whether somebody
     /// waits for that.
-    fn let_go(&self) -> bool {
+    fn release(&self) -> bool {
         let is_new = self.entry.list();
         let contended = self.entry.finish_install();
         if is_new {
@@ -174,7 +174,7 @@ impl World {
         assert!(self.entry.list(), "a remote page is in no queue");
         if !self.entry.finish_ahead(false) {
             self.mapping.store(READ_ONLY, SeqCst);
-            assert!(self.let_go(), "waiters are woken");
+            assert!(self.release(), "waiters are woken");
             self.handed_back.store(true, SeqCst);
         }
         self.arrive();

@@ -6,29 +6,26 @@ use super::connections::Connections;
 use super::hotplug::{Hotplug, Parts};
 use super::sources::Sources;
 use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
-use crate::discard::{self, Discarder};
+use crate::discard::Discarder;
 use crate::heat::Touches;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Link, describe};
 use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
-use crate::pager::lanes;
-use crate::pager::prefetch::{Bell, Foresight, Prefetcher};
-use crate::pager::{Budget, PagerError, Policies, Shared};
+use crate::pager::mailbox::{EvictorMailbox, FaultMailbox, PrefetcherMailbox};
+use crate::pager::prefetch::{Foresight, Prefetcher};
+use crate::pager::{Budget, Lifecycle, PagerError, Policies, Shared};
 use crate::policy::Tier;
-use crate::transport::IN_FLIGHT_MAX;
 use crate::uffd::Uffd;
 use crate::view::VmMemory;
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
 use crossbeam_channel::bounded;
 use std::io;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
     move |error| FabricError::System(what, error)
@@ -100,7 +97,6 @@ impl Engine {
         sources: Sources,
         observer: &FabricObserver,
     ) -> Result<Self, FabricError> {
-        let bell = || EventFd::new(EFD_NONBLOCK).map_err(system("create an eventfd"));
         let uffd = Uffd::new()?;
         let homes = &vm.plan.homes;
         let nodes = &vm.nodes;
@@ -110,15 +106,19 @@ impl Engine {
             let bytes = usize::try_from(pages.bytes()).expect("64-bit host");
             uffd.register(vm.memory.guest_page(pages.first), bytes)?;
         }
-        let (fault_wake, evict_wake, prefetch_wake) = (bell()?, bell()?, bell()?);
+        let no_eventfd = || system("create an eventfd");
+        let (faults, fault_inbox) = FaultMailbox::new().map_err(no_eventfd())?;
+        let (evictor, evictor_inbox) = EvictorMailbox::new().map_err(no_eventfd())?;
+        let (prefetcher, prefetcher_inbox) = PrefetcherMailbox::new().map_err(no_eventfd())?;
         let prefetches = config.prefetch || !config.replay.is_empty();
-        let mut classes = vec![
-            (TrafficClass::Urgent, &fault_wake),
-            (TrafficClass::Bulk, &evict_wake),
+        let mut wakes = vec![
+            (TrafficClass::Urgent, faults.port().event_fd()),
+            (TrafficClass::Bulk, evictor.port().event_fd()),
         ];
         if prefetches {
-            classes.push((TrafficClass::Prefetch, &prefetch_wake));
+            wakes.push((TrafficClass::Prefetch, prefetcher.port().event_fd()));
         }
+        let classes = wakes.iter().map(|(class, _)| *class).collect();
         let mut lent_by = vm.lent_by();
         let Connections {
             urgent,
@@ -129,7 +129,7 @@ impl Engine {
             rdma_links,
             rdma_refusals,
             followed,
-        } = Connections::make(config, sources, &classes, &vm.stats, &mut lent_by, observer)?;
+        } = Connections::make(config, sources, &wakes, &vm.stats, &mut lent_by, observer)?;
         let paths = lent_by.iter().filter_map(|lent_by| lent_by.path.clone());
         let paths: Vec<_> = paths.collect();
         let slowest = paths
@@ -137,9 +137,6 @@ impl Engine {
             .map(|path| (path.tier(), path.latency_estimate()))
             .max();
         *vm.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
-        // Faults that meet a page being dropped: at most one a page and evictor step, and the
-        // fault thread never stops taking them.
-        let (retries, retried) = bounded(IN_FLIGHT_MAX * 16);
         let failed = Arc::clone(observer);
         let continue_write_protected =
             uffd.can_continue_write_protected() && !config.without_continue_write_protected;
@@ -158,57 +155,35 @@ impl Engine {
             touches: Touches::new(span_pages).map_err(system("create the heat map"))?,
             budget: Budget::new(vm.plan.cache_pages),
             policies: Arc::clone(&policies),
-            arrivals: crate::pager::queue::Arrivals::default(),
-            returns: crate::pager::queue::Arrivals::default(),
-            evicted: crate::pager::EvictionClock::default(),
-            ahead: crate::pager::queue::Arrivals::default(),
             forecast: crate::pager::forecast::WriteForecast::default(),
-            retries,
-            fault_wake,
-            evict_wake,
-            evict_told: AtomicBool::new(false),
-            prefetch_bell: Bell::new(prefetch_wake),
-            stopping: AtomicBool::new(false),
-            stopped_at: std::sync::OnceLock::new(),
-            failed: Arc::new(move |error: PagerError| {
+            lifecycle: Lifecycle::new(Arc::new(move |error: PagerError| {
                 failed(FabricEvent::Failed(describe(&error)));
-            }),
+            })),
+            faults,
+            evictor,
+            prefetcher,
             continue_write_protected,
             spin: config.spin,
         });
-        let (discard, discards) = discard::channel();
-        let evict_bell = shared.evict_wake.try_clone();
-        let evict_bell = Arc::new(evict_bell.map_err(system("duplicate an eventfd"))?);
-        let discarder = vm.discarder(Some((discard, evict_bell)));
-        let (foresight, orders) = Foresight::new();
-        let foresight = config.prefetch.then_some(foresight);
-        let [
-            (to_faults, of_faults),
-            (to_evictor, of_evictor),
-            (to_prefetcher, of_prefetcher),
-        ] = [(); 3].map(|()| lanes::channel());
+        let discarder = vm.discarder(Some(shared.evictor.discards()));
+        let foresight = config.prefetch.then(Foresight::new);
 
         let mut threads = PagerThreads::new(&shared);
-        let faults = FaultThread::new(Arc::clone(&shared), urgent, of_faults, retried, foresight);
+        let faults = FaultThread::new(Arc::clone(&shared), urgent, fault_inbox, foresight);
         threads.spawn("pager-fault", || faults.run())?;
-        let evictor = Evictor::new(Arc::clone(&shared), bulk, of_evictor, discards);
+        let evictor = Evictor::new(Arc::clone(&shared), bulk, evictor_inbox);
         threads.spawn("pager-evict", || evictor.run())?;
-        let replay = config.replay.clone();
-        let prefetcher = Prefetcher::new(Arc::clone(&shared), ahead, of_prefetcher, orders, replay);
-        let mut senders = vec![
-            (TrafficClass::Urgent, to_faults),
-            (TrafficClass::Bulk, to_evictor),
-        ];
         if prefetches {
+            let (shared, replay) = (Arc::clone(&shared), config.replay.clone());
+            let prefetcher = Prefetcher::new(shared, ahead, prefetcher_inbox, replay);
             threads.spawn("pager-prefetch", || prefetcher.run())?;
-            senders.push((TrafficClass::Prefetch, to_prefetcher));
         }
 
         let (to_adapter, changes) = bounded(2 * joiners);
         let parts = Parts {
             requested_blocks: Arc::clone(&vm.requested_blocks),
             discarder: discarder.clone(),
-            lanes: senders,
+            classes,
             lenders: Arc::clone(&vm.lent_by),
             adapter: to_adapter,
             shared,

@@ -2,8 +2,8 @@
 
 mod events;
 mod join;
-mod lanes;
 mod leave;
+mod transports;
 
 use super::adapt::Change;
 use super::{DonorAddress, FabricConfig, FabricError, FabricObserver};
@@ -14,7 +14,6 @@ use crate::link::Link;
 use crate::link::rdma::RdmaLink;
 use crate::page::PageRange;
 use crate::pager::Shared;
-use crate::pager::lanes::LaneChange;
 use crate::view::Lenders;
 use crate::wire::TrafficClass;
 use crossbeam_channel::Sender;
@@ -77,8 +76,8 @@ pub(super) struct Inner {
     discarder: Discarder,
     config: FabricConfig,
     observer: FabricObserver,
-    /// To each thread of the pager that uses transports.
-    lanes: Vec<(TrafficClass, Sender<LaneChange>)>,
+    /// One for each thread of the pager that uses transports.
+    classes: Vec<TrafficClass>,
     lenders: Lenders,
     adapter: Sender<Change>,
     state: Mutex<State>,
@@ -120,7 +119,7 @@ pub(super) struct Parts {
     pub requested_blocks: Arc<AtomicU32>,
     pub shared: Arc<Shared>,
     pub discarder: Discarder,
-    pub lanes: Vec<(TrafficClass, Sender<LaneChange>)>,
+    pub classes: Vec<TrafficClass>,
     pub lenders: Lenders,
     pub adapter: Sender<Change>,
 }
@@ -136,7 +135,7 @@ impl Hotplug {
             requested_blocks,
             shared,
             discarder,
-            lanes,
+            classes,
             lenders,
             adapter,
         } = parts;
@@ -160,7 +159,7 @@ impl Hotplug {
             discarder,
             config,
             observer: Arc::clone(observer),
-            lanes,
+            classes,
             lenders,
             adapter,
             state: Mutex::new(state),
@@ -240,7 +239,7 @@ impl Hotplug {
         }
         let here = inner.pages_here(&places);
         if inner.shared.budget.grow(here) {
-            let _ = inner.shared.fault_wake.write(1);
+            inner.shared.faults.wake();
         }
         for (block, home) in blocks.zip(places) {
             inner.shared.homes.assign(inner.first_block() + block, home);

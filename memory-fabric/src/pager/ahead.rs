@@ -3,6 +3,7 @@
 
 use super::detect::CHAIN_MAX;
 use super::found::failed;
+use super::mailbox::{Arrival, EvictorInbox};
 use super::queue::PageQueue;
 use super::{PagerError, Shared};
 use crate::page::{PageIndex, PageRange};
@@ -47,7 +48,7 @@ pub(super) fn map_held(shared: &Shared, run: PageRange, write: bool) -> Result<(
         .map_existing_run(target, run.count as usize, protection);
     mapped.map_err(failed("CONTINUE", run.first))?;
     for page in run.iter() {
-        shared.let_go(page, &shared.arrivals)?;
+        shared.release(page, Arrival::Touched)?;
     }
     shared.stats.prefetch_used.add(run.count.into());
     Ok(())
@@ -71,9 +72,9 @@ pub(super) enum Oldest {
 }
 
 impl AheadQueue {
-    /// Takes over what has come.
-    pub(super) fn drain(&mut self, shared: &Shared) {
-        shared.ahead.drain_into(&shared.map, &mut self.pages);
+    /// Takes in the pages that were prefetched.
+    pub(super) fn drain(&mut self, shared: &Shared, inbox: &EvictorInbox) {
+        inbox.drain_into(Arrival::Prefetched, &shared.map, &mut self.pages);
     }
 
     /// Takes out the oldest page if it was touched, or is one too many.

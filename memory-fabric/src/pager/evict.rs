@@ -9,19 +9,16 @@
 mod discard;
 
 use super::ahead::{AheadQueue, Oldest};
-use super::lanes::{self, LaneChanges};
+use super::mailbox::EvictorInbox;
 use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
-use crate::discard::Posted;
 use crate::homes::{Eviction, Home};
 use crate::page::{PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
 use crate::zap::{ZapError, Zapper};
-use crossbeam_channel::Receiver;
 use discard::Discards;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 /// Pages put on probation or judged before the thread looks for completions again.
@@ -33,7 +30,7 @@ pub(crate) struct Evictor {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
-    changes: LaneChanges,
+    inbox: EvictorInbox,
     ranking: Ranking,
     zapper: Zapper,
     /// Pages that were fetched before anybody asked for them.
@@ -72,8 +69,7 @@ impl Evictor {
     pub(crate) fn new(
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
-        changes: LaneChanges,
-        discards: Receiver<Posted>,
+        inbox: EvictorInbox,
     ) -> Self {
         let most = shared.nodes.links() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
@@ -82,7 +78,7 @@ impl Evictor {
         Self {
             shared,
             transports,
-            changes,
+            inbox,
             ranking,
             zapper: Zapper::new(),
             ahead: AheadQueue::default(),
@@ -90,7 +86,7 @@ impl Evictor {
             free_tickets: (0..tickets).rev().collect(),
             dropping: None,
             filling: None,
-            discards: Discards::new(discards),
+            discards: Discards::default(),
             waiter,
         }
     }
@@ -98,21 +94,20 @@ impl Evictor {
     /// Evicts until the pager stops or fails.
     pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        shared.report_failure("pager-evict", || self.evict());
+        shared.lifecycle.supervise("pager-evict", || self.evict());
     }
 
     fn evict(&mut self) -> Result<(), PagerError> {
         let shared = Arc::clone(&self.shared);
-        let fds = [shared.evict_wake.as_raw_fd()];
+        let fds = [self.inbox.fd()];
         loop {
             let mut worked = self.complete()?;
-            worked |= lanes::change(&mut self.transports, &self.changes);
+            worked |= self.inbox.apply_changes(&mut self.transports);
             worked |= self.discard_freed()?;
-            if self.is_filling() && !shared.is_stopping() {
-                self.ranking
-                    .take_in(&shared.map, &shared.arrivals, &shared.returns);
+            if self.is_filling() && !shared.lifecycle.is_stopping() {
+                self.ranking.take_in(&shared.map, &self.inbox);
                 worked |= self.settle_ahead()?;
-                shared.evicted.set_recent(self.ranking.settled());
+                self.inbox.clock().set_recent(self.ranking.settled());
                 worked |= self.probe()?;
                 worked |= self.judge()?;
             }
@@ -120,12 +115,13 @@ impl Evictor {
                 self.waiter.worked();
                 continue;
             }
-            if shared.is_stopping() && shared.drained(&self.transports) {
+            let lifecycle = &shared.lifecycle;
+            if lifecycle.is_stopping() && lifecycle.has_drained(&self.transports) {
                 return Ok(());
             }
             let slept = self.waiter.idle(&fds, &mut self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
-                shared.answer_evict_bell();
+                self.inbox.clear_wake();
             }
         }
     }
@@ -159,7 +155,7 @@ impl Evictor {
     /// oldest of the others when there are too many.
     fn settle_ahead(&mut self) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
-        self.ahead.drain(&shared);
+        self.ahead.drain(&shared, &self.inbox);
         let mut worked = false;
         for _ in 0..BATCH {
             match self.ahead.next(&shared) {
@@ -418,24 +414,23 @@ impl Evictor {
             page: run.first,
             source: error,
         })?;
-        let mut wanted = false;
+        let mut contended = false;
         for page in run.iter() {
             let entry = shared.map.entry(page);
             // It is in no queue: it was taken out before it was held.
             entry.set_stamp(if unused {
-                shared.evicted.never_used()
+                self.inbox.clock().never_used()
             } else {
-                shared.evicted.tick()
+                self.inbox.clock().tick()
             });
             if entry.finish_drop(to) {
-                // The fault thread always takes these, so there is room soon.
-                let _ = shared.retries.send(page);
-                wanted = true;
+                shared.faults.retry(page);
+                contended = true;
             }
         }
         shared.stats.evictions.add(run.count.into());
-        if shared.budget.release(run.count.into()) || wanted {
-            let _ = shared.fault_wake.write(1);
+        if shared.budget.release(run.count.into()) || contended {
+            shared.faults.wake();
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ mod zero;
 
 use super::ahead::{map_held, take_chain};
 use super::found::{failed, make, map_here};
-use super::lanes::{self, LaneChanges};
+use super::mailbox::{Arrival, FaultInbox};
 use super::prefetch::Foresight;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
@@ -17,7 +17,6 @@ use crate::slices::request_short_slices;
 use crate::stats::RemoteTimes;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::uffd::{EventBuffer, Fault, Protection};
-use crossbeam_channel::Receiver;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -47,8 +46,8 @@ struct Fetch {
     page: PageIndex,
     donor: usize,
     write: bool,
-    /// It was here not long ago.
-    returns: bool,
+    /// How it arrives when its bytes are here.
+    arrival: Arrival,
     read_at: Instant,
     posted_at: Instant,
 }
@@ -70,8 +69,7 @@ pub(crate) struct FaultThread {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
-    changes: LaneChanges,
-    retries: Receiver<PageIndex>,
+    inbox: FaultInbox,
     deferred: VecDeque<Pending>,
     /// Indexed by ticket.
     fetches: Vec<Option<Fetch>>,
@@ -85,8 +83,7 @@ impl FaultThread {
     pub(crate) fn new(
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
-        changes: LaneChanges,
-        retries: Receiver<PageIndex>,
+        inbox: FaultInbox,
         foresight: Option<Foresight>,
     ) -> Self {
         let most = shared.nodes.links() * IN_FLIGHT_MAX;
@@ -95,8 +92,7 @@ impl FaultThread {
         Self {
             shared,
             transports,
-            changes,
-            retries,
+            inbox,
             deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
             fetches: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
@@ -109,19 +105,19 @@ impl FaultThread {
     pub(crate) fn run(mut self) {
         request_short_slices();
         let shared = Arc::clone(&self.shared);
-        shared.report_failure("pager-fault", || self.serve());
+        shared.lifecycle.supervise("pager-fault", || self.serve());
     }
 
     fn serve(&mut self) -> Result<(), PagerError> {
         let mut events = EventBuffer::new(FAULT_BATCH);
         let mut faults = Vec::with_capacity(FAULT_BATCH);
         let shared = Arc::clone(&self.shared);
-        let fds = [shared.uffd.as_raw_fd(), shared.fault_wake.as_raw_fd()];
+        let fds = [shared.uffd.as_raw_fd(), self.inbox.fd()];
         // Not when an answer ended the sleep: it is not to wait for a look at something else.
         let mut looks_for_faults = true;
         loop {
             let mut worked = self.retry()?;
-            worked |= lanes::change(&mut self.transports, &self.changes);
+            worked |= self.inbox.apply_changes(&mut self.transports);
             if looks_for_faults && self.deferred.len() < DEFERRED_MAX {
                 let read = shared
                     .uffd
@@ -139,11 +135,12 @@ impl FaultThread {
                 self.waiter.worked();
                 continue;
             }
-            if shared.is_stopping() && shared.drained(&self.transports) {
+            let lifecycle = &shared.lifecycle;
+            if lifecycle.is_stopping() && lifecycle.has_drained(&self.transports) {
                 return Ok(());
             }
-            // While faults are put off the descriptor may be ready all the time; then only
-            // the bell and the transports matter.
+            // While too many faults are deferred userfaultfd may be readable all the time; then
+            // only the wake-up and the transports are watched.
             let watched = if self.deferred.len() < DEFERRED_MAX {
                 &fds[..]
             } else {
@@ -151,12 +148,11 @@ impl FaultThread {
             };
             let slept = self.waiter.idle(watched, &mut self.transports);
             if slept.map_err(|error| PagerError::System("poll", error))? {
-                let bell = watched.len() - 1;
-                if self.waiter.is_ready(bell) {
-                    // That nobody rang is no error.
-                    let _ = shared.fault_wake.read();
+                let wake = watched.len() - 1;
+                if self.waiter.is_ready(wake) {
+                    self.inbox.clear_wake();
                 }
-                looks_for_faults = bell == 0 || self.waiter.is_ready(0);
+                looks_for_faults = wake == 0 || self.waiter.is_ready(0);
             }
         }
     }
@@ -193,7 +189,7 @@ impl FaultThread {
     /// Takes up again what was put off or handed back by the evictor.
     fn retry(&mut self) -> Result<bool, PagerError> {
         let mut worked = false;
-        while let Ok(page) = self.retries.try_recv() {
+        while let Some(page) = self.inbox.next_retry() {
             // Whether it was a write is not known any more; if it was, the page is mapped
             // read-only first and the write faults once again.
             let read_at = Instant::now();
@@ -304,7 +300,7 @@ impl FaultThread {
         let shared = &self.shared;
         let charged = shared.budget.charge_or_wait();
         if charged != Some(false) {
-            shared.tell_evictor();
+            shared.evictor.notify_low_memory();
         }
         charged.is_some()
     }
@@ -335,10 +331,10 @@ impl FaultThread {
             page,
             donor,
             write: pending.write,
-            returns: self
+            arrival: self
                 .shared
-                .evicted
-                .is_recent(self.shared.map.entry(page).stamp()),
+                .evictor
+                .arrival_of(self.shared.map.entry(page).stamp()),
             read_at: pending.read_at,
             posted_at: Instant::now(),
         });
@@ -381,12 +377,7 @@ impl FaultThread {
             Protection::WriteProtected
         };
         make(shared, page, bytes, protection)?;
-        let queue = if fetch.returns {
-            &shared.returns
-        } else {
-            &shared.arrivals
-        };
-        shared.let_go(page, queue)?;
+        shared.release(page, fetch.arrival)?;
         let times = RemoteTimes {
             read_at: fetch.read_at,
             posted_at: fetch.posted_at,
@@ -432,7 +423,7 @@ impl FaultThread {
             let target = shared.memory.guest_page(page);
             let allowed = shared.uffd.allow_writes(target);
             allowed.map_err(failed("WRITEPROTECT", page))?;
-            shared.let_go(page, &shared.arrivals)?;
+            shared.release(page, Arrival::Touched)?;
             shared.stats.write_protect.record(pending.read_at.elapsed());
             return Ok(());
         }
@@ -442,7 +433,7 @@ impl FaultThread {
             Protection::WriteProtected
         };
         map_here(shared, page, protection)?;
-        shared.let_go(page, &shared.arrivals)?;
+        shared.release(page, Arrival::Touched)?;
         let stats = &shared.stats;
         stats
             .minor_stages

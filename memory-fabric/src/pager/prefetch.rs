@@ -1,8 +1,9 @@
 //! Fetching pages before they are asked for.
 //!
-//! The fault thread watches the faults that it serves ([`Foresight`]): that costs it no system
-//! call and no other thread's time as long as nothing can be guessed, which for random touches
-//! is always. When something can, it leaves an order, and rings a bell if the prefetcher sleeps.
+//! The fault thread watches the faults that it serves ([`Foresight`]): that costs no system call
+//! and no other thread's time as long as nothing can be predicted, which for random touches is
+//! always. A prediction becomes an order in the prefetcher's mailbox, which wakes a prefetcher
+//! that sleeps.
 //! The prefetcher ([`Prefetcher`]) fetches what is ordered in runs of consecutive pages, on
 //! connections of its own, so that no fault waits behind a guess.
 //!
@@ -16,76 +17,35 @@ mod target;
 use super::ahead::map_held;
 use super::detect::{Detector, Order};
 use super::found::{WRITING, failed};
-use super::lanes::{self, LaneChanges};
+use super::mailbox::{Arrival, PrefetcherInbox};
 use super::replay::{can_be_filled, fill, take_untouched};
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
-use crossbeam_channel::{Receiver, Sender, bounded};
 use std::collections::VecDeque;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use target::{Target, give_back};
-use vmm_sys_util::eventfd::EventFd;
-
-/// Orders that wait. One that finds no room is forgotten: it would come too late.
-const ORDERS_MAX: usize = 64;
 
 /// Pages that a replay fills in one call.
 const RUN_PAGES: u32 = 32;
-
-/// Wakes the prefetcher, when it sleeps.
-#[derive(Debug)]
-pub(crate) struct Bell {
-    wake: EventFd,
-    /// Whether it sleeps, or is about to.
-    asleep: AtomicBool,
-}
-
-impl Bell {
-    pub(crate) fn new(wake: EventFd) -> Self {
-        Self {
-            wake,
-            asleep: AtomicBool::new(false),
-        }
-    }
-
-    /// What it is woken by.
-    pub(crate) fn descriptor(&self) -> &EventFd {
-        &self.wake
-    }
-
-    /// To be called after what the prefetcher is to see.
-    pub(super) fn ring(&self) {
-        // SeqCst: the prefetcher says that it sleeps and then looks once more; here it is told
-        // something, and then looked whether it sleeps. One of them sees the other.
-        if self.asleep.swap(false, Ordering::SeqCst) {
-            let _ = self.wake.write(1);
-        }
-    }
-}
 
 /// The fault thread's part: watches faults, and leaves orders.
 #[derive(Debug)]
 pub(crate) struct Foresight {
     detector: Detector,
-    orders: Sender<Order>,
     noted: Option<(u32, PageIndex)>,
 }
 
 impl Foresight {
-    /// The two ends of a new channel of orders.
-    pub(crate) fn new() -> (Self, Orders) {
-        let (orders, receiver) = bounded(ORDERS_MAX);
-        let foresight = Self {
+    /// No stream is known yet.
+    pub(crate) fn new() -> Self {
+        Self {
             detector: Detector::new(),
-            orders,
             noted: None,
-        };
-        (foresight, Orders(receiver))
+        }
     }
 
     /// Thread `source` touched `page`. A later touch takes the place of one before.
@@ -106,15 +66,9 @@ impl Foresight {
             .limit_windows(shared.policies.all().window_pages);
         self.detector
             .review(stats.prefetch_used.get(), stats.prefetch_wasted.get());
-        // Full: it is told all the same, since it may wait for memory.
-        let _ = self.orders.try_send(order);
-        shared.prefetch_bell.ring();
+        shared.prefetcher.order(order);
     }
 }
-
-/// Where orders come from.
-#[derive(Debug)]
-pub(crate) struct Orders(Receiver<Order>);
 
 /// A run of pages on its way here.
 #[derive(Clone, Copy, Debug)]
@@ -130,8 +84,7 @@ pub(crate) struct Prefetcher {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
-    changes: LaneChanges,
-    orders: Receiver<Order>,
+    inbox: PrefetcherInbox,
     /// What is left of the order that is being carried out.
     order: Option<Order>,
     /// Indexed by ticket.
@@ -148,8 +101,7 @@ impl Prefetcher {
     pub(crate) fn new(
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
-        changes: LaneChanges,
-        orders: Orders,
+        inbox: PrefetcherInbox,
         replay: Vec<PageRange>,
     ) -> Self {
         let most = shared.nodes.links() * IN_FLIGHT_MAX;
@@ -161,8 +113,7 @@ impl Prefetcher {
             pages_in_flight: vec![0; shared.nodes.links()],
             shared,
             transports,
-            changes,
-            orders: orders.0,
+            inbox,
             order: None,
             fetches: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
@@ -174,17 +125,19 @@ impl Prefetcher {
     /// Carries out orders until the pager stops or fails.
     pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
-        shared.report_failure("pager-prefetch", || self.serve());
+        shared
+            .lifecycle
+            .supervise("pager-prefetch", || self.serve());
     }
 
     fn serve(&mut self) -> Result<(), PagerError> {
         let shared = Arc::clone(&self.shared);
-        let bell = &shared.prefetch_bell;
-        let fds = [bell.wake.as_raw_fd()];
+        let lifecycle = &shared.lifecycle;
+        let fds = [self.inbox.fd()];
         loop {
             let mut worked = self.complete()?;
-            worked |= lanes::change(&mut self.transports, &self.changes);
-            if !shared.is_stopping() {
+            worked |= self.inbox.apply_changes(&mut self.transports);
+            if !lifecycle.is_stopping() {
                 worked |= self.carry_out();
                 worked |= self.replay()?;
             }
@@ -192,24 +145,23 @@ impl Prefetcher {
                 self.waiter.worked();
                 continue;
             }
-            if shared.is_stopping() && shared.drained(&self.transports) {
+            if lifecycle.is_stopping() && lifecycle.has_drained(&self.transports) {
                 return Ok(());
             }
             if self.waiter.looks_again() {
                 continue;
             }
-            bell.asleep.store(true, Ordering::SeqCst);
-            // What is left of an order waits for an answer, or for memory.
+            self.inbox.fall_asleep();
+            // The rest of an order waits for an answer, or for memory.
             let nothing_new =
-                (self.orders.is_empty() || self.order.is_some()) && self.changes.is_empty();
-            let told_to_stop = shared.is_stopping() && !self.is_waiting();
-            if nothing_new && !told_to_stop {
+                (!self.inbox.has_orders() || self.order.is_some()) && !self.inbox.has_changes();
+            let ends = lifecycle.is_stopping() && !self.is_waiting();
+            if nothing_new && !ends {
                 let slept = self.waiter.sleep(&fds, &mut self.transports);
                 slept.map_err(|error| PagerError::System("poll", error))?;
-                // That nobody rang is no error.
-                let _ = bell.wake.read();
+                self.inbox.clear_wake();
             }
-            bell.asleep.store(false, Ordering::SeqCst);
+            self.inbox.awake();
         }
     }
 
@@ -272,7 +224,7 @@ impl Prefetcher {
     /// Asks for what is ordered, as far as there is room for it.
     fn carry_out(&mut self) -> bool {
         let mut worked = false;
-        while let Some(order) = self.order.take().or_else(|| self.orders.try_recv().ok()) {
+        while let Some(order) = self.order.take().or_else(|| self.inbox.next_order()) {
             let before = order.count;
             self.order = self.begin(order);
             worked |= self.order.is_none_or(|rest| rest.count < before);
@@ -292,7 +244,7 @@ impl Prefetcher {
         let mut low = false;
         let rest = self.ask(ascending(order), &mut low);
         if low {
-            self.shared.tell_evictor();
+            self.shared.evictor.notify_low_memory();
         }
         rest
     }
@@ -379,7 +331,7 @@ impl Prefetcher {
             return Taken::Yes { low };
         }
         if shared.budget.release(1) {
-            let _ = shared.fault_wake.write(1);
+            shared.faults.wake();
         }
         Taken::NotRemote
     }
@@ -444,13 +396,13 @@ impl Prefetcher {
                 let is_new = entry.list();
                 debug_assert!(is_new, "a remote page is in no queue");
                 if entry.finish_ahead(page != group.first) {
-                    shared.ahead.push(&shared.map, page);
+                    shared.evictor.push(&shared.map, page, Arrival::Prefetched);
                 } else {
                     // Touched just now.
                     shared.stats.prefetch_late.increment();
                     let writable = shared.forecast.map_writable(1);
                     map_held(shared, PageRange::new(page, 1), writable)?;
-                    shared.arrivals.push(&shared.map, page);
+                    shared.evictor.push(&shared.map, page, Arrival::Touched);
                 }
             }
         }

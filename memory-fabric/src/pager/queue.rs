@@ -1,18 +1,18 @@
 //! Queues of pages, linked through the page map: no memory of their own, whatever their length.
 //!
-//! A page whose bytes are here is in exactly one place: the arrivals (of three kinds: asked for,
-//! back after a short while, and fetched ahead), one of the evictor's queues, or the evictor's
-//! table of write-backs. A fault that rescues a page leaves it where it is, and so does a
-//! discard; a flag in the page's state word says that it is somewhere.
+//! A page whose bytes are here is in exactly one place: the arrivals (of three kinds: touched,
+//! returned soon after its eviction, and prefetched), one of the evictor's queues, or the
+//! evictor's table of write-backs. A fault or a discard that cancels an eviction leaves the page
+//! where it is; a flag in the page's state word says that it is in one of these places.
 
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Pages that became resident, from the fault threads to the evictor: a stack that many
-/// push to and one takes whole, so that no page is taken while it is pushed.
+/// Pages that became resident, on their way to the evictor: a stack that many threads push to and
+/// one takes as a whole, so that no page is taken while it is pushed.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals {
+pub(super) struct Arrivals {
     /// The newest page's number plus one, or 0.
     head: AtomicU32,
 }

@@ -8,7 +8,8 @@
 //! The idea of a small queue for what has not proved itself, and of remembering what was
 //! evicted, is that of 2Q (Johnson and Shasha, 1994) and S3-FIFO (Yang et al., 2023).
 
-use super::queue::{Arrivals, PageQueue};
+use super::mailbox::{Arrival, EvictorInbox};
+use super::queue::PageQueue;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
 
@@ -40,10 +41,10 @@ impl Ranking {
         }
     }
 
-    /// Takes in what has become resident.
-    pub fn take_in(&mut self, map: &PageMap, arrived: &Arrivals, returned: &Arrivals) {
-        arrived.drain_into(map, &mut self.fresh);
-        returned.drain_into(map, &mut self.settled);
+    /// Takes in the pages that became resident after a touch.
+    pub fn take_in(&mut self, map: &PageMap, inbox: &EvictorInbox) {
+        inbox.drain_into(Arrival::Touched, map, &mut self.fresh);
+        inbox.drain_into(Arrival::Returned, map, &mut self.settled);
     }
 
     /// A page that was fetched ahead, and touched since: that is one use, as of any that arrives.
@@ -92,7 +93,7 @@ impl Ranking {
 
 #[cfg(test)]
 mod tests {
-    use super::super::EvictionClock;
+    use super::super::mailbox::EvictorMailbox;
     use super::*;
     use crate::page_map::Kind;
     use std::collections::{HashMap, HashSet};
@@ -101,9 +102,8 @@ mod tests {
     struct Cache {
         map: PageMap,
         ranking: Ranking,
-        arrived: Arrivals,
-        returned: Arrivals,
-        clock: EvictionClock,
+        mailbox: EvictorMailbox,
+        inbox: EvictorInbox,
         /// When pages were evicted.
         away: HashMap<u32, u32>,
         limit: usize,
@@ -114,12 +114,12 @@ mod tests {
 
     impl Cache {
         fn new(limit: usize) -> Self {
+            let (mailbox, inbox) = EvictorMailbox::new().expect("an eventfd");
             Self {
                 map: PageMap::new(1 << 20).expect("small"),
                 ranking: Ranking::new(limit as u64),
-                arrived: Arrivals::default(),
-                returned: Arrivals::default(),
-                clock: EvictionClock::default(),
+                mailbox,
+                inbox,
                 away: HashMap::new(),
                 limit,
                 resident: HashSet::new(),
@@ -138,12 +138,8 @@ mod tests {
             assert!(entry.begin_install(entry.state()) && entry.list());
             let _ = entry.finish_install();
             let stamp = self.away.remove(&page);
-            let queue = if stamp.is_some_and(|stamp| self.clock.is_recent(stamp)) {
-                &self.returned
-            } else {
-                &self.arrived
-            };
-            queue.push(&self.map, PageIndex::new(page));
+            let arrival = stamp.map_or(Arrival::Touched, |stamp| self.mailbox.arrival_of(stamp));
+            self.mailbox.push(&self.map, PageIndex::new(page), arrival);
             while self.resident.len() > self.limit {
                 self.evict_one();
             }
@@ -151,8 +147,8 @@ mod tests {
 
         fn evict_one(&mut self) {
             let (map, ranking) = (&self.map, &mut self.ranking);
-            ranking.take_in(map, &self.arrived, &self.returned);
-            self.clock.set_recent(ranking.settled());
+            ranking.take_in(map, &self.inbox);
+            self.inbox.clock().set_recent(ranking.settled());
             while ranking.probed() < self.limit / 8 {
                 let Some(page) = ranking.next_mapped(map) else {
                     break;
@@ -172,7 +168,7 @@ mod tests {
                 assert!(entry.begin_drop(Kind::Probation));
                 let _ = entry.finish_drop(Kind::Untouched);
                 self.resident.remove(&page.number());
-                self.away.insert(page.number(), self.clock.tick());
+                self.away.insert(page.number(), self.inbox.clock().tick());
             }
         }
 
@@ -229,7 +225,7 @@ mod tests {
             cache.touch((random >> 20) % 200);
         }
         let (map, ranking) = (&cache.map, &mut cache.ranking);
-        ranking.take_in(map, &cache.arrived, &cache.returned);
+        ranking.take_in(map, &cache.inbox);
         let mut left = HashSet::new();
         while let Some(page) = ranking
             .next_mapped(map)

@@ -1,6 +1,7 @@
 //! Filling pages with zeroes because an earlier run touched them.
 
 use super::found::make_zero;
+use super::mailbox::Arrival;
 use super::{PagerError, Shared};
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
@@ -24,7 +25,7 @@ pub(super) fn take_untouched(shared: &Shared, part: PageRange) -> u32 {
         let seen = entry.state();
         if seen.kind() != Kind::Untouched || !entry.begin_install(seen) {
             if shared.budget.release(1) {
-                let _ = shared.fault_wake.write(1);
+                shared.faults.wake();
             }
             break;
         }
@@ -40,7 +41,7 @@ pub(super) fn fill(shared: &Shared, run: PageRange) -> Result<(), PagerError> {
         recorder.record(run);
     }
     for page in run.iter() {
-        shared.let_go(page, &shared.arrivals)?;
+        shared.release(page, Arrival::Touched)?;
     }
     shared.stats.replayed.add(run.count.into());
     Ok(())

@@ -1,7 +1,9 @@
-//! What threads of the pager share, without the threads.
+//! What the threads of the pager share, without the threads.
 
-use super::prefetch::Bell;
-use super::{Budget, Policies, Shared};
+use super::mailbox::{
+    EvictorInbox, EvictorMailbox, FaultInbox, FaultMailbox, PrefetcherInbox, PrefetcherMailbox,
+};
+use super::{Budget, Lifecycle, Policies, Shared};
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
 use crate::homes::{HomeTable, NodeIds};
@@ -10,23 +12,23 @@ use crate::page::{PAGE_SIZE, PageIndex};
 use crate::page_map::{Kind, PageMap};
 use crate::stats::PagerStats;
 use crate::uffd::Uffd;
-use crossbeam_channel::Receiver;
-use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// For the pages of a table, with links to `donors` donors that join, and what is handed back to the
-/// fault thread.
-pub(super) fn shared(
-    homes: HomeTable,
-    cache_pages: u64,
-    donors: usize,
-) -> (Arc<Shared>, Receiver<PageIndex>) {
+/// The inboxes of the threads, which the test owns in their place.
+pub(super) struct Inboxes {
+    pub faults: FaultInbox,
+    pub evictor: EvictorInbox,
+    pub prefetcher: PrefetcherInbox,
+}
+
+/// For the pages of a table, with links to `donors` donors that join.
+pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<Shared>, Inboxes) {
     let span_pages = homes.span_pages();
     let bytes = usize::try_from(span_pages).expect("a small guest") * PAGE_SIZE;
-    let bell = || EventFd::new(EFD_NONBLOCK).expect("an eventfd");
-    let (retries, handed_back) = crossbeam_channel::bounded(64);
+    let (faults, fault_inbox) = FaultMailbox::new().expect("an eventfd");
+    let (evictor, evictor_inbox) = EvictorMailbox::new().expect("an eventfd");
+    let (prefetcher, prefetcher_inbox) = PrefetcherMailbox::new().expect("an eventfd");
     let shared = Shared {
         memory: Arc::new(GuestMemory::new(bytes).expect("a small memory")),
         nodes: Arc::new(Nodes::new(
@@ -41,24 +43,21 @@ pub(super) fn shared(
         touches: Touches::new(span_pages).expect("a small map"),
         budget: Budget::new(cache_pages),
         policies: Arc::new(Policies::new(Vec::new(), 0, donors)),
-        arrivals: Default::default(),
-        returns: Default::default(),
-        evicted: Default::default(),
-        ahead: Default::default(),
         forecast: Default::default(),
-        retries,
-        fault_wake: bell(),
-        evict_wake: bell(),
-        evict_told: AtomicBool::new(false),
-        prefetch_bell: Bell::new(bell()),
         recorder: None,
-        stopping: AtomicBool::new(false),
-        stopped_at: OnceLock::new(),
-        failed: Arc::new(|error| panic!("{error}")),
         continue_write_protected: true,
         spin: Duration::ZERO,
+        lifecycle: Lifecycle::new(Arc::new(|error| panic!("{error}"))),
+        faults,
+        evictor,
+        prefetcher,
     };
-    (Arc::new(shared), handed_back)
+    let inboxes = Inboxes {
+        faults: fault_inbox,
+        evictor: evictor_inbox,
+        prefetcher: prefetcher_inbox,
+    };
+    (Arc::new(shared), inboxes)
 }
 
 /// An untouched page has been written, and sent home.

@@ -4,13 +4,14 @@ use super::super::adapt::Change;
 use super::super::connections::Connections;
 use super::super::sources::obtain;
 use super::super::{DonorAddress, FabricError, TransportKind};
-use super::lanes::lane_of;
+use super::transports::place_of;
 use super::{HotplugError, Inner, Joiner, State};
 use crate::homes::BLOCK_BYTES;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Leased, Link, LinkConfig};
 use crate::stream::Carrier;
 use crate::view::LentBy;
+use crate::wire::TrafficClass;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
@@ -126,15 +127,12 @@ impl Inner {
         };
         let stats = &self.shared.stats.donors[place];
         let traffic = |class| Arc::clone(stats.traffic(class));
-        let bells: Vec<_> = self.lanes.iter().map(|(class, _)| *class).collect();
-        let bells: Vec<_> = bells
-            .into_iter()
-            .map(|class| (class, self.bell(class)))
-            .collect();
+        let port = |&class: &TrafficClass| (class, self.shared.port_of(class).event_fd());
+        let wakes: Vec<_> = self.classes.iter().map(port).collect();
         let mut made = Connections::default();
         let observer = self.observer_of(place);
-        let attached = made.attach(leased, &bells, &observer)?;
-        made.add(&self.config, attached, &bells, &traffic, &mut lent_by)?;
+        let attached = made.attach(leased, &wakes, &observer)?;
+        made.add(&self.config, attached, &wakes, &traffic, &mut lent_by)?;
         let Connections {
             urgent,
             bulk,
@@ -149,11 +147,12 @@ impl Inner {
         }
         let link = links.pop().expect("one was made");
         let path = lent_by.path.clone();
-        let mut lanes = [urgent, bulk, ahead].map(|mut transports| transports.pop());
-        for &(class, _) in &self.lanes {
-            let lane = &mut lanes[lane_of(class)];
-            let transport = lane.take().expect("one for each class");
-            if self.change(place, class, transport).is_none() {
+        let mut transports = [urgent, bulk, ahead].map(|mut transports| transports.pop());
+        for &class in &self.classes {
+            let transport = transports[place_of(class)].take();
+            let transport = transport.expect("one for each class");
+            let port = self.shared.port_of(class);
+            if port.replace_transport(place, transport).is_none() {
                 self.vacate(place);
                 return Err(HotplugError::Ended);
             }

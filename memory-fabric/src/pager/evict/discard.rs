@@ -11,13 +11,13 @@
 //! is posted behind the frame.
 
 use super::{Evictor, PagerError, Shared};
-use crate::discard::{Posted, Request};
+use crate::discard::Request;
 use crate::homes::BLOCK_PAGES;
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::IN_FLIGHT_MAX;
 use crate::wire::DROP_PAGES_MAX;
-use crossbeam_channel::{Receiver, Sender, TryRecvError};
+use crossbeam_channel::Sender;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -32,23 +32,14 @@ const DROPS_MAX: usize = 1024;
 const IN_FLIGHT_FOR_DROPS: usize = IN_FLIGHT_MAX / 2;
 
 /// What there is to discard.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Discards {
-    requests: Receiver<Posted>,
     current: Option<Progress>,
     /// Runs of pages whose homes are to drop them.
     drops: VecDeque<PageRange>,
 }
 
 impl Discards {
-    pub(super) fn new(requests: Receiver<Posted>) -> Self {
-        Self {
-            requests,
-            current: None,
-            drops: VecDeque::new(),
-        }
-    }
-
     /// The run with which dropping goes on; an empty one is none.
     fn resume_with(&mut self, run: PageRange) {
         if run.count > 0 {
@@ -103,15 +94,15 @@ impl Evictor {
         let mut worked = self.post_drops();
         let mut current = match self.discards.current.take() {
             Some(current) => current,
-            None => match self.discards.requests.try_recv() {
-                Ok((request, done)) => Progress {
+            None => match self.inbox.next_discard() {
+                Some((request, done)) => Progress {
                     request,
                     done,
                     range: 0,
                     offset: 0,
                     held: Vec::new(),
                 },
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return Ok(worked),
+                None => return Ok(worked),
             },
         };
         worked = true;
@@ -209,13 +200,12 @@ impl Evictor {
         for page in run.iter() {
             if shared.map.entry(page).finish_drop(Kind::Untouched) {
                 contended = true;
-                // The fault thread always takes these, so there is room soon.
-                let _ = shared.retries.send(page);
+                shared.faults.retry(page);
             }
             self.discards.drop_at_home(page, &shared);
         }
         if shared.budget.release(u64::from(run.count)) || contended {
-            let _ = shared.fault_wake.write(1);
+            shared.faults.wake();
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::pager::PagerError;
 use crate::pager::found::make_zero;
+use crate::pager::mailbox::Arrival;
 use std::time::Instant;
 
 /// Pages in the aligned window that a first touch may fill at once: 64 KiB, which the kernel's
@@ -26,7 +27,7 @@ impl FaultThread {
         }
         make_zero(shared, run)?;
         for page in run.iter() {
-            shared.let_go(page, &shared.arrivals)?;
+            shared.release(page, Arrival::Touched)?;
         }
         shared.stats.zero_around.add(u64::from(run.count) - 1);
         let stats = &shared.stats;

@@ -41,14 +41,13 @@ impl Target {
     }
 }
 
-/// Lets go of a page that was taken to be fetched, and is not: it is remote as before.
+/// Releases a page that was taken to be fetched and is not: it is remote again.
 pub(super) fn give_back(shared: &Shared, page: PageIndex) {
-    let wanted = shared.map.entry(page).abandon_fetch();
-    if wanted {
-        // The fault thread always takes these, so there is room soon.
-        let _ = shared.retries.send(page);
+    let contended = shared.map.entry(page).abandon_fetch();
+    if contended {
+        shared.faults.retry(page);
     }
-    if shared.budget.release(1) || wanted {
-        let _ = shared.fault_wake.write(1);
+    if shared.budget.release(1) || contended {
+        shared.faults.wake();
     }
 }

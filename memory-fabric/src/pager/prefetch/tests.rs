@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
+use crate::pager::mailbox::{EvictorInbox, FaultInbox};
 use crate::pager::testing::{make_remote, shared};
 use crate::transport::{Full, Interest, PageSource};
 use std::fmt;
@@ -63,7 +64,8 @@ impl PageTransport for Silent {
 /// A prefetcher with two donors, at whom the first block of added memory can be at home.
 struct Bench {
     shared: Arc<Shared>,
-    handed_back: Receiver<PageIndex>,
+    faults: FaultInbox,
+    evictor: EvictorInbox,
     prefetcher: Prefetcher,
     when_asked: Arc<Mutex<WhenAsked>>,
     requests: Arc<Mutex<Vec<(usize, u64, u32)>>>,
@@ -74,7 +76,7 @@ impl Bench {
         let boot = PageRange::new(PageIndex::new(0), BOOT_PAGES);
         let added = PageRange::new(PageIndex::new(BOOT_PAGES), 2 * BLOCK_PAGES);
         let homes = HomeTable::new(NodeId(0), &[boot], Some(added));
-        let (shared, handed_back) = shared(homes, CACHE_PAGES, 2);
+        let (shared, inboxes) = shared(homes, CACHE_PAGES, 2);
         let when_asked: Arc<Mutex<WhenAsked>> = Arc::new(Mutex::new(Box::new(|| 0)));
         let requests = Arc::new(Mutex::new(Vec::new()));
         let donors = (0..2).map(|donor| -> Box<dyn PageTransport> {
@@ -87,13 +89,13 @@ impl Bench {
         let prefetcher = Prefetcher::new(
             Arc::clone(&shared),
             donors.collect(),
-            lanes::channel().1,
-            Foresight::new().1,
+            inboxes.prefetcher,
             Vec::new(),
         );
         Self {
             shared,
-            handed_back,
+            faults: inboxes.faults,
+            evictor: inboxes.evictor,
             prefetcher,
             when_asked,
             requests,
@@ -205,7 +207,7 @@ fn a_page_whose_home_is_gone_when_it_is_held_is_given_back() {
     assert_eq!(bench.requests(), []);
     assert_eq!(bench.kind(first), Kind::Remote);
     assert_eq!(bench.shared.budget.used(), 0);
-    assert!(bench.handed_back.is_empty(), "nobody waits for it");
+    assert_eq!(bench.faults.next_retry(), None, "no fault waits for it");
 }
 
 #[test]
@@ -228,8 +230,8 @@ fn who_touches_a_page_before_it_is_given_back_is_not_forgotten() {
     assert_eq!(bench.prefetcher.begin(order(first.number(), 1, 1)), None);
     assert_eq!(bench.requests(), []);
     assert_eq!(bench.kind(first), Kind::Remote);
-    assert_eq!(bench.handed_back.try_recv(), Ok(first));
-    assert_eq!(bench.shared.fault_wake.read().ok(), Some(1));
+    assert_eq!(bench.faults.next_retry(), Some(first));
+    assert_eq!(bench.shared.faults.port().event_fd().read().ok(), Some(1));
     assert_eq!(bench.shared.budget.used(), 0);
 }
 
@@ -246,5 +248,5 @@ fn the_evictor_is_told_that_memory_is_low_also_by_the_last_page_of_an_order() {
     assert_eq!(bench.prefetcher.begin(order(first.number(), 1, 1)), None);
     assert_eq!(bench.requests().len(), 1);
     assert!(shared.budget.is_low());
-    assert!(shared.evict_told.load(Ordering::SeqCst));
+    assert!(bench.evictor.is_notified());
 }

@@ -1,0 +1,25 @@
+//! The transports of a donor that leaves are taken from the pager's threads.
+
+use super::Inner;
+use crate::transport::vacant::Vacant;
+use crate::wire::TrafficClass;
+
+impl Inner {
+    /// Removes a donor's transports from all threads of the pager.
+    pub(super) fn vacate(&self, donor: usize) {
+        for &class in &self.classes {
+            let port = self.shared.port_of(class);
+            // Dropped here, which closes its connection.
+            drop(port.replace_transport(donor, Box::new(Vacant)));
+        }
+    }
+}
+
+/// The place of a class among the transports to one donor.
+pub(super) fn place_of(class: TrafficClass) -> usize {
+    match class {
+        TrafficClass::Urgent => 0,
+        TrafficClass::Bulk => 1,
+        TrafficClass::Prefetch | TrafficClass::Probe => 2,
+    }
+}

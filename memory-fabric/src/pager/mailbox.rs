@@ -1,0 +1,106 @@
+//! What the pager's threads send each other. Each thread has a *mailbox*, which any thread may
+//! put things into, and an *inbox*, which only that thread owns and empties. Both are made in a
+//! pair; the mailboxes are in [`Shared`](super::Shared), and each inbox moves into its thread.
+
+mod evictor;
+mod fault;
+mod prefetcher;
+
+pub(crate) use evictor::{Arrival, EvictorInbox, EvictorMailbox};
+pub(crate) use fault::{FaultInbox, FaultMailbox};
+pub(crate) use prefetcher::{PrefetcherInbox, PrefetcherMailbox};
+
+use super::transports::TransportChange;
+use crate::transport::PageTransport;
+use crossbeam_channel::{Receiver, Sender, bounded};
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::Duration;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+/// Transport changes that wait: the requester of each waits for its end.
+const CHANGES_MAX: usize = 1;
+
+/// How long a thread may take to accept a transport.
+const CHANGE_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// The part of a mailbox that every thread has: its wake-up, and changes of its transports.
+#[derive(Debug)]
+pub(crate) struct Port {
+    wake: Arc<EventFd>,
+    changes: Sender<TransportChange>,
+}
+
+/// The owner's end of a [`Port`].
+#[derive(Debug)]
+struct PortInbox {
+    wake: Arc<EventFd>,
+    changes: Receiver<TransportChange>,
+}
+
+fn port() -> io::Result<(Port, PortInbox)> {
+    let wake = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+    let (sender, receiver) = bounded(CHANGES_MAX);
+    let port = Port {
+        wake: Arc::clone(&wake),
+        changes: sender,
+    };
+    let inbox = PortInbox {
+        wake,
+        changes: receiver,
+    };
+    Ok((port, inbox))
+}
+
+impl Port {
+    /// Ends the thread's sleep, or prevents the next one.
+    pub(crate) fn wake(&self) {
+        // EAGAIN means that the counter is full, which wakes as well.
+        let _ = self.wake.write(1);
+    }
+
+    /// What connections write to when the thread has something to do.
+    pub(crate) fn event_fd(&self) -> &EventFd {
+        &self.wake
+    }
+
+    /// Replaces the thread's transport to a donor and returns the previous one. `None` when the
+    /// thread does not accept it within [`CHANGE_TIME_MAX`], or has ended.
+    pub(crate) fn replace_transport(
+        &self,
+        donor: usize,
+        transport: Box<dyn PageTransport>,
+    ) -> Option<Box<dyn PageTransport>> {
+        let (replaced, previous) = bounded(1);
+        let change = TransportChange {
+            donor,
+            transport,
+            replaced,
+        };
+        self.changes.send_timeout(change, CHANGE_TIME_MAX).ok()?;
+        self.wake();
+        previous.recv_timeout(CHANGE_TIME_MAX).ok()
+    }
+}
+
+impl PortInbox {
+    fn fd(&self) -> RawFd {
+        self.wake.as_raw_fd()
+    }
+
+    /// Resets the wake-up. The thread looks at everything it may have been woken for afterwards.
+    fn clear_wake(&self) {
+        // EAGAIN means that nothing woke the thread.
+        let _ = self.wake.read();
+    }
+
+    fn apply_changes(&self, transports: &mut Vec<Box<dyn PageTransport>>) -> bool {
+        let mut changed = false;
+        for change in self.changes.try_iter() {
+            change.apply(transports);
+            changed = true;
+        }
+        changed
+    }
+}
