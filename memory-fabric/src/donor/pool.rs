@@ -51,6 +51,20 @@ pub enum LeaseError {
     System(#[from] io::Error),
 }
 
+/// Bytes of a pool that one lease takes. Dropping it gives them back, so that they count as lent
+/// exactly as long as their memory is mapped.
+#[derive(Debug)]
+struct Taken {
+    bytes: u64,
+    lent: Arc<Mutex<u64>>,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        *lock(&self.lent) -= self.bytes;
+    }
+}
+
 /// All memory that a donor lends.
 #[derive(Debug)]
 pub struct Pool {
@@ -58,7 +72,7 @@ pub struct Pool {
     duration_max: Duration,
     closing_time_max: Duration,
     leases: Mutex<HashMap<Token, Arc<Lease>>>,
-    lent: Mutex<u64>,
+    lent: Arc<Mutex<u64>>,
     /// Leases granted.
     pub granted: Counter,
     /// Leases that were not renewed in time.
@@ -76,7 +90,7 @@ impl Pool {
             duration_max,
             closing_time_max: CLOSING_TIME_MAX,
             leases: Mutex::default(),
-            lent: Mutex::default(),
+            lent: Arc::default(),
             granted: Counter::default(),
             expired: Counter::default(),
             past: Mutex::default(),
@@ -145,8 +159,13 @@ impl Pool {
         }
         let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
         let duration = duration.clamp(LEASE_DURATION_MIN, self.duration_max);
-        let lease = Arc::new(Lease::new(vm, random_token()?, size, duration)?);
         *lent += granted;
+        drop(lent);
+        let taken = Taken {
+            bytes: granted,
+            lent: Arc::clone(&self.lent),
+        };
+        let lease = Arc::new(Lease::new(vm, random_token()?, size, duration, taken)?);
         leases.insert(lease.token, Arc::clone(&lease));
         self.granted.increment();
         Ok(lease)
@@ -182,17 +201,12 @@ impl Pool {
                 past.pages_written += status.pages_written;
                 past.pages_dropped += status.pages_dropped;
             }
-            // The bytes count as free only when they are.
-            let bytes = lease.bytes();
-            if closed {
-                drop(lease);
-                *lock(&self.lent) -= bytes;
-            } else {
+            if !closed {
                 tracing::warn!(
                     vm = lease.vm,
-                    bytes,
+                    bytes = lease.bytes(),
                     "a connection does not end, perhaps in a verb that hangs; its memory stays \
-                     lent until this node ends"
+                     lent until it does"
                 );
             }
             status

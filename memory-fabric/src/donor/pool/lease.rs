@@ -1,19 +1,21 @@
 //! One VM's part of the memory that a donor lends.
 
-mod fence;
+mod sessions;
 
+pub(crate) use sessions::SessionKind;
+
+use super::Taken;
 use crate::donor::export::Export;
 use crate::mapping::Mapping;
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
-use crate::stream::Closer;
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
-use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token, TrafficClass};
+use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token};
 use fabric_host::lock;
-use std::collections::HashMap;
+use sessions::Sessions;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// An access outside a lease.
@@ -53,11 +55,12 @@ pub struct Lease {
     // Before the memory, which adapters may reach by it.
     export: Export,
     memory: Mapping,
+    // After the memory, which is free by then.
+    _taken: Taken,
     term: Mutex<Term>,
     /// Control connections so far.
     controls: AtomicU64,
-    sessions: Mutex<Sessions>,
-    session_ended: Condvar,
+    sessions: Arc<Sessions>,
     /// Pages sent.
     pub pages_read: Counter,
     /// Pages stored.
@@ -73,23 +76,6 @@ struct Term {
     renewed_by: u64,
 }
 
-#[derive(Debug, Default)]
-struct Sessions {
-    ended: bool,
-    /// Whether a queue pair for write-backs could not be ended, so that it may write at any time.
-    late_writes: bool,
-    active: HashMap<SessionKind, Closer>,
-}
-
-/// What a connection of a VM is for. There is one of each kind at the most.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub(crate) enum SessionKind {
-    /// Pages.
-    Pages(TrafficClass),
-    /// It lives as long as an RDMA connection.
-    Rdma(TrafficClass),
-}
-
 impl Lease {
     /// Fresh memory for a VM.
     pub(super) fn new(
@@ -97,6 +83,7 @@ impl Lease {
         token: Token,
         bytes: usize,
         duration: Duration,
+        taken: Taken,
     ) -> io::Result<Self> {
         Ok(Self {
             vm,
@@ -104,13 +91,13 @@ impl Lease {
             duration,
             export: Export::default(),
             memory: Mapping::anonymous(bytes)?,
+            _taken: taken,
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,
                 renewed_by: 0,
             }),
             controls: AtomicU64::new(0),
-            sessions: Mutex::default(),
-            session_ended: Condvar::new(),
+            sessions: Arc::default(),
             pages_read: Counter::default(),
             pages_written: Counter::default(),
             pages_dropped: Counter::default(),
@@ -301,70 +288,8 @@ impl Lease {
     /// Ends RDMA connections over a device that is being removed.
     pub(super) fn release_removed_device(&self) {
         if self.export.release_removed_device() {
-            let sessions = lock(&self.sessions);
-            for (kind, stream) in &sessions.active {
-                if matches!(kind, SessionKind::Rdma(_)) {
-                    stream.close();
-                }
-            }
+            self.sessions
+                .shut_down(|kind| matches!(kind, SessionKind::Rdma(_)));
         }
-    }
-
-    /// Makes `stream` the lease's connection of a kind. One that was there before is shut
-    /// down, and has served its last request when this returns: so nothing that was sent on
-    /// it can take effect after what is sent on the new one.
-    pub(crate) fn begin_session(
-        &self,
-        kind: SessionKind,
-        stream: Closer,
-        timeout: Duration,
-    ) -> io::Result<()> {
-        let mut sessions = lock(&self.sessions);
-        if let Some(previous) = sessions.active.get(&kind) {
-            previous.close();
-        }
-        let busy = |sessions: &mut Sessions| sessions.active.contains_key(&kind);
-        let (guard, waited) = self
-            .session_ended
-            .wait_timeout_while(sessions, timeout, busy)
-            .unwrap_or_else(PoisonError::into_inner);
-        sessions = guard;
-        if waited.timed_out() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        if sessions.ended {
-            return Err(io::ErrorKind::NotConnected.into());
-        }
-        sessions.active.insert(kind, stream);
-        Ok(())
-    }
-
-    /// The lease's connection of a kind has served its last request.
-    pub(crate) fn end_session(&self, kind: SessionKind) {
-        lock(&self.sessions).active.remove(&kind);
-        self.session_ended.notify_all();
-    }
-
-    /// Ends it: its connections are told to close, adapters reach it no more.
-    pub(super) fn close(&self) {
-        let mut sessions = lock(&self.sessions);
-        sessions.ended = true;
-        for stream in sessions.active.values() {
-            stream.close();
-        }
-        drop(sessions);
-        self.export.end();
-    }
-
-    /// Waits until its connections have ended. False when one has not at the deadline; it may still
-    /// use the memory then.
-    pub(super) fn has_closed_by(&self, deadline: Instant) -> bool {
-        let sessions = lock(&self.sessions);
-        let left = deadline.saturating_duration_since(Instant::now());
-        let (sessions, _) = self
-            .session_ended
-            .wait_timeout_while(sessions, left, |sessions| !sessions.active.is_empty())
-            .unwrap_or_else(PoisonError::into_inner);
-        sessions.active.is_empty()
     }
 }
