@@ -8,6 +8,35 @@ use crate::transport::rdma::{
 use fabric_host::lock;
 use std::sync::{Arc, Mutex};
 
+/// Memory that is registered with an adapter until this is dropped. Dropping it may take long or hang
+/// (`ibv_dereg_mr`), so no lock may be held then.
+pub(super) trait Registered: std::fmt::Debug + Send + Sync {
+    /// The domain in which it can be reached.
+    fn domain(&self) -> &Arc<ProtectionDomain>;
+    /// Whether its pages have to stay where they are.
+    fn is_pinned(&self) -> bool;
+    /// What names it to the other end.
+    fn remote_key(&self) -> u32;
+    /// Whether its device is being removed.
+    fn is_of_removed_device(&self) -> bool {
+        self.domain().device().is_gone()
+    }
+}
+
+impl Registered for MemoryRegion {
+    fn domain(&self) -> &Arc<ProtectionDomain> {
+        self.domain()
+    }
+
+    fn is_pinned(&self) -> bool {
+        self.is_pinned()
+    }
+
+    fn remote_key(&self) -> u32 {
+        self.remote_key()
+    }
+}
+
 /// Whether, and how, the memory of a lease is registered.
 #[derive(Debug, Default)]
 pub(super) struct Export {
@@ -18,9 +47,10 @@ pub(super) struct Export {
 
 #[derive(Debug, Default)]
 struct State {
-    region: Option<MemoryRegion>,
-    /// Whether pages are pinned, or are being pinned: then they must stay where they are.
-    pinned: bool,
+    region: Option<Box<dyn Registered>>,
+    /// How many registrations pin pages, or may: with one, pages must stay where they are. One that
+    /// is being made or ended counts.
+    pins: u32,
     /// Whether the lease has ended.
     ended: bool,
 }
@@ -52,7 +82,7 @@ impl Export {
             if let Some(region) = &state.region {
                 // The very device: one of its name may be another that came after it.
                 if Arc::ptr_eq(region.domain().device(), device) {
-                    return Ok(Some(describe(region, memory)));
+                    return Ok(Some(describe(region.as_ref(), memory)));
                 }
             }
         }
@@ -62,13 +92,9 @@ impl Export {
                 .advise(0, memory.bytes(), libc::MADV_DONTFORK)
                 .map_err(|error| RdmaError::System("keep memory from child processes", error))?;
             let register = |paging| {
-                lock(&self.state).pinned |= paging == Paging::Pinned;
-                let (start, bytes) = (memory.as_ptr(), memory.bytes());
                 // SAFETY: the mapping lives for as long as the region, as the caller promises,
                 // and its pages stay if they have to, since they count as pinned from before on.
-                unsafe {
-                    MemoryRegion::register(&domain, start, bytes, Access::RemoteWrite, paging)
-                }
+                unsafe { self.register(&domain, memory, paging) }
             };
             if device.pages_on_demand() {
                 match register(Paging::OnDemand) {
@@ -78,51 +104,77 @@ impl Export {
             }
             register(Paging::Pinned)
         });
+        let region = registered?;
         let mut state = lock(&self.state);
-        match registered {
-            // The region ends right here.
-            Ok(_) if state.ended => Ok(None),
-            Ok(region) => {
-                let described = describe(&region, memory);
-                state.pinned = region.is_pinned();
-                state.region = Some(region);
-                Ok(Some(described))
-            }
+        let (described, unused) = if state.ended {
+            (None, Some(region))
+        } else {
+            let described = describe(region.as_ref(), memory);
+            (Some(described), state.region.replace(region))
+        };
+        drop(state);
+        if let Some(region) = unused {
+            self.deregister(region);
+        }
+        Ok(described)
+    }
+
+    /// Registers `memory`, and counts it if that pins it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::open`].
+    unsafe fn register(
+        &self,
+        domain: &Arc<ProtectionDomain>,
+        memory: &Mapping,
+        paging: Paging,
+    ) -> Result<Box<dyn Registered>, RdmaError> {
+        let pins = u32::from(paging == Paging::Pinned);
+        lock(&self.state).pins += pins;
+        let (start, bytes) = (memory.as_ptr(), memory.bytes());
+        // SAFETY: as the caller promises.
+        let region =
+            unsafe { MemoryRegion::register(domain, start, bytes, Access::RemoteWrite, paging) };
+        match region {
+            Ok(region) => Ok(Box::new(region)),
             Err(error) => {
-                state.pinned = state.region.as_ref().is_some_and(MemoryRegion::is_pinned);
+                lock(&self.state).pins -= pins;
                 Err(error)
             }
         }
     }
 
-    /// Ends every access, for good: READs and WRITEs fail from now on.
-    pub(super) fn end(&self) {
+    /// Ends every access, for good, once [`Self::deregister`] has taken what this returns.
+    pub(super) fn end(&self) -> Option<Box<dyn Registered>> {
         let mut state = lock(&self.state);
         state.ended = true;
-        state.region = None;
+        state.region.take()
     }
 
-    /// Ends every access if the device is being removed, until it is opened again.
-    pub(super) fn release_removed_device(&self) -> bool {
+    /// Ends every access if the device is being removed, until it is opened again. What comes back
+    /// is for [`Self::deregister`].
+    pub(super) fn release_removed_device(&self) -> Option<Box<dyn Registered>> {
         let mut state = lock(&self.state);
-        let gone = |region: &MemoryRegion| region.domain().device().is_gone();
-        if !state.region.as_ref().is_some_and(gone) {
-            return false;
-        }
-        state.region = None;
-        state.pinned = false;
-        true
+        state.region.take_if(|region| region.is_of_removed_device())
+    }
+
+    /// Ends a registration: READs and WRITEs by its key fail when this returns, which may take long.
+    pub(super) fn deregister(&self, region: Box<dyn Registered>) {
+        let pins = u32::from(region.is_pinned());
+        drop(region);
+        lock(&self.state).pins -= pins;
     }
 
     /// Does something that may take pages away, unless they are pinned; `None` when they are.
     /// None is being pinned meanwhile.
     pub(super) fn unless_pinned<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let state = lock(&self.state);
-        (!state.pinned).then(act)
+        (state.pins == 0).then(act)
     }
 }
 
-fn describe(region: &MemoryRegion, memory: &Mapping) -> (Arc<ProtectionDomain>, RemoteMemory) {
+fn describe(region: &dyn Registered, memory: &Mapping) -> (Arc<ProtectionDomain>, RemoteMemory) {
     let remote = RemoteMemory {
         key: region.remote_key(),
         pinned: region.is_pinned(),
@@ -133,21 +185,67 @@ fn describe(region: &MemoryRegion, memory: &Mapping) -> (Arc<ProtectionDomain>, 
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use crossbeam_channel::Receiver;
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Pinned memory, whose `ibv_dereg_mr` returns when the other end of a channel is dropped.
+    #[derive(Debug)]
+    struct Hanging(Receiver<()>);
+
+    impl Registered for Hanging {
+        fn domain(&self) -> &Arc<ProtectionDomain> {
+            unreachable!("it is not reached")
+        }
+
+        fn is_pinned(&self) -> bool {
+            true
+        }
+
+        fn remote_key(&self) -> u32 {
+            0
+        }
+
+        fn is_of_removed_device(&self) -> bool {
+            true
+        }
+    }
+
+    impl Drop for Hanging {
+        fn drop(&mut self) {
+            let returns = self.0.recv_timeout(PATIENCE);
+            assert_eq!(
+                returns,
+                Err(crossbeam_channel::RecvTimeoutError::Disconnected)
+            );
+        }
+    }
+
+    impl Export {
+        /// Has memory registered of which `ibv_dereg_mr` hangs until the sender of `returns` is
+        /// dropped.
+        pub(in crate::donor) fn hang_until(&self, returns: Receiver<()>) {
+            let mut state = lock(&self.state);
+            state.pins += 1;
+            state.region = Some(Box::new(Hanging(returns)));
+        }
+    }
 
     #[test]
     fn pages_go_only_while_none_is_pinned() {
         let export = Export::default();
         assert_eq!(export.unless_pinned(|| 7), Some(7));
-        lock(&export.state).pinned = true;
+        assert!(export.release_removed_device().is_none(), "none is there");
+        let (end, returns) = crossbeam_channel::bounded(0);
+        export.hang_until(returns);
         assert_eq!(export.unless_pinned(|| 7), None);
-        assert!(!export.release_removed_device(), "nothing is registered");
-        export.end();
-        assert_eq!(
-            export.unless_pinned(|| 7),
-            None,
-            "to be unmapped as a whole"
-        );
+        let region = export.release_removed_device().expect("it is there");
+        assert_eq!(export.unless_pinned(|| 7), None, "it is still registered");
+        drop(end);
+        export.deregister(region);
+        assert_eq!(export.unless_pinned(|| 7), Some(7));
     }
 }

@@ -1,5 +1,6 @@
 //! The memory that a donor lends, and its leases.
 
+mod ending;
 mod lease;
 
 pub(crate) use lease::SessionKind;
@@ -71,14 +72,29 @@ pub struct Pool {
     bytes: u64,
     duration_max: Duration,
     closing_time_max: Duration,
-    leases: Mutex<HashMap<Token, Arc<Lease>>>,
+    table: Mutex<Table>,
     lent: Arc<Mutex<u64>>,
     /// Leases granted.
     pub granted: Counter,
     /// Leases that were not renewed in time.
     pub expired: Counter,
-    /// What ended leases had counted.
-    past: Mutex<LeaseStatus>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    active: HashMap<Token, Arc<Lease>>,
+    /// Leases that have ended, until nothing uses them any more.
+    closing: Vec<Closing>,
+    /// What leases had counted that are in neither.
+    past: LeaseStatus,
+}
+
+/// A lease that has ended.
+#[derive(Debug)]
+struct Closing {
+    lease: Arc<Lease>,
+    /// When it is no longer watched.
+    until: Instant,
 }
 
 impl Pool {
@@ -89,11 +105,10 @@ impl Pool {
             bytes,
             duration_max,
             closing_time_max: CLOSING_TIME_MAX,
-            leases: Mutex::default(),
+            table: Mutex::default(),
             lent: Arc::default(),
             granted: Counter::default(),
             expired: Counter::default(),
-            past: Mutex::default(),
         }
     }
 
@@ -112,20 +127,16 @@ impl Pool {
     /// Leases now.
     #[must_use]
     pub fn leases(&self) -> usize {
-        lock(&self.leases).len()
+        lock(&self.table).active.len()
     }
 
     /// Pages sent and stored for all leases, ended ones included.
     #[must_use]
     pub fn status(&self) -> LeaseStatus {
-        let mut total = *lock(&self.past);
-        for lease in lock(&self.leases).values() {
-            let status = lease.status();
-            total.pages_read += status.pages_read;
-            total.pages_written += status.pages_written;
-            total.pages_dropped += status.pages_dropped;
-        }
-        total
+        let table = lock(&self.table);
+        let closing = table.closing.iter().map(|closing| &closing.lease);
+        let leases = table.active.values().chain(closing);
+        leases.fold(table.past, |total, lease| sum(total, lease.status()))
     }
 
     /// Lends `bytes`, or what is free if that is less and `or_less` is set.
@@ -143,8 +154,8 @@ impl Pool {
         if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE as u64) {
             return Err(LeaseError::Size(bytes));
         }
-        let mut leases = lock(&self.leases);
-        if leases.len() >= LEASES_MAX {
+        let mut table = lock(&self.table);
+        if table.active.len() >= LEASES_MAX {
             return Err(LeaseError::TooMany);
         }
         let mut lent = lock(&self.lent);
@@ -166,7 +177,7 @@ impl Pool {
             lent: Arc::clone(&self.lent),
         };
         let lease = Arc::new(Lease::new(vm, random_token()?, size, duration, taken)?);
-        leases.insert(lease.token, Arc::clone(&lease));
+        table.active.insert(lease.token, Arc::clone(&lease));
         self.granted.increment();
         Ok(lease)
     }
@@ -174,73 +185,23 @@ impl Pool {
     /// The lease with this token.
     #[must_use]
     pub fn find(&self, token: &Token) -> Option<Arc<Lease>> {
-        lock(&self.leases).get(token).cloned()
-    }
-
-    /// Ends a lease: its connections close, its memory is freed as soon as the last of them
-    /// has ended.
-    pub fn end(&self, token: &Token) -> Option<LeaseStatus> {
-        let lease = lock(&self.leases).remove(token)?;
-        self.close(vec![lease]).pop()
-    }
-
-    /// Closes leases that are no longer in the table and adds up their counts. They share one
-    /// deadline, so that a connection that hangs delays no other lease.
-    fn close(&self, leases: Vec<Arc<Lease>>) -> Vec<LeaseStatus> {
-        for lease in &leases {
-            lease.close();
-        }
-        let deadline = Instant::now() + self.closing_time_max;
-        let closed_leases = leases.into_iter().map(|lease| {
-            let closed = lease.has_closed_by(deadline);
-            // Now that nobody counts any more.
-            let status = lease.status();
-            {
-                let mut past = lock(&self.past);
-                past.pages_read += status.pages_read;
-                past.pages_written += status.pages_written;
-                past.pages_dropped += status.pages_dropped;
-            }
-            if !closed {
-                tracing::warn!(
-                    vm = lease.vm,
-                    bytes = lease.bytes(),
-                    "a connection does not end, perhaps in a verb that hangs; its memory stays \
-                     lent until it does"
-                );
-            }
-            status
-        });
-        closed_leases.collect()
-    }
-
-    /// Takes those leases out that are to end.
-    fn take(&self, wanted: impl Fn(&Lease) -> bool) -> Vec<Arc<Lease>> {
-        let mut leases = lock(&self.leases);
-        let taken = leases.extract_if(|_, lease| wanted(lease));
-        taken.map(|(_, lease)| lease).collect()
-    }
-
-    /// Ends every lease that was not renewed in time; gives the names of their VMs.
-    pub fn end_expired(&self, now: Instant) -> Vec<String> {
-        let expired = self.take(|lease| lease.ends_at() <= now);
-        let vms: Vec<_> = expired.iter().map(|lease| lease.vm.clone()).collect();
-        self.close(expired);
-        vms.iter().for_each(|_| self.expired.increment());
-        vms
+        lock(&self.table).active.get(token).cloned()
     }
 
     /// Releases RDMA devices that are being removed.
     pub(super) fn release_removed_devices(&self) {
-        let leases: Vec<_> = lock(&self.leases).values().cloned().collect();
+        let leases: Vec<_> = lock(&self.table).active.values().cloned().collect();
         for lease in leases {
             lease.release_removed_device();
         }
     }
+}
 
-    /// Ends every lease.
-    pub fn end_all(&self) {
-        self.close(self.take(|_| true));
+fn sum(one: LeaseStatus, other: LeaseStatus) -> LeaseStatus {
+    LeaseStatus {
+        pages_read: one.pages_read + other.pages_read,
+        pages_written: one.pages_written + other.pages_written,
+        pages_dropped: one.pages_dropped + other.pages_dropped,
     }
 }
 

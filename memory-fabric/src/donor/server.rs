@@ -289,10 +289,7 @@ fn begin(
 fn expire(shared: &Shared) {
     while !shared.stopping.load(Ordering::SeqCst) {
         for vm in shared.served.pool.end_expired(Instant::now()) {
-            tracing::warn!(
-                vm,
-                "lease ended: it was not renewed in time; its memory is free"
-            );
+            tracing::warn!(vm, "lease ended: it was not renewed in time");
         }
         shared.served.pool.release_removed_devices();
         std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);

@@ -1,5 +1,6 @@
 //! One VM's part of the memory that a donor lends.
 
+mod deregistration;
 mod sessions;
 
 pub(crate) use sessions::SessionKind;
@@ -286,8 +287,9 @@ impl Lease {
     }
 
     /// Ends RDMA connections over a device that is being removed.
-    pub(super) fn release_removed_device(&self) {
-        if self.export.release_removed_device() {
+    pub(super) fn release_removed_device(self: &Arc<Self>) {
+        if let Some(region) = self.export.release_removed_device() {
+            self.deregister(region);
             self.sessions
                 .shut_down(|kind| matches!(kind, SessionKind::Rdma(_)));
         }

@@ -138,38 +138,72 @@ fn a_connection_that_does_not_end_is_not_waited_for_for_ever() {
 #[test]
 fn leases_that_hang_are_waited_for_together() {
     const LEASES: u32 = 10;
-    for by_time in [false, true] {
-        let mut pool = pool(LEASES.into());
-        pool.closing_time_max = Duration::from_millis(300);
-        let mut leases: Vec<_> = (0..LEASES).map(|_| hanging(&pool, "vm")).collect();
-        // The last of them ends when it is told to, which is before the first is given up.
-        let (last, kind, mut peer) = leases.pop().expect("some");
-        let begin = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                peer.set_read_timeout(Some(SECOND * 30)).expect("is set");
-                assert_eq!(peer.read(&mut [0]).expect("in time"), 0);
-                last.end_session(kind);
-            });
-            if by_time {
-                let names = pool.end_expired(Instant::now() + SECOND * 2);
-                assert_eq!(names.len(), leases.len() + 1);
-                assert_eq!(pool.expired.get(), LEASES.into());
-            } else {
-                pool.end_all();
-            }
+    let mut pool = pool(LEASES.into());
+    pool.closing_time_max = Duration::from_millis(300);
+    let mut leases: Vec<_> = (0..LEASES).map(|_| hanging(&pool, "vm")).collect();
+    // The last of them ends when it is told to, which is before the first is given up.
+    let (last, kind, mut peer) = leases.pop().expect("some");
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            peer.set_read_timeout(Some(SECOND * 30)).expect("is set");
+            assert_eq!(peer.read(&mut [0]).expect("in time"), 0);
+            last.end_session(kind);
         });
-        let took = begin.elapsed();
-        let (once, each) = (pool.closing_time_max, pool.closing_time_max * (LEASES - 1));
-        assert!(took >= once && took < each, "{took:?}");
-        assert_eq!(pool.leases(), 0);
-        // What hangs may still use its memory.
-        assert_eq!(pool.lent_bytes(), u64::from(LEASES - 1) * PAGE);
-        // As `ibv_reg_mr` of much memory does, which ends after all.
-        for (lease, kind, _peer) in leases {
-            lease.end_session(kind);
-        }
-        assert_eq!(pool.lent_bytes(), 0, "by time: {by_time}");
+        pool.end_all();
+    });
+    let took = begin.elapsed();
+    let (once, each) = (pool.closing_time_max, pool.closing_time_max * (LEASES - 1));
+    assert!(took >= once && took < each, "{took:?}");
+    assert_eq!(pool.leases(), 0);
+    // What hangs may still use its memory.
+    assert_eq!(pool.lent_bytes(), u64::from(LEASES - 1) * PAGE);
+    // As `ibv_reg_mr` of much memory does, which ends after all.
+    for (lease, kind, _peer) in leases {
+        lease.end_session(kind);
+    }
+    assert_eq!(pool.lent_bytes(), 0);
+}
+
+#[test]
+fn expiry_waits_for_no_connection_and_counts_what_it_does_until_it_ends() {
+    let pool = pool(2);
+    let (lease, kind, _peer) = hanging(&pool, "hangs");
+    let mut now = Instant::now() + SECOND * 2;
+    assert_eq!(pool.end_expired(now), ["hangs"]);
+    let other = pool.lend("other".into(), PAGE, false, SECOND);
+    drop(other.expect("the other page is free"));
+    now += SECOND;
+    assert_eq!(pool.end_expired(now), ["other"], "the first hangs");
+    assert_eq!((pool.expired.get(), pool.lent_bytes()), (2, PAGE));
+    let mut page = [1; PAGE_SIZE];
+    lease.read(0, &mut page).expect("it has its memory");
+    assert_eq!(pool.status().pages_read, 1);
+    lease.end_session(kind);
+    assert!(pool.end_expired(now).is_empty());
+    assert_eq!((pool.lent_bytes(), pool.status().pages_read), (0, 1));
+}
+
+#[test]
+fn a_deregistration_that_hangs_delays_the_expiry_of_no_lease() {
+    let pool = pool(2);
+    let lend = |vm: &str| pool.lend(vm.into(), PAGE, false, SECOND);
+    let hangs = lend("hangs").expect("free memory");
+    let (end, returns) = crossbeam_channel::bounded(0);
+    hangs.hang_until(returns);
+    drop((hangs, lend("other").expect("free memory")));
+    let now = Instant::now() + SECOND * 2;
+    // Twice: the lease is given up in between.
+    let mut vms = pool.end_expired(now);
+    vms.sort();
+    assert_eq!(vms, ["hangs", "other"]);
+    assert!(pool.end_expired(now + CLOSING_TIME_MAX).is_empty());
+    assert_eq!(pool.lent_bytes(), PAGE, "of the lease that is registered");
+    drop(end);
+    let deadline = Instant::now() + SECOND * 30;
+    while pool.lent_bytes() > 0 {
+        assert!(Instant::now() < deadline, "its memory stays lent");
+        std::thread::yield_now();
     }
 }
 

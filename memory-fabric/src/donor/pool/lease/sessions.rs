@@ -21,7 +21,7 @@ pub(crate) enum SessionKind {
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     table: Mutex<Table>,
-    /// A connection has ended.
+    /// A connection or the registration of memory has ended.
     changed: Condvar,
 }
 
@@ -32,9 +32,20 @@ struct Table {
     /// Whether a queue pair for write-backs could not be ended, so that it may write at any time.
     late_writes: bool,
     active: HashMap<SessionKind, Closer>,
+    /// Registrations of the lease's memory that are being ended.
+    deregistrations: u32,
 }
 
 impl Sessions {
+    pub(super) fn begin_deregistration(&self) {
+        lock(&self.table).deregistrations += 1;
+    }
+
+    pub(super) fn end_deregistration(&self) {
+        lock(&self.table).deregistrations -= 1;
+        self.changed.notify_all();
+    }
+
     /// Shuts down the connections of some kinds.
     pub(super) fn shut_down(&self, wanted: impl Fn(SessionKind) -> bool) {
         for (kind, stream) in &lock(&self.table).active {
@@ -94,23 +105,29 @@ impl Lease {
         sessions.changed.notify_all();
     }
 
-    /// Ends it: its connections are told to close, adapters reach it no more.
-    pub(in crate::donor::pool) fn close(&self) {
+    /// Begins its end: shuts its connections down and deregisters its memory.
+    pub(in crate::donor::pool) fn close(self: &Arc<Self>) {
         lock(&self.sessions.table).ended = true;
         // None begins any more.
         self.sessions.shut_down(|_| true);
-        self.export.end();
+        if let Some(region) = self.export.end() {
+            self.deregister(region);
+        }
     }
 
-    /// Waits until its connections have ended. False when one has not at the deadline; it may still
-    /// use the memory then.
+    /// Whether its connections and registrations have ended.
+    pub(in crate::donor::pool) fn has_closed(&self) -> bool {
+        self.has_closed_by(Instant::now())
+    }
+
+    /// Waits until its connections and registrations have ended. False when one has not at the
+    /// deadline; it may still use the memory then.
     pub(in crate::donor::pool) fn has_closed_by(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
-        let open = |table: &mut Table| !table.active.is_empty();
-        let (table, _) = self
-            .sessions
-            .wait_while(lock(&self.sessions.table), left, open);
-        table.active.is_empty()
+        let open = |table: &mut Table| !table.active.is_empty() || table.deregistrations > 0;
+        let table = lock(&self.sessions.table);
+        let (mut table, _) = self.sessions.wait_while(table, left, open);
+        !open(&mut table)
     }
 
     /// Ends the lease's RDMA connection for write-backs, if there is one. When this returns its

@@ -1,0 +1,48 @@
+//! The end of a lease's registration for RDMA, on a thread of its own, since `ibv_dereg_mr` may hang.
+
+use super::Lease;
+use crate::donor::export::Registered;
+use std::sync::Arc;
+
+/// A registration that ends when this is dropped. It keeps the lease's memory mapped until then.
+struct Deregistration {
+    /// Both `None` once it has ended.
+    lease: Option<Arc<Lease>>,
+    region: Option<Box<dyn Registered>>,
+}
+
+impl Lease {
+    /// Ends a registration of its memory, without waiting for that. The lease has not closed before.
+    pub(super) fn deregister(self: &Arc<Self>, region: Box<dyn Registered>) {
+        self.sessions.begin_deregistration();
+        let ends = Deregistration {
+            lease: Some(Arc::clone(self)),
+            region: Some(region),
+        };
+        let thread = std::thread::Builder::new().name("donor-dereg".into());
+        // Without a thread it is dropped, and so ends, right here.
+        if let Err(error) = thread.spawn(move || drop(ends)) {
+            tracing::warn!(vm = self.vm, %error, "memory is deregistered without a thread");
+        }
+    }
+}
+
+impl Drop for Deregistration {
+    fn drop(&mut self) {
+        if let (Some(lease), Some(region)) = (self.lease.take(), self.region.take()) {
+            lease.export.deregister(region);
+            let sessions = Arc::clone(&lease.sessions);
+            // First, so that memory is not lent any more when the lease has closed.
+            drop(lease);
+            sessions.end_deregistration();
+        }
+    }
+}
+
+#[cfg(test)]
+impl Lease {
+    /// Has memory registered of which `ibv_dereg_mr` hangs until the sender of `returns` is dropped.
+    pub(in crate::donor::pool) fn hang_until(&self, returns: crossbeam_channel::Receiver<()>) {
+        self.export.hang_until(returns);
+    }
+}
