@@ -2,11 +2,8 @@
 
 pub mod bench;
 pub mod control;
-pub mod file;
 pub mod generate;
-mod nearest;
 pub mod node;
-pub mod planned;
 pub mod report;
 pub mod status;
 pub mod top;
@@ -23,7 +20,6 @@ use self::bench::{
     BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig, BenchTransportConfig,
 };
 use self::control::{ControlCommand, ControlConfig};
-use self::file::ConfigFileError;
 use self::generate::{CompletionsConfig, ManConfig};
 use self::node::NodeConfig;
 use self::report::ReportConfig;
@@ -32,7 +28,8 @@ use self::top::TopConfig;
 use self::up::UpConfig;
 pub use self::verbosity::Verbosity;
 use crate::cluster::{self, ClusterError};
-use crate::config::RunConfig;
+use crate::config::file::ConfigFileError;
+use crate::config::{RunConfig, file, planned};
 
 /// One virtual machine whose memory is spread over several hosts.
 #[derive(Clone, Debug, Parser)]

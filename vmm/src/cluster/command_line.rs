@@ -7,8 +7,8 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::Node;
-use crate::cli::file::{ConfigFileError, to_table};
 use crate::config::RunConfig;
+use crate::config::file::{ConfigFileError, to_table};
 
 /// How often ssh asks whether the other host is there.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(5);

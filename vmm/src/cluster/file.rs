@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::{Cluster, LISTEN_DEFAULT, NAMESPACE_NETWORK, Node, Place, command_line};
-use crate::cli::file::{self, ConfigFileError};
 use crate::cli::node::NodeConfig;
 use crate::config::address::HostPort;
+use crate::config::file::{self, ConfigFileError};
 use crate::config::text::serde_as_text;
 use crate::config::{RunConfig, ValidationError};
 

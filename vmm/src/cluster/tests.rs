@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::*;
-use crate::cli::file::{keys_of, to_table};
+use crate::config::file::{keys_of, to_table};
 
 /// Any file with contents does for a kernel here.
 const KERNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");

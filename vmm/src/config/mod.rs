@@ -4,11 +4,14 @@
 //! [`RunConfig::validate`] checks what the values mean together. The two give different errors.
 
 pub mod address;
-mod check;
 pub mod choices;
 pub mod cpu_list;
 pub mod disk;
+pub mod file;
+mod nearest;
 pub mod net;
+pub mod planned;
+mod run;
 pub(crate) mod text;
 pub mod validation;
 pub mod vsock;
@@ -30,7 +33,7 @@ use self::vsock::VsockArg;
 use crate::cluster::ClusterFile;
 use crate::machine::VCPUS_MAX;
 use crate::size::ByteSize;
-pub use check::{ResolvedDonor, ValidatedRun, resolved_donor};
+pub use run::{ResolvedDonor, ValidatedRun, resolved_donor};
 
 /// Bytes per page.
 pub const PAGE_SIZE_BYTES: u64 = 4096;
