@@ -187,8 +187,16 @@ const UNSAID: &[Unsaid] = &[
         words: &["std::net", "std::os::unix::net", "socket2"],
     },
     Unsaid {
+        sources: "vmm/src/config",
+        words: &["clap", "crate::cli"],
+    },
+    Unsaid {
+        sources: "vmm/src/cluster",
+        words: &["clap", "crate::cli"],
+    },
+    Unsaid {
         sources: "vmm/src/instance",
-        words: &["clap", "kvm_bindings", "kvm_ioctls"],
+        words: &["clap", "crate::cli", "kvm_bindings", "kvm_ioctls"],
     },
 ];
 

@@ -14,9 +14,57 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::time;
 
-use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
+use crate::config::choice::choices;
 use crate::exit::ExitCode;
 use crate::progress::Stderr;
+
+choices! {
+    /// The least important level of messages that is shown.
+    LogLevel {
+        Error "error" "Failures of a command",
+        Warn "warn" "Problems that do not stop a command",
+        Info "info" "Events that a user needs to know once",
+        Debug "debug" "Decisions",
+        Trace "trace" "Messages between nodes too",
+    }
+    /// The format of messages.
+    LogFormat {
+        Text "text" "Lines of text",
+        Json "json" "One JSON object per line",
+    }
+}
+
+/// The verbosity of stderr.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verbosity {
+    /// Show more; twice for everything.
+    pub verbose: u8,
+    /// Show only warnings and errors.
+    pub quiet: bool,
+    /// Show this level.
+    pub log_level: Option<LogLevel>,
+    /// The format of messages.
+    pub log_format: LogFormat,
+}
+
+impl Default for Verbosity {
+    fn default() -> Self {
+        Self {
+            verbose: 0,
+            quiet: false,
+            log_level: None,
+            log_format: LogFormat::Text,
+        }
+    }
+}
+
+impl Verbosity {
+    /// Whether the user has set no verbosity.
+    #[must_use]
+    pub const fn is_default(self) -> bool {
+        self.verbose == 0 && !self.quiet && self.log_level.is_none()
+    }
+}
 
 /// Whether messages are objects of JSON. Nothing else is published by it.
 static AS_JSON: AtomicBool = AtomicBool::new(false);

@@ -5,9 +5,9 @@ mod commands;
 use std::io::{self, Write as _};
 use std::process;
 
-use ssi_hv::cli::verbosity::LogLevel;
 use ssi_hv::cli::{self, Action, CliError, Invocation, Refused};
 use ssi_hv::exit::ExitCode;
+use ssi_hv::logging::LogLevel;
 use ssi_hv::{instance, logging, open_files, progress};
 
 use crate::commands::{
@@ -77,8 +77,8 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         open_files::raise_limit();
     }
     match invocation.action {
-        Action::Run(config) => instance::run(&config),
-        Action::Node(config) => node::node(&config),
+        Action::Run(settings) => instance::run(&settings),
+        Action::Node(settings) => node::node(&settings),
         Action::Up(config) => up::up(&config, verbosity),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),

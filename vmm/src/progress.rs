@@ -19,7 +19,7 @@ use signal_hook::iterator::Signals;
 
 pub use self::messages::{Stderr, flush};
 use self::terminal::FreeLine;
-use crate::cli::verbosity::{LogFormat, LogLevel, Verbosity};
+use crate::logging::{LogFormat, LogLevel, Verbosity};
 
 /// How often a bar moves that shows only time.
 const TICK: Duration = Duration::from_millis(200);

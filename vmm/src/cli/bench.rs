@@ -1,16 +1,18 @@
 //! `ssi-hv bench`: what is measured.
 
 use clap::{Args, Subcommand, ValueEnum};
+use memory_fabric::fabric::{Compression, TransportKind};
 
 use std::net::SocketAddr;
 
+use super::words;
 use crate::config::address::HostPort;
 use crate::config::validation::{ValidationError, check_range, check_size, resolve_permitted};
-use crate::config::{Compression, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN, Transport};
+use crate::config::{CPUS_MAX, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN};
 use crate::size::ByteSize;
 
 /// Limit of threads that touch memory: as many as a guest has vCPUs.
-pub const BENCH_THREADS_MAX: u32 = crate::config::CPUS_MAX;
+pub const BENCH_THREADS_MAX: u32 = CPUS_MAX as u32;
 /// Limit of donors: all of them run on this host.
 pub const BENCH_DONORS_MAX: u32 = 8;
 /// Longest measurement, in seconds.
@@ -54,12 +56,12 @@ pub struct BenchTransportConfig {
     #[arg(
         long,
         value_name = "KIND",
-        value_enum,
-        default_value_t,
+        value_parser = words::<TransportKind>(),
+        default_value = "auto",
         hide_possible_values = true,
         help = "auto (all available), tcp, udp, rdma, hybrid (tcp and rdma) or loopback"
     )]
-    pub transport: Transport,
+    pub transport: TransportKind,
 
     /// Time limit per transport
     #[arg(long, value_name = "N", default_value_t = 5)]
@@ -82,7 +84,7 @@ impl BenchTransportConfig {
     /// Returns what is wrong, with its limit and remedy.
     pub fn validate(&self) -> Result<Option<SocketAddr>, ValidationError> {
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
-        if self.transport == Transport::Loopback && self.donor.is_some() {
+        if self.transport == TransportKind::Loopback && self.donor.is_some() {
             return Err(ValidationError::LoopbackWithDonor);
         }
         let Some(donor) = &self.donor else {
@@ -212,12 +214,12 @@ pub struct BenchFaultConfig {
     #[arg(
         long,
         value_name = "KIND",
-        value_enum,
-        default_value_t,
+        value_parser = words::<TransportKind>(),
+        default_value = "auto",
         hide_possible_values = true,
         help = "auto, tcp, udp or loopback; rdma and hybrid need a second host"
     )]
-    pub transport: Transport,
+    pub transport: TransportKind,
 
     /// Protect each page in transit with a CRC-32C
     #[arg(long)]
@@ -227,8 +229,8 @@ pub struct BenchFaultConfig {
     #[arg(
         long,
         value_name = "WHEN",
-        value_enum,
-        default_value_t,
+        value_parser = words::<Compression>(),
+        default_value = "auto",
         hide_possible_values = true,
         help = "Compress pages: auto, on or off"
     )]
@@ -260,9 +262,12 @@ impl BenchFaultConfig {
         check_range("--donors", self.donors, 1, BENCH_DONORS_MAX)?;
         check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)?;
         match self.transport {
-            Transport::Rdma => return Err(ValidationError::BenchByRdma("rdma")),
-            Transport::Hybrid => return Err(ValidationError::BenchByRdma("hybrid")),
-            Transport::Auto | Transport::Tcp | Transport::Udp | Transport::Loopback => {}
+            TransportKind::Rdma => return Err(ValidationError::BenchByRdma("rdma")),
+            TransportKind::Hybrid => return Err(ValidationError::BenchByRdma("hybrid")),
+            TransportKind::Auto
+            | TransportKind::Tcp
+            | TransportKind::Udp
+            | TransportKind::Loopback => {}
         }
         check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;
         if self.local_memory >= self.memory {

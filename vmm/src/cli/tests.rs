@@ -72,5 +72,5 @@ fn flags_and_the_file_have_the_same_defaults() {
     else {
         panic!("`run` without flags can be read");
     };
-    assert_eq!(*config, RunConfig::default());
+    assert_eq!(*config, RunSettings::default());
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use super::Node;
-use crate::config::RunConfig;
+use crate::config::RunSettings;
 use crate::config::file::{ConfigFileError, to_table};
 
 /// How often ssh asks whether the other host is there.
@@ -39,7 +39,7 @@ pub(super) fn arguments(flags: &Table) -> Vec<String> {
 /// # Errors
 ///
 /// If a path in it is not UTF-8.
-pub fn vm_arguments(vm: &RunConfig) -> Result<Vec<String>, ConfigFileError> {
+pub fn vm_arguments(vm: &RunSettings) -> Result<Vec<String>, ConfigFileError> {
     let mut words = vec!["run".to_owned()];
     words.extend(arguments(&to_table(vm)?));
     Ok(words)

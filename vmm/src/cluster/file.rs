@@ -1,21 +1,16 @@
 //! Reading and printing `cluster.toml`.
 
 use std::collections::{BTreeSet, HashSet};
-use std::convert::Infallible;
-use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::{Cluster, LISTEN_DEFAULT, NAMESPACE_NETWORK, Node, Place, command_line};
-use crate::cli::node::NodeConfig;
 use crate::config::address::HostPort;
 use crate::config::file::{self, ConfigFileError};
-use crate::config::text::serde_as_text;
-use crate::config::{RunConfig, ValidationError};
+use crate::config::{NodeSettings, RunSettings, ValidationError};
 
 /// What is planned in place of a file.
 const ETCD: &str = "etcd://";
@@ -61,43 +56,17 @@ pub enum ClusterError {
     Etcd(String),
 }
 
-/// What `--cluster` names: the file of nodes that run already.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ClusterFile(PathBuf);
-
-impl FromStr for ClusterFile {
-    type Err = Infallible;
-
-    fn from_str(text: &str) -> Result<Self, Infallible> {
-        Ok(Self(text.into()))
+/// Where a node of a file is, which runs already.
+pub(super) fn address_of(path: &Path, node: &Node) -> Result<HostPort, ClusterError> {
+    let address = node.reached_at(node.config.listen.clone());
+    if address.port() != 0 {
+        return Ok(address);
     }
-}
-
-impl fmt::Display for ClusterFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.display().fmt(f)
-    }
-}
-
-serde_as_text!(ClusterFile);
-
-impl ClusterFile {
-    pub(super) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    /// Where a node of it is, which runs already.
-    pub(super) fn address_of(&self, node: &Node) -> Result<HostPort, ClusterError> {
-        let address = node.reached_at(node.config.listen.clone());
-        if address.port() != 0 {
-            return Ok(address);
-        }
-        Err(part(
-            &self.0,
-            node.name.as_str(),
-            "its port is not known before it runs; give listen = \"HOST:PORT\" with a port, or address = \"HOST:PORT\"",
-        ))
-    }
+    Err(part(
+        path,
+        node.name.as_str(),
+        "its port is not known before it runs; give listen = \"HOST:PORT\" with a port, or address = \"HOST:PORT\"",
+    ))
 }
 
 fn part(path: &Path, node: &str, message: impl Into<String>) -> ClusterError {
@@ -136,15 +105,17 @@ impl Cluster {
     /// The first thing that is wrong.
     pub fn validate(&self, path: &Path) -> Result<(), ClusterError> {
         for node in &self.nodes {
-            let host = node.config.listen.host();
-            // A name is resolved where the node runs.
-            if (node.place.ssh.is_some() || node.place.namespace) && host.parse::<IpAddr>().is_err()
-            {
-                continue;
+            let elsewhere = node.place.ssh.is_some() || node.place.namespace;
+            let mut settings = node.config.clone();
+            if elsewhere {
+                // A name is resolved where the node runs.
+                if settings.listen.host().parse::<IpAddr>().is_err() {
+                    continue;
+                }
+                settings.metrics = None;
             }
-            let mut config = node.config.clone();
-            config.insecure |= node.place.namespace;
-            config.validate().map_err(|source| ClusterError::Node {
+            settings.insecure |= node.place.namespace;
+            settings.parse().map_err(|source| ClusterError::Node {
                 path: path.into(),
                 node: node.name.to_string(),
                 source: Box::new(source),
@@ -155,7 +126,7 @@ impl Cluster {
             .map(|(index, node)| (planned_address(index, node), None))
             .collect();
         self.vm_with(&planned)
-            .validate()
+            .parse()
             .map_err(|source| ClusterError::Vm {
                 path: path.into(),
                 source: Box::new(source),
@@ -232,7 +203,7 @@ fn read_table(what: &'static str, path: &Path) -> Result<Table, ClusterError> {
 }
 
 /// `[vm]`, or the file that `vm` names.
-fn take_vm(path: &Path, table: &mut Table) -> Result<RunConfig, ClusterError> {
+fn take_vm(path: &Path, table: &mut Table) -> Result<RunSettings, ClusterError> {
     let wrong = |message: String| ClusterError::Part {
         path: path.into(),
         part: "[vm]".into(),
@@ -253,7 +224,7 @@ fn take_vm(path: &Path, table: &mut Table) -> Result<RunConfig, ClusterError> {
             ));
         }
     };
-    file::check_keys(&path, "run", &keys, &file::keys_of::<RunConfig>())?;
+    file::check_keys(&path, "run", &keys, &file::keys_of::<RunSettings>())?;
     typed(keys).map_err(wrong)
 }
 
@@ -269,9 +240,7 @@ fn take_nodes(path: &Path, table: &mut Table) -> Result<Vec<Node>, ClusterError>
             });
         }
     };
-    let mut known = file::keys_of::<NodeConfig>();
-    // How `ssi-hv up` keeps it, which is not for the file to say.
-    known.remove("end-with-stdin");
+    let mut known = file::keys_of::<NodeSettings>();
     known.extend(Place::KEYS.map(str::to_owned));
     let mut nodes = Vec::new();
     let mut names = HashSet::new();
@@ -309,7 +278,7 @@ fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, Cluste
     if !keys.contains_key("listen") {
         keys.insert("listen".into(), LISTEN_DEFAULT.into());
     }
-    let config: NodeConfig = typed(keys).map_err(wrong)?;
+    let config: NodeSettings = typed(keys).map_err(wrong)?;
     let name = match &place.name {
         Some(name) => name.clone(),
         None => default_name

@@ -13,11 +13,10 @@ use std::path::PathBuf;
 use memory_fabric::fabric::Fingerprint;
 use serde::{Deserialize, Serialize};
 
-pub use self::file::{ClusterError, ClusterFile};
-use crate::cli::node::NodeConfig;
-use crate::config::RunConfig;
+pub use self::file::ClusterError;
 use crate::config::address::{Donor, HostPort};
 use crate::config::name::VmName;
+use crate::config::{NodeSettings, RunSettings};
 
 /// Where a node of this host listens when nothing is said: a free port of its own.
 const LISTEN_DEFAULT: &str = "127.0.0.1:0";
@@ -74,14 +73,14 @@ pub struct Node {
     /// Where it runs.
     pub place: Place,
     /// What it is told.
-    pub config: NodeConfig,
+    pub config: NodeSettings,
 }
 
 /// What a file says.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     /// The VM, without the nodes as donors.
-    pub vm: RunConfig,
+    pub vm: RunSettings,
     /// The nodes, in their order.
     pub nodes: Vec<Node>,
 }
@@ -141,7 +140,7 @@ impl Cluster {
     ///
     /// Where it is not said how much of the memory is here, nodes are asked for all that they have.
     #[must_use]
-    pub fn vm_with(&self, reached: &[(HostPort, Option<Fingerprint>)]) -> RunConfig {
+    pub fn vm_with(&self, reached: &[(HostPort, Option<Fingerprint>)]) -> RunSettings {
         let all = self.vm.local_memory.is_none();
         let nodes = self.nodes.iter().zip(reached);
         let donors = nodes.map(|(node, (address, fingerprint))| Donor {
@@ -161,14 +160,14 @@ impl Cluster {
 /// # Errors
 ///
 /// If its file is wrong, or does not say where a node listens.
-pub fn with_donors(mut config: RunConfig) -> Result<RunConfig, ClusterError> {
+pub fn with_donors(mut config: RunSettings) -> Result<RunSettings, ClusterError> {
     let Some(file) = config.cluster.take() else {
         return Ok(config);
     };
-    let nodes = file::read_nodes("--cluster", file.path())?;
+    let nodes = file::read_nodes("--cluster", &file)?;
     let reached = nodes
         .iter()
-        .map(|node| Ok((file.address_of(node)?, None)))
+        .map(|node| Ok((file::address_of(&file, node)?, None)))
         .collect::<Result<Vec<_>, ClusterError>>()?;
     let insecure = config.insecure;
     let mut config = Cluster { vm: config, nodes }.vm_with(&reached);

@@ -182,7 +182,7 @@ fn every_key_of_a_place_is_known_and_none_is_a_flag() {
     let mut known = Place::KEYS.map(str::to_owned).to_vec();
     known.sort();
     assert_eq!(file::keys_of_places(), known);
-    let flags = keys_of::<NodeConfig>();
+    let flags = keys_of::<NodeSettings>();
     assert!(known.iter().all(|key| !flags.contains(key)));
 }
 
@@ -194,11 +194,8 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     node.metrics = Some("127.0.0.1:9000".parse().expect("an address"));
     node.report = Some("r.json".into());
     let written = to_table(&node).expect("is TOML");
-    for flag in keys_of::<NodeConfig>() {
-        assert!(
-            flag == "end-with-stdin" || written.contains_key(&flag),
-            "{flag}"
-        );
+    for flag in keys_of::<NodeSettings>() {
+        assert!(written.contains_key(&flag), "{flag}");
     }
     let words = command_line::arguments(&written);
     for word in [
@@ -245,10 +242,10 @@ fn a_command_for_another_host_survives_its_shell() {
 fn run_takes_the_nodes_of_a_file_as_donors() {
     let with = |text: &str| {
         let file = file(text);
-        let config = RunConfig {
+        let config = RunSettings {
             kernel: Some(KERNEL.into()),
-            cluster: file.path.to_str().and_then(|text| text.parse().ok()),
-            ..RunConfig::default()
+            cluster: Some(file.path.clone()),
+            ..RunSettings::default()
         };
         with_donors(config).map_err(|error| error.to_string())
     };
@@ -271,9 +268,9 @@ fn run_takes_the_nodes_of_a_file_as_donors() {
     );
     let chosen = with("[[node]]\nnamespace = true\nmemory = '1G'").expect_err("no address");
     assert!(chosen.contains("its port is not known"), "{chosen}");
-    let etcd = RunConfig {
-        cluster: "etcd://h:2379".parse().ok(),
-        ..RunConfig::default()
+    let etcd = RunSettings {
+        cluster: Some("etcd://h:2379".into()),
+        ..RunSettings::default()
     };
     let etcd = with_donors(etcd).expect_err("is planned").to_string();
     assert!(

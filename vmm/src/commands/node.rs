@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
 use memory_fabric::donor::server::{Donor, DonorConfig};
@@ -12,8 +12,8 @@ use memory_fabric::fabric::SPIN_DEFAULT;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
-use ssi_hv::cli::node::NodeConfig;
 use ssi_hv::cluster::ready;
+use ssi_hv::config::NodeSettings;
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
@@ -51,24 +51,22 @@ fn watch(watched: &Watched) -> Option<Server> {
 }
 
 /// Lends memory until it is told to stop.
-pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
-    let listen = config.validate()?;
-    let metrics = config.metrics_address()?;
+pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
+    let config = settings.parse()?;
     let report = config.report.as_deref().map(ReportFile::prepare);
     let report = report.transpose().map_err(Failure::usage)?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
     let told = watch_signals().context("cannot watch for signals")?;
     if config.end_with_stdin {
-        let silence_max = Duration::from_secs(config.lease_seconds.into());
-        lifeline::watch_stdin(silence_max).context("cannot watch standard input")?;
+        lifeline::watch_stdin(config.lease).context("cannot watch standard input")?;
     }
     let donor_config = DonorConfig {
-        listen,
+        listen: config.listen,
         memory_bytes: config.memory.bytes(),
-        lease_duration_max: Duration::from_secs(config.lease_seconds.into()),
+        lease_duration_max: config.lease,
         spin: SPIN_DEFAULT,
-        rdma: config.rdma(),
+        rdma: config.rdma,
     };
     let donor = Arc::new(Donor::limited(&donor_config, config.rdma_connections)?);
     let watched = Watched {
@@ -76,14 +74,14 @@ pub fn node(config: &NodeConfig) -> Result<ExitCode, Failure> {
         donor: Arc::clone(&donor),
     };
     let metrics = metrics::serve(
-        metrics,
+        config.metrics,
         Service {
             subject: watched.clone(),
             routes: METRICS,
         },
     )?;
     let server = watch(&watched);
-    if !listen.ip().is_loopback() {
+    if !config.listen.ip().is_loopback() {
         tracing::warn!(
             "--insecure: any host that reaches {} can lease memory, and read and change memory of \
              VMs in transit; use it on a private network",

@@ -1,18 +1,18 @@
-//! `vm.toml`: reading it, laying the flags over it, and printing it.
+//! Files of TOML: reading `vm.toml` with flags laid over it, its keys, and printing it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
-use clap::parser::ValueSource;
-use clap::{ArgMatches, Args, Command};
-use serde::{Deserialize, Serialize};
+use serde::de::value::Error as ValueError;
+use serde::de::{Deserializer, Error as _, Visitor};
+use serde::{Deserialize, Serialize, forward_to_deserialize_any};
 use toml::Table;
 
+use super::RunSettings;
 use super::nearest::{nearest, with_suggestion};
 use super::planned;
-use crate::config::RunConfig;
 
 /// The largest file that is read: a configuration is a few lines, and a wrong path may name
 /// a disk image.
@@ -77,48 +77,38 @@ pub enum ConfigFileError {
     },
 }
 
-/// Reads a file and lays over it the flags that were given.
-///
-/// `matches` are those of the `run` command. A flag that is repeatable replaces the whole list
-/// of the file.
-///
-/// # Errors
-///
-/// If the file cannot be read, is malformed, or has a key that no flag has.
-pub fn merged(
-    path: &Path,
-    flags: &RunConfig,
-    matches: &ArgMatches,
-) -> Result<RunConfig, ConfigFileError> {
-    let text = read("--config", path)?;
-    let mut table = checked_table(path, &text)?;
-    let given = to_table(flags)?;
-    for arg in RunConfig::augment_args(Command::new("run")).get_arguments() {
-        let from_flag = matches.value_source(arg.get_id().as_str());
-        let key = arg.get_long().unwrap_or_default();
-        if let (Some(ValueSource::CommandLine), Some(value)) = (from_flag, given.get(key)) {
-            table.insert(key.to_owned(), value.clone());
-        }
+impl RunSettings {
+    /// Reads a file and lays over it the values of flags. A flag that is repeatable replaces the
+    /// whole list of the file.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, is malformed, or has a key that no flag has.
+    pub fn read(path: &Path, flags: Table) -> Result<Self, ConfigFileError> {
+        let text = read("--config", path)?;
+        let mut table = checked_table(path, &text)?;
+        table.extend(flags);
+        Self::deserialize(table).map_err(|error| malformed(path, "", &error))
     }
-    let mut merged = RunConfig::deserialize(table).map_err(|error| malformed(path, "", &error))?;
-    // No key of a file.
-    merged.end_with_fd = flags.end_with_fd;
-    Ok(merged)
+
+    /// The settings as the text of a `vm.toml`.
+    ///
+    /// # Errors
+    ///
+    /// If a path in them is not UTF-8.
+    pub fn printed(&self) -> Result<String, ConfigFileError> {
+        toml::to_string(self).map_err(|error| ConfigFileError::Unprintable {
+            message: error.to_string(),
+        })
+    }
 }
 
-/// The configuration as the text of a `vm.toml`.
+/// Settings by the keys that a file has for them.
 ///
 /// # Errors
 ///
-/// If a path in it is not UTF-8.
-pub fn printed(config: &RunConfig) -> Result<String, ConfigFileError> {
-    toml::to_string(config).map_err(|error| ConfigFileError::Unprintable {
-        message: error.to_string(),
-    })
-}
-
-/// The keys of what flags say, as a file has them.
-pub(crate) fn to_table(config: &impl Serialize) -> Result<Table, ConfigFileError> {
+/// If a path in them is not UTF-8.
+pub fn to_table(config: &impl Serialize) -> Result<Table, ConfigFileError> {
     Table::try_from(config).map_err(|error| ConfigFileError::Unprintable {
         message: error.to_string(),
     })
@@ -179,18 +169,44 @@ pub fn has_key(path: &Path, keys: &[&str]) -> bool {
 /// Parses the text; every key is known and every value has the right form.
 fn checked_table(path: &Path, text: &str) -> Result<Table, ConfigFileError> {
     let table: Table = toml::from_str(text).map_err(|error| malformed(path, text, &error))?;
-    check_keys(path, "run", &table, &keys_of::<RunConfig>())?;
-    toml::from_str::<RunConfig>(text).map_err(|error| malformed(path, text, &error))?;
+    check_keys(path, "run", &table, &keys_of::<RunSettings>())?;
+    toml::from_str::<RunSettings>(text).map_err(|error| malformed(path, text, &error))?;
     Ok(table)
 }
 
-/// The keys that a file may have for these flags: their names.
-pub(crate) fn keys_of<A: Args>() -> BTreeSet<String> {
-    A::augment_args(Command::new("keys"))
-        .get_arguments()
-        .filter(|arg| !arg.is_hide_set())
-        .filter_map(|arg| arg.get_long().map(str::to_owned))
-        .collect()
+/// The keys that a file may have for these settings.
+#[must_use]
+pub fn keys_of<T: for<'de> Deserialize<'de>>() -> BTreeSet<String> {
+    let mut keys = BTreeSet::new();
+    // Nothing is read: a structure names its keys when it asks for them.
+    let _ = T::deserialize(Keys(&mut keys));
+    keys
+}
+
+/// Takes the keys of a structure that would be read.
+struct Keys<'a>(&'a mut BTreeSet<String>);
+
+impl<'de> Deserializer<'de> for Keys<'_> {
+    type Error = ValueError;
+
+    fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, ValueError> {
+        Err(ValueError::custom("not a structure"))
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, ValueError> {
+        self.0.extend(fields.iter().map(|&key| key.to_owned()));
+        self.deserialize_any(visitor)
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 char str string bytes byte_buf option unit
+        unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+    }
 }
 
 /// Fails at a key that is none of `known`, which are those of the command `verb`.

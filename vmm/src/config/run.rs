@@ -1,20 +1,27 @@
-//! What the values of a configuration mean together, and what follows from them.
+//! Parsing the settings of `ssi-hv run`: what the values mean together, and what follows from them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use devices::virtio::MEM_BLOCK_BYTES;
-use memory_fabric::fabric::Fingerprint;
+use memory_fabric::fabric::{Compression, Fingerprint, TransportKind};
 
-use super::{
-    CPUS_MAX, DONOR_GRACE_SECONDS_MAX, DONORS_MAX, GUEST_MEMORY_MAX, GUEST_MEMORY_MIN,
-    LOCAL_MEMORY_MIN, OnReboot, PAGE_SIZE_BYTES, RunConfig, Switch, TIMEOUT_SECONDS_MAX, Transport,
-};
-use crate::config::address::{Donor, HostPort};
-use crate::config::validation::{
+use super::address::{Donor, HostPort};
+use super::choice::{HugePages, Numa, OnReboot, Prefetching, Switch};
+use super::cpu_list::CpuList;
+use super::disk::DiskArg;
+use super::name::VmName;
+use super::net::NetArg;
+use super::settings::RunSettings;
+use super::validation::{
     ValidationError, check_cmdline, check_command, check_file, check_metrics, check_pinning,
     check_range, check_size, resolve_permitted,
+};
+use super::vsock::VsockArg;
+use super::{
+    CPUS_MAX, DONOR_GRACE_SECONDS_MAX, DONORS_MAX, GUEST_MEMORY_MAX, GUEST_MEMORY_MIN,
+    LOCAL_MEMORY_MIN, PAGE_SIZE_BYTES, TIMEOUT_SECONDS_MAX,
 };
 use crate::machine::{VIRTIO_DEVICES_MAX, command_line};
 use crate::size::ByteSize;
@@ -33,34 +40,85 @@ pub struct ResolvedDonor {
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// A configuration that was checked, with what follows from it.
+/// A virtual machine that can be started, as far as its settings tell.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ValidatedRun {
+pub struct RunConfig {
+    /// The name that the user gave it.
+    pub name: Option<VmName>,
     /// The kernel; it could be opened.
     pub kernel: PathBuf,
     /// The initial RAM disk; it could be opened.
     pub initrd: Option<PathBuf>,
+    /// The command to run in the guest, short enough for the guest's init.
+    pub exec: Option<String>,
+    /// After this time the guest is stopped.
+    pub timeout: Option<Duration>,
+    /// The file for the guest's console.
+    pub console: Option<PathBuf>,
+    /// Kernel parameters beside the default ones, which leave room for them.
+    pub kernel_parameters: String,
+    /// How many vCPUs there are, from 1.
+    pub cpus: u8,
+    /// The host's CPU for each vCPU, allowed for this process.
+    pub cpu_pinning: Option<CpuList>,
     /// Memory of the guest, a multiple of the page size.
     pub memory: ByteSize,
     /// How much memory may be added while it runs, whole blocks.
     pub hotplug_memory: Option<ByteSize>,
-    /// How much of all that is here at once, a multiple of the page size.
+    /// Whether the guest reports free memory.
+    pub balloon: bool,
+    /// The disks, in the order in which the guest finds them.
+    pub disks: Vec<DiskArg>,
+    /// The network cards, likewise.
+    pub nets: Vec<NetArg>,
+    /// Sockets between guest and host.
+    pub vsock: Option<VsockArg>,
+    /// The socket of the second console.
+    pub hvc: Option<PathBuf>,
+    /// Whether the guest gets random numbers of the host.
+    pub rng: bool,
+    /// What a reboot of the guest does.
+    pub on_reboot: OnReboot,
+    /// How much of all memory is here at once, a multiple of the page size.
     pub local_memory: ByteSize,
     /// The donors, no two with the same address.
     pub donors: Vec<ResolvedDonor>,
+    /// How pages travel.
+    pub transport: TransportKind,
+    /// What the guest sees of where its memory is.
+    pub numa: Numa,
+    /// Whether memory with its home here may be in huge pages.
+    pub huge_pages: bool,
+    /// Whether each page in transit has a checksum of ours.
+    pub checksum: bool,
+    /// Whether pages are compressed on the network.
+    pub compression: Compression,
+    /// Whether pages are fetched before they are touched.
+    pub prefetch: bool,
+    /// The file for the working set of this run.
+    pub record_working_set: Option<PathBuf>,
+    /// The working set of an earlier run.
+    pub replay_working_set: Option<PathBuf>,
     /// How long the guest stays paused for a lost donor.
     pub donor_grace: Duration,
-    /// Where Prometheus is answered.
+    /// Whether donors may be on other hosts.
+    pub insecure: bool,
+    /// The address for Prometheus metrics.
     pub metrics: Option<SocketAddr>,
+    /// The file for the report.
+    pub report: Option<PathBuf>,
+    /// The pipe with whose end the run ends.
+    pub end_with_fd: Option<u32>,
 }
 
-impl RunConfig {
-    /// Checks what the values mean together, opens the files and resolves the donors' names.
+impl RunSettings {
+    /// Compares the values with their limits, with each other and with this host: opens files and
+    /// resolves the names of donors.
     ///
     /// # Errors
     ///
     /// The first thing that is wrong, with its limit and remedy.
-    pub fn validate(&self) -> Result<ValidatedRun, ValidationError> {
+    pub fn parse(&self) -> Result<RunConfig, ValidationError> {
         let kernel = self.kernel.clone().ok_or(ValidationError::KernelNotGiven)?;
         check_file("--kernel", &kernel)?;
         if let Some(initrd) = &self.initrd {
@@ -75,9 +133,10 @@ impl RunConfig {
         if let Some(seconds) = self.timeout_seconds {
             check_range("--timeout", seconds, 1, TIMEOUT_SECONDS_MAX)?;
         }
-        let given = command_line(&self.kernel_parameters()).len();
+        let kernel_parameters = self.kernel_parameters();
+        let given = command_line(&kernel_parameters).len();
         check_cmdline(&self.cmdline, given.saturating_sub(self.cmdline.len()))?;
-        check_range("--cpus", self.cpus, 1, CPUS_MAX)?;
+        let cpus = checked_cpus(self.cpus)?;
         if let Some(pinning) = &self.cpu_pinning {
             check_pinning(pinning, self.cpus)?;
         }
@@ -96,28 +155,52 @@ impl RunConfig {
             });
         }
         self.check_hotplug_memory()?;
-        if matches!(self.transport, Transport::Rdma | Transport::Hybrid) && self.checksum {
+        if matches!(self.transport, TransportKind::Rdma | TransportKind::Hybrid) && self.checksum {
             return Err(ValidationError::RdmaWithChecksum);
         }
         self.check_devices()?;
         let donors = self.resolved_donors()?;
         let local_memory = self.checked_local_memory()?;
-        Ok(ValidatedRun {
+        Ok(RunConfig {
+            name: self.name.clone(),
             kernel,
             initrd: self.initrd.clone(),
+            exec: self.exec.clone(),
+            timeout: self.timeout_seconds.map(seconds),
+            console: self.console.clone(),
+            kernel_parameters,
+            cpus,
+            cpu_pinning: self.cpu_pinning.clone(),
             memory: self.memory,
             hotplug_memory: self.hotplug_memory,
+            balloon: self.balloon == Switch::On,
+            disks: self.disks.clone(),
+            nets: self.nets.clone(),
+            vsock: self.vsock.clone(),
+            hvc: self.hvc.clone(),
+            rng: self.rng == Switch::On,
+            on_reboot: self.on_reboot,
             local_memory,
             donors,
-            donor_grace: Duration::from_secs(self.donor_grace_seconds.into()),
+            transport: self.transport,
+            numa: self.numa,
+            huge_pages: self.huge_pages == HugePages::Auto,
+            checksum: self.checksum,
+            compression: self.compression,
+            prefetch: self.prefetch == Prefetching::Auto,
+            record_working_set: self.record_working_set.clone(),
+            replay_working_set: self.replay_working_set.clone(),
+            donor_grace: seconds(self.donor_grace_seconds),
+            insecure: self.insecure,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
+            report: self.report.clone(),
+            end_with_fd: self.end_with_fd,
         })
     }
 
     /// The kernel parameters beside the default ones. Where memory can be added, a stock kernel takes
     /// what is plugged into use by itself, and so that it can be given back.
-    #[must_use]
-    pub fn kernel_parameters(&self) -> String {
+    fn kernel_parameters(&self) -> String {
         match self.hotplug_memory {
             Some(_) => format!("memhp_default_state=online_movable {}", self.cmdline),
             None => self.cmdline.clone(),
@@ -169,7 +252,7 @@ impl RunConfig {
                 count: self.donors.len(),
             });
         }
-        if self.transport == Transport::Loopback && !self.donors.is_empty() {
+        if self.transport == TransportKind::Loopback && !self.donors.is_empty() {
             return Err(ValidationError::LoopbackWithDonor);
         }
         let mut resolved: Vec<ResolvedDonor> = Vec::with_capacity(self.donors.len());
@@ -212,7 +295,7 @@ impl RunConfig {
                 },
             });
         }
-        if local < memory && self.donors.is_empty() && self.transport != Transport::Loopback {
+        if local < memory && self.donors.is_empty() && self.transport != TransportKind::Loopback {
             let missing = memory.saturating_sub(local);
             return Err(ValidationError::NoDonor {
                 local,
@@ -240,6 +323,15 @@ impl RunConfig {
     }
 }
 
+fn seconds(seconds: u32) -> Duration {
+    Duration::from_secs(seconds.into())
+}
+
+fn checked_cpus(cpus: u32) -> Result<u8, ValidationError> {
+    check_range("--cpus", cpus, 1, CPUS_MAX.into())?;
+    Ok(u8::try_from(cpus).unwrap_or(CPUS_MAX))
+}
+
 /// Checks a donor, and resolves its name.
 ///
 /// # Errors
@@ -247,7 +339,7 @@ impl RunConfig {
 /// If it cannot be used, or not with this transport, or not without `insecure`.
 pub fn resolved_donor(
     donor: &Donor,
-    transport: Transport,
+    transport: TransportKind,
     insecure: bool,
 ) -> Result<ResolvedDonor, ValidationError> {
     if donor.address.port() == 0 {
@@ -255,7 +347,7 @@ pub fn resolved_donor(
             address: donor.address.clone(),
         });
     }
-    if donor.fingerprint.is_some() && transport != Transport::Udp {
+    if donor.fingerprint.is_some() && transport != TransportKind::Udp {
         return Err(ValidationError::FingerprintWithoutUdp {
             address: donor.address.clone(),
         });

@@ -1,7 +1,12 @@
-//! Tests of what [`RunConfig::validate`] accepts and refuses.
+//! Tests of what [`RunSettings::parse`] accepts and refuses.
 
-use super::*;
 use std::time::Duration;
+
+use memory_fabric::fabric::TransportKind;
+
+use super::address::Donor;
+use super::cpu_list::CpuList;
+use super::*;
 
 fn mib(mib: u64) -> ByteSize {
     ByteSize::from_mib(mib)
@@ -14,29 +19,29 @@ fn donors(list: &[&str]) -> Vec<Donor> {
 }
 
 /// A configuration that is valid: 1 GiB, of which 256 MiB stay here.
-fn valid() -> RunConfig {
-    RunConfig {
+fn valid() -> RunSettings {
+    RunSettings {
         // Any file with contents does: what is in it is not looked at here.
         kernel: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into()),
         memory: mib(1024),
         local_memory: Some(mib(256)),
         donors: donors(&["127.0.0.1:7000"]),
-        ..RunConfig::default()
+        ..RunSettings::default()
     }
 }
 
 /// The one line with which a changed configuration is refused.
-fn refused(change: impl FnOnce(&mut RunConfig)) -> String {
+fn refused(change: impl FnOnce(&mut RunSettings)) -> String {
     let mut config = valid();
     change(&mut config);
-    let error = config.validate().expect_err("to be refused");
+    let error = config.parse().expect_err("to be refused");
     let message = error.to_string();
     assert_eq!(message.lines().count(), 1, "{message}");
     message
 }
 
 /// What is refused, and every text that the line must have: value, limit, remedy.
-fn assert_refused(change: impl FnOnce(&mut RunConfig), texts: &[&str]) {
+fn assert_refused(change: impl FnOnce(&mut RunSettings), texts: &[&str]) {
     let message = refused(change);
     for text in texts {
         assert!(message.contains(text), "no {text:?} in {message:?}");
@@ -45,7 +50,7 @@ fn assert_refused(change: impl FnOnce(&mut RunConfig), texts: &[&str]) {
 
 #[test]
 fn a_complete_configuration_is_accepted() {
-    let run = valid().validate().expect("is valid");
+    let run = valid().parse().expect("is valid");
     assert_eq!(run.memory, mib(1024));
     assert_eq!(run.local_memory, mib(256));
     assert_eq!(run.donors[0].address.to_string(), "127.0.0.1:7000");
@@ -67,12 +72,12 @@ fn memory_that_may_be_added_is_whole_blocks_within_what_a_guest_can_have() {
     );
     let mut config = valid();
     config.hotplug_memory = Some(most);
-    let run = config.validate().expect("is valid");
+    let run = config.parse().expect("is valid");
     assert_eq!(run.hotplug_memory, Some(most));
     // It needs a place for its device.
     let nets = |count| vec!["tap=tap0".parse().expect("a tap"); count];
     config.nets = nets(5);
-    assert!(config.validate().is_ok());
+    assert!(config.parse().is_ok());
     assert_refused(
         |run| {
             run.hotplug_memory = Some(mib(2));
@@ -88,7 +93,7 @@ fn local_memory_beyond_the_guests_is_for_what_is_added() {
     config.donors.clear();
     config.local_memory = Some(mib(1536));
     config.hotplug_memory = Some(mib(512));
-    let run = config.validate().expect("is valid");
+    let run = config.parse().expect("is valid");
     assert_eq!(run.local_memory, mib(1536));
     assert_refused(
         |run| {
@@ -109,7 +114,7 @@ fn without_donors_all_memory_stays_here() {
     let mut config = valid();
     config.local_memory = None;
     config.donors.clear();
-    let run = config.validate().expect("is valid");
+    let run = config.parse().expect("is valid");
     assert_eq!(run.local_memory, run.memory);
 }
 
@@ -118,9 +123,9 @@ fn what_donors_are_asked_for_does_not_stay_here() {
     let mut config = valid();
     config.local_memory = None;
     config.donors = donors(&["127.0.0.1:7000,memory=512M", "127.0.0.1:7001,memory=256M"]);
-    assert_eq!(config.validate().expect("is valid").local_memory, mib(256));
+    assert_eq!(config.parse().expect("is valid").local_memory, mib(256));
     config.donors = donors(&["127.0.0.1:7000,memory=8G"]);
-    let run = config.validate().expect("is valid");
+    let run = config.parse().expect("is valid");
     assert_eq!(run.local_memory, LOCAL_MEMORY_MIN);
 }
 
@@ -128,10 +133,10 @@ fn what_donors_are_asked_for_does_not_stay_here() {
 fn the_loopback_transport_needs_no_donor() {
     let mut config = valid();
     config.donors.clear();
-    config.transport = Transport::Loopback;
-    assert_eq!(config.validate().expect("is valid").local_memory, mib(256));
+    config.transport = TransportKind::Loopback;
+    assert_eq!(config.parse().expect("is valid").local_memory, mib(256));
     assert_refused(
-        |c| c.transport = Transport::Loopback,
+        |c| c.transport = TransportKind::Loopback,
         &["--donor", "remove"],
     );
 }
@@ -169,7 +174,7 @@ fn numbers_outside_their_range_are_refused() {
 fn each_vcpu_has_one_cpu_that_this_process_may_use() {
     let pin = |cpus, list: &str| {
         let list = list.parse().expect("a list");
-        move |c: &mut RunConfig| {
+        move |c: &mut RunSettings| {
             c.cpus = cpus;
             c.cpu_pinning = Some(list);
         }
@@ -185,7 +190,7 @@ fn each_vcpu_has_one_cpu_that_this_process_may_use() {
     let first = allowed.0[0];
     let mut config = valid();
     pin(2, &format!("{first},{first}"))(&mut config);
-    assert!(config.validate().is_ok());
+    assert!(config.parse().is_ok());
 }
 
 #[test]
@@ -210,7 +215,7 @@ fn local_memory_has_a_least_and_a_most() {
         |c| c.local_memory = Some(mib(8)),
         &["8 MiB", "16 MiB is the least"],
     );
-    let too_much = |c: &mut RunConfig| c.local_memory = Some(mib(2048));
+    let too_much = |c: &mut RunSettings| c.local_memory = Some(mib(2048));
     assert_refused(too_much, &["--local-memory 2 GiB", "--memory 1 GiB"]);
     assert!(!refused(too_much).contains("--hotplug-memory"));
 }
@@ -256,7 +261,7 @@ fn a_donor_must_be_reachable_in_principle() {
 
 #[test]
 fn a_donor_beyond_this_host_needs_insecure() {
-    let remote = |c: &mut RunConfig| c.donors = donors(&["192.0.2.1:7000"]);
+    let remote = |c: &mut RunSettings| c.donors = donors(&["192.0.2.1:7000"]);
     assert_refused(
         remote,
         &["192.0.2.1:7000", "without authentication", "add --insecure"],
@@ -264,13 +269,13 @@ fn a_donor_beyond_this_host_needs_insecure() {
     let mut config = valid();
     remote(&mut config);
     config.insecure = true;
-    assert!(config.validate().is_ok());
+    assert!(config.parse().is_ok());
 }
 
 #[test]
 fn a_checksum_of_ours_is_refused_where_pages_are_read_by_rdma() {
     assert_refused(
-        |c| (c.transport, c.checksum) = (Transport::Rdma, true),
+        |c| (c.transport, c.checksum) = (TransportKind::Rdma, true),
         &["remove --checksum", "use --transport tcp"],
     );
 }

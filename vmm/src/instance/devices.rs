@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::{RunConfig, Switch};
+use crate::config::RunConfig;
 use crate::control_socket::changes::Changes;
 use crate::control_socket::files::remove_with_ours;
 use anyhow::Context as _;
@@ -44,7 +44,7 @@ impl HostDevices {
     /// Opens all that a configuration names.
     pub fn open(config: &RunConfig) -> Result<Self, Failure> {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
-        if config.rng == Switch::On {
+        if config.rng {
             devices.push(Arc::new(Entropy::new().context(
                 "cannot open /dev/urandom; mount devtmpfs on /dev, or leave the device away with --rng off",
             )?));
@@ -88,7 +88,7 @@ impl HostDevices {
     ) -> GuestDevices {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         let mut balloon = None;
-        if config.balloon == Switch::On {
+        if config.balloon {
             let free_memory = FreeMemory(fabric.discarder());
             let device = Arc::new(Balloon::new(Arc::new(free_memory)));
             devices.push(Arc::clone(&device) as Arc<dyn VirtioDevice>);

@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -71,13 +70,13 @@ pub fn console(file: Option<File>) -> ConsoleConfig {
 
 impl Exec {
     /// Makes ready what the guest boots with, if there is a command to run.
-    pub fn prepare(config: &RunConfig, initrd: Option<&Path>) -> Result<Option<Self>, Failure> {
+    pub fn prepare(config: &RunConfig) -> Result<Option<Self>, Failure> {
         let Some(command) = &config.exec else {
             return Ok(None);
         };
         Ok(Some(Self {
             command: command.clone(),
-            archive: archive::with_command(command, initrd)?.into(),
+            archive: archive::with_command(command, config.initrd.as_deref())?.into(),
             channel: Channel::default(),
             tail: Tail::default(),
             console_is_kept: config.console.is_some(),

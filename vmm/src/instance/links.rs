@@ -1,6 +1,6 @@
 //! How pages travel: in a line at the start, and in the report.
 
-use crate::config::ValidatedRun;
+use crate::config::RunConfig;
 use crate::report::{PathMeasured, PathUsed, TransportUsed};
 use crate::size::ByteSize;
 use memory_fabric::fabric::{Fabric, PathKind, Tier};
@@ -10,14 +10,14 @@ use memory_fabric::stream::Carrier;
 use memory_fabric::transport::measure::Measured;
 
 /// Where the guest's memory is, and how it travels, in a line.
-pub fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
+pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
     let plan = fabric.plan();
     let size = |pages: u64| ByteSize::from_bytes(pages << PAGE_SHIFT);
-    let more = wanted
+    let more = config
         .hotplug_memory
         .map_or(String::new(), |size| format!("; up to {size} can be added"));
     if fabric.nodes().len() == 1 {
-        return format!("memory {}, all of it local{more}", wanted.memory);
+        return format!("memory {}, all of it local{more}", config.memory);
     }
     let transport = transport_used(fabric);
     let bulk = if transport.bulk == transport.kind {
@@ -35,7 +35,7 @@ pub fn describe(fabric: &Fabric, wanted: &ValidatedRun) -> String {
     let all = plan.homes.ram_pages();
     format!(
         "memory {}: {} at home here, {} on {} donor(s) with a cache of {}; transport {}{bulk}, tier {}{page}{refusal}{more}",
-        wanted.memory,
+        config.memory,
         size(plan.home_here_pages),
         size(all - plan.home_here_pages),
         fabric.nodes().len() - 1,
@@ -55,8 +55,8 @@ pub fn transport_used(fabric: &Fabric) -> TransportUsed {
 }
 
 /// What to say of donors that were named and are not asked for anything.
-pub fn unused(fabric: &Fabric, wanted: &ValidatedRun) -> Option<String> {
-    let (local, count) = (wanted.local_memory, wanted.donors.len());
+pub fn unused(fabric: &Fabric, config: &RunConfig) -> Option<String> {
+    let (local, count) = (config.local_memory, config.donors.len());
     (count > 0 && fabric.nodes().len() == 1).then(|| {
         format!(
             "--local-memory {local} is all that the guest has, so that none of the {count} donor(s) is \

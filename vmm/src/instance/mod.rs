@@ -19,6 +19,6 @@ mod vm_routes;
 mod working_set;
 
 pub use self::observe::percentiles;
-pub use self::run::{compression, run};
+pub use self::run::run;
 pub use self::supervisor::LATE_END_TIME_MAX;
 pub use self::timeline::distribution;

@@ -6,9 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use crate::config::name::called;
-use crate::config::{
-    self, HugePages, Numa, OnReboot, Prefetching, RunConfig, Transport, ValidatedRun,
-};
+use crate::config::{Numa, OnReboot, RunConfig, RunSettings};
 use crate::control_socket::changes::Changes;
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
@@ -22,9 +20,7 @@ use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
 use crate::{host, metrics};
 use anyhow::{Context as _, anyhow};
-use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, LocalUse, SPIN_DEFAULT, TransportKind,
-};
+use memory_fabric::fabric::{DonorAddress, Fabric, FabricConfig, LocalUse, SPIN_DEFAULT};
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
@@ -46,27 +42,27 @@ use super::working_set::WorkingSet;
 use crate::failure::Failure;
 
 /// Boots a guest and stays until it ends. With a command in it the exit code is that command's.
-pub fn run(config: &RunConfig) -> Result<ExitCode, Failure> {
-    let result = run_to_end(config);
-    match config.exec {
+pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
+    let result = run_to_end(settings);
+    match settings.exec {
         Some(_) => result.map_err(Failure::with_exec),
         None => result,
     }
 }
 
-fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
+fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let started = Instant::now();
-    let wanted = config.validate()?;
+    let config = &settings.parse()?;
     let report_file = config.report.as_deref().map(ReportFile::prepare);
     let report_file = report_file.transpose().map_err(Failure::usage)?;
     let supervisor =
         Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
     let mut report = Report::new(host::detect());
     report.guest = Guest {
-        memory_bytes: wanted.memory.bytes(),
-        cpus: config.cpus,
+        memory_bytes: config.memory.bytes(),
+        cpus: config.cpus.into(),
         cpu_pinning: config.cpu_pinning.clone().map(|list| list.0),
-        kernel: Some(wanted.kernel.display().to_string()),
+        kernel: Some(config.kernel.display().to_string()),
     };
     let watched = Arc::new(Watched {
         name: vm_name(config),
@@ -83,7 +79,7 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
         config: config.clone(),
     });
     let mut exec = None;
-    let mut result = open_and_boot(config, &wanted, &watched, &mut exec, &mut report);
+    let mut result = open_and_boot(config, &watched, &mut exec, &mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -122,7 +118,6 @@ fn run_to_end(config: &RunConfig) -> Result<ExitCode, Failure> {
 /// here is told by the report.
 fn open_and_boot(
     config: &RunConfig,
-    wanted: &ValidatedRun,
     watched: &Arc<Watched>,
     exec: &mut Option<Exec>,
     report: &mut Report,
@@ -136,7 +131,7 @@ fn open_and_boot(
     // First of all, so that of two with one name the second leaves the files of the first alone.
     let server = listen(config, watched)?;
     let metrics = metrics::serve(
-        wanted.metrics,
+        config.metrics,
         Service {
             subject: Arc::clone(watched),
             routes: OF_VM,
@@ -146,11 +141,10 @@ fn open_and_boot(
         tracing::info!("metrics on http://{address}/metrics");
     }
     let console = console_file(config)?;
-    *exec = Exec::prepare(config, wanted.initrd.as_deref())?;
+    *exec = Exec::prepare(config)?;
     let devices = HostDevices::open(config)?;
     let run = Run {
         config,
-        wanted,
         supervisor,
         exec: exec.as_ref(),
         console: console.as_ref(),
@@ -205,7 +199,6 @@ fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, 
 /// A run whose configuration was found valid.
 struct Run<'a> {
     config: &'a RunConfig,
-    wanted: &'a ValidatedRun,
     supervisor: &'a Arc<Supervisor>,
     watched: &'a Watched,
     exec: Option<&'a Exec>,
@@ -214,7 +207,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Boots the guest, and again each time that it reboots, where that is wanted.
+    /// Boots the guest, and again each time that it reboots, where that is config.
     fn boot_until_it_ends(
         &self,
         devices: &HostDevices,
@@ -250,15 +243,15 @@ impl Run<'_> {
         begun: Instant,
         report: &mut Report,
     ) -> Result<(ExitCode, bool), Failure> {
-        let (config, wanted, supervisor) = (self.config, self.wanted, self.supervisor);
+        let (config, supervisor) = (self.config, self.supervisor);
         let watched = self.watched;
-        let mut fabric_config = fabric_config(config, wanted)?;
-        let working_set = WorkingSet::prepare(config, wanted, &mut fabric_config)?;
+        let mut fabric_config = fabric_config(config)?;
+        let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
         let fabric = connect(config, &fabric_config, supervisor)?;
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
-        tracing::info!("{}", describe(&fabric, wanted));
-        let warnings = [unused(&fabric, wanted), advice(&fabric)];
+        tracing::info!("{}", describe(&fabric, config));
+        let warnings = [unused(&fabric, config), advice(&fabric)];
         for warning in warnings.into_iter().flatten() {
             tracing::warn!("{warning}");
         }
@@ -276,26 +269,26 @@ impl Run<'_> {
         if let Some(plugged) = devices.plugged {
             watched.plugged.set(plugged);
         }
-        let parameters = config.kernel_parameters();
+        let parameters = &config.kernel_parameters;
         let sampler =
             Sampler::start(Arc::clone(fabric.stats())).context("cannot start a thread")?;
         let machine_config = MachineConfig {
-            kernel: wanted.kernel.clone(),
+            kernel: config.kernel.clone(),
             initrd: match self.exec {
                 Some(exec) => Some(exec.initrd()),
-                None => wanted.initrd.clone().map(Initrd::File),
+                None => config.initrd.clone().map(Initrd::File),
             },
             cmdline: match self.exec {
-                Some(exec) => exec.command_line(&parameters),
-                None => command_line(&parameters),
+                Some(exec) => exec.command_line(parameters),
+                None => command_line(parameters),
             },
-            cpus: u8::try_from(config.cpus).context("--cpus")?,
+            cpus: config.cpus,
             pinning: config.cpu_pinning.clone().unwrap_or_default().0,
-            hotplug_bytes: wanted.hotplug_memory.map_or(0, ByteSize::bytes),
+            hotplug_bytes: config.hotplug_memory.map_or(0, ByteSize::bytes),
             devices: devices.devices,
             numa,
         };
-        let memory = guest_memory(fabric.memory(), wanted)?;
+        let memory = guest_memory(fabric.memory(), config)?;
         let console = self.console.map(File::try_clone).transpose();
         let console = console.context("cannot use the file of --console")?;
         let console = match self.exec {
@@ -348,39 +341,28 @@ fn vm_name(config: &RunConfig) -> String {
     called(config.name.as_ref(), std::process::id())
 }
 
-pub(super) fn fabric_config(
-    config: &RunConfig,
-    wanted: &ValidatedRun,
-) -> Result<FabricConfig, Failure> {
+pub(super) fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
     let pages = |(start, bytes): (GuestAddress, u64)| {
         let first = PageIndex::containing(start.0)?;
         let count = u32::try_from(bytes >> PAGE_SHIFT).ok()?;
         Some(PageRange::new(first, count))
     };
     let above = "guest memory is above the limit of 16 TiB";
-    let memory = wanted.memory.bytes();
+    let memory = config.memory.bytes();
     let ram = guest_memory_ranges(memory).into_iter().map(pages);
-    let hotplug = wanted
+    let hotplug = config
         .hotplug_memory
         .map(|size| (hotplug_start(memory), size.bytes()));
-    let transport = match config.transport {
-        Transport::Loopback => TransportKind::Loopback,
-        Transport::Rdma => TransportKind::Rdma,
-        Transport::Hybrid => TransportKind::Hybrid,
-        Transport::Auto => TransportKind::Auto,
-        Transport::Tcp => TransportKind::Tcp,
-        Transport::Udp => TransportKind::Udp,
-    };
     Ok(FabricConfig {
         vm: vm_name(config),
-        nodes: NodeIds::in_order(transport.lenders(wanted.donors.len())),
+        nodes: NodeIds::in_order(config.transport.lenders(config.donors.len())),
         ram: ram.collect::<Option<_>>().context(above)?,
-        local_bytes: wanted.local_memory.bytes(),
+        local_bytes: config.local_memory.bytes(),
         local_use: match config.numa {
             Numa::Flat => LocalUse::Cache,
             Numa::Expose => LocalUse::Home,
         },
-        donors: wanted
+        donors: config
             .donors
             .iter()
             .map(|donor| DonorAddress {
@@ -389,15 +371,15 @@ pub(super) fn fabric_config(
                 bytes: donor.memory.map(ByteSize::bytes),
             })
             .collect(),
-        transport,
+        transport: config.transport,
         checksum: config.checksum,
-        compression: compression(config.compression),
-        grace: wanted.donor_grace,
-        prefetch: config.prefetch == Prefetching::Auto,
+        compression: config.compression,
+        grace: config.donor_grace,
+        prefetch: config.prefetch,
         record: config.record_working_set.is_some(),
         replay: Vec::new(),
         spin: SPIN_DEFAULT,
-        huge_pages: config.huge_pages == HugePages::Auto,
+        huge_pages: config.huge_pages,
         hotplug: match hotplug {
             Some(range) => Some(pages(range).context(above)?),
             None => None,
@@ -406,22 +388,13 @@ pub(super) fn fabric_config(
     })
 }
 
-/// As the fabric knows it.
-pub fn compression(setting: config::Compression) -> Compression {
-    match setting {
-        config::Compression::Auto => Compression::Auto,
-        config::Compression::On => Compression::On,
-        config::Compression::Off => Compression::Off,
-    }
-}
-
 /// The guest view as KVM and the device models see it.
-fn guest_memory(memory: &GuestMemory, wanted: &ValidatedRun) -> Result<GuestMemoryMmap, Failure> {
+fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMemoryMmap, Failure> {
     let mut regions = Vec::new();
-    let added = wanted
+    let added = config
         .hotplug_memory
-        .map(|size| (hotplug_start(wanted.memory.bytes()), size.bytes()));
-    for (start, bytes) in guest_memory_ranges(wanted.memory.bytes())
+        .map(|size| (hotplug_start(config.memory.bytes()), size.bytes()));
+    for (start, bytes) in guest_memory_ranges(config.memory.bytes())
         .into_iter()
         .chain(added)
     {

@@ -137,11 +137,11 @@ impl Supervisor {
             exec: config.exec.is_some(),
             ..Self::default()
         });
-        if let Some(seconds) = config.timeout_seconds {
+        if let Some(limit) = config.timeout {
             let supervisor = Arc::clone(&supervisor);
             std::thread::Builder::new()
                 .name("timeout".into())
-                .spawn(move || supervisor.end_after(seconds))?;
+                .spawn(move || supervisor.end_after(limit))?;
         }
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let of_signals = Arc::clone(&supervisor);
@@ -338,8 +338,7 @@ impl Supervisor {
     }
 
     /// Ends the run when it lasts for longer than `--timeout`.
-    fn end_after(&self, seconds: u32) {
-        let limit = Duration::from_secs(seconds.into());
+    fn end_after(&self, limit: Duration) {
         let over = |state: &mut State| state.end.is_none() && !state.finished;
         let (state, waited) = self
             .changed
@@ -350,7 +349,8 @@ impl Supervisor {
             self.end(End {
                 code: ExitCode::TimedOut,
                 error: Some(format!(
-                    "the guest has not ended within --timeout {seconds}; it was stopped"
+                    "the guest has not ended within --timeout {}; it was stopped",
+                    limit.as_secs()
                 )),
             });
         }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::config::{RunConfig, ValidatedRun};
+use crate::config::RunConfig;
 use crate::progress::Followed;
 use anyhow::anyhow;
 use memory_fabric::fabric::{Fabric, FabricConfig};
@@ -23,11 +23,7 @@ pub struct WorkingSet {
 impl WorkingSet {
     /// Reads what an earlier run recorded, and finds out whether this one can be. What does not
     /// fit is left alone with a warning: the guest boots without.
-    pub fn prepare(
-        config: &RunConfig,
-        wanted: &ValidatedRun,
-        fabric: &mut FabricConfig,
-    ) -> Result<Self, Failure> {
+    pub fn prepare(config: &RunConfig, fabric: &mut FabricConfig) -> Result<Self, Failure> {
         let (record, replay) = (&config.record_working_set, &config.replay_working_set);
         if record.is_none() && replay.is_none() {
             return Ok(Self {
@@ -35,8 +31,8 @@ impl WorkingSet {
                 replayed: 0,
             });
         }
-        let mut image = vec![wanted.kernel.as_path()];
-        image.extend(wanted.initrd.as_deref());
+        let mut image = vec![config.kernel.as_path()];
+        image.extend(config.initrd.as_deref());
         let subject = Subject::new(&fabric.ram, &image).map_err(|error| {
             anyhow!(error).context("cannot read the kernel or initial RAM disk")
         })?;

@@ -2,10 +2,9 @@
 
 use anyhow::Result;
 use memory_fabric::donor::server::Donor;
-use memory_fabric::fabric::Fabric;
+use memory_fabric::fabric::{Compression, Fabric, TransportKind};
 use memory_fabric::stats::PagerStats;
 use ssi_hv::cli::bench::BenchFaultConfig;
-use ssi_hv::config::{Compression, Transport};
 use ssi_hv::size::ByteSize;
 
 use super::fault::{View, start_donors, start_fabric};
@@ -27,7 +26,7 @@ impl Bed {
             local_memory: local,
             threads: 1,
             donors,
-            transport: Transport::Tcp,
+            transport: TransportKind::Tcp,
             checksum: false,
             compression: Compression::Auto,
             seconds: 1,

@@ -17,7 +17,6 @@ use memory_fabric::stats::Histogram;
 use memory_fabric::stream::Carrier;
 use memory_fabric::transport::rdma::DeviceChoice;
 use ssi_hv::cli::bench::BenchFaultConfig;
-use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
 use ssi_hv::host;
@@ -33,7 +32,7 @@ pub(super) const FAULT_MIN: Duration = Duration::from_micros(2);
 pub(super) const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();
 
 pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
-    let loopback = config.transport == Transport::Loopback;
+    let loopback = config.transport == TransportKind::Loopback;
     let donors = if loopback {
         Vec::new()
     } else {
@@ -91,9 +90,12 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         threads: config.threads,
         donors: u32::try_from(donors.len())?,
         transport: match config.transport {
-            Transport::Loopback => "loopback",
-            Transport::Udp => "udp",
-            Transport::Auto | Transport::Tcp | Transport::Rdma | Transport::Hybrid => "tcp",
+            TransportKind::Loopback => "loopback",
+            TransportKind::Udp => "udp",
+            TransportKind::Auto
+            | TransportKind::Tcp
+            | TransportKind::Rdma
+            | TransportKind::Hybrid => "tcp",
         },
         rounds: ROUNDS,
         faults: all.count,
@@ -121,7 +123,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
 /// What the floor's connection is made of.
 fn carrier(config: &BenchFaultConfig) -> Carrier {
     match config.transport {
-        Transport::Udp => Carrier::Udp(None),
+        TransportKind::Udp => Carrier::Udp(None),
         _ => Carrier::Tcp,
     }
 }
@@ -173,12 +175,12 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
                 })
                 .collect(),
             transport: match config.transport {
-                Transport::Loopback => TransportKind::Loopback,
-                Transport::Udp => TransportKind::Udp,
+                TransportKind::Loopback => TransportKind::Loopback,
+                TransportKind::Udp => TransportKind::Udp,
                 _ => TransportKind::Tcp,
             },
             checksum: config.checksum,
-            compression: ssi_hv::instance::compression(config.compression),
+            compression: config.compression,
             grace: Duration::from_secs(5),
             prefetch: true,
             record: false,

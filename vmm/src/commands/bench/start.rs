@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use memory_fabric::donor::server::{Donor, DonorConfig};
-use memory_fabric::fabric::SPIN_DEFAULT;
+use memory_fabric::fabric::{Compression, SPIN_DEFAULT, TransportKind};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::transport::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
-use ssi_hv::config::{Compression, Transport};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::host;
 use ssi_hv::progress::Progress;
@@ -92,7 +91,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         local_memory: LOCAL,
         threads: 1,
         donors: 1,
-        transport: Transport::Tcp,
+        transport: TransportKind::Tcp,
         checksum: false,
         compression: Compression::Auto,
         seconds: 1,

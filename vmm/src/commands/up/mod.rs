@@ -16,18 +16,17 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use clap::ValueEnum as _;
 use devices::lock_file;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssi_hv::cli::up::UpConfig;
-use ssi_hv::cli::verbosity::{LogFormat, Verbosity};
 use ssi_hv::cluster::{Cluster, command_line};
-use ssi_hv::config::RunConfig;
 use ssi_hv::config::file::has_key;
+use ssi_hv::config::{Choice as _, RunSettings};
 use ssi_hv::control_socket::directory::Directory;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
+use ssi_hv::logging::{LogFormat, Verbosity};
 
 use self::child::{Outputs, Running, ending};
 use self::events::{Event, EventReceiver, EventSender};
@@ -138,7 +137,7 @@ fn claim(path: &Path) -> Result<File, Failure> {
 }
 
 /// Fails when a VM of this name runs, before nodes are started for another one.
-fn refuse_second(vm: &RunConfig) -> Result<(), Failure> {
+fn refuse_second(vm: &RunSettings) -> Result<(), Failure> {
     let Some(name) = &vm.name else { return Ok(()) };
     if let Some(other) = Directory::vm_named(name)? {
         return Err(Failure::new(
@@ -212,7 +211,7 @@ impl Up<'_> {
     }
 
     /// Runs the VM in the foreground: console and messages are its own.
-    fn run_vm(&mut self, vm: &RunConfig, nodes: &mut Nodes<'_>) -> Result<ExitCode, Failure> {
+    fn run_vm(&mut self, vm: &RunSettings, nodes: &mut Nodes<'_>) -> Result<ExitCode, Failure> {
         let index = self.cluster.nodes.len();
         let (ours, theirs) = pipe().context("cannot make a pipe")?;
         let mut command = own_program()?;
@@ -301,9 +300,7 @@ fn flags_of(verbosity: Verbosity) -> Vec<String> {
         flags.push("--quiet".into());
     }
     if let Some(level) = verbosity.log_level {
-        let value = level.to_possible_value();
-        let name = value.as_ref().map_or("info", |value| value.get_name());
-        flags.push(format!("--log-level={name}"));
+        flags.push(format!("--log-level={}", level.word()));
     }
     if verbosity.log_format == LogFormat::Json {
         flags.push("--log-format=json".into());
@@ -314,7 +311,7 @@ fn flags_of(verbosity: Verbosity) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ssi_hv::cli::verbosity::LogLevel;
+    use ssi_hv::logging::LogLevel;
 
     #[test]
     fn nodes_say_no_more_than_was_asked_for() {

@@ -6,12 +6,11 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use memory_fabric::fabric::Fingerprint;
-use ssi_hv::cli::verbosity::{LogFormat, Verbosity};
+use memory_fabric::fabric::{Fingerprint, TransportKind};
 use ssi_hv::cluster::{Cluster, Node, command_line, ready};
-use ssi_hv::config::Transport;
 use ssi_hv::config::address::HostPort;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::logging::{LogFormat, Verbosity};
 use ssi_hv::progress::Progress;
 
 use super::child::{Outputs, Running, ending};
@@ -168,7 +167,7 @@ impl<'a> Nodes<'a> {
 
     /// Takes a line of a node that is not ready; true when that makes it so.
     fn heard(&mut self, index: usize, line: &str) -> bool {
-        let over_udp = self.cluster.vm.transport == Transport::Udp;
+        let over_udp = self.cluster.vm.transport == TransportKind::Udp;
         let (Some(node), Some(started)) =
             (self.cluster.nodes.get(index), self.started.get_mut(index))
         else {

@@ -1,6 +1,6 @@
 //! What a look at added memory shows, and what it is told of.
 
-use crate::config::RunConfig;
+use crate::config::RunSettings;
 
 use super::*;
 use crate::instance::run::fabric_config;
@@ -17,15 +17,15 @@ fn grown(region: MemRegion, first: u64, count: u64) -> FreeRange {
 #[test]
 fn each_block_that_comes_or_goes_is_told_and_what_fails_is_not() {
     let size = |bytes| ByteSize::from_bytes(bytes);
-    let config = RunConfig {
+    let settings = RunSettings {
         // It is not looked at.
         kernel: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into()),
         memory: size(64 << 20),
         hotplug_memory: Some(size(BLOCKS * MEM_BLOCK_BYTES)),
-        ..RunConfig::default()
+        ..RunSettings::default()
     };
-    let wanted = config.validate().expect("is valid");
-    let fabric_config = fabric_config(&config, &wanted).expect("is valid");
+    let config = settings.parse().expect("is valid");
+    let fabric_config = fabric_config(&config).expect("is valid");
     let observer: memory_fabric::fabric::FabricObserver = Arc::new(|_| {});
     let fabric = Fabric::start(&fabric_config, &observer).expect("userfaultfd");
     let changes = Changes::default();

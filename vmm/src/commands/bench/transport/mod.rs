@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use memory_fabric::donor::pool::Pool;
 use memory_fabric::donor::server::{Donor, DonorConfig};
-use memory_fabric::fabric::SPIN_DEFAULT;
+use memory_fabric::fabric::{SPIN_DEFAULT, TransportKind};
 use memory_fabric::homes::NodeId;
 use memory_fabric::link::rdma::RdmaLinkConfig;
 use memory_fabric::link::{Leased, Link, LinkConfig, probe};
@@ -21,7 +21,6 @@ use memory_fabric::transport::rdma::DeviceChoice;
 use memory_fabric::transport::rdma::probe::{registrations, staging_time};
 use serde::Serialize;
 use ssi_hv::cli::bench::BenchTransportConfig;
-use ssi_hv::config::Transport;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::host;
 use ssi_hv::progress::{Progress, Steps};
@@ -168,15 +167,15 @@ fn measure(
 ) -> std::result::Result<TransportBench, Failure> {
     let seconds = Duration::from_secs(config.seconds.into());
     let wanted = |kind| match config.transport {
-        Transport::Auto => true,
-        Transport::Hybrid => matches!(kind, Transport::Tcp | Transport::Rdma),
+        TransportKind::Auto => true,
+        TransportKind::Hybrid => matches!(kind, TransportKind::Tcp | TransportKind::Rdma),
         only => only == kind,
     };
     let contents = Arc::new(Contents::new(LEASE_BYTES));
     let mut transports = Vec::new();
     let mut skipped = Vec::new();
-    let by_network = [Transport::Tcp, Transport::Udp, Transport::Rdma];
-    let loopback_too = wanted(Transport::Loopback) && named.is_none();
+    let by_network = [TransportKind::Tcp, TransportKind::Udp, TransportKind::Rdma];
+    let loopback_too = wanted(TransportKind::Loopback) && named.is_none();
     let count =
         by_network.into_iter().filter(|&kind| wanted(kind)).count() + usize::from(loopback_too);
     let of_each = SIZES.len() as u64;
@@ -206,7 +205,7 @@ fn measure(
         })?;
         // RDMA reads what was written by TCP.
         let written = fill(&lease, &contents, seconds)?;
-        if wanted(Transport::Tcp) {
+        if wanted(TransportKind::Tcp) {
             let (lease, contents) = (lease.clone(), Arc::clone(&contents));
             let steps = progress.steps();
             take(
@@ -219,7 +218,7 @@ fn measure(
                 }),
             );
         }
-        if wanted(Transport::Udp) {
+        if wanted(TransportKind::Udp) {
             let lease = RdmaLinkConfig {
                 carrier: Carrier::Udp(None),
                 ..lease.clone()
@@ -236,7 +235,7 @@ fn measure(
                 }),
             );
         }
-        if wanted(Transport::Rdma) {
+        if wanted(TransportKind::Rdma) {
             let local = local_address(lease.address)?;
             let (lease, contents) = (lease.clone(), Arc::clone(&contents));
             let steps = progress.steps();

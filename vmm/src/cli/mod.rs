@@ -3,16 +3,17 @@
 pub mod bench;
 pub mod control;
 pub mod generate;
-pub mod node;
+mod node;
 pub mod report;
+mod run;
 pub mod status;
 pub mod top;
 pub mod up;
 pub mod verbosity;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 
@@ -21,15 +22,17 @@ use self::bench::{
 };
 use self::control::{ControlCommand, ControlConfig};
 use self::generate::{CompletionsConfig, ManConfig};
-use self::node::NodeConfig;
+use self::node::NodeArgs;
 use self::report::ReportConfig;
+use self::run::RunArgs;
 use self::status::StatusConfig;
 use self::top::TopConfig;
 use self::up::UpConfig;
-pub use self::verbosity::Verbosity;
+use self::verbosity::VerbosityArgs;
 use crate::cluster::{self, ClusterError};
 use crate::config::file::ConfigFileError;
-use crate::config::{RunConfig, file, planned};
+use crate::config::{Choice, NodeSettings, RunSettings, file, planned};
+use crate::logging::Verbosity;
 
 /// One virtual machine whose memory is spread over several hosts.
 #[derive(Clone, Debug, Parser)]
@@ -47,7 +50,7 @@ struct Cli {
     command: Command,
 
     #[command(flatten)]
-    verbosity: Verbosity,
+    verbosity: VerbosityArgs,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -55,7 +58,7 @@ enum Command {
     /// Boot a guest whose memory may be spread over donors
     Run(Box<RunArgs>),
     /// Lend memory of this host to guests on others
-    Node(NodeConfig),
+    Node(NodeArgs),
     /// Start the nodes and the VM of a file, and stop them at the end
     Up(UpConfig),
     /// Show running VMs and nodes
@@ -85,21 +88,6 @@ enum Command {
     Man(ManConfig),
 }
 
-/// The flags of `run`: the configuration, and where else to take it from.
-#[derive(Clone, Debug, Args)]
-struct RunArgs {
-    #[command(flatten)]
-    config: RunConfig,
-
-    /// Take flags that are not given from a file
-    #[arg(long = "config", value_name = "VM.TOML", help_heading = "Files")]
-    file: Option<PathBuf>,
-
-    /// Print the resulting configuration and exit
-    #[arg(long, help_heading = "Files")]
-    print_config: bool,
-}
-
 /// The flags of `ssi-hv doctor`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub struct DoctorConfig {
@@ -111,10 +99,10 @@ pub struct DoctorConfig {
 /// What is to be done.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Boot a guest. The configuration is not validated yet.
-    Run(Box<RunConfig>),
-    /// Lend memory. The configuration is not validated yet.
-    Node(NodeConfig),
+    /// Boot a guest.
+    Run(Box<RunSettings>),
+    /// Lend memory.
+    Node(NodeSettings),
     /// Start nodes and a VM.
     Up(UpConfig),
     /// Ask what runs here.
@@ -199,7 +187,7 @@ where
     });
     match parsed {
         Ok((cli, matches)) => {
-            let verbosity = cli.verbosity;
+            let verbosity = cli.verbosity.into();
             let in_file = match &cli.command {
                 Command::Run(args) => args.file.clone(),
                 _ => None,
@@ -249,7 +237,7 @@ fn names_exec(arguments: &[OsString]) -> bool {
 fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
     Ok(match cli.command {
         Command::Run(args) => run_action(*args, matches)?,
-        Command::Node(config) => Action::Node(config),
+        Command::Node(args) => Action::Node(args.settings()),
         Command::Up(config) => Action::Up(config),
         Command::Status(config) => Action::Status(config),
         Command::Top(config) => Action::Top(config),
@@ -270,15 +258,21 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
 }
 
 fn run_action(args: RunArgs, matches: &ArgMatches) -> Result<Action, CliError> {
-    let config = match (&args.file, matches.subcommand()) {
-        (Some(path), Some((_, run_matches))) => file::merged(path, &args.config, run_matches)?,
-        _ => args.config,
-    };
-    Ok(if args.print_config {
-        Action::Print(file::printed(&config)?)
+    let print = args.print_config;
+    let of_run = matches.subcommand().map_or(matches, |(_, of_run)| of_run);
+    let settings = args.settings(of_run)?;
+    Ok(if print {
+        Action::Print(settings.printed()?)
     } else {
-        Action::Run(Box::new(cluster::with_donors(config)?))
+        Action::Run(Box::new(cluster::with_donors(settings)?))
     })
+}
+
+/// Parses the words of a choice, which help and completions can show.
+fn words<T: Choice + Send + Sync>() -> impl TypedValueParser<Value = T> {
+    let all = T::ALL.iter();
+    let values = all.map(|(_, word, help)| PossibleValue::new(*word).help(*help));
+    PossibleValuesParser::new(values).try_map(|word| T::named(&word).ok_or("not a known word"))
 }
 
 /// What clap says over several lines, in one: the error, its tips, and where to look.

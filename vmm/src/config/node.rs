@@ -1,0 +1,189 @@
+//! `ssi-hv node`: what a donor is asked to do.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use memory_fabric::transport::rdma::DeviceChoice;
+use serde::{Deserialize, Serialize};
+
+use super::address::HostPort;
+use super::validation::{
+    ValidationError, check_metrics, check_range, check_size, resolve_permitted,
+};
+use crate::size::ByteSize;
+
+/// Minimum memory that a node lends.
+pub const NODE_MEMORY_MIN: ByteSize = ByteSize::from_mib(1);
+/// Limit of a lease, in seconds: memory of a VM that vanished is held for up to an hour.
+pub const LEASE_SECONDS_MAX: u32 = 3600;
+/// Default of `--lease-seconds`.
+pub const DEFAULT_LEASE_SECONDS: u32 = 120;
+/// Limit of `--rdma-connections`: the node accepts no more connections in total.
+pub const RDMA_CONNECTIONS_MAX: u32 = 1024;
+
+/// What a user asks of `ssi-hv node`, by flags and the file of a cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct NodeSettings {
+    /// Address to listen on; port 0 selects a free port and prints it
+    pub listen: HostPort,
+    /// How much memory to lend
+    pub memory: ByteSize,
+    /// Longest lease that is granted without renewal
+    #[serde(default = "default_lease_seconds")]
+    pub lease_seconds: u32,
+    /// RDMA device through which VMs read [default: the one with the address they use]; or none
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma_device: Option<String>,
+    /// Limit of RDMA connections; each uses a queue pair [default: 1024]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rdma_connections: Option<u32>,
+    /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port and prints
+    /// it
+    pub metrics: Option<HostPort>,
+    /// Allow addresses beyond this host, without authentication or encryption
+    #[serde(default)]
+    pub insecure: bool,
+    /// Exit when standard input ends, or is silent for as long as the lease
+    #[serde(skip)]
+    pub end_with_stdin: bool,
+    /// Write counters in JSON at the end, and on SIGUSR1
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub report: Option<PathBuf>,
+}
+
+const fn default_lease_seconds() -> u32 {
+    DEFAULT_LEASE_SECONDS
+}
+
+/// A node that can be started, as far as its settings tell.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeConfig {
+    /// The address to listen on.
+    pub listen: SocketAddr,
+    /// How much memory to lend, a multiple of the page size.
+    pub memory: ByteSize,
+    /// Longest lease that is granted without renewal.
+    pub lease: Duration,
+    /// The RDMA device through which VMs read.
+    pub rdma: DeviceChoice,
+    /// Limit of RDMA connections.
+    pub rdma_connections: Option<u32>,
+    /// The address for Prometheus metrics.
+    pub metrics: Option<SocketAddr>,
+    /// Whether the node ends with its standard input.
+    pub end_with_stdin: bool,
+    /// The file for its counters.
+    pub report: Option<PathBuf>,
+}
+
+impl NodeSettings {
+    /// Compares the values with their limits, and resolves the addresses.
+    ///
+    /// # Errors
+    ///
+    /// Returns the first invalid value, with its limit and remedy.
+    pub fn parse(&self) -> Result<NodeConfig, ValidationError> {
+        check_size("--memory", self.memory, NODE_MEMORY_MIN)?;
+        check_range("--lease-seconds", self.lease_seconds, 1, LEASE_SECONDS_MAX)?;
+        if let Some(most) = self.rdma_connections {
+            check_range("--rdma-connections", most, 1, RDMA_CONNECTIONS_MAX)?;
+        }
+        Ok(NodeConfig {
+            listen: resolve_permitted("--listen", &self.listen, self.insecure)?,
+            memory: self.memory,
+            lease: Duration::from_secs(self.lease_seconds.into()),
+            rdma: match self.rdma_device.as_deref() {
+                None => DeviceChoice::Automatic,
+                Some("none") => DeviceChoice::None,
+                Some(name) => DeviceChoice::Named(name.to_owned()),
+            },
+            rdma_connections: self.rdma_connections,
+            metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
+            end_with_stdin: self.end_with_stdin,
+            report: self.report.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(listen: &str) -> NodeSettings {
+        NodeSettings {
+            listen: listen.parse().expect("an address"),
+            memory: ByteSize::from_mib(64),
+            lease_seconds: DEFAULT_LEASE_SECONDS,
+            rdma_device: None,
+            rdma_connections: None,
+            metrics: None,
+            insecure: false,
+            end_with_stdin: false,
+            report: None,
+        }
+    }
+
+    fn refused(settings: &NodeSettings) -> String {
+        settings.parse().expect_err("to be refused").to_string()
+    }
+
+    #[test]
+    fn a_loopback_address_is_listened_on() {
+        let config = settings("localhost:7000").parse().expect("is valid");
+        assert_eq!(config.listen, "127.0.0.1:7000".parse().expect("an address"));
+    }
+
+    #[test]
+    fn an_address_that_others_reach_needs_insecure() {
+        let mut open = settings("0.0.0.0:7000");
+        let message = refused(&open);
+        assert!(message.contains("--listen 0.0.0.0:7000"), "{message}");
+        assert!(message.contains("--insecure"), "{message}");
+        open.insecure = true;
+        assert!(open.parse().is_ok());
+
+        let mut open = settings("127.0.0.1:7000");
+        assert_eq!(open.parse().expect("none is fine").metrics, None);
+        open.metrics = Some("0.0.0.0:9100".parse().expect("an address"));
+        let message = refused(&open);
+        assert!(message.contains("--metrics 0.0.0.0:9100"), "{message}");
+        assert!(message.contains("--insecure"), "{message}");
+        open.insecure = true;
+        assert!(open.parse().is_ok());
+    }
+
+    #[test]
+    fn a_device_is_named_found_or_done_without() {
+        let rdma = |node: &NodeSettings| node.parse().expect("is valid").rdma;
+        let mut node = settings("127.0.0.1:7000");
+        assert_eq!(rdma(&node), DeviceChoice::Automatic);
+        node.rdma_device = Some("none".into());
+        assert_eq!(rdma(&node), DeviceChoice::None);
+        node.rdma_device = Some("mlx5_0".into());
+        assert_eq!(rdma(&node), DeviceChoice::Named("mlx5_0".into()));
+    }
+
+    #[test]
+    fn memory_and_lease_have_limits() {
+        let mut small = settings("[::1]:7000");
+        small.memory = ByteSize::from_bytes(4096);
+        assert!(refused(&small).contains("1 MiB is the least"));
+        let mut ragged = settings("[::1]:7000");
+        ragged.memory = ByteSize::from_bytes((1 << 20) + 1);
+        assert!(refused(&ragged).contains("multiple of the page size"));
+        let mut long = settings("[::1]:7000");
+        long.lease_seconds = 3601;
+        assert!(refused(&long).contains("3601 is outside 1 to 3600"));
+        for (connections, right) in [(0, false), (1, true), (1024, true), (1025, false)] {
+            let mut node = settings("[::1]:7000");
+            node.rdma_connections = Some(connections);
+            let wanted = format!("--rdma-connections {connections} is outside 1 to 1024");
+            match node.parse() {
+                Ok(_) => assert!(right, "{connections}"),
+                Err(error) => assert!(!right && error.to_string().contains(&wanted), "{error}"),
+            }
+        }
+    }
+}
