@@ -1,4 +1,4 @@
-//! A network whose answers come late: a proxy that holds up what the donor sends.
+//! A network with delayed answers: a proxy that holds back what the donor sends.
 
 use memory_fabric::wire::{AttachRequest, FrameKind, HEADER_BYTES, TrafficClass, decode_message};
 use std::io::{Read, Write};
@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// A proxy to `donor` that passes on each piece of its answers so many microseconds later. It ends
-/// with the test's process.
+/// Starts a proxy to `donor` that forwards each piece of its answers after this many microseconds.
+/// It ends with the test's process.
 pub fn delayed(donor: SocketAddr, delay_us: Arc<AtomicU64>) -> SocketAddr {
     proxy(donor, delay_us, true)
 }
 
-/// A proxy that closes every connection for measuring.
+/// Starts a proxy that closes every measuring connection.
 pub fn without_probes(donor: SocketAddr) -> SocketAddr {
     proxy(donor, Arc::default(), false)
 }
@@ -63,7 +63,7 @@ fn is_probe(frame: &[u8]) -> bool {
     frame[3] == kind as u8 && request.is_ok_and(|request| request.class == TrafficClass::Probe)
 }
 
-/// A line of that length: what is on it does not wait for what is before it.
+/// A line of constant delay: pieces do not wait for those before them.
 fn pass(mut from: &TcpStream, to: &TcpStream, delay_us: &AtomicU64) {
     std::thread::scope(|scope| {
         let (give, line) = channel::<(Instant, Vec<u8>)>();
@@ -72,14 +72,14 @@ fn pass(mut from: &TcpStream, to: &TcpStream, delay_us: &AtomicU64) {
             for (due, bytes) in line {
                 let left = due.saturating_duration_since(Instant::now());
                 if !left.is_zero() {
-                    // This is the network, and it is slow.
+                    // This is the simulated delay.
                     std::thread::sleep(left);
                 }
                 if to.write_all(&bytes).is_err() {
                     break;
                 }
             }
-            // Who reads `from` ends too.
+            // The reader of `from` ends too.
             let _ = from.shutdown(Shutdown::Both);
             let _ = to.shutdown(Shutdown::Both);
         });

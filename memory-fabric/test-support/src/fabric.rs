@@ -1,4 +1,4 @@
-//! A fabric over a real donor, and threads that use it as vCPUs do.
+//! A fabric with a real donor, and threads that access it as vCPUs do.
 
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
@@ -14,12 +14,12 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Nothing here takes so long unless it hangs.
+/// Timeout of every wait, far longer than any takes unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const MIB: u64 = 1 << 20;
 
-/// How long a donor lends for at a time, unless told otherwise.
+/// Default lease duration of donors.
 const LEASE: Duration = Duration::from_secs(30);
 
 fn donor_with(listen: SocketAddr, memory_bytes: u64, lease_duration_max: Duration) -> Donor {
@@ -37,7 +37,7 @@ pub fn donor_on(listen: SocketAddr, memory_bytes: u64) -> Donor {
     donor_with(listen, memory_bytes, LEASE)
 }
 
-/// One that lends for so long at a time.
+/// Starts a donor with this lease duration.
 pub fn donor_for(memory_bytes: u64, lease_duration_max: Duration) -> Donor {
     donor_with(([127, 0, 0, 1], 0).into(), memory_bytes, lease_duration_max)
 }
@@ -46,10 +46,10 @@ pub fn donor(memory_bytes: u64) -> Donor {
     donor_for(memory_bytes, LEASE)
 }
 
-/// Breaks all connections of one donor after the other.
+/// Breaks all connections of the donors in turn.
 pub struct Breaker<'a> {
     donors: &'a [Donor],
-    /// The pages that each had carried when its connections were broken.
+    /// Pages that each donor had transferred when its connections were last broken.
     carried: Vec<AtomicU64>,
     interval: Duration,
     started: Instant,
@@ -57,10 +57,10 @@ pub struct Breaker<'a> {
     broken: AtomicU64,
 }
 
-/// Time between two of them, where connecting takes a millisecond.
+/// Interval between two breaks; connecting takes a millisecond.
 pub const BREAK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Fewer say nothing.
+/// Minimum of breaks for a meaningful test.
 const BREAKS_MIN: u64 = 4;
 
 impl<'a> Breaker<'a> {
@@ -75,8 +75,9 @@ impl<'a> Breaker<'a> {
         }
     }
 
-    /// To be called again and again: breaks what is due, and has carried pages since the last time. On a
-    /// host where connecting takes longer than the interval, a donor would be lost else.
+    /// Breaks what is due and has transferred pages since the last break; call it repeatedly.
+    /// Without this condition a donor would be lost on a host where connecting takes longer than
+    /// the interval.
     pub fn tick(&self) {
         let due = self.started.elapsed().as_millis() / self.interval.as_millis();
         let due = u64::try_from(due).expect("short");
@@ -92,13 +93,13 @@ impl<'a> Breaker<'a> {
         }
     }
 
-    /// Something was put to the test.
+    /// Checks that connections were broken often enough.
     pub fn assert_broke(&self) {
         let broken = self.broken.load(Ordering::Relaxed);
         assert!(self.is_enough(), "only {broken} were broken");
     }
 
-    /// Whether so many were broken that it says something.
+    /// Returns whether connections were broken often enough.
     pub fn is_enough(&self) -> bool {
         self.broken.load(Ordering::Relaxed) >= BREAKS_MIN
     }
@@ -108,7 +109,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
     let pages = u32::try_from(guest_bytes / PAGE_SIZE as u64).expect("a small guest");
     FabricConfig {
         vm: "test".into(),
-        // One more for the loopback slab, which tests choose afterwards.
+        // One for the loopback slab too, which tests choose later.
         nodes: NodeIds::in_order(donors.len().max(1)),
         ram: vec![PageRange::new(PageIndex::new(0), pages)],
         local_bytes,
@@ -135,7 +136,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
     }
 }
 
-/// A running fabric and what it tells.
+/// A running fabric and its events.
 pub struct Running {
     pub fabric: Fabric,
     pub events: Receiver<FabricEvent>,
@@ -148,7 +149,7 @@ pub fn start(config: &FabricConfig) -> Running {
         config,
         &(Arc::new(move |event| {
             if let FabricEvent::Failed(why) = &event {
-                // Threads that wait for pages would hang: let the test end loudly.
+                // Threads that wait for pages would hang, so the test aborts with a message.
                 eprintln!("pager failed: {why}");
                 std::process::abort();
             }
@@ -171,7 +172,7 @@ pub struct Words {
 pub const WORDS_PER_PAGE: usize = PAGE_SIZE / 8;
 
 impl Words {
-    /// The words of a fabric that outlives every use of what is returned.
+    /// Returns the words of a fabric, which must outlive them.
     pub fn of(fabric: &Fabric) -> Self {
         let memory = fabric.memory();
         Self {
@@ -194,7 +195,7 @@ impl Words {
     }
 }
 
-/// Writes a pattern to every page, and checks that every word of every page is still there.
+/// Writes a pattern to every page, and then verifies every word of every page.
 pub fn fill(words: Words, seed: u64) {
     for page in 0..words.pages() {
         for word in 0..WORDS_PER_PAGE {
@@ -215,7 +216,7 @@ pub fn verify_page(words: Words, seed: u64, page: usize) {
     check_words(words, seed, page, WORDS_PER_PAGE);
 }
 
-/// Checks a page but for its last word.
+/// Verifies a page except for its last word.
 pub fn check_page(words: Words, seed: u64, page: usize) {
     check_words(words, seed, page, WORDS_PER_PAGE - 1);
 }
@@ -227,7 +228,7 @@ fn check_words(words: Words, seed: u64, page: usize, count: usize) {
     }
 }
 
-/// Every word of the pages is `wanted`.
+/// Checks that every word of the pages is `wanted`.
 pub fn assert_all(words: Words, pages: std::ops::Range<usize>, wanted: u64) {
     for page in pages {
         for word in 0..WORDS_PER_PAGE {
@@ -250,7 +251,7 @@ pub fn range(first: usize, count: usize) -> PageRange {
     PageRange::new(PageIndex::new(number(first)), number(count))
 }
 
-/// What is in a word of a page. Three of four pages can be compressed; no two words are the same.
+/// Returns the pattern of a word in a page. Three of four pages are compressible; all words differ.
 pub fn pattern(seed: u64, page: usize, word: usize) -> u64 {
     let mix = |word: u64| {
         let mixed = seed ^ ((page as u64) << 20) ^ word;
@@ -281,7 +282,7 @@ impl Random {
     }
 }
 
-/// Starts a fabric that is refused, and gives why.
+/// Starts a fabric that must fail to start, and returns the reason.
 pub fn refusal(config: &FabricConfig) -> String {
     let quiet: FabricObserver = Arc::new(|_| {});
     let error = Fabric::start(config, &quiet).expect_err("refused");

@@ -1,5 +1,5 @@
-//! What tests of the fabric share: a fabric over real donors, threads that use it as vCPUs do,
-//! networks that disturb it, and the cases that every transport passes.
+//! Support for tests of the fabric: a fabric with real donors, threads that access it as vCPUs do,
+//! networks that disturb it, and the conformance cases of transports.
 
 #![allow(
     missing_docs,

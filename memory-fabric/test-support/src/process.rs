@@ -1,9 +1,9 @@
-//! Tests that look at what a whole process has, such as its memory, beside which no other test may
-//! run in the same process.
+//! Runs tests that inspect their whole process, such as its memory, in a process without other
+//! tests.
 
 use std::process::Command;
 
-/// Set for the process in which a test runs alone.
+/// Set in the process of a single test.
 const ALONE: &str = "SSI_HV_TEST_IN_OWN_PROCESS";
 
 /// Runs the body of the test `name`, with its modules, in a new process of the same binary.

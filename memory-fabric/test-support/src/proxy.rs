@@ -1,4 +1,4 @@
-//! A network that can be made to misbehave: a proxy between a VM and a real donor.
+//! A faulty network: a proxy between a VM and a real donor.
 
 use memory_fabric::wire::{FLAGS_PACKING, FrameKind, HEADER_BYTES};
 use std::io::{Read, Write};
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How late frames come.
+/// Delay of frames.
 const LATENESS: Duration = Duration::from_millis(10);
 
-/// What is done to the donor's page frames.
+/// The fault to inject into the donor's page frames.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mischief {
-    /// Nothing.
+    /// None.
     None,
     /// One bit of a page is flipped.
     FlipBit,
@@ -21,42 +21,42 @@ pub enum Mischief {
     CutShort,
     /// A frame says that it is longer than any may be.
     Oversized,
-    /// A frame answers a request that was not made.
+    /// A frame answers a request that was never sent.
     WrongRequest,
-    /// A frame comes twice.
+    /// A frame is sent twice.
     Twice,
-    /// A frame is not of this protocol.
+    /// A frame does not follow the protocol.
     Garbage,
-    /// A frame is of another version.
+    /// A frame has another protocol version.
     OtherVersion,
-    /// Answers come in pairs, the second first: allowed, and must do no harm.
+    /// Answers arrive in pairs, the second first: this is allowed and must be harmless.
     Reordered,
-    /// A frame does not come; those after it do.
+    /// A frame is lost; those after it arrive.
     Missing,
-    /// Frames come some milliseconds late, from some time on.
+    /// From some point on frames arrive some milliseconds late.
     Late,
-    /// Nothing comes any more.
+    /// Nothing more arrives.
     Silence,
-    /// The connection ends in place of every page, for ever.
+    /// The connection ends instead of each page, permanently.
     NoPage,
-    /// A run of pages has one page less than was asked for.
+    /// A run has one page less than requested.
     ShortRun,
-    /// A run of pages comes as the answer for a single page would.
+    /// A run arrives in the frame kind of a single page.
     OtherKind,
     /// Packed pages lack their last byte.
     PackedShorter,
-    /// Packed pages have a byte too many.
+    /// Packed pages have one byte too many.
     PackedLonger,
-    /// A packed page says that it has more bytes than a page has.
+    /// A packed page claims more bytes than a page has.
     PackedOverlong,
-    /// A packed page is no block that could be unpacked.
+    /// A packed page cannot be unpacked.
     PackedNonsense,
-    /// A page comes as zeroes, packed.
+    /// A page arrives as packed zeroes.
     Zeroes,
 }
 
 impl Mischief {
-    /// Whether it is only done to pages that are packed.
+    /// Returns whether the fault applies to packed pages only.
     fn wants_packed(self) -> bool {
         matches!(
             self,
@@ -65,7 +65,7 @@ impl Mischief {
     }
 }
 
-/// Makes the payload of a frame another one.
+/// Replaces the payload of a frame.
 fn replace_payload(frame: &mut Vec<u8>, payload: &[u8]) {
     let length = u32::try_from(payload.len()).expect("a few pages");
     frame[8..12].copy_from_slice(&length.to_le_bytes());
@@ -73,7 +73,7 @@ fn replace_payload(frame: &mut Vec<u8>, payload: &[u8]) {
     frame.extend(payload);
 }
 
-/// Passes bytes between a VM and a donor.
+/// A proxy between a VM and a donor.
 pub struct Proxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -81,25 +81,25 @@ pub struct Proxy {
 
 struct Shared {
     donor: Mutex<SocketAddr>,
-    /// The frames that mischief is done to.
+    /// The kind of frames to falsify.
     kind: FrameKind,
     mischief: Mischief,
-    /// Connections on which mischief is still to be done.
+    /// Number of connections on which a fault is still to be injected.
     left: AtomicU32,
     done: AtomicU32,
-    /// While set, connections are refused and those there are cut.
+    /// While set, connections are refused and existing ones are cut.
     cut: AtomicBool,
     streams: Mutex<Vec<TcpStream>>,
 }
 
 impl Proxy {
-    /// A proxy that does `mischief` once on each of the first `times` page connections that
-    /// carry enough pages.
+    /// Starts a proxy that injects `mischief` once on each of the first `times` page connections
+    /// that transfer enough pages.
     pub fn new(donor: SocketAddr, mischief: Mischief, times: u32) -> Self {
         Self::on(FrameKind::PageData, donor, mischief, times)
     }
 
-    /// The same for frames of `kind`.
+    /// Like [`new`](Self::new), for frames of `kind`.
     pub fn on(kind: FrameKind, donor: SocketAddr, mischief: Mischief, times: u32) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let address = listener.local_addr().expect("bound");
@@ -125,12 +125,12 @@ impl Proxy {
         Self { address, shared }
     }
 
-    /// How often mischief was done.
+    /// Returns how many faults were injected.
     pub fn mischief_done(&self) -> u32 {
         self.shared.done.load(Ordering::SeqCst)
     }
 
-    /// Cuts every connection and refuses new ones, or ends that.
+    /// Cuts every connection and refuses new ones, or stops doing so.
     pub fn cut(&self, cut: bool) {
         self.shared.cut.store(cut, Ordering::SeqCst);
         if cut {
@@ -140,7 +140,7 @@ impl Proxy {
         }
     }
 
-    /// From now on connections go to another donor.
+    /// Sends new connections to another donor.
     pub fn redirect(&self, donor: SocketAddr) {
         *self.shared.donor.lock().unwrap() = donor;
     }
@@ -170,7 +170,7 @@ impl Shared {
         });
     }
 
-    /// Passes the donor's frames one by one.
+    /// Forwards the donor's frames one by one.
     fn answers(&self, mut donor: &TcpStream, mut client: &TcpStream) -> std::io::Result<()> {
         let mut pages = 0;
         let mut held: Option<Vec<u8>> = None;
@@ -202,7 +202,7 @@ impl Shared {
                 }
                 continue;
             }
-            // After some that are right, and only as often as asked.
+            // After some correct frames, and only as often as requested.
             let late = self.mischief == Mischief::Late && pages < 40;
             let due =
                 page && (pages == 20 || pages > 20 && late) && self.mischief != Mischief::None;
@@ -229,10 +229,10 @@ impl Shared {
                 Mischief::Garbage => frame[..HEADER_BYTES].fill(0xa5),
                 Mischief::OtherVersion => frame[2] = 99,
                 Mischief::Missing => continue,
-                // The delay is what is tested.
+                // This is the injected delay.
                 Mischief::Late => std::thread::sleep(LATENESS),
                 Mischief::Silence => {
-                    // Until somebody gives up.
+                    // Until the other side times out.
                     let mut rest = [0; 4096];
                     while donor.read(&mut rest)? > 0 {}
                     return Ok(());
@@ -255,7 +255,7 @@ impl Shared {
                 }
                 Mischief::PackedOverlong => frame[HEADER_BYTES..HEADER_BYTES + 2].fill(0xff),
                 Mischief::PackedNonsense => {
-                    // As many bytes as are left: literals without an end.
+                    // The remaining bytes form literals without an end.
                     let bytes = u16::try_from((payload.len() - 2).min(4000)).expect("short");
                     frame[HEADER_BYTES..].fill(0xff);
                     frame[HEADER_BYTES..HEADER_BYTES + 2].copy_from_slice(&bytes.to_le_bytes());

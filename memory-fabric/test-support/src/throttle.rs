@@ -1,5 +1,5 @@
-//! A slow network: a proxy that passes bytes at a rate, as one full-duplex link that all its
-//! connections share.
+//! A slow network: a proxy that limits the rate of one full-duplex link, which all its connections
+//! share.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Bytes that go at once: what is urgent waits for no more of what is not.
+/// Bytes forwarded at once: urgent traffic waits at most for this much other traffic.
 const CHUNK_BYTES: usize = 2048;
 
-/// One direction of the link: when it is free again.
+/// One direction of the link, with the time when it becomes free.
 #[derive(Debug)]
 struct Lane {
-    /// The bits of a number: there is no atomic one.
+    /// The bits of a float, since there is no atomic float.
     bytes_a_second: AtomicU64,
     free_at: Mutex<Instant>,
 }
@@ -26,7 +26,7 @@ impl Lane {
         }
     }
 
-    /// Takes the link for so many bytes, and as long as they take.
+    /// Occupies the link for the duration of this many bytes.
     fn carry(&self, bytes: usize) {
         let rate = f64::from_bits(self.bytes_a_second.load(Ordering::Relaxed));
         let time = Duration::from_secs_f64(bytes as f64 / rate);
@@ -56,19 +56,19 @@ impl Lane {
     }
 }
 
-/// The proxy's address. It ends with the test's process.
+/// Starts a proxy with a fixed rate and returns its address. It ends with the test's process.
 pub fn throttled(donor: SocketAddr, mbit_a_second: f64) -> SocketAddr {
     Throttle::new(donor, mbit_a_second * 1e6 / 8.0).address
 }
 
-/// A link whose rate can change while it is used.
+/// A link whose rate can change during use.
 pub struct Throttle {
     pub address: SocketAddr,
     lanes: Arc<[Lane; 2]>,
 }
 
 impl Throttle {
-    /// A proxy to the donor. It ends with the test's process.
+    /// Starts a proxy to the donor. It ends with the test's process.
     pub fn new(donor: SocketAddr, bytes_a_second: f64) -> Self {
         let lanes = Arc::new([Lane::new(bytes_a_second), Lane::new(bytes_a_second)]);
         Self {
@@ -77,7 +77,7 @@ impl Throttle {
         }
     }
 
-    /// The rate of both directions from now on.
+    /// Sets the rate of both directions.
     pub fn set_rate(&self, bytes_a_second: f64) {
         for lane in self.lanes.iter() {
             let bits = bytes_a_second.to_bits();

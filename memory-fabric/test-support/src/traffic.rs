@@ -1,4 +1,4 @@
-//! What travels on the connections of each class, and threads that make it travel.
+//! Counters of the connections of each class, and threads that generate traffic.
 
 use super::{Random, Running, WORDS_PER_PAGE, Words, pattern};
 use memory_fabric::stats::Traffic;
@@ -12,14 +12,14 @@ pub const CLASSES: [TrafficClass; 3] = [
     TrafficClass::Prefetch,
 ];
 
-/// So that no two threads touch the same pages in the same order.
+/// Gives each thread a different sequence of pages.
 static NEXT_SEED: AtomicU64 = AtomicU64::new(0);
 
 pub fn traffic(running: &Running, class: TrafficClass) -> Arc<Traffic> {
     Arc::clone(running.fabric.stats().donors[0].traffic(class))
 }
 
-/// Touches random pages, and checks the word that it touches.
+/// Reads random pages, and verifies the word that it reads.
 pub fn touch(words: Words, seed: u64, touches: usize) {
     let mut random = Random(NEXT_SEED.fetch_add(1, Ordering::Relaxed));
     for _ in 0..touches {

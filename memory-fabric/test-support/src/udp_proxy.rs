@@ -1,4 +1,4 @@
-//! A network that passes UDP only, and that badly: a proxy between VMs and a donor.
+//! A faulty network for UDP only: a proxy between VMs and a donor.
 
 use super::Random;
 use std::cmp::Reverse;
@@ -10,32 +10,32 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// What is done to datagrams, in both directions.
+/// The fault to inject into datagrams of both directions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Weather {
-    /// Nothing.
+    /// None.
     Fair,
-    /// So many of a hundred are lost.
+    /// This percentage is lost.
     Loss(usize),
-    /// Every fourth comes twice.
+    /// Every fourth is sent twice.
     Duplication,
-    /// Every fourth comes some milliseconds late, after those that follow.
+    /// Every fourth is delayed by some milliseconds, after later ones.
     Reordering,
-    /// All come a millisecond late.
+    /// All are delayed by a millisecond.
     Delay,
     /// Every twentieth is cut in half.
     Truncation,
-    /// Every twentieth has a flipped bit, and something that is no packet goes before it.
+    /// Every twentieth has a flipped bit and follows an invalid packet.
     Garbage,
-    /// After some, nothing passes any more for the first VM's connection that has so many.
+    /// After a number of datagrams the first VM's connection that reaches it carries nothing more.
     Silence,
 }
 
-/// Datagrams of a connection that pass before it falls silent.
+/// Datagrams of a connection before its silence.
 const SILENT_AFTER: u32 = 100;
 const LATE: Duration = Duration::from_millis(3);
 const DELAY: Duration = Duration::from_millis(1);
-/// How often it is looked whether it ends.
+/// Interval at which threads check for the end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 pub struct UdpProxy {
@@ -49,7 +49,7 @@ struct Shared {
     done: AtomicU32,
 }
 
-/// One VM's connection: towards the donor, and where it came from.
+/// One VM's connection: the socket to the donor, and the VM's address.
 struct Path {
     client: SocketAddr,
     donor: UdpSocket,
@@ -57,8 +57,8 @@ struct Path {
     silent: bool,
 }
 
-/// What is on its way: when it arrives, in which order it was sent, on which path, whether to the
-/// donor, and what.
+/// A datagram in transit: arrival time, sequence number, path, whether it goes to the donor, and
+/// bytes.
 type Late = (Instant, u64, usize, bool, Vec<u8>);
 
 struct Network {
@@ -94,7 +94,7 @@ impl UdpProxy {
         Self { address, shared }
     }
 
-    /// How often something was done to a datagram.
+    /// Returns how many faults were injected.
     pub fn mischief_done(&self) -> u32 {
         self.shared.done.load(Ordering::SeqCst)
     }
@@ -150,7 +150,7 @@ impl Network {
             tv_sec: 0,
             tv_nsec: due.subsec_nanos().into(),
         };
-        // SAFETY: pointer and count are those of one vector, and the time outlives the call.
+        // SAFETY: pointer and count describe one vector, and the timeout outlives the call.
         unsafe {
             libc::ppoll(
                 fds.as_mut_ptr(),
@@ -228,7 +228,7 @@ impl Network {
 
     fn deliver(&self, path: usize, to_donor: bool, bytes: &[u8]) {
         let path = &self.paths[path];
-        // What a socket does not take is lost, as on any network.
+        // What a socket does not accept is lost, as on any network.
         let _ = if to_donor {
             path.donor.send(bytes)
         } else {
@@ -237,7 +237,7 @@ impl Network {
     }
 }
 
-/// What was received, when anything was.
+/// Returns the number of bytes received, if any.
 fn received(result: io::Result<usize>) -> Option<usize> {
     result.ok()
 }

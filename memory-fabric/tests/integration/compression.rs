@@ -1,4 +1,4 @@
-//! Pages that are compressed on their way: every byte is right, and hostile peers gain nothing.
+//! Pages that travel compressed: every byte is right, and hostile peers gain nothing.
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::traffic::{CLASSES, touch, traffic};
@@ -33,7 +33,7 @@ fn memory_is_right_and_what_is_counted_too_under_every_setting() {
             assert!(plain > MIB, "{compression:?} {plain} bytes");
             match compression {
                 Compression::On => {
-                    // Three of four pages get smaller.
+                    // Three of four pages are compressible.
                     let compressed = traffic.pages_compressed.get() * 4 / traffic.pages.get();
                     assert!((2..=3).contains(&compressed), "{compressed} of 4");
                     assert!(wire * 4 < plain * 3, "{wire} for {plain} bytes");
@@ -49,7 +49,7 @@ fn memory_is_right_and_what_is_counted_too_under_every_setting() {
     }
 }
 
-/// Memory that is compressed goes through a network that does `mischief` to packed pages.
+/// Compressed memory survives a network that injects `mischief` into packed pages.
 fn survives(kind: FrameKind, mischief: Mischief, checksum: bool) {
     let donor = donor(GUEST);
     let proxy = Proxy::on(kind, donor.address(), mischief, 3);
@@ -132,7 +132,7 @@ fn connections_that_break_lose_nothing_that_was_packed() {
         while readers.iter().any(|reader| !reader.is_finished()) {
             let pages = traffic(&running, TrafficClass::Urgent).pages.get();
             donor.break_connections();
-            // The next time when there was progress.
+            // Breaks the connections again only after progress.
             wait_until("pages come again", || {
                 traffic(&running, TrafficClass::Urgent).pages.get() > pages + 50
                     || readers.iter().all(|reader| reader.is_finished())

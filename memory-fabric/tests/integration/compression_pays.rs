@@ -1,5 +1,4 @@
-//! Pages are compressed by themselves where it pays, and nowhere else: what is measured, and so nothing runs
-//! beside it.
+//! Compression turns itself on only where it pays. This is measured, so nothing runs in parallel.
 
 use fabric_test_support::throttle::throttled;
 use fabric_test_support::traffic::{CLASSES, touch, traffic};
@@ -12,14 +11,14 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const GUEST: u64 = 48 * MIB;
-/// On a slow link.
+/// Size of the guest on a slow link.
 const SMALL_GUEST: u64 = 32 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
-/// Held by the test that has the processors.
+/// Held by the test that may use the CPUs.
 static PROCESSORS: Mutex<()> = Mutex::new(());
 
-/// How often loopback is tried at the most: of all trials of compressing some are won by chance.
+/// Attempts on loopback: some trials of compression are won by chance.
 const CHANCES: usize = 3;
 
 #[test]
@@ -31,7 +30,7 @@ fn on_loopback_hardly_a_page_is_compressed_by_itself() {
     assert!(found.len() < CHANCES, "each time it was on: {found:?}");
 }
 
-/// Says where compressing was on in the end, or for more than it takes to try it, if anywhere.
+/// Returns where compression was on at the end, or on for longer than a trial, if anywhere.
 fn compressed_on_loopback() -> Option<String> {
     let donor = donor(GUEST);
     let running = start(&config(GUEST, LOCAL, &[donor.address()]));
@@ -53,15 +52,15 @@ fn compressed_on_loopback() -> Option<String> {
     of_class.into_iter().flatten().next()
 }
 
-/// What the slow link carries, Mbit/s.
+/// Rate of the slow link in Mbit/s.
 const SLOW_MBIT: f64 = 50.0;
-/// How often each setting is measured: what disturbs makes nothing faster, so the best counts.
+/// Rounds for each setting. Disturbances only slow a round down, so the best one counts.
 const ROUNDS: usize = 2;
-/// How long a class is given to find out that compressing pays. A trial that was disturbed is made again after
-/// many pages.
+/// How long a class has to find out that compression pays. A disturbed trial is repeated after many
+/// pages.
 const SETTLING_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What a class of pages came to.
+/// Results for one class of pages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     pages_a_second: f64,
@@ -78,8 +77,8 @@ impl Found {
     }
 }
 
-/// Pages over a slow link: written all over, touched at random by several threads, and read in order. There
-/// is time before each to find out what pays.
+/// Transfers pages over a slow link: writes all, reads at random by several threads, and reads
+/// sequentially. Before each there is time for the trials.
 fn measured(compression: Compression) -> [Found; 3] {
     let donor = donor(SMALL_GUEST);
     let link = throttled(donor.address(), SLOW_MBIT);
@@ -130,7 +129,7 @@ fn on_a_slow_link_pages_are_compressed_by_themselves_and_it_pays() {
     let _all = PROCESSORS.lock().unwrap_or_else(PoisonError::into_inner);
     let settings = [Compression::Off, Compression::On, Compression::Auto];
     let mut best = [[Found::default(); 3]; 3];
-    // In turns, so that what the host does meanwhile meets all of them.
+    // In turns, so that other load of the host affects all settings.
     for _ in 0..ROUNDS {
         for (best, setting) in best.iter_mut().zip(settings) {
             for (best, found) in best.iter_mut().zip(measured(setting)) {
@@ -141,10 +140,10 @@ fn on_a_slow_link_pages_are_compressed_by_themselves_and_it_pays() {
     for (what, place) in [("written", 0), ("touched", 1), ("scanned", 2)] {
         let [off, on, auto] = best.map(|of| of[place]);
         let rates = [off, on, auto].map(|found| found.pages_a_second);
-        // Of what the link could carry.
+        // Share of the link's capacity.
         let part = rates[0] * (PAGE_SIZE + HEADER_BYTES) as f64 * 8.0 / (SLOW_MBIT * 1e6);
         if part < 0.3 {
-            // Others keep the processors busy: then there is nothing that compressing could save.
+            // Other load keeps the CPUs busy, so compression cannot save time.
             println!("{what}: the link carried {part:.2} of what it could, so nothing is compared");
             continue;
         }

@@ -1,5 +1,5 @@
-//! One suite for all transports: contents, order, matching, cancellation, and what networks and
-//! peers do wrong.
+//! One suite for all transports: contents, order, matching, cancellation, and faults of networks
+//! and peers.
 
 use fabric_test_support::conformance::cases::{self, Bed, CASES, Lines, Options, User};
 use fabric_test_support::conformance::remote::{BYTES, Remote, run_over_rdma};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// UDP, whatever the donor's fingerprint.
+/// UDP with any fingerprint of the donor.
 const ANY_UDP: Carrier = Carrier::Udp(None);
 
 const PLAIN: Options = Options {
@@ -65,7 +65,7 @@ impl Bed for Loopback {
     }
 }
 
-/// Ends its lease.
+/// Ends its lease on drop.
 struct LoopbackLease(Arc<Pool>, Token);
 
 impl Drop for LoopbackLease {
@@ -102,7 +102,7 @@ fn udp_conforms() {
     run_all(&Remote::new(&donor, donor.address(), ANY_UDP));
 }
 
-/// The scenario `rdma_conforms` runs the same in the testbed.
+/// The scenario `rdma_conforms` runs the same on the testbed.
 #[test]
 #[ignore = "needs an RDMA device: name its address in SSI_HV_RDMA_ADDRESS"]
 fn rdma_conforms() {
@@ -112,7 +112,8 @@ fn rdma_conforms() {
     });
 }
 
-/// Everything is right over a TCP network that does `mischief` once to some frames of each class.
+/// Everything is right over a TCP network that injects `mischief` once into some frames of each
+/// class.
 fn survives_over_tcp(mischief: Mischief, options: Options) {
     use FrameKind::{PageData, PagesData, Written};
     std::thread::scope(|scope| {
@@ -151,7 +152,7 @@ fn tcp_survives_a_peer_that_falls_silent() {
     survives_over_tcp(Mischief::Silence, GUARDED);
 }
 
-/// Everything is right over a UDP network with this weather.
+/// Everything is right over a UDP network with this fault.
 fn survives_over_udp(weather: Weather, options: Options) {
     let donor = donor(BYTES);
     let proxy = UdpProxy::new(donor.address(), weather);
@@ -192,7 +193,7 @@ fn connections_may_be_reset_over_tcp() {
 
 #[test]
 fn connections_may_be_reset_over_udp() {
-    // Four handshakes with signatures are to fit in between.
+    // Leaves time for four handshakes with signatures between resets.
     survives_resets(ANY_UDP, Duration::from_secs(1));
 }
 
@@ -209,7 +210,7 @@ fn survives_resets(carrier: Carrier, interval: Duration) {
                 std::thread::yield_now();
             }
         });
-        // Whatever comes of it, the thread has to end.
+        // The thread must end even after a panic.
         let used = std::panic::catch_unwind(AssertUnwindSafe(|| {
             while !breaker.is_enough() {
                 cases::use_all(&mut lines);

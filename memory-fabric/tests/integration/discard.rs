@@ -1,4 +1,4 @@
-//! Discarded pages: zero or newer afterwards, never what they were, whatever happens meanwhile.
+//! Discarded pages: zero or newer afterwards, never their old contents, under any concurrency.
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::*;
@@ -10,8 +10,8 @@ use std::time::Instant;
 const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
-/// Threads own parts of the guest, write, discard and verify them, while everything else is
-/// evicted and fetched, and readers touch what is being discarded.
+/// Threads own parts of the guest, and write, discard and verify them, while everything else is
+/// evicted and fetched, and readers access what is being discarded.
 fn race(config: &FabricConfig, rounds: usize, disturb: impl Fn() + Sync) {
     const OWNERS: usize = 3;
     let running = start(config);
@@ -74,7 +74,7 @@ fn race(config: &FabricConfig, rounds: usize, disturb: impl Fn() + Sync) {
     assert!(cached <= LOCAL, "{cached} bytes counted");
 }
 
-/// What a page of an owner must hold: this in every word, or zero.
+/// Checks an owner's page: this value in every word, or zero.
 fn own(
     words: Words,
     discarder: &Discarder,
@@ -90,7 +90,7 @@ fn own(
         let start = random.below(share);
         let count = (1 + random.below(700)).min(share - start);
         match random.below(3) {
-            // Write some, all words, as a value that never comes again.
+            // Write all words of some pages, with a value that never repeats.
             0 => {
                 let value = ((round as u64 + 1) << 8) | owner as u64;
                 let some = &mut wanted[start..start + count];
@@ -103,8 +103,8 @@ fn own(
             }
             1 => match discarder.discard(&[range(first + start, count)]) {
                 Ok(()) => wanted[start..start + count].fill(0),
-                // A page is on its way from a donor that was cut off: what was discarded by
-                // now is zero, and nothing is from now on.
+                // A page is in transit from a donor that was cut off: what was discarded before it
+                // is zero, and the rest is unchanged.
                 Err(DiscardError::Late) => {
                     late.fetch_add(1, Ordering::Relaxed);
                     for (page, wanted) in (start..).zip(&mut wanted[start..start + count]) {
@@ -166,7 +166,7 @@ fn pages_at_home_here_are_freed_as_well() {
     verify_page(words, 3, 9);
     verify_page(words, 3, 110);
     discarder.discard(&[range(10, 100)]).expect("once more");
-    // They had been read since, which takes a page of zeros each.
+    // They had been read in the meantime, each of which takes a page of zeroes.
     assert!(free_pages.dropped_here.get() <= 200);
 }
 
@@ -199,10 +199,11 @@ fn a_page_that_does_not_come_is_not_waited_for_longer_than_allowed() {
     let running = start(&config(GUEST, LOCAL, &[proxy.address]));
     let words = Words::of(&running.fabric);
     fill(words, 4);
-    // The first pages have gone home by now.
+    // The first pages have been written back by now.
     proxy.cut(true);
     let discarder = running.fabric.discarder();
-    // A page that is discarded before the reader's touch is zero at once: then the next is tried.
+    // A page that is discarded before the reader's access is zero at once; then tries the next
+    // page.
     let late = (0..100).find(|&page| {
         let touching = AtomicBool::new(false);
         std::thread::scope(|scope| {

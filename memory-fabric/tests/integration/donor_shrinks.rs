@@ -1,11 +1,11 @@
-//! A test in a process of its own, whose memory it looks at.
+//! A test that inspects the memory of its process, which it does not share.
 
 use fabric_test_support::*;
 
 const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
-/// Bytes of this process that are private and resident: a donor's slab is among them.
+/// Returns the private resident bytes of this process, which include a donor's slab.
 fn anonymous_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("/proc");
     let line = status.lines().find(|line| line.starts_with("RssAnon:"));
@@ -29,7 +29,7 @@ fn discard_nearly_all() {
     let pages = words.pages();
     let fetched_before = running.fabric.nodes()[1].pages_fetched;
     let slab_before = anonymous_bytes();
-    // All but one page in the middle, so that runs are cut.
+    // All but one page in the middle, which splits the runs.
     let kept = pages / 2 + 3;
     let discarder = running.fabric.discarder();
     discarder
@@ -52,13 +52,13 @@ fn discard_nearly_all() {
         slab + GUEST / 2 < slab_before,
         "the slab shrinks: {slab_before} bytes before, {slab} after"
     );
-    // Without traffic, and zero; the one in between is as it was.
+    // Reads of zero pages cause no traffic; the page in the middle is unchanged.
     assert_all(words, 0..kept, 0);
     assert_all(words, kept + 1..pages, 0);
     verify_page(words, 1, kept);
     let fetched = running.fabric.nodes()[1].pages_fetched - fetched_before;
     assert!(fetched <= 1, "{fetched} pages came from the donor");
-    // And it is memory like any other.
+    // The memory can be written again.
     fill(words, 2);
     verify(words, 2);
     let nodes = running.fabric.shutdown();

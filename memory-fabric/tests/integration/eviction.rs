@@ -1,4 +1,4 @@
-//! What stays and what goes, and what a guest's habits cost it, with contents checked.
+//! The choice of pages to evict, and its cost for typical access patterns, with contents verified.
 
 use fabric_test_support::*;
 use memory_fabric::page::PAGE_SIZE;
@@ -9,12 +9,12 @@ const GUEST: u64 = 128 * MIB;
 const CACHE: usize = 4096;
 const LOCAL: u64 = (CACHE * PAGE_SIZE) as u64;
 
-/// Pages that have come from the donor, whether or not they had been asked for.
+/// Returns the pages fetched from the donor, on demand or by prefetching.
 fn fetched_by(running: &Running) -> u64 {
     running.fabric.stats().donors[0].pages_fetched.get()
 }
 
-/// Reads a word of each page, and checks it.
+/// Reads and verifies a word of each page.
 fn read(words: Words, pages: Range<usize>) {
     for page in pages {
         let found = words.at(page, 17).load(Ordering::Relaxed);
@@ -29,14 +29,14 @@ fn one_pass_over_much_memory_leaves_the_hot_set_here() {
     let words = Words::of(&running.fabric);
     fill(words, 1);
     let hot = 0..CACHE / 2;
-    // The hot set proves itself beside pages that are used once.
+    // The hot set is recognized in a stream of pages that are used once.
     let mut cold = CACHE;
     for _ in 0..80 {
         read(words, hot.clone());
         read(words, cold..cold + 128);
         cold += 128;
     }
-    // Twice the cache goes by while the hot set rests.
+    // Twice the cache is read while the hot set is idle.
     read(words, words.pages() - 2 * CACHE..words.pages());
     let before = fetched_by(&running);
     read(words, hot.clone());
@@ -58,7 +58,7 @@ fn a_guest_that_writes_what_it_reads_seldom_faults_twice() {
     fill(words, 1);
     let stats = running.fabric.stats();
     let before = (fetched_by(&running), stats.write_protect.summary().count);
-    // Each page is read first, and written next.
+    // Each page is read first and written next.
     for seed in 1..4 {
         for page in 0..words.pages() {
             for word in 0..WORDS_PER_PAGE {

@@ -1,4 +1,4 @@
-//! Donors and networks that misbehave: no wrong byte, no hang, a clear end.
+//! Faulty donors and networks: no wrong byte, no hang, a clear end.
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::*;
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
-/// Fills the guest's memory and reads it all back through a network that does `mischief`, and
+/// Fills the guest's memory and reads it all back through a network that injects `mischief`, and
 /// again with several threads at once.
 fn memory_survives(mischief: Mischief) {
     let donor = donor(GUEST);
     let proxy = Proxy::new(donor.address(), mischief, 3);
     let mut config = config(GUEST, LOCAL, &[proxy.address]);
     config.checksum = true;
-    // So that every page comes by itself.
+    // Every page is fetched separately.
     config.prefetch = false;
     let running = start(&config);
     let words = Words::of(&running.fabric);
@@ -36,7 +36,7 @@ fn memory_survives(mischief: Mischief) {
     running.fabric.shutdown();
 }
 
-/// The same with mischief done to runs of pages that are fetched ahead.
+/// The same with `mischief` in runs of prefetched pages.
 fn runs_survive(mischief: Mischief, checksum: bool) {
     let donor = donor(GUEST);
     let proxy = Proxy::on(FrameKind::PagesData, donor.address(), mischief, 3);
@@ -161,8 +161,8 @@ fn a_donor_that_comes_back_with_its_memory_is_used_again() {
 
 /// A fabric whose donor is lost while a thread waits for a page.
 ///
-/// That thread can only go on when the userfaultfd is closed, which is what the end of the
-/// process does for a VM; so the fabric is left as it is.
+/// That thread can continue only when the userfaultfd is closed, which the end of the process does
+/// for a VM; so the fabric is leaked.
 fn lost(running: Running, after: impl FnOnce()) -> String {
     let words = Words::of(&running.fabric);
     fill(words, 3);
@@ -215,7 +215,7 @@ fn an_outage_that_is_over_does_not_count_for_the_next() {
     let running = start(&config);
     let words = Words::of(&running.fabric);
     fill(words, 8);
-    // Together longer than the grace time, each one shorter.
+    // Longer than the grace time in total, but each one shorter.
     for _ in 0..5 {
         proxy.cut(true);
         std::thread::scope(|scope| {
@@ -301,7 +301,7 @@ fn an_idle_vm_whose_connections_break_keeps_its_memory() {
     let words = Words::of(&running.fabric);
     fill(words, 7);
     donor.break_connections();
-    // Nothing happens for longer than a lease without a control connection lasts.
+    // Idle for longer than a lease without a control connection lasts.
     let idle = ORPHAN_TIME + Duration::from_secs(2);
     let event = running.events.recv_timeout(idle);
     assert!(event.is_err(), "{event:?}");

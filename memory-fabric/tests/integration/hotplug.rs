@@ -1,5 +1,5 @@
-//! Memory that is added while a VM runs: zeroes at first, then what was written, never what another
-//! block had; and donors that join for it, and leave.
+//! Memory that is added at run time: zeroes at first, then what was written, never the contents of
+//! another block; and donors that join for it, and leave.
 
 use fabric_test_support::*;
 use memory_fabric::fabric::{
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const GUEST: u64 = 32 * MIB;
 const LOCAL: u64 = 16 * MIB;
 const BLOCKS: u32 = 32;
-/// The first page of the region: a hole is in front of it.
+/// First page of the region; a hole precedes it.
 const FIRST: u32 = 64 * BLOCK_PAGES;
 
 fn growing(local: u64, donors: &[SocketAddr]) -> FabricConfig {
@@ -69,7 +69,7 @@ fn memory_of_this_node_is_added_and_taken_back() {
     hotplug.plug(4..20).expect("memory");
     hotplug.plug(22..30).expect("memory");
     assert!(matches!(hotplug.plug(0..1), Err(PlugError::NoMemory)));
-    // More than the cache has, all of it stays.
+    // More than the cache can hold; all of it stays local.
     write(words, 4..20, 1);
     write(words, 22..30, 2);
     check(words, 4..20, 1);
@@ -147,7 +147,7 @@ fn a_donor_joins_gets_pages_and_leaves() {
         nodes[2].pages_fetched > 500 && nodes[3].pages_written_back > 500,
         "{nodes:?}"
     );
-    // Most goes, of both; then all of the third.
+    // Most blocks of both donors are removed; then all of the third's.
     hotplug
         .request(4 * BLOCK_BYTES, None)
         .expect("less is asked for");
@@ -161,7 +161,7 @@ fn a_donor_joins_gets_pages_and_leaves() {
         third.pool().lent_bytes() == 0
     });
     check(words, 0..4, 2);
-    // It comes again, for what was unplugged elsewhere.
+    // The donor joins again, for blocks that were removed from others.
     hotplug
         .request(14 * BLOCK_BYTES, at(third.address()))
         .expect("it joins again");
@@ -251,14 +251,14 @@ fn a_donor_that_is_lost_while_nothing_of_it_is_plugged_disturbs_nobody() {
     let told: Vec<_> = running.events.try_iter().collect();
     let link = |event: &FabricEvent| matches!(event, FabricEvent::Link(_));
     assert!(!told.iter().any(link), "{told:?}");
-    // And this node can give it instead.
+    // This node can provide the memory instead.
     hotplug.request(4 * BLOCK_BYTES, None).expect("here");
     hotplug.plug(0..4).expect("memory");
     assert_eq!(hotplug.homes().added_blocks_at(NodeId(0)), 4);
 }
 
-/// Blocks come and go on donors and here, while their owners check them, others touch what is not
-/// plugged, and connections break.
+/// Blocks are added and removed on donors and here, while their owners verify them, other threads
+/// access unplugged memory, and connections break.
 #[test]
 fn blocks_that_come_and_go_never_have_anothers_bytes() {
     let (first, second) = (donor(GUEST), donor(24 * MIB));
@@ -300,7 +300,8 @@ fn blocks_that_come_and_go_never_have_anothers_bytes() {
                             Some(seed) => {
                                 check(words, block..block + 1, seed);
                                 if random.below(2) == 0 {
-                                    // One that failed may have lost its bytes, and is written anew.
+                                    // A failed unplug may have lost the block's bytes, so they are
+                                    // written again.
                                     match hotplug.unplug(block..block + 1) {
                                         Ok(()) => plugged[index] = None,
                                         Err(_) => write(words, block..block + 1, seed),

@@ -1,7 +1,7 @@
-//! Huge pages for what is at home here, beside pages of 4 KiB for what is not.
+//! Huge pages for home memory of this node, and pages of 4 KiB for the rest.
 //!
-//! Where the host does not give huge pages to shared memory, what is asked for and contents are checked
-//! all the same.
+//! Where the host does not use huge pages for shared memory, the advice and the contents are
+//! verified all the same.
 
 use fabric_test_support::*;
 use memory_fabric::fabric::Fabric;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 const HUGE: u64 = HUGE_PAGE_BYTES as u64;
 
-/// Whether this host makes huge pages of shared memory where that is asked for.
+/// Returns whether this host uses huge pages for shared memory on request.
 fn host_gives_them() -> bool {
     let file = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
     let setting = std::fs::read_to_string(file).unwrap_or_default();
@@ -21,17 +21,17 @@ fn host_gives_them() -> bool {
         .any(|chosen| setting.contains(chosen))
 }
 
-/// A mapping of a view: from and to which guest-physical offset, and what the kernel says of it.
+/// A mapping of a view: its range of guest-physical offsets, and its attributes.
 struct Mapping {
     from: u64,
     to: u64,
-    /// Huge pages are asked for, else forbidden.
+    /// Whether huge pages are requested; otherwise they are forbidden.
     asked_for: bool,
-    /// So much of it has huge pages.
+    /// Bytes in huge pages.
     huge_bytes: u64,
 }
 
-/// The mappings of a view, in order.
+/// Returns the mappings of a view, in order.
 fn mappings(fabric: &Fabric) -> Vec<Mapping> {
     let view = fabric.memory().guest_view().addr() as u64;
     let end = view + fabric.memory().bytes() as u64;
@@ -50,7 +50,7 @@ fn mappings(fabric: &Fabric) -> Vec<Mapping> {
             let kib = huge.trim().strip_suffix(" kB").expect("its unit");
             huge_bytes = Some(kib.trim().parse::<u64>().expect("a number") << 10);
         }
-        // The last line of each.
+        // The last line of each mapping.
         if let (Some(flags), Some((from, to))) = (line.strip_prefix("VmFlags:"), range) {
             let has = |flag| flags.split_whitespace().any(|found| found == flag);
             assert!(has("hg") != has("nh"), "{line}");
@@ -65,7 +65,7 @@ fn mappings(fabric: &Fabric) -> Vec<Mapping> {
     found
 }
 
-/// For how much memory huge pages are asked for: whole ones, of what is at home here.
+/// Returns the bytes with huge pages requested: whole ones, of home memory of this node.
 fn asked_for(fabric: &Fabric) -> u64 {
     let mut asked_for = 0;
     for Mapping { from, to, .. } in mappings(fabric).iter().filter(|one| one.asked_for) {
@@ -80,7 +80,7 @@ fn asked_for(fabric: &Fabric) -> u64 {
     asked_for
 }
 
-/// How much of a view has huge pages.
+/// Returns the bytes of a view in huge pages.
 fn huge_bytes_of(fabric: &Fabric) -> u64 {
     mappings(fabric).iter().map(|one| one.huge_bytes).sum()
 }
@@ -100,12 +100,12 @@ fn huge_pages_are_asked_for_where_memory_is_at_home_here_and_nowhere_else() {
     if !host_gives_them() {
         assert_eq!((huge_bytes_of(fabric), huge_bytes()), (0, Some(0)));
     }
-    // What is not at home here is kept to its budget, page by page.
+    // The rest is limited to its budget, page by page.
     let most = (fabric.plan().home_here_pages + fabric.plan().cache_pages) * PAGE_SIZE as u64;
     let resident = fabric.memory().resident_bytes().expect("fstat");
     assert!(resident <= most, "{resident} resident, {most} allowed");
 
-    // Writers on both sides of each border, while pages come and go.
+    // Writers on both sides of each border while pages move.
     let borders: Vec<_> = fabric.plan().homes.ram_extents()[1..]
         .iter()
         .map(|extent| extent.pages.first.index())
@@ -156,7 +156,7 @@ fn a_host_that_gives_huge_pages_has_them_where_memory_is_at_home_here() {
     verify(words, 1);
     let (huge, asked_for) = (huge_bytes_of(&running.fabric), asked_for(&running.fabric));
     assert!((1..=asked_for).contains(&huge), "{huge} of {asked_for}");
-    // Of this process, in which other tests run.
+    // Of this process, which other tests share.
     assert!(huge_bytes() > Some(0));
     running.fabric.shutdown();
 }

@@ -1,4 +1,4 @@
-//! Links that are measured, at the start and while a VM runs, and what follows from that.
+//! Links that are measured at the start and at run time, and the resulting choices.
 
 use fabric_test_support::delay::delayed;
 use fabric_test_support::*;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// The time that a page takes on a link that is slow for certain.
+/// Time of a page on a link that is certainly slow.
 const SLOW: Duration = Duration::from_millis(2);
 
 #[test]
@@ -40,7 +40,7 @@ fn a_link_is_measured_and_followed_when_it_gets_slow_and_fast_again() {
         u64::try_from(SLOW.as_micros()).expect("short"),
         Ordering::SeqCst,
     );
-    // Touched all the time, so that it is real fetches that tell.
+    // Continuous accesses, so that real fetches provide the samples.
     let mut random = Random(3);
     let touch_until = |what: &str, random: &mut Random, done: &dyn Fn() -> bool| {
         let deadline = std::time::Instant::now() + PATIENCE;
@@ -61,13 +61,13 @@ fn a_link_is_measured_and_followed_when_it_gets_slow_and_fast_again() {
     assert_eq!(path().policy().compression_first_pages, 64);
     let changes = path().tier_changes.get();
 
-    // Now nothing is touched, so that it has to be tried.
+    // No accesses, so that probes must detect it.
     delay.store(0, Ordering::SeqCst);
     let fetched = view.nodes()[1].pages_fetched;
     wait_until("an idle link is not measured again", || {
         path().latency_estimate() < SLOW / 2
     });
-    // The last page that was touched may be counted after it was there.
+    // The last page may be counted shortly after it became accessible.
     let more = view.nodes()[1].pages_fetched - fetched;
     assert!(more <= 1, "{more} probes were counted as pages");
     assert!(path().tier_changes.get() >= changes);
@@ -98,7 +98,8 @@ fn a_way_that_takes_longer_than_measuring_may_is_measured() {
 #[test]
 fn leases_are_renewed_while_the_way_to_another_donor_is_measured() {
     let far = donor(32 * MIB);
-    // Its two silences, and three round trips of each size, take twice as long as the other's lease lasts.
+    // Its two silences, and three round trips of each size, take twice as long as the other donor's
+    // lease lasts.
     let way = delayed(far.address(), Arc::new(AtomicU64::new(400_000)));
     let near = donor_for(32 * MIB, Duration::from_secs(2));
     let mut config = config(48 * MIB, 16 * MIB, &[way, near.address()]);
@@ -117,7 +118,7 @@ fn leases_are_renewed_while_the_way_to_another_donor_is_measured() {
 #[test]
 fn a_link_that_cannot_be_measured_still_carries_pages() {
     let donor = donor(64 * MIB);
-    // Every connection for measuring is closed.
+    // Every measuring connection is closed.
     let proxy = fabric_test_support::delay::without_probes(donor.address());
     let mut config = config(32 * MIB, 16 * MIB, &[proxy]);
     config.transport = TransportKind::Auto;
@@ -125,7 +126,7 @@ fn a_link_that_cannot_be_measured_still_carries_pages() {
     let view = running.fabric.view().clone();
     let path = view.paths()[0].clone().expect("a link");
     assert_eq!((path.tcp, path.rdma), (None, None));
-    // The round trip of the lease stands in.
+    // The round trip of the lease renewal is used instead.
     let link = view.links()[0].clone().expect("a link").round_trip_min();
     assert!(path.latency_estimate() >= link, "{link:?}");
     let words = Words::of(&running.fabric);

@@ -1,7 +1,8 @@
-//! All integration tests of the fabric in one binary: what they share is compiled and linked once.
+//! All integration tests of the fabric in one binary, so that shared code is compiled and linked
+//! once.
 //!
-//! `scripts/test` runs the tests of each module here in a process of their own, and those that
-//! measure alone.
+//! `scripts/test` runs the tests of each module in a separate process, and those that measure time
+//! alone.
 
 mod compression;
 mod compression_pays;

@@ -1,4 +1,4 @@
-//! Pages fetched before they are asked for: right bytes, and only where it helps.
+//! Prefetching: right bytes, and only where it helps.
 
 use fabric_test_support::*;
 use memory_fabric::fabric::TransportKind;
@@ -9,8 +9,7 @@ use std::sync::atomic::Ordering;
 const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
-/// Fills the memory and reads it once, so that what follows finds all but the last pages clean
-/// and remote.
+/// Fills the memory and reads it once, so that all but the last pages are clean and remote.
 fn settled(running: &Running) -> Words {
     let words = Words::of(&running.fabric);
     fill(words, 1);
@@ -18,7 +17,7 @@ fn settled(running: &Running) -> Words {
     words
 }
 
-/// What was counted between two moments.
+/// Differences of counters between two points in time.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
     remote: u64,
@@ -118,8 +117,8 @@ fn nothing_is_fetched_ahead_when_that_is_off() {
     running.fabric.shutdown();
 }
 
-/// Several readers of the same pages, each a little behind or ahead of the others, and writers
-/// of others among them: faults race with guesses, and with evictions, for the same pages.
+/// Several readers of the same pages with small offsets, and writers of other pages among them:
+/// faults race with prefetches and evictions of the same pages.
 fn readers_race(running: &Running, threads: usize) {
     let words = settled(running);
     let pages = words.pages();
@@ -134,7 +133,7 @@ fn readers_race(running: &Running, threads: usize) {
                 }
             });
         }
-        // One counts in the first word of every 64th page, up and down, in the others' way.
+        // One thread increments and decrements the first word of every 64th page.
         scope.spawn(move || {
             for pass in 0..4_u64 {
                 for page in (5..pages).step_by(64) {
@@ -192,7 +191,7 @@ fn connections_that_break_under_prefetches_lose_nothing() {
             let reader = scope.spawn(|| verify(words, 1));
             let mut broken = 0;
             while !reader.is_finished() {
-                // Each time that some hundreds of pages have come.
+                // Whenever some hundreds of pages have arrived.
                 if stats.prefetch_issued.get() - before.issued > (pass * 20 + broken + 1) * 700
                     && broken < 20
                 {
@@ -216,7 +215,7 @@ fn a_hot_set_survives_a_scan_with_prefetching() {
     let running = start(&config(GUEST, LOCAL, &[donor.address()]));
     let words = settled(&running);
     let stats = running.fabric.stats();
-    // A quarter of the cache, touched all the time.
+    // A quarter of the cache, accessed continuously.
     let hot = words.pages() / 16;
     let before = counts(stats);
     let mut touches = 0_u64;
@@ -233,7 +232,7 @@ fn a_hot_set_survives_a_scan_with_prefetching() {
     }
     let during = counts(stats).since(before);
     println!("{during:?} in {touches} touches");
-    // Every hot page is touched again within 16 pages of the scan.
+    // Every hot page is accessed again within 16 pages of the scan.
     assert!(
         during.remote < hot as u64 * 4,
         "{during:?}, {hot} hot pages"
@@ -260,7 +259,7 @@ fn a_working_set_is_recorded_in_order_and_replayed_before_it_is_touched() {
     let zero_faults = running.fabric.stats().zero.summary().count;
     running.fabric.shutdown();
     assert!(!cut);
-    // Each stretch begins where it was touched first, or a little before.
+    // Each stretch starts where it was accessed first, or slightly before.
     let mut starts = runs.iter();
     for &page in &order {
         let near = |first: usize| first <= page && page < first + 16;
@@ -288,7 +287,7 @@ fn a_replay_takes_no_memory_that_is_not_plentiful_and_harms_no_bytes() {
     let donor = donor(GUEST);
     let mut config = config(GUEST, LOCAL, &[donor.address()]);
     let pages = u32::try_from(GUEST / 4096).expect("small");
-    // Four times what fits, some of it twice, and pages that the guest does not have.
+    // Four times the capacity, partly twice, and pages that the guest does not have.
     let run = |first: u32, count| PageRange::new(PageIndex::new(first), count);
     config.replay = vec![
         run(0, pages),
@@ -298,7 +297,7 @@ fn a_replay_takes_no_memory_that_is_not_plentiful_and_harms_no_bytes() {
     ];
     let running = start(&config);
     let stats = running.fabric.stats();
-    // It races with the first writes of all pages.
+    // It races with the first writes to all pages.
     let words = Words::of(&running.fabric);
     fill(words, 3);
     verify(words, 3);

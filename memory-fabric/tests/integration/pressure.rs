@@ -1,5 +1,5 @@
-//! More than there is: a donor slower than the others, a flood of faults on one page, writers
-//! faster than the network, a donor that is lost while everything else goes on.
+//! Overload: a donor slower than the others, a flood of faults on one page, writers faster than the
+//! network, and a donor that is lost during all other activity.
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::throttle::Throttle;
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
-/// So fast that it limits nothing.
+/// A rate that limits nothing.
 const FAST: f64 = 1e9;
 
-/// Lets others end when a test does, be it by a failure.
+/// Runs a function on drop, so that other threads end even when the test fails.
 struct AtEnd<F: Fn()>(F);
 
 impl<F: Fn()> Drop for AtEnd<F> {
@@ -28,14 +28,14 @@ impl<F: Fn()> Drop for AtEnd<F> {
 
 #[test]
 fn a_donor_that_is_slower_than_the_others_slows_no_page_of_theirs() {
-    /// Some 12 pages a second.
+    /// About 12 pages per second.
     const SLOW: f64 = 50e3;
     const FAST_PAGES: u64 = 3000;
     let donors = [donor(GUEST), donor(GUEST)];
     let link = Throttle::new(donors[0].address(), FAST);
     let mut config = config(GUEST, LOCAL, &[link.address, donors[1].address()]);
     config.compression = Compression::Off;
-    // A connection is given up when nothing comes for long; this one is only slow.
+    // A connection is closed after a long silence; this one is only slow.
     config.grace = Duration::from_secs(60);
     let running = start(&config);
     let words = Words::of(&running.fabric);
@@ -74,7 +74,7 @@ fn a_donor_that_is_slower_than_the_others_slows_no_page_of_theirs() {
             "{FAST_PAGES} pages of the fast donor and {slow} of the slow one in {:?}",
             started.elapsed()
         );
-        // Had one waited for the other, four would have come of the slow one for each.
+        // Had one waited for the other, four pages would have come from the slow donor for each.
         assert!(slow * 10 < FAST_PAGES, "{slow} pages of the slow donor");
     });
     verify(words, 1);
@@ -101,7 +101,7 @@ fn a_flood_of_faults_on_one_page_is_one_fetch() {
                 // The first pages were evicted long ago.
                 for page in 0..PAGES {
                     barrier.wait();
-                    // Half of them come to write, into a word of the page that has no pattern then.
+                    // Half of them write, to a word of the page that then has no pattern.
                     if thread % 2 == 0 {
                         words
                             .at(page, WORDS_PER_PAGE - 1)
@@ -119,7 +119,7 @@ fn a_flood_of_faults_on_one_page_is_one_fetch() {
         "{fetches} fetches of {PAGES} pages"
     );
     assert!(fetches * 2 > PAGES as u64, "{fetches}: they were here");
-    // And again when all were evicted: no addition was lost.
+    // Verifies again after everything was evicted: no addition was lost.
     for page in PAGES..words.pages() {
         verify_page(words, 2, page);
     }
@@ -135,7 +135,7 @@ fn a_flood_of_faults_on_one_page_is_one_fetch() {
 
 #[test]
 fn writers_that_are_faster_than_the_network_are_held_back_and_lose_nothing() {
-    /// Some 3,000 pages a second.
+    /// About 3,000 pages per second.
     const RATE: f64 = 12e6;
     const WRITERS: usize = 3;
     const SMALL_GUEST: u64 = GUEST / 2;
@@ -185,7 +185,7 @@ fn writers_that_are_faster_than_the_network_are_held_back_and_lose_nothing() {
     let waited = stats.stalled_for_memory.get();
     assert!(waited > 0, "the network was fast enough");
     while running.events.try_recv().is_ok_and(|event| {
-        // Held back is not broken.
+        // A throttled link must not count as broken.
         assert!(
             !matches!(event, FabricEvent::Link(LinkEvent::Down { .. })),
             "{event:?}"
@@ -200,8 +200,8 @@ fn writers_that_are_faster_than_the_network_are_held_back_and_lose_nothing() {
     running.fabric.shutdown();
 }
 
-/// Reads ahead, evictions, discards of some pages and increments of others go on until the donor is
-/// gone, and once more for as long as anybody has what it needs.
+/// Prefetches, evictions, discards of some pages and increments of others continue until the donor
+/// is lost, and afterwards for as long as any thread has the pages it needs.
 #[test]
 fn a_donor_lost_amid_prefetches_evictions_and_discards_shows_nobody_a_wrong_byte() {
     let donor = donor(GUEST);
@@ -211,7 +211,7 @@ fn a_donor_lost_amid_prefetches_evictions_and_discards_shows_nobody_a_wrong_byte
     let running = start(&config);
     let words = Words::of(&running.fabric);
     let pages = words.pages();
-    // A quarter each: read in order, read at random, written, discarded.
+    // A quarter each: sequential reads, random reads, writes, discards.
     let quarter = pages / 4;
     fill(words, 3);
     // Threads that wait for a page when the donor is lost wait until the process ends.
@@ -268,7 +268,7 @@ fn a_donor_lost_amid_prefetches_evictions_and_discards_shows_nobody_a_wrong_byte
                 let first = 3 * quarter + random.below(quarter - 64);
                 match discarder.discard(&[range(first, 64)]) {
                     Ok(()) => assert_all(words, first..first + 64, 0),
-                    // As when the donor is away; or the pager has ended.
+                    // The donor is unreachable, or the pager has ended.
                     Err(DiscardError::Late | DiscardError::Stopped) => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -308,6 +308,6 @@ fn a_donor_lost_amid_prefetches_evictions_and_discards_shows_nobody_a_wrong_byte
     if let Ok(wrong) = wrong_words.try_recv() {
         panic!("{wrong}");
     }
-    // Whoever waits for a page would go on with zeroes.
+    // Dropping the fabric would let threads that wait for a page continue with zeroes.
     std::mem::forget(running.fabric);
 }

@@ -1,4 +1,4 @@
-//! Many writers against an evictor: no update may be lost, whatever the timing.
+//! Many writers against the evictor: no update may be lost under any timing.
 
 use fabric_test_support::*;
 use memory_fabric::fabric::{Compression, TransportKind};
@@ -9,12 +9,12 @@ const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;
 const WRITERS: usize = 6;
 
-/// Increments random words, more often on a hot set, until `increments` are made in all. Every
-/// word must then hold what was added to it.
+/// Increments random words, more often in a hot set, until `increments` were made in total. Every
+/// word must then hold its number of increments.
 fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send) {
     let words = Words::of(&running.fabric);
     let pages = words.pages();
-    // A third of the cache: these pages are put on probation and rescued again and again.
+    // A third of the cache: these pages repeatedly go on probation and are rescued.
     let hot = pages / 12;
     let done = AtomicU64::new(0);
     let finished = AtomicBool::new(false);
@@ -31,7 +31,7 @@ fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send)
                         let page = random.below(set);
                         let first = random.below(WORDS_PER_PAGE);
                         if random.below(2) == 0 {
-                            // A read maps the page write-protected: the write is then seen.
+                            // A read maps the page write-protected, so that the write faults.
                             std::hint::black_box(words.at(page, first).load(Ordering::Relaxed));
                         }
                         for step in 0..64 {
@@ -41,7 +41,7 @@ fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send)
                         }
                         done.fetch_add(64, Ordering::Relaxed);
                         if random.below(256) == 0 {
-                            // Some go straight on, so that pages are fetched ahead of them.
+                            // Some advance sequentially, so that pages are prefetched.
                             let start = random.below(pages);
                             for page in (start..pages).take(48) {
                                 words.at(page, first).fetch_add(1, Ordering::Relaxed);
@@ -104,7 +104,7 @@ fn race(running: &Running, increments: u64, mut disturb: impl FnMut(u64) + Send)
         stats.prefetch_used.get() > increments / 2000,
         "too few pages fetched ahead"
     );
-    // The pager kept to its budget: the file has no more bytes than it was given.
+    // The pager kept its budget: the file has no more bytes than that.
     let resident = running.fabric.memory().resident_bytes().expect("fstat");
     assert!(
         resident <= LOCAL,

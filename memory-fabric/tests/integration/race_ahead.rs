@@ -1,5 +1,5 @@
-//! Everything at once on the smallest budget: pages are fetched ahead, written, evicted and discarded,
-//! and whoever reads a word at any moment finds what it may hold just then.
+//! All activities at once on the smallest budget: pages are prefetched, written, evicted and
+//! discarded, and every read of a word at any time returns a value that is valid at that time.
 
 use fabric_test_support::*;
 use memory_fabric::discard::{DiscardError, Discarder};
@@ -8,33 +8,34 @@ use memory_fabric::page::PageRange;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 const GUEST: u64 = 64 * MIB;
-/// The least there can be.
+/// Minimum of local memory.
 const LOCAL: u64 = 16 * MIB;
 const OWNERS: usize = 2;
 
-/// Discards that come too late are made again, so often at the most.
+/// Limit of retries for discards that time out.
 const TRIES_MAX: usize = 20;
 
-/// What is known of a page. Its owner numbers what it does to it: a write puts the number into
-/// every word, a discard leaves zeros.
+/// State of a page. Its owner numbers its operations: a write stores the number in every word, a
+/// discard leaves zeroes.
 #[derive(Debug, Default)]
 struct Known {
     begun: AtomicU64,
     finished: AtomicU64,
-    /// The last discard that was begun.
+    /// Number of the last discard that started.
     discarded: AtomicU64,
 }
 
-/// What write `number` puts into a word.
+/// Returns the value that write `number` stores in a word.
 fn value(number: u64, page: usize, word: usize) -> u64 {
     (number << 32) | ((page as u64) << 9) | word as u64
 }
 
-/// Reads all words of a page while its owner may do anything with it.
+/// Reads all words of a page during any operation of its owner.
 fn read(words: Words, known: &[Known], page: usize) {
     let known = &known[page];
     for word in 0..WORDS_PER_PAGE {
-        // Acquire, here and below: what was finished is seen, and a number that is seen was begun.
+        // Acquire, here and below: the effects of a finished operation are visible, and a visible
+        // number belongs to an operation that started.
         let least = known.finished.load(Ordering::Acquire);
         let found = words.at(page, word).load(Ordering::Acquire);
         let discarded = known.discarded.load(Ordering::Acquire);
@@ -53,7 +54,8 @@ fn read(words: Words, known: &[Known], page: usize) {
     }
 }
 
-/// Pages on their way are waited for, for a while; where connections break, that may be too long.
+/// A discard waits a limited time for pages in transit, which may not suffice while connections
+/// break.
 fn discard_in_time(discarder: &Discarder, run: PageRange) {
     let mut tries = 0;
     while let Err(error) = discarder.discard(&[run]) {
@@ -65,7 +67,7 @@ fn discard_in_time(discarder: &Discarder, run: PageRange) {
     }
 }
 
-/// Writes, discards and checks the pages from `first` on.
+/// Writes, discards and verifies the pages from `first` on.
 fn own(
     words: Words,
     known: &[Known],
@@ -140,7 +142,7 @@ fn race(config: &FabricConfig, rounds: usize, disturb: impl Fn() + Sync) {
             })
             .collect();
         let finished = &finished;
-        // One goes straight on, one in steps up, one in steps down.
+        // One reader advances sequentially, one in steps up, one in steps down.
         let readers: Vec<_> = [(0, 1), (1, 3), (pages - 1, pages - 2)]
             .into_iter()
             .map(|(first, step)| {
@@ -185,8 +187,8 @@ fn race(config: &FabricConfig, rounds: usize, disturb: impl Fn() + Sync) {
     assert!(stats.free_pages.dropped_here.get() > 500, "too few freed");
     assert!(stats.evictions.get() > 10_000, "too few evictions");
     within_budget(&running);
-    // No page is counted that is not here, and none is in a queue that must not be: with all of
-    // it freed nothing is left, and it can be used again.
+    // Counters and queues have no stale entries: after discarding everything no page is counted,
+    // and the memory can be used again.
     let discarder = running.fabric.discarder();
     discard_in_time(&discarder, range(0, pages));
     assert_eq!(running.fabric.cached_pages(), 0);
@@ -239,7 +241,7 @@ fn readers_find_what_may_be_there_while_connections_break() {
 #[test]
 fn pages_that_were_fetched_ahead_and_are_freed_are_zero_and_count_as_neither_used_nor_wasted() {
     let donor = donor(GUEST);
-    // So much that nothing is evicted while it matters.
+    // Enough that nothing is evicted during the relevant part.
     let running = start(&config(GUEST, GUEST / 2, &[donor.address()]));
     let words = Words::of(&running.fabric);
     fill(words, 1);
@@ -254,13 +256,13 @@ fn pages_that_were_fetched_ahead_and_are_freed_are_zero_and_count_as_neither_use
     });
     let page = next.into_inner();
     let discarder = running.fabric.discarder();
-    // Those on their way are waited for.
+    // The discard waits for pages in transit.
     let rest = words.pages() - page;
     discarder.discard(&[range(page, rest)]).expect("discarded");
     let (used, wasted) = (stats.prefetch_used.get(), stats.prefetch_wasted.get());
     assert_all(words, page..words.pages(), 0);
     assert_eq!(stats.prefetch_used.get(), used, "old bytes were mapped");
-    // They are written and evicted as any others, through the queues that they are in still.
+    // They are written and evicted like any others, through the queues in which they still are.
     fill(words, 2);
     verify(words, 2);
     assert!(stats.evictions.get() > 1000, "nothing was evicted");

@@ -1,4 +1,4 @@
-//! A guest's memory over UDP: bad networks, donors that come and go, and who a donor is.
+//! A guest's memory over UDP: faulty networks, donors that come and go, and the identity of donors.
 
 use fabric_test_support::udp_proxy::{UdpProxy, Weather};
 use fabric_test_support::*;
@@ -49,7 +49,7 @@ fn memory_survives_connections_that_break() {
     running.fabric.shutdown();
 }
 
-/// Ends the donor under a fabric that reads its memory; gives why it is lost.
+/// Ends the donor under a fabric that reads its memory; returns the reason of the loss.
 fn lost(running: Running, end: impl FnOnce()) -> String {
     let words = Words::of(&running.fabric);
     fill(words, 3);
@@ -64,7 +64,7 @@ fn lost(running: Running, end: impl FnOnce()) -> String {
             other => panic!("unexpected {other:?}"),
         }
     };
-    // The reader waits for a page that does not come, as a vCPU would.
+    // The reader waits for a page that does not arrive, as a vCPU would.
     std::mem::forget(running.fabric);
     reason
 }
@@ -121,7 +121,7 @@ fn auto_takes_udp_only_where_tcp_does_not_pass() {
     let by_tcp = start(&auto(donor.address()));
     assert_eq!(by_tcp.fabric.path(), PathKind::Tcp);
     by_tcp.fabric.shutdown();
-    // Nobody listens on its TCP port.
+    // The donor's TCP port has no listener.
     let proxy = UdpProxy::new(donor.address(), Weather::Fair);
     let by_udp = start(&auto(proxy.address));
     assert_eq!(by_udp.fabric.path(), PathKind::Udp);
@@ -147,7 +147,7 @@ fn an_absent_donor_is_named_within_the_deadline() {
 
 #[test]
 fn many_connect_at_once() {
-    // Their first datagrams come while sockets of others are being made.
+    // Their first datagrams arrive while sockets of others are being created.
     let donor = donor(16 * GUEST);
     let address = donor.address();
     std::thread::scope(|scope| {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::running::end;
 
-/// No bench that tests run takes longer on a host that works, however loaded.
+/// Timeout of a bench, far longer than on the most loaded host.
 const LIMIT: Duration = Duration::from_secs(300);
 
 fn bench(arguments: &[&str]) -> Value {
@@ -43,7 +43,7 @@ fn scans_fetch_what_they_read_and_find_every_byte() {
         assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{result}");
     }
     assert!(result["threads"].is_null() && result["growth"].is_null());
-    // In five rounds a stream and two scans, and a scan before them.
+    // Five rounds of a stream and two scans, and one scan before them.
     assert_eq!(result["verified_bytes"], 16 * (64_u64 << 20));
     assert_eq!(result["corrupt_bytes"], 0);
 }
@@ -125,7 +125,7 @@ fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
             assert!(one["write_bytes_per_second"].as_f64() > Some(0.0), "{one}");
         }
     }
-    // A host without RDMA says why; one with it has measured it.
+    // A host without RDMA reports why; one with RDMA has measured it.
     let skipped = result["skipped"].as_array().expect("an array");
     let reason = skipped.iter().find(|one| one["kind"] == "rdma");
     assert_eq!(kinds.contains(&Some("rdma")), reason.is_none());
@@ -136,7 +136,8 @@ fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
     }));
 }
 
-/// What `ssi-hv bench` writes to a terminal: that of script(1), which every Debian has.
+/// Returns what `ssi-hv bench` writes to a terminal, which script(1), part of every Debian,
+/// provides.
 fn on_a_terminal(arguments: &str) -> String {
     let command = format!("'{}' bench {arguments}", env!("CARGO_BIN_EXE_ssi-hv"));
     let mut script = Command::new("script");
@@ -162,7 +163,7 @@ fn a_bench_shows_a_bar_on_a_terminal_that_goes_before_the_result_is_there() {
         let (bars, result) = written.rsplit_once(CLEAR_LINE).expect("a bar");
         assert!(bars.contains(bar) && bars.contains(steps), "{written:?}");
         assert!(result.contains("0 wrong"), "{written:?}");
-        // What is typed meanwhile stands behind the bar, and not on another line.
+        // Echoed input must stay behind the bar, and not on another line.
         let full = |line: &str| line.ends_with("    ");
         assert!(!bars.split(CLEAR_LINE).any(full), "{written:?}");
         let quiet = on_a_terminal(&format!("{arguments} --quiet"));

@@ -1,4 +1,4 @@
-//! The command as a user or a script meets it: the real binary, its output and its exit code.
+//! The command as a user or a script sees it: the real binary, its output and its exit code.
 
 mod devices;
 mod wrong;
@@ -34,7 +34,7 @@ fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("UTF-8")
 }
 
-/// Runs a command that must fail, and gives back the one line that says why.
+/// Runs a command that must fail, and returns the single line with the reason.
 #[track_caller]
 fn refused(arguments: &[&str], code: ExitCode) -> String {
     let output = output(arguments);
@@ -49,7 +49,7 @@ fn refused(arguments: &[&str], code: ExitCode) -> String {
         .to_owned()
 }
 
-/// A file that passes for a kernel as far as flags are concerned.
+/// A file that is accepted as a kernel until it is parsed.
 const KERNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
 #[test]
@@ -167,7 +167,7 @@ fn what_is_planned_says_so() {
     }
 }
 
-/// The words of a command and of each one below it.
+/// Returns the words of a command and of each of its subcommands.
 fn paths(command: &clap::Command) -> Vec<Vec<String>> {
     let below = command.get_subcommands().flat_map(|below| {
         let name = below.get_name();
@@ -352,7 +352,7 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
 #[test]
 fn a_file_without_an_end_is_refused_and_not_read_into_memory() {
     for arguments in [&["run", "--config", "/dev/zero"][..], &["up", "/dev/zero"]] {
-        // Else a failure of this test is one of others too.
+        // Limits the address space, so that a failure does not exhaust the host's memory.
         let mut command = Command::new("prlimit");
         command.args(["--as=1000000000", env!("CARGO_BIN_EXE_ssi-hv")]);
         let output = end::output_of(command.args(arguments));
@@ -405,7 +405,7 @@ fn doctor_gives_scripts_json_and_an_exit_code_that_agree() {
     }
 }
 
-/// The flags that a text names at the beginning of a line, behind `prefix`.
+/// Returns the flags after `prefix` at the beginning of each line of a text.
 fn flags_at_line_starts(text: &str, prefix: &str) -> BTreeSet<String> {
     text.lines()
         .filter_map(|line| {
@@ -443,7 +443,7 @@ fn a_working_set_that_cannot_be_written_is_found_before_anything_starts() {
 
 #[test]
 fn a_working_set_that_does_not_fit_is_ignored_with_a_warning() {
-    // The file is no kernel either, so the run goes no further than that.
+    // The file is not a kernel either, which ends the run early.
     let output = output(&["run", "--kernel", KERNEL, "--replay-working-set", KERNEL]);
     let stderr = text(&output.stderr);
     assert_eq!(

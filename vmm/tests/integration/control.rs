@@ -1,5 +1,4 @@
-//! What a VM is told by its control socket, and what the socket says of it, through the real
-//! binary.
+//! Requests to the control socket of a VM, and its answers, through the real binary.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,7 +19,7 @@ use crate::running;
 use crate::running::{LIMIT, Place, Running, count, end, node, vm, vm_with};
 use crate::support;
 
-/// Fails unless a value is as a published schema says.
+/// Fails unless a value conforms to a published schema.
 fn validate(schema: &str, value: &Value) {
     let path = format!("{}/../docs/{schema}", env!("CARGO_MANIFEST_DIR"));
     let schema: Value =
@@ -37,13 +36,13 @@ fn socket(place: &Place, vm: &Running, name: &str) -> PathBuf {
     place.sockets().join(format!("vm-{}-{name}.sock", vm.pid()))
 }
 
-/// Remote faults so far.
+/// Returns the number of remote faults so far.
 fn faults(socket: &Path) -> u64 {
     let status: Value = ask(socket, "/v1/status").expect("an answer");
     count(&status, "/faults/remote/count")
 }
 
-/// Waits until a number is larger than this.
+/// Waits until a number exceeds `least`.
 fn wait_beyond(least: f64, mut now: impl FnMut() -> f64) {
     let deadline = Instant::now() + LIMIT;
     while now() <= least {
@@ -51,7 +50,7 @@ fn wait_beyond(least: f64, mut now: impl FnMut() -> f64) {
     }
 }
 
-/// Waits until the VM pages.
+/// Waits until the VM has more remote faults.
 fn wait_for_faults(socket: &Path) {
     let before = faults(socket);
     #[allow(clippy::cast_precision_loss, reason = "small numbers")]
@@ -85,7 +84,7 @@ fn a_vm_is_paused_with_its_lease_kept_resumed_and_shut_down_by_its_button() {
             .printed(&["status", "web"])
             .contains("paused by `ssi-hv pause`")
     );
-    // For longer than two leases, by the node's own clock.
+    // Longer than two leases, by the node's own clock.
     let node_now = || -> Value { place.json(&["status", &node.pid(), "--json"]) };
     let uptime = |now: &Value| now["nodes"][0]["uptime_s"].as_f64().expect("a number");
     let since = uptime(&node_now());
@@ -155,7 +154,7 @@ fn a_vm_without_a_name_has_the_one_it_is_shown_under() {
     assert_eq!(name, format!("ssi-hv-{}", nameless.pid()));
     assert!(place.printed(&["pause", name]).ends_with(": paused\n"));
 
-    // Nobody else gets it meanwhile.
+    // The name stays reserved in the meantime.
     let kernel = place.directory.path().join("kernel");
     let kernel = kernel.to_str().expect("UTF-8");
     let log = place.directory.path().join("console");
@@ -210,7 +209,7 @@ fn what_cannot_be_done_is_said() {
         json!({"target_bytes": 4096}),
         json!({"target_bytes": 0, "more": 1}),
     ] {
-        // All that 64 MiB have must stay.
+        // A guest of 64 MiB must keep all of it.
         let (code, text) = refused(Method::Put, "/v1/balloon", Some(body));
         assert!(
             code == RefusalCode::Malformed && text.contains("target_bytes"),
@@ -270,14 +269,14 @@ fn what_is_told_while_it_runs_is_as_the_published_schemas_say() {
     let of_node = place.sockets().join(format!("node-{}.sock", node.pid()));
     let report: Value = ask(&of_node, "/v1/report").expect("an answer");
     validate("node-report.schema.json", &report);
-    // A schema that takes anything would be worth nothing.
+    // The schema must reject invalid values.
     let mut wrong = place.json(&["status", "--json"]);
     wrong["vms"][0]["faults"]["remote"]["count"] = json!("many");
     let result = std::panic::catch_unwind(|| validate("status.schema.json", &wrong));
     assert!(result.is_err());
 }
 
-/// How many there are in a directory of the process.
+/// Counts the entries in a directory of the process.
 fn entries(pid: &str, what: &str) -> usize {
     fs::read_dir(format!("/proc/{pid}/{what}"))
         .expect("it runs")
@@ -295,7 +294,7 @@ fn crowds_and_hostile_clients_leave_nothing_behind_and_the_guest_alone() {
     wait_for_faults(&socket);
     let (descriptors, threads) = (entries(&vm.pid(), "fd"), entries(&vm.pid(), "task"));
 
-    // The guest goes on while the crowd asks, which it does until then.
+    // The guest makes progress while the clients send requests, which they do until then.
     let (deadline, gone_on) = (Instant::now() + LIMIT, AtomicBool::new(false));
     thread::scope(|scope| {
         for _ in 0..50 {
@@ -345,7 +344,7 @@ fn a_name_is_refused_when_nobody_can_tell_whether_another_vm_has_it() {
     let mut directory = fs::DirBuilder::new();
     let made = directory.mode(0o700).create(place.sockets());
     made.expect("is made");
-    // As a process does that was stopped while it started.
+    // As a process that was stopped during its start does.
     let directory = fs::File::open(place.sockets()).expect("is there");
     directory.lock().expect("nobody has it");
     let kernel = ["run", "--kernel", "/etc/hostname", "--name", "web"];

@@ -1,4 +1,4 @@
-//! `ssi-hv run` with devices, and tiny guests that use them or not.
+//! `ssi-hv run` with devices, and tiny guests with and without drivers for them.
 
 use std::fs;
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use crate::running::end;
 use crate::support;
 
-/// `ssi-hv run` of a guest, with files in `directory`.
+/// Returns `ssi-hv run` of a guest, with files in `directory`.
 fn run(directory: &Path, code: &[u8], more: &[&str]) -> Command {
     fs::write(directory.join("kernel"), tiny_guests::elf(code)).expect("is written");
     let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
@@ -73,7 +73,7 @@ fn a_guest_that_is_ended_leaves_no_socket_and_no_lock() {
     assert!(directory.path().join("v.sock").exists());
     assert!(devices::virtio::Disk::open(&image, true).is_err());
     let pid = i32::try_from(child.id()).expect("a process id");
-    // SAFETY: kill takes two integers; the process is ours and was not waited for.
+    // SAFETY: kill takes two integers; the process is our child and has not been reaped.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGTERM) }, 0);
     let status = end::end_within(&mut child, end::LIMIT).expect("it ends");
     assert_eq!(status.code(), Some(143));

@@ -1,5 +1,5 @@
-//! `ssi-hv run --exec`, `--timeout` and `--console` with guests of a few instructions, which do on
-//! the serial ports what a kernel and the init would.
+//! `ssi-hv run --exec`, `--timeout` and `--console` with tiny guests, which send on the serial
+//! ports what a kernel and the init would.
 
 use std::fs;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use crate::support::LIMIT;
 use crate::terminal::Terminal;
 use serde_json::Value;
 
-/// Any file passes for an initial RAM disk; with one no shell of this host is needed.
+/// Any file is accepted as an initial RAM disk; with one, no shell of this host is needed.
 const INITRD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
-/// A directory with a kernel, and runs of it.
+/// A directory with a kernel for runs.
 struct Place {
     directory: tempfile::TempDir,
 }
@@ -30,7 +30,7 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// A run with further flags.
+    /// Returns a run with further flags.
     fn command(&self, more: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
         command
@@ -57,7 +57,7 @@ impl Place {
     }
 }
 
-/// The one line that tells of the error.
+/// Returns the single line with the error.
 #[track_caller]
 fn error(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! What is around the commands: pages of reports, man pages, completions, and the form of messages.
+//! Pages of reports, man pages, completions, and the format of messages.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -171,7 +171,7 @@ fn messages_are_objects_of_json_when_that_is_asked_for() {
             .is_some_and(|text| text.contains(kernel)),
         "{said}"
     );
-    // Nothing but the error itself is at that level.
+    // Only the error itself has that level.
     let said = run(&["--log-level", "error"]);
     assert_eq!(said.lines().count(), 1, "{said}");
     assert!(said.starts_with("ssi-hv: error: "), "{said}");

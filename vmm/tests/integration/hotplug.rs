@@ -19,7 +19,7 @@ use crate::support;
 
 const PATH: &str = "/v1/hotplug";
 
-/// What a request that waits is told.
+/// Returns the answer to a request that waits.
 fn next(socket: &Path, seen: &HotplugBody) -> HotplugBody {
     let seen = Seen {
         changes: seen.changes,
@@ -28,7 +28,8 @@ fn next(socket: &Path, seen: &HotplugBody) -> HotplugBody {
     ask(socket, &format!("{PATH}?{seen}")).expect("an answer")
 }
 
-/// Asks for a change, also while the answer to the one before, which may be seen already, is not out.
+/// Requests a change, and retries while the previous change is in progress: its effect is visible
+/// before its answer.
 fn change(socket: &Path, body: &Value) -> Result<HotplugBody, ClientError> {
     let deadline = Instant::now() + running::LIMIT;
     loop {
@@ -40,14 +41,14 @@ fn change(socket: &Path, body: &Value) -> Result<HotplugBody, ClientError> {
     }
 }
 
-/// `ssi-hv hotplug`, which a guest without a driver lets wait.
+/// Starts `ssi-hv hotplug --wait`, which waits because the guest has no driver.
 fn waiting(place: &Place, memory: &str) -> Child {
     let mut command = place.command(&["hotplug", "grows", "--memory", memory, "--wait", "60"]);
     let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
     command.spawn().expect("it starts")
 }
 
-/// The line with which it fails.
+/// Returns the line with which it fails.
 fn failed(command: Child) -> String {
     // It may wait for a minute.
     let output = end::rest_of(command, 2 * running::LIMIT);
@@ -77,13 +78,13 @@ fn who_waits_is_told_of_each_change_and_of_the_end() {
     let first: HotplugBody = ask(&socket, PATH).expect("an answer");
     assert_eq!((first.requested_bytes, first.plugged_bytes), (0, 0));
 
-    // What another process asks for, which itself waits for the guest.
+    // Another process requests a change and waits for the guest as well.
     let asker = waiting(&place, "4M");
     let asked = next(&socket, &first);
     assert_eq!((asked.requested_bytes, asked.plugged_bytes), (4 << 20, 0));
     assert!(asked.changes > first.changes);
 
-    // A donor that does not come is told as soon as that is known; the request itself goes on.
+    // A donor that does not join is reported at once; the request itself continues.
     let nowhere = json!({"requested_bytes": 8 << 20, "donor": "127.0.0.1:1"});
     let refused = change(&socket, &nowhere);
     assert!(
@@ -98,7 +99,7 @@ fn who_waits_is_told_of_each_change_and_of_the_end() {
     assert!(error.contains("127.0.0.1:1"), "{error}");
     assert!(failed(asker).contains(&error));
 
-    // Memory of this node is something else, and what became of the donor does not matter to it.
+    // Memory of this node does not depend on the result of the donor.
     let asker = waiting(&place, "6M");
     let deadline = Instant::now() + running::LIMIT;
     let mut body: HotplugBody = ask(&socket, PATH).expect("an answer");
@@ -108,7 +109,7 @@ fn who_waits_is_told_of_each_change_and_of_the_end() {
     }
     assert_eq!(body.error, None);
 
-    // Nobody is held up meanwhile, and the end is told at once.
+    // Other requests are not blocked, and the end is reported at once.
     let began = Instant::now();
     assert_eq!(place.printed(&["pause", "grows"]), "grows: paused\n");
     assert_eq!(place.printed(&["resume", "grows"]), "grows: running\n");
@@ -142,7 +143,7 @@ fn a_guest_that_does_not_follow_is_waited_for_no_longer_than_was_said() {
     );
 }
 
-/// The metrics of a VM.
+/// Returns the metrics of a VM.
 fn metrics(socket: &Path) -> String {
     let mut stream = UnixStream::connect(socket).expect("it listens");
     stream

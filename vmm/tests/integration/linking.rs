@@ -1,4 +1,4 @@
-//! What the program is linked with, as its ELF header says.
+//! The libraries that the program is linked with, according to its ELF header.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ const PT_DYNAMIC: u64 = 2;
 const DT_NEEDED: u64 = 1;
 const DT_STRTAB: u64 = 5;
 
-/// A little-endian number of so many bytes at a place of a file.
+/// Returns a little-endian number of this many bytes.
 fn number(file: &[u8], at: usize, bytes: usize) -> u64 {
     let mut whole = [0; 8];
     whole[..bytes].copy_from_slice(&file[at..at + bytes]);
@@ -19,7 +19,7 @@ fn place(number: u64) -> usize {
     usize::try_from(number).unwrap()
 }
 
-/// The names of the shared libraries that a program of 64 bits is linked with.
+/// Returns the names of the shared libraries that a 64-bit program is linked with.
 fn needed(file: &[u8]) -> Vec<String> {
     assert_eq!(&file[..5], b"\x7fELF\x02", "a program of 64 bits");
     let (first, size, count) = (
@@ -27,7 +27,7 @@ fn needed(file: &[u8]) -> Vec<String> {
         place(number(file, 54, 2)),
         place(number(file, 56, 2)),
     );
-    // Type, place in the file, address, and bytes in the file.
+    // Type, file offset, address, and size in the file.
     let headers: Vec<_> = (0..count)
         .map(|index| first + index * size)
         .map(|at| {

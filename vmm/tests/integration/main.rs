@@ -1,6 +1,7 @@
-//! All integration tests of the monitor in one binary: what they share is compiled and linked once.
+//! All integration tests of the monitor in one binary, so that shared code is compiled and linked
+//! once.
 //!
-//! `scripts/test` runs the tests of each module here in a process of their own.
+//! `scripts/test` runs the tests of each module in a separate process.
 
 mod bench;
 mod cli;

@@ -12,7 +12,7 @@ use ssi_hv::exit::ExitCode;
 use crate::running::{LIMIT, Place, node};
 use crate::support;
 
-/// All that comes back for these bytes.
+/// Sends these bytes and returns the complete answer.
 fn said_to(address: &str, bytes: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(LIMIT)).expect("is set");
@@ -26,7 +26,7 @@ fn request(line: &str) -> Vec<u8> {
     format!("{line} HTTP/1.1\r\nHost: x\r\n\r\n").into_bytes()
 }
 
-/// The metrics, as Prometheus asks for them.
+/// Returns the metrics, requested as Prometheus does.
 fn scrape(address: &str) -> String {
     let answer = said_to(address, &request("GET /metrics"));
     let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
@@ -45,7 +45,7 @@ fn value(text: &str, series: &str) -> f64 {
     value.parse().expect("a number")
 }
 
-/// The address in the line that tells where metrics are.
+/// Returns the address in the line that reports the metrics listener.
 fn address_in(lines: impl BufRead) -> String {
     let mut lines = lines.lines().map_while(Result::ok);
     let line = lines.find(|line| line.contains("metrics on http://"));
@@ -89,7 +89,8 @@ fn a_node_answers_who_scrapes_it_and_refuses_the_rest_by_its_code() {
         assert_eq!(answer.contains("allow: GET"), status == 405, "{answer}");
     }
 
-    // Silent clients, more than are let in at once: they are sent away, and the next is answered.
+    // Silent clients beyond the limit of connections: they are disconnected, and the next is
+    // answered.
     let silent: Vec<TcpStream> = (0..100)
         .map(|_| TcpStream::connect(&address).expect("the kernel takes it"))
         .collect();
@@ -100,7 +101,7 @@ fn a_node_answers_who_scrapes_it_and_refuses_the_rest_by_its_code() {
     half.shutdown(Shutdown::Write).expect("the end is sent");
     drop(half);
 
-    // On the control socket without a port.
+    // On the control socket, without a metrics port.
     let socket = place.sockets().join(format!("node-{}.sock", node.pid()));
     let mut stream = UnixStream::connect(socket).expect("it listens");
     stream
@@ -114,7 +115,7 @@ fn a_node_answers_who_scrapes_it_and_refuses_the_rest_by_its_code() {
     };
     assert_eq!(names(&answer), names(&scrape(&address)));
 
-    // The port of another is not to be had, and that is said at once.
+    // A port in use is an error at once.
     let line = place.failed(
         &[
             "node",
@@ -188,7 +189,7 @@ fn a_vm_is_scraped_while_it_pages_and_a_taken_port_is_an_error_at_the_start() {
     let mut stderr = BufReader::new(stderr);
     let address = address_in(&mut stderr);
 
-    // It is scraped from its very start, and the counts grow.
+    // Scraping works from the very start, and the counts grow.
     let count = "ssi_hv_fault_seconds_count{kind=\"remote\"}";
     let deadline = Instant::now() + LIMIT;
     let first = loop {
@@ -209,7 +210,7 @@ fn a_vm_is_scraped_while_it_pages_and_a_taken_port_is_an_error_at_the_start() {
         let sum = format!("ssi_hv_fault_stage_seconds_sum{{kind=\"remote\",stage=\"{stage}\"}}");
         assert!(value(&first, &sum) > 0.0, "{stage}");
     }
-    // The whole is its stages, as far as the buckets tell.
+    // The total equals the sum of its stages, within the resolution of the buckets.
     let sum = |text: &str, series: &str| value(text, series);
     let whole = sum(&first, "ssi_hv_fault_seconds_sum{kind=\"remote\"}");
     let stages: f64 = ["queue", "fetch", "install"]
@@ -235,7 +236,7 @@ fn a_vm_is_scraped_while_it_pages_and_a_taken_port_is_an_error_at_the_start() {
     assert_eq!(donor.end(libc::SIGTERM), Some(0));
 }
 
-/// A process that does not outlive its test.
+/// A process that is killed on drop.
 struct Ended(std::process::Child);
 
 impl Drop for Ended {

@@ -1,4 +1,4 @@
-//! `ssi-hv node` as a user meets it, and as a service manager does.
+//! `ssi-hv node`, run by a user and by a service manager.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -25,7 +25,7 @@ fn a_device_that_is_not_there_is_answered_with_the_flag_of_the_node() {
     let code = i32::from(ExitCode::HostError.code());
     assert_eq!(output.status.code(), Some(code), "{stderr}");
     assert_eq!(stderr.lines().count(), 1, "{stderr}");
-    // With a library, without one, and with other devices.
+    // With libibverbs, without it, and with other devices.
     assert!(stderr.contains("--rdma-device none"), "{stderr}");
     assert!(!stderr.contains("--transport"), "{stderr}");
 }
@@ -59,7 +59,7 @@ fn a_service_manager_is_told_when_vms_may_come() {
     );
 }
 
-/// Connections of VMs, and what each takes of a node's open files at the least.
+/// Number of connections of VMs, and the minimum of open files of a node for each.
 const CONNECTIONS: usize = 100;
 const FILES_EACH: usize = 2;
 

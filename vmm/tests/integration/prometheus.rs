@@ -15,15 +15,15 @@ use serde_json::Value;
 use crate::running::{LIMIT, Place, node, vm_with};
 use crate::support;
 
-/// Scrapes of each process: one a second, for a minute.
+/// Scrapes of each process: one per second for a minute.
 const SCRAPES_MIN: f64 = 60.0;
-/// How long the minute may take: a node that stands still is not scraped meanwhile.
+/// Upper bound of that minute: a stopped node is not scraped.
 const MINUTE_MAX: Duration = Duration::from_secs(150);
-/// Pause between questions to Prometheus, which tells nothing unless it is asked.
+/// Interval of queries to Prometheus, which sends no notifications.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// Metrics of the documents that need not move here, and why. Those of RDMA are not here: they move in the
-/// scenario `rdma_removed`, under a Prometheus too.
+/// Metrics of the documents that need not change here, with the reason. Those of RDMA do not exist
+/// here: the scenario `rdma_removed` checks them, with a Prometheus as well.
 const STILL: [(&str, &str); 7] = [
     ("ssi_hv_vm_info", "it is what the VM was started with"),
     ("ssi_hv_guest_memory_bytes", "it was configured"),
@@ -45,7 +45,7 @@ fn document(file: &str) -> String {
     fs::read_to_string(documents(file)).expect("a document")
 }
 
-/// A program that `scripts/setup` unpacks, or of this machine.
+/// Returns a program that `scripts/setup` unpacked, or that is installed.
 fn program(name: &str) -> Command {
     let tools = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools");
     let unpacked = PathBuf::from(tools).join(name);
@@ -70,7 +70,7 @@ fn free_port() -> String {
     listener.local_addr().expect("an address").to_string()
 }
 
-/// A process that does not outlive its test.
+/// A Prometheus that is killed on drop.
 struct Prometheus {
     child: Child,
     address: String,
@@ -113,11 +113,11 @@ impl Prometheus {
         Self { child, address }
     }
 
-    /// What `path` gives; `None` while it does not answer.
+    /// Returns the JSON at `path`; `None` while it does not answer.
     fn get(&self, path: &str) -> Option<Value> {
         let mut stream = TcpStream::connect(&self.address).ok()?;
         stream.set_read_timeout(Some(LIMIT)).ok()?;
-        // In this version of HTTP answers are whole, and end with the connection.
+        // In this version of HTTP, answers end with the connection.
         write!(
             stream,
             "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n",
@@ -130,7 +130,7 @@ impl Prometheus {
         serde_json::from_str(body).ok()
     }
 
-    /// The values of an expression now.
+    /// Returns the current values of an expression.
     fn query(&self, expression: &str) -> Vec<f64> {
         let encoded = expression.bytes().fold(String::new(), |mut text, byte| {
             // Writing to a string does not fail.
@@ -140,7 +140,7 @@ impl Prometheus {
         let Some(answer) = self.get(&format!("/api/v1/query?query={encoded}")) else {
             return Vec::new();
         };
-        // While it starts it answers, and says that it cannot.
+        // During its start it answers with an error.
         let error = answer["error"].as_str().unwrap_or_default();
         assert!(!error.contains("parse error"), "{expression}: {error}");
         let results = answer["data"]["result"]
@@ -168,7 +168,7 @@ impl Prometheus {
     }
 }
 
-/// What `promtool` says to some text; fails where it finds something wrong.
+/// Runs `promtool` on a text, and fails if it reports an error.
 fn promtool(arguments: &[&str], input: &str) {
     let mut child = program("promtool")
         .args(arguments)
@@ -186,7 +186,7 @@ fn promtool(arguments: &[&str], input: &str) {
     assert!(output.status.success(), "{arguments:?}: {said}");
 }
 
-/// The metrics of the text format, as they are at an address.
+/// Returns the metrics at an address in the text format.
 fn scrape(address: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(LIMIT)).expect("is set");
@@ -199,7 +199,7 @@ fn scrape(address: &str) -> String {
     body.to_owned()
 }
 
-/// The expressions of the dashboard, as Grafana would send them.
+/// Returns the expressions of the dashboard, as Grafana would send them.
 fn expressions() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&document("grafana-dashboard.json")).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("panels");
@@ -212,7 +212,7 @@ fn expressions() -> Vec<String> {
     expressions.collect()
 }
 
-/// What the alerts compare with their limits.
+/// Returns the expressions that the alerts compare with limits.
 fn conditions() -> Vec<String> {
     let alerts = document("alerts.yml");
     let all = alerts
@@ -228,7 +228,7 @@ fn conditions() -> Vec<String> {
     conditions.collect()
 }
 
-/// Every metric that a text names.
+/// Returns every metric that a text names.
 fn metrics_in(text: &str) -> BTreeSet<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let ours = words.filter(|word| word.starts_with("ssi_hv_"));
@@ -279,13 +279,14 @@ fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
     prometheus.wait_for("up{job=\"ssi-hv\"} == 1");
     let is_up = |address: &str| format!("up{{instance=\"{address}\"}} == 1");
 
-    // The donor stands still while the guest begins: memory runs out here, as none can be written back.
+    // The donor is stopped while the guest begins: local memory runs out, since nothing can be
+    // written back.
     prometheus.wait_for("ssi_hv_donor_reachable == 1");
     prometheus.wait_for("ssi_hv_memory_stalls_total == 0");
     donor.signal(libc::SIGSTOP);
     press_button();
     prometheus.wait_for("ssi_hv_memory_stalls_total > 0");
-    // So the guest is paused, which the alerts tell; and the donor comes back.
+    // The guest is therefore paused, which the alerts report; then the donor continues.
     prometheus.wait_for("ssi_hv_donor_reachable == 0");
     prometheus.wait_for("ssi_hv_vm_state{state=\"paused\"} == 1");
     prometheus.wait_for("ALERTS{alertname=\"SsiHvDonorUnreachable\", alertstate=\"firing\"}");
@@ -293,14 +294,14 @@ fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
     prometheus.wait_for("ssi_hv_donor_reachable == 1");
     prometheus.wait_for(&is_up(&node_metrics));
     prometheus.wait_for("ssi_hv_fault_seconds_count{kind=\"remote\"} > 100");
-    // It reboots, and goes on.
+    // The guest reboots and continues.
     press_button();
     let mut said = [0];
     vm.console.read_exact(&mut said).expect("it begins again");
     assert_eq!(&said, b"r");
     press_button();
 
-    // For the rest of the minute it pages now and then, so that others have the processor too.
+    // For the rest of the minute it pages occasionally, which leaves CPU time to others.
     let deadline = Instant::now() + MINUTE_MAX;
     let scrapes = |address: &str| {
         let expression = format!("sum_over_time(up{{instance=\"{address}\"}}[10m])");
@@ -326,21 +327,21 @@ fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
         thread::sleep(PAUSE);
     }
 
-    // Each picture of the dashboard shows something, and each alert looks at something.
+    // Each panel of the dashboard has data, and each alert has input.
     let all = expressions().into_iter().chain(conditions());
     for expression in all.filter(|expression| !expression.contains("_rdma_")) {
-        // Without events a quantile is no number.
+        // Without events a quantile is NaN.
         let values = prometheus.query(&expression);
         assert!(
             values.iter().any(|value| value.is_finite()),
             "{expression} is {values:?}"
         );
     }
-    // A VM that is killed loses its lease.
+    // A killed VM loses its lease.
     assert_eq!(vm.end(libc::SIGKILL), None);
     prometheus.wait_for("ssi_hv_node_leases_expired_total > 0");
 
-    // Every metric has samples, and moved.
+    // Every metric has samples and changed.
     let named = metrics_in(&(document("alerts.yml") + &expressions().join("\n")));
     assert!(named.len() > 30, "{named:?}");
     let (mut moved, mut stood) = (0, Vec::new());
@@ -348,7 +349,7 @@ fn prometheus_scrapes_a_vm_and_a_node_for_a_minute() {
         if name.contains("_rdma_") {
             continue;
         }
-        // A histogram is named without what its parts end with.
+        // A histogram is listed without the suffixes of its series.
         let range = format!("{{__name__=~\"{name}(_count)?\"}}[10m]");
         let samples = format!("count_over_time({range})");
         let samples = prometheus.query(&samples);

@@ -1,5 +1,5 @@
-//! `ssi-hv status` against nothing, against what ended processes left, and against VMs and nodes
-//! that run.
+//! `ssi-hv status` without processes, with the remains of ended processes, and with running VMs and
+//! nodes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -17,7 +17,7 @@ use crate::support;
 #[test]
 fn nothing_running_is_said_and_no_error() {
     let place = Place::new();
-    // The directory is not there, and then it is.
+    // First the directory does not exist, then it does.
     for _ in 0..2 {
         let text = place.printed(&["status"]);
         assert_eq!(text, "no VM and no node of this user runs here\n");
@@ -99,7 +99,7 @@ fn a_node_is_shown_and_ends_without_a_trace() {
     assert_eq!(place.files(), 0);
 }
 
-/// The sum of a number over all blocks of the first VM's heat map.
+/// Sums a number over all blocks of the first VM's heat map.
 fn sum(json: &Value, key: &str) -> u64 {
     let extents = json["vms"][0]["heat"]["extents"]
         .as_array()
@@ -121,11 +121,11 @@ fn a_vm_is_looked_at_while_it_pages() {
     let place = Place::new();
     let report = place.directory.path().join("report.json");
     let name = report.to_str().expect("UTF-8");
-    // It walks straight on: with pages fetched ahead it would hardly take a remote fault.
+    // It walks sequentially: with prefetching it would have almost no remote faults.
     let flags = ["--name", "walker", "--prefetch", "off", "--report", name];
     let vm = vm(&place, &flags);
 
-    // It pages: the counts grow from one look to the next.
+    // It pages: the counts grow from one query to the next.
     let deadline = Instant::now() + LIMIT;
     let first = loop {
         let now = place.json(&["status", "walker", "--json"]);
@@ -166,7 +166,7 @@ fn a_vm_is_looked_at_while_it_pages() {
     );
     println!("{text}");
 
-    // A second VM of that name is refused; hostile clients are not noticed.
+    // A second VM of that name is refused; hostile clients have no effect.
     let line = place.failed(
         &[
             "run",
@@ -221,14 +221,14 @@ fn a_vm_runs_where_nobody_can_ask_it() {
         return;
     }
     let place = Place::new();
-    // A file is in the way.
+    // A file blocks the directory's path.
     fs::write(place.sockets(), "").expect("is written");
     let vm = vm(&place, &[]);
     assert!(Path::new(&place.sockets()).is_file());
     assert_eq!(vm.end(libc::SIGTERM), Some(143));
 }
 
-/// The CPUs on which the thread with this name of a process may run.
+/// Returns the CPUs on which a process's thread with this name may run.
 fn cpus_of(pid: &str, thread: &str) -> String {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
     let read = |task: &Path, file: &str| fs::read_to_string(task.join(file)).unwrap_or_default();

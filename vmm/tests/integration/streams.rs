@@ -1,4 +1,4 @@
-//! Standard output, standard error and reports whose reader stands still, or is gone.
+//! Standard output, standard error and reports whose reader is stopped or closed.
 
 use std::ffi::CString;
 use std::fs;
@@ -16,10 +16,10 @@ use ssi_hv::exit::ExitCode;
 use crate::running::{LIMIT, Place, count};
 use crate::support;
 
-/// Pause between looks at something of which nobody is told.
+/// Interval of polls where no event is available.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A process that is killed when a test ends early.
+/// A process that is killed on drop.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -32,11 +32,11 @@ impl Drop for Killed {
 impl Killed {
     fn signal(&self, signal: libc::c_int) {
         let pid = i32::try_from(self.0.id()).expect("a process id");
-        // SAFETY: a signal to a child that was not waited for.
+        // SAFETY: sends a signal to a child that has not been reaped.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
-    /// Fails unless it ends soon, as SIGTERM has it end; `meanwhile` is done again and again.
+    /// Fails unless SIGTERM ends it soon; calls `meanwhile` repeatedly.
     fn is_terminated(&mut self, meanwhile: impl Fn(&Self)) {
         let deadline = Instant::now() + LIMIT;
         let status = loop {
@@ -51,8 +51,8 @@ impl Killed {
     }
 }
 
-/// A guest that talks without end and pages, once it has begun, and the pipe into which it and the monitor
-/// talk.
+/// Starts a guest that prints continuously and pages, and returns the pipe for its output and the
+/// monitor's.
 fn talker(place: &Place) -> (Killed, PipeReader, PipeWriter) {
     let kernel = place.directory.path().join("kernel");
     fs::write(
@@ -90,7 +90,7 @@ fn a_guest_goes_on_when_nobody_hears_it_any_more() {
     drop(reader);
     let deadline = Instant::now() + LIMIT;
     let before = faults(&place);
-    // It says more meanwhile than goes into the console's buffer.
+    // It prints more than the console's buffer holds.
     while faults(&place) < before + 5000 {
         assert!(Instant::now() < deadline, "the guest makes no progress");
         thread::sleep(PAUSE);
@@ -99,7 +99,7 @@ fn a_guest_goes_on_when_nobody_hears_it_any_more() {
     vm.is_terminated(|_| {});
 }
 
-/// Whether a pipe takes more.
+/// Returns whether a pipe has room.
 fn has_room(pipe: &PipeWriter) -> bool {
     let mut wanted = libc::pollfd {
         fd: pipe.as_raw_fd(),
@@ -126,7 +126,7 @@ fn who_does_not_read_keeps_no_vm_from_ending() {
     vm.is_terminated(|_| {});
 }
 
-/// A named pipe that nobody reads.
+/// Creates a named pipe without a reader.
 fn pipe_without_reader(place: &Place) -> PathBuf {
     let path = place.directory.path().join("pipe");
     let name = CString::new(path.as_os_str().as_bytes()).expect("no zero in it");
@@ -143,7 +143,7 @@ fn a_report_that_nobody_reads_keeps_no_vm_from_ending() {
     let place = Place::new();
     let kernel = place.directory.path().join("kernel");
     fs::write(&kernel, tiny_guests::elf(tiny_guests::hello::code())).expect("is written");
-    // It takes connections and says nothing.
+    // It accepts connections and sends nothing.
     let silent = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("an address").to_string();
     let mut command = place.command(&["run", "--memory", "64M", "--local-memory", "16M"]);
@@ -174,7 +174,7 @@ fn a_second_signal_ends_a_node_at_once_whatever_it_does() {
     let mut said = [0];
     let stdout = node.0.stdout.as_mut().expect("a pipe");
     stdout.read_exact(&mut said).expect("it listens");
-    // Asked for its report, it waits a while for who reads it.
+    // It waits a limited time for a reader of the report.
     node.signal(libc::SIGUSR1);
     node.is_terminated(|node| node.signal(libc::SIGTERM));
 }

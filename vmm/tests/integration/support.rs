@@ -1,4 +1,4 @@
-//! How a test runs a guest.
+//! Runs guests for tests.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -14,9 +14,9 @@ use ssi_hv::machine::{
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 pub const MEMORY_BYTES: u64 = 4 << 20;
-/// Where guests keep a counter.
+/// Address of the guests' counter.
 pub const COUNTER: GuestAddress = GuestAddress(0x20_0000);
-/// No step of a test takes longer on a host that works, however loaded.
+/// Timeout of each step, far longer than on the most loaded host.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
 pub fn memory() -> GuestMemoryMmap {
@@ -27,7 +27,7 @@ pub fn memory() -> GuestMemoryMmap {
     GuestMemoryMmap::from_ranges(&ranges).unwrap()
 }
 
-/// A writer that passes on what it gets.
+/// A writer that forwards its bytes.
 pub struct Sender(mpsc::Sender<u8>);
 
 impl Sender {
@@ -39,7 +39,7 @@ impl Sender {
 impl Write for Sender {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         for byte in buf {
-            // Nobody may be listening any more.
+            // The receiver may have been dropped.
             let _ = self.0.send(*byte);
         }
         Ok(buf.len())
@@ -58,7 +58,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Waits for the guest to say `byte`.
+    /// Waits until the guest prints `byte`.
     pub fn wait_for(&self, byte: u8) {
         while self
             .output
@@ -68,12 +68,12 @@ impl Running {
         {}
     }
 
-    /// Waits up to `limit` for the end, which is then forgotten; false when it has not come.
+    /// Waits up to `limit` for the end, whose result is discarded; returns false at the timeout.
     pub fn ends_within(&self, limit: Duration) -> bool {
         self.end.recv_timeout(limit).is_ok()
     }
 
-    /// Waits for the end, and gives all that the guest said and how it ended.
+    /// Waits for the end, and returns the guest's output and the result.
     pub fn end(self) -> (Result<Outcome, MachineError>, String) {
         let end = self.end.recv_timeout(LIMIT);
         let said: Vec<u8> = self.output.iter().collect();
@@ -89,7 +89,7 @@ impl Running {
             .expect("the host cannot run the machine")
     }
 
-    /// Waits for the end, and gives all that the guest said.
+    /// Waits for the end, and returns the guest's output.
     pub fn finish(self) -> (Outcome, String) {
         let outcome = self.outcome();
         let said: Vec<u8> = self.output.iter().collect();
@@ -97,7 +97,7 @@ impl Running {
     }
 }
 
-/// Whether the host has KVM; says so when not.
+/// Returns whether the host has KVM; prints a skip otherwise.
 pub fn kvm_is_there() -> bool {
     match std::fs::OpenOptions::new()
         .read(true)
@@ -116,7 +116,7 @@ pub fn machine(code: &[u8], cpus: u8, memory: GuestMemoryMmap, console: ConsoleC
     machine_with(code, cpus, memory, console, Vec::new())
 }
 
-/// The same, with virtio devices.
+/// Like [`machine`], with virtio devices.
 pub fn machine_with(
     code: &[u8],
     cpus: u8,

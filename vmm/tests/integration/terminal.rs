@@ -1,4 +1,4 @@
-//! A terminal for programs that want one.
+//! A pseudo-terminal for tested programs.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -7,25 +7,25 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// No step of a test takes longer on a host that works, however loaded.
+/// Timeout of each step, far longer than on the most loaded host.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What no program says.
+/// A marker that no program prints.
 const END: &[u8] = b"\x00the end\x00";
 
-/// A pseudo-terminal (pty(7)), and what a program has drawn on it.
+/// A pseudo-terminal (pty(7)), and the screen of a program on it.
 pub struct Terminal {
     pub keys: File,
-    /// What the program's end is; kept open, so that its modes can be looked at afterwards.
+    /// The program's end, kept open so that its modes can be inspected afterwards.
     pub program: OwnedFd,
     output: mpsc::Receiver<Vec<u8>>,
-    /// All that was written to it.
+    /// All bytes that were written to it.
     pub written: Vec<u8>,
     pub screen: vt100::Parser,
 }
 
 impl Terminal {
-    /// The end of somebody who types, and that of a program.
+    /// Opens a pseudo-terminal; returns the end of the user and that of the program.
     pub fn open(rows: u16, columns: u16) -> (File, OwnedFd) {
         let (mut keys, mut program) = (-1, -1);
         let size = libc::winsize {
@@ -35,7 +35,7 @@ impl Terminal {
             ws_ypixel: 0,
         };
         // SAFETY: the first two point to integers that it sets, the last to a size that it reads;
-        // null stands for no name and for the modes that there are.
+        // null means no name and default modes.
         let result = unsafe {
             libc::openpty(
                 &raw mut keys,
@@ -46,11 +46,11 @@ impl Terminal {
             )
         };
         assert_eq!(result, 0, "no pseudo-terminal");
-        // No program holds the other end of its own terminal.
-        // SAFETY: fcntl on a descriptor that was just opened.
+        // No program may hold the other end of its own terminal. SAFETY: fcntl on a descriptor that
+        // was just opened.
         let result = unsafe { libc::fcntl(keys, libc::F_SETFD, libc::FD_CLOEXEC) };
         assert_eq!(result, 0, "no flag");
-        // SAFETY: both are descriptors that were just opened, and nobody else has them.
+        // SAFETY: both are descriptors that were just opened and have no other owner.
         let (keys, program) =
             unsafe { (OwnedFd::from_raw_fd(keys), OwnedFd::from_raw_fd(program)) };
         (File::from(keys), program)
@@ -81,7 +81,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).expect("is taken");
     }
 
-    /// Waits until the screen is like that.
+    /// Waits until the screen fulfils a condition.
     pub fn wait_for(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + LIMIT;
         loop {
@@ -102,9 +102,9 @@ impl Terminal {
         self.screen.process(bytes);
     }
 
-    /// Takes what a program that has ended has said to its end.
+    /// Reads the remaining output of a program that has ended.
     pub fn finish(&mut self) {
-        // A terminal keeps the order.
+        // A terminal preserves the order.
         let mut program = File::from(self.program.try_clone().expect("a descriptor"));
         program.write_all(END).expect("is taken");
         let deadline = Instant::now() + LIMIT;
@@ -117,7 +117,7 @@ impl Terminal {
         self.take(&said[..said.len() - END.len()]);
     }
 
-    /// How the terminal treats input and output (termios(3)).
+    /// Returns the terminal's modes (termios(3)).
     pub fn modes(&self) -> [libc::tcflag_t; 4] {
         let mut modes = std::mem::MaybeUninit::<libc::termios>::uninit();
         // SAFETY: the descriptor is open, and the call fills the structure if it succeeds.

@@ -69,7 +69,7 @@ fn without_a_vm_it_says_so_and_leaves_the_terminal_alone() {
     terminal.wait_for("an error", |screen| screen.contains("is a node"));
 }
 
-/// The number in the second column of the line of remote faults: faults a second.
+/// Returns the second column of the line of remote faults: faults per second.
 fn rate(screen: &str) -> Option<f64> {
     let line = screen.lines().find(|line| line.starts_with("remote  "))?;
     line.split_whitespace().nth(1)?.parse().ok()
@@ -85,7 +85,7 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
     let mut terminal = Terminal::new(24, 80);
     let modes = terminal.modes();
 
-    // It draws, and the numbers move.
+    // It draws, and the numbers change.
     let mut top = Top::start(&terminal.program, &place, &["top", "--interval", "0.2"]);
     let first = terminal.wait_for("faults", |screen| {
         rate(screen).is_some_and(|rate| rate > 0.0)
@@ -116,7 +116,7 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
     let screen = terminal.screen.screen();
     assert!(!screen.alternate_screen() && !screen.hide_cursor());
 
-    // By Ctrl-C, which is a key there; and by a signal.
+    // Ends by Ctrl-C, which is a key there, and by a signal.
     for signal in [None, Some(libc::SIGTERM)] {
         let mut top = Top::start(&terminal.program, &place, &["top", "web"]);
         terminal.wait_for("a picture", |screen| screen.contains("q quit"));
@@ -127,7 +127,7 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
             }
             Some(signal) => {
                 let pid = i32::try_from(top.0.id()).expect("a process id");
-                // SAFETY: a signal to a child that was not waited for.
+                // SAFETY: sends a signal to a child that has not been reaped.
                 assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
                 ExitCode::Terminated
             }
@@ -138,7 +138,7 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
         assert!(!terminal.screen.screen().alternate_screen());
     }
 
-    // A terminal that is gone, of which no signal tells.
+    // A closed terminal, which sends no signal here.
     let (mut keys, program) = Terminal::open(24, 80);
     let mut top = Top::start(&program, &place, &["top", "web"]);
     let mut picture = vt100::Parser::new(24, 80, 0);
@@ -150,7 +150,7 @@ fn it_shows_a_vm_follows_its_keys_and_restores_the_terminal() {
     drop(keys);
     assert_eq!(top.end().code(), Some(ExitCode::Terminated.code().into()));
 
-    // A VM that ends leaves its last numbers.
+    // The last numbers of an ended VM stay visible.
     let mut top = Top::start(
         &terminal.program,
         &place,

@@ -1,5 +1,5 @@
-//! `ssi-hv up` as a user meets it: what it starts, how it fails, and that nothing stays behind,
-//! whenever and however it is ended.
+//! `ssi-hv up` as a user sees it: what it starts, how it fails, and that nothing remains, whenever
+//! and however it ends.
 
 mod process;
 
@@ -18,10 +18,10 @@ use crate::running::{LIMIT, Place, count, end};
 use crate::support;
 use process::{Up, all_files, interfaces, nothing_is_left, processes};
 
-/// Stands for ssh: it gives its last word to a shell, as sshd does.
+/// Replaces ssh: passes its last argument to a shell, as sshd does.
 const SSH: &str = "#!/bin/sh\nfor last; do :; done\nexec sh -c \"$last\"\n";
 
-/// Writes a file of a cluster with a guest of 64 MiB, 16 MiB of it here, and gives its path.
+/// Writes a cluster file with a guest of 64 MiB, 16 MiB of it local, and returns its path.
 fn cluster(place: &Place, code: &[u8], vm: &str, nodes: &str) -> String {
     let directory = place.directory.path();
     let (kernel, ssh) = (directory.join("kernel"), directory.join("ssh"));
@@ -40,7 +40,7 @@ fn cluster(place: &Place, code: &[u8], vm: &str, nodes: &str) -> String {
     path.to_str().expect("UTF-8").to_owned()
 }
 
-/// A node here, and one that a stand-in for ssh starts.
+/// A node here, and one that the replacement of ssh starts.
 const TWO: &str = "
 [[node]]
 name = 'near'
@@ -146,7 +146,7 @@ fn killed_at_any_step_it_leaves_nothing_behind() {
             (libc::SIGKILL, false),
             (libc::SIGTERM, false),
             (libc::SIGINT, false),
-            // As a terminal does.
+            // As a terminal does: to the whole process group.
             (libc::SIGINT, true),
         ] {
             let when = format!("signal {signal} after {step:?}, to the group: {group}");
@@ -173,7 +173,7 @@ fn killed_at_any_step_it_leaves_nothing_behind() {
             up.signal(first, false);
             up.wait_for(step);
             up.signal(signal, false);
-            // It may have ended by itself, with the code of either.
+            // It may have ended by itself, with either code.
             up.end();
             nothing_is_left(&place, pid, &files, &when);
         }
@@ -221,7 +221,7 @@ fn a_node_that_does_not_start_is_named_with_its_last_words_and_the_others_are_st
 fn a_node_ends_with_its_standard_input_and_with_its_silence() {
     let place = Place::new();
     let arguments = ["node", "--listen", "127.0.0.1:0", "--memory", "1M"];
-    // A node may take some seconds to start, and must not miss its signs of life meanwhile.
+    // A node may take some seconds to start, and must not miss signs of life during that time.
     for (silent, lease_seconds) in [(false, "60"), (true, "5")] {
         let supervised = ["-v", "--end-with-stdin", "--lease-seconds", lease_seconds];
         let mut command = place.command(&[&arguments[..], &supervised].concat());
@@ -341,7 +341,7 @@ fn messages_in_json_are_objects_and_udp_has_the_fingerprint_of_the_node() {
     let file = cluster(&place, guest, "name = 'web'\ntransport = 'udp'", TWO);
     let mut up = Up::start(&place, &["--log-format", "json", &file]);
     up.wait_for("VM: starts");
-    // It is about to: the process follows.
+    // It is starting: the process follows.
     let deadline = Instant::now() + LIMIT;
     let vm = loop {
         let mut running = processes(&place).into_iter();

@@ -1,7 +1,7 @@
-//! What every transport has to do, whatever it is made of.
+//! The conformance cases of all transports.
 //!
-//! A case opens a lease of its own, uses it as the pager does, and compares every byte. All waits
-//! have a deadline; a case that fails panics.
+//! Each case opens a lease of its own, uses it as the pager does, and compares every byte. All
+//! waits have a deadline; a case that fails panics.
 
 use memory_fabric::fabric::Compression;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
@@ -16,16 +16,16 @@ use std::time::{Duration, Instant};
 /// Pages of a lease.
 pub const PAGES: u32 = 512;
 
-/// Nothing here takes so long unless it hangs.
+/// Timeout of every wait, far longer than any takes unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a user looks for completions before it sleeps.
+/// How long a user polls for completions before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
 
-/// How long it sleeps at the most: a connection that was made again rings no bell here.
+/// Longest sleep: nothing here wakes the user after a reconnect.
 const NAP_MAX: Duration = Duration::from_millis(20);
 
-/// How a lease is used.
+/// Options of a lease.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     pub compression: Compression,
@@ -34,30 +34,30 @@ pub struct Options {
 
 /// Opens leases.
 pub trait Bed {
-    /// A lease of [`PAGES`] pages, and a transport of each class to it.
+    /// Opens a lease of [`PAGES`] pages, with a transport of each class.
     fn open(&self, options: Options) -> Lines;
 
-    /// Leases that there are now.
+    /// Returns the number of current leases.
     fn leases(&self) -> usize;
 
-    /// Whether a page that was dropped is zero from then on. Else it may be anything until it is
-    /// written: the pager reads no such page.
+    /// Returns whether a dropped page is zero from then on. Otherwise its contents are undefined
+    /// until it is written: the pager does not read such a page.
     fn forgets_drops(&self) -> bool;
 }
 
-/// One lease in use.
+/// A lease with its transports.
 pub struct Lines {
     pub urgent: User,
     pub bulk: User,
     pub ahead: User,
-    /// What ends the lease when it is dropped, after the transports.
+    /// Ends the lease on drop, after the transports.
     pub _lease: Box<dyn Any>,
 }
 
-/// A case.
+/// The name and the function of a case.
 pub type Case = (&'static str, fn(&dyn Bed, Options));
 
-/// All of them.
+/// All cases.
 pub const CASES: &[Case] = &[
     ("contents", contents),
     ("zero pages", zero_pages),
@@ -68,17 +68,17 @@ pub const CASES: &[Case] = &[
     ("cancellation", cancellation),
 ];
 
-/// What can be asked of a transport.
+/// A request to a transport.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Request {
     Read(u32),
     ReadRun(u32, u32),
-    /// A page, and which content it gets.
+    /// A page, and the version of its contents.
     Write(u32, u32),
     Drop(u32, u32),
 }
 
-/// Somebody who uses a transport.
+/// A user of a transport.
 #[derive(Debug)]
 pub struct User {
     transport: Box<dyn PageTransport>,
@@ -89,7 +89,7 @@ fn offset(page: u32) -> u64 {
     u64::from(page) * PAGE_SIZE as u64
 }
 
-/// The bytes of a page after its write `version`: zeroes, text that can be compressed, noise, or
+/// Returns the contents of a page after its write `version`: zeroes, compressible text, noise, or
 /// half of each. Version 0 is memory that was never written.
 pub fn content(page: u32, version: u32) -> PageBytes {
     let mut bytes = [0; PAGE_SIZE];
@@ -132,7 +132,7 @@ impl User {
         }
     }
 
-    /// Posts a request. Tickets are not in any order, and never come again.
+    /// Posts a request. Tickets are unique and not in order.
     fn post(&mut self, request: Request) -> Result<Ticket, Full> {
         let ticket = Ticket(self.next_ticket.wrapping_mul(0x9e37_79b1));
         match request {
@@ -145,7 +145,7 @@ impl User {
                 // SAFETY: the page lives until the call returns.
                 let source = unsafe { PageSource::new(&raw const bytes) };
                 self.transport.post_write(ticket, offset(page), source)?;
-                // It was taken: what becomes of the page now must not matter.
+                // The transport has taken the page; changes to it must not matter now.
                 bytes.fill(0xee);
                 std::hint::black_box(&bytes);
             }
@@ -155,8 +155,8 @@ impl User {
         Ok(ticket)
     }
 
-    /// Carries out all requests, as many at once as there is room for. Gives what each read
-    /// brought, by its place; every completion has to be for a request that is outstanding.
+    /// Executes all requests, as many at once as the transport accepts. Returns the bytes of each
+    /// read by its index; every completion must belong to an outstanding request.
     pub fn carry_out(&mut self, requests: &[Request]) -> Vec<Vec<u8>> {
         let deadline = Instant::now() + PATIENCE;
         let mut answers = vec![Vec::new(); requests.len()];
@@ -213,7 +213,7 @@ impl User {
         answers
     }
 
-    /// Sleeps until there may be something, as the pager does.
+    /// Sleeps until a completion may be available, as the pager does.
     fn sleep(&mut self) {
         if !self.transport.arm() {
             return;
@@ -234,17 +234,17 @@ impl User {
             tv_nsec: left.min(NAP_MAX).subsec_nanos().into(),
         };
         let count = fds.len() as libc::nfds_t;
-        // SAFETY: pointer and count are those of one vector, and the time outlives the call.
+        // SAFETY: pointer and count describe one vector, and the timeout outlives the call.
         unsafe { libc::ppoll(fds.as_mut_ptr(), count, &raw const nap, std::ptr::null()) };
     }
 
-    /// Writes a version of pages.
+    /// Writes this version of pages.
     pub fn write(&mut self, pages: std::ops::Range<u32>, version: u32) {
         let requests: Vec<_> = pages.map(|page| Request::Write(page, version)).collect();
         self.carry_out(&requests);
     }
 
-    /// Reads pages one by one, and compares them.
+    /// Reads pages one by one and compares them.
     pub fn verify(&mut self, pages: std::ops::Range<u32>, version: u32) {
         let requests: Vec<_> = pages.clone().map(Request::Read).collect();
         for (page, bytes) in pages.zip(self.carry_out(&requests)) {
@@ -252,7 +252,7 @@ impl User {
         }
     }
 
-    /// Reads pages in runs of up to `longest`, and compares them.
+    /// Reads pages in runs of up to `longest` and compares them.
     pub fn verify_runs(&mut self, pages: std::ops::Range<u32>, version: u32, longest: u32) {
         let (mut runs, mut next) = (Vec::new(), pages.start);
         while next < pages.end {
@@ -272,12 +272,12 @@ impl User {
     }
 }
 
-/// What was written is read, page by page and in runs, also after it was written again.
+/// Reads return what was written, by page and by run, and again after each rewrite.
 fn contents(bed: &dyn Bed, options: Options) {
     use_all(&mut bed.open(options));
 }
 
-/// The same of a lease that is there.
+/// Runs [`contents`] on an open lease.
 pub fn use_all(lines: &mut Lines) {
     for version in 1..=5 {
         lines.bulk.write(0..PAGES, version);
@@ -286,7 +286,7 @@ pub fn use_all(lines: &mut Lines) {
     }
 }
 
-/// Memory that was never written is zero; zeroes replace what was there, and are replaced.
+/// Memory that was never written is zero; zeroes replace other contents, and are replaced.
 fn zero_pages(bed: &dyn Bed, options: Options) {
     let mut lines = bed.open(options);
     lines.urgent.verify(0..PAGES, 0);
@@ -295,15 +295,15 @@ fn zero_pages(bed: &dyn Bed, options: Options) {
     lines.bulk.write(0..PAGES / 2, 0);
     lines.urgent.verify(0..PAGES / 2, 0);
     lines.urgent.verify(PAGES / 2..PAGES, 3);
-    // Runs of zeroes, of other pages, and of both.
+    // Runs of zeroes, of other pages, and mixed.
     lines.ahead.verify_runs(0..PAGES / 2, 0, 32);
     lines.ahead.verify_runs(PAGES / 2..PAGES, 3, 32);
     lines.bulk.write(0..PAGES, 2);
     lines.urgent.verify(0..PAGES, 2);
 }
 
-/// As many requests as may be outstanding, and not one more; each is answered once, with its own
-/// page, in whatever order.
+/// Accepts exactly the limit of outstanding requests; each is answered once, with its own page, in
+/// any order.
 fn matching(bed: &dyn Bed, options: Options) {
     let mut lines = bed.open(options);
     lines.bulk.write(0..PAGES, 1);
@@ -331,12 +331,12 @@ fn matching(bed: &dyn Bed, options: Options) {
             assert!(Instant::now() < deadline, "{} hang", posted.len());
             std::thread::yield_now();
         }
-        // There is room again.
+        // The transport accepts requests again.
         lines.urgent.verify(0..3, 1);
     }
 }
 
-/// Writes of one page take effect in their order, and so do drops among them.
+/// Writes to one page take effect in order, and so do drops between them.
 fn order(bed: &dyn Bed, options: Options) {
     let mut lines = bed.open(options);
     let mut requests = Vec::new();
@@ -346,7 +346,7 @@ fn order(bed: &dyn Bed, options: Options) {
             requests.push(Request::Drop(1, 3));
         }
     }
-    // The last thing that page 4 sees is a write, and pages 2 and 3 a drop.
+    // The last request for page 4 is a write, and for pages 2 and 3 a drop.
     requests.push(Request::Drop(2, 3));
     requests.push(Request::Write(4, 41));
     lines.bulk.carry_out(&requests);
@@ -359,7 +359,7 @@ fn order(bed: &dyn Bed, options: Options) {
     }
 }
 
-/// A page that was written back is read as it was written, over another connection, at once.
+/// A page that was written back can be read at once over another connection.
 fn write_backs_and_reads(bed: &dyn Bed, options: Options) {
     let mut lines = bed.open(options);
     for version in 1..=60 {
@@ -370,12 +370,12 @@ fn write_backs_and_reads(bed: &dyn Bed, options: Options) {
     }
 }
 
-/// Faults, write-backs and prefetches at once do not get mixed up.
+/// Concurrent faults, write-backs and prefetches get their own pages.
 fn concurrent_users(bed: &dyn Bed, options: Options) {
     use_at_once(&mut bed.open(options));
 }
 
-/// The same of a lease that is there.
+/// Runs [`concurrent_users`] on an open lease.
 pub fn use_at_once(lines: &mut Lines) {
     let half = PAGES / 2;
     lines.bulk.write(0..PAGES, 1);
@@ -393,8 +393,8 @@ pub fn use_at_once(lines: &mut Lines) {
     lines.urgent.verify(half..PAGES, 7);
 }
 
-/// Transports may go with requests outstanding. Nothing of them comes later: the next lease finds
-/// fresh memory.
+/// Dropping transports with outstanding requests has no later effect: the next lease has fresh
+/// memory.
 fn cancellation(bed: &dyn Bed, options: Options) {
     for _ in 0..4 {
         let mut lines = bed.open(options);

@@ -1,4 +1,4 @@
-//! The cases that every transport passes, and the leases over which it does.
+//! The cases that every transport passes, and the leases on which they run.
 
 pub mod cases;
 pub mod remote;

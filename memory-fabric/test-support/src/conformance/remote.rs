@@ -1,4 +1,4 @@
-//! Leases from a donor, over connections that links make.
+//! Leases from a donor, over connections of links.
 
 use super::cases::{Bed, CASES, Lines, Options, PAGES, User};
 use memory_fabric::donor::server::{Donor, DonorConfig};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// What a lease has.
+/// Size of a lease.
 pub const BYTES: u64 = PAGES as u64 * PAGE_SIZE as u64;
 
 const CLASSES: [TrafficClass; 3] = [
@@ -26,13 +26,13 @@ const CLASSES: [TrafficClass; 3] = [
     TrafficClass::Prefetch,
 ];
 
-/// Leases of a donor.
+/// Leases from a donor.
 pub struct Remote<'a> {
     donor: &'a Donor,
-    /// Where the VM finds it, which may be a network that does something to it.
+    /// The donor's address for the VM, which may be that of a disturbing proxy.
     address: SocketAddr,
     carrier: Carrier,
-    /// What the connections by RDMA count, where there are any.
+    /// Counters of the RDMA connections, if there are any.
     by_rdma: Option<RefCell<Vec<Arc<RdmaStats>>>>,
 }
 
@@ -62,7 +62,7 @@ impl Bed for Remote<'_> {
         let rdma = leased.rdma_config();
         let bell = |class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
         let observer = Arc::new(|event: LinkEvent| {
-            // Who waits for pages finds out by its own deadline.
+            // Users that wait for pages fail at their own deadline.
             if let LinkEvent::Lost { reason, .. } = event {
                 eprintln!("the donor is lost: {reason}");
             }
@@ -84,7 +84,7 @@ impl Bed for Remote<'_> {
             let (link, mut transport) = over_rdma.expect("RDMA");
             stats.borrow_mut().push(Arc::clone(link.stats()));
             rdma_links.push(link);
-            // That takes the connection into use.
+            // Polling completes the setup of the connection.
             transport.poll(&mut |_| {});
             User::new(transport)
         });
@@ -93,7 +93,7 @@ impl Bed for Remote<'_> {
             urgent: next(),
             bulk: next(),
             ahead: next(),
-            // In the order in which they have to end.
+            // In drop order.
             _lease: Box::new((rdma_links, link)),
         }
     }
@@ -103,12 +103,13 @@ impl Bed for Remote<'_> {
     }
 
     fn forgets_drops(&self) -> bool {
-        // What an adapter may reach stays where it is.
+        // The donor keeps pages that an RDMA adapter can access.
         self.by_rdma.is_none()
     }
 }
 
-/// Runs every case by RDMA, donor and VM at one address of this host, and tells how long each took.
+/// Runs every case over RDMA, with donor and VM at one address of this host; calls `tell` with each
+/// duration.
 pub fn run_over_rdma(here: IpAddr, mut tell: impl FnMut(&str, Duration)) {
     let donor = Donor::start(&DonorConfig {
         listen: (here, 0).into(),
@@ -122,7 +123,7 @@ pub fn run_over_rdma(here: IpAddr, mut tell: impl FnMut(&str, Duration)) {
         by_rdma: Some(RefCell::default()),
         ..Remote::new(&donor, donor.address(), Carrier::Tcp)
     };
-    // A READ or a WRITE has neither a checksum nor compression of ours.
+    // READ and WRITE support neither checksums nor compression.
     let options = Options {
         compression: Compression::Off,
         checksum: false,

@@ -1,4 +1,4 @@
-//! Devices of the host that cannot be used, which is told before anything starts.
+//! Unusable devices of the host, which are reported before anything starts.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -24,8 +24,8 @@ fn a_disk_that_cannot_be_one_is_refused_before_anything_starts() {
     let line = run(path);
     assert!(line.contains("is in use: by another VM"), "{line}");
     drop(used);
-    // The lock outlives its file for as long as a child that another test is starting still has
-    // a copy of the descriptor, until its exec.
+    // The lock outlives its file while a child that another test starts still has a copy of the
+    // descriptor, until its exec.
     let deadline = Instant::now() + Duration::from_secs(10);
     let shared = loop {
         match Disk::open(&image, true) {
@@ -78,7 +78,7 @@ fn two_disks_of_one_image_are_refused_unless_both_are_read_only() {
         let line = refused(&arguments, ExitCode::Usage);
         assert!(line.contains("is in use"), "{line}");
     }
-    // The file is no kernel, so the run goes no further than that.
+    // The file is not a kernel, which ends the run early.
     let disks = ["--disk", &read_only, "--disk", &read_only];
     let arguments = [&["run", "-q", "--kernel", KERNEL][..], &disks].concat();
     let line = refused(&arguments, ExitCode::HostError);

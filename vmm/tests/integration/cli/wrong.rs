@@ -1,4 +1,4 @@
-//! What is wrong and by which code it is told: values, files, addresses.
+//! Errors in values, files and addresses, and their exit codes.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -67,14 +67,14 @@ fn kernel_parameters_that_no_kernel_takes_are_refused_before_anything_starts() {
         ("a\tb", &[][..], "--cmdline has the byte 0x09 at position 1"),
         ("\u{e9}", &[], "--cmdline has the byte 0xc3 at position 0"),
         (&long, &[], "--cmdline has 2047 bytes, 2024 is the limit"),
-        // One parameter more is ours then.
+        // The product adds one parameter to these.
         (
             &long[..2024],
             &["--hotplug-memory", "64M"],
             "1989 is the limit",
         ),
     ] {
-        // Nobody is there, which would be told first if somebody were asked.
+        // No donor listens there, which would be reported first if a connection were attempted.
         let donor = ["--donor", "127.0.0.1:1", "--local-memory", "16M"];
         let first = ["run", "--kernel", KERNEL, "--cmdline", cmdline];
         let line = refused(&[&first[..], &donor, more].concat(), ExitCode::Usage);
@@ -89,11 +89,11 @@ fn a_donor_of_the_bench_that_is_not_there_has_the_code_of_donors() {
     assert!(line.contains("127.0.0.1:1"), "{line}");
 }
 
-/// A file that is wrong, and whether it asks for a command.
+/// A wrong file, and whether it uses `--exec`.
 const WRONG: [(&str, bool); 3] = [
     ("exec = 'true'\nmemroy = '1G'\n", true),
     ("memroy = '1G'\n", false),
-    // Nothing is known of a file that is no TOML.
+    // A file that is not TOML yields no information.
     ("exec = 'true'\nmemory = \n", false),
 ];
 
@@ -116,7 +116,7 @@ fn a_wrong_file_that_asks_for_a_command_is_125() {
         refused(&["up", name], code);
         refused(&["up", "--check", name], code);
     }
-    // What is right about it says so too.
+    // A valid file with a command determines the exit code of other errors too.
     fs::write(&path, "exec = 'true'\n").expect("is written");
     let nodes = ["run", "--config", name, "--cluster", "/no/such"];
     refused(&nodes, ExitCode::ExecFailed);
@@ -156,7 +156,7 @@ fn a_bench_that_needs_a_second_host_says_which_one_has_it() {
     }
 }
 
-/// Each argument of a command and of those below it.
+/// Returns all arguments of a command and of its subcommands.
 fn arguments_of(command: &clap::Command) -> Vec<clap::Arg> {
     let below = command.get_subcommands().flat_map(arguments_of);
     command.get_arguments().cloned().chain(below).collect()
@@ -190,7 +190,7 @@ fn an_address_that_cannot_be_listened_on_gets_the_remedy_for_its_cause() {
     let taken = taken.local_addr().expect("an address").to_string();
     for (address, part) in [
         (&*taken, "another process has that port"),
-        // Of documentation (RFC 5737), so of no host.
+        // An address for documentation (RFC 5737), which no host has.
         ("192.0.2.1:7000", "this host has no such address"),
     ] {
         let arguments = ["node", "--listen", address, "--memory", "64M", "--insecure"];
@@ -204,7 +204,7 @@ fn an_address_that_cannot_be_listened_on_gets_the_remedy_for_its_cause() {
 
 #[test]
 fn donors_that_are_not_asked_for_anything_are_warned_of() {
-    // The file is no kernel, so the run goes no further than that.
+    // The file is not a kernel, which ends the run early.
     let all = ["--memory", "64M", "--local-memory", "64M"];
     let donor = ["--donor", "127.0.0.1:1"];
     let of = |more: &[&str]| {

@@ -1,5 +1,5 @@
-//! The ends of processes, waited for with a deadline: one that does not end fails its test, and holds up
-//! no other.
+//! Waiting for the end of processes with a deadline: a process that does not end fails its test,
+//! and blocks no other.
 
 use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -7,28 +7,28 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::{Duration, Instant};
 
-/// No step of a test takes longer on a host that works, however loaded.
+/// Timeout of each step, far longer than on the most loaded host.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs a command, and gives all that it says.
+/// Runs a command and returns its complete output.
 #[track_caller]
 pub fn output_of(command: &mut Command) -> Output {
     output_within(command, LIMIT)
 }
 
-/// The same, for one that may take longer.
+/// Like [`output_of`], with another timeout.
 #[track_caller]
 pub fn output_within(command: &mut Command, limit: Duration) -> Output {
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     rest_of(command.spawn().expect("it starts"), limit)
 }
 
-/// All that a process says from now on at the pipes that are there, and how it ends.
+/// Returns the remaining output of a process on its pipes, and its exit status.
 #[track_caller]
 pub fn rest_of(mut child: Child, limit: Duration) -> Output {
     let (stdout, stderr) = (pumped(child.stdout.take()), pumped(child.stderr.take()));
     let status = end_within(&mut child, limit);
-    // Whoever else has the pipe is to end as well.
+    // Other processes with the pipe must end too.
     let deadline = Instant::now() + limit;
     let (stdout, stderr) = (all_of(&stdout, deadline), all_of(&stderr, deadline));
     match (status, stdout, stderr) {
@@ -48,17 +48,17 @@ pub fn rest_of(mut child: Child, limit: Duration) -> Output {
     }
 }
 
-/// How a process ends; one that does not in time is killed.
+/// Returns the exit status of a process, which is killed at the timeout.
 pub fn end_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     if let Some(status) = child.try_wait().expect("is a child") {
         return Some(status);
     }
     let pid = libc::pid_t::try_from(child.id()).expect("a process id");
-    // SAFETY: takes two integers; the child was not waited for, so that the number is its own.
+    // SAFETY: takes two integers; the child has not been reaped, so the id is its own.
     let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     let fd = i32::try_from(opened).expect("a descriptor");
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the descriptor was opened above, and nobody else has it.
+    // SAFETY: the descriptor was opened above, and has no other owner.
     let process = unsafe { OwnedFd::from_raw_fd(fd) };
     if !is_readable(&process, limit) {
         child.kill().expect("it is a child");
@@ -68,7 +68,7 @@ pub fn end_within(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     Some(child.wait().expect("it has ended"))
 }
 
-/// Waits until there is something to read, or an end, which a process shows at its descriptor.
+/// Waits until a descriptor is readable or closed; a pidfd is readable after the process's end.
 pub fn is_readable(fd: &impl AsRawFd, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     loop {
@@ -89,7 +89,7 @@ pub fn is_readable(fd: &impl AsRawFd, limit: Duration) -> bool {
     }
 }
 
-/// What comes from a pipe, as it comes, to its end.
+/// Forwards the data of a pipe, as it arrives, to its end.
 fn pumped(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, said) = mpsc::channel();
     if let Some(mut pipe) = pipe {
@@ -105,7 +105,7 @@ fn pumped(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     said
 }
 
-/// All that was said, or what of it came before the deadline.
+/// Returns all data, or the part that arrived before the deadline as an error.
 fn all_of(said: &Receiver<Vec<u8>>, deadline: Instant) -> Result<Vec<u8>, Vec<u8>> {
     let mut all = Vec::new();
     loop {

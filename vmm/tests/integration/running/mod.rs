@@ -1,4 +1,4 @@
-//! Processes of the real binary, and the directory of their sockets.
+//! Processes of the real binary, and their socket directory.
 
 pub mod end;
 
@@ -12,7 +12,7 @@ use ssi_hv::exit::ExitCode;
 
 pub use end::LIMIT;
 
-/// A directory for sockets, and commands that use it.
+/// A socket directory, and commands that use it.
 pub struct Place {
     pub directory: tempfile::TempDir,
 }
@@ -41,7 +41,7 @@ impl Place {
         end::output_of(&mut self.command(arguments))
     }
 
-    /// What a command that succeeds prints.
+    /// Returns the output of a command that must succeed.
     #[track_caller]
     pub fn printed(&self, arguments: &[&str]) -> String {
         let output = self.output(arguments);
@@ -55,7 +55,7 @@ impl Place {
         serde_json::from_str(&self.printed(arguments)).expect("JSON")
     }
 
-    /// The one line of a command that fails with exit code 1.
+    /// Returns the single error line of a command that must fail with this code.
     #[track_caller]
     pub fn failed(&self, arguments: &[&str], code: ExitCode) -> String {
         let output = self.output(arguments);
@@ -70,7 +70,7 @@ impl Place {
     }
 }
 
-/// A process that is killed when a test ends early.
+/// A process that is killed on drop.
 pub struct Running {
     child: Child,
     pub console: BufReader<std::process::ChildStdout>,
@@ -93,7 +93,7 @@ impl Running {
 
     pub fn signal(&self, signal: libc::c_int) {
         let pid = i32::try_from(self.child.id()).expect("a process id");
-        // SAFETY: a signal to a child that was not waited for.
+        // SAFETY: sends a signal to a child that has not been reaped.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
     }
 
@@ -103,7 +103,7 @@ impl Running {
         self.code()
     }
 
-    /// Its exit code, when it has ended.
+    /// Returns its exit code after its end.
     #[track_caller]
     pub fn code(&mut self) -> Option<i32> {
         if let Some(status) = end::end_within(&mut self.child, LIMIT) {
@@ -115,7 +115,7 @@ impl Running {
         panic!("no end within {LIMIT:?}; its last words: {said:?}");
     }
 
-    /// Waits until it has said something. To be asked before anything else is read of it.
+    /// Waits until it has printed something. Call it before any other read of its output.
     #[track_caller]
     fn speaks(&self) {
         assert!(
@@ -132,13 +132,13 @@ impl Drop for Running {
     }
 }
 
-/// A guest that walks through 46 MiB with 16 MiB here, once it runs.
+/// Starts a guest that walks through 46 MiB with 16 MiB local, and waits until it runs.
 pub fn vm(place: &Place, more: &[&str]) -> Running {
     let flags = [&["--transport", "loopback"], more].concat();
     vm_with(place, tiny_guests::walk_for_ever::code(), &flags)
 }
 
-/// A guest of 64 MiB with 16 MiB here, once it has said that it runs.
+/// Starts a guest of 64 MiB with 16 MiB local, and waits for its first output.
 pub fn vm_with(place: &Place, code: &[u8], more: &[&str]) -> Running {
     let kernel = place.directory.path().join("kernel");
     fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
@@ -157,13 +157,13 @@ pub fn vm_with(place: &Place, code: &[u8], more: &[&str]) -> Running {
     running
 }
 
-/// The number at a place.
+/// Returns the number at a JSON pointer.
 pub fn count(json: &Value, pointer: &str) -> u64 {
     let found = json.pointer(pointer).and_then(Value::as_u64);
     found.unwrap_or_else(|| panic!("no {pointer} in {json}"))
 }
 
-/// A node, and where it listens.
+/// Starts a node and returns its address.
 pub fn node(place: &Place, more: &[&str]) -> (Running, String) {
     let arguments = [
         &["node", "--listen", "127.0.0.1:0", "--memory", "64M"],

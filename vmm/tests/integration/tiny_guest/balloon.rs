@@ -9,7 +9,7 @@ use ssi_hv::machine::{ConsoleConfig, Outcome};
 use crate::support::{self, LIMIT, kvm_is_there, machine_with, memory, run};
 use tiny_guests::report_free_pages;
 
-/// Remembers what the guest does not use.
+/// Records the guest's free ranges.
 #[derive(Debug, Default)]
 struct FreeRanges(Mutex<Vec<(u64, u64)>>);
 
@@ -58,7 +58,7 @@ fn a_guest_reports_free_pages_through_its_balloon() {
     }
 }
 
-/// Is at work until it is told that it may leave.
+/// A device that stays busy until it is allowed to finish.
 #[derive(Debug)]
 struct AtWork {
     begun: Mutex<mpsc::Sender<()>>,

@@ -11,7 +11,7 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use crate::support::{LIMIT, Running, Sender, kvm_is_there, machine_with, memory, run};
 use tiny_guests::read_two_disks;
 
-/// A disk of one sector, which begins with `byte`.
+/// Creates a disk of one sector, which starts with `byte`.
 fn disk(number: usize, byte: u8) -> Block {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), [byte; 512]).unwrap();
@@ -19,12 +19,12 @@ fn disk(number: usize, byte: u8) -> Block {
     Block::new(number, disk)
 }
 
-/// A guest that reads two disks of one sector each, which begin with `a` and `b`.
+/// Starts a guest that reads two disks of one sector each, which start with `a` and `b`.
 fn start(memory: GuestMemoryMmap) -> Running {
     start_with_first(memory, Arc::new(disk(0, b'a')))
 }
 
-/// The same, but the first one is this.
+/// Like [`start`], with this first disk.
 fn start_with_first(memory: GuestMemoryMmap, first: Arc<dyn VirtioDevice>) -> Running {
     let (sender, output) = mpsc::channel();
     let console = ConsoleConfig::output_only(Box::new(Sender::new(sender)));
@@ -42,7 +42,7 @@ fn a_guest_reads_its_disks() {
     assert_eq!((outcome, said.as_str()), (Outcome::Shutdown, "ba"));
 }
 
-/// Makes a page of `memory` one that is waited for.
+/// Makes accesses to a page of `memory` fault and wait.
 fn absent(memory: &GuestMemoryMmap, address: u64) -> Option<(userfaultfd::Uffd, *mut u8)> {
     let page = memory.get_host_address(GuestAddress(address)).unwrap();
     let uffd = userfaultfd::UffdBuilder::new()
@@ -67,7 +67,7 @@ fn a_device_that_waits_for_a_page_does_not_hold_up_another() {
     let running = start(memory.clone());
     let event = uffd.read_event().unwrap().unwrap();
     assert!(matches!(event, userfaultfd::Event::Pagefault { .. }));
-    // The first disk waits now, and the second is read all the same.
+    // The first disk waits, and the second is read nevertheless.
     running.wait_for(b'b');
     // SAFETY: the page is part of `memory`, which is alive, and registered.
     unsafe { uffd.zeropage(page.cast(), 4096, true) }.unwrap();
@@ -98,11 +98,11 @@ fn a_device_that_waits_for_a_page_does_not_keep_the_machine_from_stopping() {
     unsafe { uffd.zeropage(page.cast(), 4096, true) }.unwrap();
 }
 
-/// A device that tells when it is asked for something, and is held until it is let go on.
+/// A device that reports each request, and does not finish it before it is allowed to.
 #[derive(Debug)]
 struct Held {
     disk: Block,
-    /// Whether it is one that has threads, as disks have; else it never comes to an end of its work.
+    /// Whether it serves requests on threads, as disks do; otherwise it never finishes.
     on_threads: bool,
     at_work: AtomicBool,
     begun: Mutex<mpsc::Sender<()>>,
@@ -110,7 +110,7 @@ struct Held {
 }
 
 impl Held {
-    /// It, what tells that it has begun, and what lets it go on once.
+    /// Creates the device, a receiver of its reports, and a sender that lets it finish one request.
     fn new(on_threads: bool) -> (Arc<Self>, mpsc::Receiver<()>, mpsc::Sender<()>) {
         let ((begun, has_begun), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
         let held = Self {
@@ -125,7 +125,7 @@ impl Held {
 
     fn wait(&self) {
         self.at_work.store(self.on_threads, Ordering::SeqCst);
-        // Nobody listens any more when a test has failed.
+        // The receiver is dropped when a test has failed.
         let _ = self.begun.lock().unwrap().send(());
         let _ = self.goes_on.lock().unwrap().recv_timeout(LIMIT);
         self.at_work.store(false, Ordering::SeqCst);

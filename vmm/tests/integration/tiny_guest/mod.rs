@@ -1,8 +1,8 @@
-//! Guests of a few instructions on the real KVM of the host.
+//! Guests of a few instructions on the host's KVM.
 //!
-//! Each guest is assembled here, put into an ELF file, and booted as a kernel is: in 64-bit
-//! mode, with the first 4 GiB mapped to themselves and interrupts off. A test whose host has no
-//! KVM says `SKIPPED` and does nothing.
+//! Each guest is assembled, put into an ELF file, and booted like a kernel: in 64-bit mode, with
+//! the first 4 GiB identity-mapped and interrupts off. A test on a host without KVM prints
+//! `SKIPPED` and returns.
 
 mod balloon;
 mod disks;
@@ -67,7 +67,7 @@ fn running_where_no_memory_is_ends_with_a_crash() {
         return;
     }
     match start(run_where_no_memory_is::code()).finish().0 {
-        // Which words depends on how the KVM of the host gives up.
+        // The words depend on how the host's KVM reports the failure.
         Outcome::Crash(text) => {
             println!("{text}");
             assert!(text.contains("on vCPU 0"), "{text}");
@@ -125,7 +125,7 @@ fn the_clock_of_the_guest_is_as_stable_as_the_hosts() {
     assert_eq!(said, if is_stable { "1" } else { "0" });
 }
 
-/// Waits until the counter of [`count_for_ever`] moves.
+/// Waits until the counter of [`count_for_ever`] changes.
 fn wait_for_progress(memory: &GuestMemoryMmap) {
     let deadline = Instant::now() + LIMIT;
     let first: u64 = memory.read_obj(COUNTER).unwrap();
@@ -200,7 +200,7 @@ fn input_from_pipes_and_files_reaches_the_guest_whole() {
     if !kvm_is_there() {
         return;
     }
-    // More than the port holds at once.
+    // More than the port's buffer holds.
     let text = "0123456789abcdefghijklmnop".repeat(20) + "q";
 
     let (reader, mut writer) = io::pipe().unwrap();
@@ -233,15 +233,15 @@ fn input_that_is_empty_or_closed_does_no_harm() {
     }
 }
 
-/// Set for the process in which [`machine_on_a_terminal`] does something.
+/// Set for the process in which [`machine_on_a_terminal`] is active.
 const ON_A_TERMINAL: &str = "SSI_HV_TEST_ON_A_TERMINAL";
 
-/// Not a test by itself: runs a machine on the terminal that is its standard input, for
+/// Not a test by itself: runs a machine on the terminal at its standard input, for
 /// `a_terminal_is_raw_while_the_machine_runs`.
 #[test]
 fn machine_on_a_terminal() {
     if std::env::var_os(ON_A_TERMINAL).is_some() {
-        // A raw terminal still makes a line feed a new line.
+        // On a raw terminal a line feed still starts a new line.
         let console =
             ConsoleConfig::stdio().on_raw_mode(|| eprintln!("type Ctrl-A x to stop the guest"));
         let machine = machine(halt_for_ever::code(), 1, memory(), console);
@@ -249,7 +249,7 @@ fn machine_on_a_terminal() {
     }
 }
 
-/// The local modes of a terminal that raw mode switches off.
+/// Returns the local modes of a terminal that raw mode switches off.
 fn cooked_modes(terminal: &OwnedFd) -> libc::tcflag_t {
     let mut settings = std::mem::MaybeUninit::<libc::termios>::uninit();
     // SAFETY: `settings` has room for what `tcgetattr` writes.
@@ -313,7 +313,7 @@ fn a_terminal_is_raw_while_the_machine_runs() {
     assert_eq!(cooked_modes(&program), cooked);
 }
 
-/// The processor time that the calling thread has taken.
+/// Returns the CPU time of the calling thread.
 fn thread_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -333,7 +333,7 @@ fn input_that_has_ended_costs_no_processor_time() {
     if !kvm_is_there() {
         return;
     }
-    // The file stays open elsewhere, as the standard input of a process does.
+    // The file stays open elsewhere, as a process's standard input does.
     let (reader, writer) = io::pipe().unwrap();
     let elsewhere = reader.try_clone().unwrap();
     drop(writer);
@@ -341,7 +341,7 @@ fn input_that_has_ended_costs_no_processor_time() {
     let machine = machine(halt_for_ever::code(), 1, memory(), console);
     let handle = machine.handle();
     let stopper = thread::spawn(move || {
-        // Not to wait for anything: the time over which the cost is measured.
+        // Not a wait for an event, but the period of the measurement.
         thread::sleep(Duration::from_millis(500));
         handle.stop();
     });
@@ -353,7 +353,7 @@ fn input_that_has_ended_costs_no_processor_time() {
     assert!(taken < Duration::from_millis(100), "{taken:?}");
 }
 
-/// Blocks in its first write until it is dropped from outside.
+/// Blocks in its first write until the lock is released.
 struct Blocked(Arc<Mutex<()>>, mpsc::Sender<()>);
 
 impl Write for Blocked {

@@ -1,6 +1,7 @@
-//! Guests that use the state that XSAVE manages, step by step: see the guest `save_state`.
+//! Guests that use the XSAVE-managed state step by step: see the guest `save_state`.
 //!
-//! A software KVM interprets instructions, and not all of these: what it stops at is skipped.
+//! A software KVM interprets instructions, but not all of these: a step at which it stops is
+//! skipped.
 
 use ssi_hv::machine::Outcome;
 use tiny_guests::save_state;
@@ -8,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 use crate::support::{kvm_is_there, memory, start_with};
 
-/// Where the guest looks for the steps that it is to do.
+/// Address from which the guest reads its selection of steps.
 const STEPS: GuestAddress = GuestAddress(0x20_8000);
 const XGETBV: u8 = 1;
 const LEAF_SIZE: u8 = 2;
@@ -16,18 +17,18 @@ const AVX: u8 = 4;
 const XSAVE: u8 = 8;
 const XRSTOR: u8 = 16;
 
-/// Whether the host's processor has a flag.
+/// Returns whether the host's CPU has a flag.
 fn host_has(flag: &str) -> bool {
     let host = std::fs::read_to_string("/proc/cpuinfo").expect("/proc/cpuinfo");
     host.split_whitespace().any(|found| found == flag)
 }
 
-/// Whether KVM interprets guests here: the processor has no virtualization extension.
+/// Returns whether KVM interprets guests here: the CPU has no virtualization extension.
 fn kvm_is_software() -> bool {
     !host_has("svm") && !host_has("vmx")
 }
 
-/// Has a guest do these steps, after which it has to have said `expected`.
+/// Runs a guest with these steps, whose output must be `expected`.
 fn does(steps: u8, expected: &str) {
     if !kvm_is_there() {
         return;

@@ -1,4 +1,4 @@
-//! A running `ssi-hv up`, what is seen of it, and what it leaves.
+//! A running `ssi-hv up`, its visible effects, and what remains of it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use crate::running::{LIMIT, Place, end};
 
-/// What is seen of `ssi-hv up` from outside, in the order in which it comes.
+/// Observed events of `ssi-hv up`, in order.
 #[derive(Debug, PartialEq)]
 pub enum Seen {
     Line(String),
@@ -81,7 +81,7 @@ impl Up {
         seen
     }
 
-    /// Waits until a step is told of: a part of a line, or `console` for what the guest says.
+    /// Waits for an event: a part of a line, or `console` for output of the guest.
     pub fn wait_for(&mut self, step: &str) {
         loop {
             match self.next() {
@@ -96,11 +96,12 @@ impl Up {
     pub fn signal(&self, signal: i32, group: bool) {
         let pid = i32::try_from(self.child.id()).expect("a process id");
         let target = if group { -pid } else { pid };
-        // SAFETY: a signal to a child that was not waited for, or to the group that it leads.
+        // SAFETY: sends a signal to a child that has not been reaped, or to the group that it
+        // leads.
         assert_eq!(unsafe { libc::kill(target, signal) }, 0);
     }
 
-    /// Its exit code and all that it has said on stderr.
+    /// Waits for its end; returns its exit code and its standard error.
     #[track_caller]
     pub fn end(mut self) -> (Option<i32>, String) {
         let status = end::end_within(&mut self.child, LIMIT);
@@ -118,7 +119,7 @@ impl Drop for Up {
     }
 }
 
-/// The processes that were started with the place's directory for sockets: `up` and all below it.
+/// Returns the processes with the place's socket directory: `up` and all its descendants.
 pub fn processes(place: &Place) -> Vec<String> {
     let variable = format!("SSI_HV_RUNTIME_DIR={}", place.sockets().display());
     let entries = fs::read_dir("/proc").expect("/proc").flatten();
@@ -135,7 +136,7 @@ pub fn processes(place: &Place) -> Vec<String> {
     .collect()
 }
 
-/// The network interfaces of this host that processes of a number have made.
+/// Returns the host's network interfaces that a process with this id created.
 pub fn interfaces(pid: u32) -> Vec<String> {
     let start = format!("ssi{pid}-");
     let all = fs::read_dir("/sys/class/net")
@@ -146,7 +147,7 @@ pub fn interfaces(pid: u32) -> Vec<String> {
     names.filter(|name| name.starts_with(&start)).collect()
 }
 
-/// Waits until nothing is left of a process: no other one, no socket, no interface, no file.
+/// Waits until nothing of a process remains: no other process, socket, interface or file.
 pub fn nothing_is_left(place: &Place, pid: u32, files: &[PathBuf], when: &str) {
     let deadline = Instant::now() + LIMIT;
     loop {
