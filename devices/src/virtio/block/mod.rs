@@ -185,5 +185,4 @@ impl CarriesOut for Block {
 #[cfg(test)]
 mod at_once_tests;
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;
