@@ -20,8 +20,8 @@ use vmm_sys_util::eventfd::EventFd;
 const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// Longest pause between attempts to connect.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
-/// An outage is over when nothing was wrong for so long: a connection on which requests are
-/// outstanding and not answered is found out sooner.
+/// A connection that lasted for so long was idle and not at fault: one on which requests stay
+/// unanswered fails sooner.
 const QUIET_TIME: Duration = STALL_TIMEOUT.saturating_mul(2);
 /// Shortest time between renewals, however short the lease that a donor grants.
 const RENEWAL_INTERVAL_MIN: Duration = Duration::from_millis(100);
@@ -36,10 +36,12 @@ pub(super) struct Port {
     /// Rung when there is a new connection.
     wake: EventFd,
     wanted: bool,
-    /// When the newest connection was made.
+    /// When the newest connection was made, and how many requests had been completed then.
     made_at: Instant,
+    completed_before: u64,
     /// Requests completed, written by the transport.
     completed: Arc<AtomicU64>,
+    outage: Option<PortOutage>,
 }
 
 impl Port {
@@ -55,23 +57,50 @@ impl Port {
             wake,
             wanted: true,
             made_at: Instant::now(),
+            completed_before: 0,
             completed,
+            outage: None,
+        }
+    }
+
+    /// Notes that a new connection is wanted. A connection that completed no request continues the
+    /// outage in which it was made: a donor that takes connections and completes nothing on them is
+    /// no better than one that takes none.
+    fn want(&mut self) {
+        // Relaxed: a count that is compared with an earlier one.
+        let completed = self.completed.load(Ordering::Relaxed);
+        if completed != self.completed_before || self.made_at.elapsed() >= QUIET_TIME {
+            self.outage = None;
+        }
+        self.outage.get_or_insert(PortOutage {
+            began: Instant::now(),
+            connections: 0,
+            is_overdue: false,
+        });
+        self.wanted = true;
+    }
+
+    fn note_made(&mut self, now: Instant, grace: Duration) {
+        self.wanted = false;
+        self.made_at = now;
+        self.completed_before = self.completed.load(Ordering::Relaxed);
+        if let Some(outage) = &mut self.outage {
+            // The first one cannot be at fault for what was before it.
+            outage.is_overdue = outage.connections > 0 && now >= outage.began + grace;
+            outage.connections += 1;
         }
     }
 }
 
-/// An outage.
+/// A time in which the connections of a port complete no request.
 #[derive(Clone, Copy, Debug)]
-struct Disruption {
-    /// When it began.
+struct PortOutage {
     began: Instant,
-    /// When the donor is given up.
-    deadline: Instant,
-    /// The next pause between attempts.
-    backoff: Duration,
-    /// When the last attempt succeeded, and how many requests had been completed then.
-    recovered_at: Instant,
-    completed: u64,
+    /// Connections made in it.
+    connections: u32,
+    /// Whether the last one, and not the first, was made after the grace time. If that one
+    /// completes nothing either, the donor is lost.
+    is_overdue: bool,
 }
 
 /// The link's thread.
@@ -84,9 +113,6 @@ pub(super) struct Keeper {
     observer: LinkObserver,
     stats: Arc<LinkStats>,
     status: LeaseStatus,
-    /// The last outage. It is over when a request was completed since, or after
-    /// [`QUIET_TIME`].
-    disruption: Option<Disruption>,
 }
 
 /// Why an attempt to be connected again failed.
@@ -116,7 +142,6 @@ impl Keeper {
             observer,
             stats,
             status,
-            disruption: None,
         };
         if let Err(error) = keeper.connect_ports() {
             let _ = keeper.renew(FrameKind::Release);
@@ -191,40 +216,25 @@ impl Keeper {
 
     fn want(&mut self, class: TrafficClass) {
         for port in self.ports.iter_mut().filter(|port| port.class == class) {
-            port.wanted = true;
+            port.want();
         }
     }
 
-    /// Requests completed on all connections so far.
-    fn completed(&self) -> u64 {
-        self.ports
-            .iter()
-            .map(|port| port.completed.load(Ordering::Relaxed))
-            .sum()
-    }
-
-    /// Connects again, for as long as the grace time lasts. A donor that takes connections and
-    /// completes nothing on them is no better than one that takes none: then it is the same
-    /// outage that goes on.
+    /// Connects again, for as long as the grace time lasts, and at least once. The loss of the
+    /// control connection alone is over when the lease is resumed.
     fn recover(&mut self, why: String, asked: &Receiver<LinkRequest>) -> Recovery {
         let node = self.config.node;
-        let known = self.disruption.take().filter(|disruption| {
-            disruption.completed == self.completed()
-                && disruption.recovered_at.elapsed() < QUIET_TIME
-        });
-        let mut disruption = known.unwrap_or(Disruption {
-            began: Instant::now(),
-            deadline: Instant::now() + self.config.grace,
-            backoff: BACKOFF_MIN,
-            recovered_at: Instant::now(),
-            completed: 0,
-        });
-        // A connection that broke along with the others, and is only missed now, says nothing
-        // about those that were made since.
-        let mut wanted = self.ports.iter().filter(|port| port.wanted).peekable();
-        let left_over =
-            wanted.peek().is_some() && wanted.all(|port| port.made_at < disruption.began);
-        let mut attempt = known.is_none() || left_over;
+        let now = Instant::now();
+        let wanted = self.ports.iter().filter(|port| port.wanted);
+        let outages: Vec<PortOutage> = wanted.filter_map(|port| port.outage).collect();
+        let began = outages.iter().map(|outage| outage.began).min();
+        let began = began.unwrap_or(now);
+        let deadline = began + self.config.grace;
+        let mut tried = outages.iter().any(|outage| outage.is_overdue);
+        // Where a connection that was made in this outage has failed, there is a pause before the
+        // next, which doubles as the outage lasts.
+        let mut attempt = outages.iter().all(|outage| outage.connections == 0);
+        let mut backoff = now.saturating_duration_since(began);
         let mut reported = false;
         let mut reason = why.clone();
         tracing::debug!(%node, why, "link to donor broke; connecting again");
@@ -232,9 +242,6 @@ impl Keeper {
             if attempt {
                 match self.reconnect() {
                     Ok(()) => {
-                        disruption.recovered_at = Instant::now();
-                        disruption.completed = self.completed();
-                        self.disruption = Some(disruption);
                         if reported {
                             self.stats.note_reachable();
                             (self.observer)(LinkEvent::Up { node });
@@ -247,6 +254,7 @@ impl Keeper {
                     }
                     Err(Setback::Passing(error)) => reason = describe(&error),
                 }
+                tried = true;
             }
             attempt = true;
             if !reported {
@@ -258,20 +266,21 @@ impl Keeper {
                 });
             }
             let now = Instant::now();
-            if now >= disruption.deadline {
+            if now >= deadline && tried {
                 let grace = self.config.grace.as_secs_f64();
                 let reason = format!("not back within {grace} s: {reason}");
                 (self.observer)(LinkEvent::Lost { node, reason });
                 return Recovery::Lost;
             }
-            match asked.recv_deadline((now + disruption.backoff).min(disruption.deadline)) {
+            backoff = backoff.clamp(BACKOFF_MIN, BACKOFF_MAX);
+            match asked.recv_deadline((now + backoff).min(deadline)) {
                 Ok(LinkRequest::Stop) | Err(RecvTimeoutError::Disconnected) => {
                     return Recovery::Stopped;
                 }
                 Ok(LinkRequest::Connection(class, _)) => self.want(class),
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            disruption.backoff = (disruption.backoff * 2).min(BACKOFF_MAX);
+            backoff *= 2;
         }
     }
 
@@ -336,8 +345,7 @@ impl Keeper {
                 let wrong = WireError::Unexpected(frame.kind);
                 return Err(ControlError::Protocol(self.config.address, wrong));
             }
-            port.wanted = false;
-            port.made_at = Instant::now();
+            port.note_made(Instant::now(), self.config.grace);
             // Full: the transport has not taken the one before, and asks again when that
             // turns out to be closed.
             let _ = port.connections.try_send(stream.into_stream());
@@ -352,3 +360,6 @@ enum Recovery {
     Stopped,
     Lost,
 }
+
+#[cfg(test)]
+mod tests;

@@ -69,6 +69,8 @@ pub(crate) struct FaultThread {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
+    /// The one that a request was posted to last, as long as it was not flushed for that.
+    posted_to: Option<usize>,
     inbox: FaultInbox,
     deferred: VecDeque<Pending>,
     /// Indexed by ticket.
@@ -92,6 +94,7 @@ impl FaultThread {
         Self {
             shared,
             transports,
+            posted_to: None,
             inbox,
             deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
             fetches: vec![None; most],
@@ -176,8 +179,9 @@ impl FaultThread {
             thread,
             read_at,
         })?;
-        for transport in &mut self.transports {
-            transport.flush();
+        // What `retry` posted is sent by `complete`.
+        if let Some(donor) = self.posted_to.take() {
+            self.transports[donor].flush();
         }
         // Only now that the request is on its way.
         if let Some(foresight) = &mut self.foresight {
@@ -327,6 +331,7 @@ impl FaultThread {
             self.free_tickets.push(ticket);
             return false;
         }
+        self.posted_to = Some(donor);
         self.fetches[ticket as usize] = Some(Fetch {
             page,
             donor,
@@ -442,3 +447,6 @@ impl FaultThread {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

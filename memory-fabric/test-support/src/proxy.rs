@@ -4,7 +4,7 @@ use memory_fabric::wire::{FLAGS_PACKING, FrameKind, HEADER_BYTES};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 /// Delay of frames.
@@ -39,6 +39,8 @@ pub enum Mischief {
     Silence,
     /// The connection ends instead of each page, permanently.
     NoPage,
+    /// One page is withheld on every connection; all others arrive.
+    LeftOut,
     /// A run has one page less than requested.
     ShortRun,
     /// A run arrives in the frame kind of a single page.
@@ -87,6 +89,8 @@ struct Shared {
     /// Number of connections on which a fault is still to be injected.
     left: AtomicU32,
     done: AtomicU32,
+    /// Offset of the page that is withheld.
+    left_out: OnceLock<[u8; 8]>,
     /// While set, connections are refused and existing ones are cut.
     cut: AtomicBool,
     streams: Mutex<Vec<TcpStream>>,
@@ -109,6 +113,7 @@ impl Proxy {
             mischief,
             left: AtomicU32::new(times),
             done: AtomicU32::new(0),
+            left_out: OnceLock::new(),
             cut: AtomicBool::new(false),
             streams: Mutex::default(),
         });
@@ -190,6 +195,16 @@ impl Shared {
                 self.done.fetch_add(1, Ordering::SeqCst);
                 return Ok(());
             }
+            if self.mischief == Mischief::LeftOut && page {
+                let offset = frame[24..32].try_into().expect("eight bytes");
+                if pages == 20 {
+                    let _ = self.left_out.set(offset);
+                }
+                if self.left_out.get() == Some(&offset) {
+                    self.done.fetch_add(1, Ordering::SeqCst);
+                    continue;
+                }
+            }
             if self.mischief == Mischief::Reordered && page {
                 self.done.fetch_add(1, Ordering::SeqCst);
                 match held.take() {
@@ -264,7 +279,7 @@ impl Shared {
                     frame[4] |= 1 << FLAGS_PACKING.trailing_zeros();
                     replace_payload(&mut frame, &[0, 0]);
                 }
-                Mischief::None | Mischief::Reordered | Mischief::NoPage => {}
+                Mischief::None | Mischief::Reordered | Mischief::NoPage | Mischief::LeftOut => {}
             }
             client.write_all(&frame)?;
         }

@@ -239,12 +239,14 @@ fn an_outage_that_is_over_does_not_count_for_the_next() {
     running.fabric.shutdown();
 }
 
-#[test]
-fn a_donor_that_takes_connections_and_sends_no_page_is_lost_too() {
+/// Why the donor is lost behind a network that does `mischief` to pages for ever.
+fn lost_behind(mischief: Mischief) -> (String, Proxy) {
     let donor = donor(GUEST);
-    let proxy = Proxy::new(donor.address(), Mischief::NoPage, 0);
+    let proxy = Proxy::new(donor.address(), mischief, 0);
     let mut config = config(GUEST, LOCAL, &[proxy.address]);
     config.grace = Duration::from_secs(1);
+    // So that every page comes by itself.
+    config.prefetch = false;
     let running = start(&config);
     fill(Words::of(&running.fabric), 5);
     let words = Words::of(&running.fabric);
@@ -257,12 +259,25 @@ fn a_donor_that_takes_connections_and_sends_no_page_is_lost_too() {
         }
     };
     assert!(reason.contains("not back within 1 s"), "{reason}");
+    std::mem::forget((running.fabric, donor));
+    (reason, proxy)
+}
+
+#[test]
+fn a_donor_that_takes_connections_and_sends_no_page_is_lost_too() {
+    let (_, proxy) = lost_behind(Mischief::NoPage);
     let attempts = proxy.mischief_done();
     assert!(
         attempts < 50,
         "{attempts} attempts in a second: no pause between them"
     );
-    std::mem::forget(running.fabric);
+}
+
+#[test]
+fn a_donor_that_sends_all_pages_but_one_is_lost_too() {
+    let (reason, proxy) = lost_behind(Mischief::LeftOut);
+    assert!(reason.contains("was not answered within 5 s"), "{reason}");
+    assert!(proxy.mischief_done() > 1, "it was asked for once only");
 }
 
 #[test]

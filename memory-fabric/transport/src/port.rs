@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A connection on which nothing was answered for so long is taken for dead.
+/// A connection on which a request stays unanswered for so long is taken for dead, also when other
+/// requests are answered.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a page connection is of no more use.
@@ -20,8 +21,8 @@ pub enum Outage {
     /// It broke.
     #[error("connection broke: {0}")]
     Stream(#[source] io::Error),
-    /// Nothing was answered for the time that is allowed.
-    #[error("no answer for {} s", STALL_TIMEOUT.as_secs())]
+    /// A request was not answered within the time that is allowed.
+    #[error("a request was not answered within {} s", STALL_TIMEOUT.as_secs())]
     Stalled,
     /// The donor broke the protocol.
     #[error("donor does not keep to the protocol: {0}")]

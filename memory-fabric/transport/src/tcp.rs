@@ -69,10 +69,13 @@ pub struct TcpTransport {
     input: Box<[u8]>,
     /// The part of `input` that is filled and not yet decoded.
     filled: std::ops::Range<usize>,
-    /// When the peer last answered, or was first asked after having answered everything.
-    progress: Instant,
+    /// When bytes last came, or something was first asked after everything had been answered.
+    received: Instant,
     /// The same, but for answers that were not whole yet.
     measured: Instant,
+    /// The oldest request that an earlier connection did not complete: until it is completed, the
+    /// donor has made no progress, whatever else it answers.
+    overdue: Option<u16>,
     choice: Choice,
     traffic: Arc<Traffic>,
     packer: Packer,
@@ -123,8 +126,9 @@ impl TcpTransport {
             sent_bytes: 0,
             input: vec![0; input_bytes].into_boxed_slice(),
             filled: 0..0,
-            progress: Instant::now(),
+            received: Instant::now(),
             measured: Instant::now(),
+            overdue: None,
             choice,
             traffic,
             // Only single pages are written.
@@ -152,11 +156,13 @@ impl TcpTransport {
             return Err(Full);
         }
         let index = self.free.pop().ok_or(Full)?;
+        let now = Instant::now();
         if self.posted.is_empty() {
-            self.progress = Instant::now();
-            self.measured = self.progress;
+            self.received = now;
+            self.measured = now;
         }
         let slot = &mut self.slots[usize::from(index)];
+        slot.since = now;
         slot.ticket = ticket;
         slot.kind = kind;
         slot.offset = offset;
@@ -189,11 +195,13 @@ impl TcpTransport {
                     self.sent = 0;
                     self.sent_bytes = 0;
                     self.filled = 0..0;
-                    self.progress = Instant::now();
-                    self.measured = self.progress;
+                    self.received = Instant::now();
+                    self.measured = self.received;
+                    self.overdue = self.posted.front().copied();
                     self.choice.interrupted();
                     for slot in &mut self.slots {
                         slot.part = Part::default();
+                        slot.since = self.received;
                     }
                 }
                 Err(error) => self.port.request_connection(Outage::Stream(error)),
@@ -271,22 +279,29 @@ impl TcpTransport {
                 Ok(0) => return Err(Outage::Stream(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
                     self.filled.end += count;
-                    self.progress = Instant::now();
+                    self.received = Instant::now();
                     self.decode(complete)?;
                     if count < room_bytes {
-                        return Ok(());
+                        return self.check_oldest();
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    return if self.progress.elapsed() < STALL_TIMEOUT {
-                        Ok(())
-                    } else {
-                        Err(Outage::Stalled)
-                    };
+                    return self.check_oldest();
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(Outage::Stream(error)),
             }
+        }
+    }
+
+    /// Fails when the oldest request is outstanding for too long, whatever has come meanwhile.
+    fn check_oldest(&self) -> Result<(), Outage> {
+        let oldest = self.posted.front().map(|&oldest| usize::from(oldest));
+        match oldest {
+            Some(oldest) if self.slots[oldest].since.elapsed() >= STALL_TIMEOUT => {
+                Err(Outage::Stalled)
+            }
+            _ => Ok(()),
         }
     }
 
@@ -370,16 +385,19 @@ impl TcpTransport {
                 answered = true;
             }
             slot.in_use = false;
-            self.port.note_progress();
+            if self.overdue == Some(index) {
+                self.overdue = None;
+            }
+            self.note_progress();
             self.posted.remove(place);
             self.sent -= 1;
             self.free.push(index);
             self.filled.start += HEADER_BYTES + frame.length;
         }
         if answered {
-            let took = self.progress - self.measured + unpacking;
-            self.measured = self.progress;
-            if self.choice.measured(took, self.progress) {
+            let took = self.received - self.measured + unpacking;
+            self.measured = self.received;
+            if self.choice.measured(took, self.received) {
                 self.traffic.set_compressing(self.choice.is_compressing());
             }
         }
@@ -476,3 +494,6 @@ impl PageTransport for TcpTransport {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

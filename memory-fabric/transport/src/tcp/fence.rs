@@ -28,9 +28,12 @@ impl TcpTransport {
         self.drops > 0
     }
 
-    /// A request was completed by other means: the donor is there.
+    /// A request was completed, here or by other means: the donor is there, unless it left an
+    /// older one unanswered.
     #[inline]
     pub(crate) fn note_progress(&self) {
-        self.port.note_progress();
+        if self.overdue.is_none() {
+            self.port.note_progress();
+        }
     }
 }

@@ -25,6 +25,8 @@ pub(super) struct Slot {
     /// How the pages are packed, or may be at the most.
     pub(super) packing: Packing,
     pub(super) part: Part,
+    /// When it was posted, or the connection made on which it is sent again.
+    pub(super) since: Instant,
 }
 
 impl Slot {
@@ -42,6 +44,7 @@ impl Slot {
             page_bytes: 0,
             packing: Packing::Plain,
             part: Part::default(),
+            since: Instant::now(),
         }
     }
 

@@ -1,0 +1,107 @@
+//! When a donor is given up, and when not.
+
+use super::*;
+use crate::donor::server::{Donor, DonorConfig};
+use crate::homes::NodeId;
+use crate::link::{Leased, Link, LinkPort};
+use crate::stream::Carrier;
+use crate::support::{PATIENCE, wait_until};
+use crate::transport::rdma::DeviceChoice;
+use crossbeam_channel::unbounded;
+use vmm_sys_util::eventfd::EFD_NONBLOCK;
+
+const GRACE: Duration = Duration::from_millis(50);
+/// Longer than that: the next break comes when the grace time of the one before is over.
+const PAUSE: Duration = Duration::from_millis(100);
+
+fn donor() -> Donor {
+    let donor = Donor::start(&DonorConfig {
+        listen: ([127, 0, 0, 1], 0).into(),
+        memory_bytes: 4096,
+        // So that the link renews four times a second.
+        lease_duration_max: Duration::from_secs(1),
+        spin: Duration::ZERO,
+        rdma: DeviceChoice::None,
+    });
+    donor.expect("a donor on loopback")
+}
+
+fn link(donor: &Donor, classes: &[TrafficClass]) -> (Link, Vec<LinkPort>, Receiver<LinkEvent>) {
+    let leased = Leased::obtain(LinkConfig {
+        node: NodeId(1),
+        address: donor.address(),
+        carrier: Carrier::Tcp,
+        vm: "test".into(),
+        bytes: 4096,
+        or_less: false,
+        grace: GRACE,
+    });
+    let (told, events) = unbounded();
+    let observer = Arc::new(move |event| drop(told.send(event)));
+    let bell = |&class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
+    let classes = classes.iter().map(bell).collect();
+    let started = leased.expect("a lease").start(classes, observer);
+    let (link, ports) = started.expect("connections");
+    (link, ports, events)
+}
+
+#[test]
+fn an_idle_vm_whose_control_connection_breaks_now_and_then_keeps_its_donor() {
+    let donor = donor();
+    let (link, _, events) = link(&donor, &[]);
+    for _ in 0..3 {
+        std::thread::sleep(PAUSE);
+        donor.break_connections();
+        wait_until("the broken connection does not end", || {
+            donor.connections() == 0
+        });
+        wait_until("the lease is not resumed", || donor.connections() == 1);
+        assert_eq!(events.try_iter().collect::<Vec<_>>(), []);
+    }
+    drop(link);
+    assert_eq!(donor.pool().leases(), 0, "the lease was not returned");
+}
+
+#[test]
+fn a_port_that_lost_an_idle_connection_twice_is_connected_again() {
+    let donor = donor();
+    let (link, ports, events) = link(&donor, &[TrafficClass::Urgent]);
+    let port = &ports[0];
+    let mut held = port.take_connection().expect("the first one");
+    for _ in 0..2 {
+        std::thread::sleep(PAUSE);
+        donor.break_connections();
+        port.request_connection(fabric_transport::port::Outage::Initial);
+        let deadline = Instant::now() + PATIENCE;
+        held = loop {
+            if let Some(stream) = port.take_connection() {
+                break stream;
+            }
+            assert!(Instant::now() < deadline, "no new connection");
+            std::thread::yield_now();
+        };
+        let lost = |event: &LinkEvent| matches!(event, LinkEvent::Lost { .. });
+        assert!(!events.try_iter().any(|event| lost(&event)));
+    }
+    drop((held, link));
+}
+
+#[test]
+fn a_port_whose_connections_complete_nothing_is_lost_after_the_grace_time() {
+    let donor = donor();
+    let (link, ports, events) = link(&donor, &[TrafficClass::Urgent]);
+    let deadline = Instant::now() + PATIENCE;
+    let lost = loop {
+        // As a transport does on whose connection nothing is answered.
+        if ports[0].take_connection().is_some() {
+            ports[0].request_connection(fabric_transport::port::Outage::Stalled);
+        }
+        match events.try_recv() {
+            Ok(LinkEvent::Lost { reason, .. }) => break reason,
+            _ => assert!(Instant::now() < deadline, "it is kept for ever"),
+        }
+        std::thread::yield_now();
+    };
+    assert!(lost.contains("not back within 0.05 s"), "{lost}");
+    drop(link);
+}

@@ -1,0 +1,81 @@
+//! What a fault costs the donors that it is not about.
+
+use super::*;
+use crate::homes::{BLOCK_PAGES, Home, HomeTable, NodeId};
+use crate::pager::testing::{make_remote, shared};
+use crate::transport::{Full, Interest, PageSource};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+const DONORS: usize = 3;
+
+/// Takes requests, and counts how often it is flushed.
+#[derive(Debug)]
+struct Counting(Arc<AtomicUsize>);
+
+impl PageTransport for Counting {
+    fn post_read(&mut self, _: Ticket, _: u64) -> Result<(), Full> {
+        Ok(())
+    }
+
+    fn post_read_run(&mut self, _: Ticket, _: u64, _: u32) -> Result<(), Full> {
+        unreachable!("only pages are asked for")
+    }
+
+    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+        unreachable!("only pages are asked for")
+    }
+
+    fn post_drop(&mut self, _: u64, _: u32) -> Result<(), Full> {
+        unreachable!("only pages are asked for")
+    }
+
+    fn flush(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn poll(&mut self, _: &mut dyn FnMut(Completion<'_>)) {}
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn interests(&self, _: &mut dyn FnMut(Interest)) {}
+}
+
+#[test]
+fn a_fault_flushes_the_transport_to_its_home_and_no_other() {
+    let blocks = u32::try_from(DONORS).expect("a few");
+    let boot = PageRange::new(PageIndex::new(0), blocks * BLOCK_PAGES);
+    let homes = HomeTable::new(NodeId(0), &[boot], None);
+    let (shared, inboxes) = shared(homes, 64, DONORS);
+    let flushes: Vec<Arc<AtomicUsize>> = (0..DONORS).map(|_| Arc::default()).collect();
+    let transports = flushes
+        .iter()
+        .map(|count| -> Box<dyn PageTransport> { Box::new(Counting(Arc::clone(count))) });
+    let (transports, inbox) = (transports.collect(), inboxes.faults);
+    let mut thread = FaultThread::new(Arc::clone(&shared), transports, inbox, None);
+    let fault_on = |page: PageIndex| Fault {
+        address: shared.memory.guest_page(page).addr(),
+        write: false,
+        write_protected: false,
+        thread: 0,
+    };
+    let counts = || -> Vec<usize> {
+        let counts = flushes.iter();
+        counts.map(|count| count.load(Ordering::Relaxed)).collect()
+    };
+    for (block, donor) in (0..).zip(0..DONORS) {
+        let (node, slot) = (shared.nodes.node_at(donor), 0);
+        shared.homes.assign(block, Home { node, slot });
+        make_remote(&shared, PageIndex::new(block * BLOCK_PAGES));
+    }
+    for (block, wanted) in [(1, [0, 1, 0]), (2, [0, 1, 1])] {
+        let fault = fault_on(PageIndex::new(block * BLOCK_PAGES));
+        thread.begin(fault, Instant::now()).expect("served");
+        assert_eq!(counts(), wanted);
+    }
+    // The page is under way: nothing is posted.
+    let fault = fault_on(PageIndex::new(BLOCK_PAGES));
+    thread.begin(fault, Instant::now()).expect("served");
+    assert_eq!(counts(), [0, 1, 1]);
+}
