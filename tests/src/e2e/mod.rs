@@ -29,6 +29,7 @@ mod repeat;
 mod runner;
 mod status;
 mod three_hosts;
+mod torture;
 mod tour;
 mod transports;
 mod udp;
@@ -39,6 +40,7 @@ pub(crate) use bed::add_rxe;
 pub(crate) use guest::parse_faultprobe;
 pub(crate) use rdma::processor_ticks;
 pub use runner::Runner;
+pub use torture::{PageTransport, Torture};
 
 use std::path::PathBuf;
 

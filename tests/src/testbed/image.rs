@@ -47,6 +47,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("tc", "iproute2"),
     ("ss", "iproute2"),
     ("rdma", "iproute2"),
+    ("prlimit", "util-linux"),
     ("ibv_devices", "ibverbs-utils"),
     ("ibv_devinfo", "ibverbs-utils"),
     ("ibv_rc_pingpong", "ibverbs-utils"),

@@ -1,0 +1,57 @@
+//! Injects faults under verifying guests for as long as it is asked to.
+
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime};
+
+use clap::Parser;
+use kernel_images::programs;
+use ssi_hv_tests::cleanup;
+use ssi_hv_tests::e2e::{PageTransport, Torture};
+use ssi_hv_tests::testbed::HostKernel;
+
+/// Faults of hosts, links and processes under guests on emulated hosts that verify every byte. Prints a
+/// table and ends with one line; exit code 1 if anything went wrong.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Minutes after which no round begins; a round takes about three. At least one round runs.
+    #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=10_080))]
+    minutes: u64,
+    /// What the order of faults follows from [default: the time].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// A transport, to test only that one; may be repeated.
+    #[arg(long, value_enum)]
+    transport: Vec<PageTransport>,
+    /// The kernel of the hosts.
+    #[arg(long, value_enum, default_value = "6.12")]
+    kernel: HostKernel,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let torture = Torture {
+        time: Duration::from_secs(args.minutes * 60),
+        seed: args
+            .seed
+            .unwrap_or_else(|| since_1970.map_or(0, |time| time.as_secs())),
+        transports: if args.transport.is_empty() {
+            PageTransport::ALL.to_vec()
+        } else {
+            args.transport
+        },
+        kernel: args.kernel,
+    };
+    let ran = cleanup::on_signals()
+        .map_err(anyhow::Error::from)
+        .and_then(|()| torture.run(&programs::workspace()));
+    match ran {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("torture: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! Faults: what each does to the hosts and processes of a round, and how it is healed.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+use super::round::Round;
+use crate::e2e::bed::{add_rxe, remove_rxe};
+use crate::e2e::guest::SHORT;
+use crate::testbed::Host;
+
+/// Share of the packets that a faulty link loses or corrupts, each way.
+const LOSS: &str = "loss 5%";
+const CORRUPTION: &str = "corrupt 1%";
+/// Rate of a link that still carries packets, each way: about eight pages a second.
+const TRICKLE: &str = "rate 256kbit";
+/// By how much a clock steps, in seconds: longer than any lease and any deadline of the product.
+const CLOCK_STEP_SECONDS: i64 = 3600;
+/// Limit of open files while they are exhausted: below what a running process has open.
+const FILES_EXHAUSTED: &str = "--nofile=3:";
+
+/// How pages travel in a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum PageTransport {
+    /// TCP.
+    Tcp,
+    /// UDP, by QUIC.
+    Udp,
+    /// RDMA over SoftRoCE.
+    Rdma,
+}
+
+impl PageTransport {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Tcp, Self::Udp, Self::Rdma];
+
+    /// The value of `--transport`.
+    pub(super) fn flag(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+            Self::Rdma => "rdma",
+        }
+    }
+}
+
+/// A fault that a VM must survive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Fault {
+    /// The donor's process is stopped and continued.
+    StopDonor,
+    /// The VM's process is stopped and continued.
+    StopVm,
+    /// The link is down.
+    CutLink,
+    /// The link loses packets.
+    LosePackets,
+    /// The link flips bits.
+    CorruptPackets,
+    /// The link carries a few pages a second.
+    Trickle,
+    /// The kernel resets the TCP connections.
+    Reset,
+    /// The clock of the VM's host steps forward, and back.
+    ClockOfVm,
+    /// The clock of the donor's host steps forward, and back.
+    ClockOfDonor,
+    /// The VM can open no file, while its connections are reset.
+    FilesOfVm,
+    /// The donor can open no file, while its connections are reset.
+    FilesOfDonor,
+    /// The file system of the guest's disk is full.
+    FullDisk,
+    /// The VM's RDMA device is removed and added.
+    RdmaDevice,
+}
+
+impl Fault {
+    const ALL: [Self; 13] = [
+        Self::StopDonor,
+        Self::StopVm,
+        Self::CutLink,
+        Self::LosePackets,
+        Self::CorruptPackets,
+        Self::Trickle,
+        Self::Reset,
+        Self::ClockOfVm,
+        Self::ClockOfDonor,
+        Self::FilesOfVm,
+        Self::FilesOfDonor,
+        Self::FullDisk,
+        Self::RdmaDevice,
+    ];
+
+    /// Those that mean something to a transport.
+    pub(super) fn of(transport: PageTransport) -> Vec<Self> {
+        let applies = |fault: &Self| match fault {
+            Self::Reset | Self::FilesOfVm | Self::FilesOfDonor => transport != PageTransport::Udp,
+            Self::RdmaDevice => transport == PageTransport::Rdma,
+            _ => true,
+        };
+        Self::ALL.into_iter().filter(applies).collect()
+    }
+
+    /// Its name in the table.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::StopDonor => "donor stopped",
+            Self::StopVm => "VM stopped",
+            Self::CutLink => "link cut",
+            Self::LosePackets => "5 % packet loss",
+            Self::CorruptPackets => "1 % packets corrupt",
+            Self::Trickle => "link trickles",
+            Self::Reset => "connections reset",
+            Self::ClockOfVm => "VM's clock steps",
+            Self::ClockOfDonor => "donor's clock steps",
+            Self::FilesOfVm => "VM without files",
+            Self::FilesOfDonor => "donor without files",
+            Self::FullDisk => "disk full",
+            Self::RdmaDevice => "RDMA device removed",
+        }
+    }
+
+    /// Injects it.
+    pub(super) fn inject(self, round: &Round<'_>) -> anyhow::Result<()> {
+        let (vm_host, donor_host) = (round.vm_host(), round.donor_host());
+        match self {
+            Self::StopDonor => donor_host.signal(round.donor.pid(), libc::SIGSTOP)?,
+            Self::StopVm => vm_host.signal(round.vm.pid(), libc::SIGSTOP)?,
+            Self::CutLink => round.context.testbed.cut_link(1, 2)?,
+            Self::LosePackets => shape(round, LOSS)?,
+            Self::CorruptPackets => shape(round, CORRUPTION)?,
+            Self::Trickle => shape(round, TRICKLE)?,
+            Self::Reset => reset(vm_host)?,
+            Self::ClockOfVm => step_clock(vm_host, CLOCK_STEP_SECONDS)?,
+            Self::ClockOfDonor => step_clock(donor_host, CLOCK_STEP_SECONDS)?,
+            Self::FilesOfVm => {
+                exhaust_files(vm_host, round.vm.pid())?;
+                reset(vm_host)?;
+            }
+            Self::FilesOfDonor => {
+                exhaust_files(donor_host, round.donor.pid())?;
+                reset(vm_host)?;
+            }
+            // dd fails when the file system is full, which is the purpose.
+            Self::FullDisk => drop(vm_host.run(
+                &[
+                    "dd",
+                    "if=/dev/zero",
+                    &format!("of={}", round.filler()),
+                    "bs=64k",
+                ],
+                SHORT,
+            )?),
+            Self::RdmaDevice => remove_rxe(vm_host)?,
+        }
+        Ok(())
+    }
+
+    /// Restores what [`inject`](Self::inject) broke.
+    pub(super) fn heal(self, round: &Round<'_>) -> anyhow::Result<()> {
+        let (vm_host, donor_host) = (round.vm_host(), round.donor_host());
+        match self {
+            Self::StopDonor => donor_host.signal(round.donor.pid(), libc::SIGCONT)?,
+            Self::StopVm => vm_host.signal(round.vm.pid(), libc::SIGCONT)?,
+            Self::CutLink => round.context.testbed.restore_link(1, 2)?,
+            Self::LosePackets | Self::CorruptPackets | Self::Trickle => {
+                round.context.testbed.clear_netem()?;
+            }
+            Self::Reset => {}
+            Self::ClockOfVm => step_clock(vm_host, -CLOCK_STEP_SECONDS)?,
+            Self::ClockOfDonor => step_clock(donor_host, -CLOCK_STEP_SECONDS)?,
+            Self::FilesOfVm => restore_files(vm_host, round.vm.pid())?,
+            Self::FilesOfDonor => restore_files(donor_host, round.donor.pid())?,
+            Self::FullDisk => drop(vm_host.check(&["rm", "-f", round.filler()], SHORT)?),
+            Self::RdmaDevice => add_rxe(vm_host)?,
+        }
+        Ok(())
+    }
+
+    /// How long it lasts: a part of `longest`, from a random number.
+    pub(super) fn duration(self, random: u64, longest: Duration) -> Duration {
+        match self {
+            // A moment without duration.
+            Self::Reset => Duration::ZERO,
+            _ => longest / 4 + longest * u32::try_from(random % 4).unwrap_or(0) / 4,
+        }
+    }
+}
+
+/// Shapes the link in both directions by a discipline of netem.
+fn shape(round: &Round<'_>, discipline: &str) -> anyhow::Result<()> {
+    for (from, to) in [(1, 2), (2, 1)] {
+        let script = format!("tc qdisc replace dev link{to} root netem {discipline}");
+        let host = round.context.testbed.host(from);
+        host.check(&["sh", "-c", &script], SHORT)?;
+    }
+    Ok(())
+}
+
+/// Destroys the sockets of all connections to the donor.
+fn reset(vm_host: &Host) -> anyhow::Result<()> {
+    let argv = ["ss", "-K", "dst", "10.77.0.2", "dport", "=", "7700"];
+    vm_host.check(&argv, SHORT)?;
+    Ok(())
+}
+
+fn step_clock(host: &Host, seconds: i64) -> anyhow::Result<()> {
+    let script = format!("date -s @$(($(date +%s)+({seconds})))");
+    host.check(&["sh", "-c", &script], SHORT)?;
+    Ok(())
+}
+
+fn exhaust_files(host: &Host, pid: i32) -> anyhow::Result<()> {
+    let argv = ["prlimit", "--pid", &pid.to_string(), FILES_EXHAUSTED];
+    host.check(&argv, SHORT)?;
+    Ok(())
+}
+
+fn restore_files(host: &Host, pid: i32) -> anyhow::Result<()> {
+    // The soft limit becomes the hard one, as the product itself sets it.
+    let script = format!(
+        "hard=$(prlimit --pid {pid} --nofile --noheadings --output HARD); \
+         prlimit --pid {pid} --nofile=$hard:"
+    );
+    host.check(&["sh", "-c", &script], SHORT)?;
+    Ok(())
+}
+
+/// A fault that ends the VM, and a round with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum End {
+    /// The donor's process is killed.
+    KillDonor,
+    /// The VM's process is killed.
+    KillVm,
+    /// The VM's process is interrupted, as by Ctrl-C.
+    Interrupt,
+    /// The link is cut for longer than the grace time.
+    Partition,
+}
+
+impl End {
+    pub(super) const ALL: [Self; 4] = [
+        Self::KillDonor,
+        Self::KillVm,
+        Self::Interrupt,
+        Self::Partition,
+    ];
+
+    /// Its name in the table.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::KillDonor => "donor killed",
+            Self::KillVm => "VM killed",
+            Self::Interrupt => "VM interrupted",
+            Self::Partition => "link cut for good",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_transport_has_the_faults_that_mean_something_to_it() {
+        let rdma = Fault::of(PageTransport::Rdma);
+        assert_eq!(rdma.len(), Fault::ALL.len());
+        let tcp = Fault::of(PageTransport::Tcp);
+        assert!(tcp.contains(&Fault::Reset) && !tcp.contains(&Fault::RdmaDevice));
+        let udp = Fault::of(PageTransport::Udp);
+        assert!(!udp.contains(&Fault::Reset) && udp.contains(&Fault::LosePackets));
+    }
+
+    #[test]
+    fn a_fault_lasts_no_longer_than_the_longest() {
+        let longest = Duration::from_secs(4);
+        for fault in Fault::ALL {
+            for random in 0..8 {
+                assert!(fault.duration(random, longest) <= longest, "{fault:?}");
+            }
+        }
+        assert_eq!(Fault::Reset.duration(3, longest), Duration::ZERO);
+    }
+}

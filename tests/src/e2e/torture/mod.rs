@@ -1,0 +1,170 @@
+//! Fault injection over hours: VMs on a testbed, whose guests verify every byte, while their hosts, links
+//! and processes fail one after the other.
+//!
+//! A round boots a VM whose pages travel by one transport, injects faults that the VM must survive, waits
+//! until the guest has verified its memory, and ends the VM by a fault that it cannot survive. The order of
+//! faults follows from a seed. A round that a hung emulator ends is counted and says nothing.
+
+mod fault;
+mod round;
+mod table;
+
+pub use fault::PageTransport;
+
+use std::cell::RefCell;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::Context;
+use super::repeat::Hang;
+use crate::share::Share;
+use crate::testbed::{HostImage, HostKernel, Testbed, TestbedConfig};
+use fault::{End, Fault};
+use round::Round;
+use table::Results;
+
+/// Faults of a round that the VM must survive.
+const FAULTS_OF_A_ROUND: usize = 12;
+/// Testbeds that may be lost in succession, before a run ends.
+const BEDS_LOST_MAX: usize = 3;
+
+/// What is to be injected.
+#[derive(Clone, Debug)]
+pub struct Torture {
+    /// How long rounds begin.
+    pub time: Duration,
+    /// What the order of faults follows from.
+    pub seed: u64,
+    /// The transports, in turn.
+    pub transports: Vec<PageTransport>,
+    /// What the hosts run.
+    pub kernel: HostKernel,
+}
+
+impl Torture {
+    /// Runs rounds until the time is over, prints a table and one last line, and returns whether nothing
+    /// went wrong.
+    ///
+    /// # Errors
+    /// Fails when no testbed can be started, or the product is not built.
+    pub fn run(&self, workspace: &Path) -> anyhow::Result<bool> {
+        round::check_work()?;
+        let share = Share::prepare(workspace)?;
+        anyhow::ensure!(
+            share.has_product(),
+            "no ssi-hv in target/release: run cargo build --release -p ssi-hv"
+        );
+        let image = HostImage::prepare(workspace, self.kernel)?;
+        let begin = Instant::now();
+        let mut random = SplitMix(self.seed);
+        let mut results = Results::default();
+        let mut lost_in_succession = 0;
+        let mut rounds = 0;
+        let mut transports = self.transports.iter().copied().cycle();
+        let mut ends = End::ALL.into_iter().cycle();
+        let mut testbed = None;
+        println!("torture: seed {}", self.seed);
+        while rounds == 0 || begin.elapsed() < self.time {
+            let (Some(transport), Some(end)) = (transports.next(), ends.next()) else {
+                anyhow::bail!("no transport to test");
+            };
+            rounds += 1;
+            let bed = match testbed.take() {
+                Some(bed) => bed,
+                None => self.start_bed(workspace, &share, &image, rounds)?,
+            };
+            let failures = results.failures();
+            let context = Context {
+                testbed: &bed,
+                share: &share,
+                artifacts: workspace.join(format!("target/testbed/torture/round{rounds}")),
+                notes: RefCell::default(),
+            };
+            std::fs::create_dir_all(&context.artifacts)?;
+            match one_round(&context, transport, end, &mut random, &mut results) {
+                Ok(()) => lost_in_succession = 0,
+                Err(error) => {
+                    let Some(hang) = Hang::of(&error) else {
+                        return Err(error.context(format!("round {rounds}")));
+                    };
+                    println!("torture: round {rounds}: testbed lost: {hang}");
+                    results.beds_lost.push(hang.to_string());
+                    lost_in_succession += 1;
+                    anyhow::ensure!(
+                        lost_in_succession < BEDS_LOST_MAX,
+                        "{lost_in_succession} testbeds in succession hung: {hang}"
+                    );
+                    continue;
+                }
+            }
+            println!(
+                "torture: round {rounds} by {}: {} faults so far, {} s",
+                transport.flag(),
+                results.faults(),
+                begin.elapsed().as_secs()
+            );
+            // Hosts on which something failed are not used again.
+            if results.failures() == failures {
+                testbed = Some(bed);
+            }
+        }
+        print!("{}", results.table());
+        println!("{}", results.last_line(begin.elapsed(), self.seed));
+        Ok(results.is_good())
+    }
+
+    fn start_bed(
+        &self,
+        workspace: &Path,
+        share: &Share,
+        image: &HostImage,
+        round: usize,
+    ) -> anyhow::Result<Testbed> {
+        let logs = workspace.join(format!("target/testbed/torture/bed{round}"));
+        let config = TestbedConfig::two_hosts(&share.dir, logs);
+        Testbed::start(&config, image).context("testbed")
+    }
+}
+
+fn one_round(
+    context: &Context<'_>,
+    transport: PageTransport,
+    end: End,
+    random: &mut SplitMix,
+    results: &mut Results,
+) -> anyhow::Result<()> {
+    let (round, started) = Round::start(context, transport)?;
+    if !results.add(started) {
+        return Ok(());
+    }
+    let mut faults = Fault::of(transport);
+    for count in 0..FAULTS_OF_A_ROUND {
+        let left = faults.len() - count % faults.len();
+        // Each fault comes once before one comes again.
+        let chosen = usize::try_from(random.next() % left as u64)?;
+        faults.swap(chosen, left - 1);
+        let event = round.try_fault(transport, faults[left - 1], random.next())?;
+        if !results.add(event) {
+            return Ok(());
+        }
+    }
+    if results.add(round.verify(transport)?) {
+        results.add(round.end(transport, end)?);
+    }
+    Ok(())
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014): a sequence that follows from its seed on every machine.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}

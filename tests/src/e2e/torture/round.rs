@@ -1,0 +1,344 @@
+//! A round: a donor, and a VM whose guest verifies memory and disk while faults are injected.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use super::fault::{End, Fault, PageTransport};
+use super::table::{Event, STARTED, VERIFIED, Verdict};
+use crate::e2e::Context;
+use crate::e2e::bed::add_rxe;
+use crate::e2e::donor::{DONOR, Donor};
+use crate::e2e::guest::{Guest, SHORT, exit, faultprobes};
+use crate::e2e::status::{number, status};
+use crate::testbed::{Host, RemoteProcess};
+
+/// The longest duration of a fault that the VM must survive: well within the grace time.
+const FAULT_LONGEST: Duration = Duration::from_secs(4);
+/// The grace time of the donor.
+const GRACE: &str = "20";
+const GRACE_SECONDS: u64 = 20;
+/// The validity of a lease without a renewal.
+const LEASE: &str = "40";
+const LEASE_SECONDS: u64 = 40;
+/// How long the guest may take after a fault until its memory travels again. A connection that was given up
+/// is made anew after at most some seconds; emulated hosts are slow.
+const RECOVERY_DEADLINE: Duration = Duration::from_secs(60);
+/// Remote faults after which memory counts as travelling again.
+const RECOVERED_FAULTS: u64 = 100;
+/// How long the guest may take for two passes over its memory.
+const VERIFY_DEADLINE: Duration = Duration::from_secs(400);
+/// How long a process may take to end beyond what it waits for.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The name of the VM.
+const NAME: &str = "torture";
+/// The file system of the guest's disk.
+const ROOM: &str = "/tmp/torture-room";
+const FILLER: &str = "/tmp/torture-room/filler";
+/// What the guest prints when its disk returns other bytes than were written.
+const DISK_CORRUPT: &str = "DISK-CORRUPT";
+
+/// Writes to the disk and compares what it reads back, in the background; passes over memory all the while.
+/// A write that fails for want of room is no fault of the product: the next one is tried.
+/// The memory under test and the kernel's are more than is local, so that pages travel all the time.
+const WORK: &str = "(i=0; while :; do i=$(((i+1)%96)); dd if=/dev/urandom of=/tmp/w bs=64k count=4; \
+    if dd if=/tmp/w of=/dev/vda bs=64k count=4 seek=$((i*4)) conv=fsync; then \
+    echo 1 >/proc/sys/vm/drop_caches; dd if=/dev/vda of=/tmp/r bs=64k count=4 skip=$((i*4)) && \
+    { cmp /tmp/w /tmp/r || echo DISK-CORRUPT >/dev/console; }; fi; sleep 1; done) >/dev/null 2>&1 & \
+    while faultprobe --bytes 80M --passes 1; do :; done";
+
+/// What is running.
+pub(super) struct Round<'a> {
+    pub context: &'a Context<'a>,
+    pub donor: Donor,
+    pub vm: RemoteProcess,
+}
+
+impl<'a> Round<'a> {
+    /// Starts a donor and a VM, and waits until the guest fetches pages; the event says whether it did.
+    pub fn start(
+        context: &'a Context<'a>,
+        transport: PageTransport,
+    ) -> anyhow::Result<(Self, Event)> {
+        let testbed = context.testbed;
+        testbed.clear_netem()?;
+        if transport == PageTransport::Rdma {
+            for host in testbed.hosts() {
+                let exists = host.run(&["rdma", "link", "show", "rxe0/1"], SHORT)?;
+                if exists.status.code != 0 {
+                    add_rxe(host)?;
+                }
+            }
+        }
+        let room = format!(
+            "umount {ROOM} 2>/dev/null; mkdir -p {ROOM} && mount -t tmpfs -o size=32m room {ROOM} && \
+             truncate -s 32M {ROOM}/disk.img"
+        );
+        testbed.host(1).check(&["sh", "-c", &room], SHORT)?;
+        let donor = Donor::lending(context, "512M", &["--lease-seconds", LEASE])?;
+        let mut guest = Guest {
+            memory: "384M",
+            ..Guest::small(1, WORK)
+        };
+        // A full disk is an error for each block, and a character of an emulated console takes its time.
+        guest.cmdline.push_str(" loglevel=2 ssi_modules=virtio_blk");
+        guest.more.extend(["--name", NAME, "--donor-grace", GRACE]);
+        guest.more.extend(["--transport", transport.flag()]);
+        guest
+            .more
+            .extend(["--disk", "path=/tmp/torture-room/disk.img"]);
+        let vm = guest.boot(context)?;
+        let round = Self { context, donor, vm };
+        let event = Event {
+            transport,
+            name: STARTED,
+            verdict: round.recovered(Instant::now())?,
+        };
+        Ok((round, event))
+    }
+
+    /// The VM's host.
+    pub fn vm_host(&self) -> &Host {
+        self.context.testbed.host(1)
+    }
+
+    /// The donor's host.
+    pub fn donor_host(&self) -> &Host {
+        self.context.testbed.host(2)
+    }
+
+    /// The file that fills the file system of the disk.
+    pub fn filler(&self) -> &'static str {
+        FILLER
+    }
+
+    /// Injects a fault, heals it, and waits until memory travels again.
+    ///
+    /// An error is one of the testbed; what the product does wrong is the event's verdict.
+    pub fn try_fault(
+        &self,
+        transport: PageTransport,
+        fault: Fault,
+        random: u64,
+    ) -> anyhow::Result<Event> {
+        fault
+            .inject(self)
+            .with_context(|| format!("injecting {}", fault.name()))?;
+        // The fault lasts for a time; the VM must not end within it.
+        let ended = self.vm.wait(fault.duration(random, FAULT_LONGEST));
+        fault
+            .heal(self)
+            .with_context(|| format!("healing {}", fault.name()))?;
+        let healed = Instant::now();
+        let verdict = match ended {
+            Ok(output) => {
+                Verdict::Ended(format!("{}: {}", output.status, last_line(&output.stderr)))
+            }
+            Err(_) => self.recovered(healed)?,
+        };
+        Ok(Event {
+            transport,
+            name: fault.name(),
+            verdict: self.unless_corrupt(verdict)?,
+        })
+    }
+
+    /// Waits until the VM has fetched pages again.
+    fn recovered(&self, since: Instant) -> anyhow::Result<Verdict> {
+        let mut first = None;
+        loop {
+            if let Ok(output) = self.vm.wait(Duration::ZERO) {
+                let why = format!("{}: {}", output.status, last_line(&output.stderr));
+                return Ok(Verdict::Ended(why));
+            }
+            // A VM that cannot answer has not recovered.
+            if let Ok(now) = status(self.vm_host(), &[NAME]) {
+                let faults = number(&now, "/vms/0/faults/remote/count")?;
+                let before = *first.get_or_insert(faults);
+                if faults >= before.saturating_add(RECOVERED_FAULTS) {
+                    return Ok(Verdict::Survived(since.elapsed()));
+                }
+            }
+            if since.elapsed() > RECOVERY_DEADLINE {
+                self.context.testbed.host(1).check_health()?;
+                self.context.testbed.host(2).check_health()?;
+                return self.hung("no page was fetched");
+            }
+        }
+    }
+
+    /// The verdict on a VM that does nothing, whose state is kept.
+    fn hung(&self, why: &str) -> anyhow::Result<Verdict> {
+        let path = self.context.artifacts.join("hung.txt");
+        let state = status(self.vm_host(), &[NAME])
+            .map_or_else(|error| format!("{error:#}"), |state| format!("{state:#}"));
+        let (console, errors) = (self.vm.stdout(), self.vm.stderr());
+        let text = format!(
+            "{why}\n\n{}\n\n{state}\n\n{console}\n\n{errors}",
+            self.threads()
+        );
+        std::fs::write(&path, text)?;
+        Ok(Verdict::Hung(format!("{why}; see {}", path.display())))
+    }
+
+    /// What the VM's threads do.
+    fn threads(&self) -> String {
+        let script = format!(
+            "for t in /proc/{}/task/*; do echo \"$(cat $t/comm) $(cut -d' ' -f3 $t/stat)\"; \
+             cat $t/syscall $t/stack; done",
+            self.vm.pid()
+        );
+        let seen = self.vm_host().run(&["sh", "-c", &script], SHORT);
+        seen.map_or_else(|error| error.to_string(), |output| output.stdout)
+    }
+
+    /// The verdict, unless the guest has found a wrong byte.
+    fn unless_corrupt(&self, verdict: Verdict) -> anyhow::Result<Verdict> {
+        let console = self.vm.stdout();
+        // The kernel prints its command line, which has the text as well.
+        let mut lines = console.lines();
+        if lines.any(|line| line.contains(DISK_CORRUPT) && !line.contains("faultprobe")) {
+            return Ok(Verdict::Corrupt("a disk returned other bytes".into()));
+        }
+        // A line that is not whole yet is read the next time.
+        let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
+        let probes = faultprobes(whole)?;
+        let corrupt = probes.iter().find(|probe| probe["corrupt_bytes"] != 0);
+        Ok(corrupt.map_or(verdict, |probe| Verdict::Corrupt(probe.to_string())))
+    }
+
+    /// Waits until the guest has verified all of its memory after the last fault.
+    pub fn verify(&self, transport: PageTransport) -> anyhow::Result<Event> {
+        let done = self.vm.stdout().matches("FAULTPROBE {").count();
+        // The pass that runs now began before the last fault was healed; the next one did not.
+        let verdict = match self
+            .vm
+            .wait_for_text("FAULTPROBE {", done + 2, VERIFY_DEADLINE)
+        {
+            Ok(()) => Verdict::Survived(Duration::ZERO),
+            Err(error) => match self.vm.wait(Duration::ZERO) {
+                Ok(output) => {
+                    Verdict::Ended(format!("{}: {}", output.status, last_line(&output.stderr)))
+                }
+                Err(_) => {
+                    self.context.testbed.host(1).check_health()?;
+                    self.hung(&error.to_string())?
+                }
+            },
+        };
+        Ok(Event {
+            transport,
+            name: VERIFIED,
+            verdict: self.unless_corrupt(verdict)?,
+        })
+    }
+
+    /// Ends the VM by a fault, and checks that everything ends within its deadline.
+    pub fn end(self, transport: PageTransport, end: End) -> anyhow::Result<Event> {
+        let begin = Instant::now();
+        let grace = Duration::from_secs(GRACE_SECONDS);
+        let verdict = match end {
+            End::KillDonor => {
+                self.donor_host().signal(self.donor.pid(), libc::SIGKILL)?;
+                self.expect_donor_lost(grace)?
+            }
+            End::Partition => {
+                self.context.testbed.cut_link(1, 2)?;
+                let verdict = self.expect_donor_lost(grace)?;
+                self.context.testbed.restore_link(1, 2)?;
+                verdict
+            }
+            End::Interrupt => {
+                self.vm_host().signal(self.vm.pid(), libc::SIGINT)?;
+                self.expect_end(Duration::ZERO, |output| {
+                    output.status.code == exit::INTERRUPTED
+                })?
+            }
+            End::KillVm => {
+                self.vm_host().signal(self.vm.pid(), libc::SIGKILL)?;
+                let killed = self.expect_end(Duration::ZERO, |output| {
+                    output.status.signal == libc::SIGKILL
+                })?;
+                match killed {
+                    Verdict::Survived(_) => self.expect_memory_back()?,
+                    other => other,
+                }
+            }
+        };
+        let verdict = match verdict {
+            Verdict::Survived(_) => Verdict::Survived(begin.elapsed()),
+            other => other,
+        };
+        let event = Event {
+            transport,
+            name: end.name(),
+            verdict: self.unless_corrupt(verdict)?,
+        };
+        if end != End::KillDonor {
+            self.donor.kill()?;
+        }
+        Ok(event)
+    }
+
+    fn expect_donor_lost(&self, grace: Duration) -> anyhow::Result<Verdict> {
+        self.expect_end(grace, |output| {
+            output.status.code == exit::DONOR_LOST && output.stderr.contains(DONOR)
+        })
+    }
+
+    /// Waits for the VM's end, which must be as `is_right` says.
+    fn expect_end(
+        &self,
+        grace: Duration,
+        is_right: impl Fn(&crate::testbed::Output) -> bool,
+    ) -> anyhow::Result<Verdict> {
+        match self.vm.wait(grace + END_DEADLINE) {
+            Ok(output) if is_right(&output) => Ok(Verdict::Survived(Duration::ZERO)),
+            Ok(output) => Ok(Verdict::Ended(format!(
+                "{}: {}",
+                output.status,
+                last_line(&output.stderr)
+            ))),
+            Err(error) => {
+                self.context.testbed.host(1).check_health()?;
+                self.hung(&error.to_string())
+            }
+        }
+    }
+
+    /// Waits until the donor has its memory back from a VM that cannot return it.
+    fn expect_memory_back(&self) -> anyhow::Result<Verdict> {
+        let deadline = Instant::now() + Duration::from_secs(LEASE_SECONDS) + END_DEADLINE;
+        loop {
+            let node = status(self.donor_host(), &[])?;
+            if number(&node, "/nodes/0/leases")? == 0 {
+                return Ok(Verdict::Survived(Duration::ZERO));
+            }
+            if Instant::now() > deadline {
+                return Ok(Verdict::Hung(format!("the donor keeps the lease: {node}")));
+            }
+        }
+    }
+}
+
+/// The last line that is not empty.
+fn last_line(text: &str) -> String {
+    let mut lines = text.lines().rev();
+    let last = lines.find(|line| !line.trim().is_empty());
+    last.unwrap_or("no message").to_owned()
+}
+
+/// Fails unless the work fits the guest's command line, which a kernel cuts at 2,048 bytes.
+pub(super) fn check_work() -> anyhow::Result<()> {
+    ensure!(
+        WORK.len() < 1500,
+        "the guest's work has {} bytes",
+        WORK.len()
+    );
+    ensure!(
+        !WORK.contains('"'),
+        "a quotation mark would end the parameter"
+    );
+    Ok(())
+}

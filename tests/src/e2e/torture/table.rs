@@ -1,0 +1,179 @@
+//! The results, by fault and transport.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use super::fault::PageTransport;
+
+/// What came of a fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// As it should, after so long.
+    Survived(Duration),
+    /// The VM ended, or ended otherwise than it should.
+    Ended(String),
+    /// Nothing happened within the deadline.
+    Hung(String),
+    /// The guest found a wrong byte.
+    Corrupt(String),
+}
+
+/// A fault of one round.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Event {
+    pub transport: PageTransport,
+    pub name: &'static str,
+    pub verdict: Verdict,
+}
+
+/// All of a run.
+#[derive(Debug, Default)]
+pub(super) struct Results {
+    events: Vec<Event>,
+    /// Rounds that a hung testbed ended, with the reason.
+    pub beds_lost: Vec<String>,
+}
+
+/// Events that are no faults: a VM that started, and memory that was verified after the last fault.
+pub(super) const STARTED: &str = "started";
+pub(super) const VERIFIED: &str = "verified";
+
+impl Results {
+    /// Records an event, prints it if it is a failure, and returns whether it is none.
+    pub fn add(&mut self, event: Event) -> bool {
+        let (kind, why) = match &event.verdict {
+            Verdict::Survived(_) => ("", ""),
+            Verdict::Ended(why) => ("ended", why.as_str()),
+            Verdict::Hung(why) => ("hung", why.as_str()),
+            Verdict::Corrupt(why) => ("WRONG BYTES", why.as_str()),
+        };
+        if !kind.is_empty() {
+            let flag = event.transport.flag();
+            println!("torture: {} by {flag}: {kind}: {why}", event.name);
+        }
+        self.events.push(event);
+        kind.is_empty()
+    }
+
+    fn count(&self, is: impl Fn(&Verdict) -> bool) -> usize {
+        self.events
+            .iter()
+            .filter(|event| is(&event.verdict))
+            .count()
+    }
+
+    /// Faults that were injected.
+    pub fn faults(&self) -> usize {
+        let is_fault = |event: &&Event| event.name != STARTED && event.name != VERIFIED;
+        self.events.iter().filter(is_fault).count()
+    }
+
+    /// Events that did not end as they should.
+    pub fn failures(&self) -> usize {
+        self.count(|verdict| !matches!(verdict, Verdict::Survived(_)))
+    }
+
+    /// Whether nothing went wrong, and anything was tried.
+    pub fn is_good(&self) -> bool {
+        self.faults() > 0 && self.failures() == 0
+    }
+
+    /// A row for each fault and transport.
+    pub fn table(&self) -> String {
+        let mut rows: BTreeMap<(&str, PageTransport), Vec<&Verdict>> = BTreeMap::new();
+        for event in &self.events {
+            let row = rows.entry((event.name, event.transport)).or_default();
+            row.push(&event.verdict);
+        }
+        let mut text = format!(
+            "{:<22}{:<7}{:>6}{:>8}{:>7}{:>6}{:>9}{:>9}\n",
+            "fault", "by", "times", "corrupt", "ended", "hung", "p50 s", "max s"
+        );
+        for ((name, transport), verdicts) in rows {
+            let count = |is: fn(&Verdict) -> bool| verdicts.iter().filter(|one| is(one)).count();
+            let survived = verdicts.iter().filter_map(|verdict| match verdict {
+                Verdict::Survived(after) => Some(after.as_secs_f64()),
+                _ => None,
+            });
+            let mut times: Vec<f64> = survived.collect();
+            times.sort_by(f64::total_cmp);
+            let at = |index: usize| times.get(index).copied().unwrap_or(f64::NAN);
+            // Writing to a String cannot fail.
+            let _ = writeln!(
+                text,
+                "{name:<22}{:<7}{:>6}{:>8}{:>7}{:>6}{:>9.1}{:>9.1}",
+                transport.flag(),
+                verdicts.len(),
+                count(|verdict| matches!(verdict, Verdict::Corrupt(_))),
+                count(|verdict| matches!(verdict, Verdict::Ended(_))),
+                count(|verdict| matches!(verdict, Verdict::Hung(_))),
+                at(times.len() / 2),
+                at(times.len().saturating_sub(1)),
+            );
+        }
+        text
+    }
+
+    /// The last line of a run.
+    pub fn last_line(&self, took: Duration, seed: u64) -> String {
+        format!(
+            "torture: {} faults in {} min, {} with wrong bytes, {} ended the VM, {} hung, {} testbeds lost, \
+             seed {seed}: {}",
+            self.faults(),
+            took.as_secs() / 60,
+            self.count(|verdict| matches!(verdict, Verdict::Corrupt(_))),
+            self.count(|verdict| matches!(verdict, Verdict::Ended(_))),
+            self.count(|verdict| matches!(verdict, Verdict::Hung(_))),
+            self.beds_lost.len(),
+            if self.is_good() { "ok" } else { "FAILED" },
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(name: &'static str, verdict: Verdict) -> Event {
+        Event {
+            transport: PageTransport::Tcp,
+            name,
+            verdict,
+        }
+    }
+
+    #[test]
+    fn a_run_without_faults_and_a_run_with_a_wrong_byte_are_not_good() {
+        let mut results = Results::default();
+        assert!(results.add(event(VERIFIED, Verdict::Survived(Duration::ZERO))));
+        assert!(!results.is_good(), "nothing was injected");
+        assert!(results.add(event("link cut", Verdict::Survived(Duration::from_secs(2)))));
+        assert!(results.is_good());
+        assert!(!results.add(event("link cut", Verdict::Corrupt("page 1".into()))));
+        assert!(!results.is_good());
+        let line = results.last_line(Duration::from_secs(120), 7);
+        assert_eq!(
+            line,
+            "torture: 2 faults in 2 min, 1 with wrong bytes, 0 ended the VM, 0 hung, 0 testbeds lost, \
+             seed 7: FAILED"
+        );
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_fault_and_transport() {
+        let mut results = Results::default();
+        for seconds in [1, 5, 3] {
+            let verdict = Verdict::Survived(Duration::from_secs(seconds));
+            results.add(event("link cut", verdict));
+        }
+        results.add(event("link cut", Verdict::Hung("threads".into())));
+        let table = results.table();
+        let row = table.lines().nth(1).unwrap();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(
+            words,
+            ["link", "cut", "tcp", "4", "0", "0", "1", "3.0", "5.0"]
+        );
+    }
+}
