@@ -1,5 +1,5 @@
-//! What the memory fabric asks of the host, and what all its crates share: memory mappings,
-//! waiting, scheduling, counters. Knows neither guests nor networks.
+//! Host services that all crates of the memory fabric share: memory mappings, waiting, scheduling,
+//! counters. Has no knowledge of guests or networks.
 
 mod mapping;
 pub mod metrics;
@@ -12,16 +12,16 @@ pub use spin::Spin;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Bytes in a page of the host, and of its guests: the base page of x86-64.
+/// Bytes of a page of the host and of its guests: the base page of x86-64.
 pub const PAGE_SIZE: usize = 4096;
 
-/// Locks a mutex, also after a thread panicked while it held the lock: for data that every
-/// critical section leaves valid.
+/// Locks a mutex even if a thread panicked while it held the lock: for data that stays valid in
+/// that case.
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An error and its causes, on one line.
+/// Formats an error and its causes on one line.
 #[must_use]
 pub fn describe(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());

@@ -5,21 +5,21 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 
-/// A private or shared mapping, unmapped when dropped.
+/// A private or shared mapping, unmapped on drop.
 #[derive(Debug)]
 pub struct Mapping {
     address: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: a mapping is plain memory that belongs to the process; who may access what, and
-// how, is decided by the types that own it.
+// SAFETY: a mapping is plain memory that belongs to the process; the types that own it decide who
+// may access what, and how.
 unsafe impl Send for Mapping {}
-// SAFETY: as above; `Mapping` itself gives out the address only.
+// SAFETY: as above; `Mapping` itself only returns addresses.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Zeroed private memory, backed by the host when touched.
+    /// Maps zeroed private memory, allocated by the kernel on first access.
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -27,11 +27,11 @@ impl Mapping {
         Ok(Self { address, bytes })
     }
 
-    /// A shared view of a file, at an address that is a multiple of `alignment`, a power of two
-    /// of at least a page.
+    /// Maps a file shared, at an address that is a multiple of `alignment`, a power of two of at
+    /// least a page.
     pub fn shared(file: BorrowedFd<'_>, bytes: usize, alignment: usize) -> io::Result<Self> {
         debug_assert!(alignment.is_power_of_two());
-        // Room that certainly has such an address in it, of which the view takes its part.
+        // An address range large enough to contain an aligned one for the view.
         let room_bytes = bytes
             .checked_add(alignment)
             .ok_or(io::ErrorKind::OutOfMemory)?;
@@ -54,12 +54,14 @@ impl Mapping {
             libc::MAP_SHARED | libc::MAP_FIXED,
             file.as_raw_fd(),
         )?;
-        // The rest goes back in two pieces; the view is no longer part of the room.
+        // The parts before and after the view are unmapped; the view no longer belongs to this
+        // mapping.
         let room = std::mem::ManuallyDrop::new(room);
         let after = before + bytes.next_multiple_of(PAGE_SIZE);
         for (offset, length) in [(0, before), (after, room_bytes.saturating_sub(after))] {
             if length > 0 {
-                // SAFETY: the piece is ours, was never given out, and the view is outside it.
+                // SAFETY: the piece is ours, its address was never returned, and the view is
+                // outside of it.
                 unsafe { libc::munmap(room.at(offset, length).cast(), length) };
             }
         }
@@ -69,21 +71,21 @@ impl Mapping {
         })
     }
 
-    /// The address of the first byte.
+    /// Returns the address of the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
         self.address.as_ptr()
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The address of `length` bytes at `offset`.
+    /// Returns the address of `length` bytes at `offset`.
     ///
-    /// Panics when they do not lie inside: callers check what others may choose.
+    /// Panics when they are not inside: callers validate values that others choose.
     pub fn at(&self, offset: usize, length: usize) -> *mut u8 {
         let inside = offset
             .checked_add(length)
@@ -97,8 +99,8 @@ impl Mapping {
         unsafe { self.as_ptr().add(offset) }
     }
 
-    /// Which of the pages from `offset` on, one for each place in `found`, the kernel holds in
-    /// memory: the lowest bit of each. Touches none of them.
+    /// Stores for each page from `offset` on, one per element of `found`, whether the kernel holds
+    /// it in memory, in the lowest bit. Accesses none of them.
     pub fn in_memory(&self, offset: usize, found: &mut [u8]) -> io::Result<()> {
         let length = found.len() * PAGE_SIZE;
         let start = self.at(offset, length);
@@ -110,11 +112,11 @@ impl Mapping {
         }
     }
 
-    /// `madvise` on a part.
+    /// Applies `madvise` to a part.
     pub fn advise(&self, offset: usize, length: usize, advice: libc::c_int) -> io::Result<()> {
         let start = self.at(offset, length);
-        // SAFETY: the range is inside this mapping; the advices used here drop mappings or
-        // set attributes and never hand memory to someone else.
+        // SAFETY: the range is inside this mapping; the advices used here drop mappings or set
+        // attributes and never give memory to another owner.
         if unsafe { libc::madvise(start.cast(), length, advice) } == 0 {
             Ok(())
         } else {
@@ -123,7 +125,8 @@ impl Mapping {
     }
 }
 
-/// `mmap`, without reserving memory. With MAP_FIXED the address range must be the caller's own.
+/// Calls `mmap` without reserving memory. With MAP_FIXED the address range must belong to the
+/// caller.
 fn map(
     wanted: *mut libc::c_void,
     bytes: usize,
@@ -131,8 +134,8 @@ fn map(
     flags: libc::c_int,
     fd: libc::c_int,
 ) -> io::Result<NonNull<u8>> {
-    // SAFETY: without MAP_FIXED no mapping is replaced, and with it only one that is the
-    // caller's; the kernel checks the length and the descriptor.
+    // SAFETY: without MAP_FIXED no mapping is replaced, and with it only one that belongs to the
+    // caller; the kernel checks the length and the descriptor.
     let address = unsafe {
         libc::mmap(
             wanted,
@@ -151,7 +154,7 @@ fn map(
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the mapping is ours, and its owner's borrowers are gone.
+        // SAFETY: the mapping is ours, and no borrow of it is left.
         unsafe { libc::munmap(self.as_ptr().cast(), self.bytes) };
     }
 }

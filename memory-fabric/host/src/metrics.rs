@@ -1,18 +1,18 @@
-//! Counters and histograms. Written without locks by the threads that do the work, readable
-//! by anyone at any time.
+//! Counters and histograms, which worker threads update without locks, and any thread may read at
+//! any time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Sub-buckets to each power of two: values are known to within 1/32, about 3 %.
+/// Sub-buckets per power of two: values are known to within 1/32, about 3 %.
 const SUB_BITS: u32 = 5;
 const SUB: usize = 1 << SUB_BITS;
 /// Powers of two covered: 2^40 ns is 18 minutes, longer than any deadline here.
 const POWERS: usize = 40;
 const BUCKETS: usize = (POWERS + 1) * SUB;
 
-/// A histogram of durations that many threads may write while others read: log-linear
-/// buckets, 10 KiB, nothing allocated after it is made.
+/// A histogram of durations that many threads may update while others read: log-linear buckets, 10
+/// KiB, without allocation after its creation.
 #[derive(Debug)]
 pub struct Histogram {
     buckets: Box<[AtomicU64]>,
@@ -20,7 +20,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// An empty histogram.
+    /// Creates an empty histogram.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Histogram {
         let ns = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         // Relaxed: counts are independent; a reader's snapshot need not be consistent.
         self.buckets[bucket_of(ns)].fetch_add(1, Ordering::Relaxed);
-        // Most durations are no new maximum: a load is cheaper than a locked instruction.
+        // Few durations are a new maximum, and a load is cheaper than a locked instruction.
         if ns > self.max.load(Ordering::Relaxed) {
             self.max.fetch_max(ns, Ordering::Relaxed);
         }
@@ -49,7 +49,8 @@ impl Histogram {
             .fetch_max(other.max.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// What was recorded: how often, and up to which duration, in rising order.
+    /// Iterates over the recorded durations in ascending order: each bucket's upper bound with its
+    /// count.
     pub fn counts(&self) -> impl Iterator<Item = (Duration, u64)> {
         let counts = self.buckets.iter().enumerate().map(|(index, bucket)| {
             let upper = Duration::from_nanos(highest_in(index));
@@ -58,7 +59,7 @@ impl Histogram {
         counts.filter(|&(_, count)| count > 0)
     }
 
-    /// Percentiles of what was recorded until now.
+    /// Returns the percentiles of all durations so far.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let counts: Vec<u64> = self
@@ -94,15 +95,15 @@ impl Histogram {
     }
 }
 
-/// What was added to a histogram since it was last looked at.
+/// The samples of a histogram since the previous call.
 #[derive(Debug, Default)]
 pub struct Recent {
     before: Vec<u64>,
 }
 
 impl Recent {
-    /// What the fastest quarter of what came since took at the most. `None` while that is fewer
-    /// than `count_min`, which then counts the next time.
+    /// Returns the 25th percentile of the samples since the last call. Returns `None` if there are
+    /// fewer than `count_min`; they then count in the next call.
     pub fn quarter(&mut self, histogram: &Histogram, count_min: u64) -> Option<Duration> {
         let now: Vec<u64> = histogram
             .buckets
@@ -145,7 +146,7 @@ fn bucket_of(ns: u64) -> usize {
     (shift as usize + 1) * SUB + sub
 }
 
-/// The highest duration (ns) that falls into a bucket.
+/// Returns the largest duration (ns) of a bucket.
 fn highest_in(bucket: usize) -> u64 {
     let (row, sub) = (bucket / SUB, (bucket % SUB) as u64);
     match row {
@@ -157,7 +158,7 @@ fn highest_in(bucket: usize) -> u64 {
 /// Percentiles of a [`Histogram`].
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Summary {
-    /// How many durations.
+    /// Number of durations.
     pub count: u64,
     /// Half were at most this long.
     pub p50: Duration,
@@ -167,11 +168,11 @@ pub struct Summary {
     pub p99: Duration,
     /// 99.9 % were at most this long.
     pub p999: Duration,
-    /// The longest.
+    /// The maximum.
     pub max: Duration,
 }
 
-/// A count that only grows.
+/// A monotonic counter.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
@@ -186,7 +187,7 @@ impl Counter {
         self.0.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// The count now.
+    /// Returns the current count.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)

@@ -4,11 +4,11 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Instant;
 
-/// Sleeps until a descriptor is ready, until a time, or until a signal comes.
+/// Sleeps until a descriptor is ready, until a deadline, or until a signal arrives.
 ///
 /// # Errors
 ///
-/// When the system call fails; a signal is no error.
+/// Fails when the system call fails; a signal is not an error.
 pub fn sleep_on(fd: RawFd, events: libc::c_short, until: Option<Instant>) -> io::Result<()> {
     let mut fds = [libc::pollfd {
         fd,
@@ -18,11 +18,11 @@ pub fn sleep_on(fd: RawFd, events: libc::c_short, until: Option<Instant>) -> io:
     poll_until(&mut fds, until)
 }
 
-/// As [`sleep_on`], with several descriptors.
+/// Like [`sleep_on`], with several descriptors.
 ///
 /// # Errors
 ///
-/// When the system call fails; a signal is no error.
+/// Fails when the system call fails; a signal is not an error.
 pub fn poll_until(fds: &mut [libc::pollfd], until: Option<Instant>) -> io::Result<()> {
     let timeout = until.map(|until| {
         let left = until.saturating_duration_since(Instant::now());
@@ -35,7 +35,7 @@ pub fn poll_until(fds: &mut [libc::pollfd], until: Option<Instant>) -> io::Resul
         .as_ref()
         .map_or(std::ptr::null(), std::ptr::from_ref);
     let count = fds.len() as libc::nfds_t;
-    // SAFETY: pointer and count are those of one slice; the time, if there is one, lives until the
+    // SAFETY: pointer and count describe one slice; the timeout, if there is one, lives until the
     // call returns; no signal mask is given.
     if unsafe { libc::ppoll(fds.as_mut_ptr(), count, timeout, std::ptr::null()) } < 0 {
         let error = io::Error::last_os_error();

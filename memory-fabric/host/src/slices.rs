@@ -6,13 +6,13 @@ use std::io;
 const SLICE_NS: u64 = 100_000;
 
 /// Requests short scheduler slices for the calling thread: it runs soon after a wake-up, ahead of
-/// threads with longer slices, and is preempted as soon; its share of the processor is unchanged.
-/// For threads that do little at a time while another thread waits for the result.
+/// threads with longer slices, and is preempted as soon; its share of the CPU is unchanged. For
+/// threads that do little work at a time while another thread waits for the result.
 ///
 /// Needs no privilege. Linux before 6.12 ignores the request, and threads with a real-time policy
-/// keep their setting. Threads that the caller starts inherit it.
+/// keep their setting. Child threads inherit it.
 pub fn request_short_slices() {
-    // Only latency depends on it.
+    // Best effort: only latency depends on it.
     if let Err(error) = set_slice(SLICE_NS) {
         tracing::debug!(%error, "the scheduler grants no short slices");
     }
@@ -25,7 +25,8 @@ fn set_slice(nanoseconds: u64) -> io::Result<()> {
         return Ok(());
     }
     attributes.sched_runtime = nanoseconds;
-    // SAFETY: thread 0 is the calling one; the structure has the size it says and outlives the call.
+    // SAFETY: thread 0 is the calling one; the structure has the size it says and outlives the
+    // call.
     match unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),

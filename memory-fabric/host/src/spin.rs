@@ -1,19 +1,19 @@
-//! Looking for work for a while before sleeping.
+//! Polling for work for a limited time before sleeping.
 
 use std::time::Duration;
 
-/// The shortest time worth looking for work before sleeping.
+/// Shortest polling time that is worthwhile.
 const SPIN_MIN: Duration = Duration::from_micros(10);
 
-/// With fewer processors than this, threads that look for work let others run in between: what
-/// they wait for may need their own processor.
+/// With fewer CPUs than this, polling threads yield in between: the thread that they wait for may
+/// need their CPU.
 const CORES_PLENTY: usize = 4;
 
-/// How long a thread looks for work before it sleeps.
+/// How long a thread polls for work before it sleeps.
 ///
-/// That adapts as KVM's halt polling does: when work came soon after the thread had gone to
-/// sleep, it looks twice as long the next time, up to a limit; when it came late, half as long,
-/// down to not at all. So a busy thread does not sleep, and an idle one takes no processor time.
+/// The time adapts like KVM's halt polling: when work arrived soon after the thread had gone to
+/// sleep, the time doubles, up to a limit; when it arrived late, the time halves, down to no
+/// polling. A busy thread thus does not sleep, and an idle one uses no CPU time.
 #[derive(Debug)]
 pub struct Spin {
     max: Duration,
@@ -22,7 +22,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Looks for `max` at the most.
+    /// Creates the state for a polling time of up to `max`.
     pub fn new(max: Duration) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -32,8 +32,8 @@ impl Spin {
         }
     }
 
-    /// A thread without work for `idle`: whether to look again, after the pause made here, or
-    /// to sleep.
+    /// Returns whether a thread without work for `idle` polls again, after a pause made here, or
+    /// sleeps.
     pub fn goes_on(&self, idle: Duration) -> bool {
         if idle >= self.now {
             return false;
@@ -46,7 +46,7 @@ impl Spin {
         true
     }
 
-    /// The thread slept and was woken `idle` after it ran out of work.
+    /// Records that the thread slept, and woke `idle` after it ran out of work.
     pub fn slept(&mut self, idle: Duration) {
         self.now = if idle <= self.max {
             (self.now * 2).clamp(SPIN_MIN.min(self.max), self.max)

@@ -1,4 +1,4 @@
-//! Certificates of donors: made, shown and checked.
+//! Certificates of donors: generation and verification.
 
 use crate::Fingerprint;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -10,7 +10,7 @@ use rustls::{DigitallySignedStruct, Error, SignatureScheme};
 use sha2::{Digest, Sha256};
 use std::io;
 
-/// The name in every certificate: nodes are known by their fingerprints.
+/// The name in every certificate: donors are identified by fingerprints, not by names.
 pub const NAME: &str = "ssi-hv";
 
 fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
@@ -20,18 +20,18 @@ fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
 /// A donor's certificate and its key.
 #[derive(Debug)]
 pub struct Identity {
-    /// The certificate, which a node shows.
+    /// The certificate that a node presents.
     pub certificate: CertificateDer<'static>,
     /// Its private key.
     pub key: PrivatePkcs8KeyDer<'static>,
 }
 
 impl Identity {
-    /// A new certificate and key.
+    /// Generates a certificate with its key.
     ///
     /// # Errors
     ///
-    /// When there is no randomness for the key.
+    /// Fails when there is no randomness for the key.
     pub fn generate() -> io::Result<Self> {
         let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()]);
         let made = made.map_err(io::Error::other)?;
@@ -41,15 +41,15 @@ impl Identity {
         })
     }
 
-    /// The fingerprint of the certificate.
+    /// Returns the fingerprint of the certificate.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         fingerprint_of(&self.certificate)
     }
 }
 
-/// Accepts the donor with one fingerprint, or any where none was given. In either case the other
-/// end has to have the key of the certificate that it shows.
+/// Accepts the donor with one fingerprint, or any donor if none is given. In both cases the peer
+/// must prove that it has the private key of its certificate.
 #[derive(Debug)]
 pub struct DonorVerifier {
     wanted: Option<Fingerprint>,
@@ -57,7 +57,7 @@ pub struct DonorVerifier {
 }
 
 impl DonorVerifier {
-    /// A verifier that accepts the donor with the fingerprint `wanted`, or any.
+    /// Creates a verifier that accepts the donor with the fingerprint `wanted`, or any.
     #[must_use]
     pub fn new(wanted: Option<Fingerprint>, provider: &CryptoProvider) -> Self {
         Self {

@@ -1,16 +1,16 @@
-//! Fingerprints of certificates, as people give them.
+//! Fingerprints of certificates, in their textual form.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Digits of a fingerprint.
+/// Number of hexadecimal digits.
 const DIGITS: usize = 64;
 
 /// SHA-256 of a donor's certificate.
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
 pub struct Fingerprint(pub(crate) [u8; 32]);
 
-/// Why a text is not a fingerprint.
+/// A text that is not a fingerprint.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("`{0}` is not a fingerprint; give the {DIGITS} hexadecimal digits that the node printed")]
 pub struct FingerprintError(String);

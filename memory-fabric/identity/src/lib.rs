@@ -1,4 +1,5 @@
-//! Who a donor is: a certificate that it makes when it starts, known by its fingerprint.
+//! The identity of a donor: a certificate that it generates at start, identified by its
+//! fingerprint.
 
 #[cfg(feature = "certificates")]
 mod certificate;

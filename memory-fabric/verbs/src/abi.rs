@@ -1,7 +1,6 @@
-//! The binary interface of libibverbs: structures and numbers as rdma-sys generates them from the
-//! headers of the machine that builds. Its functions are not linked: [`library`](super::library)
-//! loads them. rdma-sys declares structures with unions by hand; a test compares those with the
-//! header.
+//! The binary interface of libibverbs: structures and constants that rdma-sys generates from the
+//! headers of the build machine. Its functions are not linked: [`library`](super::library) loads
+//! them. rdma-sys declares structures with unions by hand; a test compares those with the header.
 
 pub(crate) use rdma_sys::{
     _compat_ibv_port_attr, IBV_GID_TYPE_IB, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2,
@@ -13,7 +12,7 @@ pub(crate) use rdma_sys::{
     ibv_wc_status, ibv_wr_opcode, rdma_t, verbs_context, wr_t,
 };
 
-/// `IBV_LINK_LAYER_INFINIBAND` and `IBV_LINK_LAYER_ETHERNET`, which rdma-sys leaves out.
+/// `IBV_LINK_LAYER_INFINIBAND` and `IBV_LINK_LAYER_ETHERNET`, which rdma-sys omits.
 pub(crate) const LINK_INFINIBAND: u8 = 1;
 pub(crate) const LINK_ETHERNET: u8 = 2;
 

@@ -1,4 +1,4 @@
-//! What is not generated from the header has to agree with it: a C compiler compares.
+//! Compares declarations that are not generated from the header with it, through a C compiler.
 
 use super::*;
 use rdma_sys::{ibv_ah_attr, ibv_global_route};
@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::mem::offset_of;
 use std::process::Command;
 
-/// What is compiled for a list of conditions: it fails where one does not hold.
+/// Returns a C program for a list of conditions: compiling it fails if one does not hold.
 fn program(conditions: &[String]) -> String {
     let mut program = "#include <infiniband/verbs.h>\n#include <stddef.h>\n".to_owned();
     for condition in conditions {
@@ -16,7 +16,7 @@ fn program(conditions: &[String]) -> String {
     program
 }
 
-/// What the compiler says, if there is one and it has the header.
+/// Returns the compiler's result; `None` without a compiler or the header.
 fn compile(program: &str) -> Option<Result<(), String>> {
     let source = tempfile::Builder::new().suffix(".c").tempfile();
     let source = source.expect("a file");
@@ -43,7 +43,7 @@ fn compile(program: &str) -> Option<Result<(), String>> {
     })
 }
 
-/// Sizes and places of the structures that rdma-sys declares by hand, as conditions in C.
+/// Sizes and offsets of the structures that rdma-sys declares by hand, as conditions in C.
 macro_rules! layout {
     ($($kind:ident $type:ident { $($field:ident)* })*) => {{
         let mut conditions = Vec::new();

@@ -1,5 +1,6 @@
-//! The same types in a build without libibverbs: none of their values exists, and what would make
-//! one fails with [`RdmaError::LeftOut`](crate::RdmaError::LeftOut). So the code above has one form.
+//! The same types in a build without libibverbs: they have no values, and every constructor fails
+//! with [`RdmaError::LeftOut`](crate::RdmaError::LeftOut). Dependent code therefore needs no
+//! conditional compilation.
 
 pub mod batch;
 pub mod device;

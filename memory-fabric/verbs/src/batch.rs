@@ -1,12 +1,12 @@
-//! Requests that are posted together, with one doorbell.
+//! Batches of requests that are posted with one doorbell.
 
 use super::abi::{ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 use std::ptr;
 
-/// A place in memory of this end, registered under `key`.
+/// A range of local memory, registered under `key`.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Of its first byte.
+    /// Address of its first byte.
     pub address: u64,
     /// Its size.
     pub bytes: u32,
@@ -14,23 +14,22 @@ pub struct Place {
     pub key: u32,
 }
 
-/// READs and WRITEs that wait for being posted, each of one piece of memory. Without allocation
-/// once made.
+/// READs and WRITEs to be posted, each with one range of memory. No allocation after creation.
 pub struct Batch {
-    /// The first `count` of them, each with its part.
+    /// The first `count` of these are used, each with its element of `parts`.
     orders: Box<[ibv_send_wr]>,
     parts: Box<[ibv_sge]>,
     count: usize,
 }
 
-// SAFETY: the pointers in requests are to this batch's own boxes, and are set before each use.
+// SAFETY: the pointers in requests refer to this batch's own boxes, and are set before each use.
 unsafe impl Send for Batch {}
 
 impl Batch {
-    /// Room for so many requests, which reach the other end's memory by `key`.
+    /// Creates a batch for this many requests, which access the peer's memory with `key`.
     #[must_use]
     pub fn new(entries: usize, key: u32) -> Self {
-        // SAFETY: structures of numbers and pointers, for which zero is a value.
+        // SAFETY: structures of numbers and pointers, for which zero is a valid value.
         let (order, part): (ibv_send_wr, ibv_sge) = unsafe { std::mem::zeroed() };
         let mut orders = Vec::with_capacity(entries);
         orders.resize_with(entries, || {
@@ -50,26 +49,26 @@ impl Batch {
         }
     }
 
-    /// How many requests it holds.
+    /// Returns the number of requests.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether it holds none.
+    /// Returns whether it has no request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Adds a READ from `remote` into `place`, whose completion is told.
+    /// Adds a READ from `remote` into `place`, with a completion.
     pub fn read(&mut self, id: u64, remote: u64, place: Place) {
         let signalled = ibv_send_flags::IBV_SEND_SIGNALED.0;
         let read = ibv_wr_opcode::IBV_WR_RDMA_READ;
         self.add((id, read, signalled), remote, place);
     }
 
-    /// Adds a WRITE from `place` to `remote`. Only that it failed is told.
+    /// Adds a WRITE from `place` to `remote`. It has a completion only if it fails.
     pub fn write(&mut self, id: u64, remote: u64, place: Place) {
         let write = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
         self.add((id, write, 0), remote, place);
@@ -87,14 +86,14 @@ impl Batch {
         self.count += 1;
     }
 
-    /// The first of a chain of all requests, which is valid until something is added; the batch is
-    /// empty again.
+    /// Links all requests into a chain and returns the first, which is valid until a request is
+    /// added; the batch is empty afterwards.
     pub(crate) fn take(&mut self) -> *mut ibv_send_wr {
         let parts = self.parts.as_mut_ptr();
         let orders = self.orders.as_mut_ptr();
         for index in 0..self.count {
             let last = index + 1 == self.count;
-            // SAFETY: both boxes have a place for each request of a batch.
+            // SAFETY: both boxes have an element for each request of a batch.
             unsafe {
                 let order = &mut *orders.add(index);
                 order.sg_list = parts.add(index);
@@ -117,9 +116,9 @@ impl std::fmt::Debug for Batch {
     }
 }
 
-/// A request without what differs between requests.
+/// Copies the fields that all requests share.
 fn copy_of(order: &ibv_send_wr) -> ibv_send_wr {
-    // SAFETY: the structure is plain data; the binding only does not say that it can be copied.
+    // SAFETY: the structure is plain data; only its binding does not implement Copy.
     unsafe { ptr::read(order) }
 }
 
@@ -141,7 +140,7 @@ mod tests {
             assert_eq!(batch.len(), 2);
             let first = batch.take();
             assert_eq!(batch.len(), 0);
-            // SAFETY: the chain is valid until something is added.
+            // SAFETY: the chain is valid until a request is added.
             unsafe {
                 let second = (*first).next;
                 assert_eq!(((*first).wr_id, (*second).wr_id), (1, 2));

@@ -1,5 +1,5 @@
-//! RDMA devices: opened, asked and closed. Their ports and addresses are in `port`, and which of
-//! them leads to a peer in `route`.
+//! RDMA devices: opening, querying and closing. `port` has their ports and addresses, and `route`
+//! selects the device that reaches a peer.
 
 mod port;
 mod route;
@@ -24,50 +24,50 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, Weak};
 
-/// Entries of a port's table of addresses that are looked at: more than adapters have for the
-/// addresses of a host with some dozens of networks.
+/// Limit of entries read from a port's address table: more than adapters have for a host with some
+/// dozens of networks.
 const GIDS_MAX: usize = 256;
 
-/// What a device can do.
+/// Capabilities of a device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
-    /// READs that a queue pair may have outstanding.
+    /// Limit of outstanding READs of a queue pair.
     pub reads_sent: u8,
-    /// READs that it answers at once.
+    /// Limit of READs that it answers concurrently.
     pub reads_answered: u8,
-    /// The largest piece of memory that can be registered, bytes.
+    /// Size limit of a memory region, bytes.
     pub region_bytes: u64,
     ports: u8,
 }
 
-/// An open device. A process opens each once, and all connections share it.
+/// An open device. A process opens each device once, and all connections share it.
 #[derive(Debug)]
 pub struct Device {
     context: NonNull<ibv_context>,
     name: String,
-    /// What sysfs has of it, for as long as it is not being removed.
+    /// Its sysfs entry, which disappears when its removal starts.
     path: PathBuf,
     reliable: bool,
     limits: Limits,
     pages_on_demand: bool,
     resources: Arc<Resources>,
-    /// What all connections of one kind have together, for as long as there are any.
+    /// Objects that all connections of one kind share while any exists.
     domain: Mutex<Weak<ProtectionDomain>>,
     silent: Mutex<Weak<CompletionQueue>>,
 }
 
-/// A device of this process, and what is used of it; which may be looked at without verbs.
+/// A device of this process and its usage, which can be read without calling verbs.
 struct Known {
-    /// Where libibverbs has its entry, which is the device's own as long as it is open.
+    /// Address of libibverbs' entry, which is unique to the device while it is open.
     entry: usize,
     device: Weak<Device>,
     resources: Arc<Resources>,
 }
 
-/// The devices that are open. No verb is called while this is locked: SoftRoCE may hang in them.
+/// The open devices. No verb is called while this is locked, since SoftRoCE can hang in them.
 static OPEN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
 
-/// What this process uses of each device that it has open.
+/// Returns this process's usage of each open device.
 #[must_use]
 pub fn usage() -> Vec<DeviceUsage> {
     let mut open = lock(&OPEN);
@@ -84,8 +84,9 @@ impl Device {
     /// Opens every device of this host.
     pub fn open_all() -> Result<Vec<Arc<Self>>, RdmaError> {
         let list = DeviceList::new()?;
-        // One that cannot be opened, for want of permission or since it is being removed, must
-        // not hide the others; if there is no other, its error says more than none.
+        // A device that cannot be opened, for lack of permission or because it is being removed,
+        // must not hide the others. If there is no other, its error is more informative than an
+        // empty list.
         let (mut devices, mut error) = (Vec::new(), None);
         for device in list.devices() {
             match Self::shared(device) {
@@ -99,7 +100,7 @@ impl Device {
         }
     }
 
-    /// Opens the device that leads to a peer, which is reached from the address `local`.
+    /// Opens the device that reaches a peer from the address `local`.
     pub fn for_peer(choice: &DeviceChoice, local: IpAddr) -> Result<(Arc<Self>, Route), RdmaError> {
         if *choice == DeviceChoice::None {
             return Err(RdmaError::NoDevice);
@@ -114,9 +115,10 @@ impl Device {
         Ok((device.ok_or(RdmaError::NoDevice)?, route))
     }
 
-    /// The device, open already or from now on.
+    /// Returns the device, which is opened if necessary.
     fn shared(device: NonNull<ibv_device>) -> Result<Arc<Self>, RdmaError> {
-        // A reference that is let go of may be the last one, which closes: not under the lock.
+        // Dropping a reference may close the device if it is the last one: not while the lock is
+        // held.
         let there: Vec<_> = lock(&OPEN)
             .iter()
             .map(|known| known.device.clone())
@@ -129,7 +131,7 @@ impl Device {
         let entry = device.as_ptr().addr();
         let mut open = lock(&OPEN);
         open.retain(|known| known.device.strong_count() > 0);
-        // Somebody else may have opened it meanwhile.
+        // Another thread may have opened it in the meantime.
         let mut same = open.iter().filter(|known| known.entry == entry);
         if let Some(theirs) = same.find_map(|known| known.device.upgrade()) {
             return Ok(theirs);
@@ -143,8 +145,8 @@ impl Device {
         Ok(opened)
     }
 
-    /// Whether this is that device, and not one of its name that was there before. libibverbs has
-    /// one entry for a device as long as it is the same, and keeps it while it is open.
+    /// Returns whether this is that device, and not an earlier one of the same name. libibverbs has
+    /// one entry for the lifetime of a device, and keeps the entry while the device is open.
     fn is(&self, device: NonNull<ibv_device>) -> bool {
         // SAFETY: the context is open, and its device does not change.
         let ours = unsafe { self.context.as_ref().device };
@@ -152,8 +154,8 @@ impl Device {
     }
 
     fn open(device: NonNull<ibv_device>) -> Result<Self, RdmaError> {
-        // SAFETY: the device is in a list that is not freed before this returns, and its names
-        // are arrays with a terminating zero.
+        // SAFETY: the device is in a list that is not freed before this returns, and its names are
+        // zero-terminated arrays.
         let (name, path, transport) = unsafe {
             let device = device.as_ref();
             let text =
@@ -177,7 +179,7 @@ impl Device {
             domain: Mutex::default(),
             silent: Mutex::default(),
         };
-        // SAFETY: a structure of numbers, for which zero is a value.
+        // SAFETY: a structure of numbers, for which zero is a valid value.
         let mut attributes: ibv_device_attr = unsafe { std::mem::zeroed() };
         // SAFETY: the context is open, and the structure is ours.
         let result = unsafe { (verbs().ibv_query_device)(opened.as_ptr(), &raw mut attributes) };
@@ -199,25 +201,25 @@ impl Device {
         Ok(opened)
     }
 
-    /// Its name, as `ibv_devices` lists it.
+    /// Returns its name, as in the output of `ibv_devices`.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it can do.
+    /// Returns its capabilities.
     #[must_use]
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// What this process uses of it.
+    /// Returns this process's usage of it.
     pub(crate) fn resources(&self) -> &Resources {
         &self.resources
     }
 
-    /// The domain of connections whose other ends can reach nothing here: they need not be kept
-    /// apart, so that one is enough.
+    /// Returns the domain of connections whose peers have no access to local memory: they need no
+    /// isolation from each other, so they share one.
     pub(crate) fn own_domain(self: &Arc<Self>) -> Result<Arc<ProtectionDomain>, RdmaError> {
         let mut domain = lock(&self.domain);
         if let Some(there) = domain.upgrade().filter(|there| there.is_trusted()) {
@@ -228,8 +230,7 @@ impl Device {
         Ok(made)
     }
 
-    /// The queue of ends that only answer: nothing of theirs ever completes, however many they
-    /// are, so that one is enough.
+    /// Returns the queue of ends that only answer: they have no completions, so they share one.
     pub(crate) fn silent_queue(self: &Arc<Self>) -> Result<Arc<CompletionQueue>, RdmaError> {
         let mut queue = lock(&self.silent);
         if let Some(there) = queue.upgrade() {
@@ -240,7 +241,7 @@ impl Device {
         Ok(made)
     }
 
-    /// Whether memory can be registered without being pinned.
+    /// Returns whether memory can be registered without being pinned.
     pub fn pages_on_demand(&self) -> bool {
         self.pages_on_demand
     }
@@ -249,25 +250,26 @@ impl Device {
         self.context.as_ptr()
     }
 
-    /// Whether the device was removed, or waits for being let go of. Drivers that cannot take a
-    /// device away from its users, such as `rdma_rxe` of Linux 6.1, wait until these have closed it,
-    /// and tell nobody; what they have already taken away is its entry in sysfs.
+    /// Returns whether the device was removed, or its removal waits for its users. Drivers that
+    /// cannot revoke a device, such as `rdma_rxe` of Linux 6.1, wait until its users have closed
+    /// it, and do not notify them; but they have already removed its entry in sysfs.
     pub fn is_gone(&self) -> bool {
         !self.path.exists()
     }
 
-    /// Its ports as they are now.
+    /// Returns the current state of its ports.
     pub fn ports(&self) -> Result<Vec<PortSummary>, RdmaError> {
         (1..=self.limits.ports)
             .filter_map(|port| self.port(port).transpose())
             .collect()
     }
 
-    /// `None` when it is of a kind that is not known here.
+    /// Returns `None` for a port of an unknown kind.
     fn port(&self, port: u8) -> Result<Option<PortSummary>, RdmaError> {
-        // SAFETY: a structure of numbers, for which zero is a value.
+        // SAFETY: a structure of numbers, for which zero is a valid value.
         let mut attributes: ibv_port_attr = unsafe { std::mem::zeroed() };
-        // The library fills the part of the structure that older programs know; the rest stays zero.
+        // The library fills the part of the structure that older programs have; the rest stays
+        // zero.
         let known = (&raw mut attributes).cast();
         // SAFETY: the context is open, and the structure is ours.
         let result = unsafe { (verbs().ibv_query_port)(self.as_ptr(), port, known) };
@@ -295,10 +297,10 @@ impl Device {
     fn gids(&self, port: u8) -> Result<Vec<GidEntry>, RdmaError> {
         let mut table = Vec::new();
         table.resize_with(GIDS_MAX, || {
-            // SAFETY: a structure of numbers, for which zero is a value.
+            // SAFETY: a structure of numbers, for which zero is a valid value.
             unsafe { std::mem::zeroed::<ibv_gid_entry>() }
         });
-        // SAFETY: the context is open, and the table has as many entries as is said.
+        // SAFETY: the context is open, and the table has the given number of entries.
         let count = unsafe {
             (verbs()._ibv_query_gid_table)(
                 self.as_ptr(),
@@ -309,7 +311,7 @@ impl Device {
             )
         };
         let count = usize::try_from(count).map_err(|_| {
-            // The error number, negative; it fits.
+            // The negative error number, which fits.
             let number = i32::try_from(-count).unwrap_or(libc::EIO);
             failed(
                 "ibv_query_gid_table",
@@ -323,7 +325,7 @@ impl Device {
         Ok(of_port
             .filter_map(|entry| {
                 Some(GidEntry {
-                    // Verbs themselves have 8 bits for it.
+                    // Verbs themselves use 8 bits for it.
                     index: u8::try_from(entry.gid_index).ok()?,
                     // SAFETY: every bit pattern is a valid array of bytes.
                     gid: Gid(unsafe { entry.gid.raw }),
@@ -341,7 +343,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: nobody uses the context any more: those who do keep this alive.
+        // SAFETY: no user of the context is left, since each keeps this alive.
         let result = unsafe { (verbs().ibv_close_device)(self.as_ptr()) };
         if let Err(error) = check("ibv_close_device", &self.name, result) {
             tracing::warn!("{error}");
@@ -349,11 +351,11 @@ impl Drop for Device {
     }
 }
 
-/// Every port of every device of this host.
+/// Returns every port of every device of this host.
 ///
 /// # Errors
 ///
-/// When the library is missing, or a device cannot be asked.
+/// Fails when the library is missing, or a device cannot be queried.
 pub fn summaries() -> Result<Vec<PortSummary>, RdmaError> {
     let mut ports = Vec::new();
     for device in Device::open_all()? {
@@ -362,7 +364,7 @@ pub fn summaries() -> Result<Vec<PortSummary>, RdmaError> {
     Ok(ports)
 }
 
-/// The devices of this host, not open.
+/// The devices of this host, without opening them.
 struct DeviceList {
     first: NonNull<*mut ibv_device>,
     count: usize,
@@ -380,7 +382,7 @@ impl DeviceList {
         }
         let error = io::Error::last_os_error();
         Err(match error.raw_os_error() {
-            // The kernel has no verbs.
+            // The kernel has no RDMA support.
             Some(libc::ENOSYS) => RdmaError::NoDevice,
             _ => failed("ibv_get_device_list", "this host", error),
         })
@@ -388,7 +390,7 @@ impl DeviceList {
 
     fn devices(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
         (0..self.count).filter_map(|index| {
-            // SAFETY: the list has so many entries.
+            // SAFETY: the list has `count` entries.
             NonNull::new(unsafe { *self.first.as_ptr().add(index) })
         })
     }
@@ -396,7 +398,7 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // SAFETY: the list came from the library; what was opened of it stays.
+        // SAFETY: the list came from the library; devices that were opened from it stay valid.
         unsafe { (verbs().ibv_free_device_list)(self.first.as_ptr()) };
     }
 }

@@ -44,7 +44,7 @@ fn the_port_with_the_wanted_address_is_chosen_and_version_2_before_1() {
     let route = choose(&ports, "10.77.0.1").expect("there");
     assert_eq!((route.device.as_str(), route.gid_index), ("rxe1", 2));
     assert_eq!(route.gid.to_ip().to_string(), "10.77.0.1");
-    // As a socket that listens for both kinds of addresses names it.
+    // The form in which a dual-stack socket reports it.
     assert_eq!(choose(&ports, "::ffff:10.77.0.1").expect("there"), route);
     let old = port(
         "old",
@@ -86,7 +86,7 @@ fn infiniband_is_taken_whatever_the_address() {
     );
     let route = choose(std::slice::from_ref(&ib), "192.168.1.1").expect("there");
     assert_eq!((route.lid, route.link), (7, LinkLayer::InfiniBand));
-    // But Ethernet with the very address is better.
+    // Ethernet with the exact address is preferred.
     let route = choose(&[ib, roce("rxe0", "192.168.1.1")], "192.168.1.1").expect("there");
     assert_eq!(route.device, "rxe0");
 }

@@ -1,4 +1,4 @@
-//! What each end of an RDMA connection has to know of the other.
+//! The parameters that the two ends of an RDMA connection exchange.
 
 use super::RdmaError;
 use super::device::{Gid, LinkLayer, Mtu};
@@ -11,10 +11,10 @@ pub const NUMBER_MAX: u32 = (1 << 24) - 1;
 /// One end of a reliable connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// Its queue pair.
+    /// Number of its queue pair.
     pub queue_pair: u32,
-    /// The number of the first packet that it sends, random for each connection: so packets of
-    /// an earlier one are not taken for those of this one.
+    /// Number of the first packet that it sends, random for each connection, so that packets of an
+    /// earlier connection are not accepted in this one.
     pub packet_number: u32,
     /// Its kind of network.
     pub link: LinkLayer,
@@ -24,12 +24,12 @@ pub struct Endpoint {
     pub gid: Gid,
     /// The largest payload of a packet on its port, bytes.
     pub mtu_bytes: u16,
-    /// READs of the other end that it answers at once.
+    /// READs of the peer that it answers concurrently.
     pub reads_answered: u8,
 }
 
 impl Endpoint {
-    /// Checks what a peer sent; gives its MTU.
+    /// Validates a peer's parameters and returns its MTU.
     ///
     /// # Errors
     ///
@@ -60,13 +60,13 @@ impl Endpoint {
     }
 }
 
-/// Where the memory of a lease is for the adapters.
+/// The location of a lease's memory for adapters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RemoteMemory {
-    /// The key to it.
+    /// Its key.
     pub key: u32,
-    /// Whether all its pages are there at any time. Others may have to be made first, for which a
-    /// request has to wait.
+    /// Whether all its pages are pinned. Otherwise a request may have to wait while a page is
+    /// allocated.
     pub pinned: bool,
     /// The address of its first byte.
     pub base: u64,
@@ -75,7 +75,7 @@ pub struct RemoteMemory {
 }
 
 impl RemoteMemory {
-    /// Checks what a donor sent: a lease of `bytes` must be in it.
+    /// Validates a donor's parameters: they must cover a lease of `bytes`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Why something with RDMA failed.
+//! Errors of RDMA operations.
 
 use crate::device::LinkLayer;
 use crate::pair::PairState;
@@ -6,41 +6,41 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Why something with RDMA failed.
+/// Why an RDMA operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RdmaError {
-    /// This build has no part for it.
+    /// This build has no RDMA support.
     #[error("this build of ssi-hv has no RDMA; build it with the cargo feature `rdma`")]
     LeftOut,
-    /// libibverbs is not there.
+    /// libibverbs is missing.
     #[error(
         "libibverbs.so.1 cannot be loaded; install it (apt install libibverbs1 ibverbs-providers)"
     )]
     NoLibrary,
-    /// libibverbs is there, and lacks a function.
+    /// libibverbs lacks a function.
     #[error("libibverbs.so.1 has no function {0}; install a newer one (apt install libibverbs1)")]
     NoFunction(&'static str),
-    /// There is no adapter.
+    /// This host has no RDMA device.
     #[error(
         "this host has no RDMA device; `ssi-hv doctor` has the command that makes one of a network card"
     )]
     NoDevice,
-    /// None of that name.
+    /// No device has that name.
     #[error("no RDMA device is called {wanted}; there are: {there}")]
     UnknownDevice {
         /// The name.
         wanted: String,
-        /// Those that are there.
+        /// The existing devices.
         there: String,
     },
-    /// None leads to the peer.
+    /// No device reaches the peer.
     #[error(
         "no active port of an RDMA device has the address {address}, by which the other node is reached; seen: {seen}"
     )]
     NoRoute {
         /// The address of this node.
         address: IpAddr,
-        /// What ports there are.
+        /// The existing ports.
         seen: String,
     },
     /// A verb failed.
@@ -48,7 +48,7 @@ pub enum RdmaError {
     Verb {
         /// The verb.
         verb: &'static str,
-        /// Device, queue pair and peer, as far as they are known.
+        /// Device, queue pair and peer, as far as known.
         on: String,
         /// Its error.
         #[source]
@@ -59,36 +59,36 @@ pub enum RdmaError {
         "cannot register {bytes} bytes with {device}; raise the limit of locked memory (`ulimit -l unlimited`)"
     )]
     Register {
-        /// How much.
+        /// Size of the memory.
         bytes: usize,
         /// The device.
         device: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
-    /// More than a device takes in one piece.
+    /// The memory exceeds the size limit of a region.
     #[error(
         "cannot register {bytes} bytes with {device}, {limit} is the limit; lease less from one donor (--donor HOST:PORT,memory=SIZE)"
     )]
     RegionTooLarge {
-        /// How much.
+        /// Size of the memory.
         bytes: usize,
         /// The device.
         device: String,
-        /// How much it takes.
+        /// The device's limit.
         limit: u64,
     },
-    /// All that there may be of something are in use.
+    /// All of a limited resource are in use.
     #[error("{in_use} of {limit} {what} of {of} are in use; {remedy}")]
     Exhausted {
-        /// Of what.
+        /// The resource.
         what: &'static str,
-        /// Whose.
+        /// Its owner.
         of: String,
-        /// How many are in use.
+        /// Number in use.
         in_use: u64,
-        /// How many there may be.
+        /// The limit.
         limit: u64,
         /// What to do.
         remedy: &'static str,
@@ -100,66 +100,66 @@ pub enum RdmaError {
         verb: &'static str,
         /// Queue pair and peer.
         on: String,
-        /// The status in words.
+        /// Description of the status.
         status: String,
-        /// The status.
+        /// The status code.
         code: u32,
-        /// What the adapter adds.
+        /// The vendor-specific error code.
         vendor: u32,
     },
-    /// A completion of nothing.
+    /// A completion that belongs to no request.
     #[error("{on} completed request {id}, which is not outstanding")]
     Unasked {
         /// Queue pair and peer.
         on: String,
-        /// The number that it repeated.
+        /// Its id.
         id: u64,
     },
-    /// Nothing completed.
+    /// No request completed in time.
     #[error("nothing completed on {on} for {} ms", .waited.as_millis())]
     Stalled {
         /// Queue pair and peer.
         on: String,
-        /// For how long.
+        /// Time since the last completion.
         waited: Duration,
     },
-    /// The lane has to be let go of.
+    /// The lane must be closed.
     #[error("{0} is over: its device is being removed, or the other node has ended it")]
     CalledBack(String),
-    /// A state that a queue pair cannot go to from where it is.
+    /// An invalid state transition.
     #[error("{on} is {from:?} and cannot become {to:?}")]
     State {
         /// Queue pair and peer.
         on: String,
-        /// Where it is.
+        /// The current state.
         from: PairState,
-        /// Where it was to go.
+        /// The requested state.
         to: PairState,
     },
-    /// What the peer said makes no sense.
+    /// A peer sent an invalid value.
     #[error("the other node's {what} is {value}, {allowed}")]
     Peer {
-        /// Of which value.
+        /// Name of the value.
         what: &'static str,
         /// What it is.
         value: u64,
-        /// What it may be.
+        /// The allowed values.
         allowed: &'static str,
     },
-    /// The two ends have different networks.
+    /// The two ends have different kinds of networks.
     #[error("this end is {ours:?}, the other {theirs:?}")]
     Mismatch {
-        /// Here.
+        /// The local kind.
         ours: LinkLayer,
-        /// There.
+        /// The peer's kind.
         theirs: LinkLayer,
     },
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {0}")]
     System(&'static str, #[source] io::Error),
 }
 
-/// The result of a call that returns 0, an error number, or -1 and `errno`.
+/// Converts the result of a call that returns 0, an error number, or -1 with `errno`.
 #[cfg(feature = "libibverbs")]
 pub(crate) fn check(verb: &'static str, on: &str, result: libc::c_int) -> Result<(), RdmaError> {
     let source = match result {

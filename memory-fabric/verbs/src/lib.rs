@@ -1,22 +1,24 @@
-//! Reliable RDMA connections: libibverbs, loaded at run time, behind types that own what they
-//! use. Knows neither pages nor the protocol between VMs and donors.
+//! Reliable RDMA connections: libibverbs, loaded at run time, behind types that own their
+//! resources. Has no knowledge of pages or of the protocol between VMs and donors.
 //!
 //! Layers, each with its file:
 //!
-//! - `abi`: structures and numbers of libibverbs, from rdma-sys; `library`: its functions, loaded at run time;
-//! - [`device`]: the adapters of this host, their ports and addresses, and which one leads to a peer;
-//! - [`resources`]: quotas of what a device, or this process, has a limited number of;
-//! - [`memory`]: protection domains, and memory that adapters may reach; [`staging`]: the buffers of
-//!   connections in it; `on_demand`: whether memory need not be pinned for that;
-//! - [`queue`]: completion queues, and sleeping until something completes;
+//! - `abi`: structures and constants of libibverbs, from rdma-sys; `library`: its functions, loaded
+//!   at run time;
+//! - [`device`]: the adapters of this host, their ports and addresses, and the selection of one for
+//!   a peer;
+//! - [`resources`]: quotas of limited resources of a device or of this process;
+//! - [`memory`]: protection domains and registered memory; [`staging`]: registered buffers of
+//!   connections; `on_demand`: detection of on-demand paging, which avoids pinning;
+//! - [`queue`]: completion queues, and sleeping until a request completes;
 //! - [`pair`]: queue pairs of reliable connections, and their states;
-//! - [`endpoint`]: what each end has to know of the other;
+//! - [`endpoint`]: the parameters that two ends exchange;
 //! - [`batch`]: requests that are posted together.
 //!
-//! libibverbs is loaded when it is first used, if the host has it. Without it that ends with
-//! [`RdmaError::NoLibrary`]. Without the feature `libibverbs` the types remain, none of their values
-//! can exist, and what would make one ends with [`RdmaError::LeftOut`]. Children keep their parents alive: a queue pair its domain and
-//! queues, a domain its device.
+//! libibverbs is loaded at its first use, if the host has it. Otherwise that use fails with
+//! [`RdmaError::NoLibrary`]. Without the feature `libibverbs` the types remain but have no values,
+//! and their constructors fail with [`RdmaError::LeftOut`]. Children keep their parents alive: a
+//! queue pair its domain and queues, a domain its device.
 
 #[cfg(feature = "libibverbs")]
 mod abi;

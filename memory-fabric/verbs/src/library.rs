@@ -1,4 +1,4 @@
-//! libibverbs, loaded when it is first used.
+//! libibverbs, loaded at its first use.
 
 use super::RdmaError;
 use super::abi::{
@@ -10,15 +10,15 @@ use std::ffi::CString;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-/// Declares the functions that are used, and how to load them. The types of those that rdma-sys
-/// declares are compared with its declarations, which are not linked by that.
+/// Declares the functions to load. The types of those that rdma-sys declares are compared with its
+/// declarations, which does not link them.
 macro_rules! functions {
     (
         compared { $($name:ident($($argument:ty),*) $(-> $result:ty)?;)* }
         others { $($other:ident($($other_argument:ty),*) -> $other_result:ty;)* }
     ) => {
-        /// The functions of the library. Those that work on a context, and are called more often,
-        /// are in the context itself.
+        /// The functions of the library. The context itself contains those that operate on a
+        /// context and are called more often.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
             $(pub(crate) $other: unsafe extern "C" fn($($other_argument),*) -> $other_result,)*
@@ -29,8 +29,8 @@ macro_rules! functions {
         impl Library {
             fn open() -> Result<Self, Missing> {
                 let handle = open()?;
-                // SAFETY: the library's function of each name has the type of its field, in every
-                // library of this number: its interface is versioned. All are pointers.
+                // SAFETY: the library's function of each name has the type of its field in every
+                // library of this soname, since its interface is versioned. All are pointers.
                 unsafe {
                     Ok(Self {
                         $($name: std::mem::transmute::<
@@ -48,7 +48,7 @@ macro_rules! functions {
     };
 }
 
-/// What of the library is missing.
+/// What is missing.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Missing {
     Library,
@@ -64,18 +64,18 @@ impl Missing {
     }
 }
 
-/// Loads the library. It is never closed again, so that its functions stay.
+/// Loads the library. It is never closed, so its functions stay valid.
 fn open() -> Result<NonNull<c_void>, Missing> {
-    // SAFETY: the name is a C string. What the library does when it is loaded is its own.
+    // SAFETY: the name is a C string. The library's own constructors are trusted.
     let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
     NonNull::new(library).ok_or(Missing::Library)
 }
 
-/// The function of a name.
+/// Returns the function with this name.
 fn find(library: NonNull<c_void>, name: &'static str) -> Result<NonNull<c_void>, Missing> {
     let missing = Missing::Function(name);
     let name = CString::new(name).map_err(|_| missing)?;
-    // SAFETY: the library is open, and the name a C string.
+    // SAFETY: the library is open, and the name is a C string.
     let function = unsafe { libc::dlsym(library.as_ptr(), name.as_ptr()) };
     NonNull::new(function).ok_or(missing)
 }
@@ -87,7 +87,7 @@ functions! {
         ibv_open_device(*mut ibv_device) -> *mut ibv_context;
         ibv_close_device(*mut ibv_context) -> c_int;
         ibv_query_device(*mut ibv_context, *mut ibv_device_attr) -> c_int;
-        // It fills the part of the structure that older programs know; the rest stays as it is.
+        // It fills the part of the structure that older programs have; the rest stays unchanged.
         ibv_query_port(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int;
         ibv_alloc_pd(*mut ibv_context) -> *mut ibv_pd;
         ibv_dealloc_pd(*mut ibv_pd) -> c_int;
@@ -105,7 +105,8 @@ functions! {
         ibv_wc_status_str(ibv_wc_status::Type) -> *const libc::c_char;
     }
     others {
-        // The header declares it for an inline function; bindgen leaves it out. A test compares it.
+        // The header declares it for an inline function, which bindgen omits. A test compares the
+        // types.
         _ibv_query_gid_table(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize;
     }
 }
@@ -113,14 +114,14 @@ functions! {
 static LIBRARY: OnceLock<Result<Library, Missing>> = OnceLock::new();
 
 impl Library {
-    /// The library, loaded now if it was not.
+    /// Returns the library, which is loaded at the first call.
     pub(crate) fn load() -> Result<&'static Self, RdmaError> {
         let library = LIBRARY.get_or_init(Self::open);
         library.as_ref().map_err(|missing| missing.error())
     }
 }
 
-/// The library of what is open already.
+/// Returns the library that an open device has already loaded.
 pub(crate) fn verbs() -> &'static Library {
     Library::load().expect("a device was opened with it")
 }

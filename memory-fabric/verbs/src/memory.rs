@@ -1,4 +1,4 @@
-//! Protection domains, and memory that adapters may reach.
+//! Protection domains, and registered memory.
 
 use super::abi::{ibv_access_flags, ibv_mr, ibv_pd};
 use super::device::Device;
@@ -11,20 +11,19 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What may be done to registered memory.
+/// Access rights to registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Access {
-    /// Answers of the other end are put here, and pages for it are sent from here; it can reach
-    /// nothing by itself.
+    /// Requests of this end receive into it and send from it; the peer has no access.
     Local,
-    /// The other end reads.
+    /// The peer may read.
     RemoteRead,
-    /// The other end reads and writes.
+    /// The peer may read and write.
     RemoteWrite,
 }
 
 impl Access {
-    /// What queue pairs let the other end do.
+    /// Returns the rights of queue pairs.
     pub(crate) fn rights(self) -> ibv_access_flags {
         match self {
             Self::Local => ibv_access_flags(0),
@@ -35,21 +34,21 @@ impl Access {
         }
     }
 
-    /// What memory is registered for: also for writing by this end, without which some kernels
-    /// pin the page of zeros in place of one that was never written.
+    /// Returns the flags for registration. They include local writes, without which some kernels
+    /// pin the zero page for pages that were never written.
     fn flags(self) -> ibv_access_flags {
         self.rights() | ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
     }
 }
 
-/// Keeps what belongs to one VM apart: queue pairs reach memory of their own domain only, also
-/// when the other end guesses another's key.
+/// Isolates the memory of one VM: queue pairs access memory of their own domain only, even if a
+/// peer guesses the key of another.
 #[derive(Debug)]
 pub struct ProtectionDomain {
     domain: NonNull<ibv_pd>,
     device: Arc<Device>,
     staging: StagingPool,
-    /// Whether a queue pair could not be ended, so that it may still write somewhere.
+    /// Whether destroying a queue pair failed, so that it may still write to memory.
     distrusted: AtomicBool,
     _share: Share,
 }
@@ -60,11 +59,11 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// A domain of its own.
+    /// Creates a domain.
     ///
     /// # Errors
     ///
-    /// When the device has none left, or the verb fails.
+    /// Fails when the device has none left, or the verb fails.
     pub fn new(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
         let share = device.resources().protection_domains.take()?;
         // SAFETY: the device is open.
@@ -80,8 +79,8 @@ impl ProtectionDomain {
         }))
     }
 
-    /// The domain of connections whose other ends can reach nothing here; there is one for each
-    /// device.
+    /// Returns the domain of connections whose peers have no access to local memory; each device
+    /// has one.
     pub fn own(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
         device.own_domain()
     }
@@ -90,9 +89,10 @@ impl ProtectionDomain {
         &self.staging
     }
 
-    /// A queue pair could not be ended: what it may still write to is used for nothing else.
+    /// Records that destroying a queue pair failed: memory that it may still write to is never
+    /// reused.
     pub(crate) fn distrust(&self) {
-        // Relaxed, as below: the thread that ends a queue pair gives back its buffer afterwards.
+        // Relaxed, as below: the thread that destroys a queue pair releases its buffer afterwards.
         self.distrusted.store(true, Ordering::Relaxed);
     }
 
@@ -100,7 +100,7 @@ impl ProtectionDomain {
         !self.distrusted.load(Ordering::Relaxed)
     }
 
-    /// Its device.
+    /// Returns its device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         &self.device
@@ -113,7 +113,7 @@ impl ProtectionDomain {
 
 impl Drop for ProtectionDomain {
     fn drop(&mut self) {
-        // SAFETY: what was made in the domain keeps it alive, so there is nothing of it left.
+        // SAFETY: objects in the domain keep it alive, so none is left.
         let result = unsafe { (verbs().ibv_dealloc_pd)(self.as_ptr()) };
         if let Err(error) = check("ibv_dealloc_pd", self.device.name(), result) {
             tracing::warn!("{error}");
@@ -121,16 +121,16 @@ impl Drop for ProtectionDomain {
     }
 }
 
-/// Whether pages of registered memory have to stay where they are.
+/// Whether pages of registered memory are pinned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Paging {
-    /// All are made, and stay.
+    /// All pages are allocated and pinned.
     Pinned,
-    /// The adapter takes them when it needs them, and follows what the kernel does with them.
+    /// The adapter maps pages on demand, and follows changes of the kernel's page tables.
     OnDemand,
 }
 
-/// Memory that an adapter may reach by a key, until this is dropped.
+/// Memory that is registered with an adapter until this is dropped.
 #[derive(Debug)]
 pub struct MemoryRegion {
     region: NonNull<ibv_mr>,
@@ -139,21 +139,21 @@ pub struct MemoryRegion {
     _shares: [Share; 2],
 }
 
-// SAFETY: a region is a handle; who touches the memory, and when, is for its users to say.
+// SAFETY: a region is a handle; its users synchronize accesses to the memory.
 unsafe impl Send for MemoryRegion {}
 // SAFETY: as above; the handle itself is only read.
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers `bytes` bytes from `start` on. If they are pinned, that takes a time that grows
-    /// with them, since all are made.
+    /// Registers `bytes` bytes from `start` on. If they are pinned, the time grows with their
+    /// number, since all are allocated.
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped for as long as the region lives; and be the same pages if they
-    /// are pinned: the adapter goes by these, whatever is mapped at their addresses later. With
-    /// [`Access::Local`] nobody may rely on what is in it while a request that targets it is
-    /// outstanding.
+    /// The memory must stay mapped for as long as the region lives. If it is pinned, its pages must
+    /// not be replaced either: the adapter continues to access the original pages, whatever is
+    /// mapped at their addresses later. With [`Access::Local`] no code may rely on the contents of
+    /// memory that an outstanding request targets.
     pub unsafe fn register(
         domain: &Arc<ProtectionDomain>,
         start: *mut u8,
@@ -176,7 +176,7 @@ impl MemoryRegion {
         };
         let pinned = resources::pinned().count(pinned_bytes);
         let flags = libc::c_int::try_from(flags.0).expect("small flags");
-        // SAFETY: the domain is there, and the memory is, as the caller promises.
+        // SAFETY: the domain is valid, and so is the memory, as the caller guarantees.
         let region = unsafe { (verbs().ibv_reg_mr)(domain.as_ptr(), start.cast(), bytes, flags) };
         let region = NonNull::new(region).ok_or_else(|| RdmaError::Register {
             bytes,
@@ -191,24 +191,24 @@ impl MemoryRegion {
         })
     }
 
-    /// The domain that it belongs to.
+    /// Returns its domain.
     #[must_use]
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.domain
     }
 
-    /// Whether its pages have to stay where they are.
+    /// Returns whether its pages are pinned.
     pub fn is_pinned(&self) -> bool {
         self.paging == Paging::Pinned
     }
 
-    /// The key for requests of this end.
+    /// Returns the key for local requests.
     pub fn local_key(&self) -> u32 {
         // SAFETY: the handle is valid, and the library does not change it.
         unsafe { self.region.as_ref().lkey }
     }
 
-    /// The key for requests of the other end.
+    /// Returns the key for requests of the peer.
     pub fn remote_key(&self) -> u32 {
         // SAFETY: as above.
         unsafe { self.region.as_ref().rkey }
@@ -220,7 +220,7 @@ impl Drop for MemoryRegion {
         // SAFETY: the region is ours; requests that still use it fail from now on.
         let result = unsafe { (verbs().ibv_dereg_mr)(self.region.as_ptr()) };
         if let Err(error) = check("ibv_dereg_mr", self.domain.device.name(), result) {
-            // The pages stay pinned, so nobody else gets them before the process ends.
+            // The pages stay pinned, so they are not reused before the process ends.
             tracing::warn!("{error}");
         }
     }

@@ -1,8 +1,8 @@
-//! Memory that is registered without being pinned, where the adapter offers it.
+//! Detection of on-demand paging, with which memory is registered without being pinned.
 //!
-//! An adapter with on-demand paging follows the page tables of the process: it takes a page when it
-//! first needs it, and lets go of it when the kernel wants that. What it can do is told by a call
-//! that libibverbs has as a place in the open device, and not as a function.
+//! An adapter with on-demand paging follows the page tables of the process: it maps a page at the
+//! first access, and unmaps it when the kernel requires it. The capability is queried through a
+//! function pointer in the open device, since libibverbs exports no function for it.
 
 use super::abi::{
     ibv_context, ibv_device_attr_ex, ibv_odp_caps, ibv_odp_general_caps,
@@ -14,16 +14,16 @@ const SUPPORT: u64 = ibv_odp_general_caps::IBV_ODP_SUPPORT.0 as u64;
 const SUPPORT_WRITE: u32 = ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_WRITE.0;
 const SUPPORT_READ: u32 = ibv_odp_transport_cap_bits::IBV_ODP_SUPPORT_READ.0;
 
-/// Whether a device pages on demand for READs and WRITEs over reliable connections.
+/// Returns whether a device pages on demand for READs and WRITEs over reliable connections.
 ///
 /// # Safety
 ///
 /// The device must be open.
 pub(crate) unsafe fn is_offered(context: *mut ibv_context) -> bool {
-    // SAFETY: the device is open. The rest is what `verbs_get_ctx_op` of `infiniband/verbs.h` does:
-    // a device that says so in this field is the last part of a larger structure, whose size is in
-    // it; older libraries have one without the first fields. rdma-sys has it too, but compares the
-    // field with a number of 32 bits.
+    // SAFETY: the device is open. The rest follows `verbs_get_ctx_op` of `infiniband/verbs.h`: a
+    // device with the marker in this field is the last part of a larger structure, which contains
+    // its own size; older libraries have one without the first fields. rdma-sys has this function
+    // too, but compares the field with a 32-bit number.
     unsafe {
         if (*context).abi_compat.addr() != usize::MAX {
             return false;
@@ -37,7 +37,7 @@ pub(crate) unsafe fn is_offered(context: *mut ibv_context) -> bool {
         let Some(query) = (*extended).query_device_ex else {
             return false;
         };
-        // Numbers, for which zero is a value.
+        // Numbers, for which zero is a valid value.
         let mut attributes: ibv_device_attr_ex = zeroed();
         let bytes = size_of_val(&attributes);
         let result = query(context, std::ptr::null(), &raw mut attributes, bytes);
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn reads_and_writes_over_reliable_connections_are_wanted() {
         let offered = |general_caps, rc_odp_caps| {
-            // SAFETY: numbers, for which zero is a value.
+            // SAFETY: numbers, for which zero is a valid value.
             let mut offered: ibv_odp_caps = unsafe { zeroed() };
             offered.general_caps = general_caps;
             offered.per_transport_caps.rc_odp_caps = rc_odp_caps;

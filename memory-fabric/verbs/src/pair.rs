@@ -2,18 +2,18 @@
 //!
 //! # Retries
 //!
-//! A request whose answer does not come is sent again by the adapter after [`TIMEOUT_EXPONENT`]
-//! (67 ms; the specification lets adapters take up to four times as long), at most [`RETRIES`]
-//! times. So an outage of 200 ms is survived without anybody noticing but by its time, and a
-//! peer that is gone is found out after half a second on SoftRoCE, and after some two seconds
-//! on adapters that take their time. A shorter time-out would send again what a busy SoftRoCE peer
-//! is only slow to answer; a longer one makes each lost packet dearer, since the last packet
-//! of an answer is missed by the time-out alone.
+//! The adapter repeats a request without an answer after [`TIMEOUT_EXPONENT`] (67 ms; the
+//! specification allows adapters up to four times as long), at most [`RETRIES`] times. An outage of
+//! 200 ms thus only costs time, and the failure of a peer is detected after half a second on
+//! SoftRoCE, and after about two seconds on slower adapters. A shorter timeout would repeat
+//! requests to which a busy SoftRoCE peer is only slow to answer. A longer one would increase the
+//! cost of packet loss, since the loss of an answer's last packet is detected by the timeout only.
 //!
-//! READs and WRITEs need no receive requests at the other end, so that a peer with pinned memory is
-//! never "not ready": [`NOT_READY_RETRIES`] is for one that says so all the same, and is finite. One
-//! whose memory is paged on demand says it while it makes a page, which takes as long as the kernel
-//! there takes: [`NOT_READY_RETRIES_PAGING`] is for ever, and the lane's own deadline ends it.
+//! READs and WRITEs need no receive requests at the peer, so a peer with pinned memory is never
+//! "not ready": [`NOT_READY_RETRIES`] is for one that nevertheless claims to be, and is finite. A
+//! peer with on-demand paging reports it while it allocates a page, which takes as long as its
+//! kernel takes: [`NOT_READY_RETRIES_PAGING`] is unlimited, and the lane's own deadline ends the
+//! retries.
 
 use super::abi::{
     ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
@@ -31,37 +31,37 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// The time-out is 4.096 us times two to this (InfiniBand Architecture Specification, volume 1,
-/// section 9.7.6.1.3): 67 ms.
+/// The timeout is 4.096 us times two to the power of this (InfiniBand Architecture Specification,
+/// volume 1, section 9.7.6.1.3): 67 ms.
 pub const TIMEOUT_EXPONENT: u8 = 14;
-/// How often a request is sent again. Three bits; but to SoftRoCE (`rdma_rxe`) 7 is for ever.
+/// Retries of a request. The field has three bits; SoftRoCE (`rdma_rxe`) treats 7 as unlimited.
 pub const RETRIES: u8 = 6;
-/// How often a request is sent again to a peer that is not ready. 7 would be for ever.
+/// Retries of a request to a peer that is not ready. 7 would be unlimited.
 pub const NOT_READY_RETRIES: u8 = 6;
-/// The same with a peer that makes pages when they are needed.
+/// Retries of a request to a peer that pages on demand: unlimited.
 pub const NOT_READY_RETRIES_PAGING: u8 = 7;
-/// For how long a peer that is not ready is left alone: code 12 is 0.64 ms.
+/// Pause before a retry to a peer that is not ready: code 12 is 0.64 ms.
 const NOT_READY_TIMER: u8 = 12;
-/// Routers that a packet may pass.
+/// Hop limit of packets.
 const HOPS_MAX: u8 = 64;
 
-/// The states of a queue pair that are used here.
+/// The used states of a queue pair.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PairState {
-    /// New.
+    /// Newly created.
     Reset,
     /// It has its port and rights.
     Init,
-    /// It knows the other end, and answers it.
+    /// It knows the peer, and answers its requests.
     ReadyToReceive,
-    /// It sends requests too.
+    /// It also sends requests.
     ReadyToSend,
-    /// It failed, or was ended: what is outstanding completes with an error.
+    /// It failed or was ended: outstanding requests complete with an error.
     Error,
 }
 
 impl PairState {
-    /// Whether a queue pair may go from here to there in one step.
+    /// Returns whether a transition between two states is valid.
     #[must_use]
     pub fn may_become(self, next: Self) -> bool {
         use PairState::*;
@@ -91,9 +91,9 @@ pub struct QueuePair {
     packet_number: u32,
     reads_answered: u8,
     reads_sent: u8,
-    /// "queue pair 17 of rxe0 to 10.77.0.2:7700", for errors.
+    /// Description for errors: "queue pair 17 of rxe0 to 10.77.0.2:7700".
     on: String,
-    /// Kept for as long as the pair is there.
+    /// Keeps the queue alive for the lifetime of the pair.
     _queue: Arc<CompletionQueue>,
     domain: Arc<ProtectionDomain>,
     _share: Share,
@@ -103,8 +103,8 @@ pub struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// A pair on the port of `route` with room for `requests` requests, ready to be connected.
-    /// `access` is what the other end may do in memory of the domain.
+    /// Creates a queue pair for up to `requests` requests on the port of `route`, ready to be
+    /// connected. `access` is the peer's right to memory of the domain.
     pub fn new(
         domain: &Arc<ProtectionDomain>,
         queue: &Arc<CompletionQueue>,
@@ -124,7 +124,7 @@ impl QueuePair {
             srq: ptr::null_mut(),
             cap: ibv_qp_cap {
                 max_send_wr: u32::try_from(requests).expect("a small constant"),
-                // Nothing is received, but some providers want a place.
+                // Nothing is received, but some providers require an entry.
                 max_recv_wr: 1,
                 max_send_sge: 1,
                 max_recv_sge: 1,
@@ -133,14 +133,14 @@ impl QueuePair {
             qp_type: ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queue are there, and are kept for as long as the pair.
+        // SAFETY: domain and queue are valid, and are kept for the lifetime of the pair.
         let pair =
             NonNull::new(unsafe { (verbs().ibv_create_qp)(domain.as_ptr(), &raw mut attributes) });
         let pair = pair.ok_or_else(|| {
             let on = format!("{} to {peer}", device.name());
             failed("ibv_create_qp", &on, io::Error::last_os_error())
         })?;
-        // SAFETY: the pair is there, and its number does not change.
+        // SAFETY: the pair is valid, and its number does not change.
         let number = unsafe { pair.as_ref().qp_num };
         let mut pair = Self {
             pair,
@@ -165,10 +165,10 @@ impl QueuePair {
         Ok(pair)
     }
 
-    /// What the other end has to know.
+    /// Returns this end's parameters for the peer.
     pub fn endpoint(&self) -> Endpoint {
         Endpoint {
-            // SAFETY: the pair is there, and its number does not change.
+            // SAFETY: the pair is valid, and its number does not change.
             queue_pair: unsafe { self.pair.as_ref().qp_num },
             packet_number: self.packet_number,
             link: self.route.link,
@@ -179,7 +179,7 @@ impl QueuePair {
         }
     }
 
-    /// Connects to the other end, which may be not ready so many times for one request.
+    /// Connects to the peer, which may be not ready this many times for one request.
     pub fn connect(&mut self, other: &Endpoint, not_ready_retries: u8) -> Result<(), RdmaError> {
         let mtu = other.check()?.min(self.route.mtu);
         if other.link != self.route.link {
@@ -226,7 +226,7 @@ impl QueuePair {
         self.become_state(PairState::ReadyToSend, attributes, mask)
     }
 
-    /// Ends the connection: what is outstanding completes, with an error.
+    /// Ends the connection: outstanding requests complete with an error.
     pub fn fail(&mut self) -> Result<(), RdmaError> {
         self.become_state(PairState::Error, empty(), ibv_qp_attr_mask(0))
     }
@@ -247,7 +247,7 @@ impl QueuePair {
         attributes.qp_state = next.to_verbs();
         let mask = (mask | ibv_qp_attr_mask::IBV_QP_STATE).0;
         let mask = libc::c_int::try_from(mask).expect("small flags");
-        // SAFETY: the pair is there, and the structure has what the mask names.
+        // SAFETY: the pair is valid, and the structure has the fields that the mask names.
         let result =
             unsafe { (verbs().ibv_modify_qp)(self.pair.as_ptr(), &raw mut attributes, mask) };
         check("ibv_modify_qp", &self.on, result).inspect_err(|error| {
@@ -261,31 +261,31 @@ impl QueuePair {
     ///
     /// # Safety
     ///
-    /// Where the requests write must be registered for that and not be relied on until they have
-    /// completed, or the pair is gone.
+    /// The memory to which the requests write must be registered for that, and its contents must
+    /// not be relied on until they have completed or the pair is destroyed.
     pub unsafe fn post(&mut self, batch: &mut Batch) -> Result<(), RdmaError> {
         let first = batch.take();
         let mut bad = ptr::null_mut();
-        // SAFETY: the pair is there, and the chain was just made of valid requests, which the
-        // call copies; the rest the caller promises.
+        // SAFETY: the pair is valid, and the chain was just built from valid requests, which the
+        // call copies; the caller guarantees the rest.
         let result = unsafe { ibv_post_send(self.pair.as_ptr(), first, &raw mut bad) };
         check("ibv_post_send", &self.on, result)
     }
 
-    /// Takes it away. False when that failed, so that the adapter may still work for it, or when
-    /// it did for another pair of the domain.
+    /// Destroys the queue pair. Returns false if that failed, now or for another pair of the
+    /// domain: the adapter may then still access its memory.
     pub fn end(self) -> bool {
         let domain = Arc::clone(&self.domain);
         drop(self);
         domain.is_trusted()
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     pub fn device(&self) -> &str {
         self.domain.device().name()
     }
 
-    /// Device, number and peer.
+    /// Returns device, number and peer.
     #[must_use]
     pub fn on(&self) -> &str {
         &self.on
@@ -294,7 +294,7 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: the pair is ours. When this returns the adapter does nothing for it any more.
+        // SAFETY: the pair is ours. After the call the adapter no longer accesses memory for it.
         let result = unsafe { (verbs().ibv_destroy_qp)(self.pair.as_ptr()) };
         if let Err(error) = check("ibv_destroy_qp", &self.on, result) {
             self.domain.distrust();
@@ -304,7 +304,7 @@ impl Drop for QueuePair {
 }
 
 fn empty() -> ibv_qp_attr {
-    // SAFETY: a structure of numbers, for which zero is a value.
+    // SAFETY: a structure of numbers, for which zero is a valid value.
     unsafe { std::mem::zeroed() }
 }
 

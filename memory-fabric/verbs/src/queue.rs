@@ -1,4 +1,4 @@
-//! Completion queues, and sleeping until something completes.
+//! Completion queues, and sleeping until a request completes.
 
 use super::abi::{ibv_comp_channel, ibv_cq, ibv_poll_cq, ibv_req_notify_cq, ibv_wc, ibv_wc_status};
 use super::device::Device;
@@ -11,31 +11,31 @@ use std::os::fd::{AsRawFd as _, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-/// Completions taken at once.
+/// Number of completions polled at once.
 const POLL_BATCH: usize = 16;
 
-/// What became of a request.
+/// The completion of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Done {
-    /// Its number.
+    /// Id of the request.
     pub id: u64,
-    /// `IBV_WC_SUCCESS`, or why it failed.
+    /// `IBV_WC_SUCCESS`, or an error code.
     pub status: u32,
-    /// What the adapter adds to that.
+    /// Vendor-specific error code.
     pub vendor: u32,
 }
 
 impl Done {
-    /// Whether the request was carried out.
+    /// Returns whether the request succeeded.
     #[must_use]
     pub fn is_success(self) -> bool {
         self.status == ibv_wc_status::IBV_WC_SUCCESS
     }
 
-    /// The status in words.
+    /// Returns a description of the status.
     #[must_use]
     pub fn status_text(self) -> String {
-        // SAFETY: the function gives a constant text for every number.
+        // SAFETY: the function returns a constant text for every number.
         let text = unsafe { (verbs().ibv_wc_status_str)(self.status) };
         if text.is_null() {
             return "unknown".to_owned();
@@ -46,17 +46,17 @@ impl Done {
     }
 }
 
-/// Room for completions that were taken.
+/// A buffer of polled completions.
 pub struct Taken {
     completions: Box<[ibv_wc; POLL_BATCH]>,
     filled: std::ops::Range<usize>,
 }
 
 impl Taken {
-    /// Room, empty.
+    /// Creates an empty buffer.
     #[must_use]
     pub fn new() -> Self {
-        // SAFETY: a structure of numbers, for which zero is a value.
+        // SAFETY: a structure of numbers, for which zero is a valid value.
         let empty = |_| -> ibv_wc { unsafe { std::mem::zeroed() } };
         Self {
             completions: Box::new(std::array::from_fn(empty)),
@@ -64,7 +64,7 @@ impl Taken {
         }
     }
 
-    /// Whether all were handed out.
+    /// Returns whether all completions were taken from the buffer.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.filled.is_empty()
@@ -96,7 +96,7 @@ impl std::fmt::Debug for Taken {
     }
 }
 
-/// A channel by which an adapter tells that something completed, as a descriptor.
+/// A channel through which an adapter signals completions, with a descriptor.
 #[derive(Debug)]
 struct Channel {
     channel: NonNull<ibv_comp_channel>,
@@ -118,7 +118,7 @@ impl Channel {
             channel,
             device: Arc::clone(device),
         };
-        // An event is taken only when there is one: no call here waits.
+        // Non-blocking, so that reading an event without one does not wait.
         rustix::io::ioctl_fionbio(channel.fd(), true).map_err(|error| {
             RdmaError::System("make an event channel non-blocking", error.into())
         })?;
@@ -126,15 +126,15 @@ impl Channel {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        // SAFETY: the channel is there and open for as long as it is borrowed, and its descriptor
-        // does not change.
+        // SAFETY: the channel is valid and open while it is borrowed, and its descriptor does not
+        // change.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
     }
 }
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: its queue, the only one, is gone.
+        // SAFETY: its only queue is destroyed.
         let result = unsafe { (verbs().ibv_destroy_comp_channel)(self.channel.as_ptr()) };
         if let Err(error) = check("ibv_destroy_comp_channel", self.device.name(), result) {
             tracing::warn!("{error}");
@@ -142,11 +142,11 @@ impl Drop for Channel {
     }
 }
 
-/// Where requests of queue pairs complete.
+/// The completion queue of queue pairs.
 #[derive(Debug)]
 pub struct CompletionQueue {
     queue: NonNull<ibv_cq>,
-    /// `None` when nobody ever sleeps for it.
+    /// `None` for a queue without sleepers.
     channel: Option<Channel>,
     device: Arc<Device>,
     _share: Share,
@@ -158,12 +158,12 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue with room for `entries` completions, which can be slept for.
+    /// Creates a queue for `entries` completions, with an event descriptor.
     pub fn with_events(device: &Arc<Device>, entries: usize) -> Result<Arc<Self>, RdmaError> {
         Self::create(device, entries, Some(Channel::new(device)?))
     }
 
-    /// The queue that nobody looks at: of all ends that only answer. There is one for each device.
+    /// Returns the queue of ends that only answer, which is never polled. Each device has one.
     pub fn silent(device: &Arc<Device>) -> Result<Arc<Self>, RdmaError> {
         device.silent_queue()
     }
@@ -200,14 +200,13 @@ impl CompletionQueue {
         self.queue.as_ptr()
     }
 
-    /// Takes completions that are there, if `taken` has none left; without a system call on most
-    /// adapters.
+    /// Polls for completions if `taken` has none left; most adapters need no system call for it.
     pub fn poll(&self, taken: &mut Taken) -> Result<(), RdmaError> {
         if !taken.is_empty() {
             return Ok(());
         }
         let most = libc::c_int::try_from(POLL_BATCH).expect("a small constant");
-        // SAFETY: the queue is there, and the room has so many places.
+        // SAFETY: the queue is valid, and the buffer has that many entries.
         let count = unsafe { ibv_poll_cq(self.as_ptr(), most, taken.completions.as_mut_ptr()) };
         match usize::try_from(count) {
             Ok(count) => {
@@ -222,19 +221,19 @@ impl CompletionQueue {
         }
     }
 
-    /// What is readable when something has completed since [`Self::arm`].
+    /// Returns the descriptor that is readable after a completion since [`Self::arm`].
     pub fn event_fd(&self) -> Option<RawFd> {
         self.channel
             .as_ref()
             .map(|channel| channel.fd().as_raw_fd())
     }
 
-    /// Makes the next completion readable on the descriptor, and takes away what was. What
-    /// completed before has to be looked for once more after this.
+    /// Requests an event for the next completion, and consumes earlier events. The caller must poll
+    /// once more afterwards for completions from before the call.
     pub fn arm(&self) -> Result<(), RdmaError> {
         if let Some(channel) = &self.channel {
             let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: the channel is there; an event is of its only queue, this one, and each
+            // SAFETY: the channel is valid; an event belongs to its only queue, this one, and each
             // is acknowledged once.
             unsafe {
                 while (verbs().ibv_get_cq_event)(
@@ -247,7 +246,7 @@ impl CompletionQueue {
                 }
             }
         }
-        // SAFETY: the queue is there.
+        // SAFETY: the queue is valid.
         let result = unsafe { ibv_req_notify_cq(self.as_ptr(), 0) };
         check("ibv_req_notify_cq", self.device.name(), result)
     }
@@ -255,8 +254,8 @@ impl CompletionQueue {
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
-        // SAFETY: queue pairs keep the queue alive, so none is left; events were acknowledged
-        // when they were taken.
+        // SAFETY: queue pairs keep the queue alive, so none is left; all events that were read have
+        // been acknowledged.
         let result = unsafe { (verbs().ibv_destroy_cq)(self.as_ptr()) };
         if let Err(error) = check("ibv_destroy_cq", self.device.name(), result) {
             tracing::warn!("{error}");

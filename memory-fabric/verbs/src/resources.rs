@@ -1,9 +1,9 @@
-//! What this process uses of what there is only so much of: queue pairs and the like of a
-//! device, connections of a node, memory that may be pinned.
+//! Usage of limited resources: queue pairs and other objects of a device, connections of a node,
+//! memory that may be pinned.
 //!
-//! A device's limits are those of the whole host, and what is counted is this process's part. So
-//! a verb may fail before the count reaches the limit; where the count does reach it, the error
-//! says what, how many and what to do, and no verb is tried.
+//! A device's limits apply to the whole host, and the counts cover this process only. A verb may
+//! therefore fail before the count reaches the limit. When the count does reach it, the error names
+//! the resource, the numbers and a remedy, and the verb is not called.
 
 use super::RdmaError;
 use serde::Serialize;
@@ -11,56 +11,56 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Parts of a limit, of five, from which on its use is warned about: 80 %.
+/// Threshold of a warning, in fifths of the limit: 80 %.
 const WARN_FIFTHS: u64 = 4;
 
-/// A limit that stands for none.
+/// The value that represents no limit.
 const NONE: u64 = u64::MAX;
 
-/// Bit of `CapEff` in `/proc/self/status` with which the limit of locked memory does not count
-/// (`CAP_IPC_LOCK` of `linux/capability.h`).
+/// Bit of `CapEff` in `/proc/self/status` that lifts the limit of locked memory (`CAP_IPC_LOCK` of
+/// `linux/capability.h`).
 const CAP_IPC_LOCK: u32 = 14;
 
-/// How many of something are in use, and how many there may be.
+/// Current use and limit of a resource.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Usage {
     /// In use by this process.
     pub in_use: u64,
-    /// How many there may be; `None` where there is no limit.
+    /// The limit; `None` without one.
     pub limit: Option<u64>,
 }
 
-/// What this process uses of a device.
+/// This process's usage of a device.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 pub struct DeviceUsage {
     /// The device.
     pub device: String,
     /// One for each connection.
     pub queue_pairs: Usage,
-    /// Where requests complete.
+    /// Completion queues.
     pub completion_queues: Usage,
-    /// Pieces of memory that it may reach.
+    /// Memory regions.
     pub memory_regions: Usage,
-    /// What keeps VMs apart.
+    /// Protection domains, which isolate VMs.
     pub protection_domains: Usage,
 }
 
-/// A limit, and what is taken of it.
+/// A limit and its current use.
 #[derive(Debug)]
 pub struct Quota {
-    /// In the plural: "queue pairs".
+    /// Name of the resource in the plural: "queue pairs".
     what: &'static str,
-    /// Whose: "rxe0".
+    /// Its owner: "rxe0".
     of: String,
-    /// What to do when all are taken.
+    /// Remedy when all are in use.
     remedy: &'static str,
-    // Relaxed, both: they say nothing about other memory.
+    // Relaxed, both: they order no other memory accesses.
     in_use: AtomicU64,
     limit: u64,
     warned: AtomicBool,
 }
 
-/// What was taken of a quota; given back when it is dropped.
+/// A part of a quota, returned on drop.
 #[derive(Debug)]
 pub struct Share {
     quota: Arc<Quota>,
@@ -68,7 +68,8 @@ pub struct Share {
 }
 
 impl Quota {
-    /// A quota of `limit` things named `what` of owner `of`; the error for one too many says `remedy`.
+    /// Creates a quota of `limit` resources named `what` of owner `of`; the error beyond the limit
+    /// contains `remedy`.
     pub fn new(
         what: &'static str,
         of: impl Into<String>,
@@ -85,7 +86,7 @@ impl Quota {
         })
     }
 
-    /// Takes one, unless all are in use.
+    /// Takes one unless all are in use.
     ///
     /// # Errors
     ///
@@ -109,7 +110,7 @@ impl Quota {
         }
     }
 
-    /// Counts so many as taken, whatever the limit is: for one that somebody else enforces.
+    /// Adds `amount` regardless of the limit: for limits that the kernel enforces.
     pub fn count(self: &Arc<Self>, amount: u64) -> Share {
         // Relaxed: see the field.
         self.in_use.fetch_add(amount, Ordering::Relaxed);
@@ -128,7 +129,7 @@ impl Quota {
         }
     }
 
-    /// Whether most of it is taken; true once only.
+    /// Returns whether the threshold of the warning was reached, the first time only.
     fn is_to_be_warned_of(&self) -> bool {
         let Usage { in_use, limit } = self.usage();
         let Some(limit) = limit else {
@@ -137,7 +138,7 @@ impl Quota {
         is_most(in_use, limit) && !self.warned.swap(true, Ordering::Relaxed)
     }
 
-    /// How many are in use now.
+    /// Returns the current use.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
@@ -147,7 +148,7 @@ impl Quota {
     }
 }
 
-/// Whether `in_use` is 80 % of `limit` or more.
+/// Returns whether `in_use` is 80 % of `limit` or more.
 fn is_most(in_use: u64, limit: u64) -> bool {
     u128::from(in_use) * 5 >= u128::from(limit) * u128::from(WARN_FIFTHS)
 }
@@ -158,7 +159,7 @@ impl Drop for Share {
     }
 }
 
-/// What a device has, as `ibv_query_device` tells it.
+/// Limits of a device from `ibv_query_device`.
 #[cfg(feature = "libibverbs")]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
@@ -204,13 +205,14 @@ impl Resources {
     }
 }
 
-/// A limit as a device tells it; one that is zero or negative says nothing.
+/// Converts a device's limit; zero or a negative number means unknown.
 #[cfg(feature = "libibverbs")]
 fn limit_of(count: libc::c_int) -> Option<u64> {
     u64::try_from(count).ok().filter(|&count| count > 0)
 }
 
-/// Memory that this process has pinned for adapters, bytes. The kernel enforces the limit.
+/// Returns the quota of memory that this process has pinned for adapters, in bytes. The kernel
+/// enforces its limit.
 pub(crate) fn pinned() -> &'static Arc<Quota> {
     static PINNED: OnceLock<Arc<Quota>> = OnceLock::new();
     PINNED.get_or_init(|| {
@@ -224,7 +226,7 @@ pub(crate) fn pinned() -> &'static Arc<Quota> {
     })
 }
 
-/// Memory that this process has pinned for adapters, and how much it may.
+/// Returns the memory that this process has pinned for adapters, and its limit.
 #[must_use]
 pub fn pinned_bytes() -> Usage {
     pinned().usage()
@@ -238,7 +240,7 @@ fn pinned_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current
 }
 
-/// Whether a process with this `/proc/PID/status` has a capability.
+/// Returns whether a process with this `/proc/PID/status` has a capability.
 fn has_capability(status: &str, number: u32) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
@@ -289,7 +291,7 @@ mod tests {
     #[test]
     fn most_of_it_in_use_is_warned_of_once() {
         let quota = quota(Some(10));
-        // Without `take`, which asks itself.
+        // Not through `take`, which checks for the warning itself.
         let mut warnings = Vec::new();
         for in_use in [0, 7, 8, 10, 3, 9] {
             quota.in_use.store(in_use, Ordering::Relaxed);

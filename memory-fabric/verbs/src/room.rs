@@ -1,15 +1,15 @@
-//! Which pages of a staging buffer are in use.
+//! The allocation of pages in a staging buffer.
 
-/// Pages of a buffer, given out in runs. Without allocation once made.
+/// Pages of a buffer, allocated in runs. No heap allocation after creation.
 #[derive(Debug)]
 pub struct Room {
-    /// One bit a page; set when it is in use.
+    /// One bit per page; set when it is in use.
     used: Box<[u64]>,
     pages: usize,
 }
 
 impl Room {
-    /// A buffer of so many pages, all free.
+    /// Creates a buffer of this many free pages.
     #[must_use]
     pub fn new(pages: usize) -> Self {
         Self {
@@ -18,7 +18,7 @@ impl Room {
         }
     }
 
-    /// Takes the first run of `count` free pages.
+    /// Allocates the first run of `count` free pages.
     pub fn take(&mut self, count: usize) -> Option<usize> {
         let mut length = 0;
         for page in 0..self.pages {
@@ -36,7 +36,7 @@ impl Room {
         None
     }
 
-    /// Gives a run back that was taken.
+    /// Frees an allocated run.
     pub fn give_back(&mut self, first: usize, count: usize) {
         debug_assert!((first..first + count).all(|page| self.is_used(page)));
         self.mark(first, count, false);

@@ -1,5 +1,4 @@
-//! Where the bytes of requests are while adapters work on them: registered once, in slabs that
-//! connections share.
+//! Buffers that adapters access for requests: registered once, in slabs that connections share.
 
 use super::RdmaError;
 use super::memory::{Access, MemoryRegion, Paging, ProtectionDomain};
@@ -7,12 +6,11 @@ use super::room::Room;
 use fabric_host::{Mapping, PAGE_SIZE, lock};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Pages of a slab: what connections for faults (64), for prefetching (512) and for write-backs (64,
-/// and one for flushes) of one donor take together, so that each donor costs one region. 2.5 MiB.
+/// Pages of a slab: the sum for one donor's connections for faults (64), for prefetching (512) and
+/// for write-backs (64, and one for flushes), so that each donor needs one region. 2.5 MiB.
 const SLAB_PAGES: usize = 641;
 
-/// The slabs of a domain that are in use. Each is given back to the system with the last of its
-/// buffers.
+/// The slabs of a domain that are in use. Each is unmapped with the last of its buffers.
 #[derive(Debug, Default)]
 pub(crate) struct StagingPool {
     slabs: Mutex<Vec<Weak<Slab>>>,
@@ -20,7 +18,7 @@ pub(crate) struct StagingPool {
 
 #[derive(Debug)]
 struct Slab {
-    // Before the memory, which it keeps pinned.
+    // Dropped before the memory that it pins.
     region: MemoryRegion,
     memory: Mapping,
     room: Mutex<Room>,
@@ -30,13 +28,13 @@ struct Slab {
 #[derive(Debug)]
 pub struct Staging {
     slab: Arc<Slab>,
-    /// Its place in the slab.
+    /// Its first page in the slab.
     first: usize,
     pages: usize,
 }
 
 impl Staging {
-    /// A buffer of so many pages, of a slab that is there if one has room.
+    /// Allocates a buffer of this many pages, in an existing slab if one has room.
     pub fn new(domain: &Arc<ProtectionDomain>, pages: usize) -> Result<Self, RdmaError> {
         let pool = domain.staging();
         let there = pool.live();
@@ -56,35 +54,36 @@ impl Staging {
         Ok(Self { slab, first, pages })
     }
 
-    /// The key for requests of this end.
+    /// Returns the key for local requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {
         self.slab.region.local_key()
     }
 
-    /// The address of some of its pages, for requests.
+    /// Returns the address of some of its pages, for requests.
     pub fn address(&self, page: usize, count: usize) -> u64 {
         self.at(page, count).addr() as u64
     }
 
-    /// A page to be filled before it is sent.
+    /// Returns a page to fill before it is sent.
     ///
     /// # Safety
     ///
     /// No request that uses the page may be outstanding.
     pub unsafe fn page_mut(&mut self, page: usize) -> &mut [u8; PAGE_SIZE] {
-        // SAFETY: the place is a page of the slab that belongs to this buffer alone, and no
-        // request uses it, as promised.
+        // SAFETY: the address is a page of the slab that belongs to this buffer alone, and no
+        // request uses it, as the caller guarantees.
         unsafe { &mut *self.at(page, 1).cast() }
     }
 
-    /// The bytes of some pages.
+    /// Returns the bytes of some pages.
     ///
     /// # Safety
     ///
-    /// No request that writes to them may be outstanding, nor be made while the result lives.
+    /// No request that writes to them may be outstanding, or be posted while the result lives.
     pub unsafe fn bytes(&self, page: usize, count: usize) -> &[u8] {
-        // SAFETY: the range is this buffer's alone, and nobody writes to it, as promised.
+        // SAFETY: the range is this buffer's alone, and nothing writes to it, as the caller
+        // guarantees.
         unsafe { std::slice::from_raw_parts(self.at(page, count), count * PAGE_SIZE) }
     }
 
@@ -96,8 +95,8 @@ impl Staging {
 }
 
 impl Drop for Staging {
-    /// Its owner has ended the queue pair before, so that no adapter uses it any more. Where
-    /// that failed, nobody may have these pages again.
+    /// The owner has destroyed the queue pair before, so no adapter accesses the buffer. If that
+    /// failed, these pages must never be reused.
     fn drop(&mut self) {
         if self.slab.region.domain().is_trusted() {
             lock(&self.slab.room).give_back(self.first, self.pages);
@@ -110,8 +109,8 @@ impl Slab {
         let bytes = pages * PAGE_SIZE;
         let memory =
             Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
-        // SAFETY: the mapping lives as long as the region, and longer; nobody advises it away.
-        // What is in it is read through `Staging::bytes` alone.
+        // SAFETY: the mapping outlives the region, and its pages are never discarded. Its contents
+        // are read through `Staging::bytes` alone.
         let region = unsafe {
             MemoryRegion::register(
                 domain,

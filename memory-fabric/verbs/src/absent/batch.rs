@@ -1,9 +1,9 @@
-//! Requests that nothing takes.
+//! Batches of requests, which are never posted.
 
-/// A place in memory of this end, registered under `key`.
+/// A range of local memory, registered under `key`.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// Of its first byte.
+    /// Address of its first byte.
     pub address: u64,
     /// Its size.
     pub bytes: u32,
@@ -11,32 +11,32 @@ pub struct Place {
     pub key: u32,
 }
 
-/// Requests that wait for being posted: none, since there is no queue pair.
+/// A batch of requests: always empty, since there is no queue pair.
 #[derive(Debug)]
 pub struct Batch;
 
 impl Batch {
-    /// No room.
+    /// Creates an empty batch.
     #[must_use]
     pub fn new(_: usize, _: u32) -> Self {
         Self
     }
 
-    /// How many requests it holds.
+    /// Returns 0.
     #[must_use]
     pub fn len(&self) -> usize {
         0
     }
 
-    /// Whether it holds none.
+    /// Returns true.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         true
     }
 
-    /// Would add a READ.
+    /// Ignores a READ.
     pub fn read(&mut self, _: u64, _: u64, _: Place) {}
 
-    /// Would add a WRITE.
+    /// Ignores a WRITE.
     pub fn write(&mut self, _: u64, _: u64, _: Place) {}
 }

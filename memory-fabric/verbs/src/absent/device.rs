@@ -1,4 +1,4 @@
-//! RDMA devices, of which there is none.
+//! RDMA devices, which do not exist in this build.
 
 #[path = "../device/port.rs"]
 mod port;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 pub struct Device(Infallible);
 
 impl Device {
-    /// Opens every device of this host.
+    /// Fails, since there is no device.
     ///
     /// # Errors
     ///
@@ -28,7 +28,7 @@ impl Device {
         Err(RdmaError::LeftOut)
     }
 
-    /// Opens the device that leads to a peer.
+    /// Fails, since there is no device.
     ///
     /// # Errors
     ///
@@ -37,37 +37,37 @@ impl Device {
         Err(RdmaError::LeftOut)
     }
 
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub fn name(&self) -> &str {
         match self.0 {}
     }
 
-    /// Whether memory can be registered without being pinned.
+    /// Returns whether memory can be registered without being pinned.
     #[must_use]
     pub fn pages_on_demand(&self) -> bool {
         match self.0 {}
     }
 
-    /// Whether the device was removed.
+    /// Returns whether the device was removed.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         match self.0 {}
     }
 
-    /// Any value: there is no call of this.
+    /// Returns any type: no value of this type exists.
     pub(super) fn absurd<T>(&self) -> T {
         match self.0 {}
     }
 }
 
-/// What this process uses of each device that it has open.
+/// Returns an empty list.
 #[must_use]
 pub fn usage() -> Vec<DeviceUsage> {
     Vec::new()
 }
 
-/// Every port of every device of this host.
+/// Fails, since there is no device.
 ///
 /// # Errors
 ///

@@ -1,36 +1,36 @@
-//! Memory that adapters may reach, of which there is none.
+//! Registered memory, which does not exist in this build.
 
 use super::device::Device;
 use crate::RdmaError;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// What may be done to registered memory.
+/// Access rights to registered memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Access {
-    /// The other end can reach nothing by itself.
+    /// The peer has no access.
     Local,
-    /// The other end reads.
+    /// The peer may read.
     RemoteRead,
-    /// The other end reads and writes.
+    /// The peer may read and write.
     RemoteWrite,
 }
 
-/// Whether pages of registered memory have to stay where they are.
+/// Whether pages of registered memory are pinned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Paging {
-    /// All are made, and stay.
+    /// All pages are allocated and pinned.
     Pinned,
-    /// The adapter takes them when it needs them.
+    /// The adapter pages on demand.
     OnDemand,
 }
 
-/// Keeps what belongs to one VM apart.
+/// Isolates the memory of one VM.
 #[derive(Debug)]
 pub struct ProtectionDomain(Infallible);
 
 impl ProtectionDomain {
-    /// A domain of its own.
+    /// Creates a domain.
     ///
     /// # Errors
     ///
@@ -39,7 +39,7 @@ impl ProtectionDomain {
         device.absurd()
     }
 
-    /// The domain of connections whose other ends can reach nothing here.
+    /// Returns the shared domain of connections whose peers have no access.
     ///
     /// # Errors
     ///
@@ -48,19 +48,19 @@ impl ProtectionDomain {
         device.absurd()
     }
 
-    /// Its device.
+    /// Returns its device.
     #[must_use]
     pub fn device(&self) -> &Arc<Device> {
         match self.0 {}
     }
 
-    /// Any value: there is no call of this.
+    /// Returns any type: no value of this type exists.
     pub(super) fn absurd<T>(&self) -> T {
         match self.0 {}
     }
 }
 
-/// Memory that an adapter may reach by a key.
+/// Memory that is registered with an adapter.
 #[derive(Debug)]
 pub struct MemoryRegion(Infallible);
 
@@ -84,19 +84,19 @@ impl MemoryRegion {
         domain.absurd()
     }
 
-    /// The domain that it belongs to.
+    /// Returns its domain.
     #[must_use]
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         match self.0 {}
     }
 
-    /// Whether its pages have to stay where they are.
+    /// Returns whether its pages are pinned.
     #[must_use]
     pub fn is_pinned(&self) -> bool {
         match self.0 {}
     }
 
-    /// The key for requests of the other end.
+    /// Returns the key for requests of the peer.
     #[must_use]
     pub fn remote_key(&self) -> u32 {
         match self.0 {}

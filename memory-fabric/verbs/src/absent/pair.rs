@@ -1,4 +1,4 @@
-//! Queue pairs, of which there is none.
+//! Queue pairs, which do not exist in this build.
 
 use super::batch::Batch;
 use super::device::Route;
@@ -9,9 +9,9 @@ use crate::endpoint::Endpoint;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-/// How often a request is sent again to a peer that is not ready.
+/// Retries of a request to a peer that is not ready.
 pub const NOT_READY_RETRIES: u8 = 6;
-/// The same with a peer that makes pages when they are needed.
+/// Retries of a request to a peer that pages on demand.
 pub const NOT_READY_RETRIES_PAGING: u8 = 7;
 
 /// The state of a queue pair.
@@ -19,7 +19,7 @@ pub const NOT_READY_RETRIES_PAGING: u8 = 7;
 pub struct PairState(Infallible);
 
 impl PairState {
-    /// Whether a queue pair may go from here to there in one step.
+    /// Returns whether a transition between two states is valid.
     #[must_use]
     pub fn may_become(self, _: Self) -> bool {
         match self.0 {}
@@ -31,7 +31,7 @@ impl PairState {
 pub struct QueuePair(Infallible);
 
 impl QueuePair {
-    /// A pair on the port of a route.
+    /// Creates a queue pair on the port of a route.
     ///
     /// # Errors
     ///
@@ -47,17 +47,17 @@ impl QueuePair {
         domain.absurd()
     }
 
-    /// What the other end has to know.
+    /// Returns this end's parameters for the peer.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         match self.0 {}
     }
 
-    /// Connects to the other end.
+    /// Connects to the peer.
     ///
     /// # Errors
     ///
-    /// None: there is no pair.
+    /// None: there is no queue pair.
     pub fn connect(&mut self, _: &Endpoint, _: u8) -> Result<(), RdmaError> {
         match self.0 {}
     }
@@ -66,7 +66,7 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// None: there is no pair.
+    /// None: there is no queue pair.
     pub fn fail(&mut self) -> Result<(), RdmaError> {
         match self.0 {}
     }
@@ -75,28 +75,28 @@ impl QueuePair {
     ///
     /// # Errors
     ///
-    /// None: there is no pair.
+    /// None: there is no queue pair.
     ///
     /// # Safety
     ///
-    /// Nothing is asked of the caller: there is no pair.
+    /// There is no requirement: there is no queue pair.
     pub unsafe fn post(&mut self, _: &mut Batch) -> Result<(), RdmaError> {
         match self.0 {}
     }
 
-    /// Takes it away.
+    /// Destroys the queue pair.
     #[must_use]
     pub fn end(self) -> bool {
         match self.0 {}
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     #[must_use]
     pub fn device(&self) -> &str {
         match self.0 {}
     }
 
-    /// Device, number and peer.
+    /// Returns device, number and peer.
     #[must_use]
     pub fn on(&self) -> &str {
         match self.0 {}

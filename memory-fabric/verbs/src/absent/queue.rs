@@ -1,4 +1,4 @@
-//! Completion queues, of which there is none.
+//! Completion queues, which do not exist in this build.
 
 use super::device::Device;
 use crate::RdmaError;
@@ -6,43 +6,43 @@ use std::convert::Infallible;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// What became of a request.
+/// The completion of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Done {
-    /// Its number.
+    /// Id of the request.
     pub id: u64,
-    /// Why it failed.
+    /// Status code.
     pub status: u32,
-    /// What the adapter adds to that.
+    /// Vendor-specific error code.
     pub vendor: u32,
 }
 
 impl Done {
-    /// Whether the request was carried out.
+    /// Returns whether the request succeeded.
     #[must_use]
     pub fn is_success(self) -> bool {
         false
     }
 
-    /// The status in words.
+    /// Returns a description of the status.
     #[must_use]
     pub fn status_text(self) -> String {
         self.status.to_string()
     }
 }
 
-/// Room for completions, which stays empty.
+/// A buffer of completions, which stays empty.
 #[derive(Debug, Default)]
 pub struct Taken;
 
 impl Taken {
-    /// Room, empty.
+    /// Creates an empty buffer.
     #[must_use]
     pub fn new() -> Self {
         Self
     }
 
-    /// Whether all were handed out.
+    /// Returns true.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         true
@@ -57,12 +57,12 @@ impl Iterator for Taken {
     }
 }
 
-/// Where requests of queue pairs complete.
+/// A queue of completions.
 #[derive(Debug)]
 pub struct CompletionQueue(Infallible);
 
 impl CompletionQueue {
-    /// A queue which can be slept for.
+    /// Creates a queue with an event descriptor.
     ///
     /// # Errors
     ///
@@ -71,7 +71,7 @@ impl CompletionQueue {
         device.absurd()
     }
 
-    /// The queue of ends that only answer.
+    /// Returns the queue of ends that only answer.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl CompletionQueue {
         device.absurd()
     }
 
-    /// Takes completions that are there.
+    /// Polls for completions.
     ///
     /// # Errors
     ///
@@ -89,13 +89,13 @@ impl CompletionQueue {
         match self.0 {}
     }
 
-    /// What is readable when something has completed.
+    /// Returns the event descriptor.
     #[must_use]
     pub fn event_fd(&self) -> Option<RawFd> {
         match self.0 {}
     }
 
-    /// Makes the next completion readable on the descriptor.
+    /// Requests an event for the next completion.
     ///
     /// # Errors
     ///

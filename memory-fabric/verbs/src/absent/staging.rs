@@ -1,4 +1,4 @@
-//! Buffers of connections, of which there is none.
+//! Buffers of connections, which do not exist in this build.
 
 use super::memory::ProtectionDomain;
 use crate::RdmaError;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub struct Staging(Infallible);
 
 impl Staging {
-    /// A buffer of so many pages.
+    /// Allocates a buffer of this many pages.
     ///
     /// # Errors
     ///
@@ -20,32 +20,32 @@ impl Staging {
         domain.absurd()
     }
 
-    /// The key for requests of this end.
+    /// Returns the key for local requests.
     #[must_use]
     pub fn local_key(&self) -> u32 {
         match self.0 {}
     }
 
-    /// The address of some of its pages, for requests.
+    /// Returns the address of some of its pages, for requests.
     #[must_use]
     pub fn address(&self, _: usize, _: usize) -> u64 {
         match self.0 {}
     }
 
-    /// A page to be filled before it is sent.
+    /// Returns a page to fill before it is sent.
     ///
     /// # Safety
     ///
-    /// Nothing is asked of the caller: there is no buffer.
+    /// There is no requirement: there is no buffer.
     pub unsafe fn page_mut(&mut self, _: usize) -> &mut [u8; PAGE_SIZE] {
         match self.0 {}
     }
 
-    /// The bytes of some pages.
+    /// Returns the bytes of some pages.
     ///
     /// # Safety
     ///
-    /// Nothing is asked of the caller: there is no buffer.
+    /// There is no requirement: there is no buffer.
     #[must_use]
     pub unsafe fn bytes(&self, _: usize, _: usize) -> &[u8] {
         match self.0 {}

@@ -1,4 +1,4 @@
-//! Ports of RDMA devices and their addresses, as they were seen.
+//! Snapshots of the ports of RDMA devices and their addresses.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,7 +18,7 @@ pub enum LinkLayer {
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
-    /// The address of a RoCE port with this IP address.
+    /// Returns the address of a RoCE port with this IP address.
     #[must_use]
     pub fn from_ip(address: IpAddr) -> Self {
         Self(match address {
@@ -27,21 +27,21 @@ impl Gid {
         })
     }
 
-    /// The IP address that it stands for, on Ethernet.
+    /// Returns the IP address that it represents on Ethernet.
     #[must_use]
     pub fn to_ip(self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::from(self.0)).to_canonical()
     }
 }
 
-/// What an address is good for.
+/// The type of an address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum GidKind {
     /// InfiniBand.
     InfiniBand,
-    /// Version 1 of RoCE: one Ethernet, no routers.
+    /// RoCE version 1: one Ethernet, not routable.
     RoceV1,
-    /// Version 2: over UDP, through routers.
+    /// RoCE version 2: over UDP, routable.
     RoceV2,
 }
 
@@ -50,25 +50,25 @@ pub enum GidKind {
 pub struct Mtu(u16);
 
 impl Mtu {
-    /// Of 256, 512, 1024, 2048 or 4096 bytes.
+    /// Accepts 256, 512, 1024, 2048 or 4096 bytes.
     #[must_use]
     pub fn from_bytes(bytes: u16) -> Option<Self> {
         (bytes.is_power_of_two() && (256..=4096).contains(&bytes)).then_some(Self(bytes))
     }
 
-    /// By its number in verbs (`enum ibv_mtu`: 1 is 256 bytes, 5 is 4096).
+    /// Converts its number in verbs (`enum ibv_mtu`: 1 is 256 bytes, 5 is 4096).
     #[cfg(feature = "libibverbs")]
     pub(super) fn from_verbs(number: u32) -> Option<Self> {
         (1..=5).contains(&number).then(|| Self(128 << number))
     }
 
-    /// Its number in verbs.
+    /// Returns its number in verbs.
     #[cfg(feature = "libibverbs")]
     pub(crate) fn to_verbs(self) -> u32 {
         self.0.trailing_zeros() - 7
     }
 
-    /// In bytes.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn bytes(self) -> u16 {
         self.0
@@ -78,7 +78,7 @@ impl Mtu {
 /// An address in a port's table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GidEntry {
-    /// Its place there.
+    /// Its index.
     pub index: u8,
     /// The address.
     pub gid: Gid,
@@ -86,7 +86,7 @@ pub struct GidEntry {
     pub kind: GidKind,
 }
 
-/// A port as it was seen.
+/// Snapshot of a port.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PortSummary {
     /// The device.
@@ -95,9 +95,9 @@ pub struct PortSummary {
     pub port: u8,
     /// Whether packets can be sent.
     pub active: bool,
-    /// Whether it makes reliable connections without a connection manager: iWARP does not.
+    /// Whether it supports reliable connections without a connection manager: iWARP does not.
     pub usable: bool,
-    /// Its network.
+    /// Its kind of network.
     pub link: LinkLayer,
     /// Its local identifier.
     pub lid: u16,

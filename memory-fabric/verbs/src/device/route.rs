@@ -1,28 +1,28 @@
-//! Which device, port and address lead to a peer.
+//! Selection of the device, port and address that reach a peer.
 
 use super::Device;
 use super::port::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PortSummary};
 use crate::RdmaError;
 use std::net::IpAddr;
 
-/// Which device is to be used.
+/// The device to use.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum DeviceChoice {
-    /// The one that has the address by which the peer is reached.
+    /// The one with the address from which the peer is reached.
     #[default]
     Automatic,
-    /// The one of this name.
+    /// The one with this name.
     Named(String),
     /// None.
     None,
 }
 
 impl DeviceChoice {
-    /// Finds out whether a device that is named is there.
+    /// Checks that a named device exists.
     ///
     /// # Errors
     ///
-    /// When it is not, or none is.
+    /// Fails when it does not, or there is no device.
     pub fn check(&self) -> Result<(), RdmaError> {
         let Self::Named(name) = self else {
             return Ok(());
@@ -49,11 +49,11 @@ pub struct Route {
     pub device: String,
     /// Its port.
     pub port: u8,
-    /// The place of `gid` in the port's table.
+    /// Index of `gid` in the port's table.
     pub gid_index: u8,
     /// The address.
     pub gid: Gid,
-    /// The network.
+    /// The kind of network.
     pub link: LinkLayer,
     /// The port's local identifier.
     pub lid: u16,
@@ -62,15 +62,15 @@ pub struct Route {
 }
 
 impl Route {
-    /// Chooses among `ports` for a peer that is reached from the address `local`.
+    /// Selects from `ports` for a peer that is reached from the address `local`.
     ///
-    /// An Ethernet port has to have that address, of version 2 of RoCE if there is one. The
-    /// address of a peer on InfiniBand may belong to another network; any active port is taken.
-    /// A port of the device that was named is taken with its first address even so.
+    /// An Ethernet port must have that address, preferably of RoCE version 2. On InfiniBand the
+    /// address of the peer may belong to another network, so any active port is accepted. A port of
+    /// a named device is accepted with its first address in any case.
     ///
     /// # Errors
     ///
-    /// When there is none.
+    /// Fails when there is no such port.
     pub fn choose(
         ports: &[PortSummary],
         choice: &DeviceChoice,
