@@ -118,16 +118,6 @@ pub enum FabricError {
         #[source]
         source: ControlError,
     },
-    /// A donor lends less than it was asked for.
-    #[error("donor {address} lends {lent} bytes of the {wanted} that are wanted")]
-    TooLittle {
-        /// The donor.
-        address: SocketAddr,
-        /// What it lends.
-        lent: u64,
-        /// What it was asked for.
-        wanted: u64,
-    },
     /// There is no RDMA, and nothing else was allowed.
     #[error(transparent)]
     Rdma(#[from] RdmaLinkError),

@@ -114,6 +114,9 @@ impl Leased {
             duration_ms: u32::try_from(duration.as_millis()).unwrap_or(u32::MAX),
         };
         let grant: LeaseGrant = control.call(FrameKind::Lease, &request, FrameKind::Granted)?;
+        grant
+            .check(&request)
+            .map_err(|error| ControlError::Grant(config.address, error))?;
         let mut leased = Self {
             config,
             control: Some(control),

@@ -2,10 +2,12 @@
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::*;
+use memory_fabric::control::ControlStream;
 use memory_fabric::fabric::FabricEvent;
 use memory_fabric::link::LinkEvent;
+use memory_fabric::stream::Stream;
 use memory_fabric::transport::IN_FLIGHT_MAX;
-use memory_fabric::wire::{FrameKind, ORPHAN_TIME};
+use memory_fabric::wire::{FrameKind, LeaseGrant, ORPHAN_TIME, Token};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
@@ -356,6 +358,40 @@ fn a_donor_that_speaks_something_else_is_an_error() {
     });
     let text = refusal(&config(GUEST, LOCAL, &[address]));
     assert!(text.contains("not an ssi-hv node"), "{text}");
+}
+
+/// Such a number would also be the size of the memory for which RDMA is waited for, and of the home
+/// table.
+#[test]
+fn a_grant_of_more_than_was_asked_is_refused_with_value_and_limit() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let donor = std::thread::spawn(move || {
+        for bytes in [GUEST + 4096, u64::MAX] {
+            let (stream, peer) = listener.accept().expect("a client");
+            let mut control = ControlStream::accepted(Stream::Tcp(stream), peer);
+            let patience = Duration::from_secs(20);
+            let (frame, _) = control.receive(patience).expect("a request");
+            assert_eq!(frame.kind, FrameKind::Lease);
+            let grant = LeaseGrant {
+                token: Token([7; 16]),
+                bytes,
+                duration_ms: 30_000,
+            };
+            control.send(FrameKind::Granted, &grant).expect("sent");
+            control
+                .receive(patience)
+                .expect_err("nothing of that lease is used");
+        }
+    });
+    for bytes in [GUEST + 4096, u64::MAX] {
+        let text = refusal(&config(GUEST, LOCAL, &[address]));
+        assert!(
+            text.contains(&format!("{bytes} bytes granted, {GUEST} were asked")),
+            "{text}"
+        );
+    }
+    donor.join().expect("the donor");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 use crate::stream::{Carrier, Stream};
 use fabric_wire::{
-    CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, Refusal, WireError,
-    decode_message, encode_message,
+    CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, GrantError, HEADER_BYTES, Refusal,
+    WireError, decode_message, encode_message,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::io;
@@ -32,6 +32,9 @@ pub enum ControlError {
     /// The peer broke the protocol.
     #[error("{0} does not keep to the protocol")]
     Protocol(SocketAddr, #[source] WireError),
+    /// The donor grants a lease that was not asked for.
+    #[error("{0} does not lend what was asked")]
+    Grant(SocketAddr, #[source] GrantError),
     /// The peer said no.
     #[error("{address} refuses: {text}")]
     Refused {

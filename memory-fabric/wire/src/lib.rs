@@ -21,7 +21,7 @@ mod messages;
 pub mod packing;
 
 pub use messages::{
-    AttachRequest, ErrorMessage, LeaseGrant, LeaseRequest, LeaseStatus, Refusal, Token,
+    AttachRequest, ErrorMessage, GrantError, LeaseGrant, LeaseRequest, LeaseStatus, Refusal, Token,
     TrafficClass, decode_message, encode_message,
 };
 

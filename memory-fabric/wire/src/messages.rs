@@ -1,6 +1,7 @@
 //! What frames of control connections carry, and what everybody has to know of it.
 
 use super::{FrameKind, WireError};
+use fabric_pages::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 
@@ -37,6 +38,54 @@ pub struct LeaseGrant {
     pub bytes: u64,
     /// The lease ends when it was not renewed for so long, milliseconds.
     pub duration_ms: u32,
+}
+
+/// Why a grant is refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum GrantError {
+    /// The donor claims to lend what nobody wants, and its numbers are not to be trusted.
+    #[error("{granted} bytes granted, {asked} were asked, which is the limit")]
+    TooMuch {
+        /// Bytes granted.
+        granted: u64,
+        /// Bytes asked for.
+        asked: u64,
+    },
+    /// Less is of use only where the request says so.
+    #[error("{granted} bytes granted, {asked} were asked, and no less will do")]
+    TooLittle {
+        /// Bytes granted.
+        granted: u64,
+        /// Bytes asked for.
+        asked: u64,
+    },
+    /// A lease is whole pages.
+    #[error("{granted} bytes granted: not a multiple of the page size {PAGE_SIZE}, or zero")]
+    Size {
+        /// Bytes granted.
+        granted: u64,
+    },
+}
+
+impl LeaseGrant {
+    /// Checks what a donor answered to `request`.
+    ///
+    /// # Errors
+    ///
+    /// See [`GrantError`].
+    pub fn check(&self, request: &LeaseRequest) -> Result<(), GrantError> {
+        let (granted, asked) = (self.bytes, request.bytes);
+        if granted > asked {
+            return Err(GrantError::TooMuch { granted, asked });
+        }
+        if granted == 0 || !granted.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(GrantError::Size { granted });
+        }
+        if granted < asked && !request.or_less {
+            return Err(GrantError::TooLittle { granted, asked });
+        }
+        Ok(())
+    }
 }
 
 /// What a donor counted for a lease.
@@ -130,5 +179,46 @@ pub fn decode_message<T: DeserializeOwned>(
     match postcard::take_from_bytes(payload) {
         Ok((message, [])) => Ok(message),
         _ => Err(WireError::Payload { kind }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grant_is_what_was_asked_or_less_where_that_will_do() {
+        const PAGE: u64 = PAGE_SIZE as u64;
+        let check = |granted, or_less| {
+            let request = LeaseRequest {
+                vm: "web".to_owned(),
+                bytes: 8 * PAGE,
+                or_less,
+                duration_ms: 1000,
+            };
+            let grant = LeaseGrant {
+                token: Token([0; 16]),
+                bytes: granted,
+                duration_ms: 1000,
+            };
+            grant.check(&request)
+        };
+        let asked = 8 * PAGE;
+        for or_less in [false, true] {
+            assert_eq!(check(asked, or_less), Ok(()));
+            for granted in [9 * PAGE, u64::MAX] {
+                let error = check(granted, or_less).expect_err("more than was asked");
+                assert_eq!(error, GrantError::TooMuch { granted, asked });
+                let text = error.to_string();
+                assert!(text.contains(&granted.to_string()), "{text}");
+            }
+            for granted in [0, 100, PAGE + 1] {
+                assert_eq!(check(granted, or_less), Err(GrantError::Size { granted }));
+            }
+        }
+        let granted = 7 * PAGE;
+        assert_eq!(check(granted, true), Ok(()));
+        let error = GrantError::TooLittle { granted, asked };
+        assert_eq!(check(granted, false), Err(error));
     }
 }

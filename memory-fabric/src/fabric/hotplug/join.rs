@@ -112,15 +112,6 @@ impl Inner {
             },
         );
         let leased = leased.map_err(|source| FabricError::Donor { address, source })?;
-        if leased.grant().bytes < bytes {
-            let (lent, wanted) = (leased.grant().bytes, bytes);
-            return Err(FabricError::TooLittle {
-                address,
-                lent,
-                wanted,
-            }
-            .into());
-        }
         let mut lent_by = LentBy {
             address: Some(address),
             ..LentBy::default()
