@@ -1,10 +1,11 @@
-//! Devices that make more possible: RDMA and taps. None of them is needed.
+//! Optional devices: RDMA and taps.
 
 use std::io;
 
 use super::{Finding, Host};
 
-/// What libibverbs sees: a line for each port, or why it sees nothing.
+/// Returns the devices that libibverbs finds, a line for each port, or the reason why it finds
+/// none.
 pub(super) fn verbs() -> Result<Vec<String>, String> {
     let ports = memory_fabric::transport::rdma::summaries();
     ports
@@ -12,7 +13,7 @@ pub(super) fn verbs() -> Result<Vec<String>, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Is there an RDMA device that can be used, or can one be made of a network card?
+/// Checks for a usable RDMA device, or a network card on which a software one can be created.
 pub(super) fn rdma(host: &Host, seen: &Result<Vec<String>, String>) -> Finding {
     const CHECK: &str = "rdma";
     const INSTALL: &str = "sudo apt install libibverbs1 ibverbs-providers";
@@ -46,7 +47,7 @@ pub(super) fn rdma(host: &Host, seen: &Result<Vec<String>, String>) -> Finding {
     ))
 }
 
-/// Can a tap be made for a guest's network card?
+/// Checks that a tap for a guest's network card can be created.
 pub(super) fn tap(host: &Host) -> Finding {
     const CHECK: &str = "tap";
     match host.opens("/dev/net/tun") {

@@ -2,19 +2,19 @@
 
 use super::{Finding, Host};
 
-/// UFFDIO_CONTINUE can write-protect from here on.
+/// First version in which UFFDIO_CONTINUE can write-protect.
 const WANTED: (u32, u32) = (6, 4);
-/// Minor faults of shared memory with write protection work from here on.
+/// First version in which minor faults of shared memory work with write protection.
 const FLOOR: (u32, u32) = (5, 19);
 
-/// What gives Debian 12 a newer kernel, from the mirror that this host uses: its own is 6.1. Later releases have
-/// one that is new enough, and of other distributions nothing is known.
+/// Installs a newer kernel on Debian 12, whose own is 6.1, from the mirror that this host uses.
+/// Later releases have a kernel that is new enough; for other distributions no command is known.
 const BACKPORTED: &str = "echo \"deb $(apt-get indextargets --format '$(REPO_URI)' 'Codename: bookworm' | \
      head -n 1) bookworm-backports main\" | \
      sudo tee /etc/apt/sources.list.d/bookworm-backports.list && sudo apt update && \
      sudo apt install -t bookworm-backports linux-image-amd64 && sudo reboot";
 
-/// The command that installs a newer kernel, where one is known (os-release(5)).
+/// Returns the command that installs a newer kernel, if known (os-release(5)).
 pub(super) fn newer_kernel(host: &Host) -> Option<&'static str> {
     let release = host.read("/etc/os-release");
     let field = |name| {
@@ -25,7 +25,7 @@ pub(super) fn newer_kernel(host: &Host) -> Option<&'static str> {
     is_debian_12.then_some(BACKPORTED)
 }
 
-/// The finding, with the command if there is one.
+/// Adds the command to a finding, if there is one.
 pub(super) fn mended_by(finding: Finding, command: Option<&'static str>) -> Finding {
     match command {
         Some(command) => finding.remedy(command),
@@ -33,7 +33,7 @@ pub(super) fn mended_by(finding: Finding, command: Option<&'static str>) -> Find
     }
 }
 
-/// Is the kernel new enough for what is asked of userfaultfd?
+/// Checks that the kernel is new enough for the required features of userfaultfd.
 pub(super) fn version(host: &Host) -> Finding {
     const CHECK: &str = "kernel";
     let release = host.read("/proc/sys/kernel/osrelease");
@@ -54,13 +54,13 @@ pub(super) fn version(host: &Host) -> Finding {
     }
 }
 
-/// The first two numbers of a release such as `6.1.0-18-amd64`.
+/// Parses the first two numbers of a release such as `6.1.0-18-amd64`.
 fn parse(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Is time cheap to read?
+/// Checks that reading the time is cheap.
 pub(super) fn clock(host: &Host) -> Finding {
     const CHECK: &str = "clock";
     const DIRECTORY: &str = "/sys/devices/system/clocksource/clocksource0";
@@ -94,7 +94,7 @@ mod tests {
     use super::super::tests::FakeHost;
     use super::*;
 
-    /// What Debian 12 says of itself.
+    /// os-release of Debian 12.
     const DEBIAN_12: &str =
         "PRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nVERSION_ID=\"12\"\nID=debian\n";
 

@@ -1,4 +1,4 @@
-//! KVM: is it there, may we use it, and can it run Linux?
+//! KVM: its presence, permissions and capabilities.
 
 use std::ffi::CString;
 use std::io;
@@ -10,47 +10,47 @@ use super::{Finding, Host};
 use crate::host::cpuinfo_field;
 use crate::machine::is_emulated;
 
-/// The version of the interface that every kernel since 2.6.22 has (Linux,
-/// Documentation/virt/kvm/api.rst, KVM_GET_API_VERSION).
+/// The API version of every kernel since 2.6.22 (Linux, Documentation/virt/kvm/api.rst,
+/// KVM_GET_API_VERSION).
 const API_VERSION: i32 = 12;
 
 /// Emulated hosts need neither KVM nor a processor extension.
 const TESTBED: &str = "scripts/demo  # boots it in the testbed";
 
-/// What the monitor uses of KVM, with the names of the kernel's documentation.
+/// The required capabilities, with their names in the kernel's documentation.
 const NEEDED: [(Cap, &str); 8] = [
     (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
     (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
     (Cap::SetTssAddr, "KVM_CAP_SET_TSS_ADDR"),
     (Cap::ExtCpuid, "KVM_CAP_EXT_CPUID"),
     (Cap::MpState, "KVM_CAP_MP_STATE"),
-    // Without it the guest's memory would be pinned, and nothing could be evicted.
+    // Without it the guest's memory would be pinned, which prevents eviction.
     (Cap::SyncMmu, "KVM_CAP_SYNC_MMU"),
     (Cap::Pit2, "KVM_CAP_PIT2"),
     (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
 ];
 
-/// What is seen of KVM.
+/// The facts about KVM.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// The device's answers, or why it did not open.
+    /// The device's answers, or the error of opening it.
     device: Result<Device, io::Error>,
-    /// `svm` or `vmx`, when the processor has it.
+    /// `svm` or `vmx`, when the CPU has it.
     extension: Option<&'static str>,
-    /// The module for this processor.
+    /// The module for this CPU.
     module: &'static str,
-    /// Whether the processor itself is emulated by QEMU.
+    /// Whether QEMU emulates the CPU itself.
     emulated: bool,
 }
 
-/// What the device answered.
+/// The device's answers.
 #[derive(Debug)]
 struct Device {
     api_version: i32,
     capabilities_missing: Vec<&'static str>,
 }
 
-/// Asks the device and the processor.
+/// Queries the device and the CPU.
 pub(super) fn gather(host: &Host) -> Facts {
     let cpuinfo = host.read("/proc/cpuinfo");
     let flags = cpuinfo_field(&cpuinfo, "flags");
@@ -71,7 +71,7 @@ pub(super) fn gather(host: &Host) -> Facts {
 
 fn ask(host: &Host) -> io::Result<Device> {
     let path = CString::new(host.path("/dev/kvm").into_os_string().into_vec())?;
-    // Opened by hand first: the error of the crate says less about what is wrong.
+    // Opened directly first: the crate's error is less specific.
     host.opens("/dev/kvm")?;
     let kvm = Kvm::new_with_path(path).map_err(|e| io::Error::from_raw_os_error(e.errno()))?;
     let capabilities_missing = NEEDED
@@ -85,7 +85,7 @@ fn ask(host: &Host) -> io::Result<Device> {
     })
 }
 
-/// Says what the facts mean.
+/// Evaluates the facts.
 pub(super) fn judge(facts: &Facts) -> Finding {
     const CHECK: &str = "kvm";
     let device = match &facts.device {

@@ -1,4 +1,4 @@
-//! Memory: how much, of which kind, and how much of it may be locked.
+//! Memory: its size, its kind, and the limit of locked memory.
 
 use std::io;
 
@@ -8,10 +8,10 @@ use super::{Finding, Host};
 use crate::config::{DEFAULT_MEMORY, GUEST_MEMORY_MIN};
 use crate::size::ByteSize;
 
-/// What RDMA pins: all that a donor lends by it, as much as a guest has by default.
+/// Memory that RDMA pins: everything that a donor lends by it, as much as a guest has by default.
 const LOCKED_WANTED: ByteSize = DEFAULT_MEMORY;
 
-/// Is there memory for a guest?
+/// Checks that memory for a guest is available.
 pub(super) fn available(host: &Host) -> Finding {
     const CHECK: &str = "memory";
     let meminfo = host.read("/proc/meminfo");
@@ -35,7 +35,7 @@ pub(super) fn available(host: &Host) -> Finding {
     }
 }
 
-/// What `/proc/meminfo` says is available.
+/// Returns the available memory according to `/proc/meminfo`.
 #[must_use]
 pub fn available_bytes(meminfo: &str) -> Option<u64> {
     let mut lines = meminfo.lines();
@@ -44,13 +44,13 @@ pub fn available_bytes(meminfo: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// Makes a memory file as the guest's memory is one, and drops it.
+/// Creates a memory file like that of a guest, and closes it.
 pub(super) fn create_memfd() -> io::Result<()> {
     drop(memfd_create("ssi-hv-doctor", MemfdFlags::CLOEXEC)?);
     Ok(())
 }
 
-/// Can the guest's memory be a memory file, without being reserved in full?
+/// Checks that the guest's memory can be a memory file that is not reserved in full.
 pub(super) fn memfd(host: &Host, created: io::Result<()>) -> Finding {
     const CHECK: &str = "memfd";
     if let Err(error) = created {
@@ -71,7 +71,7 @@ pub(super) fn memfd(host: &Host, created: io::Result<()>) -> Finding {
     Finding::ok(CHECK, "memory files can be made, overcommit is allowed")
 }
 
-/// May memory that is at home here be in huge pages, and only that?
+/// Checks that home memory of this node can use huge pages, and other memory does not.
 pub(super) fn huge_pages(host: &Host) -> Finding {
     const CHECK: &str = "huge pages";
     const FILE: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
@@ -101,7 +101,7 @@ pub(super) fn huge_pages(host: &Host) -> Finding {
     }
 }
 
-/// May as much memory be locked as RDMA registers?
+/// Checks that as much memory can be locked as RDMA registers.
 pub(super) fn locked(host: &Host) -> Finding {
     const CHECK: &str = "locked memory";
     let limits = host.read("/proc/self/limits");
@@ -133,7 +133,7 @@ pub(super) fn locked(host: &Host) -> Finding {
     }
 }
 
-/// Whether this process has CAP_IPC_LOCK, for which there is no limit.
+/// Returns whether this process has CAP_IPC_LOCK, which lifts the limit.
 fn has_ipc_lock(host: &Host) -> bool {
     const CAP_IPC_LOCK: u32 = 14;
     host.read("/proc/self/status")

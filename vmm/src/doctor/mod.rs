@@ -1,9 +1,9 @@
-//! Is this host ready for `ssi-hv run`? One finding for each thing that matters, with the exact
-//! command that mends it.
+//! Checks whether this host is ready for `ssi-hv run`. There is one finding for each requirement,
+//! with the exact command that fixes it.
 //!
-//! Each check is a function from what is seen (a [`Host`], whose root tests replace) to a
-//! [`Finding`]. Where a device has to be asked, gathering facts and judging them are two
-//! functions, so that every judgement has a test.
+//! Each check is a function from the state of a [`Host`], whose root tests replace, to a
+//! [`Finding`]. Where a device must be queried, gathering facts and evaluating them are two
+//! functions, so that every evaluation has a test.
 
 mod devices;
 mod kernel;
@@ -19,28 +19,28 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// What a check came to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// Nothing to do.
+    /// No action needed.
     Ok,
-    /// `run` works, but something is slower, or not to be had.
+    /// `run` works, but slower or with fewer features.
     Warning,
-    /// `run` does not work without it.
+    /// `run` does not work.
     Missing,
 }
 
-/// What a check found.
+/// A check's result with its details.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// The name of the check.
+    /// Name of the check.
     pub check: &'static str,
-    /// What it came to.
+    /// Its result.
     pub status: Status,
-    /// What was seen, and what that means.
+    /// The observed state and its consequence.
     pub detail: String,
-    /// The command that mends it; none when there is nothing to mend, or no command does.
+    /// The command that fixes it, if one exists and is needed.
     pub remedy: Option<String>,
 }
 
@@ -76,20 +76,20 @@ impl Finding {
     }
 }
 
-/// Where a host's `/proc`, `/sys` and `/dev` are.
+/// The location of a host's `/proc`, `/sys` and `/dev`.
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,
 }
 
 impl Host {
-    /// This host.
+    /// Returns this host.
     #[must_use]
     pub fn this() -> Self {
         Self::at("/")
     }
 
-    /// A host whose file systems are under `root`.
+    /// Returns a host whose file systems are under `root`.
     #[must_use]
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
@@ -99,12 +99,12 @@ impl Host {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// A file's text without the white space around it; empty when it cannot be read.
+    /// Returns a file's trimmed text; empty when it cannot be read.
     fn read(&self, path: &str) -> String {
         fs::read_to_string(self.path(path)).map_or_else(|_| String::new(), |t| t.trim().to_owned())
     }
 
-    /// The names in a directory, sorted; none when it cannot be read.
+    /// Returns the sorted names in a directory; empty when it cannot be read.
     fn names_in(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.path(path)) else {
             return Vec::new();
@@ -120,7 +120,7 @@ impl Host {
         Path::exists(&self.path(path))
     }
 
-    /// Whether a device can be opened for reading and writing.
+    /// Opens a device for reading and writing.
     fn opens(&self, path: &str) -> io::Result<()> {
         OpenOptions::new()
             .read(true)
@@ -129,7 +129,7 @@ impl Host {
             .map(drop)
     }
 
-    /// Whether the kernel that runs has a module, loaded or to be loaded.
+    /// Returns whether the running kernel has a module, loaded or not.
     fn has_module(&self, name: &str) -> bool {
         let release = self.read("/proc/sys/kernel/osrelease");
         let file = format!("/{name}.ko");
@@ -145,7 +145,7 @@ impl Host {
     }
 }
 
-/// Looks at everything, in the order in which it is mended best.
+/// Runs all checks, in the order in which problems are best fixed.
 #[must_use]
 pub fn examine(host: &Host) -> Vec<Finding> {
     vec![
@@ -162,7 +162,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
     ]
 }
 
-/// Whether nothing is missing that `run` needs.
+/// Returns whether everything that `run` requires is present.
 #[must_use]
 pub fn is_ready(findings: &[Finding]) -> bool {
     findings

@@ -1,24 +1,24 @@
-//! How findings are shown: a table for people, JSON for scripts.
+//! Output of findings: a table for users, JSON for scripts.
 
 use std::fmt::Write;
 
 use super::{Finding, Status, is_ready};
 
-/// The widest line of a text that is wrapped: longer ones are hard to read.
+/// Longest wrapped line: longer ones are hard to read.
 const WIDTH_MAX: usize = 100;
-/// The narrowest column of details that is worth wrapping to.
+/// Narrowest column of details to which wrapping makes sense.
 const DETAIL_WIDTH_MIN: usize = 20;
 
-/// How a table is shown.
+/// Style of a table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Style {
-    /// With colours.
+    /// Whether it has colours.
     pub colour: bool,
-    /// Wrapped to a terminal of this many columns; each finding on one line when `None`.
+    /// Number of columns to wrap to; each finding is on one line when `None`.
     pub width: Option<usize>,
 }
 
-/// A line for each finding, the command that mends it below, and what it comes to.
+/// Formats a line for each finding, with its command below, and a summary.
 #[must_use]
 pub fn table(findings: &[Finding], style: Style) -> String {
     let name_width = findings
@@ -43,7 +43,7 @@ pub fn table(findings: &[Finding], style: Style) -> String {
         for line in lines {
             push_line(&mut text, &format!("{:indent$}{line}", ""));
         }
-        // Never wrapped: it is there to be copied.
+        // Never wrapped, so that it can be copied.
         if let Some(remedy) = &finding.remedy {
             let command = painted(style, BOLD, remedy);
             push_line(&mut text, &format!("{:9}$ {command}", ""));
@@ -54,11 +54,11 @@ pub fn table(findings: &[Finding], style: Style) -> String {
     text
 }
 
-/// An array of `{check, status, detail, remedy}`.
+/// Formats the findings as an array of `{check, status, detail, remedy}`.
 ///
 /// # Errors
 ///
-/// If the findings cannot be JSON, which they always can.
+/// Fails when the findings cannot be serialized, which does not happen.
 pub fn json(findings: &[Finding]) -> Result<String, serde_json::Error> {
     Ok(serde_json::to_string_pretty(findings)? + "\n")
 }
@@ -118,7 +118,7 @@ fn push_line(text: &mut String, line: &str) {
     let _ = writeln!(text, "{}", line.trim_end());
 }
 
-/// The text in lines that fit right of `indent`.
+/// Wraps the text into lines that fit to the right of `indent`.
 fn wrapped(text: &str, width: Option<usize>, indent: usize) -> Vec<String> {
     let Some(width) = width else {
         return vec![text.to_owned()];

@@ -1,4 +1,4 @@
-//! A host made of files, and what all checks have in common.
+//! A host made of files, and properties of all checks.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ impl FakeHost {
         }
     }
 
-    /// With a file of this text.
+    /// Adds a file with this text.
     pub(super) fn file(self, path: &str, text: &str) -> Self {
         let path = self.host().path(path);
         let parent = path.parent().expect("a path in a directory");
@@ -25,7 +25,7 @@ impl FakeHost {
         self
     }
 
-    /// The host, for as long as this value lives.
+    /// Returns the host, which is valid while this value lives.
     pub(super) fn host(&self) -> Host {
         Host::at(self.directory.path())
     }

@@ -1,4 +1,4 @@
-//! userfaultfd: may we use it for faults of the kernel, and has it the features?
+//! userfaultfd: permission for kernel faults, and features.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -7,8 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use super::kernel::{mended_by, newer_kernel};
 use super::{Finding, Host};
 
-/// The features of userfaultfd that the kernel has: the bits of `UFFD_FEATURE_*` in
-/// `linux/userfaultfd.h`.
+/// Features of the kernel's userfaultfd: the bits `UFFD_FEATURE_*` of `linux/userfaultfd.h`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UffdFeatures(u64);
 
@@ -22,7 +21,7 @@ impl UffdFeatures {
     /// Write-protect faults of shared memory.
     pub const WP_HUGETLBFS_SHMEM: Self = Self(1 << 12);
 
-    /// What the fabric uses, with the names of the kernel's header.
+    /// The required features, with their names in the kernel's header.
     const NEEDED: [(Self, &'static str); 4] = [
         (Self::MISSING_SHMEM, "MISSING_SHMEM"),
         (Self::MINOR_SHMEM, "MINOR_SHMEM"),
@@ -30,13 +29,13 @@ impl UffdFeatures {
         (Self::WP_HUGETLBFS_SHMEM, "WP_HUGETLBFS_SHMEM"),
     ];
 
-    /// Features from the kernel's bits.
+    /// Converts the kernel's bits.
     #[must_use]
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Whether every feature of `other` is there.
+    /// Returns whether it has every feature of `other`.
     #[must_use]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -68,12 +67,12 @@ const UFFDIO_API: libc::Ioctl = 0xc018_aa3f;
 /// `USERFAULTFD_IOC_NEW`: `_IO(0xaa, 0x00)`.
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 
-/// Opens a userfaultfd that accepts faults of the kernel, as KVM's are, and asks for its
-/// features: by `/dev/userfaultfd` where there is one, else by the system call.
+/// Opens a userfaultfd that handles kernel faults, such as KVM's, and queries its features: through
+/// `/dev/userfaultfd` where it exists, otherwise through the system call.
 ///
 /// # Errors
 ///
-/// If this process may not have one, or the kernel has none.
+/// Fails when this process has no permission, or the kernel has no userfaultfd.
 pub fn userfaultfd_probe() -> io::Result<UffdFeatures> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
     let device = OpenOptions::new()
@@ -96,9 +95,9 @@ pub fn userfaultfd_probe() -> io::Result<UffdFeatures> {
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor, and nothing else has it.
+    // SAFETY: the kernel has just created this descriptor, which has no other owner.
     let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
-    // No feature is asked for, so the kernel answers with all that it has.
+    // No feature is requested, so the kernel returns all that it has.
     let mut api = UffdioApi {
         api: UFFD_API,
         features: 0,
@@ -113,17 +112,17 @@ pub fn userfaultfd_probe() -> io::Result<UffdFeatures> {
     Ok(UffdFeatures(api.features))
 }
 
-/// What is seen of userfaultfd.
+/// The facts about userfaultfd.
 #[derive(Debug)]
 pub(super) struct Facts {
     features: io::Result<UffdFeatures>,
-    /// Whether `/dev/userfaultfd` is there.
+    /// Whether `/dev/userfaultfd` exists.
     device: bool,
-    /// The command for a kernel that has more of it, where one is known.
+    /// The command that installs a kernel with more features, if known.
     newer_kernel: Option<&'static str>,
 }
 
-/// Asks the kernel.
+/// Queries the kernel.
 pub(super) fn gather(host: &Host) -> Facts {
     Facts {
         features: userfaultfd_probe(),
@@ -132,7 +131,7 @@ pub(super) fn gather(host: &Host) -> Facts {
     }
 }
 
-/// Says what the facts mean.
+/// Evaluates the facts.
 pub(super) fn judge(facts: &Facts) -> Finding {
     const CHECK: &str = "userfaultfd";
     let error = match &facts.features {

@@ -9,23 +9,23 @@ use initrd::{InitrdError, busybox};
 
 use super::frame::{COMMAND_PATH, INIT_PATH};
 
-/// Our init: `build.rs` makes it.
+/// Our init, built by `build.rs`.
 static INIT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/exec-init"));
 
-/// Why the initial RAM disk cannot be made.
+/// Why the initial RAM disk cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// This host has no busybox that could go into the guest.
+    /// This host has no busybox for the guest.
     #[error(
         "--exec needs a shell in the guest: install busybox-static on this host (apt-get install busybox-static), or give an initial RAM disk with a /bin/sh by --initrd"
     )]
     Shell(#[source] InitrdError),
-    /// The initial RAM disk that was given cannot be read.
+    /// The given initial RAM disk cannot be read.
     #[error("cannot read --initrd {}", path.display())]
     Initrd {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Its error.
         source: io::Error,
     },
     /// The archive cannot be written.
@@ -33,12 +33,12 @@ pub enum ArchiveError {
     Write(#[source] io::Error),
 }
 
-/// An initial RAM disk for `command`: with what is in `initrd`, or else with the busybox of this
-/// host.
+/// Creates an initial RAM disk for `command`: with the contents of `initrd`, or otherwise with the
+/// busybox of this host.
 ///
 /// # Errors
 ///
-/// If there is no shell to run the command by, or `initrd` cannot be read.
+/// Fails when there is no shell to run the command, or `initrd` cannot be read.
 pub fn with_command(command: &str, initrd: Option<&Path>) -> Result<Vec<u8>, ArchiveError> {
     let mut archive = Archive::new(Vec::new());
     if initrd.is_none() {
@@ -53,8 +53,8 @@ pub fn with_command(command: &str, initrd: Option<&Path>) -> Result<Vec<u8>, Arc
     add(COMMAND_PATH, 0o644, &[command.as_bytes(), b"\0"].concat())?;
     let mut bytes = archive.finish().map_err(ArchiveError::Write)?;
     if let Some(path) = initrd {
-        // The kernel unpacks one archive after the other, each compressed or not; the first ends
-        // at a multiple of four bytes, where the second has to begin
+        // The kernel unpacks concatenated archives, each compressed or not. The first one ends at a
+        // multiple of four bytes, where the second must start
         // (Documentation/driver-api/early-userspace/buffer-format.rst).
         let theirs = std::fs::read(path).map_err(|source| ArchiveError::Initrd {
             path: path.into(),
@@ -65,13 +65,13 @@ pub fn with_command(command: &str, initrd: Option<&Path>) -> Result<Vec<u8>, Arc
     Ok(bytes)
 }
 
-/// The kernel's parameter that starts our init.
+/// Returns the kernel parameter that starts our init.
 #[must_use]
 pub fn kernel_parameter() -> String {
     format!("rdinit=/{}", in_archive(INIT_PATH))
 }
 
-/// A path as archives have it, without the slash.
+/// Returns a path in the form of archives, without the leading slash.
 fn in_archive(path: &'static CStr) -> &'static str {
     path.to_str().unwrap_or_default().trim_start_matches('/')
 }

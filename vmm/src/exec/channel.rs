@@ -1,4 +1,4 @@
-//! What comes from the guest's init over the second serial port.
+//! Receives the data of the guest's init over the second serial port.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -8,20 +8,20 @@ use crate::progress;
 
 use super::frame::{CONTENTS_BYTES_MAX, FAILURE, HEADER_BYTES, HELLO, STATUS, STDERR, STDOUT};
 
-/// What came of the command.
+/// Result of the command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommandEnd {
-    /// It ended with this status, as a shell has it.
+    /// It ended with this status, as a shell reports it.
     Status(u8),
-    /// The init could not run it, for this reason.
+    /// The init could not run it, with the reason.
     NotRun(String),
-    /// What it wrote could not be passed on.
+    /// Its output could not be forwarded.
     OutputLost(String),
-    /// What came is not of our init.
+    /// The data did not come from our init.
     Garbled(String),
 }
 
-/// What is known of the command.
+/// State of the command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// The init has opened the channel.
@@ -30,31 +30,31 @@ pub struct Progress {
     pub stdout_bytes: u64,
     /// What the command has written to its standard error.
     pub stderr_bytes: u64,
-    /// What came of it, once that is known.
+    /// Its result, once known.
     pub end: Option<CommandEnd>,
-    /// Nothing more will come.
+    /// No more data will arrive.
     pub closed: bool,
 }
 
-/// The channel's end on this host. Clones share it.
+/// The channel's end on this host. Clones share its state.
 #[derive(Clone, Debug, Default)]
 pub struct Channel {
     shared: Arc<(Mutex<Progress>, Condvar)>,
 }
 
 impl Channel {
-    /// What is known now.
+    /// Returns the current state.
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.lock().clone()
     }
 
-    /// Nothing more will come: whoever waits need not.
+    /// Records that no more data will arrive, and wakes the waiters.
     pub fn close(&self) {
         self.change(|progress| progress.closed = true);
     }
 
-    /// Waits until it is known what came of the command, or the channel is closed.
+    /// Waits until the result of the command is known, or the channel is closed.
     #[must_use]
     pub fn wait_for_end(&self) -> Progress {
         let (_, changed) = &*self.shared;
@@ -64,7 +64,7 @@ impl Channel {
             .clone()
     }
 
-    /// Waits so long until the channel is closed; false when it was not.
+    /// Waits up to `limit` until the channel is closed; returns false at the timeout.
     #[must_use]
     pub fn wait_until_closed(&self, limit: Duration) -> bool {
         let (_, changed) = &*self.shared;
@@ -75,7 +75,7 @@ impl Channel {
             .closed
     }
 
-    /// Where the bytes of the serial port go: what the command writes is passed on.
+    /// Returns the writer for the serial port's bytes, which forwards the command's output.
     pub fn receiver<O: Write + Send, E: Write + Send>(
         &self,
         stdout: O,
@@ -106,15 +106,15 @@ impl Channel {
     }
 }
 
-/// Takes frames apart as their bytes come. Never fails: what went wrong is in the [`Progress`].
+/// Parses frames as their bytes arrive. Never fails: errors are recorded in the [`Progress`].
 #[derive(Debug)]
 pub struct Receiver<O, E> {
     channel: Channel,
     stdout: O,
     stderr: E,
-    /// Shows that the guest boots.
+    /// Shows that the guest is booting.
     booting: Option<progress::Progress>,
-    /// Came, and not taken apart yet: less than a frame.
+    /// Received bytes that do not form a frame yet.
     pending: Vec<u8>,
 }
 
@@ -135,7 +135,7 @@ impl<O: Write + Send, E: Write + Send> Write for Receiver<O, E> {
 }
 
 impl<O: Write + Send, E: Write + Send> Receiver<O, E> {
-    /// With a bar that goes before the first of the command's output.
+    /// Adds a progress bar that is removed before the command's first output.
     #[must_use]
     pub fn with_bar(self, bar: progress::Progress) -> Self {
         Self {
@@ -144,7 +144,7 @@ impl<O: Write + Send, E: Write + Send> Receiver<O, E> {
         }
     }
 
-    /// Takes what begins at `from`; gives how long it was, or nothing when it is not all there.
+    /// Processes the frame at `from`; returns its length, or `None` when it is incomplete.
     fn take(&mut self, from: usize) -> Option<usize> {
         let Progress { opened, end, .. } = self.channel.progress();
         let bytes = self.pending.get(from..).filter(|bytes| !bytes.is_empty())?;
@@ -180,7 +180,7 @@ impl<O: Write + Send, E: Write + Send> Receiver<O, E> {
             }
             (STATUS, [status]) => self.channel.end(CommandEnd::Status(*status)),
             (FAILURE, _) => {
-                // Shown on a terminal, and any program in the guest could have sent it.
+                // It is shown on a terminal, and any program in the guest could have sent it.
                 let text = String::from_utf8_lossy(contents);
                 let text = text.chars().filter(|c| !c.is_control()).collect();
                 self.channel.end(CommandEnd::NotRun(text));
@@ -193,7 +193,7 @@ impl<O: Write + Send, E: Write + Send> Receiver<O, E> {
         Some(HEADER_BYTES + len)
     }
 
-    /// Looks for the beginning in what came since `from`; drops what cannot be part of it.
+    /// Searches for the greeting from `from` on; drops bytes that cannot be part of it.
     fn find_hello(&mut self, from: usize) -> Option<usize> {
         let bytes = self.pending.get(from..)?;
         if let Some(at) = bytes
@@ -238,7 +238,7 @@ mod tests {
         [&header(kind, contents.len())[..], contents].concat()
     }
 
-    /// What comes of bytes that come in these pieces: output, errors, progress.
+    /// Returns the result of receiving bytes in these pieces: output, errors, state.
     fn received<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> (Vec<u8>, Vec<u8>, Progress) {
         let channel = Channel::default();
         let mut receiver = channel.receiver(Vec::new(), Vec::new());

@@ -1,14 +1,14 @@
-//! The end of a guest's console, for errors: nobody watched it.
+//! The end of a guest's unobserved console, for errors.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How much is kept: a panic with its registers and stack is a few kilobytes.
+/// Size of the retained part: a panic with its registers and stack is a few kilobytes.
 pub const TAIL_BYTES_MAX: usize = 32 << 10;
-/// The longest line that is quoted.
+/// Longest line that is quoted.
 const LINE_CHARS_MAX: usize = 160;
-/// What a kernel says first when it panics.
+/// First words of a kernel panic.
 const PANIC: &str = "Kernel panic - not syncing";
 
 /// Keeps the last [`TAIL_BYTES_MAX`] bytes that were written. Clones share them.
@@ -30,7 +30,7 @@ impl Write for Tail {
 }
 
 impl Tail {
-    /// The last lines, at most `count`, each without what could move a terminal's cursor.
+    /// Returns the last lines, at most `count`, without control characters.
     #[must_use]
     pub fn lines(&self, count: usize) -> Vec<String> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,13 +46,13 @@ impl Tail {
         lines[lines.len().saturating_sub(count)..].to_vec()
     }
 
-    /// The line that says most: that of a panic, else the last one.
+    /// Returns the most informative line: that of a panic, otherwise the last one.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
         let lines = self.lines(usize::MAX);
         let panic = lines.iter().find(|line| line.contains(PANIC));
         let line = panic.or(lines.last())?;
-        // Without the time that stands before it.
+        // Without the preceding time stamp.
         let text = match line.split_once("] ") {
             Some((time, text)) if time.starts_with('[') => text,
             _ => line,

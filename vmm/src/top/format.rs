@@ -1,9 +1,9 @@
-//! Numbers in few columns, with their unit, and never cut.
+//! Formats numbers in few columns, with their unit, and never truncated.
 
 use crate::config::PAGE_SIZE_BYTES;
 use crate::size::ByteSize;
 
-/// A count or a rate in at most 6 columns.
+/// Formats a count or a rate in at most 6 columns.
 pub(super) fn count(value: f64) -> String {
     let units = ["", "k", "M", "G", "T", "P", "E"];
     if value < 99_999.5 {
@@ -22,14 +22,14 @@ pub(super) fn count(value: f64) -> String {
     format!("{value:.digits$}{}", units[unit])
 }
 
-/// The same of a counter.
+/// Formats a counter like [`count`].
 pub(super) fn number(value: u64) -> String {
     #[allow(clippy::cast_precision_loss, reason = "a number to look at")]
     let value = value as f64;
     count(value)
 }
 
-/// A time given in microseconds, in at most 8 columns.
+/// Formats a time in microseconds in at most 8 columns.
 pub(super) fn time(us: f64) -> String {
     if us < 999.95 {
         format!("{us:.1} us")
@@ -40,18 +40,18 @@ pub(super) fn time(us: f64) -> String {
     }
 }
 
-/// Memory.
+/// Formats a size of memory.
 pub(super) fn size(bytes: u64) -> String {
     ByteSize::from_bytes(bytes).rounded()
 }
 
-/// So many pages a second, as bytes.
+/// Formats a rate of pages per second in bytes.
 pub(super) fn pages_a_second(pages: f64) -> String {
     let bytes = super::rates::whole(pages).saturating_mul(PAGE_SIZE_BYTES);
     format!("{}/s", size(bytes))
 }
 
-/// A part of something.
+/// Formats a fraction.
 pub(super) fn percent(part: f64) -> String {
     format!("{:.0} %", part * 100.0)
 }

@@ -1,4 +1,4 @@
-//! The heat map, and what part of each node's memory is here.
+//! The heat map, and the local part of each node's memory.
 
 use ratatui::style::{Color, Style};
 use ratatui::text::{Line, Span};
@@ -6,13 +6,13 @@ use ratatui::text::{Line, Span};
 use crate::status::heat::HeatStatus;
 use crate::status::screen;
 
-/// The map as lines, in colours if those are wanted.
+/// Formats the map as lines, optionally in colours.
 pub(super) fn lines(heat: &HeatStatus, colour: bool) -> Vec<Line<'static>> {
     let text = screen::heat::map(heat, false);
     text.lines().map(|line| coloured(line, colour)).collect()
 }
 
-/// Where a line of the map has its blocks, each run of one colour is a span.
+/// Splits the blocks of a line into spans of one colour.
 fn coloured(line: &str, colour: bool) -> Line<'static> {
     let Some((address, blocks)) = line.split_once("  ").filter(|_| line.starts_with("0x")) else {
         return Line::from(line.to_owned());
@@ -41,7 +41,7 @@ fn style(block: char) -> Style {
     }
 }
 
-/// What part of the pages with their home on a node is here; `None` where there are none.
+/// Returns the fraction of a node's home pages that are local; `None` without any.
 pub(super) fn part_here(heat: &HeatStatus, node: u32) -> Option<f64> {
     let extents = heat
         .extents

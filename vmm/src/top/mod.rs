@@ -1,7 +1,8 @@
-//! `ssi-hv top`: a running VM as a picture that moves.
+//! `ssi-hv top`: a live display of a running VM.
 //!
-//! What is shown is a [`View`], which knows neither terminal nor socket: it is told what came from
-//! the VM and which keys were pressed, and [`screen::draw`] draws it. `commands/top.rs` has the rest.
+//! The display is a [`View`], which has no knowledge of the terminal or the socket: it receives the
+//! VM's answers and the pressed keys, and [`screen::draw`] draws it. `commands/top.rs` has the
+//! rest.
 
 mod format;
 mod heat;
@@ -14,54 +15,54 @@ use crate::status::heat::HeatStatus;
 use crate::status::{VmState, VmStatus};
 use rates::Rates;
 
-/// Fault rates that are remembered: more than the widest screen shows.
+/// Length of the history of fault rates: more than the widest screen shows.
 const HISTORY_MAX: usize = 512;
 
-/// The size below which nothing is drawn: what terminals begin with.
+/// Smallest supported width: the default of terminals.
 pub const COLUMNS_MIN: u16 = 80;
 /// See [`COLUMNS_MIN`].
 pub const ROWS_MIN: u16 = 24;
 
-/// A VM that can be chosen.
+/// A VM that can be selected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Its name; the process where it has none.
+    /// Its name; its process id if it has none.
     pub name: String,
 }
 
-/// What came of looking at a VM.
+/// Result of querying a VM.
 #[derive(Clone, Debug)]
 pub enum Seen {
-    /// It answered; the map only now and then.
+    /// It answered, with a heat map only if requested.
     Status(Box<VmStatus>, Option<HeatStatus>),
-    /// It is there and does not say how it does, and why.
+    /// It runs but does not answer, with the reason.
     Silent(String),
     /// It has ended.
     Ended,
 }
 
-/// A key that means something.
+/// A key with a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
-    /// Ends it.
+    /// Quits.
     Quit,
-    /// The next VM.
+    /// Selects the next VM.
     Next,
-    /// The one before.
+    /// Selects the previous VM.
     Previous,
-    /// Heat map or numbers.
+    /// Switches between heat map and numbers.
     Heat,
-    /// Lets the picture stand still, or go on.
+    /// Pauses or resumes updates.
     Hold,
-    /// Towards the begin of the heat map.
+    /// Scrolls the heat map up.
     Up,
-    /// Towards its end.
+    /// Scrolls the heat map down.
     Down,
 }
 
-/// What is shown.
+/// The displayed state.
 #[derive(Debug, Default)]
 pub struct View {
     choices: Vec<Choice>,
@@ -69,9 +70,9 @@ pub struct View {
     status: Option<Box<VmStatus>>,
     heat: Option<HeatStatus>,
     rates: Option<Rates>,
-    /// Remote faults a second, the newest last.
+    /// Remote faults per second, the newest last.
     history: VecDeque<u64>,
-    /// What is wrong, if something is.
+    /// The current problem, if any.
     trouble: Option<String>,
     has_ended: bool,
     shows_heat: bool,
@@ -82,7 +83,7 @@ pub struct View {
 }
 
 impl View {
-    /// Nothing seen yet; without colours if those are not wanted.
+    /// Creates an empty view, optionally in colours.
     #[must_use]
     pub fn new(choices: Vec<Choice>, colour: bool) -> Self {
         Self {
@@ -93,19 +94,19 @@ impl View {
         }
     }
 
-    /// The process that is shown.
+    /// Returns the process id of the displayed VM.
     #[must_use]
     pub const fn chosen(&self) -> Option<u32> {
         self.chosen
     }
 
-    /// Whether the heat map is shown.
+    /// Returns whether the heat map is displayed.
     #[must_use]
     pub const fn shows_heat(&self) -> bool {
         self.shows_heat
     }
 
-    /// What runs now. One that is shown stays, also when it has ended.
+    /// Sets the running VMs. The displayed one stays, even after its end.
     pub fn list(&mut self, mut now: Vec<Choice>) {
         let shown = self.choices.iter().find(|c| Some(c.pid) == self.chosen);
         if let Some(shown) = shown
@@ -117,9 +118,9 @@ impl View {
         self.choices = now;
     }
 
-    /// A look at the process `pid`.
+    /// Processes the result of querying the process `pid`.
     pub fn see(&mut self, pid: u32, seen: Seen) {
-        // An answer for the VM that was shown before, or while the picture is to stand still.
+        // An answer of the VM displayed before, or during a pause.
         if Some(pid) != self.chosen || (self.is_held && !matches!(seen, Seen::Ended)) {
             return;
         }
@@ -134,7 +135,7 @@ impl View {
                     let surplus = self.history.len().saturating_sub(HISTORY_MAX);
                     self.history.drain(..surplus);
                 }
-                // Two looks in one instant tell nothing new of rates.
+                // Two answers at the same time yield no rates.
                 self.rates = rates.or(self.rates.take());
                 self.status = Some(status);
                 self.heat = heat.or(self.heat.take());
@@ -148,7 +149,7 @@ impl View {
         }
     }
 
-    /// What is known of the end. The exit code is between the process and its parent.
+    /// Describes the end of the VM. Its exit code is known only to its parent.
     fn end(&self) -> String {
         let mut text = match self.status.as_ref().map(|status| status.state) {
             Some(VmState::Ending) => "The VM has ended on request".to_owned(),
@@ -161,7 +162,7 @@ impl View {
         text
     }
 
-    /// A key was pressed. False when that is the end.
+    /// Processes a key. Returns false to quit.
     pub fn press(&mut self, key: Key) -> bool {
         match key {
             Key::Quit => return false,

@@ -1,8 +1,8 @@
-//! How fast counts grow.
+//! Growth rates of counters.
 
 use crate::status::{NodeNow, VmStatus};
 
-/// What happened in a second, between two looks.
+/// Rates per second between two answers.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rates {
     pub remote: f64,
@@ -13,14 +13,14 @@ pub(super) struct Rates {
     pub cancelled: f64,
     pub stalled: f64,
     pub ahead: f64,
-    /// Part of the pages fetched ahead that turned out to be used, of those that turned out; `None`
-    /// when none did.
+    /// Fraction of prefetched pages that were used, of those whose use was decided in the period;
+    /// `None` without any.
     pub ahead_used: Option<f64>,
-    /// For each node that was there before, in the order of the later look.
+    /// One for each node that existed before, in the order of the later answer.
     pub nodes: Vec<NodeRates>,
 }
 
-/// What went to and fro in a second.
+/// Pages per second to and from a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct NodeRates {
     pub fetched: f64,
@@ -28,8 +28,8 @@ pub(super) struct NodeRates {
 }
 
 impl Rates {
-    /// By the VM's own clock, which was read together with its counts. `None` when no time has passed,
-    /// or the guest was booted anew.
+    /// Uses the VM's own clock, which was read together with its counters. Returns `None` when no
+    /// time has passed, or the guest was rebooted.
     pub fn between(before: &VmStatus, after: &VmStatus) -> Option<Self> {
         let seconds = after.uptime_s - before.uptime_s;
         if seconds <= 0.0 || before.pid != after.pid || before.boot.restarts != after.boot.restarts
@@ -77,7 +77,7 @@ impl NodeRates {
     }
 }
 
-/// A rate as a whole number, for pictures.
+/// Rounds a rate to a whole number.
 pub(super) fn whole(rate: f64) -> u64 {
     #[allow(
         clippy::cast_possible_truncation,

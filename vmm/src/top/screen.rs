@@ -1,4 +1,4 @@
-//! The picture.
+//! The layout of the screen.
 
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -15,11 +15,11 @@ use crate::status::{NodeNow, VmState, VmStatus};
 
 /// Rows of the table of faults, with its heading.
 const FAULT_ROWS: u16 = 8;
-/// Rows of what is told of memory.
+/// Rows for memory.
 const MEMORY_ROWS: u16 = 4;
-/// Columns that a line of the widest form of the table of nodes takes, without addresses.
+/// Columns from which the table of nodes has its widest form, without addresses.
 const WIDE: u16 = 110;
-/// From this height on the heat map is below the numbers.
+/// Rows from which the heat map is below the numbers.
 const TALL: u16 = 44;
 
 /// Draws a view.
@@ -61,7 +61,7 @@ impl View {
         }
     }
 
-    /// The VM in a line, and which of how many it is.
+    /// Returns the VM's line, with its position among all VMs.
     fn head(&self, columns: u16) -> Line<'_> {
         let place = self.choices.iter().position(|c| Some(c.pid) == self.chosen);
         let place = place.map_or(0, |place| place + 1);
@@ -87,7 +87,7 @@ impl View {
             VmState::Ending => ("ending", Color::Yellow),
         };
         let pid = format!(" ({}) ", status.pid);
-        // What has no room is left out, not cut.
+        // Parts without room are omitted, not truncated.
         let columns = usize::from(columns).saturating_sub(which.len() + 1);
         let mut used = status.name.len() + pid.len() + state.len();
         let mut rest = String::new();
@@ -157,7 +157,7 @@ impl View {
         let tall = area.height >= TALL;
         let nodes = self.node_lines(status, area.width);
         let rate_rows = if tall { 7 } else { 3 };
-        // The map, where there is one, has half of what is left at the least.
+        // The map, if displayed, has at least half of the remaining rows.
         let left = area
             .height
             .saturating_sub(rate_rows + FAULT_ROWS + 1 + MEMORY_ROWS + 1);
@@ -186,7 +186,7 @@ impl View {
         }
     }
 
-    /// Remote faults a second, and how that was lately.
+    /// Draws the rate of remote faults and its history.
     fn draw_rate(&self, frame: &mut Frame<'_>, area: Rect) {
         let [text, picture] =
             Layout::horizontal([Constraint::Length(24), Constraint::Min(0)]).areas(area);
@@ -275,7 +275,7 @@ impl View {
         ]
     }
 
-    /// Every node in a line, under a heading.
+    /// Returns a line for each node, below a heading.
     fn node_lines(&self, status: &VmStatus, columns: u16) -> Vec<Line<'static>> {
         let wide = columns >= WIDE;
         let heading = node_columns(
@@ -323,7 +323,7 @@ fn node_text(now: &NodeNow, rates: Option<&NodeRates>, here: Option<f64>, wide: 
     };
     let by = match (now.link, path) {
         (Some(link), _) if link.rdma => "rdma".to_owned(),
-        // RDMA at the start and not now: by what carries on.
+        // RDMA at the start but not now: shows its fallback.
         (Some(_), Some(path)) if path.faults == "rdma" => "tcp".to_owned(),
         (_, Some(path)) if !path.faults.is_empty() => path.faults.clone(),
         _ => dash(),
@@ -349,7 +349,7 @@ fn node_text(now: &NodeNow, rates: Option<&NodeRates>, here: Option<f64>, wide: 
     node_columns(values, more)
 }
 
-/// A line of the table of nodes: 79 columns, or with more 102 and an address.
+/// Formats a line of the table of nodes: 79 columns, or in the wide form 102 and an address.
 fn node_columns<T: AsRef<str>>(values: [T; 8], more: Option<[T; 3]>) -> String {
     let [id, memory, here, from, to, page, tier, by] = values.each_ref().map(AsRef::as_ref);
     let line =
@@ -370,13 +370,13 @@ fn percentiles(times: &Percentiles) -> [String; 4] {
     [times.p50, times.p90, times.p99, times.max].map(time)
 }
 
-/// A line of the table of faults: 76 columns.
+/// Formats a line of the table of faults: 76 columns.
 fn columns<T: AsRef<str>>(name: &str, rate: &str, count: &str, times: [T; 4]) -> String {
     let [p50, p90, p99, max] = times.each_ref().map(AsRef::as_ref);
     format!("{name:<12} {rate:>9} {count:>9} {p50:>10} {p90:>10} {p99:>10} {max:>10}")
 }
 
-/// What has no room is told of, not cut.
+/// Drops lines without room, and says so.
 fn fitting(mut lines: Vec<Line<'static>>, rows: u16) -> Vec<Line<'static>> {
     let rows = usize::from(rows);
     if lines.len() > rows && rows > 1 {
@@ -389,7 +389,7 @@ fn fitting(mut lines: Vec<Line<'static>>, rows: u16) -> Vec<Line<'static>> {
     lines
 }
 
-/// A text that may be long, with a sign where it was cut.
+/// Shortens a text, and marks where it was cut.
 fn shortened(text: String, columns: u16) -> String {
     let columns = usize::from(columns);
     if text.chars().count() <= columns {

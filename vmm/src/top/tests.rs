@@ -1,4 +1,4 @@
-//! The picture, as text.
+//! The display as text.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
@@ -36,7 +36,7 @@ fn map() -> HeatStatus {
     }
 }
 
-/// The VM of [`status`] and a second of its life later.
+/// The VM of [`status`], and the same VM a second later.
 fn two_looks() -> (VmStatus, VmStatus) {
     let before = status();
     let mut after = before.clone();
@@ -152,7 +152,7 @@ fn a_screen_of_200_by_60_has_more() {
     }
 }
 
-/// The largest that there can be, in every place.
+/// Returns answers with the largest possible values everywhere.
 fn enormous() -> (VmStatus, VmStatus) {
     let times = Percentiles {
         p50: 1e12,
@@ -297,7 +297,7 @@ fn keys_switch_between_numbers_map_and_vms() {
         text.starts_with("db  VM 2 of 2") && text.contains("Asking..."),
         "{text}"
     );
-    // A late answer of the other one is not shown as this one's.
+    // A late answer of the other VM is not displayed.
     view.see(17, Seen::Status(Box::new(after), None));
     assert!(!drawn(&view, 80, 24).contains("web"));
     view.press(Key::Next);
@@ -323,7 +323,7 @@ fn a_held_picture_stands_still_and_says_so() {
     assert_eq!(drawn(&view, 80, 24), text);
     view.press(Key::Hold);
     view.see(17, Seen::Status(Box::new(after), None));
-    // From before the hold until now: 7 in 1 s.
+    // From before the pause until now: 7 in 1 s.
     assert_eq!(words(&drawn(&view, 80, 24), "remote  ")[1], "7");
 }
 
@@ -350,7 +350,7 @@ fn a_vm_that_ends_stays_on_the_screen_and_says_how_as_far_as_is_known() {
         text.contains("remote"),
         "the last numbers are still there: {text}"
     );
-    // It is not taken from the list while it is shown.
+    // It stays in the list while it is displayed.
     view.list(vec![choice(18, "db")]);
     assert!(drawn(&view, 80, 24).contains("VM 1 of 2"));
 

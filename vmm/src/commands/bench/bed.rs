@@ -1,4 +1,4 @@
-//! Memory on donors of this process, for one measurement.
+//! Memory on donors in this process, for one measurement.
 
 use anyhow::Result;
 use memory_fabric::donor::server::Donor;
@@ -9,17 +9,17 @@ use ssi_hv::size::ByteSize;
 
 use super::fault::{View, start_donors, start_fabric};
 
-/// A fabric and its donors. Nothing may touch the view once it is dropped.
+/// A fabric and its donors. The view must not be accessed after the drop.
 #[derive(Debug)]
 pub(super) struct Bed {
-    // Before the donors, which must be there until it has ended.
+    // Dropped before the donors, which it needs until its end.
     fabric: Fabric,
     pub(super) view: View,
     _donors: Vec<Donor>,
 }
 
 impl Bed {
-    /// Memory of which `local` may be resident at once, or all of it with no donor.
+    /// Creates memory of which `local` may be resident at once, or all of it without donors.
     pub(super) fn start(memory: ByteSize, local: ByteSize, donors: u32) -> Result<Self> {
         let config = BenchFaultConfig {
             memory,
@@ -42,12 +42,12 @@ impl Bed {
         })
     }
 
-    /// What the pager counts.
+    /// Returns the pager's counters.
     pub(super) fn stats(&self) -> &PagerStats {
         self.fabric.stats()
     }
 
-    /// Pages that have come from the donors until now.
+    /// Returns the number of pages fetched from the donors so far.
     pub(super) fn pages_fetched(&self) -> u64 {
         let donors = self.stats().donors.iter();
         donors.map(|donor| donor.pages_fetched.get()).sum()

@@ -1,4 +1,4 @@
-//! Remote faults, made by threads that touch the guest view as vCPUs do.
+//! Remote faults, caused by threads that access the guest view as vCPUs do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,7 @@ use ssi_hv::report::Stages;
 
 use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles};
 
-/// An access that took less waited for nothing: no fault is served in so short a time.
+/// Faster accesses did not fault: serving a fault takes longer than this.
 pub(super) const FAULT_MIN: Duration = Duration::from_micros(2);
 
 pub(super) const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();
@@ -120,7 +120,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     })
 }
 
-/// What the floor's connection is made of.
+/// Returns the carrier of the floor's connection.
 fn carrier(config: &BenchFaultConfig) -> Carrier {
     match config.transport {
         TransportKind::Udp => Carrier::Udp(None),
@@ -130,7 +130,7 @@ fn carrier(config: &BenchFaultConfig) -> Carrier {
 
 pub(super) fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
     let share = config.memory.bytes().div_ceil(config.donors.max(1).into());
-    // A page of each is for the floor.
+    // One page of each loan is for the floor.
     let memory_bytes = share.next_multiple_of(PAGE_SIZE as u64) + PAGE_SIZE as u64;
     let donor = DonorConfig {
         listen: ([127, 0, 0, 1], 0).into(),
@@ -154,7 +154,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             }
             FabricEvent::Link(_) => return,
         };
-        // Threads wait for pages that never come.
+        // Threads wait for pages that will never arrive.
         logging::tell_failure(ExitCode::HostError, &reason);
         forced_end::at_once(ExitCode::HostError);
     });
@@ -195,7 +195,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
     Ok(fabric)
 }
 
-/// What all threads found.
+/// The totals of all threads.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     pub(super) faults: AtomicU64,
@@ -214,7 +214,7 @@ pub(super) struct View {
 unsafe impl Sync for View {}
 
 impl View {
-    /// The view of a fabric, which must outlive it.
+    /// Creates the view of a fabric, which must outlive it.
     pub(super) fn of(fabric: &Fabric) -> Self {
         Self {
             base: fabric.memory().guest_view(),
@@ -224,8 +224,7 @@ impl View {
 
     pub(super) fn word(&self, page: usize, word: usize) -> &AtomicU64 {
         assert!(page < self.pages && word < WORDS_PER_PAGE);
-        // SAFETY: inside the guest view, as just checked, aligned, and only ever accessed
-        // as atomics.
+        // SAFETY: inside the guest view, as just checked, aligned, and only accessed as atomics.
         unsafe {
             &*self
                 .base
@@ -243,7 +242,7 @@ impl View {
         }
     }
 
-    /// Bytes of a page that are not what was written.
+    /// Returns the number of bytes of a page that differ from what was written.
     pub(super) fn corrupt_bytes(&self, page: usize) -> u64 {
         (0..WORDS_PER_PAGE)
             .map(|word| {
@@ -254,7 +253,7 @@ impl View {
     }
 }
 
-/// Bytes of a word that are not what is wanted.
+/// Returns the number of bytes that differ between two words.
 pub(super) fn differing_bytes(found: u64, wanted: u64) -> u64 {
     if found == wanted {
         return 0;
@@ -263,12 +262,12 @@ pub(super) fn differing_bytes(found: u64, wanted: u64) -> u64 {
     differing.iter().filter(|&&byte| byte != 0).count() as u64
 }
 
-/// What is in a word of a page.
+/// Returns the contents of a word in a page.
 pub(super) fn content(page: usize, word: usize) -> u64 {
     ((page as u64) << 16 | word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
 }
 
-/// Touches random pages from all threads for one round.
+/// Accesses random pages from all threads for one round.
 fn touch(config: &BenchFaultConfig, view: &View, round: u32, tally: &Tally) -> Histogram {
     let times = Histogram::new();
     let started = Instant::now();

@@ -18,11 +18,10 @@ use memory_fabric::wire::{
 };
 use userfaultfd::EventBuffer;
 
-/// Measured in each round.
+/// Number of samples in each round.
 const SAMPLES: usize = 2000;
 
-/// Time of a fault that is resolved with a page at hand, by a thread that does nothing else and
-/// never sleeps.
+/// Measures faults that are resolved with a local page by a dedicated thread that never sleeps.
 pub(super) fn userfaultfd() -> Result<Histogram> {
     let memory = GuestMemory::new(SAMPLES * PAGE_SIZE).context("cannot create memory")?;
     let uffd = Uffd::new()?;
@@ -63,7 +62,7 @@ pub(super) fn userfaultfd() -> Result<Histogram> {
     Ok(times)
 }
 
-/// A lease of `bytes` of its own, and a connection for its pages.
+/// Obtains a separate lease of `bytes`, and a connection for its pages.
 pub(super) fn attach(
     donor: SocketAddr,
     carrier: Carrier,
@@ -88,10 +87,10 @@ pub(super) fn attach(
     Ok((control, grant, attached.into_stream()))
 }
 
-/// Time of a request and a page in answer over one connection, by a client that does nothing else and
+/// Measures requests that are answered with a page over one connection, by a dedicated client that
 /// never sleeps.
 pub(super) fn exchange(donor: SocketAddr, carrier: Carrier, checksum: bool) -> Result<Histogram> {
-    // A thread of its own, since those that it makes would have short turns as well.
+    // On a separate thread, since child threads would inherit its short scheduler slices.
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
             request_short_slices();

@@ -1,4 +1,4 @@
-//! The cost of growing: `bench start` for small and very large guests, in turn.
+//! The cost of guest size: `bench start` for small and very large guests, in turn.
 
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use super::{ROUNDS, median};
 
 /// 1, 16 and 256 GiB, and 4 TiB.
 const SIZES_MIB: [u64; 4] = [1 << 10, 16 << 10, 256 << 10, 4 << 20];
-/// A size that takes longer than this is an error.
+/// Deadline of one size, beyond which it is an error.
 const CHILD_DEADLINE: Duration = Duration::from_secs(120);
 
 /// Medians for one size.
@@ -24,9 +24,9 @@ const CHILD_DEADLINE: Duration = Duration::from_secs(120);
 pub(super) struct Growth {
     pub(super) memory_bytes: u64,
     pub(super) start_ms: f64,
-    /// What the process takes more than before the start.
+    /// Growth of the process's memory by the start.
     pub(super) started_bytes: f64,
-    /// The same with 256 pages touched, far from each other; without the guest's own pages.
+    /// The same with 256 scattered pages accessed; without the guest's own pages.
     pub(super) touched_bytes: f64,
     pub(super) metadata_bytes_per_page: f64,
     pub(super) page_table_bytes_per_page: f64,
@@ -63,7 +63,7 @@ fn summary(results: &[Started]) -> Growth {
     }
 }
 
-/// A process for each, so that no size finds what another left.
+/// Runs each size in a separate process, so that none affects another.
 fn in_child(memory: ByteSize) -> Result<Started> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut child = Command::new(program)

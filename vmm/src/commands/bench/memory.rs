@@ -1,4 +1,4 @@
-//! `ssi-hv bench memory`: what is not the latency of one fault.
+//! `ssi-hv bench memory`: everything except the latency of one fault.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -20,10 +20,10 @@ use super::threads::{self, Scaled};
 use super::writes::{self, Writes};
 use crate::commands::{Failure, print};
 
-/// How much of the memory is local in scans and in faults of several threads.
+/// Divisor of the memory that gives the local part in scans and in faults of several threads.
 const LOCAL_SHARE: u64 = 4;
 
-/// What was measured; what was not asked for is left out.
+/// The results; measurements that were not requested are omitted.
 #[derive(Debug, Serialize)]
 struct MemoryBench {
     schema: u32,
@@ -47,7 +47,7 @@ struct MemoryBench {
     corrupt_bytes: u64,
 }
 
-/// Measures what was asked for.
+/// Runs the requested measurements.
 pub fn memory(config: &BenchMemoryConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
     let result = measure(config)?;

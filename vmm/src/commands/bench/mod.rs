@@ -31,11 +31,11 @@ use ssi_hv::report::{Host, Percentiles, Stages, Virtualization};
 use super::{Failure, print};
 use ssi_hv::instance::percentiles;
 
-/// Rounds, in each of which everything is measured once: what disturbs the machine disturbs
-/// all of them alike.
+/// Rounds, in each of which everything is measured once, so that disturbances affect all
+/// measurements equally.
 const ROUNDS: u32 = 5;
 
-/// Measures the latency of remote faults, and the floor beside it.
+/// Measures the latency of remote faults, and the floor for comparison.
 pub fn fault(config: &BenchFaultConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
     let result = fault::measure(config)?;
@@ -52,7 +52,7 @@ pub fn fault(config: &BenchFaultConfig) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-/// What was measured.
+/// The results.
 #[derive(Debug, Serialize)]
 struct FaultBench {
     schema: u32,
@@ -63,11 +63,11 @@ struct FaultBench {
     donors: u32,
     transport: &'static str,
     rounds: u32,
-    /// Accesses that waited for a page, as the threads that made them saw it.
+    /// Accesses that waited for a page, as measured by the accessing threads.
     faults: u64,
     faults_per_second: f64,
     latency_us: Percentiles,
-    /// The same as the pager saw it: from reading the fault to waking the thread.
+    /// The same as measured by the pager: from reading the fault to waking the thread.
     pager_latency_us: Percentiles,
     stages: Stages,
     floor: Floor,
@@ -78,19 +78,19 @@ struct FaultBench {
     corrupt_bytes: u64,
 }
 
-/// What no pager can do without, measured bare, one thing at a time.
+/// The steps that no pager can avoid, measured bare and one at a time.
 #[derive(Debug, Serialize)]
 struct Floor {
-    /// A fault resolved with a page that is at hand, as the thread saw it.
+    /// A fault resolved with a local page, as measured by the faulting thread.
     userfaultfd_us: Percentiles,
-    /// A request and a page in answer, over the same transport.
+    /// A request answered with a page, over the same transport.
     exchange_us: Percentiles,
     /// The sum of both, by percentile.
     sum_p50_us: f64,
     sum_p99_us: f64,
 }
 
-/// One thing measured in several rounds.
+/// One measurement in several rounds.
 #[derive(Debug, Default)]
 struct Series {
     all: Histogram,

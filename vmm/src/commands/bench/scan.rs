@@ -1,4 +1,4 @@
-//! Scans: every page once, in order or in strides, beside the raw stream.
+//! Scans: every page once, sequentially or in strides, compared with the raw stream.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,13 +17,14 @@ use super::fault::Tally;
 use super::stream::Stream;
 use super::{ROUNDS, median};
 
-/// Pages from one touch to the next of a strided scan.
+/// Pages between accesses of a strided scan.
 const STRIDE_PAGES: usize = 4;
 
-/// What scans cost.
+/// The results of scans.
 #[derive(Debug, Serialize)]
 pub(super) struct Scans {
-    /// Pages read over one bare TCP connection, as many outstanding as the transport has.
+    /// Pages read over one bare TCP connection, with as many requests outstanding as the transport
+    /// has.
     pub(super) stream_bytes_per_second: f64,
     pub(super) sequential: Scan,
     pub(super) strided: Scan,
@@ -32,9 +33,9 @@ pub(super) struct Scans {
 /// One kind of scan.
 #[derive(Debug, Serialize)]
 pub(super) struct Scan {
-    /// Pages from one touch to the next.
+    /// Pages between accesses.
     pub(super) stride_pages: usize,
-    /// Of pages that came from the donor.
+    /// Rate of pages that came from the donor.
     pub(super) bytes_per_second: f64,
     /// Median over the rounds of that rate divided by the stream's.
     pub(super) ratio_to_stream: f64,
@@ -43,7 +44,7 @@ pub(super) struct Scan {
 pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Result<Scans> {
     let bed = Bed::start(memory, local, 1)?;
     bed.view.fill();
-    // Once unmeasured: from then on every page that goes is clean.
+    // One scan without measurement: afterwards every evicted page is clean.
     scan(&bed, 1, tally);
     let donor = Donor::start(&DonorConfig {
         listen: ([127, 0, 0, 1], 0).into(),
@@ -84,7 +85,7 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
     })
 }
 
-/// Reads every byte of every page; gives the bytes a second of pages that were not here.
+/// Reads every byte of every page; returns the rate of remote pages in bytes per second.
 fn scan(bed: &Bed, stride: usize, tally: &Tally) -> f64 {
     let view = &bed.view;
     let fetched = bed.pages_fetched();
@@ -99,7 +100,7 @@ fn scan(bed: &Bed, stride: usize, tally: &Tally) -> f64 {
     tally.corrupt.fetch_add(corrupt, Ordering::Relaxed);
     let bytes = (view.pages * PAGE_SIZE) as u64;
     tally.verified.fetch_add(bytes, Ordering::Relaxed);
-    // What was guessed wrongly came too, but was of no use.
+    // Wrongly prefetched pages were transferred too, but do not count.
     let fetched = usize::try_from(bed.pages_fetched() - fetched).unwrap_or(usize::MAX);
     rate(fetched.min(view.pages), time)
 }

@@ -1,4 +1,4 @@
-//! Whether a write ever waits long while memory is evicted under it.
+//! The longest stall of writes while memory is evicted.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use super::fault::Tally;
 use super::working_set::{THREADS, WorkingSet};
 use ssi_hv::instance::percentiles;
 
-/// The part of the time for which the same is done with all memory local, before.
+/// Divisor of the time that gives the duration of the preceding run with all memory local.
 const ALL_LOCAL_SHARE: u32 = 6;
 
-/// What single pages took: all bytes compared and written anew, faults included.
+/// Durations for single pages: comparing and rewriting all bytes, faults included.
 #[derive(Debug, Serialize)]
 pub(super) struct Stalls {
     pub(super) seconds: u32,
     pub(super) writers: usize,
     pub(super) page_us: Percentiles,
-    /// The same with all memory local, which tells how long the machine itself keeps a thread waiting.
+    /// The same with all memory local, which shows how long the machine itself stalls a thread.
     pub(super) all_local_page_us: Percentiles,
     pub(super) pages: u64,
     pub(super) evictions: u64,

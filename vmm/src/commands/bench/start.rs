@@ -1,4 +1,4 @@
-//! `ssi-hv bench start`: what it costs that a guest has much memory.
+//! `ssi-hv bench start`: the cost of a guest with much memory.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -21,40 +21,39 @@ use super::fault::{View, WORDS_PER_PAGE, content, start_fabric};
 use super::usage::Memory;
 use crate::commands::{Failure, print};
 
-/// What may be local: more than is touched, so that nothing has to go.
+/// Local memory: more than is accessed, so that nothing is evicted.
 const LOCAL: ByteSize = ByteSize::from_mib(256);
-/// Pages touched one after another.
+/// Pages accessed sequentially.
 const DENSE_PAGES: usize = (64 << 20) / PAGE_SIZE;
-/// Pages touched far from each other.
+/// Scattered pages.
 const SPARSE_PAGES: usize = 256;
 
-/// How often the bar moves: it takes no time from what is measured.
+/// Pages between updates of the progress bar, so that it does not affect the measurement.
 const PAGES_OF_STEP: u64 = 1024;
 
-/// Connections that a fabric keeps to a donor: that of the lease, and one for each class of traffic.
+/// Connections of a fabric to a donor: that of the lease, and one for each class of traffic.
 const CONNECTIONS: usize = 4;
-/// One that is closed has ended by then.
+/// Deadline for a closed connection to end at the donor.
 const ENDED_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// What was measured.
+/// The results.
 #[derive(Debug, Deserialize, Serialize)]
 pub(super) struct Started {
     schema: u32,
     host: Host,
     pub(super) memory_bytes: u64,
-    /// From having donors to memory that can be touched, leases included.
+    /// From running donors to accessible memory, leases included.
     pub(super) start_ms: f64,
-    /// What the process takes more than before the start, page tables included.
+    /// Growth of the process's memory by the start, page tables included.
     pub(super) started_bytes: u64,
-    /// That, and what it grows by when pages far from each other are touched; without the
-    /// guest's own pages.
+    /// That, and the growth when scattered pages are accessed; without the guest's own pages.
     pub(super) touched_bytes: u64,
-    /// How many pages were touched that way, and how many of the guest are here since.
+    /// Number of scattered pages accessed, and of guest pages that became resident.
     sparse_pages_touched: u64,
     sparse_pages_resident: u64,
-    /// Memory beyond the page's own for each page touched one after another: the page map.
+    /// Memory per sequentially accessed page besides the page itself: the page map.
     pub(super) metadata_bytes_per_page: f64,
-    /// The same for page tables of the process.
+    /// The same for the process's page tables.
     pub(super) page_table_bytes_per_page: f64,
     pub(super) verified_bytes: u64,
     pub(super) corrupt_bytes: u64,
@@ -98,7 +97,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         faults: None,
         json: false,
     };
-    // Pages touched, and as many compared.
+    // Pages accessed, and the same number compared.
     let pages = 2 * (DENSE_PAGES + SPARSE_PAGES);
     let progress = Progress::still("pages", pages as u64, "starts");
     let before = Memory::now()?;
@@ -139,7 +138,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         after.saturating_sub(before) as f64 / pages.max(1) as f64
     };
 
-    // Those of them that a small guest has among the first are there already.
+    // In a small guest, some of them are among the sequential ones and already resident.
     let stride = view.pages / SPARSE_PAGES;
     let sparse = (0..SPARSE_PAGES).map(|index| index * stride + stride / 2);
     progress.say("touched far from each other");
@@ -176,8 +175,8 @@ fn measure(memory: ByteSize) -> Result<Started> {
     Ok(result)
 }
 
-/// Waits until the connection by which the start measured the donor has ended there too: what it
-/// used would else be free in the middle of what follows.
+/// Waits until the measuring connection of the start has ended at the donor as well: otherwise its
+/// memory would be freed during the following measurements.
 fn until_measured(donor: &Donor) -> Result<()> {
     let deadline = Instant::now() + ENDED_TIME_MAX;
     while donor.connections() > CONNECTIONS {

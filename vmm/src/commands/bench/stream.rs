@@ -1,4 +1,4 @@
-//! The raw stream: pages from a donor as fast as one TCP connection brings them.
+//! The raw stream: the maximum rate of pages from a donor over one TCP connection.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,13 +14,13 @@ use memory_fabric::wire::{Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseStatu
 use super::fault::{WORDS_PER_PAGE, content, differing_bytes};
 use super::floor;
 
-/// Without an answer for so long, the donor is taken for dead.
+/// Longest silence before the donor is considered dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes received at once: as many as the transport takes.
+/// Size of the receive buffer: that of the transport.
 const INPUT_BYTES: usize = 128 << 10;
 
-/// A client that only keeps as many reads outstanding as the transport does, and compares what
-/// comes: no page is put anywhere.
+/// A client that keeps as many reads outstanding as the transport does, and only compares the data,
+/// without installing pages.
 #[derive(Debug)]
 pub(super) struct Stream {
     control: ControlStream,
@@ -30,7 +30,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Leases so many pages and fills them.
+    /// Leases this many pages and fills them.
     pub(super) fn connect(donor: SocketAddr, pages: usize) -> Result<Self> {
         let bytes = (pages * PAGE_SIZE) as u64;
         let attached = floor::attach(donor, Carrier::Tcp, bytes, TrafficClass::Urgent)?;
@@ -49,7 +49,7 @@ impl Stream {
         Ok(client)
     }
 
-    /// Reads all pages in order. Gives the time, and how many bytes were wrong.
+    /// Reads all pages in order. Returns the duration and the number of wrong bytes.
     pub(super) fn read(&mut self) -> Result<(Duration, u64)> {
         let mut corrupt = 0;
         let started = Instant::now();
@@ -72,7 +72,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Sends a request for each page, at most [`IN_FLIGHT_MAX`] ahead of the answers.
+    /// Sends a request for each page, with at most [`IN_FLIGHT_MAX`] outstanding.
     fn pipeline(
         &mut self,
         request: FrameKind,

@@ -1,4 +1,4 @@
-//! How faults scale with threads and donors, and what they cost in processor time.
+//! How faults scale with threads and donors, and their cost in CPU time.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use super::{ROUNDS, median, usage};
 
 const THREADS: [u32; 4] = [1, 2, 4, 8];
 const DONORS: [u32; 3] = [1, 2, 4];
-/// How long each combination runs in each round.
+/// Duration of each combination in each round.
 const TIME: Duration = Duration::from_millis(250);
 
 /// One combination of threads and donors.
@@ -26,7 +26,8 @@ pub(super) struct Scaled {
     pub(super) faults_per_second: f64,
     /// Median over the rounds of the rate divided by that of one thread and one donor.
     pub(super) ratio_to_one: f64,
-    /// Of the whole process: threads, pager and donors, by the kernel on their behalf too.
+    /// CPU time of the whole process: threads, pager and donors, including the kernel's work for
+    /// them.
     pub(super) cpu_seconds_per_million_faults: f64,
 }
 
@@ -78,8 +79,8 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
     Ok(scaled.collect())
 }
 
-/// Touches random pages from all threads; gives the accesses that waited for a page, the time,
-/// and the processor time.
+/// Accesses random pages from all threads; returns the accesses that waited for a page, the
+/// duration, and the CPU time.
 fn touch(
     view: &View,
     threads: u32,

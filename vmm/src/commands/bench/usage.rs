@@ -1,10 +1,10 @@
-//! What this process uses: processor time and memory.
+//! CPU time and memory of this process.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Processor time of all threads until now, of the kernel on their behalf too.
+/// Returns the CPU time of all threads so far, including the kernel's work for them.
 pub(super) fn processor_time() -> Result<Duration> {
     // SAFETY: all bytes zero is a valid rusage, which holds integers only.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -21,17 +21,18 @@ pub(super) fn processor_time() -> Result<Duration> {
 /// Memory of this process, bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Memory {
-    /// Mapped and there, guest memory included.
+    /// Resident memory, including guest memory.
     pub(super) resident: u64,
-    /// Of that, private memory without a file: the heap, the page map, loans of our donors.
+    /// The part of it that is private memory without a file: the heap, the page map, loans of our
+    /// donors.
     pub(super) anonymous: u64,
     /// Page tables of all mappings.
     pub(super) page_tables: u64,
 }
 
 impl Memory {
-    /// As it is now. From `smaps_rollup`, which counts page by page: the sums in `status` may
-    /// be out by some hundred kilobytes.
+    /// Reads the current values from `smaps_rollup`, which counts page by page: the sums in
+    /// `status` may be off by some hundred kilobytes.
     pub(super) fn now() -> Result<Self> {
         let read = |path: &str| std::fs::read_to_string(path).with_context(|| path.to_owned());
         let (rollup, status) = (read("/proc/self/smaps_rollup")?, read("/proc/self/status")?);
@@ -43,7 +44,7 @@ impl Memory {
     }
 }
 
-/// A line `Name:  123 kB`, in bytes.
+/// Returns the bytes of a line `Name:  123 kB`.
 fn field(text: &str, name: &str) -> Result<u64> {
     let line = text
         .lines()
@@ -64,7 +65,7 @@ mod tests {
         assert!(field(text, "Anon").is_err());
     }
 
-    /// In a process of its own: the other tests of this one use memory as well.
+    /// In a separate process, since the other tests of this one use memory too.
     #[test]
     fn memory_and_time_grow_with_what_is_used() {
         const ALONE: &str = "SSI_HV_TEST_ALONE";

@@ -1,4 +1,4 @@
-//! Memory that two threads write all over, and that can tell each lost write.
+//! Memory that two threads rewrite completely, and in which every lost write is detected.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -11,11 +11,11 @@ use ssi_hv::size::ByteSize;
 use super::bed::Bed;
 use super::fault::{Tally, View, WORDS_PER_PAGE, content, differing_bytes, next};
 
-/// Threads that write: as many as the smallest machine has processors.
+/// Number of writing threads: the smallest machine has that many CPUs.
 pub(super) const THREADS: usize = 2;
 
-/// A bed and what its pages hold: each thread has every [`THREADS`]th page, and knows how often
-/// it wrote it.
+/// A bed and the contents of its pages: each thread owns every [`THREADS`]th page, and counts its
+/// writes to each.
 #[derive(Debug)]
 pub(super) struct WorkingSet {
     pub(super) bed: Bed,
@@ -23,7 +23,7 @@ pub(super) struct WorkingSet {
 }
 
 impl WorkingSet {
-    /// Fills memory of which `local` may be resident at once, or all of it with no donor.
+    /// Fills memory of which `local` may be resident at once, or all of it without donors.
     pub(super) fn start(memory: ByteSize, local: ByteSize, donors: u32) -> Result<Self> {
         let bed = Bed::start(memory, local, donors)?;
         bed.view.fill();
@@ -31,8 +31,8 @@ impl WorkingSet {
         Ok(Self { bed, generations })
     }
 
-    /// Compares and rewrites random pages for a while; gives the pages a second. What each took
-    /// goes to `times`.
+    /// Compares and rewrites random pages for this time; returns the rate in pages per second.
+    /// Records the duration of each in `times`.
     pub(super) fn write(
         &mut self,
         round: u32,
@@ -83,7 +83,7 @@ impl WorkingSet {
         written / time.as_secs_f64()
     }
 
-    /// Compares every page after its last write.
+    /// Compares every page with its last write.
     pub(super) fn verify(&self, tally: &Tally) {
         let view = &self.bed.view;
         for page in 0..view.pages {
@@ -99,7 +99,7 @@ impl WorkingSet {
     }
 }
 
-/// Compares a page with its generation and writes the next; gives the bytes that were wrong.
+/// Compares a page with its generation and writes the next; returns the number of wrong bytes.
 fn rewrite(view: &View, page: usize, generation: u32) -> u64 {
     let words = (0..WORDS_PER_PAGE).map(|word| {
         let place = view.word(page, word);
@@ -110,7 +110,7 @@ fn rewrite(view: &View, page: usize, generation: u32) -> u64 {
     words.sum()
 }
 
-/// What is in a word after its page was written so often.
+/// Returns the contents of a word in this generation of its page.
 fn written(page: usize, word: usize, generation: u32) -> u64 {
     content(page, word) ^ (u64::from(generation) << 32 | u64::from(generation))
 }

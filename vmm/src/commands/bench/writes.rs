@@ -1,4 +1,4 @@
-//! A working set that is written all over, with less and less of it local.
+//! A working set that is rewritten completely, with decreasing parts of it local.
 
 use std::time::Duration;
 
@@ -12,19 +12,18 @@ use super::fault::Tally;
 use super::working_set::WorkingSet;
 use super::{ROUNDS, median};
 
-/// How much of the working set is local, in percent; the first is what the others are
-/// compared with.
+/// Local part of the working set, in percent; the first is the reference for the others.
 const LOCAL_PERCENT: [u64; 4] = [100, 75, 50, 25];
-/// How long each runs in each round.
+/// Duration of each in each round.
 const TIME: Duration = Duration::from_millis(500);
 
-/// The working set with so much of it local.
+/// The results for one local part.
 #[derive(Debug, Serialize)]
 pub(super) struct Writes {
     pub(super) local_percent: u64,
-    /// Pages compared and written anew, every byte of them.
+    /// Rate of pages whose bytes were all compared and rewritten.
     pub(super) pages_per_second: f64,
-    /// Median over the rounds of the rate with all local divided by this one.
+    /// Median over the rounds of the rate with all memory local divided by this one.
     pub(super) slowdown: f64,
 }
 

@@ -1,9 +1,9 @@
-//! Processes that `ssi-hv up` has started, and what they tell.
+//! Child processes of `ssi-hv up`, and their output.
 //!
-//! Each of them ends when this process does, in two ways. It has one end of a pipe whose other end is
-//! here and nowhere else; and the kernel sends it SIGTERM when the thread that started it ends. The latter
-//! is cleared for a program with capabilities of its own, and means nothing to another host; the
-//! former does not reach a program that does not look.
+//! Each of them ends when this process does, in two ways. It holds one end of a pipe whose only
+//! other end is here; and the kernel sends it SIGTERM when the thread that started it ends. The
+//! kernel clears this signal for a program with capabilities of its own, and it does not reach
+//! another host; the pipe does not reach a program that does not read it.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -15,27 +15,27 @@ use std::time::Duration;
 
 use super::events::{Event, EventSender};
 
-/// The longest line that is taken in one piece.
+/// Longest line that is read in one piece.
 const LINE_BYTES_MAX: u64 = 4096;
-/// How long what an ended process has written is waited for. A child of it that lives on may hold the
-/// pipe open.
+/// How long to wait for the remaining output of a process after its end. A child of it that is
+/// still running may hold the pipe open.
 const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// What is done with the outputs of a process.
+/// Handling of a process's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outputs {
     /// Each line is an event.
     Told,
-    /// They are those of this process.
+    /// They are inherited from this process.
     Shared,
 }
 
-/// A process that was started and not waited for.
+/// A process that was started and has not been reaped.
 #[derive(Debug)]
 pub struct Running(Child);
 
 impl Running {
-    /// Starts it. Has to be called on a thread that lives as long as the process may: the main one.
+    /// Starts a process. Call it on a thread that lives as long as the process may: the main one.
     pub fn start(
         command: &mut Command,
         outputs: Outputs,
@@ -64,33 +64,33 @@ impl Running {
         let (pid, events) = (child.id(), events.clone());
         thread::Builder::new().name("wait".into()).spawn(move || {
             wait_without_reaping(pid);
-            // Disconnected when both readers are done.
+            // Disconnected when both readers have finished.
             let _ = closed.recv_timeout(LAST_LINES_TIME_MAX);
-            // Whoever does not listen any more is about to end.
+            // Best effort: a closed receiver is about to exit.
             events.tell(Event::Ended(index));
         })?;
         Ok(Self(child))
     }
 
-    /// The pipe to its standard input, if there is one.
+    /// Takes the pipe to its standard input, if there is one.
     pub fn take_stdin(&mut self) -> Option<OwnedFd> {
         self.0.stdin.take().map(OwnedFd::from)
     }
 
-    /// How it ended, after [`Event::Ended`].
+    /// Returns its exit status, after [`Event::Ended`].
     pub fn status(&mut self) -> io::Result<ExitStatus> {
         self.0.wait()
     }
 
-    /// Ends it by force.
+    /// Kills it.
     pub fn kill(&mut self) {
-        // Nothing is left to be done if that fails.
+        // Best effort: there is no further means.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// How a process ended, in words.
+/// Describes an exit status.
 pub fn ending(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
@@ -99,7 +99,7 @@ pub fn ending(status: ExitStatus) -> String {
     }
 }
 
-/// Has the kernel end the process with SIGTERM when this thread ends.
+/// Makes the kernel send SIGTERM to the process when this thread ends.
 fn end_with_this_thread(command: &mut Command) {
     // SAFETY: the call has no arguments and cannot fail.
     let parent = unsafe { libc::getpid() };
@@ -108,20 +108,19 @@ fn end_with_this_thread(command: &mut Command) {
         if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // Too late for that when the parent has ended before it was asked.
-        // SAFETY: the call has no arguments and cannot fail.
+        // The parent may have ended before the request. SAFETY: the call has no arguments and
+        // cannot fail.
         if unsafe { libc::getppid() } != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         Ok(())
     };
-    // SAFETY: the closure calls prctl and getppid, which are safe between fork and exec, and allocates
-    // nothing.
+    // SAFETY: the closure calls prctl and getppid, which are safe between fork and exec, and
+    // allocates nothing.
     unsafe { command.pre_exec(ask) };
 }
 
-/// Lets `pass` take each line, as long as it wants more. Bytes are text in UTF-8, as far as they
-/// are.
+/// Calls `pass` with each line while it returns true. Invalid UTF-8 is replaced.
 fn read_lines(
     name: &str,
     pipe: impl Read + Send + 'static,
@@ -150,7 +149,7 @@ fn read_lines(
     Ok(())
 }
 
-/// Waits for the end of a child and leaves it to be waited for, so that its number stays its own.
+/// Waits for the end of a child without reaping it, so that its id stays valid.
 fn wait_without_reaping(pid: u32) {
     loop {
         let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
@@ -170,7 +169,7 @@ fn wait_without_reaping(pid: u32) {
     }
 }
 
-/// The end of a pipe that the next process is to inherit, and what says which it is.
+/// Makes the next process inherit one end of a pipe, and returns its descriptor.
 pub fn inherit(command: &mut Command, pipe: &impl AsRawFd) -> i32 {
     let fd = pipe.as_raw_fd();
     let keep = move || {

@@ -1,28 +1,29 @@
-//! What `ssi-hv up` is told: of its processes, and by signals.
+//! Events of `ssi-hv up`: from its processes, and signals.
 //!
-//! Lines come in the order in which they were said, and what a process says before it ends comes before its
-//! end. Only so many of them are kept: when nobody takes them, as while stderr of this process is
-//! full, a process that says more is held back by its pipe. Ends and signals are few, and wait for nothing.
+//! Lines arrive in the order in which they were written, and the output of a process precedes its
+//! end. The number of queued lines is bounded: if no one takes them, as while stderr of this
+//! process is full, a process that writes more is blocked by its pipe. Ends and signals are few,
+//! and never wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Lines that are kept, of all processes together: with those of 4 KiB, 1 MiB.
+/// Limit of queued lines of all processes: with lines of 4 KiB, 1 MiB.
 const LINES_MAX: usize = 256;
 
-/// What is told of a process, or of this one.
+/// An event of a process, or of this one.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// A line of its standard output.
     Said(usize, String),
     /// A line of its standard error.
     Complained(usize, String),
-    /// It has ended, and can be waited for.
+    /// It has ended and can be reaped.
     Ended(usize),
-    /// This process was sent a signal.
+    /// This process received a signal.
     Signal(i32),
-    /// So much of a limit is over.
+    /// The deadline has passed.
     Late,
 }
 
@@ -32,7 +33,7 @@ impl Event {
     }
 }
 
-/// A new queue of events.
+/// Creates a queue of events.
 pub fn queue() -> (EventSender, EventReceiver) {
     let shared = Arc::<Shared>::default();
     (EventSender(Arc::clone(&shared)), EventReceiver(shared))
@@ -42,7 +43,7 @@ pub fn queue() -> (EventSender, EventReceiver) {
 struct Shared {
     queue: Mutex<Queue>,
     came: Condvar,
-    /// For a line.
+    /// Signalled when a line has room.
     room: Condvar,
 }
 
@@ -50,7 +51,7 @@ struct Shared {
 struct Queue {
     events: VecDeque<Event>,
     lines: usize,
-    /// Nobody takes them any more.
+    /// The receiver was dropped.
     closed: bool,
 }
 
@@ -60,12 +61,12 @@ impl Shared {
     }
 }
 
-/// The end of those who tell.
+/// The sending end.
 #[derive(Clone, Debug)]
 pub struct EventSender(Arc<Shared>);
 
 impl EventSender {
-    /// Tells of an event. Who has a line to tell waits for room. False when nobody wants to know any more.
+    /// Sends an event. A line waits for room. Returns false if the receiver was dropped.
     pub fn tell(&self, event: Event) -> bool {
         let mut queue = self.0.lock();
         if event.is_line() {
@@ -87,12 +88,13 @@ impl EventSender {
     }
 }
 
-/// The end of who is told. Dropping it lets all go on that wait for room.
+/// The receiving end. Dropping it unblocks all senders.
 #[derive(Debug)]
 pub struct EventReceiver(Arc<Shared>);
 
 impl EventReceiver {
-    /// The next event before `deadline`, if there is one; else [`Event::Late`]. Lines do not put that off.
+    /// Returns the next event before `deadline`; otherwise [`Event::Late`], even if lines are
+    /// queued.
     pub fn next(&self, deadline: Option<Instant>) -> Event {
         let mut queue = self.0.lock();
         loop {
@@ -137,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    /// No step takes longer on a host that works, however loaded.
+    /// Timeout of each step, far longer than on the most loaded host.
     const LIMIT: Duration = Duration::from_secs(60);
 
     fn line(number: usize) -> Event {
@@ -151,7 +153,7 @@ mod tests {
         let deadline = Instant::now() + LIMIT;
         let total = 4 * LINES_MAX;
         thread::scope(|scope| {
-            // When this fails, nobody is left to wait for.
+            // If this fails, the senders must not stay blocked.
             let receiver = receiver;
             scope.spawn(|| {
                 for number in 0..total {
@@ -178,7 +180,7 @@ mod tests {
                     }
                 }
             }
-            // In the order in which they came: the last line of a process comes before its end.
+            // In order of arrival: the last line of a process precedes its end.
             assert_eq!(ends, [(1, LINES_MAX), (0, total)]);
         });
     }

@@ -1,4 +1,4 @@
-//! The pipes by which nodes know that somebody still wants them.
+//! The pipes that carry signs of life to the nodes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -8,16 +8,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// The longest time between two signs of life.
+/// Longest interval between two signs of life.
 const INTERVAL_MAX: Duration = Duration::from_secs(1);
-/// How many of them a node gets in the time of its lease, at the least.
+/// Minimum number of signs of life in the duration of a lease.
 const BEATS_IN_LEASE: u32 = 4;
 
-/// Gives signs of life, until it is dropped or stopped.
+/// Sends signs of life until it is dropped or stopped.
 #[derive(Debug)]
 pub struct Heartbeat {
     pipes: Arc<Mutex<Vec<File>>>,
-    /// Disconnected to have the thread end.
+    /// Disconnected to stop the thread.
     _stop: Sender<()>,
 }
 
@@ -26,7 +26,7 @@ fn lock(pipes: &Mutex<Vec<File>>) -> MutexGuard<'_, Vec<File>> {
 }
 
 impl Heartbeat {
-    /// Begins, for nodes whose leases are this long at the least.
+    /// Starts the thread, for nodes whose leases have at least this duration.
     pub fn start(lease_min: Duration) -> io::Result<Self> {
         let interval = (lease_min / BEATS_IN_LEASE).min(INTERVAL_MAX);
         let (stop, stopped) = mpsc::channel();
@@ -37,7 +37,8 @@ impl Heartbeat {
             .spawn(move || {
                 while stopped.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
                     for mut pipe in lock(&beaten).iter() {
-                        // One that is full or closed is of a node that does not listen.
+                        // Best effort: a full or closed pipe belongs to a node that does not read
+                        // it.
                         let _ = pipe.write(b"\n");
                     }
                 }
@@ -45,7 +46,7 @@ impl Heartbeat {
         Ok(Self { pipes, _stop: stop })
     }
 
-    /// From now on the reader of this pipe gets them too.
+    /// Adds the pipe of another node.
     pub fn add(&self, pipe: OwnedFd) -> io::Result<()> {
         // Only this end becomes non-blocking.
         rustix::io::ioctl_fionbio(&pipe, true)?;
@@ -53,7 +54,7 @@ impl Heartbeat {
         Ok(())
     }
 
-    /// Closes all pipes, at which the nodes end.
+    /// Closes all pipes, which ends the nodes.
     pub fn stop(&self) {
         lock(&self.pipes).clear();
     }

@@ -1,6 +1,6 @@
 //! `ssi-hv up`: starts the nodes and the VM of a file, and stops them at the end.
 //!
-//! All that it starts ends with it, however that happens: see [`child`] and [`heartbeat`].
+//! All its processes end with it, however it ends: see [`child`] and [`heartbeat`].
 
 mod child;
 mod events;
@@ -34,14 +34,14 @@ use self::nodes::Nodes;
 use super::{Failure, print};
 use ssi_hv::instance::LATE_END_TIME_MAX;
 
-/// How long the file may be locked still by what another one has left that was killed: a process that was
-/// being started has the lock until it ends, which is at once.
+/// How long the file may still be locked after another `up` was killed: a process that it was
+/// starting has the lock until it ends, which is at once.
 const LEFT_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// How much longer than its own limit a VM is waited for that was told to end.
+/// Margin beyond the VM's own limit for its end after a signal.
 const VM_END_MARGIN: Duration = Duration::from_secs(10);
 
-/// Does what the file says, and stays until the VM has ended. Its exit code is ours.
+/// Follows the file until the VM has ended, and returns the VM's exit code.
 pub fn up(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> {
     let result = follow(config, verbosity);
     if has_command(config) {
@@ -69,12 +69,13 @@ fn follow(config: &UpConfig, verbosity: Verbosity) -> Result<ExitCode, Failure> 
     start(path, &cluster, verbosity)
 }
 
-/// Whether the VM of the file is to run a command, whose output is ours. The file may be wrong.
+/// Returns whether the VM of the file runs a command, whose output is ours. The file may be
+/// invalid.
 pub fn has_command(config: &UpConfig) -> bool {
     has_key(&config.file, &["vm", "exec"])
 }
 
-/// What would be started.
+/// Describes what would be started.
 fn plan(cluster: &Cluster) -> String {
     let mut plan = String::new();
     for node in &cluster.nodes {
@@ -116,7 +117,7 @@ fn start(path: &Path, cluster: &Cluster, verbosity: Verbosity) -> Result<ExitCod
     result
 }
 
-/// Keeps the file to this process. The lock is the kernel's and goes with us.
+/// Locks the file for this process. The kernel releases the lock when this process ends.
 fn claim(path: &Path) -> Result<File, Failure> {
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
     match lock_file(&file, LEFT_TIME_MAX) {
@@ -129,7 +130,7 @@ fn claim(path: &Path) -> Result<File, Failure> {
                 ),
             ));
         }
-        // Some file systems of networks.
+        // Some network file systems.
         Err(error) => tracing::warn!("{} cannot be locked: {error}", path.display()),
         Ok(()) => {}
     }
@@ -151,7 +152,7 @@ fn refuse_second(vm: &RunSettings) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Passes the first signal on; the second ends this process, and with it all that it has started.
+/// Forwards the first signal; the second one ends this process and thereby its children.
 fn watch_signals(events: &EventSender) -> Result<(), Failure> {
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
@@ -179,14 +180,14 @@ fn code_of(signal: i32) -> ExitCode {
     }
 }
 
-/// What is up.
+/// The running cluster.
 #[derive(Debug)]
 struct Up<'a> {
     cluster: &'a Cluster,
     verbosity: Verbosity,
     sender: EventSender,
     events: EventReceiver,
-    /// The signal that ends it.
+    /// The signal that requested the end.
     told: Option<i32>,
 }
 
@@ -195,13 +196,13 @@ impl Up<'_> {
         nodes.start(&self.sender)?;
         let reached = match nodes.await_ready(self)? {
             Some(reached) => reached,
-            // Told to end before there was a VM.
+            // The end was requested before there was a VM.
             None => return Ok(self.told.map_or(ExitCode::Terminated, code_of)),
         };
         self.run_vm(&self.cluster.vm_with(&reached), nodes)
     }
 
-    /// The next event before `deadline`, if there is one.
+    /// Returns the next event before `deadline`, if there is one.
     fn next(&mut self, deadline: Option<Instant>) -> Event {
         let event = self.events.next(deadline);
         if let Event::Signal(signal) = event {
@@ -210,7 +211,7 @@ impl Up<'_> {
         event
     }
 
-    /// Runs the VM in the foreground: console and messages are its own.
+    /// Runs the VM in the foreground: it inherits console and messages.
     fn run_vm(&mut self, vm: &RunSettings, nodes: &mut Nodes<'_>) -> Result<ExitCode, Failure> {
         let index = self.cluster.nodes.len();
         let (ours, theirs) = pipe().context("cannot make a pipe")?;
@@ -248,10 +249,10 @@ impl Up<'_> {
         }
     }
 
-    /// What the end of the VM comes to.
+    /// Converts the exit status of the VM.
     fn verdict(&self, status: ExitStatus, stopped: bool) -> Result<ExitCode, Failure> {
         tracing::info!("VM: ended with {}", ending(status));
-        // Before it had begun to watch for signals; a terminal sends them to both of us.
+        // The VM had no signal handler yet; a terminal sends signals to both of us.
         if let Some(signal @ (SIGINT | SIGTERM | SIGHUP)) = status.signal() {
             return Ok(code_of(self.told.unwrap_or(signal)));
         }
@@ -259,7 +260,7 @@ impl Up<'_> {
             let error = anyhow!("the VM was ended by {}", ending(status));
             return Err(Failure::new(ExitCode::HostError, error));
         };
-        // What it was told by us was by SIGINT perhaps; it cannot know.
+        // The original signal may have been SIGINT, which the VM cannot know.
         if let (true, Some(signal)) = (stopped && code == ExitCode::Terminated.code(), self.told) {
             return Ok(code_of(signal));
         }
@@ -268,32 +269,32 @@ impl Up<'_> {
     }
 }
 
-/// A pipe whose ends no other process gets: the end to keep, and the one to give.
+/// Returns a close-on-exec pipe: the end to keep, and the one to pass on.
 fn pipe() -> io::Result<(io::PipeWriter, io::PipeReader)> {
     let (theirs, ours) = io::pipe()?;
     Ok((ours, theirs))
 }
 
-/// This program, to be started anew.
+/// Returns the command for another process of this program.
 fn own_program() -> Result<Command, Failure> {
     let program = std::env::current_exe().context("cannot find this program")?;
     Ok(Command::new(program))
 }
 
-/// The flags of nodes: what they have to tell in order, they tell their VM.
+/// Returns the flags of nodes, which report to their VM.
 fn flags_of_nodes(verbosity: Verbosity) -> Vec<String> {
     if verbosity.is_default() {
         return vec!["--quiet".into()];
     }
     flags_of(Verbosity {
         verbose: 0,
-        // Their lines are told with their names.
+        // Their lines are printed with their names.
         log_format: LogFormat::Text,
         ..verbosity
     })
 }
 
-/// The flags that say the same.
+/// Returns the flags for a verbosity.
 fn flags_of(verbosity: Verbosity) -> Vec<String> {
     let mut flags = vec!["--verbose".to_owned(); verbosity.verbose.into()];
     if verbosity.quiet {

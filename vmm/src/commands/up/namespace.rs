@@ -1,4 +1,5 @@
-//! Network namespaces without a name: they go with the last process in them, and their cables too.
+//! Unnamed network namespaces: the kernel removes them, and their cables, with the last process in
+//! them.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +12,12 @@ use std::thread;
 use anyhow::{Context as _, Result, anyhow, bail};
 use ssi_hv::cluster::NAMESPACE_NETWORK;
 
-/// How the cable is called in the namespace.
+/// Name of the cable's end in the namespace.
 const INNER_NAME: &str = "eth0";
-/// How many pairs of addresses there are: the network has a prefix of 15 bits.
+/// Number of address pairs: the network has a prefix of 15 bits.
 const PAIRS: u32 = 1 << 16;
 
-/// A namespace, and the address in it. It is there as long as this is, or a process in it.
+/// A namespace and its address. It exists while this value or a process in it does.
 #[derive(Debug)]
 pub struct Namespace {
     namespace: File,
@@ -25,12 +26,12 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one with a cable to this host: the `index`th of this process.
+    /// Creates the `index`th namespace of this process, with a cable to this host.
     pub fn create(index: usize) -> Result<Self> {
         let outer_name = format!("ssi{}-{index}", std::process::id());
         let outer = outer_name.clone();
         let make = move || -> Result<(File, Ipv4Addr)> {
-            // SAFETY: takes an integer; concerns this thread alone, and what it starts.
+            // SAFETY: takes an integer; affects only this thread and its children.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
                 return Err(io::Error::last_os_error())
                     .context("cannot make a network namespace; namespace = true needs root");
@@ -46,7 +47,7 @@ impl Namespace {
             ip(&["link", "set", INNER_NAME, "up"])?;
             Ok((namespace, address))
         };
-        // A thread of its own, since it does not come back from there.
+        // On a separate thread, since it cannot leave the namespace.
         let made = thread::Builder::new()
             .name("namespace".into())
             .spawn(make)?
@@ -58,26 +59,27 @@ impl Namespace {
         Ok(Self { namespace, address })
     }
 
-    /// Has a process start in it.
+    /// Makes a process start in the namespace.
     pub fn enter(&self, command: &mut Command) -> Result<()> {
         let namespace = self.namespace.try_clone()?;
         let enter = move || {
-            // SAFETY: the descriptor is open, and of a namespace; the other argument is an integer.
+            // SAFETY: the descriptor is open and refers to a namespace; the other argument is an
+            // integer.
             if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
                 return Err(io::Error::last_os_error());
             }
             Ok(())
         };
-        // SAFETY: the closure calls setns, which is a system call and no more, and allocates nothing.
+        // SAFETY: the closure calls setns, which is only a system call, and allocates nothing.
         unsafe { command.pre_exec(enter) };
         Ok(())
     }
 }
 
-/// An address that nobody else has whose cable is made so: the number of an interface is its own on
-/// this host. It is odd, so that the address of the other end is one less.
+/// Returns an address that is unique among such cables: it uses the interface's number, which is
+/// unique on this host. It is odd, so that the address of the other end is one less.
 fn inner_address(outer: &str) -> Result<Ipv4Addr> {
-    // The thread is elsewhere, and `/sys` shows what was there when it was mounted.
+    // The thread is in another namespace, but `/sys` shows the one in which it was mounted.
     let path = format!("/sys/class/net/{outer}/ifindex");
     let index: u32 = std::fs::read_to_string(&path)
         .with_context(|| format!("cannot read {path}"))?

@@ -1,4 +1,4 @@
-//! The nodes of a cluster: started all at once, waited for, and stopped.
+//! The nodes of a cluster: started in parallel, awaited, and stopped.
 
 use std::collections::VecDeque;
 use std::os::unix::process::CommandExt;
@@ -20,16 +20,16 @@ use super::namespace::Namespace;
 use super::{Up, flags_of_nodes, own_program};
 use crate::commands::Failure;
 
-/// How long a node may take until it listens: ssh may have to find a host and log in.
+/// Deadline for a node to listen: ssh may have to resolve a host and log in.
 const START_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long a node may take to end once it was told to.
+/// Deadline for a node to end after a signal.
 const END_TIME_MAX: Duration = Duration::from_secs(15);
-/// How many of its last lines are quoted of a node that does not start.
+/// Number of last lines quoted from a node that does not start.
 const LINES_QUOTED: usize = 3;
-/// What our own errors begin with, which a quotation does without.
+/// Prefix of our own error messages, which a quotation omits.
 const ERROR_PREFIX: &str = "ssi-hv: error: ";
 
-/// Where a node is reached, and what it shows over UDP.
+/// Address of a node, and its fingerprint for UDP.
 pub type Reached = (HostPort, Option<Fingerprint>);
 
 /// The nodes.
@@ -42,23 +42,23 @@ pub struct Nodes<'a> {
     started: Vec<Started>,
 }
 
-/// A node that was started.
+/// A started node.
 #[derive(Debug)]
 struct Started {
     at: Instant,
-    /// None when it has ended.
+    /// `None` after its end.
     running: Option<Running>,
-    /// Where it listens.
+    /// The address on which it listens.
     address: Option<HostPort>,
     fingerprint: Option<Fingerprint>,
-    /// Whether it is waited for no more.
+    /// Whether the wait for it is over.
     ready: bool,
-    /// What it has said on stderr, until it is ready.
+    /// Its last lines on stderr, until it is ready.
     last_lines: VecDeque<String>,
 }
 
 impl<'a> Nodes<'a> {
-    /// Nothing is started yet.
+    /// Creates the nodes without starting them.
     pub fn new(cluster: &'a Cluster, verbosity: Verbosity) -> Result<Self, Failure> {
         let leases = cluster.nodes.iter().map(|node| node.config.lease_seconds);
         let shortest = Duration::from_secs(leases.min().unwrap_or(1).into());
@@ -109,7 +109,7 @@ impl<'a> Nodes<'a> {
                 let mut node = node.clone();
                 if node.place.namespace {
                     let made = Namespace::create(index)?;
-                    // Port 0 as it is: nobody else listens there.
+                    // Port 0 is passed unchanged, since the namespace is not shared.
                     let listen = format!("{}:{}", made.address, node.config.listen.port());
                     node.config.listen = listen.parse()?;
                     node.config.insecure = true;
@@ -128,7 +128,7 @@ impl<'a> Nodes<'a> {
         if let Some(namespace) = &namespace {
             namespace.enter(&mut command)?;
         }
-        // Ctrl-C is for us: a node ends after its VM.
+        // Ctrl-C is only for this process: a node ends after its VM.
         command.process_group(0).stdin(Stdio::piped());
         let program = command.get_program().to_string_lossy().into_owned();
         let mut running = Running::start(&mut command, Outputs::Told, index, events)
@@ -139,7 +139,8 @@ impl<'a> Nodes<'a> {
         Ok(running)
     }
 
-    /// Waits until all of them listen, and gives where; nothing when this process is told to end.
+    /// Waits until all of them listen, and returns their addresses; `None` when this process is
+    /// asked to end.
     pub fn await_ready(&mut self, up: &mut Up<'_>) -> Result<Option<Vec<Reached>>, Failure> {
         let deadline = Instant::now() + START_TIME_MAX;
         let steps = u64::try_from(self.started.len()).unwrap_or(u64::MAX);
@@ -165,7 +166,7 @@ impl<'a> Nodes<'a> {
         Ok(Some(reached.collect()))
     }
 
-    /// Takes a line of a node that is not ready; true when that makes it so.
+    /// Processes a line of a node that is not ready; returns true when the node becomes ready.
     fn heard(&mut self, index: usize, line: &str) -> bool {
         let over_udp = self.cluster.vm.transport == TransportKind::Udp;
         let (Some(node), Some(started)) =
@@ -179,7 +180,7 @@ impl<'a> Nodes<'a> {
         if let Some(address) = ready::read_listening(line) {
             started.address = Some(node.reached_at(address.into()));
         } else if let Some(shown) = ready::read_fingerprint(line) {
-            // It came by a way that is to be trusted.
+            // It came over a trusted channel.
             started.fingerprint = over_udp.then_some(shown);
         }
         let Some(address) = &started.address else {
@@ -201,7 +202,7 @@ impl<'a> Nodes<'a> {
         true
     }
 
-    /// Takes what is told of a node while nobody waits for it.
+    /// Processes an event of a node when nothing waits for it.
     pub fn take(&mut self, event: Event) {
         match event {
             Event::Complained(index, line) => {
@@ -225,7 +226,7 @@ impl<'a> Nodes<'a> {
         }
     }
 
-    /// Shows a message of a node as it is, with the node's name.
+    /// Prints a message of a node unchanged, with the node's name.
     fn pass_on(&self, index: usize, line: &str) {
         if self.verbosity.log_format == LogFormat::Json {
             let node = self.name(index);
@@ -236,7 +237,7 @@ impl<'a> Nodes<'a> {
         } else {
             use std::io::Write as _;
             let text = format!("node {}: {line}\n", self.name(index));
-            // Nobody to tell when stderr is closed.
+            // Best effort: stderr may be closed.
             let _ = ssi_hv::progress::Stderr::default().write_all(text.as_bytes());
         }
     }
@@ -248,7 +249,7 @@ impl<'a> Nodes<'a> {
             .map_or("?", |node| node.name.as_str())
     }
 
-    /// The names of some of them.
+    /// Returns the names of some of them.
     fn names(&self, wanted: impl Fn(&Started) -> bool) -> String {
         let nodes = self.started.iter().zip(&self.cluster.nodes);
         let names = nodes.filter(|(started, _)| wanted(started));
@@ -261,13 +262,13 @@ impl<'a> Nodes<'a> {
         running?.status().ok()
     }
 
-    /// Why there is nothing for the VM to borrow from a node.
+    /// Returns the failure of a node that ended before the VM was started.
     fn ended_early(&mut self, index: usize) -> Failure {
         let status = self.status_of(index);
         let how = status.map_or_else(|| "no exit code".to_owned(), ending);
         let name = self.name(index);
         let error = if self.started.get(index).is_some_and(|node| node.ready) {
-            // What it said was told at once.
+            // Its messages were printed at once.
             anyhow!("node {name} lent already, and ended with {how} before the VM was started")
         } else {
             let last = self.last_words(index);
@@ -302,7 +303,7 @@ impl<'a> Nodes<'a> {
         lines.join("; ")
     }
 
-    /// Stops all that run, in order if they take part.
+    /// Stops all that run, in order if they cooperate.
     pub fn stop(&mut self, up: &mut Up<'_>) {
         self.heartbeat.stop();
         let runs = |node: &Started| node.running.is_some();
@@ -342,7 +343,7 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// The failure of a node's start.
+/// Returns the failure of a node's start.
 fn not_started(node: &Node, failure: Failure) -> Failure {
     let context = format!("cannot start node {}", node.name);
     failure.in_context(ExitCode::DonorUnavailable, context)

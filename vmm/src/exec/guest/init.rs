@@ -1,4 +1,4 @@
-//! From the kernel's start of init to the power switch.
+//! The init, from its start by the kernel to the power-off.
 
 use core::ffi::CStr;
 
@@ -6,8 +6,8 @@ use super::super::frame::{COMMAND_BYTES_MAX, COMMAND_PATH, HELLO};
 use super::shell;
 use super::sys;
 
-/// The port that the monitor watches, and what it takes for "init reached"
-/// (`BOOT_TIMER_PORT` and `BOOT_TIMER_INIT_REACHED` of the devices).
+/// The monitor's port for boot events, and the value for "init reached" (`BOOT_TIMER_PORT` and
+/// `BOOT_TIMER_INIT_REACHED` of the devices).
 const MONITOR_PORT: u16 = 0x5f4;
 const INIT_REACHED: u8 = 0x7b;
 
@@ -15,8 +15,8 @@ const INIT_REACHED: u8 = 0x7b;
 const CHANNEL: (&CStr, usize, usize) = (c"/dev/ttyS1", 4, 65);
 const NULL: (&CStr, usize, usize) = (c"/dev/null", 1, 3);
 
-/// File systems and where they go. What a kernel does not have is left away: whether a command
-/// needs it is not known here.
+/// File systems and their mount points. Those that a kernel lacks are skipped: the command may not
+/// need them.
 const MOUNTS: [(&CStr, &CStr); 7] = [
     (c"devtmpfs", c"/dev"),
     (c"devpts", c"/dev/pts"),
@@ -27,10 +27,11 @@ const MOUNTS: [(&CStr, &CStr); 7] = [
     (c"tmpfs", c"/run"),
 ];
 
-/// Does all of it.
+/// Runs the init.
 pub fn main() -> ! {
     if sys::ioperm(MONITOR_PORT).is_ok() {
-        // SAFETY: the right was given; on a machine without such a device nothing happens.
+        // SAFETY: the permission was granted; on a machine without such a device the write has no
+        // effect.
         unsafe { sys::out(MONITOR_PORT, INIT_REACHED) };
     }
     for (kind, on) in MOUNTS {
@@ -47,7 +48,7 @@ pub fn main() -> ! {
             break;
         }
     }
-    // Without waiting for a carrier, which nobody raises.
+    // O_NONBLOCK avoids waiting for a carrier, which is never raised.
     let flags = sys::O_RDWR | sys::O_NOCTTY | sys::O_NONBLOCK | sys::O_CLOEXEC;
     let channel = sys::open(CHANNEL.0, flags).and_then(|channel| {
         sys::make_raw(channel)?;
@@ -84,7 +85,7 @@ fn read_command(into: &mut [u8]) -> Option<&CStr> {
     CStr::from_bytes_until_nul(into).ok()
 }
 
-/// Says so on the console, and ends the machine.
+/// Prints an error on the console, and powers the machine off.
 pub fn give_up(text: &CStr) -> ! {
     let _ = sys::write_all(2, text.to_bytes());
     end()
@@ -92,7 +93,7 @@ pub fn give_up(text: &CStr) -> ! {
 
 fn end() -> ! {
     sys::power_off();
-    // Init must not end: the monitor switches off a machine whose command has ended.
+    // Init must not exit: the monitor ends a machine whose command has ended.
     loop {
         sys::pause();
     }

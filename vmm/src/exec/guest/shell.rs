@@ -1,4 +1,4 @@
-//! Runs the command by a shell, and sends what it writes and how it ended.
+//! Runs the command in a shell, and sends its output and its status.
 
 use core::ffi::CStr;
 use core::ptr;
@@ -13,24 +13,24 @@ const ENVIRONMENT: [&CStr; 3] = [
     c"TERM=dumb",
 ];
 
-/// How often children that lost their parent are looked for while nothing else happens.
+/// Interval at which orphaned children are reaped while nothing else happens.
 const REAP_INTERVAL_MS: usize = 1000;
 
-/// The shell has ended, with this status.
+/// The shell has ended with this status.
 const ENDED: u8 = b'e';
 /// The shell could not be started, with this error.
 const NOT_STARTED: u8 = b'x';
 
-/// The pipes between the command and who sends on what it writes: reading end, writing end.
+/// The pipes between the command and the relay: reading end, writing end.
 struct Pipes {
     out: (Fd, Fd),
     err: (Fd, Fd),
-    /// Two bytes at the end: what happened, and its number.
+    /// Two bytes at the end: the event and its number.
     news: (Fd, Fd),
 }
 
-/// Runs `command` and sends frames to `channel`, up to the last one. `reap` is for the first
-/// process: it takes children that lost their parent.
+/// Runs `command` and sends frames to `channel`, up to the last one. `reap` is set in the first
+/// process, which inherits orphaned children.
 pub fn run(command: &CStr, channel: Fd, reap: bool) {
     let pipes = match (sys::pipe(), sys::pipe(), sys::pipe()) {
         (Ok(out), Ok(err), Ok(news)) => Pipes { out, err, news },
@@ -56,12 +56,12 @@ pub fn run(command: &CStr, channel: Fd, reap: bool) {
     }
 }
 
-/// Sends that there is no result, and why.
+/// Sends that there is no result, with the reason.
 pub fn fail(channel: Fd, why: &[u8]) {
     send(channel, frame::FAILURE, why);
 }
 
-/// The same with the number of an error.
+/// Like [`fail`], with an error number.
 fn fail_with(channel: Fd, why: &[u8], error: Errno) {
     let mut text = [0_u8; 96];
     let mut len = 0;
@@ -84,15 +84,15 @@ fn fail_with(channel: Fd, why: &[u8], error: Errno) {
     fail(channel, text.get(..len).unwrap_or_default());
 }
 
-/// Sends a frame. Nobody is there to tell when that fails.
+/// Sends a frame. Best effort: an error cannot be reported.
 fn send(channel: Fd, kind: u8, contents: &[u8]) {
     let header: [u8; HEADER_BYTES] = frame::header(kind, contents.len());
     let _ = sys::write_all(channel, &header);
     let _ = sys::write_all(channel, contents);
 }
 
-/// Sends what the command writes until its shell has ended, and what is left in the pipes then.
-/// A process that it leaves behind is not waited for. Gives the news.
+/// Forwards the command's output until its shell has ended, and then the rest in the pipes. Does
+/// not wait for background processes. Returns the event.
 fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
     let waiting_for = |fd| Poll {
         fd,
@@ -117,7 +117,7 @@ fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
             }
             match sys::read(polls[at].fd, &mut buffer) {
                 Ok(len @ 1..) => send(channel, kind, buffer.get(..len).unwrap_or_default()),
-                // Nobody can write to it any more; negative numbers are not polled.
+                // All writers have closed it; negative descriptors are not polled.
                 _ => polls[at].fd = -1,
             }
         }
@@ -133,7 +133,7 @@ fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
     (sys::read(pipes.news.0, &mut news) == Ok(2)).then_some(news)
 }
 
-/// In a process of its own: starts the shell in another one, and waits for that alone.
+/// Starts the shell as a child of a separate process, and waits only for it.
 fn wait_for_shell(command: &CStr, pipes: &Pipes) -> ! {
     let tell = |what: u8, number: i32| {
         let number = u8::try_from(number).unwrap_or(u8::MAX);
@@ -146,11 +146,11 @@ fn wait_for_shell(command: &CStr, pipes: &Pipes) -> ! {
             sys::exit(1)
         }
         Ok(shell) => {
-            // Else the pipes would not end with the command.
+            // Otherwise the pipes would stay open after the command's end.
             sys::close(pipes.out.1);
             sys::close(pipes.err.1);
             match sys::wait(shell, true) {
-                // What was told first is what counts.
+                // The first event counts.
                 Ok((_, status)) => tell(ENDED, shell_status(status)),
                 Err(error) => tell(NOT_STARTED, error),
             }
@@ -160,7 +160,7 @@ fn wait_for_shell(command: &CStr, pipes: &Pipes) -> ! {
     sys::exit(0)
 }
 
-/// The status of a process as a shell has it: 128 and the number of a signal that ended it.
+/// Returns the status of a process as a shell does: 128 plus the number of a signal that ended it.
 fn shell_status(status: i32) -> i32 {
     match status & 0x7f {
         0 => status >> 8 & 0xff,
@@ -181,7 +181,7 @@ fn become_shell(command: &CStr, pipes: &Pipes) -> Errno {
     let text = |text: &CStr| text.as_ptr().cast::<u8>();
     let arguments = [text(c"sh"), text(c"-c"), text(command), ptr::null()];
     let [path, home, term] = ENVIRONMENT.map(text);
-    // SAFETY: all of them are texts that end with a zero, and live until the end.
+    // SAFETY: all of them are zero-terminated texts that live until the end.
     unsafe { sys::execve(SHELL, &arguments, &[path, home, term, ptr::null()]) }
 }
 

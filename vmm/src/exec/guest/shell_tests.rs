@@ -1,4 +1,4 @@
-//! Tests of running a command, in processes of this host, with a pipe for the serial port.
+//! Tests of running a command, with processes of this host and a pipe for the serial port.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -9,11 +9,11 @@ use super::*;
 use crate::exec::channel::{Channel, CommandEnd, Progress};
 use crate::exec::frame::HELLO;
 
-/// Runs a command: its output, its errors, and what came of it.
+/// Runs a command: returns its output, its errors and its state.
 fn run_here(command: &str) -> (Vec<u8>, Vec<u8>, Progress) {
     let command = CString::new(command).expect("no zero");
     let (reading, writing) = sys::pipe().expect("a pipe");
-    // SAFETY: both are new descriptors, owned by nobody else.
+    // SAFETY: both are new descriptors without another owner.
     let (mut reading, writing) =
         unsafe { (File::from_raw_fd(reading), File::from_raw_fd(writing)) };
     let runs = std::thread::spawn(move || run(&command, writing.as_raw_fd(), false));
@@ -58,7 +58,7 @@ fn a_signal_and_a_command_that_is_not_there_end_as_a_shell_says() {
 fn the_command_has_no_input_and_no_files_of_the_init() {
     let count = "cat; ls /proc/self/fd | wc -l";
     let (out, _, _) = run_here(count);
-    // What this process has from its own parent, every child has.
+    // Descriptors that this process inherited are inherited by every child.
     let plain = std::process::Command::new("sh")
         .args(["-c", count])
         .stdin(std::process::Stdio::null())
@@ -87,7 +87,7 @@ fn an_error_of_the_init_has_its_number() {
         (133, "why: error 133"),
     ] {
         let (reading, writing) = sys::pipe().expect("a pipe");
-        // SAFETY: a new descriptor, owned by nobody else.
+        // SAFETY: a new descriptor without another owner.
         let mut reading = unsafe { File::from_raw_fd(reading) };
         fail_with(writing, b"why", error);
         sys::close(writing);

@@ -3,10 +3,10 @@
 use core::arch::asm;
 use core::ffi::CStr;
 
-/// A system call that failed: the error's number.
+/// The error number of a failed system call.
 pub type Errno = i32;
 
-/// An open file, by its number. It is not closed by itself.
+/// An open file descriptor, which is not closed automatically.
 pub type Fd = i32;
 
 pub const O_RDONLY: usize = 0;
@@ -21,7 +21,7 @@ pub const EAGAIN: Errno = 11;
 const F_SETFL: usize = 4;
 const WNOHANG: usize = 1;
 
-/// Numbers of calls (`arch/x86/entry/syscalls/syscall_64.tbl`).
+/// Numbers of system calls (`arch/x86/entry/syscalls/syscall_64.tbl`).
 mod number {
     pub const READ: usize = 0;
     pub const WRITE: usize = 1;
@@ -46,15 +46,15 @@ mod number {
     pub const PIPE2: usize = 293;
 }
 
-/// Does a system call.
+/// Executes a system call.
 ///
 /// # Safety
-/// The arguments are what this call takes, and pointers among them are good for it.
+/// The arguments must match the call, and pointers among them must be valid for it.
 unsafe fn call(number: usize, arguments: [usize; 5]) -> Result<usize, Errno> {
     let [a, b, c, d, e] = arguments;
     let result: isize;
-    // SAFETY: the instruction changes RAX, RCX and R11, and memory only as the call does, for
-    // which the caller vouches.
+    // SAFETY: the instruction changes RAX, RCX and R11, and memory only as the call does, which the
+    // caller guarantees to be valid.
     unsafe {
         asm!(
             "syscall",
@@ -71,12 +71,12 @@ unsafe fn call(number: usize, arguments: [usize; 5]) -> Result<usize, Errno> {
     }
 }
 
-/// A file's number as an argument.
+/// Converts a descriptor to an argument.
 fn raw(fd: Fd) -> usize {
     usize::try_from(fd).unwrap_or(usize::MAX)
 }
 
-/// A number that the kernel gave, which fits.
+/// Converts a number from the kernel, which fits.
 fn small(value: usize) -> i32 {
     i32::try_from(value).unwrap_or(-1)
 }
@@ -91,7 +91,7 @@ pub fn open(path: &CStr, flags: usize) -> Result<Fd, Errno> {
 }
 
 pub fn close(fd: Fd) {
-    // SAFETY: takes a number. An error leaves nothing to do.
+    // SAFETY: takes a number. An error cannot be handled.
     let _ = unsafe { call(number::CLOSE, [raw(fd), 0, 0, 0, 0]) };
 }
 
@@ -106,7 +106,7 @@ pub fn read(fd: Fd, into: &mut [u8]) -> Result<usize, Errno> {
     }
 }
 
-/// Writes all of it.
+/// Writes all bytes.
 pub fn write_all(fd: Fd, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         let (from, len) = (bytes.as_ptr() as usize, bytes.len());
@@ -121,7 +121,7 @@ pub fn write_all(fd: Fd, mut bytes: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What is waited for (`struct pollfd`).
+/// An element of `poll` (`struct pollfd`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Poll {
@@ -130,14 +130,14 @@ pub struct Poll {
     pub revents: i16,
 }
 
-/// Waits until one of them is ready, or so many milliseconds.
+/// Waits until one of them is ready, or for this many milliseconds.
 pub fn poll(fds: &mut [Poll], timeout_ms: usize) -> Result<usize, Errno> {
     let (at, len) = (fds.as_mut_ptr() as usize, fds.len());
     // SAFETY: the kernel writes into the `len` structures, which have its layout.
     unsafe { call(number::POLL, [at, len, timeout_ms, 0, 0]) }
 }
 
-/// A pipe whose ends a program that is started does not have: reading end, writing end.
+/// Creates a close-on-exec pipe: reading end, writing end.
 pub fn pipe() -> Result<(Fd, Fd), Errno> {
     let mut ends = [0_i32; 2];
     let at = ends.as_mut_ptr() as usize;
@@ -146,16 +146,16 @@ pub fn pipe() -> Result<(Fd, Fd), Errno> {
     Ok((ends[0], ends[1]))
 }
 
-/// A second process: 0 in it, its number in this one.
+/// Forks: returns 0 in the child, and its process id in this process.
 pub fn fork() -> Result<i32, Errno> {
-    // SAFETY: takes nothing. The new process has memory of its own, and does nothing but system
-    // calls here until it ends or becomes another program.
+    // SAFETY: takes no arguments. The child has memory of its own, and only makes system calls here
+    // until it exits or executes another program.
     unsafe { call(number::FORK, [0; 5]) }.map(small)
 }
 
 pub fn exit(status: u8) -> ! {
     loop {
-        // SAFETY: takes a number, and does not come back.
+        // SAFETY: takes a number, and does not return.
         let _ = unsafe { call(number::EXIT, [usize::from(status), 0, 0, 0, 0]) };
     }
 }
@@ -165,24 +165,24 @@ pub fn dup2(from: Fd, to: Fd) -> Result<(), Errno> {
     unsafe { call(number::DUP2, [raw(from), raw(to), 0, 0, 0]) }.map(|_| ())
 }
 
-/// A session of its own, without a terminal.
+/// Starts a session without a terminal.
 pub fn setsid() {
-    // SAFETY: takes nothing. It fails only where there is one already.
+    // SAFETY: takes no arguments. It fails only if this is a session leader already.
     let _ = unsafe { call(number::SETSID, [0; 5]) };
 }
 
-/// Becomes another program; comes back only with an error. Both lists end with a null.
+/// Executes another program; returns only on an error. Both lists end with a null pointer.
 ///
 /// # Safety
-/// Each pointer in the lists but the last is that of a text that ends with a zero.
+/// Each pointer in the lists except the last must refer to a zero-terminated text.
 pub unsafe fn execve(path: &CStr, arguments: &[*const u8], environment: &[*const u8]) -> Errno {
     let lists = [arguments.as_ptr() as usize, environment.as_ptr() as usize];
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { call(number::EXECVE, [address(path), lists[0], lists[1], 0, 0]) };
     result.err().unwrap_or(0)
 }
 
-/// Waits for a child: its number, and how it ended. For any child with -1.
+/// Waits for a child, or for any child with -1; returns its process id and status.
 pub fn wait(pid: i32, hang: bool) -> Result<(i32, i32), Errno> {
     let mut status = 0_i32;
     let pid = isize::try_from(pid).unwrap_or(-1).cast_unsigned();
@@ -219,10 +219,10 @@ const _: () = assert!(size_of::<Termios>() == 36);
 const TCGETS: usize = 0x5401;
 const TCSETS: usize = 0x5402;
 const TCSBRK: usize = 0x5409;
-/// 115,200 baud, 8 bits, with a receiver, without modem lines.
+/// 115,200 baud, 8 bits, receiver enabled, modem lines ignored.
 const CONTROL: u32 = 0o010_002 | 0o60 | 0o200 | 0o4000;
 
-/// Makes a serial port pass bytes as they are. Fails where no port is behind the file.
+/// Puts a serial port into raw mode. Fails when the file has no port.
 pub fn make_raw(fd: Fd) -> Result<(), Errno> {
     let mut termios = Termios::default();
     let old = &raw mut termios as usize;
@@ -239,16 +239,16 @@ pub fn make_raw(fd: Fd) -> Result<(), Errno> {
 
 /// Waits until a serial port has sent everything (`tcdrain`).
 pub fn drain(fd: Fd) {
-    // SAFETY: takes numbers. There is nothing to do about an error.
+    // SAFETY: takes numbers. An error cannot be handled.
     let _ = unsafe { call(number::IOCTL, [raw(fd), TCSBRK, 1, 0, 0]) };
 }
 
 pub fn mkdir(path: &CStr) {
-    // SAFETY: the path ends with a zero. Where it is there already, it is.
+    // SAFETY: the path ends with a zero. An existing directory is fine.
     let _ = unsafe { call(number::MKDIR, [address(path), 0o755, 0, 0, 0]) };
 }
 
-/// Makes a character device, unless there is something of that name.
+/// Creates a character device unless the name exists.
 pub fn mknod(path: &CStr, major: usize, minor: usize) {
     let mode = S_IFCHR | 0o600;
     // SAFETY: the path ends with a zero.
@@ -266,31 +266,31 @@ pub fn mount(kind: &CStr, on: &CStr) -> Result<(), Errno> {
     unsafe { call(number::MOUNT, [kind, address(on), kind, 0, 0]) }.map(|_| ())
 }
 
-/// Gives this process the right to use a port.
+/// Gives this process permission to use a port.
 pub fn ioperm(port: u16) -> Result<(), Errno> {
-    // SAFETY: takes numbers, and changes only which ports may be used.
+    // SAFETY: takes numbers, and changes only the port permissions.
     unsafe { call(number::IOPERM, [port.into(), 1, 1, 0, 0]) }.map(|_| ())
 }
 
-/// Writes a byte to a port that this process has the right to use.
+/// Writes a byte to a port for which this process has permission.
 ///
 /// # Safety
-/// The port is one for which [`ioperm`] succeeded; what is behind it does not touch memory.
+/// [`ioperm`] must have succeeded for the port, and its device must not access memory.
 pub unsafe fn out(port: u16, byte: u8) {
-    // SAFETY: as the caller says.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
     }
 }
 
-/// Writes what files have to disks, and switches the machine off, or restarts it where it
-/// cannot be. Comes back where neither can be done.
+/// Writes file contents to disks, and powers the machine off, or restarts it if that is not
+/// possible. Returns if neither is.
 pub fn power_off() {
-    // The two numbers that stand before the command (`include/uapi/linux/reboot.h`).
+    // The two magic numbers before the command (`include/uapi/linux/reboot.h`).
     const MAGIC: [usize; 2] = [0xfee1_dead, 672_274_793];
     const POWER_OFF: usize = 0x4321_fedc;
     const RESTART: usize = 0x0123_4567;
-    // SAFETY: takes nothing.
+    // SAFETY: takes no arguments.
     let _ = unsafe { call(number::SYNC, [0; 5]) };
     for command in [POWER_OFF, RESTART] {
         // SAFETY: takes numbers.
@@ -300,6 +300,6 @@ pub fn power_off() {
 
 /// Waits for a signal.
 pub fn pause() {
-    // SAFETY: takes nothing.
+    // SAFETY: takes no arguments.
     let _ = unsafe { call(number::PAUSE, [0; 5]) };
 }

@@ -1,4 +1,4 @@
-//! `ssi-hv bench transport`: each transport to one donor, with nothing else on it.
+//! `ssi-hv bench transport`: each transport to one donor without other load.
 
 mod one;
 mod table;
@@ -30,9 +30,9 @@ use super::micros;
 use crate::commands::{Failure, print};
 use one::Contents;
 
-/// What is leased and read.
+/// Size of the lease.
 const LEASE_BYTES: u64 = 16 << 20;
-/// The sizes that are measured, bytes.
+/// The measured sizes, bytes.
 const SIZES: [u32; 8] = [
     64,
     256,
@@ -43,39 +43,39 @@ const SIZES: [u32; 8] = [
     256 << 10,
     1 << 20,
 ];
-/// The sizes that are registered, bytes.
+/// The registered sizes, bytes.
 const REGISTERED: [usize; 4] = [256 << 10, 1 << 20, 16 << 20, 64 << 20];
-/// Staging buffers, pages: of the connection for faults, and of that for prefetching.
+/// Sizes of staging buffers in pages: for the connection for faults, and for prefetching.
 const STAGING_PAGES: [usize; 2] = [64, 512];
-/// Beyond the time that was asked for, a transport may take so long for its connections.
+/// Additional time of a transport for establishing its connections.
 const SETUP_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// What was measured.
+/// The results.
 #[derive(Debug, Serialize)]
 struct TransportBench {
     schema: u32,
     host: Host,
-    /// Where the donor is; `null` when it is in this process.
+    /// Address of the donor; `null` when it is in this process.
     donor: Option<String>,
     lease_bytes: u64,
     transports: Vec<Measured>,
     skipped: Vec<Skipped>,
-    /// `null` where this host has no RDMA device that leads to the donor.
+    /// `null` without an RDMA device of this host that reaches the donor.
     registration: Option<RegistrationCost>,
     verified_bytes: u64,
     corrupt_bytes: u64,
 }
 
-/// One transport.
+/// The results of one transport.
 #[derive(Debug, Serialize)]
 struct Measured {
     kind: &'static str,
-    /// `null` where there is no connection to be made.
+    /// `null` without connections.
     connections: Option<Connections>,
-    /// Pages written, 64 outstanding; `null` where nothing is written.
+    /// Pages written with 64 outstanding; `null` without writes.
     write_bytes_per_second: Option<f64>,
     sizes: Vec<OfSize>,
-    /// Round trips of a page: how many took up to how long.
+    /// Histogram of a page's round trips.
     page_histogram: Vec<Bar>,
     #[serde(skip)]
     verified_bytes: u64,
@@ -83,11 +83,11 @@ struct Measured {
     corrupt_bytes: u64,
 }
 
-/// Connections that were made one after the other.
+/// Connections that were established one after the other.
 #[derive(Debug, Serialize)]
 struct Connections {
     count: usize,
-    /// The first; by RDMA the donor registers the memory of the lease for it.
+    /// The first one: for RDMA it includes the donor's registration of the lease.
     first_ms: f64,
     /// The median of the others.
     others_ms: f64,
@@ -100,7 +100,7 @@ struct OfSize {
     latency_us: Percentiles,
     /// p99 / p50.
     jitter: f64,
-    /// Requests outstanding in the stream.
+    /// Outstanding requests in the stream.
     in_flight: usize,
     messages_per_second: f64,
     stream_bytes_per_second: f64,
@@ -127,11 +127,11 @@ struct RegistrationCost {
 #[derive(Debug, Serialize)]
 struct RegistrationTime {
     bytes: usize,
-    /// Of memory that was never touched.
+    /// Registration of memory that was never accessed.
     first_us: f64,
-    /// Of the same memory, once it is there.
+    /// Registration of the same memory when it is allocated.
     again_us: f64,
-    /// To end it.
+    /// Deregistration.
     end_us: f64,
 }
 
@@ -141,7 +141,7 @@ struct StagingTime {
     made_us: f64,
 }
 
-/// Measures what was asked for.
+/// Runs the requested measurements.
 pub fn transport(config: &BenchTransportConfig) -> std::result::Result<ExitCode, Failure> {
     let donor = config.validate()?;
     let result = measure(config, donor)?;
@@ -189,13 +189,13 @@ fn measure(
                 reason: format!("{error:#}"),
             }),
         }
-        // Also where it was skipped, or does not take each size.
+        // Also for a transport that was skipped, or does not support each size.
         done += of_each;
         progress.reach(done);
     };
     let mut registration = None;
     if by_network.into_iter().any(wanted) {
-        // Of this process, unless one was named.
+        // A donor in this process unless one was named.
         let own = named.is_none().then(own_donor).transpose()?;
         let address = named.or(own.as_ref().map(Donor::address));
         let leased = leased(address.context("no donor")?);
@@ -246,7 +246,7 @@ fn measure(
                     one::measure("rdma", connect, seconds, &contents, &steps)
                 }),
             );
-            // What stands in its way is said of the transport.
+            // The transport's result reports the reason of a failure.
             registration = in_time(seconds, move || registration_cost(local)).ok();
         }
         link.release();
@@ -268,7 +268,7 @@ fn measure(
     })
 }
 
-/// Does something on a thread that is left behind when it hangs, as verbs may.
+/// Runs a function on a thread that is abandoned if it hangs, as verbs can.
 fn in_time<T: Send + 'static>(
     seconds: Duration,
     work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -278,7 +278,7 @@ fn in_time<T: Send + 'static>(
         .name("bench".to_owned())
         .spawn(move || {
             request_short_slices();
-            // That nobody waits any more is no error.
+            // The receiver may have given up.
             let _ = give.send(work());
         })
         .context("cannot start a thread")?;
@@ -297,7 +297,7 @@ fn own_donor() -> Result<Donor> {
     })?)
 }
 
-/// A lease that is kept, and where it is.
+/// Obtains a lease that is renewed, and its parameters.
 fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
     let leased = Leased::obtain(LinkConfig {
         node: NodeId(1),
@@ -313,7 +313,7 @@ fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
     Ok((link, lease))
 }
 
-/// Writes the lease by TCP; gives the bytes a second.
+/// Writes the lease by TCP; returns the rate in bytes per second.
 fn fill(lease: &RdmaLinkConfig, contents: &Arc<Contents>, seconds: Duration) -> Result<f64> {
     let (lease, contents) = (lease.clone(), Arc::clone(contents));
     in_time(seconds, move || {
@@ -340,7 +340,7 @@ fn loopback(seconds: Duration, contents: &Arc<Contents>, steps: Steps) -> Result
     })
 }
 
-/// The address of this host by which a donor is reached. Nothing is sent.
+/// Returns the address of this host from which a donor is reached. Sends nothing.
 fn local_address(donor: SocketAddr) -> Result<IpAddr> {
     let any: IpAddr = if donor.is_ipv4() {
         [0; 4].into()

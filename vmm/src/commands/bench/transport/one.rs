@@ -14,21 +14,21 @@ use ssi_hv::size::ByteSize;
 use super::super::{median, micros, percentiles};
 use super::{Bar, Connections, Measured, OfSize, SIZES};
 
-/// Connections that are made.
+/// Number of connections to establish.
 const CONNECTIONS: usize = 8;
-/// Most round trips of one size: enough for a percentile of 99.9.
+/// Limit of round trips of one size: enough for the 99.9th percentile.
 const ROUND_TRIPS_MAX: u64 = 10_000;
-/// Bytes outstanding in a stream at the most: what the buffers of a connection take.
+/// Limit of outstanding bytes in a stream: the size of a connection's buffers.
 const WINDOW_BYTES: usize = 2 << 20;
-/// Without an answer for so long, the donor is taken for dead.
+/// Longest silence before the donor is considered dead.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
-/// At both ends of each piece of a stream so much is compared: all of it would take longer than it
-/// takes to come.
+/// Number of bytes compared at both ends of each piece of a stream: comparing all would take longer
+/// than the transfer.
 const COMPARED_BYTES: usize = 8;
 /// Rows of a histogram.
 const BARS: u32 = 12;
 
-/// What the donor was given, to compare what it gives back.
+/// What the donor stores, for comparison.
 #[derive(Debug)]
 pub(super) struct Contents(Vec<u8>);
 
@@ -43,7 +43,7 @@ impl Contents {
         &self.0[start..start + bytes]
     }
 
-    /// How many bytes are not what was written at `offset`.
+    /// Returns the number of bytes that differ from those written at `offset`.
     fn differing(&self, offset: u64, came: &[u8]) -> u64 {
         let written = self.at(offset, came.len());
         if written == came {
@@ -57,7 +57,7 @@ impl Contents {
     }
 }
 
-/// Writes the whole lease; gives the bytes a second.
+/// Writes the whole lease; returns the rate in bytes per second.
 pub(super) fn fill(gauge: &mut Gauge, contents: &Contents) -> Result<f64> {
     let effort = Effort {
         messages_max: u64::MAX,
@@ -73,7 +73,7 @@ pub(super) fn fill(gauge: &mut Gauge, contents: &Contents) -> Result<f64> {
     Ok(rate.bytes_per_second())
 }
 
-/// Measures connections, and then one of them, in `seconds` altogether.
+/// Measures connections, and then one of them, in `seconds` in total.
 pub(super) fn measure(
     kind: &'static str,
     connect: impl Fn() -> Result<Gauge>,
@@ -149,7 +149,7 @@ fn connections(connect: impl Fn() -> Result<Gauge>) -> Result<(Connections, Gaug
     let mut times = Vec::new();
     let mut last = None;
     for _ in 0..CONNECTIONS {
-        // The one before ends first: there is one of each class.
+        // The previous connection ends first: a lease has one of each class.
         drop(last.take());
         let began = Instant::now();
         let gauge = connect()?;
@@ -164,8 +164,8 @@ fn connections(connect: impl Fn() -> Result<Gauge>) -> Result<(Connections, Gaug
     Ok((connections, last.context("no connection")?))
 }
 
-/// The times in rows that grow by the same factor, from the least to the 99.9th percentile; what
-/// took longer is in one more.
+/// Returns the durations in rows with geometrically growing bounds, from the minimum to the 99.9th
+/// percentile; longer ones are in one more row.
 fn bars(times: &Histogram) -> Vec<Bar> {
     let counts: Vec<(f64, u64)> = times
         .counts()
@@ -183,14 +183,14 @@ fn bars(times: &Histogram) -> Vec<Bar> {
         })
         .collect();
     bars.dedup_by(|one, other| one.up_to_us <= other.up_to_us);
-    // By rounding the row before may end above the 99.9th percentile.
+    // By rounding, the last bound may exceed the 99.9th percentile.
     let before = bars.last().map_or(most, |bar| bar.up_to_us);
     bars.push(Bar {
         up_to_us: micros(summary.max).max(before),
         count: 0,
     });
     for (up_to, count) in counts {
-        // Rounding must not send what is at a boundary into the next row.
+        // A value at a bound must not fall into the next row by rounding.
         let row = bars
             .iter()
             .position(|bar| up_to <= bar.up_to_us * 1.000_001);

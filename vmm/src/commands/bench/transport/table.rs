@@ -1,11 +1,11 @@
-//! What was measured, for people.
+//! The results as text.
 
 use std::fmt::{self, Write as _};
 
 use super::{Bar, Measured, TransportBench};
 use ssi_hv::size::ByteSize;
 
-/// The longest bar.
+/// Length of the longest bar.
 const BAR_COLUMNS: u64 = 40;
 
 pub(super) fn of(result: &TransportBench) -> String {
