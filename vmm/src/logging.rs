@@ -106,7 +106,7 @@ pub fn init(verbosity: Verbosity) {
 }
 
 /// Tells why a command fails, in one line.
-pub fn tell_failure(code: ExitCode, why: &str) {
+pub fn report_failure(code: ExitCode, why: &str) {
     if AS_JSON.load(Ordering::Relaxed) {
         tracing::error!(exit_code = code.code(), "{why}");
     } else {

@@ -28,7 +28,7 @@ fn main() -> process::ExitCode {
         Err(refused) => Err(failure(refused)),
     };
     let code = outcome.unwrap_or_else(|failure| {
-        logging::tell_failure(failure.code(), &failure.one_line());
+        logging::report_failure(failure.code(), &failure.one_line());
         failure.code()
     });
     progress::flush();

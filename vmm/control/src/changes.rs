@@ -18,7 +18,7 @@ pub struct Changes(watch::Sender<u64>);
 
 impl Changes {
     /// Counts a change that is already visible, and wakes the waiters without blocking.
-    pub fn tell(&self) {
+    pub fn notify(&self) {
         self.0.send_modify(|count| *count += 1);
     }
 

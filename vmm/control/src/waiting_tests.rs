@@ -37,7 +37,7 @@ const ROUTES: &[Route<Subject>] = &[
         method: Method::Post,
         work: Work::Change,
         ..Route::look("/v1/change", |subject, _| {
-            subject.changes.tell();
+            subject.changes.notify();
             answer(200, &subject.changes.count())
         })
     },

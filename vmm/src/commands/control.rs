@@ -20,35 +20,35 @@ use super::{Failure, print};
 use ssi_hv::instance::LATE_END_TIME_MAX;
 use ssi_hv::readable::readable_within;
 
-/// How long a VM that was killed may take to end: more than its own limit.
+/// Deadline for the end of a killed VM: more than the VM's own limit.
 const KILL_TIME_MAX: Duration = LATE_END_TIME_MAX.saturating_add(Duration::from_secs(5));
 
-/// Tells a VM what to do.
+/// Sends a command to a VM, and waits for its result.
 pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
     let running = running()?;
     let (entry, who) = vm_entry(&running, command.vm())?;
     let (wait, said) = match command {
         ControlCommand::Shutdown(config) if config.wait == 0 => {
-            told(&who, tell(entry, command))?;
+            of_vm(&who, send(entry, command))?;
             (None, format!("{who}: its power button is pressed\n"))
         }
         ControlCommand::Shutdown(config) => {
             let process = Process::open(entry)?;
-            told(&who, tell(entry, command))?;
+            of_vm(&who, send(entry, command))?;
             let limit = Duration::from_secs(config.wait.into());
             (Some((process, limit)), format!("{who}: ended\n"))
         }
         ControlCommand::Kill(_) => {
             let process = Process::open(entry)?;
-            match tell(entry, command) {
-                // It may end before its answer is out.
+            match send(entry, command) {
+                // The VM may end before it has sent its answer.
                 Ok(_) | Err(ClientError::Http(_) | ClientError::Body(_)) => {}
                 Err(error) => return Err(anyhow!(error).context(who).into()),
             }
             (Some((process, KILL_TIME_MAX)), format!("{who}: ended\n"))
         }
         ControlCommand::Pause(_) | ControlCommand::Resume(_) => {
-            let said = match told(&who, tell(entry, command))? {
+            let said = match of_vm(&who, send(entry, command))? {
                 VmState::Starting => "starting",
                 VmState::Running => "running",
                 VmState::Paused if matches!(command, ControlCommand::Resume(_)) => {
@@ -76,7 +76,7 @@ pub fn control(command: &ControlCommand) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-/// The VM that is meant, and what to call it.
+/// Returns the socket of a VM, and its displayed name.
 pub fn vm_entry<'a>(running: &'a [Entry], vm: &str) -> Result<(&'a Entry, String), Failure> {
     let entry = named(running, vm)?;
     if entry.kind == Kind::Node {
@@ -85,21 +85,22 @@ pub fn vm_entry<'a>(running: &'a [Entry], vm: &str) -> Result<(&'a Entry, String
     Ok((entry, called(entry.name.as_ref(), entry.pid)))
 }
 
-/// What a VM has answered; an error is told with its name.
-pub fn told<T>(who: &str, answer: Result<T, ClientError>) -> Result<T, Failure> {
+/// Adds the VM's name to an error of its answer.
+pub fn of_vm<T>(who: &str, answer: Result<T, ClientError>) -> Result<T, Failure> {
     answer.map_err(|error| anyhow!(error).context(who.to_owned()).into())
 }
 
-fn tell(entry: &Entry, command: &ControlCommand) -> Result<VmState, ClientError> {
+fn send(entry: &Entry, command: &ControlCommand) -> Result<VmState, ClientError> {
     let body: StateBody = call(&entry.path, Method::Post, command.path(), None::<&()>)?;
     Ok(body.state)
 }
 
-/// A process to wait for.
+/// A process whose end can be waited for.
 struct Process(OwnedFd);
 
 impl Process {
-    /// The process of this socket. It answers afterwards, so that no other has got its number.
+    /// Opens the process of a socket. The VM answers afterwards, so its process id cannot have been
+    /// reused.
     fn open(entry: &Entry) -> Result<Self, anyhow::Error> {
         let number = i32::try_from(entry.pid).context("process number")?;
         let pid = Pid::from_raw(number).context("process number")?;
@@ -108,7 +109,7 @@ impl Process {
         Ok(Self(process))
     }
 
-    /// Whether it ends within `limit`.
+    /// Returns whether it ends within `limit`.
     fn wait_for_end(&self, limit: Duration) -> io::Result<bool> {
         readable_within(&self.0, limit)
     }

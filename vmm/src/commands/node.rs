@@ -26,10 +26,10 @@ use ssi_hv::{forced_end, lifeline, metrics};
 
 use super::{Failure, print};
 
-/// What the bar counts at the end.
+/// Unit of the progress bar at the end.
 const MIB_SHIFT: u32 = 20;
 
-/// From now on the node can be asked about, if there is a place for that.
+/// Starts the node's control socket, if a directory is usable.
 fn watch(watched: &Watched) -> Option<Server> {
     let service = Service {
         subject: watched.clone(),
@@ -50,14 +50,14 @@ fn watch(watched: &Watched) -> Option<Server> {
     }
 }
 
-/// Lends memory until it is told to stop.
+/// Lends memory until a signal stops it.
 pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let config = settings.parse()?;
     let report = config.report.as_deref().map(ReportFile::prepare);
     let report = report.transpose().map_err(Failure::usage)?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
-    let told = watch_signals().context("cannot watch for signals")?;
+    let orders = watch_signals().context("cannot watch for signals")?;
     if config.end_with_stdin {
         lifeline::watch_stdin(config.lease).context("cannot watch standard input")?;
     }
@@ -96,12 +96,12 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     if let Some((_, address)) = &metrics {
         print(&format!("metrics on http://{address}/metrics\n"))?;
     }
-    tell_systemd(&donor, config.memory);
+    notify_systemd(&donor, config.memory);
 
-    while told.recv() == Ok(Told::Report) {
+    while orders.recv() == Ok(Order::Report) {
         write(report.as_ref(), &donor);
     }
-    // To be told to stop is how a node ends: that is success.
+    // A stop by a signal is the normal end of a node, and counts as success.
     drop((server, metrics));
     let leases = donor.pool().leases();
     if leases > 0 {
@@ -118,37 +118,37 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-/// What a signal tells a node to do.
+/// The meaning of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum Order {
     Report,
     Stop,
 }
 
-/// Passes signals on. The second that tells the node to stop ends the process at once.
-fn watch_signals() -> io::Result<Receiver<Told>> {
+/// Forwards signals. The second stop signal ends the process at once.
+fn watch_signals() -> io::Result<Receiver<Order>> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
-    let (sender, told) = mpsc::channel();
+    let (sender, orders) = mpsc::channel();
     let watch = move || {
         let mut stops = false;
         for signal in signals.forever() {
             let what = match signal {
-                SIGUSR1 => Told::Report,
+                SIGUSR1 => Order::Report,
                 SIGINT if stops => forced_end::at_once(ExitCode::Interrupted),
                 _ if stops => forced_end::at_once(ExitCode::Terminated),
-                _ => Told::Stop,
+                _ => Order::Stop,
             };
-            stops |= what == Told::Stop;
-            // Who does not listen any more is ending.
+            stops |= what == Order::Stop;
+            // Best effort: a closed receiver means that the node is ending.
             let _ = sender.send(what);
         }
     };
     thread::Builder::new().name("signals".into()).spawn(watch)?;
-    Ok(told)
+    Ok(orders)
 }
 
-/// Tells the service manager, where there is one that asked for it, that VMs may come.
-fn tell_systemd(donor: &Donor, memory: ByteSize) {
+/// Notifies the service manager, if it requested that, that the node is ready.
+fn notify_systemd(donor: &Donor, memory: ByteSize) {
     let status = format!("lending {memory} on {}", donor.address());
     let state = [NotifyState::Ready, NotifyState::Status(&status)];
     if let Err(error) = sd_notify::notify(&state) {
@@ -164,7 +164,7 @@ fn write(report: Option<&ReportFile>, donor: &Donor) {
     }
 }
 
-/// Memory is taken when it is first written, so a host with too little of it is found out late.
+/// Memory is allocated at its first write, so a lack of it would show late.
 fn warn_of_little_memory(memory: ByteSize) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let available = text.lines().find_map(|line| {

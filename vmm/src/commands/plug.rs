@@ -12,16 +12,16 @@ use ssi_hv::exit::ExitCode;
 use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;
 
-use super::control::{told, vm_entry};
+use super::control::{of_vm, vm_entry};
 use super::status::running;
 use super::{Failure, print};
 
 const PATH: &str = "/v1/hotplug";
 
-/// What the bar counts.
+/// Unit of the progress bar.
 const MIB_SHIFT: u32 = 20;
 
-/// Tells a guest to have more or less memory, or shows how much it has of it.
+/// Changes the memory of a guest, or shows it.
 pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
     let running = running()?;
     let (entry, who) = vm_entry(&running, &config.vm)?;
@@ -31,9 +31,9 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
                 requested_bytes: memory.bytes(),
                 donor: config.donor.as_ref().map(ToString::to_string),
             };
-            told(&who, call(&entry.path, Method::Put, PATH, Some(&target)))?
+            of_vm(&who, call(&entry.path, Method::Put, PATH, Some(&target)))?
         }
-        None => told(&who, ask(&entry.path, PATH))?,
+        None => of_vm(&who, ask(&entry.path, PATH))?,
     };
     let wanted = config.memory.map_or(body.requested_bytes, ByteSize::bytes);
     let wait = Duration::from_secs(config.wait.into());
@@ -55,12 +55,12 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
             .into());
         }
         let progress = progress.get_or_insert_with(|| Plugging::begin(from, wanted));
-        // Answered when something has changed, or after as long as a request may wait.
+        // The answer arrives after a change, or after the longest wait of a request.
         let seen = Seen {
             changes: body.changes,
             wait: left,
         };
-        body = told(&who, ask(&entry.path, &format!("{PATH}?{seen}")))?;
+        body = of_vm(&who, ask(&entry.path, &format!("{PATH}?{seen}")))?;
         progress.reach(&body);
     }
     drop(progress);
@@ -68,10 +68,10 @@ pub fn hotplug(config: &HotplugConfig) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-/// The bar of memory that comes or goes.
+/// Progress bar of memory that is plugged or unplugged.
 struct Plugging {
     progress: Progress,
-    /// What was plugged at the start.
+    /// Memory that was plugged at the start.
     from: u64,
 }
 

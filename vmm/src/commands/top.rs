@@ -1,7 +1,7 @@
 //! `ssi-hv top`.
 //!
-//! One thread asks the VM, which may take as long as a client waits; this one draws and reads keys,
-//! and so ends at once.
+//! One thread queries the VM, which may take as long as a client waits; this one draws and reads
+//! keys, so it can end at once.
 
 use std::io::{self, IsTerminal};
 use std::mem::ManuallyDrop;
@@ -27,27 +27,28 @@ use super::Failure;
 use super::status::{is_end, named, running};
 use ssi_hv::readable::{hung_up, is_hung_up};
 
-/// How long a key waits until it is looked at, at most; and a signal.
+/// Longest delay of a key or a signal.
 const KEY_PAUSE: Duration = Duration::from_millis(50);
-/// How often what runs is looked for, and how often the map is asked for while it is not shown.
+/// Interval at which running VMs are listed, and at which the heat map is requested while it is not
+/// displayed.
 const SELDOM: Duration = Duration::from_secs(5);
-/// Looks that were not shown yet: there is one.
+/// Limit of answers that are not displayed yet: there is one.
 const LOOKS_WAITING_MAX: usize = 4;
 
-/// What the thread that asks is told.
+/// A request to the querying thread.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     pid: Option<u32>,
     heat: bool,
 }
 
-/// What it tells.
-enum Told {
+/// Its answer.
+enum Update {
     Running(Vec<Choice>),
     Seen(u32, Seen),
 }
 
-/// Shows a VM until somebody has seen enough.
+/// Displays a VM until the user quits.
 pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let text = "top needs a terminal for its picture and its keys; `ssi-hv status` prints the \
@@ -64,7 +65,7 @@ pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
     end_with_terminal()?;
     let view = View::new(choices(&entries), may_colour(&io::stdout()));
     let (wanted, of_wanted) = bounded(LOOKS_WAITING_MAX);
-    let (telling, told) = bounded(LOOKS_WAITING_MAX);
+    let (sender, updates) = bounded(LOOKS_WAITING_MAX);
     let asker = Asker {
         entries,
         follow: config.vm.is_none(),
@@ -74,15 +75,15 @@ pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
             heat: false,
         },
     };
-    // Nobody waits for it: it may be waiting for a VM.
+    // Never joined: it may be waiting for a VM.
     std::thread::Builder::new()
         .name("ask".into())
-        .spawn(move || asker.run(&of_wanted, &telling))
+        .spawn(move || asker.run(&of_wanted, &sender))
         .context("cannot start a thread")?;
-    // From here on a panic restores the terminal too: this sets a hook for it.
-    // Never dropped: it would write to a terminal that is gone what went wrong, and panic over that.
+    // From here on a panic restores the terminal too, through the hook that this sets. Never
+    // dropped: on a closed terminal the drop would fail to print an error, and panic.
     let mut terminal = ManuallyDrop::new(ratatui::try_init().context("cannot use the terminal")?);
-    let result = show(&mut terminal, view, &wanted, &told, &signal);
+    let result = show(&mut terminal, view, &wanted, &updates, &signal);
     let shown = terminal.show_cursor();
     let restored = ratatui::try_restore().and(shown);
     if is_hung_up(io::stdin()).unwrap_or(false) {
@@ -93,8 +94,8 @@ pub fn top(config: &TopConfig) -> Result<ExitCode, Failure> {
     Ok(code)
 }
 
-/// Ends this process when its terminal is gone, of which not everybody is told by a signal: who reads
-/// keys from it would read its end for ever. There is nothing to restore then.
+/// Ends this process when its terminal is closed. Not every process gets a signal for that, and a
+/// reader of keys would read the end of the file forever. Nothing needs to be restored then.
 fn end_with_terminal() -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("terminal".into())
@@ -107,7 +108,7 @@ fn end_with_terminal() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The VMs that are meant.
+/// Returns the sockets of the selected VMs.
 fn entries(config: &TopConfig) -> Result<Vec<Entry>, Failure> {
     let running = running()?;
     if let Some(wanted) = &config.vm {
@@ -137,12 +138,12 @@ fn choices(entries: &[Entry]) -> Vec<Choice> {
     choices.collect()
 }
 
-/// Draws, and follows keys, until the end. Gives its exit code.
+/// Draws and processes keys until the end. Returns the exit code.
 fn show(
     terminal: &mut DefaultTerminal,
     mut view: View,
     wanted: &Sender<Wanted>,
-    told: &Receiver<Told>,
+    updates: &Receiver<Update>,
     signal: &AtomicUsize,
 ) -> Result<ExitCode, Failure> {
     let mut changed = true;
@@ -153,10 +154,10 @@ fn show(
             Ok(SIGINT) => return Ok(ExitCode::Interrupted),
             _ => return Ok(ExitCode::Terminated),
         }
-        for told in told.try_iter() {
-            match told {
-                Told::Running(now) => view.list(now),
-                Told::Seen(pid, seen) => view.see(pid, seen),
+        for update in updates.try_iter() {
+            match update {
+                Update::Running(now) => view.list(now),
+                Update::Seen(pid, seen) => view.see(pid, seen),
             }
             changed = true;
         }
@@ -176,8 +177,7 @@ fn show(
         if !view.press(key) {
             return Ok(ExitCode::Success);
         }
-        // A full queue means that it is about to look anyway, and it looks at the newest; nothing
-        // is lost but the haste.
+        // If the queue is full, the thread is about to query the newest selection anyway.
         let _ = wanted.try_send(Wanted {
             pid: view.chosen(),
             heat: view.shows_heat(),
@@ -203,18 +203,18 @@ fn key(event: KeyEvent) -> Option<Key> {
     }
 }
 
-/// What asks.
+/// The thread that queries VMs.
 struct Asker {
     entries: Vec<Entry>,
-    /// Whether VMs that start later can be chosen too.
+    /// Whether VMs that start later can be selected too.
     follow: bool,
     interval: Duration,
     wanted: Wanted,
 }
 
 impl Asker {
-    /// Asks until nobody listens.
-    fn run(mut self, wanted: &Receiver<Wanted>, telling: &Sender<Told>) {
+    /// Runs until the receiver is dropped.
+    fn run(mut self, wanted: &Receiver<Wanted>, sender: &Sender<Update>) {
         let (mut listed, mut mapped) = (Instant::now(), None::<Instant>);
         loop {
             let begun = Instant::now();
@@ -222,7 +222,10 @@ impl Asker {
                 listed = begun;
                 if let Ok(running) = running() {
                     self.entries = vms(running);
-                    if telling.send(Told::Running(choices(&self.entries))).is_err() {
+                    if sender
+                        .send(Update::Running(choices(&self.entries)))
+                        .is_err()
+                    {
                         return;
                     }
                 }
@@ -232,7 +235,10 @@ impl Asker {
                 if heat {
                     mapped = Some(begun);
                 }
-                if telling.send(Told::Seen(pid, self.look(pid, heat))).is_err() {
+                if sender
+                    .send(Update::Seen(pid, self.look(pid, heat)))
+                    .is_err()
+                {
                     return;
                 }
             }

@@ -26,7 +26,7 @@ pub(super) fn newer_kernel(host: &Host) -> Option<&'static str> {
 }
 
 /// Adds the command to a finding, if there is one.
-pub(super) fn mended_by(finding: Finding, command: Option<&'static str>) -> Finding {
+pub(super) fn with_remedy(finding: Finding, command: Option<&'static str>) -> Finding {
     match command {
         Some(command) => finding.remedy(command),
         None => finding,
@@ -46,11 +46,11 @@ pub(super) fn version(host: &Host) -> Finding {
         let lost = "UFFDIO_CONTINUE cannot write-protect before 6.4, so a page that was only read \
                     and comes back from probation counts as dirty";
         let finding = Finding::warning(CHECK, format!("Linux {release}: {lost}"));
-        mended_by(finding, newer_kernel(host))
+        with_remedy(finding, newer_kernel(host))
     } else {
         let floor = "userfaultfd does what is needed from 5.19 on, best from 6.4 on";
         let finding = Finding::missing(CHECK, format!("Linux {release}: {floor}"));
-        mended_by(finding, newer_kernel(host))
+        with_remedy(finding, newer_kernel(host))
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-use super::kernel::{mended_by, newer_kernel};
+use super::kernel::{newer_kernel, with_remedy};
 use super::{Finding, Host};
 
 /// Features of the kernel's userfaultfd: the bits `UFFD_FEATURE_*` of `linux/userfaultfd.h`.
@@ -147,7 +147,7 @@ pub(super) fn judge(facts: &Facts) -> Finding {
             } else {
                 let names = missing.join(", ");
                 let detail = format!("the kernel lacks {names}; 5.19 and newer have it");
-                mended_by(Finding::missing(CHECK, detail), facts.newer_kernel)
+                with_remedy(Finding::missing(CHECK, detail), facts.newer_kernel)
             };
         }
         Err(error) => error,

@@ -45,7 +45,7 @@ impl Blocks {
             tracing::debug!("memory is not {what}: {:#}", anyhow!(error));
             NotNow
         })?;
-        self.changes.tell();
+        self.changes.notify();
         Ok(())
     }
 }
@@ -107,7 +107,7 @@ impl Plugged {
     /// The guest has ended: nothing of this changes any more, and nobody waits for that.
     pub fn end(&self) {
         self.joining().ended = true;
-        self.changes.tell();
+        self.changes.notify();
     }
 
     fn joining(&self) -> std::sync::MutexGuard<'_, Joining> {
@@ -135,7 +135,7 @@ impl Plugged {
         let change = || self.device.set_requested_bytes(bytes);
         machine.change_config(&*self.device, change);
         self.joining().error = None;
-        self.changes.tell();
+        self.changes.notify();
         Ok(())
     }
 
@@ -155,7 +155,7 @@ impl Plugged {
             joining.who = Some(name.clone());
             joining.error = None;
         }
-        self.changes.tell();
+        self.changes.notify();
         let (told, outcome) = bounded(1);
         let (plugged, machine) = (self.clone(), machine.clone());
         let join = move || {
@@ -169,14 +169,14 @@ impl Plugged {
                 joining.who = None;
                 joining.error = result.as_ref().err().map(|refusal| refusal.text.clone());
             }
-            plugged.changes.tell();
+            plugged.changes.notify();
             // That nobody waits any more is no error.
             let _ = told.try_send(result);
         };
         let thread = std::thread::Builder::new().name("join".into()).spawn(join);
         if let Err(error) = thread {
             self.joining().who = None;
-            self.changes.tell();
+            self.changes.notify();
             return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
         }
         // What comes later is told by who looks.

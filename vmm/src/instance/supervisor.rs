@@ -422,11 +422,11 @@ impl Supervisor {
                 text.outcome = end.code.name().to_owned();
                 text.exit_code = code.code();
                 if let Err(error) = report.write(&text) {
-                    logging::tell_failure(code, &format!("{:#}", anyhow!(error)));
+                    logging::report_failure(code, &format!("{:#}", anyhow!(error)));
                 }
             }
             if let Some(error) = &end.error {
-                logging::tell_failure(code, error);
+                logging::report_failure(code, error);
             }
         })
     }

@@ -354,7 +354,7 @@ fn a_vm_that_ends_stays_on_the_screen_and_says_how_as_far_as_is_known() {
     view.list(vec![choice(18, "db")]);
     assert!(drawn(&view, 80, 24).contains("VM 1 of 2"));
 
-    let mut told = view_of(
+    let mut ended = view_of(
         after.clone(),
         VmStatus {
             state: VmState::Ending,
@@ -363,8 +363,8 @@ fn a_vm_that_ends_stays_on_the_screen_and_says_how_as_far_as_is_known() {
             ..after
         },
     );
-    told.see(17, Seen::Ended);
-    assert!(drawn(&told, 80, 24).contains("The VM has ended on request"));
+    ended.see(17, Seen::Ended);
+    assert!(drawn(&ended, 80, 24).contains("The VM has ended on request"));
 }
 
 #[test]

@@ -91,8 +91,8 @@ impl Block {
             tracing::debug!(%error, name = self.name, action, "a disk failed again");
         } else {
             tracing::warn!(
-                "{} ({path}) cannot {action}: {error}; the guest gets an I/O error, and more of this disk \
-                 are not told",
+                "{} ({path}) cannot {action}: {error}; the guest gets an I/O error; further errors \
+                 on this disk are logged at debug",
                 self.name
             );
         }

@@ -155,7 +155,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             FabricEvent::Link(_) => return,
         };
         // Threads wait for pages that will never arrive.
-        logging::tell_failure(ExitCode::HostError, &reason);
+        logging::report_failure(ExitCode::HostError, &reason);
         forced_end::at_once(ExitCode::HostError);
     });
     let fabric = Fabric::start(

@@ -25,7 +25,7 @@ const LAST_LINES_TIME_MAX: Duration = Duration::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outputs {
     /// Each line is an event.
-    Told,
+    Events,
     /// They are inherited from this process.
     Shared,
 }
@@ -42,7 +42,7 @@ impl Running {
         index: usize,
         events: &EventSender,
     ) -> io::Result<Self> {
-        if outputs == Outputs::Told {
+        if outputs == Outputs::Events {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
         end_with_this_thread(command);
@@ -51,13 +51,13 @@ impl Running {
         if let Some(stdout) = child.stdout.take() {
             let (events, open) = (events.clone(), open.clone());
             read_lines("stdout", stdout, open, move |line| {
-                events.tell(Event::Said(index, line))
+                events.send(Event::Said(index, line))
             })?;
         }
         if let Some(stderr) = child.stderr.take() {
             let (events, open) = (events.clone(), open.clone());
             read_lines("stderr", stderr, open, move |line| {
-                events.tell(Event::Complained(index, line))
+                events.send(Event::Complained(index, line))
             })?;
         }
         drop(open);
@@ -67,7 +67,7 @@ impl Running {
             // Disconnected when both readers have finished.
             let _ = closed.recv_timeout(LAST_LINES_TIME_MAX);
             // Best effort: a closed receiver is about to exit.
-            events.tell(Event::Ended(index));
+            events.send(Event::Ended(index));
         })?;
         Ok(Self(child))
     }

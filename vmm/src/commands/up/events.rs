@@ -67,7 +67,7 @@ pub struct EventSender(Arc<Shared>);
 
 impl EventSender {
     /// Sends an event. A line waits for room. Returns false if the receiver was dropped.
-    pub fn tell(&self, event: Event) -> bool {
+    pub fn send(&self, event: Event) -> bool {
         let mut queue = self.0.lock();
         if event.is_line() {
             while queue.lines >= LINES_MAX && !queue.closed {
@@ -157,17 +157,17 @@ mod tests {
             let receiver = receiver;
             scope.spawn(|| {
                 for number in 0..total {
-                    assert!(sender.tell(line(number)));
+                    assert!(sender.send(line(number)));
                     said.fetch_add(1, Ordering::SeqCst);
                 }
-                assert!(sender.tell(Event::Ended(0)));
+                assert!(sender.send(Event::Ended(0)));
             });
             while said.load(Ordering::SeqCst) < LINES_MAX {
                 assert!(Instant::now() < deadline);
                 thread::yield_now();
             }
-            assert!(sender.tell(Event::Ended(1)));
-            assert!(sender.tell(Event::Signal(2)));
+            assert!(sender.send(Event::Ended(1)));
+            assert!(sender.send(Event::Signal(2)));
             assert_eq!(receiver.next(Some(deadline)), Event::Signal(2));
             let (mut taken, mut ends) = (0, Vec::new());
             while ends.len() < 2 {
@@ -190,7 +190,7 @@ mod tests {
         let (sender, receiver) = queue();
         let over = Some(Instant::now());
         assert_eq!(receiver.next(over), Event::Late);
-        assert!(sender.tell(Event::Ended(0)) && sender.tell(line(1)));
+        assert!(sender.send(Event::Ended(0)) && sender.send(line(1)));
         assert_eq!(receiver.next(over), Event::Ended(0));
         assert_eq!(receiver.next(over), Event::Late);
         let later = Some(Instant::now() + LIMIT);
@@ -201,9 +201,9 @@ mod tests {
     fn who_waits_for_room_is_let_go_when_nobody_listens_any_more() {
         let (sender, receiver) = queue();
         thread::scope(|scope| {
-            let told = scope.spawn(|| {
+            let sent = scope.spawn(|| {
                 (0..=LINES_MAX)
-                    .take_while(|&number| sender.tell(line(number)))
+                    .take_while(|&number| sender.send(line(number)))
                     .count()
             });
             let deadline = Instant::now() + LIMIT;
@@ -211,8 +211,8 @@ mod tests {
                 thread::yield_now();
             }
             drop(receiver);
-            assert_eq!(told.join().expect("it ends"), LINES_MAX);
+            assert_eq!(sent.join().expect("it ends"), LINES_MAX);
         });
-        assert!(!sender.tell(Event::Ended(0)));
+        assert!(!sender.send(Event::Ended(0)));
     }
 }

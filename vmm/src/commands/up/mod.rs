@@ -109,7 +109,7 @@ fn start(path: &Path, cluster: &Cluster, verbosity: Verbosity) -> Result<ExitCod
         verbosity,
         sender,
         events,
-        told: None,
+        signal: None,
     };
     let mut nodes = Nodes::new(cluster, verbosity)?;
     let result = up.run(&mut nodes);
@@ -160,13 +160,13 @@ fn watch_signals(events: &EventSender) -> Result<(), Failure> {
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
-            let mut told = false;
+            let mut forwarded = false;
             for signal in signals.forever() {
-                if told {
+                if forwarded {
                     forced_end::at_once(code_of(signal));
                 }
-                told = true;
-                events.tell(Event::Signal(signal));
+                forwarded = true;
+                events.send(Event::Signal(signal));
             }
         })
         .context("cannot start a thread")?;
@@ -188,7 +188,7 @@ struct Up<'a> {
     sender: EventSender,
     events: EventReceiver,
     /// The signal that requested the end.
-    told: Option<i32>,
+    signal: Option<i32>,
 }
 
 impl Up<'_> {
@@ -197,7 +197,7 @@ impl Up<'_> {
         let reached = match nodes.await_ready(self)? {
             Some(reached) => reached,
             // The end was requested before there was a VM.
-            None => return Ok(self.told.map_or(ExitCode::Terminated, code_of)),
+            None => return Ok(self.signal.map_or(ExitCode::Terminated, code_of)),
         };
         self.run_vm(&self.cluster.vm_with(&reached), nodes)
     }
@@ -206,7 +206,7 @@ impl Up<'_> {
     fn next(&mut self, deadline: Option<Instant>) -> Event {
         let event = self.events.next(deadline);
         if let Event::Signal(signal) = event {
-            self.told = Some(signal);
+            self.signal = Some(signal);
         }
         event
     }
@@ -242,7 +242,7 @@ impl Up<'_> {
                 Event::Late => {
                     tracing::error!("VM: does not end, and is killed");
                     running.kill();
-                    return Ok(self.told.map_or(ExitCode::HostError, code_of));
+                    return Ok(self.signal.map_or(ExitCode::HostError, code_of));
                 }
                 other => nodes.take(other),
             }
@@ -254,14 +254,15 @@ impl Up<'_> {
         tracing::info!("VM: ended with {}", ending(status));
         // The VM had no signal handler yet; a terminal sends signals to both of us.
         if let Some(signal @ (SIGINT | SIGTERM | SIGHUP)) = status.signal() {
-            return Ok(code_of(self.told.unwrap_or(signal)));
+            return Ok(code_of(self.signal.unwrap_or(signal)));
         }
         let Some(code) = status.code().and_then(|code| u8::try_from(code).ok()) else {
             let error = anyhow!("the VM was ended by {}", ending(status));
             return Err(Failure::new(ExitCode::HostError, error));
         };
         // The original signal may have been SIGINT, which the VM cannot know.
-        if let (true, Some(signal)) = (stopped && code == ExitCode::Terminated.code(), self.told) {
+        if let (true, Some(signal)) = (stopped && code == ExitCode::Terminated.code(), self.signal)
+        {
             return Ok(code_of(signal));
         }
         let known = ExitCode::ALL.into_iter().find(|known| known.code() == code);
@@ -281,7 +282,7 @@ fn own_program() -> Result<Command, Failure> {
     Ok(Command::new(program))
 }
 
-/// Returns the flags of nodes, which report to their VM.
+/// Returns the flags of nodes: quiet by default, since their VM reports the same events.
 fn flags_of_nodes(verbosity: Verbosity) -> Vec<String> {
     if verbosity.is_default() {
         return vec!["--quiet".into()];

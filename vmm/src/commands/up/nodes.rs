@@ -131,7 +131,7 @@ impl<'a> Nodes<'a> {
         // Ctrl-C is only for this process: a node ends after its VM.
         command.process_group(0).stdin(Stdio::piped());
         let program = command.get_program().to_string_lossy().into_owned();
-        let mut running = Running::start(&mut command, Outputs::Told, index, events)
+        let mut running = Running::start(&mut command, Outputs::Events, index, events)
             .with_context(|| format!("cannot start {program}"))?;
         if let Some(pipe) = running.take_stdin() {
             self.heartbeat.add(pipe).context("cannot use a pipe")?;

@@ -135,14 +135,14 @@ fn relay(channel: Fd, pipes: &Pipes, reap: bool) -> Option<[u8; 2]> {
 
 /// Starts the shell as a child of a separate process, and waits only for it.
 fn wait_for_shell(command: &CStr, pipes: &Pipes) -> ! {
-    let tell = |what: u8, number: i32| {
+    let report = |what: u8, number: i32| {
         let number = u8::try_from(number).unwrap_or(u8::MAX);
         let _ = sys::write_all(pipes.news.1, &[what, number]);
     };
     match sys::fork() {
         Ok(0) => {
             let error = become_shell(command, pipes);
-            tell(NOT_STARTED, error);
+            report(NOT_STARTED, error);
             sys::exit(1)
         }
         Ok(shell) => {
@@ -151,11 +151,11 @@ fn wait_for_shell(command: &CStr, pipes: &Pipes) -> ! {
             sys::close(pipes.err.1);
             match sys::wait(shell, true) {
                 // The first event counts.
-                Ok((_, status)) => tell(ENDED, shell_status(status)),
-                Err(error) => tell(NOT_STARTED, error),
+                Ok((_, status)) => report(ENDED, shell_status(status)),
+                Err(error) => report(NOT_STARTED, error),
             }
         }
-        Err(error) => tell(NOT_STARTED, error),
+        Err(error) => report(NOT_STARTED, error),
     }
     sys::exit(0)
 }
