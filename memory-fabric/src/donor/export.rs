@@ -1,5 +1,5 @@
-//! A lease's memory as adapters see it: registered while there is an RDMA connection, and until
-//! the lease ends.
+//! The registration of a lease's memory with adapters: from its first RDMA connection until the
+//! lease ends.
 
 use crate::mapping::Mapping;
 use crate::transport::rdma::{
@@ -8,16 +8,16 @@ use crate::transport::rdma::{
 use fabric_host::lock;
 use std::sync::{Arc, Mutex};
 
-/// Memory that is registered with an adapter until this is dropped. Dropping it may take long or hang
-/// (`ibv_dereg_mr`), so no lock may be held then.
+/// Memory that is registered with an adapter until this is dropped. The drop may take long or hang
+/// (`ibv_dereg_mr`), so no lock may be held during it.
 pub(super) trait Registered: std::fmt::Debug + Send + Sync {
-    /// The domain in which it can be reached.
+    /// Returns the domain through which it is accessible.
     fn domain(&self) -> &Arc<ProtectionDomain>;
-    /// Whether its pages have to stay where they are.
+    /// Returns whether its pages are pinned.
     fn is_pinned(&self) -> bool;
-    /// What names it to the other end.
+    /// Returns the key for the peer's requests.
     fn remote_key(&self) -> u32;
-    /// Whether its device is being removed.
+    /// Returns whether its device is being removed.
     fn is_of_removed_device(&self) -> bool {
         self.domain().device().is_gone()
     }
@@ -37,36 +37,34 @@ impl Registered for MemoryRegion {
     }
 }
 
-/// Whether, and how, the memory of a lease is registered.
+/// The registration of a lease's memory.
 #[derive(Debug, Default)]
 pub(super) struct Export {
     state: Mutex<State>,
-    /// Held while memory is being registered, which takes long.
+    /// Held during a registration, which takes long.
     registering: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     region: Option<Box<dyn Registered>>,
-    /// How many registrations pin pages, or may: with one, pages must stay where they are. One that
-    /// is being made or ended counts.
+    /// Number of registrations that pin pages, or may: while it is not zero, pages must not be
+    /// released. It includes registrations that are in progress or being ended.
     pins: u32,
     /// Whether the lease has ended.
     ended: bool,
 }
 
 impl Export {
-    /// Registers `memory` for READs and WRITEs of the VM it is lent to, unless it is. What comes
-    /// back is the domain in which it can be reached, and how to name it there. `None` when the lease has
-    /// ended.
+    /// Registers `memory` for READs and WRITEs of its VM, unless it is registered. Returns its
+    /// domain, and its location for the peer; `None` if the lease has ended.
     ///
-    /// The lease's memory has a domain of its own: who guesses the key of another lease can do
-    /// nothing with it.
+    /// Each lease has a domain of its own, so guessing the key of another lease gives no access.
     ///
     /// # Safety
     ///
     /// `memory` must be the same mapping at each call, and stay mapped until [`Self::end`] was
-    /// called or this is dropped. None of its pages may be given back to the kernel unless
+    /// called or this is dropped. None of its pages may be released to the kernel unless
     /// [`Self::unless_pinned`] allows it.
     pub(super) unsafe fn open(
         &self,
@@ -80,20 +78,20 @@ impl Export {
                 return Ok(None);
             }
             if let Some(region) = &state.region {
-                // The very device: one of its name may be another that came after it.
+                // Compares the device itself: a later device may have the same name.
                 if Arc::ptr_eq(region.domain().device(), device) {
                     return Ok(Some(describe(region.as_ref(), memory)));
                 }
             }
         }
         let registered = ProtectionDomain::new(device).and_then(|domain| {
-            // A child that shared the pages would have them copied when they are written.
+            // Otherwise pages shared with a forked child would be copied when they are written.
             memory
                 .advise(0, memory.bytes(), libc::MADV_DONTFORK)
                 .map_err(|error| RdmaError::System("keep memory from child processes", error))?;
             let register = |paging| {
-                // SAFETY: the mapping lives for as long as the region, as the caller promises,
-                // and its pages stay if they have to, since they count as pinned from before on.
+                // SAFETY: the mapping outlives the region, as the caller guarantees, and pinned
+                // pages are not released, since they were counted as pinned before.
                 unsafe { self.register(&domain, memory, paging) }
             };
             if device.pages_on_demand() {
@@ -119,7 +117,7 @@ impl Export {
         Ok(described)
     }
 
-    /// Registers `memory`, and counts it if that pins it.
+    /// Registers `memory`, and counts it if it is pinned.
     ///
     /// # Safety
     ///
@@ -133,7 +131,7 @@ impl Export {
         let pins = u32::from(paging == Paging::Pinned);
         lock(&self.state).pins += pins;
         let (start, bytes) = (memory.as_ptr(), memory.bytes());
-        // SAFETY: as the caller promises.
+        // SAFETY: guaranteed by the caller.
         let region =
             unsafe { MemoryRegion::register(domain, start, bytes, Access::RemoteWrite, paging) };
         match region {
@@ -145,29 +143,29 @@ impl Export {
         }
     }
 
-    /// Ends every access, for good, once [`Self::deregister`] has taken what this returns.
+    /// Ends every access permanently, once [`Self::deregister`] has consumed the result.
     pub(super) fn end(&self) -> Option<Box<dyn Registered>> {
         let mut state = lock(&self.state);
         state.ended = true;
         state.region.take()
     }
 
-    /// Ends every access if the device is being removed, until it is opened again. What comes back
-    /// is for [`Self::deregister`].
+    /// Ends every access if the device is being removed, until the next [`Self::open`]. Pass the
+    /// result to [`Self::deregister`].
     pub(super) fn release_removed_device(&self) -> Option<Box<dyn Registered>> {
         let mut state = lock(&self.state);
         state.region.take_if(|region| region.is_of_removed_device())
     }
 
-    /// Ends a registration: READs and WRITEs by its key fail when this returns, which may take long.
+    /// Ends a registration, which may take long: afterwards READs and WRITEs with its key fail.
     pub(super) fn deregister(&self, region: Box<dyn Registered>) {
         let pins = u32::from(region.is_pinned());
         drop(region);
         lock(&self.state).pins -= pins;
     }
 
-    /// Does something that may take pages away, unless they are pinned; `None` when they are.
-    /// None is being pinned meanwhile.
+    /// Calls a function that may release pages; returns `None` if pages are pinned. No registration
+    /// starts during the call.
     pub(super) fn unless_pinned<T>(&self, act: impl FnOnce() -> T) -> Option<T> {
         let state = lock(&self.state);
         (state.pins == 0).then(act)
@@ -192,7 +190,7 @@ pub(super) mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Pinned memory, whose `ibv_dereg_mr` returns when the other end of a channel is dropped.
+    /// Pinned memory whose `ibv_dereg_mr` returns when the other end of a channel is dropped.
     #[derive(Debug)]
     struct Hanging(Receiver<()>);
 
@@ -225,8 +223,7 @@ pub(super) mod tests {
     }
 
     impl Export {
-        /// Has memory registered of which `ibv_dereg_mr` hangs until the sender of `returns` is
-        /// dropped.
+        /// Adds a registration whose `ibv_dereg_mr` hangs until the sender of `returns` is dropped.
         pub(in crate::donor) fn hang_until(&self, returns: Receiver<()>) {
             let mut state = lock(&self.state);
             state.pins += 1;

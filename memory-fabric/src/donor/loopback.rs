@@ -1,4 +1,4 @@
-//! Pages of a slab in this process: the reference that other transports are compared with.
+//! Pages of a slab in this process: the reference for other transports.
 
 use super::pool::Lease;
 use crate::page::{PAGE_SIZE, PageBytes};
@@ -16,7 +16,7 @@ pub struct LoopbackTransport {
     lease: Arc<Lease>,
     posted: VecDeque<Posted>,
     page: Box<PageBytes>,
-    /// The run that is read now. Made at the first one and kept.
+    /// The run that is being read. Allocated once, at the first run.
     run: Vec<u8>,
 }
 
@@ -30,7 +30,7 @@ enum Posted {
 }
 
 impl LoopbackTransport {
-    /// A transport to `lease`.
+    /// Creates a transport to `lease`.
     #[must_use]
     pub fn new(lease: Arc<Lease>) -> Self {
         let posted = VecDeque::with_capacity(IN_FLIGHT_MAX);

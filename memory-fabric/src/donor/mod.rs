@@ -11,8 +11,8 @@ mod session;
 
 use std::time::Duration;
 
-/// Most connections at once; each has a thread.
+/// Limit of connections; each has a thread.
 pub const CONNECTIONS_MAX: usize = 1024;
 
-/// How long a new page connection waits for the one it replaces to end.
+/// Timeout for the end of a page connection that a new one replaces.
 const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(2);

@@ -18,21 +18,21 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often leases are checked for their end.
+/// Interval of checks for expired leases.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What a donor is to do.
+/// Configuration of a donor.
 #[derive(Clone, Debug)]
 pub struct DonorConfig {
-    /// Where to listen.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Bytes to lend.
+    /// Memory to lend, in bytes.
     pub memory_bytes: u64,
-    /// Longest time between renewals of a lease.
+    /// Longest interval between renewals of a lease.
     pub lease_duration_max: Duration,
-    /// How long a connection waits for its next request without sleeping.
+    /// How long a connection polls for its next request.
     pub spin: Duration,
-    /// The device through which VMs may read what they keep here.
+    /// The RDMA device for VMs.
     pub rdma: DeviceChoice,
 }
 
@@ -42,15 +42,15 @@ pub enum DonorError {
     /// The address cannot be used.
     #[error("cannot listen on {0}; {remedy}", remedy = remedy(.1))]
     Listen(SocketAddr, #[source] io::Error),
-    /// The RDMA device that was named is not to be had.
+    /// The named RDMA device is not available.
     #[error("cannot lend by RDMA; use --rdma-device none to lend by TCP alone")]
     Rdma(#[source] RdmaError),
-    /// No thread.
+    /// A thread cannot be created.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
 
-/// What helps where an address cannot be listened on.
+/// Returns the remedy for an address on which listening fails.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "another process has that port: end it, or take another port",
@@ -74,19 +74,19 @@ pub struct Donor {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the threads of a donor share.
+/// State that the threads of a donor share.
 #[derive(Debug)]
 struct Shared {
     served: Served,
     stopping: AtomicBool,
-    /// Every open connection by a number of its own.
+    /// Open connections by id.
     connections: Mutex<HashMap<u64, Closer>>,
-    /// The number of the next one.
+    /// The next id.
     next_connection: AtomicU64,
 }
 
 impl Donor {
-    /// Starts to lend.
+    /// Starts a donor.
     ///
     /// # Errors
     ///
@@ -95,8 +95,8 @@ impl Donor {
         Self::limited(config, None)
     }
 
-    /// The same with so many RDMA connections at most, if that is given. Each takes a queue pair
-    /// of the device, and a VM has one for each class of traffic that it reads.
+    /// Like [`start`](Self::start), optionally with a limit of RDMA connections. Each needs a queue
+    /// pair of the device, and a VM has one for each class of traffic over RDMA.
     ///
     /// # Errors
     ///
@@ -138,38 +138,39 @@ impl Donor {
         })
     }
 
-    /// The address it listens on; the port is the real one where 0 was asked for.
+    /// Returns the address on which it listens, with the actual port for port 0.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What VMs know it by over UDP; `None` when it does not listen there.
+    /// Returns its fingerprint for VMs over UDP; `None` when it does not listen there.
     #[must_use]
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         self.fingerprint
     }
 
-    /// Its memory, leases and counts.
+    /// Returns its pool of memory and leases.
     #[must_use]
     pub fn pool(&self) -> &Arc<Pool> {
         &self.shared.served.pool
     }
 
-    /// Its RDMA connections, and how many there may be.
+    /// Returns its RDMA connections, and their limit.
     #[must_use]
     pub fn rdma_connections(&self) -> (Usage, Vec<RdmaConnection>) {
         let connections = &self.shared.served.rdma_connections;
         (connections.usage(), connections.active())
     }
 
-    /// How many connections are open. One that has ended is counted until what it used is free.
+    /// Returns the number of open connections. An ended one counts until its resources are
+    /// released.
     #[must_use]
     pub fn connections(&self) -> usize {
         lock(&self.shared.connections).len()
     }
 
-    /// Breaks every connection, as a network does. Leases go on, VMs connect again.
+    /// Breaks every connection, like a network failure. Leases continue, and VMs reconnect.
     pub fn break_connections(&self) {
         for connection in lock(&self.shared.connections).values() {
             connection.close();
@@ -179,7 +180,7 @@ impl Donor {
 
 impl Drop for Donor {
     fn drop(&mut self) {
-        // SeqCst: before the accepting thread is woken by the end of its listener.
+        // SeqCst: before closing the listener wakes the accepting thread.
         self.shared.stopping.store(true, Ordering::SeqCst);
         if let Err(error) = socket2::SockRef::from(&self.listener).shutdown(Shutdown::Both) {
             tracing::warn!(%error, "the listener does not end");
@@ -209,7 +210,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, or the peer left: give others time to finish.
+                // Out of descriptors, or the peer disconnected: a pause lets others finish.
                 tracing::warn!(%error, "cannot accept a connection");
                 std::thread::park_timeout(EXPIRY_CHECK_INTERVAL);
                 continue;
@@ -225,7 +226,7 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
     }
 }
 
-/// Listens on UDP too, on the same port. Without it VMs still come by TCP.
+/// Listens on UDP too, on the same port. Without it VMs can still use TCP.
 fn listen_on_udp(
     shared: &Arc<Shared>,
     address: SocketAddr,
@@ -252,14 +253,14 @@ fn listen_on_udp(
     Ok(Some(fingerprint))
 }
 
-/// Serves a connection, on a thread of its own, once `open` has made it ready.
+/// Serves a connection on a separate thread after `open` has set it up.
 fn begin(
     shared: &Arc<Shared>,
     peer: SocketAddr,
     registered: Closer,
     open: impl FnOnce() -> io::Result<Stream> + Send + 'static,
 ) {
-    // Relaxed: only that no two are the same.
+    // Relaxed: the ids only need to be unique.
     let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
     let count = {
         let mut connections = lock(&shared.connections);

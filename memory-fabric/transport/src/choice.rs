@@ -1,23 +1,22 @@
-//! Whether the pages of one connection are compressed: decided by trying it.
+//! Decides by trials whether the pages of one connection are compressed.
 //!
-//! What compressing is worth depends on the link and what else is on it, on the pages, and on
-//! the processors of both ends. All of that is in one number: the *time of a page*, from the
-//! answer before it to its own, or from its request when nothing was outstanding. With one
-//! request at a time that is its latency; with many, what the slowest part of their way takes
-//! for it.
+//! The benefit of compression depends on the link and its other load, on the pages, and on the CPUs
+//! of both ends. One number covers all of them: the *time of a page*, from the answer before it to
+//! its own, or from its request when nothing was outstanding. With one request at a time that is
+//! its latency; with many, it is the time in the slowest part of their path.
 //!
-//! Now and then there is a trial: short blocks of pages, every second one compressed, in an
-//! order that favours neither when things get faster or slower meanwhile. A block is better than
-//! another when it took a sixteenth less time for its pages. What disturbs a block may take far
-//! longer than all its pages; so compressing has to win twice:
+//! From time to time there is a trial: short blocks of pages, every second one compressed, in an
+//! order that is neutral to gradual changes of speed. A block is better than another when it took a
+//! sixteenth less time for its pages. A disturbance may take far longer than all pages of a block,
+//! so compression has to win twice:
 //!
-//! - most pairs of neighbours: what disturbs a pair counts no more than any other pair. To begin
-//!   with compressing more of them have to be won than to go on with it;
-//! - among the blocks that were least disturbed, which are the fastest quarter of each kind.
+//! - most pairs of neighbours: a disturbed pair counts no more than any other pair. Turning
+//!   compression on requires more wins than keeping it on;
+//! - among the least disturbed blocks, which are the fastest quarter of each kind.
 //!
-//! Between trials the connection rests, for many times the pages of a trial and for some
-//! seconds. So where compressing does not pay hardly any page is compressed, and requests cost a
-//! few comparisons more.
+//! Between trials the connection rests, for many times the pages of a trial and for some seconds.
+//! Where compression does not pay, hardly any page is compressed, and requests only cost a few more
+//! comparisons.
 
 use crate::path::PathStats;
 use crate::policy::{Policy, Tier};
@@ -29,12 +28,12 @@ use std::time::{Duration, Instant};
 /// Whether pages are compressed on the network.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Compression {
-    /// On each connection while that was measured to pay.
+    /// On each connection for as long as it was measured to pay.
     #[default]
     Auto,
     /// Always.
     On,
-    /// Never, and zeroes are sent as any page.
+    /// Never, and zeroes are sent like any page.
     Off,
 }
 
@@ -43,21 +42,22 @@ const PAIRS: usize = 8;
 /// Pages in a trial for each page in a block.
 const BLOCKS: u32 = 16;
 const _: () = assert!(BLOCKS as usize == 2 * PAIRS);
-/// Pairs of 8 to be won to begin with compressing: by chance alone that are 3 % of the trials.
+/// Pairs of 8 to win before compression is turned on: 3 % of trials achieve this by chance.
 const WINS_TO_BEGIN: usize = 7;
-/// Pairs of 8 to be won to go on with it.
+/// Pairs of 8 to win to keep it on.
 const WINS_TO_GO_ON: usize = 4;
-/// A block is better than another when it saves one part in so many of the time.
+/// A block is better than another when it saves this fraction of the time.
 const GAIN_PARTS: u64 = 16;
-/// Pages between trials for each page in a trial: one page in 33 is compressed in vain at most.
+/// Pages between trials for each page in a trial: at most one page in 33 is compressed without
+/// benefit.
 const REST_FACTOR: u32 = 16;
-/// Time between trials at the least. It doubles with each that changes nothing, up to what the
-/// [`Policy`] of the link says; as does how many pages come before the first: by then the network
-/// has found its speed.
+/// Minimum time between trials. It doubles with each trial that changes nothing, up to the limit of
+/// the link's [`Policy`]. So does the number of pages before the first trial, by which time the
+/// network has reached its speed.
 const REST_MIN: Duration = Duration::from_millis(250);
 
-/// Pages in a block of a trial: more than are outstanding or answered at once, since an answer
-/// that comes together with one of another block tells nothing.
+/// Returns the pages in a block of a trial: more than are outstanding or answered at once, since an
+/// answer that arrives together with one of another block cannot be measured.
 const fn block_pages(class: TrafficClass) -> u32 {
     match class {
         TrafficClass::Urgent | TrafficClass::Probe => 16,
@@ -65,26 +65,26 @@ const fn block_pages(class: TrafficClass) -> u32 {
     }
 }
 
-/// The block of a trial that a request belongs to, if it belongs to one.
+/// The block of a trial to which a request belongs, if any.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Part(Option<u8>);
 
-/// Decides for one connection.
+/// The decision for one connection.
 #[derive(Debug)]
 pub(super) struct Choice {
     setting: Compression,
-    /// What was last decided.
+    /// The last decision.
     compressing: bool,
     block_pages: u32,
     trial: Option<Trial>,
-    /// What was answered at once.
+    /// The answers that arrived at once.
     batch: Batch,
     /// Pages to be answered before the next trial.
     rest_pages: u32,
-    /// Not before this.
+    /// Earliest time of the next trial.
     rest_until: Option<Instant>,
     rest: Duration,
-    /// Whose policy counts.
+    /// The path whose policy applies.
     path: Option<Arc<PathStats>>,
 }
 
@@ -108,7 +108,7 @@ struct Block {
     time: Duration,
 }
 
-/// Whether a block of a trial is compressed: no, yes, yes, no, and so on.
+/// Returns whether a block of a trial is compressed: no, yes, yes, no, and so on.
 const fn is_compressed(block: usize) -> bool {
     matches!(block % 4, 1 | 2)
 }
@@ -128,7 +128,7 @@ impl Choice {
         }
     }
 
-    /// Keeps to the policy of this link from now on.
+    /// Applies the policy of this link from now on.
     pub(super) fn follow(&mut self, path: Arc<PathStats>) {
         self.path = Some(path);
         self.rest_pages = self.policy().compression_first_pages;
@@ -139,12 +139,12 @@ impl Choice {
         path.map_or(Policy::of(Tier::FastTcp), |path| path.policy())
     }
 
-    /// Whether pages are compressed, trials aside.
+    /// Returns whether pages are compressed, except in trials.
     pub(super) fn is_compressing(&self) -> bool {
         self.compressing
     }
 
-    /// How the next request, for so many pages, is to be packed.
+    /// Returns the packing of the next request, for this many pages.
     pub(super) fn next(&mut self, pages: u32) -> (Packing, Part) {
         if self.setting == Compression::Off {
             return (Packing::Plain, Part::default());
@@ -167,7 +167,7 @@ impl Choice {
         (packing, part)
     }
 
-    /// A request for so many pages was answered.
+    /// Records that a request for this many pages was answered.
     pub(super) fn answered(&mut self, part: Part, pages: u32) {
         let batch = &mut self.batch;
         batch.mixed |= batch.part.is_some_and(|other| other != part);
@@ -178,8 +178,8 @@ impl Choice {
         }
     }
 
-    /// That was all that was answered at once, at `now`; it took so long. True when something
-    /// else is decided by that.
+    /// Records the end of a batch of answers at `now`, with its duration. Returns true if the
+    /// decision changes.
     pub(super) fn measured(&mut self, took: Duration, now: Instant) -> bool {
         let batch = std::mem::take(&mut self.batch);
         if self.setting != Compression::Auto {
@@ -209,7 +209,8 @@ impl Choice {
         self.conclude(pays, now)
     }
 
-    /// The connection broke: what is sent again on another is not measured.
+    /// Records that the connection broke: requests that are repeated on another one are not
+    /// measured.
     pub(super) fn interrupted(&mut self) {
         self.trial = None;
         self.batch = Batch::default();
@@ -232,7 +233,7 @@ impl Choice {
 }
 
 impl Block {
-    /// The time of a page, nanoseconds; `None` when too few pages could be measured.
+    /// Returns the time of a page in nanoseconds; `None` when too few pages were measured.
     fn page_ns(&self, least_pages: u32) -> Option<u64> {
         let total = u64::try_from(self.time.as_nanos()).ok()?;
         (self.pages >= least_pages).then(|| total / u64::from(self.pages))
@@ -240,9 +241,9 @@ impl Block {
 }
 
 impl Trial {
-    /// Whether compressing wins: so many pairs, and among the least disturbed blocks.
+    /// Returns whether compression wins enough pairs, and among the least disturbed blocks.
     fn pays(&self, block_pages: u32, wins_wanted: usize) -> bool {
-        // With less than half of a block measured there is nothing to compare.
+        // A block of which less than half was measured cannot be compared.
         let times = self.blocks.map(|block| block.page_ns(block_pages / 2));
         let pairs: [_; PAIRS] = std::array::from_fn(|pair| {
             let (one, other) = (times[2 * pair], times[2 * pair + 1]);

@@ -1,4 +1,4 @@
-//! Tests of the decision on links that are calculated and not measured.
+//! Tests of the decision on simulated links.
 
 use super::*;
 use fabric_pages::page::PAGE_SIZE;
@@ -9,26 +9,26 @@ const FIRST_PAGES: u32 = Policy::of(Tier::FastTcp).compression_first_pages;
 
 const MBIT: f64 = 1e6 / 8.0;
 
-/// A link and what is at its ends: pages cross the link one after the other, and are packed and
-/// unpacked one after the other meanwhile.
+/// A link and its ends: pages cross the link one after the other, and are packed and unpacked one
+/// after the other in parallel.
 #[derive(Clone, Copy)]
 struct Link {
     bytes_a_second: f64,
-    /// What a page takes besides, and does not hold up the next one.
+    /// Additional latency of a page, which does not delay the next one.
     delay_us: f64,
-    /// What a page takes at the ends in any case.
+    /// Time of a page at the ends in any case.
     handling_us: f64,
-    /// What packing and unpacking a page takes, as measured: 6 us and 1.4 us.
+    /// Time of packing and unpacking a page, as measured: 6 us and 1.4 us.
     packing_us: f64,
-    /// The part of a page that is left when it is packed.
+    /// Remaining fraction of a packed page.
     left: f64,
-    /// Up to so much comes on top of every time, at random.
+    /// Upper bound of random noise, relative to each time.
     noise: f64,
-    /// How often in a millisecond a processor does something else for a while.
+    /// Number of disturbances per millisecond.
     disturbed: f64,
 }
 
-/// How long a processor does something else.
+/// Duration of a disturbance.
 const DISTURBANCE_US: f64 = 3000.0;
 
 impl Link {
@@ -51,7 +51,7 @@ impl Link {
         }
     }
 
-    /// What a page holds up at the ends and on the link, microseconds.
+    /// Returns the time of a page at the ends and on the link, in microseconds.
     fn page_us(&self, packing: Packing) -> (f64, f64) {
         let packed = packing == Packing::Lz4;
         let bytes = PAGE_SIZE as f64 * if packed { self.left } else { 1.0 };
@@ -60,7 +60,7 @@ impl Link {
     }
 }
 
-/// A connection on which so many requests are outstanding all the time.
+/// A connection with a constant number of outstanding requests.
 struct Connection {
     choice: Choice,
     depth: usize,
@@ -103,7 +103,7 @@ impl Connection {
         }
     }
 
-    /// A number from 0 to 1.
+    /// Returns a random number from 0 to 1.
     fn random(&mut self) -> f64 {
         self.random = self
             .random
@@ -341,7 +341,7 @@ fn answers_of_different_blocks_at_once_tell_nothing() {
         answer(&mut choice, &[part], 100);
     }
     assert!(choice.trial.is_some());
-    // Compressed pages seem to take no time at all, but always come with plain ones.
+    // Compressed pages seem to take no time at all, but always arrive together with plain ones.
     let mut parts = Vec::new();
     while choice
         .trial

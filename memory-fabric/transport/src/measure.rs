@@ -1,5 +1,5 @@
-//! How fast a transport is when nothing else uses it: the one way in which it is measured, to
-//! choose at the start, while the guest runs, and for `ssi-hv bench transport`.
+//! Measures the speed of an otherwise idle transport: the same way for the choice at the start, at
+//! run time, and for `ssi-hv bench transport`.
 
 use super::{Completion, Full, IN_FLIGHT_MAX, PAGE_BYTES, PageSource, PageTransport, Ticket};
 use fabric_host::Spin;
@@ -7,74 +7,75 @@ use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::RUN_PAGES_MAX;
 use std::time::{Duration, Instant};
 
-/// Bytes of a small request: a cache line, which is what perftest and others begin with.
+/// Bytes of a small request: a cache line, the smallest size of tools such as perftest.
 pub const SMALL_BYTES: u32 = 64;
 
-/// Round trips of each size in a calibration, if there is time for them.
+/// Round trips of each size in a calibration, if time permits.
 const CALIBRATION_TRIPS: u64 = 64;
-/// The fewest of which a median is taken, also without time: one that was disturbed does not count then.
+/// Minimum of samples for a median, regardless of time: it tolerates one disturbed sample.
 const TRIPS_MIN: u64 = 3;
-/// What a calibration streams, if there is time for it: 0.4 ms at 10 GB/s, 35 ms at 1 Gbit/s.
+/// Bytes of the stream in a calibration, if time permits: 0.4 ms at 10 GB/s, 35 ms at 1 Gbit/s.
 const CALIBRATION_STREAM_BYTES: u64 = 4 << 20;
-/// The pieces of that: as many pages as the prefetcher asks for at once on most links.
+/// Piece of the stream: the prefetcher's request size on most links.
 const CALIBRATION_PIECE_BYTES: u64 = 32 * PAGE_SIZE as u64;
-/// Pieces on their way at once.
+/// Outstanding pieces.
 const CALIBRATION_PIECES: usize = 4;
 
-/// Why nothing was measured.
+/// Why a measurement failed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum MeasureError {
-    /// The connection broke, or was refused something.
+    /// The connection broke, or a request was refused.
     #[error("the connection failed: {0}")]
     Failed(String),
-    /// There was no answer.
+    /// No answer arrived in time.
     #[error("no answer for {} ms", .0.as_millis())]
     Silent(Duration),
-    /// What came was not what was asked for.
+    /// An answer had the wrong length.
     #[error("{asked} bytes requested, {came} received")]
     Length {
-        /// How many were asked for.
+        /// Requested length.
         asked: u32,
-        /// How many came.
+        /// Received length.
         came: usize,
     },
 }
 
-/// What a silence came to.
+/// Result of waiting for the end of a silence.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Silence {
-    /// All answers came: the connection can be measured anew.
+    /// All answers arrived: the connection can be measured again.
     Ended,
-    /// The connection is of no more use, and why.
+    /// The connection failed, with the reason.
     Failed(String),
-    /// There is still no answer.
+    /// No answer has arrived yet.
     Lasts,
 }
 
-/// How much is to be measured: it ends with what is reached first.
+/// Limits of a measurement, which ends at the first one reached.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// Requests.
+    /// Number of requests.
     pub messages_max: u64,
-    /// Time. At least one request is made, or three round trips, and those that were made are waited for.
+    /// Duration. At least one request is made, or three round trips, and all outstanding ones are
+    /// awaited.
     pub time_max: Duration,
-    /// How long an answer is waited for.
+    /// Timeout of an answer.
     pub silence_max: Duration,
 }
 
-/// What was moved in which time.
+/// Result of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rate {
-    /// Requests that were answered.
+    /// Answered requests.
     pub messages: u64,
-    /// Bytes that came or went.
+    /// Bytes transferred.
     pub bytes: u64,
     /// From the first request to the last answer.
     pub time: Duration,
 }
 
 impl Rate {
-    /// Bytes a second.
+    /// Returns the rate in bytes per second.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
         // Far below 2^52.
@@ -83,7 +84,7 @@ impl Rate {
         bytes / self.time.as_secs_f64().max(1e-9)
     }
 
-    /// Requests a second.
+    /// Returns the rate in requests per second.
     #[must_use]
     pub fn messages_per_second(&self) -> f64 {
         #[allow(clippy::cast_precision_loss)]
@@ -92,19 +93,19 @@ impl Rate {
     }
 }
 
-/// What a calibration found.
+/// Result of a calibration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     /// Median round trip of [`SMALL_BYTES`].
     pub small: Duration,
     /// Median round trip of a page.
     pub page: Duration,
-    /// Bytes a second of runs of pages.
+    /// Bytes per second of runs of pages.
     pub stream_bytes_per_second: f64,
 }
 
 impl Measured {
-    /// The better of both: what disturbs a measurement never makes a link faster.
+    /// Returns the better values of both: disturbances never make a link faster.
     #[must_use]
     pub fn better_of(self, other: Self) -> Self {
         let (one, two) = (self.stream_bytes_per_second, other.stream_bytes_per_second);
@@ -116,13 +117,13 @@ impl Measured {
     }
 }
 
-/// Takes what came: its offset in the lease, and the bytes.
+/// Receives the data of an answer: its offset in the lease, and the bytes.
 pub type Take<'a> = &'a mut dyn FnMut(u64, &[u8]);
 
-/// A connection to be measured, with nothing else on it.
+/// An otherwise idle connection to measure.
 pub struct Gauge {
     transport: Box<dyn PageTransport>,
-    /// Why the connection is of no more use, if it is not.
+    /// Returns the reason if the connection has failed.
     failure: Box<dyn Fn() -> Option<String> + Send>,
     lease_bytes: u64,
     spin: Spin,
@@ -137,8 +138,8 @@ impl std::fmt::Debug for Gauge {
 }
 
 impl Gauge {
-    /// Measures `transport`, which leads to a lease of so many bytes. `failure` tells when it is
-    /// of no more use.
+    /// Creates a gauge for `transport`, which serves a lease of this many bytes. `failure` returns
+    /// the reason if the transport has failed.
     #[must_use]
     pub fn new(
         transport: Box<dyn PageTransport>,
@@ -149,18 +150,18 @@ impl Gauge {
             transport,
             failure,
             lease_bytes,
-            // Only its pauses are used: who measures does not sleep.
+            // Used only for its pauses: a measurement does not sleep.
             spin: Spin::new(Duration::from_secs(1)),
         }
     }
 
-    /// The sizes that can be asked for.
+    /// Returns whether requests of this size are possible.
     #[must_use]
     pub fn takes(&self, bytes: u32) -> bool {
         self.transport.probe_bytes().contains(&bytes) && self.room(bytes) <= self.lease_bytes
     }
 
-    /// The nearest size to `bytes` that can be asked for.
+    /// Returns the possible size nearest to `bytes`.
     fn nearest(&self, bytes: u64) -> u32 {
         let sizes = self.transport.probe_bytes();
         let bytes = bytes.min(self.lease_bytes);
@@ -168,18 +169,18 @@ impl Gauge {
         bytes.clamp(*sizes.start(), *sizes.end())
     }
 
-    /// What a request takes in the lease: whole pages.
+    /// Returns the space of a request in the lease: whole pages.
     fn room(&self, bytes: u32) -> u64 {
         u64::from(bytes).next_multiple_of(PAGE_SIZE as u64)
     }
 
-    /// Where request `number` reads: one after the other, and from the beginning again.
+    /// Returns the offset of request `number`: consecutive, and wrapping at the end of the lease.
     fn offset(&self, number: u64, bytes: u32) -> u64 {
         let room = self.room(bytes);
         number % (self.lease_bytes / room).max(1) * room
     }
 
-    /// Makes one request after the other; each round trip goes to `record`.
+    /// Makes one request at a time, and passes each round trip to `record`.
     ///
     /// # Errors
     ///
@@ -261,8 +262,8 @@ impl Gauge {
         })
     }
 
-    /// Writes pages from the beginning of the lease on, as many as `effort` allows and the lease
-    /// has; `content` gives each.
+    /// Writes pages from the beginning of the lease on, limited by `effort` and the size of the
+    /// lease; `content` returns each page.
     ///
     /// # Errors
     ///
@@ -296,7 +297,7 @@ impl Gauge {
         })
     }
 
-    /// Posts numbered requests, with some outstanding, and counts what completes.
+    /// Posts numbered requests with a limit of outstanding ones, and counts completions.
     fn pipeline(
         &mut self,
         in_flight: usize,
@@ -346,7 +347,7 @@ impl Gauge {
         })
     }
 
-    /// A pause while nothing has come since `since`.
+    /// Pauses once; fails if the silence since `since` is too long.
     fn wait(&self, since: Instant, silence_max: Duration) -> Result<(), MeasureError> {
         if let Some(why) = (self.failure)() {
             return Err(MeasureError::Failed(why));
@@ -358,8 +359,8 @@ impl Gauge {
         Ok(())
     }
 
-    /// Waits for the end of a silence, for `patience` at the most: an adapter sends again what was
-    /// lost, and tries for long before it gives up.
+    /// Waits up to `patience` for the end of a silence: an adapter repeats lost requests for a long
+    /// time before it fails.
     pub fn outlast_silence(&mut self, patience: Duration) -> Silence {
         let since = Instant::now();
         while self.transport.in_flight() > 0 {
@@ -374,12 +375,12 @@ impl Gauge {
         Silence::Ended
     }
 
-    /// Measures small and page-sized round trips and the stream, in about `time_max` altogether
+    /// Measures small and page-sized round trips and the stream, in about `time_max` in total
     /// unless answers take longer.
     ///
     /// # Errors
     ///
-    /// See [`MeasureError`]; an answer that takes longer than `silence_max` is none.
+    /// See [`MeasureError`]; an answer is too late after `silence_max`.
     pub fn calibrate(
         &mut self,
         time_max: Duration,
@@ -406,7 +407,7 @@ impl Gauge {
         })
     }
 
-    /// The median round trip of a page, in about `time_max` unless answers take longer.
+    /// Returns the median round trip of a page, in about `time_max` unless answers take longer.
     ///
     /// # Errors
     ///
@@ -437,7 +438,7 @@ fn bytes_of<'a>(completion: &Completion<'a>) -> Option<&'a [u8]> {
     }
 }
 
-/// What came is what was asked for, in whole pages where it had to be.
+/// Checks that an answer has the requested length, in whole pages where required.
 fn check_length(asked: u32, came: Option<usize>) -> Result<(), MeasureError> {
     let came = came.unwrap_or(0);
     let pages = (asked as usize).next_multiple_of(PAGE_SIZE);

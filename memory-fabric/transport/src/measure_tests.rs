@@ -1,4 +1,4 @@
-//! Tests of measuring, on a transport whose speed is known.
+//! Tests of measurements, with a transport of known speed.
 
 use super::slow::{Slow, slow};
 use super::*;
@@ -67,7 +67,7 @@ fn one_answer_that_is_late_is_not_taken_for_the_links_speed() {
 fn a_connection_that_gives_up_later_than_measuring_says_why() {
     let mut gauge = slow(LONG);
     let silence = Duration::from_millis(10);
-    // It gives up when it was asked for the third time after that.
+    // It fails at the third query after that.
     let silent = Arc::new(AtomicBool::new(false));
     let (is_silent, asked) = (Arc::clone(&silent), AtomicUsize::new(0));
     gauge.failure = Box::new(move || {

@@ -1,4 +1,4 @@
-//! The seam between a transport and the link that makes its connections.
+//! The interface between a transport and the link that makes its connections.
 
 use crate::stream::Stream;
 use crossbeam_channel::{Receiver, Sender};

@@ -1,25 +1,25 @@
-//! What connections carried.
+//! Counters of connections.
 
 use fabric_host::metrics::Counter;
 use fabric_pages::page::PAGE_SIZE;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a connection, and its successors, carried over the network. A page that was sent again
-/// after a connection broke counts once.
+/// Traffic of a connection and its successors. A page that was sent again after a connection broke
+/// counts once.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// Pages.
+    /// Number of pages.
     pub pages: Counter,
-    /// Bytes that were sent for them, without the headers of frames.
+    /// Bytes sent for them, without the headers of frames.
     pub wire_bytes: Counter,
-    /// Pages that were sent as less bytes than they have, zeroes included.
+    /// Pages sent in fewer bytes than they have, zeroes included.
     pub pages_compressed: Counter,
-    // Relaxed: no other data is published by it.
+    // Relaxed: it publishes no other data.
     compressing: AtomicBool,
 }
 
 impl Traffic {
-    /// Pages that came or went as so many bytes.
+    /// Records pages that were transferred in this many bytes.
     pub fn record(&self, pages: u64, compressed: u64, wire_bytes: usize) {
         self.pages.add(pages);
         self.wire_bytes.add(wire_bytes as u64);
@@ -28,18 +28,18 @@ impl Traffic {
         }
     }
 
-    /// Bytes that the pages have.
+    /// Returns the uncompressed size of the pages.
     #[must_use]
     pub fn plain_bytes(&self) -> u64 {
         self.pages.get() * PAGE_SIZE as u64
     }
 
-    /// Notes whether pages are compressed from now on.
+    /// Records whether pages are compressed from now on.
     pub fn set_compressing(&self, compressing: bool) {
         self.compressing.store(compressing, Ordering::Relaxed);
     }
 
-    /// Whether pages are compressed just now, but for what is tried now and then.
+    /// Returns whether pages are compressed now, except in trials.
     #[must_use]
     pub fn is_compressing(&self) -> bool {
         self.compressing.load(Ordering::Relaxed)

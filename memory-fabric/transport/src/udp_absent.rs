@@ -1,4 +1,4 @@
-//! QUIC in a build without it: no connection exists, and what would make one fails and says why.
+//! QUIC in a build without it: no connection exists, and constructors fail with the reason.
 
 pub use fabric_identity::{Fingerprint, FingerprintError};
 
@@ -14,41 +14,41 @@ fn left_out() -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, text)
 }
 
-/// Ends a connection from another thread.
+/// Closes a connection from another thread.
 #[derive(Debug)]
 pub struct UdpCloser(Infallible);
 
 impl UdpCloser {
-    /// Ends the connection.
+    /// Closes the connection.
     pub fn close(&self) {
         match self.0 {}
     }
 }
 
-/// A UDP port that VMs connect to.
+/// A UDP port for connections of VMs.
 #[derive(Debug)]
 pub struct Listener(Infallible);
 
-/// A VM that wants to connect.
+/// A VM that requests a connection.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Where it is.
+    /// Address of the VM.
     pub peer: SocketAddr,
     never: Infallible,
 }
 
 impl Arrival {
-    /// Ends what becomes of it.
+    /// Returns a handle that closes the resulting connection.
     #[must_use]
     pub fn closer(&self) -> UdpCloser {
         match self.never {}
     }
 
-    /// Connects.
+    /// Establishes the connection.
     ///
     /// # Errors
     ///
-    /// None: nobody arrives.
+    /// None: no VM can request one.
     pub fn accept(self, _: Instant) -> io::Result<UdpStream> {
         match self.never {}
     }
@@ -64,13 +64,13 @@ impl Listener {
         Err(left_out())
     }
 
-    /// The fingerprint of its certificate.
+    /// Returns the fingerprint of its certificate.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         match self.0 {}
     }
 
-    /// Gives those who arrive to the caller.
+    /// Passes new connections to the caller.
     pub fn run(&self, _: &AtomicBool, _: &mut dyn FnMut(Arrival)) {
         match self.0 {}
     }
@@ -90,30 +90,30 @@ impl UdpStream {
         Err(left_out())
     }
 
-    /// The descriptor of its socket.
+    /// Returns the descriptor of its socket.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         match self.0 {}
     }
 
-    /// Whether the socket took less than was to be sent.
+    /// Returns whether the socket did not accept all output.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         match self.0 {}
     }
 
-    /// Whether something was received that was not read yet.
+    /// Returns whether received data was not read yet.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         match self.0 {}
     }
 
-    /// When it has to be tended at the latest.
+    /// Returns the latest time of the next [`tend`](Self::tend).
     pub fn wake_by(&mut self) -> Option<Instant> {
         match self.0 {}
     }
 
-    /// This end's address.
+    /// Returns the local address.
     ///
     /// # Errors
     ///
@@ -122,13 +122,13 @@ impl UdpStream {
         match self.0 {}
     }
 
-    /// What ends the connection from another thread.
+    /// Returns a handle that closes the connection from another thread.
     #[must_use]
     pub fn closer(&self) -> UdpCloser {
         match self.0 {}
     }
 
-    /// Does what is due.
+    /// Receives and sends what is due.
     ///
     /// # Errors
     ///
@@ -137,12 +137,12 @@ impl UdpStream {
         match self.0 {}
     }
 
-    /// Acknowledges all that has come.
+    /// Acknowledges all received data.
     pub fn acknowledge(&mut self) {
         match self.0 {}
     }
 
-    /// Reads what there is.
+    /// Reads received data.
     ///
     /// # Errors
     ///
@@ -160,7 +160,7 @@ impl UdpStream {
         match self.0 {}
     }
 
-    /// Waits for something to read.
+    /// Waits for data.
     ///
     /// # Errors
     ///

@@ -1,8 +1,8 @@
-//! The place of a donor that is not there.
+//! The placeholder for a donor that does not exist.
 
 use super::{Completion, Full, Interest, PageSource, PageTransport, Ticket};
 
-/// Takes no request.
+/// Accepts no request.
 #[derive(Clone, Copy, Debug)]
 pub struct Vacant;
 

@@ -1,5 +1,5 @@
-//! The end of leases. A lease that ends leaves the table at once. It is closed, and its counts are
-//! added up, when nothing uses it any more; that waits for verbs, which may hang.
+//! The end of leases. An ending lease leaves the table at once. It is closed, and its counters are
+//! added to the totals, when no user is left; this may wait for verbs, which can hang.
 
 use super::{Closing, Lease, Pool, sum};
 use crate::wire::{LeaseStatus, Token};
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Pool {
-    /// Ends a lease: its connections close, and its memory is freed as soon as nothing uses it.
-    /// Waits for that, but no longer than a verb that hangs may take.
+    /// Ends a lease: closes its connections, and releases its memory when no user is left. Waits
+    /// for that, but with a limit, since a verb may hang.
     pub fn end(&self, token: &Token) -> Option<LeaseStatus> {
         let now = Instant::now();
         let lease = self.begin_end(now, |lease| lease.token == *token).pop()?;
@@ -19,8 +19,8 @@ impl Pool {
         Some(status)
     }
 
-    /// Ends every lease that was not renewed in time; gives the names of their VMs. Waits for
-    /// nothing, so that what hangs in one lease delays the end of no other.
+    /// Ends every lease that was not renewed in time; returns the names of their VMs. Does not
+    /// wait, so that a lease that hangs delays no other.
     pub fn end_expired(&self, now: Instant) -> Vec<String> {
         let expired = self.begin_end(now, |lease| lease.ends_at() <= now);
         let vms = expired.iter().map(|lease| lease.vm.clone()).collect();
@@ -39,7 +39,7 @@ impl Pool {
         vms
     }
 
-    /// Ends every lease, and waits as for one.
+    /// Ends every lease, and waits as [`end`](Self::end) does.
     pub fn end_all(&self) {
         let now = Instant::now();
         self.begin_end(now, |_| true);
@@ -57,7 +57,7 @@ impl Pool {
         }
     }
 
-    /// Ends leases without waiting. From now on nobody finds them.
+    /// Starts the end of leases without waiting. From now on they cannot be found.
     fn begin_end(&self, now: Instant, wanted: impl Fn(&Lease) -> bool) -> Vec<Arc<Lease>> {
         let until = now + self.closing_time_max;
         let mut table = lock(&self.table);
@@ -74,15 +74,15 @@ impl Pool {
         ended
     }
 
-    /// Adds up what an ended lease counted, and watches it no longer. Whatever still uses its
-    /// memory keeps it.
+    /// Adds the counters of an ended lease to the totals, and stops watching it. Remaining users
+    /// keep its memory alive.
     fn settle(&self, lease: Arc<Lease>) {
         let closed = lease.has_closed();
         let closing = {
             let mut table = lock(&self.table);
             let ours = |closing: &Closing| Arc::ptr_eq(&closing.lease, &lease);
             let Some(index) = table.closing.iter().position(ours) else {
-                // Another thread was first.
+                // Another thread did it first.
                 return;
             };
             table.past = sum(table.past, lease.status());
@@ -96,7 +96,7 @@ impl Pool {
                  hangs; the memory of the lease stays lent until it returns"
             );
         }
-        // Outside the lock: the last of the two unmaps the memory.
+        // Outside the lock: the last reference unmaps the memory.
         drop((closing, lease));
     }
 }

@@ -1,4 +1,4 @@
-//! A transport whose speed is known, for tests of this crate and of those above it.
+//! A transport with a known speed, for tests of this crate and of dependent ones.
 
 use fabric_transport::measure::Gauge;
 use fabric_transport::{Completion, Full, Interest, PAGE_BYTES, PageSource, PageTransport, Ticket};
@@ -6,16 +6,16 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Answers each request so long after it was posted, one at a time, with zeroes.
+/// Answers each request with zeroes after this latency, one at a time.
 #[derive(Debug)]
 pub struct Slow {
     pub latency: Duration,
-    /// So many requests take so long in place of that, and until somebody has asked what is in flight: so the
-    /// silence is noticed, whatever the host does.
+    /// This many requests take this long instead, and at least until `in_flight` was called: so the
+    /// silence is detected even if the host stalls.
     pub late: (u32, Duration),
     pub asked: Cell<bool>,
     pub posted: VecDeque<(Ticket, u32, Instant)>,
-    /// Answers with a byte less.
+    /// Answers with one byte less.
     pub short: bool,
     pub zeroes: Vec<u8>,
 }
@@ -50,7 +50,7 @@ impl Slow {
     }
 }
 
-/// Answers after so long, always.
+/// Creates a gauge with a constant latency.
 pub fn slow(latency: Duration) -> Gauge {
     Slow::gauge(latency, false)
 }

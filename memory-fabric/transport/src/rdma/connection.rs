@@ -1,14 +1,15 @@
-//! A connection ready for READs and WRITEs of one lease.
+//! A connection for READs and WRITEs of one lease.
 //!
-//! # When a page that was written is there
+//! # When a written page is visible
 //!
-//! That a WRITE has completed tells that the other adapter has taken it, and not that its bytes can
-//! be seen in memory by others (InfiniBand Architecture Specification, volume 1, section 9.5,
-//! o9-20): by READs on another queue pair, or by the processor there. But a READ on the same queue
-//! pair is carried out after the WRITEs that were posted before it, and fetches from memory, before
-//! which what is to be written goes there. So WRITEs are posted unsignalled, and each batch of up to
-//! [`WRITES_PER_FLUSH`] has a READ of a few bytes behind it, its *flush*. When that completes, all
-//! pages of the batch are where anybody finds them; so one completion stands for a whole batch.
+//! The completion of a WRITE means that the other adapter has received it. It does not mean that
+//! its bytes are visible in memory to others (InfiniBand Architecture Specification, volume 1,
+//! section 9.5, o9-20): to READs on another queue pair, or to the CPU there. But a READ on the same
+//! queue pair is executed after the WRITEs posted before it, and reads memory after their data was
+//! written to it. Therefore WRITEs are posted unsignalled, and each batch of up to
+//! [`WRITES_PER_FLUSH`] is followed by a READ of a few bytes, its *flush*. Its completion means
+//! that all pages of the batch are visible to every reader, so one completion stands for a whole
+//! batch.
 
 mod prepare;
 
@@ -30,28 +31,28 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a lane that is taken down waits for what is outstanding on it. Nothing depends on
-/// it: the end of the queue pair ends it all.
+/// How long a lane that is being closed waits for outstanding requests. Nothing depends on it:
+/// destroying the queue pair ends them all.
 const DRAIN_TIME_MAX: Duration = Duration::from_millis(100);
 
-/// WRITEs after which there is a flush, at the most: their pages are free when it completes, and
-/// the evictor has others meanwhile.
+/// Maximum number of WRITEs before a flush: their pages are free when it completes, and the evictor
+/// uses others in the meantime.
 const WRITES_PER_FLUSH: usize = 16;
 
-/// Bytes that a flush reads: from the end of the page that was written last.
+/// Bytes that a flush reads, from the end of the last page written.
 const FLUSH_BYTES: u32 = 8;
 
-/// Set in the id of a flush, with the number of its WRITEs; requests have their number, which is
-/// small.
+/// Marks the id of a flush, which contains the number of its WRITEs; the ids of requests are small
+/// numbers.
 const FLUSH: u64 = 1 << 32;
 
-/// Places in the queues of a lane that writes: each request may be a WRITE that has a flush of its
-/// own. The completion queue has as many: when the lane fails, each of them completes.
+/// Entries in the queues of a lane that writes: each request may be a WRITE with a flush of its
+/// own. The completion queue has the same size, since each entry completes when the lane fails.
 const WRITING_QUEUE_ENTRIES: usize = 2 * IN_FLIGHT_MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
-    /// Where in the staging buffer.
+    /// First page in the staging buffer.
     page: usize,
     pages: usize,
     state: RequestState,
@@ -64,13 +65,13 @@ enum RequestState {
     Writing,
 }
 
-/// A reliable connection for READs from one lease into a staging buffer, and WRITEs from there.
+/// A reliable connection for READs from one lease into a staging buffer, and WRITEs from it.
 ///
-/// When something fails the lane is of no more use; its owner hands it to the thread that made
-/// it, which takes it down: that may take time, and no page is waited for meanwhile.
+/// A lane fails as a whole. Its owner then returns it to the thread that created it, which closes
+/// it: that may take time, during which no fault must wait.
 pub struct Lane {
-    // In this order: when the pair is gone the adapter touches nothing any more, and the staging
-    // buffer may become another's.
+    // Drop order: once the queue pair is destroyed the adapter no longer accesses memory, and the
+    // staging buffer may be reused.
     pair: QueuePair,
     staging: Staging,
     queue: Arc<CompletionQueue>,
@@ -78,26 +79,25 @@ pub struct Lane {
     room: Room,
     /// Indexed by the number of a request.
     requests: Box<[Request]>,
-    /// What is posted next.
+    /// Requests to post next.
     batch: Batch,
-    /// WRITEs by their numbers, in the order of posting.
+    /// Numbers of WRITEs in posting order.
     writes: VecDeque<u16>,
-    /// How many of them, the last ones, have no flush behind them yet.
+    /// Number of WRITEs at the end of `writes` without a flush.
     unflushed: usize,
-    /// Where the last WRITE ends in the lease.
+    /// End of the last WRITE in the lease.
     written_end: u64,
-    /// The place in the staging buffer where flushes put what they read; `None` when the lane
-    /// does not write.
+    /// Page in the staging buffer into which flushes read; `None` for a lane without WRITEs.
     flush_page: Option<usize>,
-    /// Requests that were posted, flushes among them.
+    /// Posted requests, including flushes.
     outstanding: usize,
     taken: Taken,
-    /// When something completed, or was first posted after all had.
+    /// Time of the last completion, or of the first request after all had completed.
     progress: Instant,
-    /// Set when the lane has to be let go of.
+    /// Set when the lane must be closed.
     revoked: Arc<AtomicBool>,
     failed: bool,
-    /// Its end tells the donor that this end is gone.
+    /// Closing it notifies the donor that this end is closed.
     _session: TcpStream,
 }
 
@@ -113,7 +113,7 @@ impl std::fmt::Debug for Lane {
 }
 
 impl Lane {
-    /// What to set when the lane has to be let go of.
+    /// Returns the flag that requests the closing of the lane.
     pub fn revocation(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.revoked)
     }
@@ -151,14 +151,14 @@ impl Lane {
             request.state = RequestState::Idle;
             let Request { page, pages, .. } = *request;
             self.outstanding -= 1;
-            // SAFETY: the READ that targeted them has completed, and none is made before the
-            // room is given back below.
+            // SAFETY: the READ into these pages has completed, and none is posted before the pages
+            // are freed below.
             complete(number, unsafe { self.staging.bytes(page, pages) });
             self.room.give_back(page, pages);
         }
     }
 
-    /// As [`PageLane::add`], of a number of bytes.
+    /// Like [`PageLane::add`], for a number of bytes.
     pub(super) fn add_bytes(&mut self, number: u16, offset: u64, bytes: u32) -> bool {
         let pages = (bytes as usize).div_ceil(PAGE_SIZE);
         if !self.take_place(number, offset, pages, RequestState::Reading) {
@@ -173,7 +173,7 @@ impl Lane {
         true
     }
 
-    /// A flush has completed, and with it all its WRITEs.
+    /// Completes all WRITEs of a completed flush.
     fn flushed(&mut self, id: u64, complete: &mut dyn FnMut(u16, &[u8])) -> Result<(), RdmaError> {
         let count = usize::try_from(id & !FLUSH).unwrap_or(usize::MAX);
         if count == 0 || count > self.writes.len() - self.unflushed {
@@ -189,7 +189,7 @@ impl Lane {
         Ok(())
     }
 
-    /// What a completion is of. The flush behind WRITEs is a READ.
+    /// Returns the verb of a completion. The flush after WRITEs is a READ.
     fn verb(&self, id: u64) -> &'static str {
         let number = usize::try_from(id).unwrap_or(usize::MAX);
         match self.requests.get(number).map(|request| request.state) {
@@ -203,7 +203,7 @@ impl Lane {
         RdmaError::Unasked { on, id }
     }
 
-    /// Takes a place for a request that is idle: where its pages are in the staging buffer.
+    /// Allocates pages in the staging buffer for an idle request.
     fn take_place(&mut self, number: u16, offset: u64, pages: usize, state: RequestState) -> bool {
         let bytes = (pages * PAGE_SIZE) as u64;
         assert!(
@@ -232,7 +232,7 @@ impl Lane {
         }
     }
 
-    /// Adds a flush for the WRITEs that have none.
+    /// Adds a flush for the WRITEs without one.
     fn add_flush(&mut self) {
         let id = FLUSH | self.unflushed as u64;
         self.unflushed = 0;
@@ -244,8 +244,8 @@ impl Lane {
         self.batch.read(id, from, place);
     }
 
-    /// Reads one page at `offset` of the lease, with nothing else outstanding; gives the time that
-    /// took, and the bytes to `take`.
+    /// Reads one page at `offset` of the lease while nothing else is outstanding; returns the
+    /// duration, and passes the bytes to `take`.
     pub fn read_now(
         &mut self,
         offset: u64,
@@ -270,7 +270,7 @@ impl Lane {
         Ok(started.elapsed())
     }
 
-    /// Ends the connection and takes what completes by that, for a while.
+    /// Ends the connection and takes the resulting completions for a limited time.
     fn drain(&mut self) {
         if let Err(error) = self.pair.fail() {
             tracing::debug!("{error}");
@@ -302,7 +302,7 @@ impl PageLane for Lane {
             return false;
         }
         let page = self.requests[usize::from(number)].page;
-        // SAFETY: the place was free until now, so that no request uses it.
+        // SAFETY: the page was free until now, so no request uses it.
         source.copy_to(unsafe { self.staging.page_mut(page) });
         let place = self.place(page, 1);
         self.batch
@@ -322,7 +322,7 @@ impl PageLane for Lane {
             request.state == RequestState::Writing,
             "number {number} is not a WRITE"
         );
-        // SAFETY: adapters only read what is to be written, and it was put there before.
+        // SAFETY: adapters only read the page of a WRITE, whose contents were stored before.
         let bytes = unsafe { self.staging.bytes(request.page, 1) };
         bytes.try_into().expect("a page")
     }
@@ -338,15 +338,15 @@ impl PageLane for Lane {
             self.progress = Instant::now();
         }
         self.outstanding += self.batch.len();
-        // SAFETY: the places of the requests are runs of the staging buffer that belong to no other request: those of READs
-        // are read only after completion, those of WRITEs not changed before it. That of
-        // flushes is never read. The buffer outlives the pair.
+        // SAFETY: each request has a run of the staging buffer of its own: that of a READ is read
+        // only after its completion, that of a WRITE is not changed before it. The page of flushes
+        // is never read. The buffer outlives the queue pair.
         let posted = unsafe { self.pair.post(&mut self.batch) };
         posted.inspect_err(|_| self.failed = true)
     }
 
     fn poll(&mut self, complete: &mut dyn FnMut(u16, &[u8])) -> Result<bool, RdmaError> {
-        // Relaxed: it says nothing about other memory.
+        // Relaxed: it orders no other memory accesses.
         if self.revoked.load(Ordering::Relaxed) {
             self.failed = true;
             return Err(RdmaError::CalledBack(self.pair.on().to_owned()));
@@ -372,7 +372,7 @@ impl PageLane for Lane {
         if self.outstanding == 0 || self.failed {
             return true;
         }
-        // An error shows when it is polled next.
+        // The next poll reports an error.
         let armed = self
             .queue
             .arm()

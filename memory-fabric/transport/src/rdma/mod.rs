@@ -1,13 +1,13 @@
-//! Pages by one-sided RDMA READ and WRITE: the adapter of the donor does it, and its processor has
-//! no part.
+//! Pages by one-sided RDMA READ and WRITE: the donor's adapter serves them without its CPU.
 //!
 //! The layers over [`fabric_verbs`], each with its file:
 //!
-//! - [`messages`]: how the two ends agree on a connection;
-//! - `connection`: a [`Lane`], a connection ready for READs and WRITEs of one lease;
-//! - [`port`]: what a lane is for the transport, and the seam to the link that makes lanes;
-//! - `transport`: the [`PageTransport`](super::PageTransport) over a lane, with TCP beside it;
-//! - `probe`: the same over a lane alone, for measuring.
+//! - [`messages`]: the exchange of connection parameters;
+//! - `connection`: a [`Lane`], a connection for READs and WRITEs of one lease;
+//! - [`port`]: the interface of lanes for the transport, and the interface to the link that makes
+//!   lanes;
+//! - `transport`: the [`PageTransport`](super::PageTransport) over a lane and TCP;
+//! - `probe`: a transport over a lane alone, for measurements.
 
 mod connection;
 pub mod messages;
@@ -29,6 +29,6 @@ pub use transport::RdmaTransport;
 
 use std::time::Duration;
 
-/// A lane on which nothing completed for so long is given up, whatever its queue pair says: the
-/// adapter's own retries end well before (see [`pair`]).
+/// Silence after which a lane is closed, regardless of the state of its queue pair: the adapter's
+/// own retries end well before (see [`pair`]).
 pub const LANE_STALL_TIMEOUT: Duration = Duration::from_secs(4);

@@ -1,4 +1,4 @@
-//! The seam between an RDMA transport and the link that makes its lanes.
+//! The interface between an RDMA transport and the link that makes its lanes.
 
 use super::RdmaError;
 use crate::PageSource;
@@ -9,76 +9,76 @@ use fabric_wire::TrafficClass;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-/// A way to read and write pages of a lease without its donor's processor.
+/// Reads and writes pages of a lease without its donor's CPU.
 pub trait PageLane: Send + std::fmt::Debug {
-    /// Adds a READ of `pages` pages from `offset` of the lease on to the next batch, under a
-    /// number below [`IN_FLIGHT_MAX`](crate::IN_FLIGHT_MAX) that is not in use. False when there is no room for the
-    /// answer just now.
+    /// Adds a READ of `pages` pages from `offset` of the lease on to the next batch, under an
+    /// unused number below [`IN_FLIGHT_MAX`](crate::IN_FLIGHT_MAX). Returns false when there is no
+    /// room for the answer at the moment.
     fn add(&mut self, number: u16, offset: u64, pages: usize) -> bool;
 
-    /// Adds a WRITE of a page to `offset` of the lease in the same way. The bytes are taken before
+    /// Adds a WRITE of a page to `offset` of the lease in the same way. The bytes are copied before
     /// this returns.
     fn add_write(&mut self, number: u16, offset: u64, page: PageSource) -> bool;
 
-    /// What a WRITE that has not completed is to write.
+    /// Returns the page of a WRITE that has not completed.
     fn page_of(&self, number: u16) -> &PageBytes;
 
     /// Posts the batch.
     ///
     /// # Errors
     ///
-    /// When the lane is of no more use; here and in [`poll`](Self::poll).
+    /// Fails when the lane has failed, as does [`poll`](Self::poll).
     fn post(&mut self) -> Result<(), RdmaError>;
 
-    /// Gives what has completed to `complete`: its number and bytes, which are valid during the
-    /// call; WRITEs have none. True when there was something. What has completed before an error
-    /// was given all the same. A page whose WRITE has completed is found by a later READ.
+    /// Passes completions to `complete`: the number and the bytes, which are valid during the call;
+    /// WRITEs have none. Returns true when there were any. Completions before an error are passed
+    /// as well. A page whose WRITE has completed is visible to later READs.
     fn poll(&mut self, complete: &mut dyn FnMut(u16, &[u8])) -> Result<bool, RdmaError>;
 
-    /// To be called before sleeping: false when something has completed already. Otherwise the
-    /// descriptor becomes readable when something does.
+    /// Call it before sleeping: it returns false when a request has already completed. Otherwise
+    /// the descriptor becomes readable at the next completion.
     fn arm(&mut self) -> bool;
 
-    /// The descriptor.
+    /// Returns the descriptor.
     fn event_fd(&self) -> Option<RawFd>;
 }
 
-/// Numbers of the RDMA connections to one donor.
+/// Counters of the RDMA connections to one donor.
 #[derive(Debug, Default)]
 pub struct RdmaStats {
-    /// Pages that came by READ.
+    /// Pages fetched by READ.
     pub pages_read: Counter,
-    /// Pages that went home by WRITE.
+    /// Pages written back by WRITE.
     pub pages_written: Counter,
-    /// Connections made.
+    /// Connections established.
     pub connections: Counter,
-    /// Of these, failed.
+    /// Connections that failed.
     pub failures: Counter,
-    /// Of these, given back in order.
+    /// Connections that were closed in order.
     pub returned: Counter,
 }
 
 impl RdmaStats {
-    /// Whether there is a connection now.
+    /// Returns whether a connection is established.
     #[must_use]
     pub fn is_connected(&self) -> bool {
         self.connections.get() > self.failures.get() + self.returned.get()
     }
 }
 
-/// Where lanes are handed over.
+/// Sends lanes to a transport.
 pub type LaneSender = Sender<Box<dyn PageLane>>;
 
-/// What the thread that makes lanes is asked for.
+/// A request to the thread that makes lanes.
 #[derive(Debug)]
 pub enum LaneRequest {
-    /// To take down a lane that failed, or that is not needed any more.
+    /// Closes a lane that failed, or is no longer needed.
     TakeBack(TrafficClass, Box<dyn PageLane>, Option<RdmaError>),
-    /// To end.
+    /// Stops the thread.
     Stop,
 }
 
-/// The end of the link in the hands of a transport.
+/// The link's interface for a transport.
 #[derive(Debug)]
 pub struct LanePort {
     class: TrafficClass,
@@ -88,8 +88,8 @@ pub struct LanePort {
 }
 
 impl LanePort {
-    /// A port for one class: lanes come from `lanes`, go back by `requests`, and are counted in
-    /// `stats`.
+    /// Creates a port for one class: lanes arrive through `lanes`, are returned through `requests`,
+    /// and are counted in `stats`.
     #[must_use]
     pub fn new(
         class: TrafficClass,
@@ -105,31 +105,32 @@ impl LanePort {
         }
     }
 
-    /// The class of its lanes.
+    /// Returns the class of its lanes.
     #[must_use]
     pub fn class(&self) -> TrafficClass {
         self.class
     }
 
-    /// The newest lane, if there is a new one.
+    /// Returns the newest lane, if there is a new one.
     #[must_use]
     pub fn take_lane(&self) -> Option<Box<dyn PageLane>> {
         self.lanes.try_recv().ok()
     }
 
-    /// Hands back a lane that failed, or is not needed any more.
+    /// Returns a lane that failed, or is no longer needed.
     pub fn give_back(&self, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
-        // There is room: no class has more than two lanes. Closed: then it ends here.
+        // There is room: no class has more than two lanes. If the channel is closed, the lane is
+        // dropped here.
         let request = LaneRequest::TakeBack(self.class, lane, why);
         let _ = self.requests.try_send(request);
     }
 
-    /// Counts pages that have come.
+    /// Counts fetched pages.
     pub fn note_read(&self, pages: u32) {
         self.stats.pages_read.add(pages.into());
     }
 
-    /// Counts a page that has gone home.
+    /// Counts a page that was written back.
     pub fn note_written(&self) {
         self.stats.pages_written.increment();
     }

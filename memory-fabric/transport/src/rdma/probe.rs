@@ -1,4 +1,4 @@
-//! READs on a lane without anything beside it, for measuring.
+//! READs on an otherwise idle lane, for measurements.
 
 use super::RdmaError;
 use super::connection::Lane;
@@ -18,18 +18,18 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
-/// READs of one lease. It writes nothing, and when the lane fails it is of no more use.
+/// READs of one lease. Supports no writes, and ends when the lane fails.
 #[derive(Debug)]
 pub struct ProbeLane {
     lane: Lane,
-    /// By number: whose it is, how many bytes were asked for, and whether as a page.
+    /// Indexed by number: ticket, requested bytes, and whether it was requested as a page.
     reads: Box<[(Ticket, u32, bool)]>,
     free: Vec<u16>,
     failed: Sender<String>,
 }
 
 impl ProbeLane {
-    /// Takes over a lane; why it fails is told to `failed`.
+    /// Wraps a lane; sends the reason to `failed` if it fails.
     pub fn new(lane: Lane, failed: Sender<String>) -> Self {
         let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
@@ -52,7 +52,7 @@ impl ProbeLane {
 
     fn tell(&self, result: Result<(), RdmaError>) {
         if let Err(error) = result {
-            // Full: the first failure is what counts.
+            // If it is full, the first failure counts.
             let _ = self.failed.try_send(describe(&error));
         }
     }
@@ -95,7 +95,7 @@ impl PageTransport for ProbeLane {
         let polled = self.lane.poll(&mut |number, bytes| {
             let (ticket, asked, page) = reads[usize::from(number)];
             free.push(number);
-            // What is asked for in part takes whole pages of the staging buffer.
+            // A request for a part of a page uses whole pages of the staging buffer.
             let bytes = &bytes[..asked as usize];
             match <&PageBytes>::try_from(bytes) {
                 Ok(bytes) if page => complete(Completion::Read(ticket, bytes)),
@@ -123,25 +123,25 @@ impl PageTransport for ProbeLane {
     }
 }
 
-/// What it takes to let an adapter reach memory.
+/// Times of a memory registration.
 #[derive(Clone, Copy, Debug)]
 pub struct Registration {
-    /// Of so many bytes.
+    /// Size of the memory.
     pub bytes: usize,
-    /// Of memory that was never touched: its pages are made as well.
+    /// For memory that was never accessed: includes allocating its pages.
     pub first: Duration,
-    /// Of the same memory, once its pages are there.
+    /// For the same memory with its pages allocated.
     pub again: Duration,
-    /// To end it.
+    /// For the deregistration.
     pub end: Duration,
 }
 
-/// Registers memory of these sizes with the device that has the address `local`, by which another
+/// Registers memory of these sizes with the device that has the address `local`, from which another
 /// node is reached.
 ///
 /// # Errors
 ///
-/// When there is no such device, or it refuses.
+/// Fails when there is no such device, or a registration fails.
 pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>, RdmaError> {
     let (device, _) = Device::for_peer(&DeviceChoice::Automatic, local)?;
     let domain = ProtectionDomain::new(&device)?;
@@ -151,7 +151,7 @@ pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>
         let register = || {
             let began = Instant::now();
             // SAFETY: the mapping outlives the region, which is dropped in this function, and
-            // nobody reads or advises it.
+            // nothing reads or discards its pages.
             let region = unsafe {
                 MemoryRegion::register(
                     &domain,
@@ -178,7 +178,7 @@ pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>
     sizes.iter().map(measure).collect()
 }
 
-/// How long it takes to make a staging buffer of so many pages: memory, and its registration.
+/// Returns the time to create a staging buffer of this many pages: memory and registration.
 ///
 /// # Errors
 ///

@@ -1,18 +1,18 @@
-//! Pages by READ and WRITE, with TCP beside it for all else and for when a lane fails.
+//! Pages by READ and WRITE, with TCP for all other requests and as the fallback for a failed lane.
 //!
-//! # What is written twice
+//! # Pages that are written twice
 //!
-//! A lane that fails may have WRITEs under way that nobody knows the end of: in the network, or in
-//! the other adapter. Their pages are sent again over TCP. But should one of them land later still,
-//! after the page was fetched, changed, and written back once more, it would put the old bytes in
-//! place of the new ones. So a *fence* goes before them on the TCP connection: the donor takes its
-//! end of the lane away, after which nothing that comes on it is carried out, and only then goes
-//! on with what is behind the fence. No new lane is taken before the fence was answered.
+//! A lane that fails may have WRITEs in progress whose result is unknown: in the network, or in the
+//! other adapter. Their pages are sent again over TCP. If one of these WRITEs were executed later,
+//! after the page was fetched, changed, and written back again, it would replace the new bytes with
+//! the old ones. Therefore a *fence* precedes the pages on the TCP connection: the donor destroys
+//! its end of the lane, after which nothing that arrives on it is executed, and only then processes
+//! the requests behind the fence. No new lane is used before the fence was answered.
 //!
-//! Drops go by TCP, and a WRITE could overtake one that names its page. So while drops are
-//! outstanding, pages are written over TCP, behind them. A drop that overtakes a WRITE does no
-//! harm: it names pages that nobody will read before they are written once more, and there is
-//! one write of a page at a time.
+//! Drops travel over TCP, and a WRITE could overtake one that concerns its page. Therefore pages
+//! are written over TCP, behind the drops, while drops are outstanding. A drop that overtakes a
+//! WRITE is harmless: it concerns pages that are not read before they are written again, and a page
+//! has at most one write in progress.
 
 use super::RdmaError;
 use super::port::{LanePort, PageLane};
@@ -22,15 +22,15 @@ use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::RUN_PAGES_MAX;
 use std::collections::VecDeque;
 
-/// WRITEs after which they are posted: the first travel while others are copied, and with SoftRoCE,
-/// whose adapter is the thread that posts, faults get their turn in between.
+/// Number of WRITEs after which they are posted: the first travel while others are copied, and with
+/// SoftRoCE, whose adapter is the posting thread, faults are served in between.
 const WRITES_PER_DOORBELL: usize = 16;
 
-/// Requests to one donor: READs and WRITEs on a lane while there is one, all else over TCP.
+/// Requests to one donor: READs and WRITEs on a lane while there is one, all others over TCP.
 ///
-/// A lane that fails is handed back, and what was outstanding on it is sent over TCP. For a READ
-/// that is safe at any time: it changes nothing, and where its answer may still be put is the old
-/// lane's own. A new lane is taken when there is one.
+/// A lane that fails is returned, and its outstanding requests are sent over TCP. For a READ that
+/// is always safe: it changes nothing, and a late answer goes to the old lane's own buffer. A new
+/// lane is used when there is one.
 #[derive(Debug)]
 pub struct RdmaTransport {
     tcp: TcpTransport,
@@ -39,7 +39,7 @@ pub struct RdmaTransport {
     /// Requests on the lane, by number.
     requests: Box<[Option<Request>]>,
     free: Vec<u16>,
-    /// Those that wait for room on the lane.
+    /// Requests that wait for room on the lane.
     waiting: VecDeque<u16>,
     /// WRITEs that were added and not posted yet.
     unposted_writes: usize,
@@ -55,7 +55,7 @@ struct Request {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum RequestKind {
     Read,
-    /// Of so many pages.
+    /// The number of pages.
     ReadRun(u32),
     Write,
 }
@@ -70,7 +70,7 @@ impl Request {
 }
 
 impl RdmaTransport {
-    /// A transport with lanes from `port`, and `tcp` for the rest.
+    /// Creates a transport with lanes from `port`, and `tcp` for the rest.
     pub fn new(port: LanePort, tcp: TcpTransport) -> Self {
         let most = u16::try_from(IN_FLIGHT_MAX).expect("a small constant");
         Self {
@@ -84,8 +84,8 @@ impl RdmaTransport {
         }
     }
 
-    /// Takes a lane from the port if there is none in use, unless the donor may still have to
-    /// carry out what was written on the one before.
+    /// Takes a lane from the port if none is in use, unless the donor may still execute WRITEs of
+    /// the previous one.
     pub fn take_lane(&mut self) {
         if self.lane.is_none() && !self.tcp.is_fencing() {
             self.lane = self.port.take_lane();
@@ -101,7 +101,7 @@ impl RdmaTransport {
         };
         let number = self.free.pop().ok_or(Full)?;
         self.requests[usize::from(number)] = Some(read);
-        // In order: a long run must not wait for ever because short ones find room.
+        // In order: a long run must not starve because short ones find room.
         let placed =
             self.waiting.is_empty() && lane.add(number, read.offset, read.pages() as usize);
         if !placed {
@@ -110,7 +110,7 @@ impl RdmaTransport {
         Ok(())
     }
 
-    /// Puts on the lane what finds room there now.
+    /// Moves waiting requests to the lane while there is room.
     fn place_waiting(&mut self) {
         let Some(lane) = &mut self.lane else {
             return;
@@ -124,7 +124,7 @@ impl RdmaTransport {
         }
     }
 
-    /// Gives up the lane: what was outstanding on it goes over TCP.
+    /// Closes the lane, and sends its outstanding requests over TCP.
     fn fail_over(&mut self, why: RdmaError) {
         let Some(lane) = self.lane.take() else {
             return;
@@ -141,7 +141,7 @@ impl RdmaTransport {
             self.free.push(number);
             let posted = match request.kind {
                 RequestKind::Write => {
-                    // SAFETY: the page is the lane's, and longer there than this call takes.
+                    // SAFETY: the page belongs to the lane, which outlives this call.
                     let page = unsafe { PageSource::new(lane.page_of(number)) };
                     self.tcp.post_write(request.ticket, request.offset, page)
                 }
@@ -269,7 +269,7 @@ impl PageTransport for RdmaTransport {
     }
 
     fn interests(&self, watch: &mut dyn FnMut(Interest)) {
-        // An event may be left over from what was found without it.
+        // An event may remain from completions that were polled without it.
         let waiting = self.free.len() < self.requests.len();
         let lane = self.lane.as_ref().filter(|_| waiting);
         if let Some(fd) = lane.and_then(|lane| lane.event_fd()) {

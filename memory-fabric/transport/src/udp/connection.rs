@@ -24,51 +24,50 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Largest buffer that the kernel fills with datagrams that it put together.
+/// Size of a buffer that the kernel fills with coalesced datagrams.
 pub(super) const DATAGRAM_BUFFER_BYTES: usize = 64 << 10;
 
-/// Such buffers filled in one call.
+/// Buffers filled in one call.
 const BATCH: usize = 4;
 
-/// Calls after which what came is looked at first.
+/// Limit of calls before received data is processed.
 const BATCHES_MAX: usize = 16;
 
-/// Datagrams given to the kernel in one call: what a page takes on Ethernet, and some more.
+/// Datagrams passed to the kernel in one call: those of a page on Ethernet, and some more.
 const SEGMENTS_MAX: usize = 10;
 
-/// Bytes given to the kernel in one call: what fits into an IP packet, before it is cut.
+/// Bytes passed to the kernel in one call: the size of an IP packet before segmentation.
 const BURST_BYTES_MAX: usize = 65_000;
 
-/// What the kernel is asked to hold for a socket. It grants less where `net.core.rmem_max` says so.
+/// Requested size of a socket's buffer. The kernel limits it to `net.core.rmem_max`.
 pub(super) const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 
-/// How often it is tried to connect, and how long each attempt but the last may take: several
-/// packets may be lost in that time.
+/// Attempts to connect. Each but the last has a limited time, in which several packets may be lost.
 const ATTEMPTS: u32 = 3;
 const ATTEMPT_TIME: Duration = Duration::from_millis(600);
 
-/// A connection over UDP that carries frames: see the module. It does not block, and nothing of it
-/// happens unless it is called.
+/// A connection over UDP that carries frames: see the module. It is non-blocking, and makes
+/// progress only when it is called.
 pub struct UdpStream {
     socket: Arc<UdpSocket>,
     udp: UdpSocketState,
-    /// Another thread has ended it.
+    /// Whether another thread has closed it.
     ended: Arc<AtomicBool>,
     peer: SocketAddr,
     endpoint: Endpoint,
     handle: ConnectionHandle,
     connection: Connection,
     connected: bool,
-    /// Why it is of no more use.
+    /// Why it has failed.
     failed: Option<Failure>,
     inbox: Inbox,
-    /// Streams that may have something to be read.
+    /// Streams that may have data to read.
     readable: [bool; STREAMS],
-    /// The frame that is being written: its stream, and how much of it is left.
+    /// The frame being written: its stream, and the remaining bytes.
     writing: Option<(usize, usize)>,
     input: Box<[u8]>,
     output: Vec<u8>,
-    /// What is in `output` and the socket did not take.
+    /// The part of `output` that the socket did not accept.
     unsent: Option<Transmit>,
 }
 
@@ -84,7 +83,7 @@ impl Failure {
     }
 }
 
-/// Ends a connection from another thread.
+/// Closes a connection from another thread.
 #[derive(Clone, Debug)]
 pub struct UdpCloser {
     socket: Arc<UdpSocket>,
@@ -99,7 +98,7 @@ impl UdpCloser {
         }
     }
 
-    /// Whoever waits for it or uses it gets an error from now on.
+    /// Makes all current and future operations on the connection fail.
     pub fn close(&self) {
         // Release: pairs with `check`; the thread is woken only after that.
         self.ended.store(true, Ordering::Release);
@@ -117,11 +116,11 @@ impl fmt::Debug for UdpStream {
 }
 
 impl UdpStream {
-    /// Connects to a donor: to the one with this fingerprint, or to any.
+    /// Connects to the donor with this fingerprint, or to any.
     ///
     /// # Errors
     ///
-    /// When nothing comes of it until `deadline`, or it is another donor.
+    /// Fails when the connection is not established before `deadline`, or the fingerprint differs.
     pub fn connect(
         peer: SocketAddr,
         fingerprint: Option<Fingerprint>,
@@ -130,7 +129,7 @@ impl UdpStream {
         for _ in 1..ATTEMPTS {
             let until = deadline.min(Instant::now() + ATTEMPT_TIME);
             match Self::attempt(peer, fingerprint, until) {
-                // A handshake that was spoilt, by whatever passed on the way, does not recover.
+                // A handshake that was corrupted in transit does not recover.
                 Err(error)
                     if matches!(
                         error.kind(),
@@ -169,7 +168,7 @@ impl UdpStream {
         Ok(stream)
     }
 
-    /// The donor's end of a connection whose first datagrams these are.
+    /// Creates the donor's end of a connection from its first datagrams.
     pub(super) fn accept(
         socket: Arc<UdpSocket>,
         ended: Arc<AtomicBool>,
@@ -218,7 +217,7 @@ impl UdpStream {
         handle: ConnectionHandle,
         connection: Connection,
     ) -> Self {
-        // What is not granted is lost sooner, and sent again.
+        // A smaller buffer loses packets earlier, which are then retransmitted.
         let _ = udp.set_recv_buffer_size(UdpSockRef::from(&*socket), SOCKET_BUFFER_BYTES);
         let _ = udp.set_send_buffer_size(UdpSockRef::from(&*socket), SOCKET_BUFFER_BYTES);
         Self {
@@ -250,53 +249,53 @@ impl UdpStream {
         }
     }
 
-    /// What to wait for: something to read, or room to send where that is missing.
+    /// Returns the descriptor to wait for: for input, or for room to send when blocked.
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
 
-    /// Whether the socket did not take what was to be sent.
+    /// Returns whether the socket did not accept all output.
     #[must_use]
     pub fn is_blocked(&self) -> bool {
         self.unsent.is_some()
     }
 
-    /// Whether something has come that was not read yet.
+    /// Returns whether received data was not read yet.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.failed.is_some() || self.inbox.is_ready()
     }
 
-    /// When it has to be tended at the latest.
+    /// Returns the latest time of the next [`tend`](Self::tend).
     #[must_use]
     pub fn wake_by(&mut self) -> Option<Instant> {
         self.connection.poll_timeout()
     }
 
-    /// This end's address.
+    /// Returns the local address.
     pub fn local(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// What ends the connection from another thread.
+    /// Returns a handle that closes the connection from another thread.
     #[must_use]
     pub fn closer(&self) -> UdpCloser {
         UdpCloser::new(&self.socket, &self.ended)
     }
 
-    /// Takes what has come, and sends what is due: acknowledgements, and what was lost.
+    /// Receives data, and sends what is due: acknowledgements and retransmissions.
     ///
     /// # Errors
     ///
-    /// When the connection is of no more use.
+    /// Fails when the connection has failed.
     pub fn tend(&mut self) -> io::Result<()> {
         self.receive();
         self.send_due()
     }
 
-    /// Sends what is due. Nothing is received: what a caller was told is not there stays away until
-    /// the socket shows it.
+    /// Sends what is due. Does not receive: data that the caller has not seen must remain in the
+    /// socket, so that it stays readable.
     fn send_due(&mut self) -> io::Result<()> {
         let now = Instant::now();
         if self.connection.poll_timeout().is_some_and(|due| due <= now) {
@@ -307,18 +306,18 @@ impl UdpStream {
         self.check()
     }
 
-    /// Acknowledges all that has come, since this end is not looked after for a while.
+    /// Acknowledges all received data, since this end is not driven for a while.
     pub fn acknowledge(&mut self) {
         self.connection.ping();
         self.transmit();
     }
 
-    /// Reads what has come, whole frames one after the other. 0 when the peer has closed the
-    /// connection in order.
+    /// Reads received data: whole frames, one after the other. Returns 0 when the peer has closed
+    /// the connection in order.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` when there is nothing; else the connection is of no more use.
+    /// `WouldBlock` when there is no data; otherwise the connection has failed.
     pub fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         let mut taken = self.inbox.take(target);
         if taken == 0 {
@@ -335,17 +334,17 @@ impl UdpStream {
         }
     }
 
-    /// Sends frames, of which each begins with its whole header in one part.
+    /// Sends frames, each of which starts with its whole header in one part.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` when nothing was taken; else the connection is of no more use.
+    /// `WouldBlock` when nothing was accepted; otherwise the connection has failed.
     pub fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.check()?;
         let mut written = self.write_parts(parts)?;
         self.transmit();
         if written == 0 {
-            // The peer may have made room.
+            // The peer may have granted room.
             self.tend()?;
             written = self.write_parts(parts)?;
             self.transmit();
@@ -386,8 +385,8 @@ impl UdpStream {
         Ok(written)
     }
 
-    /// Sleeps until there may be something to do, for this end or for its user; returns early when
-    /// a timer of the protocol is due.
+    /// Sleeps until this end or its user may have work; returns early when a timer of the protocol
+    /// is due.
     ///
     /// # Errors
     ///
@@ -441,7 +440,7 @@ impl UdpStream {
         }
     }
 
-    /// Sends what is in `output`. False when the socket is full; it is kept then.
+    /// Sends `output`. Returns false when the socket is full; the data is then kept.
     fn send(&mut self, transmit: Transmit) -> bool {
         let contents = &self.output[..transmit.size];
         let sent = match transmit.segment_size {
@@ -462,8 +461,8 @@ impl UdpStream {
                 self.unsent = Some(transmit);
                 false
             }
-            // As if it were lost: so it is sent again. That a datagram is too long is how the
-            // longest one that passes is found.
+            // Treated as a loss, so it is retransmitted. Errors for datagrams that are too long are
+            // how the path MTU is discovered.
             Err(error) => {
                 self.note_socket_error(&error);
                 true
@@ -473,7 +472,7 @@ impl UdpStream {
     }
 }
 
-/// What a connection that is closed in order is closed with.
+/// Error code of an orderly close.
 const CLOSED: VarInt = VarInt::from_u32(0);
 
 /// The VM opens all streams.
@@ -483,7 +482,7 @@ fn stream_id(number: usize) -> StreamId {
 
 impl Drop for UdpStream {
     fn drop(&mut self) {
-        // The peer is told, if it can be.
+        // Best effort: notifies the peer.
         if self.failed.is_none() {
             self.connection.close(Instant::now(), CLOSED, Bytes::new());
             self.transmit();

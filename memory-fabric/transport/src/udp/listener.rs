@@ -1,9 +1,9 @@
-//! The donor's UDP port: every connection on it gets a socket and a thread of its own.
+//! The donor's UDP port: every connection on it gets a separate socket and thread.
 //!
-//! A socket that is connected to the VM is bound to the same address as the one that listens
-//! (`SO_REUSEPORT`), and the kernel gives it all that comes from there. What comes from a VM that is
-//! not known yet is for the one that listens: a VM has to show first that it receives what is sent to
-//! its address (RFC 9000, section 8.1.2), so that addresses which are made up cost nothing here.
+//! A socket that is connected to the VM is bound to the same address as the listening one
+//! (`SO_REUSEPORT`), and the kernel passes it all packets from that VM. Packets from unknown VMs go
+//! to the listening socket. A VM must first prove that it receives packets at its address (RFC
+//! 9000, section 8.1.2), so spoofed addresses allocate no state here.
 
 use super::connection::{DATAGRAM_BUFFER_BYTES, SOCKET_BUFFER_BYTES, UdpCloser, UdpStream};
 use super::settings;
@@ -20,20 +20,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether the donor ends.
+/// Interval of checks for the donor's end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// For so long nothing more is begun from the address of a connection that was: what comes here was on
-/// its way before the connection had its socket, and is sent again.
+/// For this long, no connection is started from the address of an earlier one: packets that arrive
+/// here were sent before that connection had its socket, and are retransmitted.
 const ARRIVAL_TIME: Duration = Duration::from_secs(2);
 
 /// Set in the first byte of packets that begin a connection (RFC 9000, section 17.2).
 const LONG_HEADER: u8 = 0x80;
 
-/// What came from one address.
+/// Datagrams from one address.
 pub(super) type Datagrams = Vec<BytesMut>;
 
-/// A UDP port that VMs connect to.
+/// A UDP port for connections of VMs.
 #[derive(Debug)]
 pub struct Listener {
     socket: UdpSocket,
@@ -43,10 +43,10 @@ pub struct Listener {
     fingerprint: Fingerprint,
 }
 
-/// A VM that wants to connect, and has shown its address.
+/// A VM that has proved its address and requests a connection.
 #[derive(Debug)]
 pub struct Arrival {
-    /// Where it is.
+    /// Address of the VM.
     pub peer: SocketAddr,
     socket: Arc<UdpSocket>,
     ended: Arc<AtomicBool>,
@@ -56,12 +56,12 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Ends what becomes of it.
+    /// Returns a handle that closes the resulting connection.
     pub fn closer(&self) -> UdpCloser {
         UdpCloser::new(&self.socket, &self.ended)
     }
 
-    /// Connects.
+    /// Establishes the connection.
     pub fn accept(self, deadline: Instant) -> io::Result<UdpStream> {
         UdpStream::accept(
             self.socket,
@@ -75,16 +75,16 @@ impl Arrival {
     }
 }
 
-/// A datagram, and between which addresses it travelled.
+/// A datagram with its source and destination.
 struct Datagram {
     peer: SocketAddr,
-    /// This host's address, where the kernel tells it.
+    /// This host's address, if the kernel reports it.
     local: Option<IpAddr>,
     bytes: BytesMut,
 }
 
 impl Listener {
-    /// Listens, as a new donor with a fingerprint of its own.
+    /// Listens as a new donor with a new fingerprint.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let identity = Identity::generate()?;
         let socket = bound(address)?;
@@ -102,13 +102,13 @@ impl Listener {
         self.address
     }
 
-    /// The fingerprint of its certificate.
+    /// Returns the fingerprint of its certificate.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint
     }
 
-    /// Gives those who arrive to `arrived`, until `stopping` is set.
+    /// Passes new connections to `arrived` until `stopping` is set.
     pub fn run(&self, stopping: &AtomicBool, arrived: &mut dyn FnMut(Arrival)) {
         let mut endpoint = Endpoint::new(
             Arc::clone(&self.config),
@@ -166,7 +166,7 @@ impl Listener {
         let transmit = match event {
             DatagramEvent::Response(transmit) => transmit,
             DatagramEvent::NewConnection(incoming) if incoming.remote_address_validated() => {
-                // This endpoint keeps nothing of it; the connection's own one does.
+                // This endpoint keeps no state of it; the connection's own endpoint does.
                 endpoint.ignore(incoming);
                 let arrival = self.connect(peer, local, bytes, input, queue);
                 return arrival
@@ -178,12 +178,12 @@ impl Listener {
             }
             DatagramEvent::ConnectionEvent(..) => return None,
         };
-        // What does not go out is asked for again.
+        // The peer repeats its request if this response is lost.
         let _ = self.socket.send_to(&response[..transmit.size], peer);
         None
     }
 
-    /// Makes the socket of a connection.
+    /// Creates the socket of a connection.
     fn connect(
         &self,
         peer: SocketAddr,
@@ -194,7 +194,7 @@ impl Listener {
     ) -> io::Result<Arrival> {
         let mut address = self.address;
         if let (true, Some(local)) = (address.ip().is_unspecified(), local) {
-            // As the VM knows it, and in the family of the socket.
+            // The address that the VM uses, in the family of the socket.
             address.set_ip(match (address.ip(), local) {
                 (IpAddr::V6(_), IpAddr::V4(local)) => local.to_ipv6_mapped().into(),
                 _ => local,
@@ -202,7 +202,7 @@ impl Listener {
         }
         let socket = bound(address)?;
         socket.connect(peer)?;
-        // Between these two calls it may have been given what others sent.
+        // Between these two calls it may have received packets of other peers.
         let udp = UdpSocketState::new(UdpSockRef::from(&socket))?;
         let mut between = VecDeque::new();
         receive(&udp, &socket, input, &mut between);
@@ -225,7 +225,7 @@ impl Listener {
     }
 }
 
-/// A socket on an address that others of this process have as well.
+/// Creates a socket on an address that other sockets of this process share.
 fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     let socket = Socket::new(
         Domain::for_address(address),
@@ -234,12 +234,12 @@ fn bound(address: SocketAddr) -> io::Result<UdpSocket> {
     )?;
     socket.set_reuse_port(true)?;
     socket.bind(&address.into())?;
-    // What is not granted is lost sooner, and sent again.
+    // A smaller buffer loses packets earlier, which are then retransmitted.
     let _ = socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES);
     Ok(socket.into())
 }
 
-/// Adds what has come on a socket to the queue.
+/// Appends datagrams from a socket to the queue.
 fn receive(
     udp: &UdpSocketState,
     socket: &UdpSocket,
@@ -261,7 +261,7 @@ fn receive(
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-            // Some datagram that was sent before could not be delivered.
+            // An earlier datagram could not be delivered.
             Err(_) => {}
         }
         if queue.len() >= QUEUE_MAX {
@@ -270,5 +270,5 @@ fn receive(
     }
 }
 
-/// Datagrams taken at once before they are looked at.
+/// Limit of datagrams received before they are processed.
 const QUEUE_MAX: usize = 256;

@@ -1,16 +1,15 @@
-//! Frames over UDP, by QUIC (RFC 9000), for hosts between which only UDP passes.
+//! Frames over UDP with QUIC (RFC 9000), for hosts that can only exchange UDP.
 //!
-//! The protocol is `quinn-proto`'s, which does no I/O. Whoever uses a connection drives it, with a
-//! socket of its own: the pager's thread sends the request and takes the answer out of the socket,
-//! and no other thread is woken in between. So there is a connection for each class, as over TCP, and a
-//! donor's connection has a thread and a socket as well: one that is connected to the VM, on the same
-//! port as all the others (`listener`).
+//! The protocol is `quinn-proto`'s, which does no I/O. The user of a connection drives it with its
+//! own socket: the pager's thread sends the request and receives the answer from the socket,
+//! without waking another thread. Therefore each class has a connection, as over TCP, and a donor's
+//! connection also has a thread and a socket: one that is connected to the VM, on the same port as
+//! all others (`listener`).
 //!
-//! Inside a connection frames are spread over streams (`streams`): what was lost holds up only the
+//! Inside a connection frames are spread over streams (`streams`), so that a loss delays only the
 //! frames of its own stream.
 //!
-//! All is encrypted. Whether the other end is the donor that was meant is only known where its
-//! [`Fingerprint`] was given.
+//! All traffic is encrypted. The donor is authenticated only if its [`Fingerprint`] was given.
 
 mod connection;
 mod listener;

@@ -1,4 +1,4 @@
-//! What both ends of a connection are set to.
+//! Configuration of both ends of a connection.
 
 use super::streams::STREAMS;
 use fabric_identity::{DonorVerifier, Fingerprint, Identity};
@@ -13,29 +13,29 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The protocol inside (RFC 7301). Its version is in each frame.
+/// The application protocol (RFC 7301). Its version is in each frame.
 const ALPN: &[u8] = b"ssi-hv";
 
 /// Largest payload of a datagram: Ethernet frames of 9000 bytes, without headers of IPv6 and UDP. A
-/// page and its headers fit. What the path takes is found out from 1200 bytes on.
+/// page and its headers fit. The path's actual limit is discovered, starting from 1200 bytes.
 const DATAGRAM_BYTES_MAX: u16 = 9000 - 40 - 8;
 
-/// Bytes that a peer may send on one stream before they were taken: twice the longest frame.
+/// Unread bytes that a peer may send on one stream: twice the longest frame.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// Bytes sent and not acknowledged: more than is ever outstanding on a connection.
+/// Unacknowledged bytes: more than are ever outstanding on a connection.
 const SEND_WINDOW_BYTES: u64 = 8 << 20;
 
-/// The round trip until one was measured. The default, a third of a second, is for the Internet: a
-/// packet of the handshake that is lost would cost three times that.
+/// Assumed round trip before the first measurement. The default, a third of a second, is for the
+/// Internet: a lost handshake packet would cost three times that.
 const INITIAL_ROUND_TRIP: Duration = Duration::from_millis(30);
 
-/// The longest that the other end puts off an acknowledgement. A packet that is lost at the end of an
-/// answer is missed by so much later.
+/// Longest delay of an acknowledgement by the peer. It delays the detection of a packet that is
+/// lost at the end of an answer.
 const ACK_DELAY_MAX: Duration = Duration::from_millis(2);
 
-/// Packets that the other end may leave unacknowledged meanwhile: the request that follows mostly
-/// carries the acknowledgement.
+/// Packets that the peer may leave unacknowledged until then: the next request usually carries the
+/// acknowledgement.
 const ACK_THRESHOLD: u32 = 8;
 
 fn transport() -> Arc<TransportConfig> {
@@ -57,7 +57,7 @@ fn transport() -> Arc<TransportConfig> {
         .ack_frequency_config(Some(acks))
         .datagram_receive_buffer_size(None)
         .allow_spin(false)
-        // A connection ends with its lease, or because somebody asked and was not answered.
+        // A connection ends with its lease, or because a request was not answered.
         .max_idle_timeout(None);
     Arc::new(config)
 }
@@ -66,7 +66,8 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// What all endpoints of a process have in common, the secret of its resets among it.
+/// Returns the configuration that all endpoints of a process share, including the secret for
+/// stateless resets.
 pub(super) fn endpoint() -> Arc<EndpointConfig> {
     let mut config = EndpointConfig::default();
     config
@@ -75,7 +76,7 @@ pub(super) fn endpoint() -> Arc<EndpointConfig> {
     Arc::new(config)
 }
 
-/// The VM's end, which connects to a donor with this fingerprint, or to any.
+/// Returns the configuration of a VM's end, for the donor with this fingerprint or any.
 pub(super) fn client(fingerprint: Option<Fingerprint>) -> io::Result<ClientConfig> {
     let provider = provider();
     let verifier = Arc::new(DonorVerifier::new(fingerprint, &provider));
@@ -92,7 +93,7 @@ pub(super) fn client(fingerprint: Option<Fingerprint>) -> io::Result<ClientConfi
     Ok(config)
 }
 
-/// The donor's end.
+/// Returns the configuration of a donor's end.
 pub(super) fn server(identity: &Identity) -> io::Result<Arc<ServerConfig>> {
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
@@ -106,7 +107,7 @@ pub(super) fn server(identity: &Identity) -> io::Result<Arc<ServerConfig>> {
     tls.alpn_protocols = vec![ALPN.to_vec()];
     let quic = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ServerConfig::with_crypto(Arc::new(quic));
-    // Sockets are connected to one address of the VM.
+    // Sockets are connected to one address of the VM, so it cannot migrate.
     config.transport_config(transport()).migration(false);
     Ok(Arc::new(config))
 }

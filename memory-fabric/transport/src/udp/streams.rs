@@ -1,20 +1,20 @@
-//! Frames on several streams of one connection, so that they are lost and found independently.
+//! Frames on several streams of one connection, so that a loss on one does not delay the others.
 //!
-//! To its users a connection is one sequence of whole frames. On the way each frame is on one
-//! stream: those of reads on that of their request's number, so that an answer comes on the stream of
-//! its request; all others on the first, which keeps their order. Frames come out in the order in
-//! which they are complete.
+//! To its users a connection is one sequence of whole frames. In transit each frame is on one
+//! stream: those of reads on the one of their request's number, so that an answer arrives on the
+//! stream of its request; all others on the first, which preserves their order. Frames are
+//! delivered in the order of their completion.
 
 use fabric_wire::{Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX};
 
 /// Streams of a connection.
 pub(super) const STREAMS: usize = 8;
 
-/// Bytes of a stream that are kept at the most when a frame can be taken: the longest one of pages, and another
-/// that has begun. More stay with the connection, whose window then closes.
+/// Limit of buffered bytes of a stream while a frame can be taken: the longest frame of pages, and
+/// a part of the next. Further data stays in the connection, whose window then closes.
 const STREAM_BYTES_MAX: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
-/// The stream of a frame that is to be sent, and its length with the header.
+/// Returns the stream of a frame to send, and its length with the header.
 pub(super) fn place(header: &[u8; HEADER_BYTES]) -> Option<(usize, usize)> {
     let frame = Frame::decode(header).ok()?;
     let stream = match frame.kind {
@@ -29,7 +29,7 @@ pub(super) fn place(header: &[u8; HEADER_BYTES]) -> Option<(usize, usize)> {
 #[derive(Debug, Default)]
 struct Incoming {
     bytes: Vec<u8>,
-    /// How many of them were taken.
+    /// Number of bytes taken.
     taken: usize,
 }
 
@@ -39,24 +39,24 @@ impl Incoming {
     }
 }
 
-/// What has come on the streams and was not taken yet.
+/// Data received on the streams and not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     streams: [Incoming; STREAMS],
-    /// The frame that is being taken: its stream, and how much of it is left.
+    /// The frame being taken: its stream, and the remaining bytes.
     current: Option<(usize, usize)>,
-    /// Where to look for the next one first.
+    /// The stream at which the search for the next frame starts.
     next: usize,
 }
 
 impl Inbox {
-    /// Whether a stream may bring more just now: also where only one frame waits and is not whole yet, since
-    /// those for measuring are longer than others.
+    /// Returns whether a stream accepts more data: also when its only frame is incomplete, since
+    /// probe frames exceed the limit.
     pub(super) fn has_room(&self, stream: usize) -> bool {
         self.streams[stream].waiting().len() < STREAM_BYTES_MAX || self.whole(stream).is_none()
     }
 
-    /// Adds what came on a stream.
+    /// Appends data of a stream.
     pub(super) fn push(&mut self, stream: usize, bytes: &[u8]) {
         let stream = &mut self.streams[stream];
         if stream.taken > stream.bytes.len() / 2 {
@@ -66,12 +66,12 @@ impl Inbox {
         stream.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether there is anything to take.
+    /// Returns whether data can be taken.
     pub(super) fn is_ready(&self) -> bool {
         self.current.is_some() || (0..STREAMS).any(|stream| self.whole(stream).is_some())
     }
 
-    /// Takes as much of whole frames as there is room for; one after the other.
+    /// Copies whole frames, one after the other, as far as there is room.
     pub(super) fn take(&mut self, target: &mut [u8]) -> usize {
         let mut filled = 0;
         while filled < target.len() {
@@ -103,8 +103,8 @@ impl Inbox {
         Some(found)
     }
 
-    /// The length of the next frame of a stream, when all of it is there. What is no frame is given
-    /// as it is, so that whoever takes it finds that out.
+    /// Returns the length of a stream's next frame when it is complete. Invalid data is passed on,
+    /// so that the user detects it.
     fn whole(&self, stream: usize) -> Option<usize> {
         let waiting = self.streams[stream].waiting();
         let header = waiting.first_chunk::<HEADER_BYTES>()?;
@@ -172,7 +172,7 @@ mod tests {
         let long = frame(FrameKind::ProbeData, 1, &vec![3; PROBE_BYTES_MAX as usize]);
         let mut inbox = Inbox::default();
         let mut came = 0;
-        // As they come: until there is no room.
+        // Continues until there is no room.
         while inbox.has_room(0) && came < 4 * long.len() {
             inbox.push(0, &long[came % long.len()..][..8]);
             came += 8;
@@ -207,7 +207,7 @@ mod tests {
             let mut inbox = Inbox::default();
             let mut sent: Vec<Vec<u8>> = vec![Vec::new(); STREAMS];
             for (number, &(stream, bytes)) in frames.iter().enumerate() {
-                // The number of the frame says its stream, too.
+                // The frame's number also identifies its stream.
                 let request = (number * STREAMS + stream) as u64;
                 let payload = vec![u8::try_from(number).expect("small"); bytes.min(1024)];
                 sent[stream].extend(frame(FrameKind::Error, request, &payload));

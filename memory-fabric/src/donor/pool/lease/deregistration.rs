@@ -1,18 +1,18 @@
-//! The end of a lease's registration for RDMA, on a thread of its own, since `ibv_dereg_mr` may hang.
+//! The end of a lease's registration for RDMA, on a separate thread, since `ibv_dereg_mr` may hang.
 
 use super::Lease;
 use crate::donor::export::Registered;
 use std::sync::Arc;
 
-/// A registration that ends when this is dropped. It keeps the lease's memory mapped until then.
+/// A registration that ends on drop. It keeps the lease's memory mapped until then.
 struct Deregistration {
-    /// Both `None` once it has ended.
+    /// Both `None` after its end.
     lease: Option<Arc<Lease>>,
     region: Option<Box<dyn Registered>>,
 }
 
 impl Lease {
-    /// Ends a registration of its memory, without waiting for that. The lease has not closed before.
+    /// Ends a registration of its memory asynchronously. The lease is not closed before that.
     pub(super) fn deregister(self: &Arc<Self>, region: Box<dyn Registered>) {
         self.sessions.begin_deregistration();
         let ends = Deregistration {
@@ -20,7 +20,7 @@ impl Lease {
             region: Some(region),
         };
         let thread = std::thread::Builder::new().name("donor-dereg".into());
-        // Without a thread it is dropped, and so ends, right here.
+        // Without a thread it is dropped, and thus ended, right here.
         if let Err(error) = thread.spawn(move || drop(ends)) {
             tracing::warn!(vm = self.vm, %error, "memory is deregistered without a thread");
         }
@@ -32,7 +32,7 @@ impl Drop for Deregistration {
         if let (Some(lease), Some(region)) = (self.lease.take(), self.region.take()) {
             lease.export.deregister(region);
             let sessions = Arc::clone(&lease.sessions);
-            // First, so that memory is not lent any more when the lease has closed.
+            // First, so that the memory is no longer lent when the lease is closed.
             drop(lease);
             sessions.end_deregistration();
         }
@@ -41,7 +41,7 @@ impl Drop for Deregistration {
 
 #[cfg(test)]
 impl Lease {
-    /// Has memory registered of which `ibv_dereg_mr` hangs until the sender of `returns` is dropped.
+    /// Adds a registration whose `ibv_dereg_mr` hangs until the sender of `returns` is dropped.
     pub(in crate::donor::pool) fn hang_until(&self, returns: crossbeam_channel::Receiver<()>) {
         self.export.hang_until(returns);
     }

@@ -1,4 +1,4 @@
-//! A lane before its other end is known.
+//! A lane before its peer is known.
 
 use super::super::RdmaError;
 use super::super::messages::ConnectAnswer;
@@ -17,22 +17,22 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What a lane is to be.
+/// Configuration of a lane.
 #[derive(Clone, Debug)]
 pub struct LaneConfig {
     /// The device.
     pub device: Arc<Device>,
     /// Port and address.
     pub route: Route,
-    /// Pages that may be on their way at once.
+    /// Limit of pages in transit.
     pub pages: usize,
-    /// Whether pages are written too. Flushes take a page more.
+    /// Whether it also writes pages. Flushes need one more page.
     pub writes: bool,
-    /// The other end, for errors.
+    /// Description of the peer, for errors.
     pub peer: String,
 }
 
-/// A lane whose other end is not known yet.
+/// A lane whose peer is not known yet.
 #[derive(Debug)]
 pub struct NewLane {
     pair: QueuePair,
@@ -44,13 +44,13 @@ pub struct NewLane {
 }
 
 impl NewLane {
-    /// What the other end has to know of this one.
+    /// Returns this end's parameters for the peer.
     #[must_use]
     pub fn endpoint(&self) -> Endpoint {
         self.pair.endpoint()
     }
 
-    /// Connects it; `session` is the TCP connection over which the other end was made.
+    /// Connects the lane; `session` is the TCP connection over which the peer's end was created.
     pub fn connect(
         mut self,
         answer: &ConnectAnswer,
@@ -90,7 +90,7 @@ impl NewLane {
 }
 
 impl Lane {
-    /// Makes this end of a lane.
+    /// Creates this end of a lane.
     pub fn prepare(config: &LaneConfig) -> Result<NewLane, RdmaError> {
         let domain = ProtectionDomain::own(&config.device)?;
         let (entries, flush_pages) = if config.writes {

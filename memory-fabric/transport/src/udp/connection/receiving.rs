@@ -1,4 +1,4 @@
-//! The way of what comes: from the socket through the protocol to whole frames.
+//! The receive path: from the socket through the protocol to whole frames.
 
 use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, UdpStream, stream_id};
 use crate::udp::streams::STREAMS;
@@ -9,7 +9,7 @@ use std::io::{self, IoSliceMut};
 use std::time::Instant;
 
 impl UdpStream {
-    /// Gives what has come to the protocol, and takes frames out of it.
+    /// Passes received datagrams to the protocol, and extracts frames.
     pub(super) fn receive(&mut self) {
         for _ in 0..BATCHES_MAX {
             let mut metas = [RecvMeta::default(); BATCH];
@@ -61,8 +61,8 @@ impl UdpStream {
         }
     }
 
-    /// That nobody listens at the peer's port is told by its host. All else passes, or is found
-    /// out by silence.
+    /// A refused connection means that the peer's port has no listener. Other errors are transient,
+    /// or detected by silence.
     pub(super) fn note_socket_error(&mut self, error: &io::Error) {
         if error.kind() == io::ErrorKind::ConnectionRefused {
             let text = "nobody listens on that UDP port".to_owned();
@@ -116,7 +116,7 @@ impl UdpStream {
         self.fail(kind, reason.to_string());
     }
 
-    /// Takes what has come on the streams, as far as there is room.
+    /// Moves received data from the streams to the inbox while there is room.
     fn gather(&mut self) {
         for number in 0..STREAMS {
             if !self.readable[number] {
@@ -124,7 +124,7 @@ impl UdpStream {
             }
             let mut failure = None;
             let mut stream = self.connection.recv_stream(stream_id(number));
-            // A stream that is not there has nothing.
+            // A stream that is not open has no data.
             let Ok(mut chunks) = stream.read(true) else {
                 self.readable[number] = false;
                 continue;
@@ -142,7 +142,7 @@ impl UdpStream {
                 self.readable[number] = false;
                 break;
             }
-            // What it wants to be sent goes with the next that is sent.
+            // Its window updates are sent with the next packet.
             let _ = chunks.finalize();
             if let Some(text) = failure {
                 self.fail(io::ErrorKind::ConnectionReset, text);

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Frames that go to and fro.
+/// Number of frames exchanged.
 const ROUNDS: u64 = 3000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Lets the listener end, however the test does.
+/// Stops the listener at the end of the test, even after a failure.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -20,7 +20,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// The next frame's number, as a user of the stream gets it that looks again and again.
+/// Returns the next frame's number, as a polling user of the stream receives it.
 fn next(stream: &mut UdpStream, deadline: Instant) -> u64 {
     let mut frame = [0; HEADER_BYTES];
     loop {
@@ -30,7 +30,7 @@ fn next(stream: &mut UdpStream, deadline: Instant) -> u64 {
                 return Frame::decode(&frame).expect("a frame").request;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                // Its user sleeps now, until the socket shows something.
+                // The user sleeps now until the socket becomes readable.
                 assert!(!stream.is_ready(), "a frame would be slept on");
                 assert!(Instant::now() < deadline, "nothing comes");
             }
