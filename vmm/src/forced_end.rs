@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::control_socket::files;
 use crate::exit::ExitCode;
 use crate::machine::restore_terminal;
-use crate::progress;
 use crate::report::REPORT_TIME_MAX;
+use crate::{progress, stderr};
 
 /// The longest that it takes: a report, and as much again for the rest.
 pub const FORCED_END_TIME_MAX: Duration = REPORT_TIME_MAX.saturating_mul(2);
@@ -30,7 +30,7 @@ fn after(code: ExitCode, limit: Duration, last: impl FnOnce() + Send + 'static) 
         files::remove_all();
         progress::clear();
         last();
-        progress::flush();
+        stderr::flush();
         let _ = done.send(());
     };
     // Without a thread nothing is cleaned up, which is better than to stay.

@@ -4,6 +4,7 @@ use std::fs;
 
 use crate::machine::is_emulated;
 use crate::report::{Host, Virtualization};
+use crate::size::ByteSize;
 
 /// Examines this host.
 #[must_use]
@@ -15,6 +16,22 @@ pub fn detect() -> Host {
         cpu_model: cpuinfo_field(&cpuinfo, "model name").to_owned(),
         kernel: release.trim().to_owned(),
     }
+}
+
+/// Returns the available memory according to `/proc/meminfo`.
+#[must_use]
+pub(crate) fn available_bytes(meminfo: &str) -> Option<u64> {
+    let mut lines = meminfo.lines();
+    let value = lines.find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(kib.saturating_mul(1024))
+}
+
+/// The memory that this host can give to processes now, where its kernel tells.
+#[must_use]
+pub fn available_memory() -> Option<ByteSize> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    available_bytes(&meminfo).map(ByteSize::from_bytes)
 }
 
 /// The value of a field in `/proc/cpuinfo`, of the first processor.

@@ -19,6 +19,7 @@ pub mod progress;
 pub mod readable;
 pub mod report;
 pub mod status;
+pub mod stderr;
 pub mod top;
 
 pub use ssi_hv_api::{exit, size};

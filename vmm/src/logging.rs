@@ -9,14 +9,13 @@
 //! | trace | messages of the control connections; nothing for each fault |
 
 use std::io::{self, IsTerminal, Write as _};
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::fmt::time;
 
 use crate::config::choice::choices;
 use crate::exit::ExitCode;
-use crate::progress::Stderr;
+use crate::stderr::{self, Stderr};
 
 choices! {
     /// The least important level of messages that is shown.
@@ -66,9 +65,6 @@ impl Verbosity {
     }
 }
 
-/// Whether messages are objects of JSON. Nothing else is published by it.
-static AS_JSON: AtomicBool = AtomicBool::new(false);
-
 /// Whether text on a stream may be coloured: a terminal, and the user has not set `NO_COLOR`.
 #[must_use]
 pub fn may_colour(stream: &impl IsTerminal) -> bool {
@@ -80,7 +76,7 @@ pub fn may_colour(stream: &impl IsTerminal) -> bool {
 
 /// Starts logging to stderr. Only the first call has an effect.
 pub fn init(verbosity: Verbosity) {
-    AS_JSON.store(verbosity.log_format == LogFormat::Json, Ordering::Relaxed);
+    stderr::set_json(verbosity.log_format == LogFormat::Json);
     let lines = tracing_subscriber::fmt()
         .with_max_level(level(verbosity))
         .with_writer(Stderr::default)
@@ -107,21 +103,11 @@ pub fn init(verbosity: Verbosity) {
 
 /// Tells why a command fails, in one line.
 pub fn report_failure(code: ExitCode, why: &str) {
-    if AS_JSON.load(Ordering::Relaxed) {
+    if stderr::is_json() {
         tracing::error!(exit_code = code.code(), "{why}");
     } else {
         // Nobody to tell when stderr is closed; the exit code says it.
         let _ = writeln!(Stderr::default(), "ssi-hv: error: {why}");
-    }
-}
-
-/// What stands for messages that nobody could be shown.
-pub(crate) fn lost_line(count: u64) -> String {
-    let text = format!("{count} messages are left out here: stderr was not read");
-    if AS_JSON.load(Ordering::Relaxed) {
-        format!("{{\"level\":\"WARN\",\"message\":\"{text}\"}}\n")
-    } else {
-        format!("ssi-hv: {text}\n")
     }
 }
 

@@ -8,7 +8,7 @@ use std::process;
 use ssi_hv::cli::{self, Action, CliError, Invocation, Refused};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging::LogLevel;
-use ssi_hv::{instance, logging, open_files, progress};
+use ssi_hv::{instance, logging, open_files, progress, stderr};
 
 use crate::commands::{
     Failure, bench, control, doctor, man, node, plug, print, report, status, top, up,
@@ -31,7 +31,7 @@ fn main() -> process::ExitCode {
         logging::report_failure(failure.code(), &failure.one_line());
         failure.code()
     });
-    progress::flush();
+    stderr::flush();
     code.into()
 }
 

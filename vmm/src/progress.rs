@@ -3,13 +3,11 @@
 //! They are on stderr, which has to be a terminal, and never while the console of a guest is on that
 //! terminal. Messages go through [`Stderr`], which makes room for them. There is no colour in them.
 
-mod messages;
 mod terminal;
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -17,22 +15,15 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-pub use self::messages::{Stderr, flush};
 use self::terminal::FreeLine;
 use crate::logging::{LogFormat, LogLevel, Verbosity};
+use crate::stderr::{self, Stderr};
 
 /// How often a bar moves that shows only time.
 const TICK: Duration = Duration::from_millis(200);
 
 /// Bars may be shown. Nothing else is published by it.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
-/// The bar that is on the terminal.
-static SHOWN: Mutex<Option<ProgressBar>> = Mutex::new(None);
-
-fn shown() -> MutexGuard<'static, Option<ProgressBar>> {
-    SHOWN.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// From now on bars are shown, if the user has not asked for less and stderr is a terminal that can.
 pub fn allow(verbosity: Verbosity) {
     let capable = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
@@ -48,7 +39,7 @@ fn is_wanted(verbosity: Verbosity) -> bool {
 
 /// Takes the bar off the terminal, if one is there.
 pub fn clear() {
-    let bar = shown().take();
+    let bar = stderr::bar().take();
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
@@ -99,7 +90,7 @@ impl Progress {
     /// The same, of other steps than rounds.
     #[must_use]
     pub fn still(what: &str, steps: u64, doing: &str) -> Self {
-        let mut shown = shown();
+        let mut shown = stderr::bar();
         if !ALLOWED.load(Ordering::Relaxed) || shown.is_some() {
             return Self { bar: None };
         }
@@ -144,7 +135,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(bar) = self.bar.take() {
-            *shown() = None;
+            *stderr::bar() = None;
             bar.finish_and_clear();
         }
     }
@@ -271,7 +262,7 @@ mod tests {
     #[test]
     fn without_leave_there_is_no_bar() {
         let progress = Progress::begin("nothing", 3, "");
-        assert!(progress.bar.is_none() && shown().is_none());
+        assert!(progress.bar.is_none() && stderr::bar().is_none());
         progress.step();
         progress.reach(2);
         progress.say("still nothing");

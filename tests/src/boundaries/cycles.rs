@@ -16,7 +16,11 @@ const WITHOUT_CYCLES: &[&str] = &[
     "memory-fabric/src",
     "memory-fabric/transport/src",
     "memory-fabric/wire/src",
+    "kernel-images/initrd/src",
     "vmm/api/src",
+    "vmm/control/src",
+    "vmm/machine/src",
+    "vmm/src",
     "vmm/html/src",
     "vmm/metrics/src",
 ];

@@ -22,7 +22,7 @@ use ssi_hv::node::{METRICS, ROUTES, Watched, counters};
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
-use ssi_hv::{forced_end, lifeline, metrics};
+use ssi_hv::{forced_end, host, lifeline, metrics};
 
 use super::{Failure, print};
 
@@ -166,15 +166,7 @@ fn write(report: Option<&ReportFile>, donor: &Donor) {
 
 /// Memory is allocated at its first write, so a lack of it would show late.
 fn warn_of_little_memory(memory: ByteSize) {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let available = text.lines().find_map(|line| {
-        let kib = line
-            .strip_prefix("MemAvailable:")?
-            .trim()
-            .strip_suffix(" kB")?;
-        kib.parse::<u64>().ok()
-    });
-    if let Some(available) = available.map(|kib| ByteSize::from_bytes(kib << 10))
+    if let Some(available) = host::available_memory()
         && available < memory
     {
         tracing::warn!(

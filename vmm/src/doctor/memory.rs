@@ -6,6 +6,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::{Finding, Host};
 use crate::config::{DEFAULT_MEMORY, GUEST_MEMORY_MIN};
+use crate::host::available_bytes;
 use crate::size::ByteSize;
 
 /// Memory that RDMA pins: everything that a donor lends by it, as much as a guest has by default.
@@ -33,15 +34,6 @@ pub(super) fn available(host: &Host) -> Finding {
     } else {
         Finding::ok(CHECK, format!("{shown} available"))
     }
-}
-
-/// Returns the available memory according to `/proc/meminfo`.
-#[must_use]
-pub fn available_bytes(meminfo: &str) -> Option<u64> {
-    let mut lines = meminfo.lines();
-    let value = lines.find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = value.trim().strip_suffix(" kB")?.parse().ok()?;
-    Some(kib.saturating_mul(1024))
 }
 
 /// Creates a memory file like that of a guest, and closes it.

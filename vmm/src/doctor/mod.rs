@@ -12,7 +12,6 @@ mod memory;
 pub mod output;
 pub mod userfaultfd;
 
-pub use memory::available_bytes;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};

@@ -14,7 +14,7 @@ use devices::virtio::{
 use memory_fabric::fabric::Fabric;
 
 use super::free_memory::FreeMemory;
-use super::hotplug::Plugged;
+use super::hotplug::HotplugMemory;
 use crate::failure::Failure;
 
 /// What tells this host from others (machine-id(5)), where it is there.
@@ -37,7 +37,7 @@ pub struct GuestDevices {
     /// The balloon among them.
     pub balloon: Option<Arc<Balloon>>,
     /// The one by which memory is added.
-    pub plugged: Option<Plugged>,
+    pub hotplug: Option<HotplugMemory>,
 }
 
 impl HostDevices {
@@ -78,13 +78,13 @@ impl HostDevices {
 
     /// The devices of a guest that starts, in the order in which it finds them. No earlier guest
     /// uses them any more; what it left in them is forgotten. `node` is the NUMA node to which memory
-    /// may be added, if the guest sees nodes; what becomes of that is told to `plugged_changes`.
+    /// may be added, if the guest sees nodes; what becomes of that is told to `hotplug_changes`.
     pub fn for_guest(
         &self,
         config: &RunConfig,
         fabric: &Fabric,
         node: Option<u16>,
-        plugged_changes: &Changes,
+        hotplug_changes: &Changes,
     ) -> GuestDevices {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         let mut balloon = None;
@@ -94,9 +94,9 @@ impl HostDevices {
             devices.push(Arc::clone(&device) as Arc<dyn VirtioDevice>);
             balloon = Some(device);
         }
-        let plugged = Plugged::new(fabric, node, plugged_changes);
-        if let Some(plugged) = &plugged {
-            devices.push(Arc::clone(&plugged.device) as _);
+        let hotplug = HotplugMemory::new(fabric, node, hotplug_changes);
+        if let Some(hotplug) = &hotplug {
+            devices.push(Arc::clone(&hotplug.device) as _);
         }
         for device in &self.devices {
             device.reset();
@@ -105,7 +105,7 @@ impl HostDevices {
         GuestDevices {
             devices,
             balloon,
-            plugged,
+            hotplug,
         }
     }
 }

@@ -14,8 +14,9 @@ use crate::exit::ExitCode;
 use crate::machine::{
     BlockingWriter, ConsoleConfig, Initrd, MachineError, MachineHandle, Outcome, command_line,
 };
-use crate::progress::{self, Progress as Bar, Stderr};
+use crate::progress::{self, Progress as Bar};
 use crate::report::Exec as ExecReport;
+use crate::stderr::Stderr;
 use anyhow::{Context as _, anyhow};
 
 use super::donors::bars_are_ours;

@@ -5,22 +5,23 @@ use std::sync::Arc;
 use memory_fabric::stats::{Histogram, LocalStages, PagerStats};
 use ssi_hv_metrics::{CONTENT_TYPE, FaultTimes};
 
-use super::observe::Watched;
+use super::observe;
 use super::timeline::distribution;
+use super::vm::Instance;
 use crate::control_socket::route::{Answer, Route, text};
 
 /// What `run --metrics` answers.
-pub const OF_VM: &[Route<Arc<Watched>>] = &[Route::look("/metrics", of_vm)];
+pub const OF_VM: &[Route<Arc<Instance>>] = &[Route::look("/metrics", of_vm)];
 
 /// The metrics of a VM now. Huge pages are not counted: that takes time, and a scrape comes again
 /// and again.
-pub fn of_vm(watched: &Arc<Watched>, _: &[u8]) -> Answer {
-    let Some(paged) = watched.paged.get() else {
-        let uptime_s = watched.started.elapsed().as_secs_f64();
+pub fn of_vm(instance: &Arc<Instance>, _: &[u8]) -> Answer {
+    let Ok(booted) = instance.booted() else {
+        let uptime_s = instance.started.elapsed().as_secs_f64();
         return text(CONTENT_TYPE, ssi_hv_metrics::starting(uptime_s));
     };
-    let status = watched.status_with(&paged, false);
-    let times = fault_times(paged.view.stats());
+    let status = observe::status_with(instance, &booted, false);
+    let times = fault_times(booted.view.stats());
     text(CONTENT_TYPE, ssi_hv_metrics::vm(&status, &times))
 }
 

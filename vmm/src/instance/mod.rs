@@ -6,6 +6,7 @@ mod errors;
 mod exec;
 mod free_memory;
 mod hotplug;
+mod hotplug_routes;
 mod links;
 mod metrics;
 mod numa;
@@ -15,6 +16,7 @@ mod routes_tests;
 mod run;
 mod supervisor;
 mod timeline;
+mod vm;
 mod vm_routes;
 mod working_set;
 

@@ -1,18 +1,12 @@
-//! What is known of a run, for its report at the end and for who asks meanwhile.
+//! What is known of a VM, for its report at the end and for clients meanwhile.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::config::RunConfig;
-use crate::control_socket::changes::Changes;
-use crate::machine::MachineHandle;
 use crate::report::{
-    Boot, FaultKind, Faults, FreePages, Guest, Host, HotplugUsed, MemoryUsed, Node, Percentiles,
-    Prefetch, RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass, TransportUsed,
+    Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
+    RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass,
 };
 use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus, observed};
-use devices::virtio::Balloon;
 use memory_fabric::fabric::NodeSummary;
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::link::rdma::RdmaStats;
@@ -20,71 +14,9 @@ use memory_fabric::page::PAGE_SHIFT;
 use memory_fabric::stats::{DonorStats, Histogram, LocalStages, PagerStats, Summary};
 use memory_fabric::view::FabricView;
 
-use super::hotplug::Plugged;
 use super::links::path_used;
-use super::supervisor::Supervisor;
 use super::timeline::distributions;
-
-/// A run as it can be asked about. Nothing in it leads to guest memory.
-#[derive(Debug)]
-pub struct Watched {
-    pub name: String,
-    pub started: Instant,
-    pub host: Host,
-    /// How often the guest was restarted before.
-    pub restarts: AtomicU64,
-    pub guest: Guest,
-    pub supervisor: Arc<Supervisor>,
-    /// Its memory, once that is there.
-    pub paged: Current<Paged>,
-    /// The machine, once there is one, and how long it took until it ran.
-    pub machine: Current<(MachineHandle, Duration)>,
-    /// Its balloon, once there is one.
-    pub balloon: Current<Arc<Balloon>>,
-    /// What memory can be added to it, where it was started for that.
-    pub plugged: Current<Plugged>,
-    /// How often that has changed, over all boots.
-    pub plugged_changes: Changes,
-    /// How it was started.
-    pub config: RunConfig,
-}
-
-/// Something that each boot of the guest has anew.
-#[derive(Debug)]
-pub struct Current<T>(Mutex<Option<T>>);
-
-impl<T> Default for Current<T> {
-    fn default() -> Self {
-        Self(Mutex::new(None))
-    }
-}
-
-impl<T: Clone> Current<T> {
-    /// That of this boot, once it is there.
-    pub fn get(&self) -> Option<T> {
-        self.lock().clone()
-    }
-
-    /// It is there.
-    pub fn set(&self, value: T) {
-        *self.lock() = Some(value);
-    }
-
-    fn clear(&self) {
-        *self.lock() = None;
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The memory of a run.
-#[derive(Clone, Debug)]
-pub struct Paged {
-    pub transport: TransportUsed,
-    pub view: FabricView,
-}
+use super::vm::{BootedVm, Instance};
 
 /// Most memory in small pages whose huge neighbours are counted while the guest runs: the kernel
 /// walks the page tables, and whoever changes mappings meanwhile waits for that.
@@ -95,99 +27,81 @@ fn may_walk(view: &FabricView) -> bool {
         .is_ok_and(|bytes| bytes <= HUGE_WALK_BYTES_MAX)
 }
 
-impl Watched {
-    /// Lets go of the boot that has ended; gives how often there has been another one.
-    pub fn begin_anew(&self) -> u64 {
-        self.machine.clear();
-        self.balloon.clear();
-        self.plugged.clear();
-        self.paged.clear();
-        // Relaxed: a number to look at.
-        self.restarts.fetch_add(1, Ordering::Relaxed) + 1
-    }
+/// The report of a VM as it would be now.
+pub fn report(instance: &Instance, booted: &BootedVm) -> Report {
+    let view = &booted.view;
+    let mut report = Report::new(instance.host.clone());
+    report.guest = instance.guest.clone();
+    report.boot = boot(instance, booted);
+    report.transport = booted.transport.clone();
+    report.memory = memory(view, may_walk(view));
+    fill(&mut report, &view.nodes(), view);
+    report.errors = instance.supervisor.now().errors.lines();
+    report.outcome = RUNNING.to_owned();
+    report
+}
 
-    fn boot(&self) -> Boot {
-        let machine = self.machine.get();
-        Boot {
-            to_init_ms: machine.and_then(|(machine, prepared)| time_to_init(&machine, prepared)),
-            restarts: self.restarts.load(Ordering::Relaxed),
-        }
-    }
-
-    /// The report as it would be now.
-    pub fn report(&self, paged: &Paged) -> Report {
-        let mut report = Report::new(self.host.clone());
-        report.guest = self.guest.clone();
-        report.boot = self.boot();
-        report.transport = paged.transport.clone();
-        report.memory = memory(&paged.view, may_walk(&paged.view));
-        fill(&mut report, &paged.view.nodes(), &paged.view);
-        report.errors = self.supervisor.now().errors.lines();
-        report.outcome = RUNNING.to_owned();
-        report
-    }
-
-    /// What it is doing, and how it does.
-    pub fn status(&self, paged: &Paged) -> VmStatus {
-        self.status_with(paged, may_walk(&paged.view))
-    }
-
-    /// The same; huge pages are counted only if that is wanted.
-    pub fn status_with(&self, paged: &Paged, count_huge: bool) -> VmStatus {
-        let now = self.supervisor.now();
-        let errors_total = now.errors.total();
-        let mut errors = now.errors.lines();
-        let view = &paged.view;
-        let stats = view.stats();
-        let newest = errors.len().saturating_sub(ERRORS_MAX);
-        let links = std::iter::once(None).chain(view.links());
-        let rdma = std::iter::once(None).chain(view.rdma());
-        VmStatus {
-            name: self.name.clone(),
-            pid: std::process::id(),
-            state: now.state,
-            paused_by_user: now.held,
-            uptime_s: self.started.elapsed().as_secs_f64(),
-            guest: self.guest.clone(),
-            boot: self.boot(),
-            transport: paged.transport.clone(),
-            memory: memory(view, count_huge),
-            nodes: nodes(&view.nodes(), view)
-                .into_iter()
-                .zip(links)
-                .zip(rdma)
-                .map(|((node, link), rdma)| NodeNow {
-                    node,
-                    link: link.as_ref().map(|link| LinkNow {
-                        reachable: link.is_reachable(),
-                        round_trip_us: micros(link.round_trip()),
-                        round_trip_us_min: micros(link.round_trip_min()),
-                        outages: link.outages.get(),
-                        rdma: rdma.as_deref().is_some_and(RdmaStats::is_connected),
-                    }),
-                })
-                .collect(),
-            faults: faults(stats),
-            evictions: Evictions {
-                total: stats.evictions.get(),
-                clean: stats.evictions_clean.get(),
-                zero: stats.evictions_zero.get(),
-                cancelled: stats.evictions_cancelled.get(),
-            },
-            stalled_for_memory: stats.stalled_for_memory.get(),
-            prefetch: prefetch(stats),
-            rdma: observed::rdma_resources(),
-            errors_total,
-            errors: errors.split_off(newest),
-            heat: None,
-        }
+fn boot(instance: &Instance, booted: &BootedVm) -> Boot {
+    Boot {
+        to_init_ms: booted.time_to_init_ms(),
+        restarts: instance.restarts(),
     }
 }
 
-/// From the start of the process until the guest's init ran, in milliseconds.
-pub fn time_to_init(machine: &MachineHandle, prepared: Duration) -> Option<f64> {
-    let time = machine.time_to_init()?;
-    Some((prepared + time).as_secs_f64() * 1e3)
+/// What a VM is doing, and how it does.
+pub fn status(instance: &Instance, booted: &BootedVm) -> VmStatus {
+    status_with(instance, booted, may_walk(&booted.view))
+}
+
+/// The same; huge pages are counted only if that is wanted.
+pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> VmStatus {
+    let now = instance.supervisor.now();
+    let errors_total = now.errors.total();
+    let mut errors = now.errors.lines();
+    let view = &booted.view;
+    let stats = view.stats();
+    let newest = errors.len().saturating_sub(ERRORS_MAX);
+    let links = std::iter::once(None).chain(view.links());
+    let rdma = std::iter::once(None).chain(view.rdma());
+    VmStatus {
+        name: instance.name.clone(),
+        pid: std::process::id(),
+        state: now.state,
+        paused_by_user: now.held,
+        uptime_s: instance.started.elapsed().as_secs_f64(),
+        guest: instance.guest.clone(),
+        boot: boot(instance, booted),
+        transport: booted.transport.clone(),
+        memory: memory(view, count_huge),
+        nodes: nodes(&view.nodes(), view)
+            .into_iter()
+            .zip(links)
+            .zip(rdma)
+            .map(|((node, link), rdma)| NodeNow {
+                node,
+                link: link.as_ref().map(|link| LinkNow {
+                    reachable: link.is_reachable(),
+                    round_trip_us: micros(link.round_trip()),
+                    round_trip_us_min: micros(link.round_trip_min()),
+                    outages: link.outages.get(),
+                    rdma: rdma.as_deref().is_some_and(RdmaStats::is_connected),
+                }),
+            })
+            .collect(),
+        faults: faults(stats),
+        evictions: Evictions {
+            total: stats.evictions.get(),
+            clean: stats.evictions_clean.get(),
+            zero: stats.evictions_zero.get(),
+            cancelled: stats.evictions_cancelled.get(),
+        },
+        stalled_for_memory: stats.stalled_for_memory.get(),
+        prefetch: prefetch(stats),
+        rdma: observed::rdma_resources(),
+        errors_total,
+        errors: errors.split_off(newest),
+        heat: None,
+    }
 }
 
 /// How much memory there is here, and of which kind.

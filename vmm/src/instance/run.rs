@@ -2,12 +2,10 @@
 
 use std::fs::File;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::config::name::called;
 use crate::config::{Numa, OnReboot, RunConfig, RunSettings};
-use crate::control_socket::changes::Changes;
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
@@ -34,9 +32,10 @@ use super::links::{advice, describe, transport_used, unused};
 use super::metrics::OF_VM;
 use crate::lifeline;
 
-use super::observe::{Current, Paged, Watched, fill, memory, time_to_init};
+use super::observe::{fill, memory};
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
+use super::vm::{BootedVm, Instance};
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 use crate::failure::Failure;
@@ -64,22 +63,16 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
         cpu_pinning: config.cpu_pinning.clone().map(|list| list.0),
         kernel: Some(config.kernel.display().to_string()),
     };
-    let watched = Arc::new(Watched {
-        name: vm_name(config),
+    let instance = Arc::new(Instance::new(
+        vm_name(config),
         started,
-        host: report.host.clone(),
-        guest: report.guest.clone(),
-        supervisor: Arc::clone(&supervisor),
-        restarts: AtomicU64::new(0),
-        paged: Current::default(),
-        machine: Current::default(),
-        balloon: Current::default(),
-        plugged: Current::default(),
-        plugged_changes: Changes::default(),
-        config: config.clone(),
-    });
+        report.host.clone(),
+        report.guest.clone(),
+        config.clone(),
+        Arc::clone(&supervisor),
+    ));
     let mut exec = None;
-    let mut result = open_and_boot(config, &watched, &mut exec, &mut report);
+    let mut result = open_and_boot(config, &instance, &mut exec, &mut report);
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
@@ -118,22 +111,22 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
 /// here is told by the report.
 fn open_and_boot(
     config: &RunConfig,
-    watched: &Arc<Watched>,
+    instance: &Arc<Instance>,
     exec: &mut Option<Exec>,
     report: &mut Report,
 ) -> Result<ExitCode, Failure> {
-    let supervisor = &watched.supervisor;
+    let supervisor = &instance.supervisor;
     if let Some(fd) = config.end_with_fd {
         let supervisor = Arc::clone(supervisor);
         lifeline::watch_pipe(fd, move || supervisor.kill())
             .with_context(|| format!("cannot watch --end-with-fd {fd}"))?;
     }
     // First of all, so that of two with one name the second leaves the files of the first alone.
-    let server = listen(config, watched)?;
+    let server = listen(config, instance)?;
     let metrics = metrics::serve(
         config.metrics,
         Service {
-            subject: Arc::clone(watched),
+            subject: Arc::clone(instance),
             routes: OF_VM,
         },
     )?;
@@ -148,7 +141,7 @@ fn open_and_boot(
         supervisor,
         exec: exec.as_ref(),
         console: console.as_ref(),
-        watched,
+        instance,
     };
     let result = run.boot_until_it_ends(&devices, report);
     // Who asks from now on is told by the report.
@@ -158,9 +151,9 @@ fn open_and_boot(
 
 /// From now on this run can be asked about and told things, if there is a place for that. A name
 /// that another VM has is refused before anything is started.
-fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, Failure> {
+fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>, Failure> {
     let service = Service {
-        subject: Arc::clone(watched),
+        subject: Arc::clone(instance),
         routes: ROUTES,
     };
     let start = || {
@@ -200,7 +193,7 @@ fn listen(config: &RunConfig, watched: &Arc<Watched>) -> Result<Option<Server>, 
 struct Run<'a> {
     config: &'a RunConfig,
     supervisor: &'a Arc<Supervisor>,
-    watched: &'a Watched,
+    instance: &'a Instance,
     exec: Option<&'a Exec>,
     /// Where the guest's console goes, if not to the terminal.
     console: Option<&'a File>,
@@ -213,7 +206,7 @@ impl Run<'_> {
         devices: &HostDevices,
         report: &mut Report,
     ) -> Result<ExitCode, Failure> {
-        let mut begun = self.watched.started;
+        let mut begun = self.instance.started;
         loop {
             let (code, is_all_gone) = self.boot(devices, begun, report)?;
             if code != ExitCode::GuestReboot || self.config.on_reboot == OnReboot::Exit {
@@ -230,7 +223,7 @@ impl Run<'_> {
                 return Ok(code);
             }
             begun = Instant::now();
-            report.boot.restarts = self.watched.begin_anew();
+            report.boot.restarts = self.instance.restart();
             tracing::info!("the guest reboots: start {}", report.boot.restarts + 1);
         }
     }
@@ -244,7 +237,7 @@ impl Run<'_> {
         report: &mut Report,
     ) -> Result<(ExitCode, bool), Failure> {
         let (config, supervisor) = (self.config, self.supervisor);
-        let watched = self.watched;
+        let instance = self.instance;
         let mut fabric_config = fabric_config(config)?;
         let working_set = WorkingSet::prepare(config, &mut fabric_config)?;
         let fabric = connect(config, &fabric_config, supervisor)?;
@@ -255,20 +248,17 @@ impl Run<'_> {
         for warning in warnings.into_iter().flatten() {
             tracing::warn!("{warning}");
         }
-        watched.paged.set(Paged {
-            transport: transport_used(&fabric),
-            view: fabric.view().clone(),
-        });
         let numa = super::numa::nodes(config, &fabric);
         let node = u16::try_from(numa.len()).ok();
         let node = node.and_then(|count| count.checked_sub(1));
-        let devices = devices.for_guest(config, &fabric, node, &watched.plugged_changes);
-        if let Some(balloon) = devices.balloon {
-            watched.balloon.set(balloon);
-        }
-        if let Some(plugged) = devices.plugged {
-            watched.plugged.set(plugged);
-        }
+        let devices = devices.for_guest(config, &fabric, node, &instance.hotplug_changes);
+        let booted = Arc::new(BootedVm::new(
+            fabric.view().clone(),
+            transport_used(&fabric),
+            devices.balloon,
+            devices.hotplug,
+        ));
+        instance.set_booted(Arc::clone(&booted));
         let parameters = &config.kernel_parameters;
         let sampler =
             Sampler::start(Arc::clone(fabric.stats())).context("cannot start a thread")?;
@@ -299,15 +289,14 @@ impl Run<'_> {
         let handle = machine.handle();
         let watch = self.exec.map(|exec| exec.watch(handle.clone()));
         let watch = watch.transpose()?;
-        let prepared = begun.elapsed();
-        watched.machine.set((handle.clone(), prepared));
+        booted.set_machine(handle.clone(), begun.elapsed());
         let outcome = if supervisor.attend(handle.clone()) {
             machine.run()
         } else {
             Ok(Outcome::Stopped)
         };
-        if let Some(plugged) = watched.plugged.get() {
-            plugged.end();
+        if let Some(hotplug) = &booted.hotplug {
+            hotplug.end();
         }
         drop((watch, replay));
         if let Some(error) = working_set.save(&fabric) {
@@ -315,7 +304,7 @@ impl Run<'_> {
             supervisor.note(error);
         }
         report.timeline = sampler.finish();
-        let is_all_gone = finish(config, fabric, &handle, prepared, report);
+        let is_all_gone = finish(config, fabric, &handle, &booted, report);
         if let Some(exec) = self.exec {
             let code = exec.verdict(outcome, handle.time_to_init().is_some())?;
             return Ok((code, is_all_gone));
@@ -427,10 +416,10 @@ fn finish(
     config: &RunConfig,
     fabric: Fabric,
     machine: &MachineHandle,
-    prepared: Duration,
+    booted: &BootedVm,
     report: &mut Report,
 ) -> bool {
-    report.boot.to_init_ms = time_to_init(machine, prepared);
+    report.boot.to_init_ms = booted.time_to_init_ms();
     report.memory = memory(fabric.view(), true);
     report.transport = transport_used(&fabric);
     let stats = Arc::clone(fabric.stats());

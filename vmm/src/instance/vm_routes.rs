@@ -11,49 +11,49 @@ use crate::machine::{MachineHandle, PAGE_BYTES};
 use crate::status::{VmState, observed};
 use devices::virtio::Balloon;
 
-use super::hotplug;
-use super::observe::{Paged, Watched};
 use super::supervisor::NotDone;
+use super::vm::{BootedVm, Instance, starting};
+use super::{hotplug_routes, metrics, observe};
 
 /// The table; `docs/openapi.json` has the same for readers.
-pub const ROUTES: &[Route<Arc<Watched>>] = &[
-    look("/v1/status", |watched, _| {
-        answer(200, &watched.status(&paged(watched)?))
+pub const ROUTES: &[Route<Arc<Instance>>] = &[
+    look("/v1/status", |instance, _| {
+        answer(200, &observe::status(instance, &*instance.booted()?))
     }),
-    look("/v1/heat", |watched, _| {
-        answer(200, &observed::heat(&paged(watched)?.view.heat()))
+    look("/v1/heat", |instance, _| {
+        answer(200, &observed::heat(&instance.booted()?.view.heat()))
     }),
-    look("/v1/report", |watched, _| {
-        answer(200, &watched.report(&paged(watched)?))
+    look("/v1/report", |instance, _| {
+        answer(200, &observe::report(instance, &*instance.booted()?))
     }),
-    Route::look("/v1/metrics", super::metrics::of_vm),
+    Route::look("/v1/metrics", metrics::of_vm),
     change(
         "/v1/pause",
         &[RefusalCode::State, RefusalCode::Late],
-        |watched, _| told(200, watched.supervisor.hold(PAUSE_TIME_MAX)),
+        |instance, _| told(200, instance.supervisor.hold(PAUSE_TIME_MAX)),
     ),
-    change("/v1/resume", &[RefusalCode::State], |watched, _| {
-        told(200, watched.supervisor.release())
+    change("/v1/resume", &[RefusalCode::State], |instance, _| {
+        told(200, instance.supervisor.release())
     }),
     Route {
         status: 202,
         ..change(
             "/v1/shutdown",
             &[RefusalCode::State, RefusalCode::Starting],
-            |watched, _| told(202, watched.supervisor.press_power_button()),
+            |instance, _| told(202, instance.supervisor.press_power_button()),
         )
     },
     Route {
         work: Work::End,
         status: 202,
-        ..change("/v1/kill", &[], |watched, _| {
-            watched.supervisor.kill();
+        ..change("/v1/kill", &[], |instance, _| {
+            instance.supervisor.kill();
             told(202, Ok(VmState::Ending))
         })
     },
     Route {
         refuses: &[RefusalCode::State, RefusalCode::Starting],
-        ..look("/v1/balloon", |watched, _| balloon(watched))
+        ..look("/v1/balloon", |instance, _| balloon(instance))
     },
     Route {
         method: Method::Put,
@@ -66,8 +66,8 @@ pub const ROUTES: &[Route<Arc<Watched>>] = &[
     },
     Route {
         refuses: &[RefusalCode::State, RefusalCode::Starting],
-        until: Some(hotplug::next_change),
-        ..look("/v1/hotplug", |watched, _| hotplug::look(watched))
+        until: Some(hotplug_routes::next_change),
+        ..look("/v1/hotplug", |instance, _| hotplug_routes::look(instance))
     },
     Route {
         method: Method::Put,
@@ -80,15 +80,15 @@ pub const ROUTES: &[Route<Arc<Watched>>] = &[
                 RefusalCode::Starting,
                 RefusalCode::Donor,
             ],
-            hotplug::set,
+            hotplug_routes::set,
         )
     },
 ];
 
 const fn look(
     path: &'static str,
-    answer: fn(&Arc<Watched>, &[u8]) -> Answer,
-) -> Route<Arc<Watched>> {
+    answer: fn(&Arc<Instance>, &[u8]) -> Answer,
+) -> Route<Arc<Instance>> {
     Route {
         refuses: &[RefusalCode::Starting],
         ..Route::look(path, answer)
@@ -98,23 +98,14 @@ const fn look(
 const fn change(
     path: &'static str,
     refuses: &'static [RefusalCode],
-    answer: fn(&Arc<Watched>, &[u8]) -> Answer,
-) -> Route<Arc<Watched>> {
+    answer: fn(&Arc<Instance>, &[u8]) -> Answer,
+) -> Route<Arc<Instance>> {
     Route {
         method: Method::Post,
         work: Work::Change,
         refuses,
         ..Route::look(path, answer)
     }
-}
-
-pub fn starting() -> Refusal {
-    let text = "the VM is starting; try again";
-    Refusal::new(RefusalCode::Starting, text)
-}
-
-fn paged(watched: &Watched) -> Result<Paged, Refusal> {
-    watched.paged.get().ok_or_else(starting)
 }
 
 fn told(status: u16, result: Result<VmState, NotDone>) -> Answer {
@@ -138,41 +129,43 @@ fn told(status: u16, result: Result<VmState, NotDone>) -> Answer {
     }
 }
 
-fn balloon(watched: &Watched) -> Answer {
-    let (device, _) = balloon_of(watched)?;
-    let bytes = |pages: u32| u64::from(pages) * PAGE_BYTES;
-    answer(
-        200,
-        &BalloonBody {
-            target_bytes: bytes(device.target_pages()),
-            actual_bytes: bytes(device.actual_pages()),
-        },
-    )
+fn balloon(instance: &Instance) -> Answer {
+    let booted = instance.booted()?;
+    answer(200, &balloon_body(balloon_of(&booted)?.0))
 }
 
-fn balloon_of(watched: &Watched) -> Result<(Arc<Balloon>, MachineHandle), Refusal> {
-    let (machine, _) = watched.machine.get().ok_or_else(starting)?;
+fn balloon_body(device: &Balloon) -> BalloonBody {
+    let bytes = |pages: u32| u64::from(pages) * PAGE_BYTES;
+    BalloonBody {
+        target_bytes: bytes(device.target_pages()),
+        actual_bytes: bytes(device.actual_pages()),
+    }
+}
+
+fn balloon_of(booted: &BootedVm) -> Result<(&Balloon, &MachineHandle), Refusal> {
+    let machine = booted.machine()?;
     let text = "the VM was started with --balloon off";
-    let balloon = watched.balloon.get();
+    let balloon = booted.balloon.as_deref();
     let balloon = balloon.ok_or_else(|| Refusal::new(RefusalCode::State, text))?;
     Ok((balloon, machine))
 }
 
-fn set_balloon(watched: &Arc<Watched>, body: &[u8]) -> Answer {
+fn set_balloon(instance: &Arc<Instance>, body: &[u8]) -> Answer {
     let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
     let target: BalloonTarget = serde_json::from_slice(body)
         .map_err(|error| malformed(format!("not {{\"target_bytes\": NUMBER}}: {error}")))?;
     let bytes = target.target_bytes;
-    let limit = watched.guest.memory_bytes - GUEST_MEMORY_MIN.bytes();
+    let limit = instance.guest.memory_bytes - GUEST_MEMORY_MIN.bytes();
     if !bytes.is_multiple_of(PAGE_BYTES) || bytes > limit {
         return Err(malformed(format!(
             "target_bytes {bytes} is not whole pages of {PAGE_BYTES} bytes up to {limit}, which \
              leaves the guest {GUEST_MEMORY_MIN}"
         )));
     }
-    let (device, machine) = balloon_of(watched)?;
+    let booted = instance.booted()?;
+    let (device, machine) = balloon_of(&booted)?;
     let pages = u32::try_from(bytes / PAGE_BYTES)
         .map_err(|_| malformed(format!("target_bytes {bytes} is too much for a balloon")))?;
-    machine.change_config(&*device, || device.set_target_pages(pages));
-    balloon(watched)
+    machine.change_config(device, || device.set_target_pages(pages));
+    answer(200, &balloon_body(device))
 }

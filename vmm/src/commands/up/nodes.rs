@@ -238,7 +238,7 @@ impl<'a> Nodes<'a> {
             use std::io::Write as _;
             let text = format!("node {}: {line}\n", self.name(index));
             // Best effort: stderr may be closed.
-            let _ = ssi_hv::progress::Stderr::default().write_all(text.as_bytes());
+            let _ = ssi_hv::stderr::Stderr::default().write_all(text.as_bytes());
         }
     }
 

@@ -1,9 +1,9 @@
 //! What a look at added memory shows, and what it is told of.
 
-use crate::config::RunSettings;
-
 use super::*;
+use crate::config::RunSettings;
 use crate::instance::run::fabric_config;
+use crate::size::ByteSize;
 
 const BLOCKS: u64 = 8;
 
@@ -29,7 +29,7 @@ fn each_block_that_comes_or_goes_is_told_and_what_fails_is_not() {
     let observer: memory_fabric::fabric::FabricObserver = Arc::new(|_| {});
     let fabric = Fabric::start(&fabric_config, &observer).expect("userfaultfd");
     let changes = Changes::default();
-    let plugged = Plugged::new(&fabric, None, &changes).expect("it was asked for");
+    let plugged = HotplugMemory::new(&fabric, None, &changes).expect("it was asked for");
     let blocks = Blocks {
         hotplug: plugged.hotplug.clone(),
         changes: changes.clone(),

@@ -1,15 +1,16 @@
-//! Messages on standard error, beside a bar.
+//! Standard error: the lines of messages, and the bar below them.
 //!
 //! Whoever has something to say may be what keeps a lease alive, or what ends the process. So nobody waits
 //! long here for a reader that stands still, and nobody fails because of one that is gone.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use crate::logging;
+use indicatif::ProgressBar;
 
 /// What is kept for a reader that does not keep up; what comes on top is left out, and that is told.
 const KEPT_BYTES_MAX: usize = 256 << 10;
@@ -22,6 +23,37 @@ const PATIENCE: Duration = Duration::from_millis(100);
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 static MESSAGES: Messages = Messages::new();
+
+/// The bar that is on the terminal.
+static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
+
+/// Whether messages are objects of JSON. Nothing else is published by it.
+static AS_JSON: AtomicBool = AtomicBool::new(false);
+
+/// The place of the bar. No message is written while it is locked.
+pub(crate) fn bar() -> MutexGuard<'static, Option<ProgressBar>> {
+    BAR.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sets whether messages are objects of JSON.
+pub(crate) fn set_json(as_json: bool) {
+    AS_JSON.store(as_json, Ordering::Relaxed);
+}
+
+/// Whether messages are objects of JSON.
+pub(crate) fn is_json() -> bool {
+    AS_JSON.load(Ordering::Relaxed)
+}
+
+/// What stands for messages that nobody could be shown.
+fn lost_line(count: u64) -> String {
+    let text = format!("{count} messages are left out here: stderr was not read");
+    if is_json() {
+        format!("{{\"level\":\"WARN\",\"message\":\"{text}\"}}\n")
+    } else {
+        format!("ssi-hv: {text}\n")
+    }
+}
 
 /// Waits until all messages are out, but not for ever. To be called before the process ends.
 pub fn flush() {
@@ -62,7 +94,7 @@ impl Write for Stderr {
 fn out(bytes: &[u8]) {
     // Nobody to tell when it is closed.
     let write = || drop(io::stderr().write_all(bytes));
-    match &*super::shown() {
+    match &*bar() {
         Some(bar) => bar.suspend(write),
         None => write(),
     }
@@ -165,7 +197,7 @@ impl Messages {
             self.changed.notify_all();
             drop(state);
             if lost > 0 {
-                out(logging::lost_line(lost).as_bytes());
+                out(lost_line(lost).as_bytes());
             }
         }
     }

@@ -1,0 +1,117 @@
+//! The routes of memory that is added: `GET` and `PUT /v1/hotplug`.
+
+use std::sync::Arc;
+
+use devices::virtio::MEM_BLOCK_BYTES;
+use memory_fabric::fabric::DonorAddress;
+
+use super::hotplug::{HotplugMemory, refusal};
+use super::vm::{BootedVm, Instance};
+use crate::config::address::Donor;
+use crate::config::resolved_donor;
+use crate::control_socket::changes::{NextChange, Seen};
+use crate::control_socket::protocol::{HotplugTarget, Refusal, RefusalCode};
+use crate::control_socket::route::{Answer, answer};
+use crate::host;
+use crate::size::ByteSize;
+
+/// How much can be added, was asked for, and is there.
+pub fn look(instance: &Instance) -> Answer {
+    let booted = instance.booted()?;
+    answer(200, &memory_of(&booted)?.body())
+}
+
+/// What a look with parameters waits for.
+pub fn next_change(instance: &Arc<Instance>, query: &str) -> Result<NextChange, Refusal> {
+    let seen = Seen::parse(query)?;
+    let booted = instance.booted()?;
+    Ok(memory_of(&booted)?.changes().after(seen))
+}
+
+fn memory_of(booted: &BootedVm) -> Result<&HotplugMemory, Refusal> {
+    let state = |text| Refusal::new(RefusalCode::State, text);
+    let memory = booted.hotplug.as_ref().ok_or_else(|| {
+        state("the VM was started without --hotplug-memory SIZE, so it has no addresses for more")
+    })?;
+    if memory.has_ended() {
+        return Err(state("the guest has ended"));
+    }
+    Ok(memory)
+}
+
+/// Asks the guest to have so much memory.
+pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
+    let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
+    let target: HotplugTarget = serde_json::from_slice(body).map_err(|error| {
+        malformed(format!(
+            "not {{\"requested_bytes\": NUMBER, \"donor\": \"HOST:PORT\"}}: {error}"
+        ))
+    })?;
+    let donor: Option<Donor> = match &target.donor {
+        Some(text) => Some(
+            text.parse()
+                .map_err(|error| malformed(format!("{error}")))?,
+        ),
+        None => None,
+    };
+    let booted = instance.booted()?;
+    let memory = memory_of(&booted)?;
+    let machine = booted.machine()?;
+    let bytes = target.requested_bytes;
+    let limit = memory.device.region().bytes;
+    if !bytes.is_multiple_of(MEM_BLOCK_BYTES) || bytes > limit {
+        return Err(malformed(format!(
+            "{} is not whole blocks of {} up to {}, which is --hotplug-memory",
+            ByteSize::from_bytes(bytes),
+            ByteSize::from_bytes(MEM_BLOCK_BYTES),
+            ByteSize::from_bytes(limit)
+        )));
+    }
+    match donor {
+        None => {
+            fits_here(memory, bytes)?;
+            let asked = memory.ask(bytes, None, machine);
+            asked.map_err(|error| refusal(&error))?;
+        }
+        Some(donor) => {
+            if donor.memory.is_some() {
+                let text = "a donor lends what is missing to requested_bytes; omit memory=";
+                return Err(malformed(text.to_owned()));
+            }
+            let config = &instance.config;
+            let resolved = resolved_donor(&donor, config.transport, config.insecure);
+            let resolved = resolved.map_err(|error| malformed(one_line(&error)))?;
+            let address = DonorAddress {
+                address: resolved.address,
+                fingerprint: resolved.fingerprint,
+                bytes: None,
+            };
+            memory.ask_with(bytes, address, donor.address.to_string(), machine)?;
+        }
+    }
+    answer(202, &memory.body())
+}
+
+fn one_line(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}
+
+/// Refuses what this host has no memory for just now.
+fn fits_here(memory: &HotplugMemory, bytes: u64) -> Result<(), Refusal> {
+    let missing = memory.missing_bytes(bytes);
+    match host::available_memory() {
+        Some(available) if missing > available.bytes() => Err(Refusal::new(
+            RefusalCode::State,
+            format!(
+                "{} of this host's memory are wanted, and {} are available; name a donor that \
+                 lends it, or ask for less",
+                ByteSize::from_bytes(missing),
+                available
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
