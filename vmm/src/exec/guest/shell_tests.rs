@@ -4,13 +4,23 @@ use std::ffi::CString;
 use std::fs::File;
 use std::io::{Read, Write as _};
 use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::{Mutex, PoisonError};
 
 use super::*;
 use crate::exec::channel::{Channel, CommandEnd, Progress};
 use crate::exec::frame::HELLO;
 
+/// Held while a process is started: it inherits the pipes of every other test, which have no flag
+/// against that.
+static STARTING: Mutex<()> = Mutex::new(());
+
 /// Runs a command: returns its output, its errors and its state.
 fn run_here(command: &str) -> (Vec<u8>, Vec<u8>, Progress) {
+    let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    run_alone(command)
+}
+
+fn run_alone(command: &str) -> (Vec<u8>, Vec<u8>, Progress) {
     let command = CString::new(command).expect("no zero");
     let (reading, writing) = sys::pipe().expect("a pipe");
     // SAFETY: both are new descriptors without another owner.
@@ -57,7 +67,8 @@ fn a_signal_and_a_command_that_is_not_there_end_as_a_shell_says() {
 #[test]
 fn the_command_has_no_input_and_no_files_of_the_init() {
     let count = "cat; ls /proc/self/fd | wc -l";
-    let (out, _, _) = run_here(count);
+    let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (out, _, _) = run_alone(count);
     // Descriptors that this process inherited are inherited by every child.
     let plain = std::process::Command::new("sh")
         .args(["-c", count])
@@ -81,6 +92,7 @@ fn a_process_that_is_left_behind_is_not_waited_for() {
 
 #[test]
 fn an_error_of_the_init_has_its_number() {
+    let _alone = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     for (error, expected) in [
         (2, "why: error 2"),
         (40, "why: error 40"),
