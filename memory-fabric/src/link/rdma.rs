@@ -24,7 +24,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// How long they may take together: more than the adapter takes to give up one.
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(3);
@@ -176,7 +176,7 @@ impl RdmaLink {
         class: TrafficClass,
         tcp: TcpTransport,
     ) -> Result<(Self, Box<dyn PageTransport>), RdmaLinkError> {
-        let bell = EventFd::new(EFD_NONBLOCK).map_err(RdmaLinkError::Thread)?;
+        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RdmaLinkError::Thread)?;
         let (link, mut ports) = Self::start(config, vec![(class, bell)])?;
         let port = ports.pop().expect("one for the class");
         Ok((link, Box::new(RdmaTransport::new(port, tcp))))

@@ -17,7 +17,7 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Transport changes that wait: the requester of each waits for its end.
 const CHANGES_MAX: usize = 1;
@@ -40,7 +40,7 @@ struct PortInbox {
 }
 
 fn port() -> io::Result<(Port, PortInbox)> {
-    let wake = Arc::new(EventFd::new(EFD_NONBLOCK)?);
+    let wake = Arc::new(EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?);
     let (sender, receiver) = bounded(CHANGES_MAX);
     let port = Port {
         wake: Arc::clone(&wake),
