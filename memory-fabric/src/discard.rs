@@ -1,10 +1,11 @@
-//! Pages that the guest has freed: their bytes go, here and at home, and never travel again.
+//! Discards pages that the guest has freed: their bytes are dropped, locally and at home, without
+//! being transferred.
 //!
-//! A [`Discarder`] takes ranges of pages. Those at home here it frees by itself. Those at home
-//! elsewhere it hands to the evictor, which owns the pages whose bytes are here, and waits: when
-//! [`Discarder::discard`] returns, the pages are untouched, and read as zero until they are
-//! written again. What the donor holds of them is dropped soon after, on the connection and in
-//! the order of the write-backs.
+//! A [`Discarder`] takes ranges of pages. Home pages of this node it frees by itself. Others it
+//! passes to the evictor, which owns the pages with local bytes, and waits: when
+//! [`Discarder::discard`] returns, the pages are untouched, and read as zero until they are written
+//! again. The donor drops its copies soon after, on the connection and in the order of the
+//! write-backs.
 
 use crate::guest_memory::GuestMemory;
 use crate::homes::{BLOCK_PAGES, HomeTable};
@@ -16,50 +17,51 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
-/// How long [`Discarder::discard`] waits at the most. The evictor needs microseconds, unless a
-/// page of the range is being fetched from a donor that does not answer.
+/// Longest wait of [`Discarder::discard`]. The evictor needs microseconds, unless a page of the
+/// range is being fetched from a donor that does not answer.
 pub const DISCARD_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Requests that wait for the evictor, at the most: each has a thread that waits for it.
+/// Limit of requests in the evictor's queue: each has a waiting thread.
 const REQUESTS_MAX: usize = 8;
 
 /// Why pages were not discarded. Some of them may have been.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscardError {
-    /// Part of the range is no guest memory.
+    /// A part of the range is not guest memory.
     #[error("{count} pages from {first} are not all in the guest's memory")]
     OutsideMemory {
         /// The first page of the range.
         first: PageIndex,
-        /// How many pages it has.
+        /// Number of pages.
         count: u32,
     },
-    /// The pages are in use: being fetched, most likely.
+    /// The pages are in use, most likely being fetched.
     #[error("the evictor did not come to it in time")]
     Late,
-    /// The pager has ended, or ends.
+    /// The pager has ended, or is ending.
     #[error("the pager has ended")]
     Stopped,
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot free the bytes of {first}")]
     System {
         /// The first page of a run.
         first: PageIndex,
-        /// What it said.
+        /// Its error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Pages that the evictor is to discard, and somebody who waits for that.
+/// Pages for the evictor to discard, with a waiter.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// Pages of the pager.
+    /// Pages that the pager manages.
     pub ranges: Vec<PageRange>,
-    /// Whether nothing may be on its way home any more when it is done, and their homes be told.
+    /// Whether completion requires that no write-back of the pages is in progress, and that their
+    /// homes were notified.
     pub settles: bool,
-    /// Whether nobody waits any more. Held while pages are discarded, so that none is after
-    /// the waiter has left: the guest may have them again.
+    /// Whether the waiter has timed out. Held while pages are discarded, so that none is discarded
+    /// after the waiter has returned: the guest may use them again.
     given_up: Mutex<bool>,
 }
 
@@ -72,21 +74,21 @@ impl Request {
         }
     }
 
-    /// Whether nobody waits; that does not change while the guard is held.
+    /// Returns whether the waiter has timed out, which does not change while the guard is held.
     pub(crate) fn given_up(&self) -> MutexGuard<'_, bool> {
         self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request, and the channel by which its end is told.
+/// A request, and the channel that signals its completion.
 pub(crate) type Posted = (Arc<Request>, Sender<()>);
 
-/// The channel to the evictor.
+/// Creates the channel to the evictor.
 pub(crate) fn channel() -> (Sender<Posted>, Receiver<Posted>) {
     bounded(REQUESTS_MAX)
 }
 
-/// Where requests are posted for the evictor.
+/// Posts requests to the evictor.
 #[derive(Clone, Debug)]
 pub(crate) struct DiscardMailbox {
     requests: Sender<Posted>,
@@ -100,18 +102,18 @@ impl DiscardMailbox {
     }
 }
 
-/// Takes pages that the guest does not want any more. Clones share the pager.
+/// Discards pages that the guest has freed. Clones share the pager.
 #[derive(Clone, Debug)]
 pub struct Discarder {
     memory: Arc<GuestMemory>,
     homes: Arc<HomeTable>,
     stats: Arc<PagerStats>,
-    /// `None` where there is no evictor.
+    /// `None` without an evictor.
     evictor: Option<DiscardMailbox>,
 }
 
 impl Discarder {
-    /// `evictor` is `None` where there is no evictor.
+    /// `evictor` is `None` without an evictor.
     pub(crate) fn new(
         memory: Arc<GuestMemory>,
         homes: Arc<HomeTable>,
@@ -126,9 +128,9 @@ impl Discarder {
         }
     }
 
-    /// Drops the bytes of pages. What is written to them before this returns may be lost; from
-    /// then on they are zero until they are written. Waits up to [`DISCARD_TIME_MAX`]; what was
-    /// not discarded by then is left as it is.
+    /// Drops the bytes of pages. Writes to them before this returns may be lost; afterwards they
+    /// are zero until they are written. Waits up to [`DISCARD_TIME_MAX`]; pages that were not
+    /// discarded by then are unchanged.
     ///
     /// # Errors
     ///
@@ -151,13 +153,13 @@ impl Discarder {
     }
 
     /// Drops the bytes of pages that were added to the guest, as [`Self::discard`] does. Afterwards
-    /// nothing of them is on its way home, and what is at home is dropped, as far as that can be. Waits no
-    /// longer than until `deadline`.
+    /// no write-back of them is in progress, and copies at home are dropped as far as possible.
+    /// Waits until `deadline` at most.
     pub(crate) fn clear(&self, pages: PageRange, deadline: Instant) -> Result<(), DiscardError> {
         self.hand_over(Request::new(vec![pages], true), deadline)
     }
 
-    /// Divides a range into pages at home `here`, and pages of the pager.
+    /// Splits a range into home pages of this node, and pages that the pager manages.
     fn split(
         &self,
         range: PageRange,
@@ -190,7 +192,7 @@ impl Discarder {
         Ok(())
     }
 
-    /// Frees pages that are at home here.
+    /// Frees home pages of this node.
     fn free(&self, range: PageRange) -> Result<(), DiscardError> {
         let system = |source| DiscardError::System {
             first: range.first,
@@ -217,7 +219,7 @@ impl Discarder {
                 crossbeam_channel::SendTimeoutError::Timeout(_) => DiscardError::Late,
                 crossbeam_channel::SendTimeoutError::Disconnected(_) => DiscardError::Stopped,
             })?;
-        // EAGAIN means that the counter is full, which wakes as well.
+        // EAGAIN means that the counter is full, which also wakes.
         let _ = evictor.wake.write(1);
         let outcome = ended.recv_deadline(deadline);
         if outcome.is_ok() {
@@ -225,7 +227,7 @@ impl Discarder {
         }
         *request.given_up() = true;
         match (ended.try_recv(), outcome) {
-            // It came to it in the very last moment.
+            // It completed at the last moment.
             (Ok(()), _) => Ok(()),
             (_, Err(crossbeam_channel::RecvTimeoutError::Disconnected)) => {
                 Err(DiscardError::Stopped)

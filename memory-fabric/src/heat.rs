@@ -1,8 +1,8 @@
-//! The heat map: which part of memory is here, and which was touched lately.
+//! The heat map: which part of memory is local, and which was touched recently.
 //!
-//! Accesses to mapped pages are invisible to user space. What is seen are faults: pages that
-//! arrive, and pages on probation that are touched again. The pager counts them for groups of
-//! pages ([`Touches`]); where pages are is read from the page map.
+//! Accesses to mapped pages are invisible to user space. Faults are visible: pages that arrive, and
+//! pages on probation that are touched again. The pager counts them for groups of pages
+//! ([`Touches`]); the page map has the locations of pages.
 
 use crate::guest_memory::GuestMemory;
 use crate::homes::{HomeTable, NodeId};
@@ -16,33 +16,33 @@ use std::time::{Duration, Instant};
 /// Pages whose touches are counted together: 256 KiB of guest memory, 8 bytes of metadata.
 pub const GROUP_PAGES: u32 = 64;
 
-/// Touches are forgotten after one to two of these.
+/// Touches expire after one to two of these.
 const TICK: Duration = Duration::from_secs(10);
 
-/// Most blocks of a heat map, but for those that extents cut: 16 rows of 64.
+/// Limit of blocks in a heat map, except those that extents cut: 16 rows of 64.
 pub const BLOCKS_MAX: u64 = 1024;
 
-/// Most pages looked at for one heat map: the entries of 4 GiB, which takes a few
-/// milliseconds. In larger guests each block is sampled.
+/// Limit of pages examined for one heat map: the entries of 4 GiB, which takes a few milliseconds.
+/// In larger guests each block is sampled.
 pub const PAGES_LOOKED_AT_MAX: u64 = 1 << 20;
 
-/// Pages looked at before the processor is offered to others: well below a millisecond.
+/// Pages examined between yields of the CPU: well below a millisecond.
 const PAGES_BEFORE_YIELD: u32 = 1 << 16;
 
-/// Places in which a block is sampled.
+/// Positions at which a block is sampled.
 const SAMPLES: u64 = 4;
 
-/// Counts touches by group of pages. One relaxed read-modify-write a fault.
+/// Counts touches by group of pages. One relaxed read-modify-write per fault.
 #[derive(Debug)]
 pub(crate) struct Touches {
-    /// An `AtomicU64` for each group, taken from the host when first written.
+    /// An `AtomicU64` for each group, allocated by the kernel at the first write.
     words: Mapping,
     groups: usize,
     started: Instant,
 }
 
 impl Touches {
-    /// Nothing touched yet in `pages` pages.
+    /// Creates counters for `pages` pages.
     pub fn new(pages: u64) -> io::Result<Self> {
         let groups = usize::try_from(pages.div_ceil(GROUP_PAGES.into()))
             .expect("64-bit host")
@@ -54,23 +54,23 @@ impl Touches {
         })
     }
 
-    /// A page was touched, which took a fault.
+    /// Records a touch that caused a fault.
     pub fn record(&self, page: PageIndex, at: Instant) {
         let tick = self.tick(at);
         let word = &self.words()[(page.number() / GROUP_PAGES) as usize];
-        // Relaxed: a count that nothing else depends on.
+        // Relaxed: nothing else depends on the count.
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some(counted(word, tick))
         });
     }
 
-    /// Touches of a group in the last one to two ticks.
+    /// Returns the touches of a group in the last one to two ticks.
     fn recent(&self, group: u32, tick: u32) -> u32 {
         let word = self.words().get(group as usize);
         word.map_or(0, |word| recent(word.load(Ordering::Relaxed), tick))
     }
 
-    /// Which tick it is; from 2, so that a word of zero is long ago.
+    /// Returns the current tick, starting at 2, so that a zero word is long ago.
     fn tick(&self, at: Instant) -> u32 {
         let ticks = at.saturating_duration_since(self.started).as_secs() / TICK.as_secs();
         u32::try_from(ticks + 2).unwrap_or(u32::MAX)
@@ -79,12 +79,12 @@ impl Touches {
     fn words(&self) -> &[AtomicU64] {
         let first = self.words.as_ptr().cast::<AtomicU64>();
         // SAFETY: the mapping holds `groups` words, is page-aligned, lives as long as self and
-        // starts zeroed, which is a valid value; all access is by atomics.
+        // starts zeroed, which is a valid value; all access is atomic.
         unsafe { std::slice::from_raw_parts(first, self.groups) }
     }
 }
 
-/// A word is the tick of the last touch, the touches of the tick before and those of that tick.
+/// Packs the tick of the last touch, the touches of the tick before it, and those of that tick.
 const fn word(tick: u32, before: u16, now: u16) -> u64 {
     ((tick as u64) << 32) | ((before as u64) << 16) | now as u64
 }
@@ -97,7 +97,7 @@ const fn parts(word: u64) -> (u32, u16, u16) {
     ((word >> 32) as u32, (word >> 16) as u16, word as u16)
 }
 
-/// The word after one more touch.
+/// Returns the word after one more touch.
 const fn counted(seen: u64, tick: u32) -> u64 {
     let (last, before, now) = parts(seen);
     if last == tick {
@@ -109,7 +109,7 @@ const fn counted(seen: u64, tick: u32) -> u64 {
     }
 }
 
-/// Touches in this tick and the one before.
+/// Returns the touches in this tick and the one before.
 const fn recent(seen: u64, tick: u32) -> u32 {
     let (last, before, now) = parts(seen);
     if last == tick {
@@ -121,28 +121,28 @@ const fn recent(seen: u64, tick: u32) -> u32 {
     }
 }
 
-/// What is true of a block of pages. Counts are of the pages that were looked at, and not a
-/// snapshot of one moment.
+/// State of a block of pages. The counts cover the examined pages, and are not a snapshot of one
+/// moment.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct BlockHeat {
     /// Pages in it.
     pub pages: u32,
-    /// Of these, pages that were looked at.
+    /// Examined pages.
     pub looked_at: u32,
-    /// Pages that are here, and mapped or to be mapped at the next touch.
+    /// Local pages that are mapped, or mapped at the next touch.
     pub resident: u32,
-    /// Pages that are here, not mapped: on probation, being written back or dropped.
+    /// Local pages that are not mapped: on probation, being written back or dropped.
     pub leaving: u32,
-    /// Pages on their way here, being mapped, or fetched ahead and not touched yet.
+    /// Pages in transit to this node, being mapped, or prefetched and not touched yet.
     pub arriving: u32,
     /// Pages whose bytes are only at home.
     pub remote: u32,
     /// Pages that were never written, or are all zero.
     pub untouched: u32,
-    /// Pages that differ from what is at home.
+    /// Pages that differ from the copy at home.
     pub dirty: u32,
-    /// Faults in the block that brought a page, or found it on probation, in the last 10 to 20
-    /// seconds. None are seen where the home is here.
+    /// Faults in the block that fetched a page, or found it on probation, in the last 10 to 20
+    /// seconds. Home memory of this node has none.
     pub recent_faults: u32,
 }
 
@@ -167,8 +167,8 @@ pub struct ExtentHeat {
     pub pages: PageRange,
     /// Its home.
     pub home: NodeId,
-    /// Its blocks by rising address. They begin at multiples of [`Heat::block_pages`]; the first
-    /// and the last are cut by the extent.
+    /// Its blocks by ascending address. They start at multiples of [`Heat::block_pages`]; the
+    /// extent cuts the first and the last.
     pub blocks: Vec<BlockHeat>,
 }
 
@@ -179,14 +179,14 @@ pub struct Heat {
     pub block_pages: u32,
     /// Pages of the guest.
     pub pages: u64,
-    /// Pages that were looked at, at most [`PAGES_LOOKED_AT_MAX`]. When they are fewer than
-    /// `pages`, each block was looked at in 4 places.
+    /// Examined pages, at most [`PAGES_LOOKED_AT_MAX`]. If they are fewer than `pages`, each block
+    /// was sampled at 4 positions.
     pub pages_looked_at: u64,
-    /// Every extent by rising address.
+    /// Every extent by ascending address.
     pub extents: Vec<ExtentHeat>,
 }
 
-/// Looks at the pages of a guest. Without a pager all of them are at home here.
+/// Examines the pages of a guest. Without a pager all of them are home pages of this node.
 pub(crate) fn look(
     homes: &HomeTable,
     memory: &GuestMemory,
@@ -219,7 +219,7 @@ pub(crate) fn look(
                     Some((map, _)) if paged => {
                         for page in sample.iter() {
                             let state = map.entry(page).state();
-                            // What was fetched ahead waits for its first touch.
+                            // A prefetched page waits for its first touch.
                             let kind = match state.kind() {
                                 Kind::Probation if state.is_ahead() => Kind::Fetching,
                                 kind => kind,
@@ -238,8 +238,8 @@ pub(crate) fn look(
                 }
             }
             heats.push(heat);
-            // Vcpus and the pager come first, now and then: on a busy host each time costs a
-            // slice of the scheduler.
+            // Yields occasionally to vCPUs and the pager: on a busy host each yield costs a slice
+            // of the scheduler.
             since_yield += heat.looked_at;
             if since_yield >= PAGES_BEFORE_YIELD {
                 since_yield = 0;
@@ -261,7 +261,7 @@ pub(crate) fn look(
     }
 }
 
-/// Pages at home here have no state: they are in memory, or were never written.
+/// Home pages of this node have no state: they are in memory, or were never written.
 fn look_here(memory: &GuestMemory, range: PageRange, seen: &mut [u8], heat: &mut BlockHeat) {
     let seen = &mut seen[..range.count as usize];
     if memory.in_memory(range.first, seen).is_err() {
@@ -277,10 +277,10 @@ fn look_here(memory: &GuestMemory, range: PageRange, seen: &mut [u8], heat: &mut
     }
 }
 
-/// The smallest block size with which there are not too many.
+/// Returns the smallest block size that does not exceed the limit of blocks.
 fn block_pages(ranges: &[PageRange]) -> u32 {
     let mut pages = GROUP_PAGES;
-    // One cut block for each extent does not count: making all of them larger helps nobody.
+    // One cut block for each extent is not counted: larger blocks would not avoid it.
     let most = BLOCKS_MAX + ranges.len() as u64;
     while pages < 1 << 31 && ranges.iter().map(|&r| blocks_of(r, pages)).sum::<u64>() > most {
         pages *= 2;
@@ -293,7 +293,7 @@ fn blocks_of(range: PageRange, block_pages: u32) -> u64 {
     range.end().div_ceil(block_pages.into()) - first
 }
 
-/// The parts of a block to look at: all of it, or as many pages as are allowed in some places.
+/// Returns the parts of a block to examine: all of it, or `allowed` pages at several positions.
 fn samples(block: PageRange, allowed: u64) -> impl Iterator<Item = PageRange> {
     let pages = u64::from(block.count);
     let (places, length) = if pages <= allowed {
@@ -350,7 +350,7 @@ mod tests {
         let ram = [range(0, 1000), range(2000, 600)];
         let plan = plan(&ram, 700, 1600);
         let memory = GuestMemory::new(2600 << 12).expect("a small memory");
-        // SAFETY: inside the guest view, which nobody else has.
+        // SAFETY: inside the guest view, which nothing else accesses.
         unsafe { memory.guest_view().add(5 << 12).write_volatile(1) };
         let map = PageMap::new(2600).expect("small");
         let touches = Touches::new(2600).expect("small");

@@ -1,47 +1,47 @@
-//! Distributed guest memory: paging, transports and donors. Knows nothing of KVM.
+//! Distributed guest memory: paging, transports and donors. Has no knowledge of KVM.
 //!
 //! # The life of a fault
 //!
-//! A VM's memory on the node that runs it is one memfd with two views
-//! ([`guest_memory`]). The guest view is KVM's; where a page is at home on a donor
-//! ([`homes`]), the view is registered with userfaultfd ([`uffd`]).
+//! A VM's memory on the node that runs it is one memfd with two views ([`guest_memory`]). The guest
+//! view is KVM's; where a page's home is a donor ([`homes`]), the view is registered with
+//! userfaultfd ([`uffd`]).
 //!
-//! A vCPU touches a page that is not mapped. The kernel stops it and the fault thread
-//! (`pager::fault`) reads a message with the address. The page's state word (`page_map`)
-//! decides what to do; the message's own idea of the fault may be out of date:
+//! A vCPU accesses a page that is not mapped. The kernel stops it, and the fault thread
+//! (`pager::fault`) reads a message with the address. The page's state word (`page_map`) determines
+//! the action; the kind of fault in the message may be outdated:
 //!
-//! - *untouched*: the page is made of zeros, with no traffic;
-//! - *resident*, *on probation*, *being written back*: the bytes are here, the page is mapped;
-//!   an eviction that was under way notices and gives up;
-//! - *remote*: room is taken out of a [budget](fabric::FabricConfig::local_bytes), a request
-//!   goes out on the donor's urgent connection ([`transport`]), and the thread looks for more
-//!   faults and for answers. The page that comes is put into the guest view by UFFDIO_COPY,
-//!   which allocates it, fills it, maps it and wakes the vCPU in one call: write-protected
-//!   when the access was a read, so that a first write is seen.
+//! - *untouched*: the page is filled with zeroes, without traffic;
+//! - *resident*, *on probation*, *being written back*: the bytes are local and the page is mapped;
+//!   an eviction in progress detects this and is cancelled;
+//! - *remote*: a page is taken from the [budget](fabric::FabricConfig::local_bytes), a request is
+//!   sent on the donor's urgent connection ([`transport`]), and the thread polls for more faults
+//!   and for answers. The received page is installed in the guest view by UFFDIO_COPY, which
+//!   allocates it, fills it, maps it and wakes the vCPU in one call: write-protected when the
+//!   access was a read, so that the first write faults.
 //!
-//! The evictor (`pager::evict`) runs ahead of all that. It keeps a reserve of free pages by
-//! unmapping the oldest, watching which are touched again, and sending the others home on the
+//! The evictor (`pager::evict`) runs ahead of the faults. It keeps a reserve of free pages by
+//! unmapping the oldest, observing which are touched again, and writing the others back on the
 //! donor's bulk connection.
 //!
-//! Pages that the guest has freed ([`discard`]) lose their bytes here and at home, and are
+//! Pages that the guest has freed ([`discard`]) lose their bytes locally and at home, and are
 //! untouched again.
 //!
-//! The prefetcher (`pager::prefetch`) fetches pages that a pattern in the faults promises, in
-//! runs, on connections of its own. They wait unmapped for their first touch, and are the first
-//! to go when nobody touches them. What was touched first in one run can be recorded for the
-//! next ([`working_set`]).
+//! The prefetcher (`pager::prefetch`) fetches pages that a pattern in the faults predicts, in runs,
+//! on separate connections. They wait unmapped for their first touch, and are evicted first if it
+//! does not come. The first touches of one run can be recorded for the next ([`working_set`]).
 //!
-//! Where both ends have RDMA, pages are read by it ([`transport::rdma`]), and the donor's processor
-//! has no part; write-backs go by TCP, and so does all when RDMA fails.
+//! Where both ends have RDMA, pages are read by it ([`transport::rdma`]) without the donor's CPU.
+//! Where it was measured to be slower, write-backs use TCP, and so does all traffic when RDMA
+//! fails.
 //!
-//! A donor ([`donor`]) lends memory under a lease, which a [`link`] keeps alive and whose
-//! connections it makes again when they break. What they say to each other is in [`wire`]. On
-//! slow links pages travel compressed ([`packing`]), where that was measured to pay.
+//! A donor ([`donor`]) lends memory under a lease, which a [`link`] renews and whose connections it
+//! re-establishes when they break. [`wire`] has their protocol. On slow links pages travel
+//! compressed ([`packing`]), where that was measured to pay.
 //!
-//! [`fabric::Fabric`] puts the parts together. A [`view::FabricView`] of it can be looked at from
-//! any thread while it runs.
+//! [`fabric::Fabric`] combines the parts. A [`view::FabricView`] of it can be read from any thread
+//! while it runs.
 
-// What the integration tests share serves unit tests too, by the name that it knows.
+// The shared support of the integration tests also serves unit tests, under the name that it uses.
 #[cfg(test)]
 extern crate self as memory_fabric;
 
@@ -76,7 +76,7 @@ pub(crate) use fabric_pages::{page_map, zap};
 #[cfg(test)]
 #[path = "../transport/src/measure/slow.rs"]
 mod slow;
-// Unit tests use private parts of this build of the crate, which the support crate does not know.
+// Unit tests use private parts of this build of the crate, which the support crate cannot access.
 #[cfg(test)]
 #[allow(dead_code, reason = "integration tests use the rest")]
 #[path = "../test-support/src/fabric.rs"]

@@ -1,29 +1,29 @@
-//! The nodes of a VM as the local one reaches them: a link leads to each other node that lends.
+//! The nodes of a VM and their links: one link for each other node that lends.
 //!
-//! Links have places: those of the donors of the guest's start in the order of the
-//! configuration, then those for donors that join. Whatever exists once for each link is kept
-//! in that order.
+//! Links are indexed: first those of the donors of the guest's start in the order of the
+//! configuration, then those for donors that join. Everything that exists once for each link is
+//! kept in that order.
 
 use crate::homes::NodeId;
 
 /// The value of [`Nodes::places`] for ids without a link.
 const NO_LINK: u8 = u8::MAX;
 
-/// Which node is the local one, and which place the link to each other node has.
+/// The local node, and the index of the link to each other node.
 #[derive(Clone, Debug)]
 pub(crate) struct Nodes {
     local: NodeId,
-    /// The node that each link leads to.
+    /// The node of each link.
     links: Box<[NodeId]>,
-    /// Links of the guest's start.
+    /// Number of links of the guest's start.
     fixed: usize,
-    /// The place of the link to each id.
+    /// The index of the link to each id.
     places: Box<[u8]>,
 }
 
 impl Nodes {
-    /// The local node, donors of the guest's start, and ids for donors that join. No two are the
-    /// same.
+    /// Creates the table from the local node, the donors of the guest's start, and the ids for
+    /// donors that join, which are all different.
     pub fn new(local: NodeId, donors: &[NodeId], joiners: &[NodeId]) -> Self {
         let links = [donors, joiners].concat();
         let mut places = vec![NO_LINK; usize::from(u8::MAX) + 1].into_boxed_slice();
@@ -38,27 +38,27 @@ impl Nodes {
         }
     }
 
-    /// The node that this process runs on.
+    /// Returns the node that this process runs on.
     pub fn local(&self) -> NodeId {
         self.local
     }
 
-    /// Places of links, those for donors that can join included.
+    /// Returns the number of links, including those for donors that can join.
     pub fn links(&self) -> usize {
         self.links.len()
     }
 
-    /// Links of the guest's start.
+    /// Returns the number of links of the guest's start.
     pub fn fixed(&self) -> usize {
         self.fixed
     }
 
-    /// The node that a link leads to.
+    /// Returns the node of a link.
     pub fn node_at(&self, link: usize) -> NodeId {
         self.links[link]
     }
 
-    /// The place of the link to a node; `None` where there is none, as for the local node.
+    /// Returns the index of the link to a node; `None` without a link, as for the local node.
     pub fn link_to(&self, node: NodeId) -> Option<usize> {
         let place = self.places[node.index()];
         (place != NO_LINK).then_some(place.into())

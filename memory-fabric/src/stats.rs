@@ -1,5 +1,5 @@
-//! What the pager counts. Written without locks by the threads that do the work, readable
-//! by anyone at any time.
+//! Counters of the pager, which worker threads update without locks, and any thread may read at any
+//! time.
 
 pub use fabric_host::metrics::{Counter, Histogram, Recent, Summary};
 pub use fabric_transport::Traffic;
@@ -9,34 +9,34 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
-/// What the pager of a node counts.
+/// Counters of a node's pager.
 #[derive(Debug, Default)]
 pub struct PagerStats {
     /// Faults on pages whose bytes came from another node, from reading the fault to waking.
     pub remote: Histogram,
-    /// First touches, filled with zeros.
+    /// First touches, filled with zeroes.
     pub zero: Histogram,
-    /// Where the time of these went.
+    /// Stages of these.
     pub zero_stages: LocalStages,
-    /// Untouched pages filled along with a neighbour that was touched.
+    /// Untouched pages filled along with a touched neighbour.
     pub zero_around: Counter,
-    /// Faults on pages whose bytes were here.
+    /// Faults on pages whose bytes were local.
     pub minor: Histogram,
-    /// Where the time of these went.
+    /// Stages of these.
     pub minor_stages: LocalStages,
     /// First writes to pages that were mapped read-only.
     pub write_protect: Histogram,
     /// Stage of a remote fault: from reading it to sending the request.
     pub queue: Histogram,
-    /// Stage of a remote fault: from sending the request to having the bytes.
+    /// Stage of a remote fault: from sending the request to receiving the bytes.
     pub fetch: Histogram,
-    /// Stage of a remote fault: from having the bytes to waking.
+    /// Stage of a remote fault: from receiving the bytes to waking.
     pub install: Histogram,
-    /// Pages taken out of this node's memory.
+    /// Pages removed from this node's memory.
     pub evictions: Counter,
     /// Of these, pages that were clean and needed no write-back.
     pub evictions_clean: Counter,
-    /// Of these, pages that held only zeros and needed no write-back.
+    /// Of these, pages of zeroes that needed no write-back.
     pub evictions_zero: Counter,
     /// Evictions that a fault cancelled.
     pub evictions_cancelled: Counter,
@@ -44,24 +44,24 @@ pub struct PagerStats {
     pub stalled_for_memory: Counter,
     /// Pages that the guest does not use.
     pub free_pages: FreePagesStats,
-    /// Pages asked of their home before anybody wanted them.
+    /// Prefetched pages.
     pub prefetch_issued: Counter,
-    /// Of these, pages that were touched, or mapped along with one that was.
+    /// Of these, pages that were touched, or mapped along with a touched page.
     pub prefetch_used: Counter,
-    /// Of these, pages that were evicted without that.
+    /// Of these, pages that were evicted untouched.
     pub prefetch_wasted: Counter,
-    /// Untouched pages that were filled with zeros because an earlier run had touched them.
+    /// Untouched pages that were filled with zeroes because an earlier run had touched them.
     pub replayed: Counter,
-    /// Pages of an earlier run's working set that were not looked at yet.
+    /// Pages of an earlier run's working set that were not processed yet.
     pub replay_left: AtomicU64,
-    /// Faults on pages that were on their way here by a prefetch.
+    /// Faults on pages that were in transit by a prefetch.
     pub prefetch_late: Counter,
-    /// For each donor in order: what went to and fro.
+    /// Traffic with each donor, in order.
     pub donors: Box<[DonorStats]>,
 }
 
 impl PagerStats {
-    /// Nothing counted yet, for so many donors.
+    /// Creates zero counters for this many donors.
     #[must_use]
     pub fn new(donors: usize) -> Self {
         Self {
@@ -70,7 +70,7 @@ impl PagerStats {
         }
     }
 
-    /// A page came from a donor, and who waited for it was woken.
+    /// Records that a page came from a donor, and its waiter was woken.
     pub(crate) fn record_remote(&self, donor: usize, times: &RemoteTimes) {
         let queue = times.posted_at - times.read_at;
         let fetch = times.arrived_at - times.posted_at;
@@ -90,30 +90,30 @@ impl PagerStats {
     }
 }
 
-/// When a remote fault got how far.
+/// Time stamps of a remote fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RemoteTimes {
     /// The fault was read.
     pub read_at: Instant,
     /// Its request was posted.
     pub posted_at: Instant,
-    /// Its bytes were here.
+    /// Its bytes were received.
     pub arrived_at: Instant,
     /// The page was mapped.
     pub done_at: Instant,
 }
 
-/// Where the time of faults went that need no other node.
+/// Stages of faults that need no other node.
 #[derive(Debug, Default)]
 pub struct LocalStages {
     /// From reading the fault to serving it: other faults came first, or memory was short.
     pub queue: Histogram,
-    /// From there to waking.
+    /// From serving it to waking.
     pub install: Histogram,
 }
 
 impl LocalStages {
-    /// A fault was read, taken up, and served now; `total` has all of it.
+    /// Records a fault that was just served; `total` has the whole duration.
     pub(crate) fn record(&self, total: &Histogram, read_at: Instant, taken_up_at: Instant) {
         let done_at = Instant::now();
         self.queue.record(taken_up_at - read_at);
@@ -122,18 +122,18 @@ impl LocalStages {
     }
 }
 
-/// What is counted of pages that the guest has told to be free.
+/// Counters of pages that the guest has freed.
 #[derive(Debug, Default)]
 pub struct FreePagesStats {
-    /// Pages that were told to be free, each time.
+    /// Pages reported as free, each time.
     pub reported: Counter,
-    /// Of these, pages that had bytes here, which are gone.
+    /// Of these, pages with local bytes, which were dropped.
     pub dropped_here: Counter,
     /// Of these, pages that their donor has confirmed to have dropped.
     pub dropped_at_home: Counter,
 }
 
-/// What the pager counts for one donor.
+/// The pager's counters for one donor.
 #[derive(Debug, Default)]
 pub struct DonorStats {
     /// Pages fetched from it.
@@ -144,22 +144,22 @@ pub struct DonorStats {
     pub remote: Histogram,
     /// Their stage until the request was sent.
     pub queue: Histogram,
-    /// Their stage until the bytes were here.
+    /// Their stage until the bytes were received.
     pub fetch: Histogram,
     /// Their stage until waking.
     pub install: Histogram,
-    /// Pages that vCPUs waited for, as they came over the network.
+    /// Traffic of pages that vCPUs waited for.
     pub urgent: Arc<Traffic>,
-    /// Pages that were written back, as they went.
+    /// Traffic of pages that were written back.
     pub bulk: Arc<Traffic>,
-    /// Pages that were fetched ahead, as they came.
+    /// Traffic of prefetched pages.
     pub prefetch: Arc<Traffic>,
-    /// What is only measured: no pages.
+    /// Traffic of measurements: no pages.
     pub probe: Arc<Traffic>,
 }
 
 impl DonorStats {
-    /// What a class of traffic carried.
+    /// Returns the traffic of a class.
     #[must_use]
     pub fn traffic(&self, class: TrafficClass) -> &Arc<Traffic> {
         match class {

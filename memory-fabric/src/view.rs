@@ -1,6 +1,6 @@
-//! What of a running VM's memory can be looked at, from any thread and at any time.
+//! The readable state of a running VM's memory, from any thread and at any time.
 //!
-//! Everything here is a load: no lock of the pager is taken, and guest memory is never touched.
+//! Everything here is a load: no lock of the pager is taken, and guest memory is never accessed.
 
 use crate::discard::{DiscardMailbox, Discarder};
 use crate::guest_memory::GuestMemory;
@@ -21,66 +21,66 @@ use std::sync::{Arc, PoisonError, RwLock};
 /// A node's part in a VM.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct NodeSummary {
-    /// Its number.
+    /// Its id.
     pub id: NodeId,
     /// The donor's address; `None` for the compute node and the loopback slab.
     pub address: Option<SocketAddr>,
-    /// Bytes of guest memory it gives.
+    /// Bytes of guest memory that it provides.
     pub memory_bytes: u64,
     /// Pages fetched from it.
     pub pages_fetched: u64,
     /// Pages written back to it.
     pub pages_written_back: u64,
-    /// Its RDMA connections, where there are any.
+    /// Its RDMA connections, if any.
     pub rdma: Option<RdmaSummary>,
-    /// What it counted itself, once the fabric has shut down.
+    /// Its own counters, once the fabric has shut down.
     pub own_count: Option<LeaseStatus>,
 }
 
-/// What came of RDMA with a donor.
+/// RDMA counters of a donor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RdmaSummary {
-    /// Pages that came by READ.
+    /// Pages fetched by READ.
     pub pages_read: u64,
-    /// Pages that went home by WRITE.
+    /// Pages written back by WRITE.
     pub pages_written: u64,
-    /// Connections made.
+    /// Connections established.
     pub connections: u64,
-    /// Of these, failed.
+    /// Connections that failed.
     pub failures: u64,
 }
 
-/// Memory that is added to a guest while it runs.
+/// Memory that is added to a guest at run time.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct AddedSummary {
-    /// Bytes that there are addresses for.
+    /// Bytes of the address range for it.
     pub max_bytes: u64,
-    /// Bytes that are requested.
+    /// Requested bytes.
     pub requested_bytes: u64,
-    /// Bytes that the guest has plugged.
+    /// Plugged bytes.
     pub plugged_bytes: u64,
 }
 
-/// Who lends, in order; donors that joined come behind those of the start. Those who left stay,
-/// with what they counted.
+/// The lenders in order; donors that joined follow those of the start. Those that left stay, with
+/// their counters.
 pub(crate) type Lenders = Arc<RwLock<Vec<LentBy>>>;
 
-/// Who lends.
+/// A lender.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LentBy {
     /// `None` for the loopback slab.
     pub address: Option<SocketAddr>,
     /// `None` for the loopback slab.
     pub link: Option<Arc<LinkStats>>,
-    /// `None` where there is no RDMA.
+    /// `None` without RDMA.
     pub rdma: Option<Arc<RdmaStats>>,
-    /// How fast it is; `None` for the loopback slab.
+    /// Speed of the path; `None` for the loopback slab.
     pub path: Option<Arc<PathStats>>,
-    /// What it counted itself, once its lease has ended.
+    /// Its own counters, once its lease has ended.
     pub own_count: Option<LeaseStatus>,
 }
 
-/// A VM's memory as all parts of its fabric see it.
+/// A VM's memory, shared by all parts of its fabric.
 #[derive(Clone)]
 pub(crate) struct VmMemory {
     pub memory: Arc<GuestMemory>,
@@ -90,7 +90,7 @@ pub(crate) struct VmMemory {
     pub local_bytes: u64,
     /// One for each donor, in the order of the links.
     pub lent_by: Lenders,
-    /// How many blocks of added memory are requested.
+    /// Number of requested blocks of added memory.
     pub requested_blocks: Arc<AtomicU32>,
 }
 
@@ -101,14 +101,14 @@ impl VmMemory {
         lent_by.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A discarder of its pages; `evictor` is `None` where there is no evictor.
+    /// Returns a discarder of its pages; `evictor` is `None` without an evictor.
     pub fn discarder(&self, evictor: Option<DiscardMailbox>) -> Discarder {
         let (memory, stats) = (Arc::clone(&self.memory), Arc::clone(&self.stats));
         Discarder::new(memory, Arc::clone(&self.plan.homes), stats, evictor)
     }
 }
 
-/// A VM's memory as it can be looked at. Cheap to clone; may outlive the fabric.
+/// The readable state of a VM's memory. Cheap to clone; may outlive the fabric.
 #[derive(Clone)]
 pub struct FabricView {
     vm: VmMemory,
@@ -137,34 +137,34 @@ impl FabricView {
         self.pager.as_deref()
     }
 
-    /// How memory is divided.
+    /// Returns the division of memory.
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.vm.plan
     }
 
-    /// What the pager counts.
+    /// Returns the pager's counters.
     #[must_use]
     pub fn stats(&self) -> &PagerStats {
         &self.vm.stats
     }
 
-    /// Bytes of the guest's memory file that take memory here now.
+    /// Returns the allocated bytes of the guest's memory file.
     ///
     /// # Errors
     ///
-    /// When the file cannot be asked.
+    /// Fails when the file cannot be queried.
     pub fn resident_bytes(&self) -> std::io::Result<u64> {
         self.vm.memory.resident_bytes()
     }
 
-    /// Pages at home elsewhere that are resident here, or on their way.
+    /// Returns the pages with their home elsewhere that are resident here or in transit.
     #[must_use]
     pub fn cached_pages(&self) -> u64 {
         self.pager().map_or(0, |pager| pager.budget.used())
     }
 
-    /// Every node's part.
+    /// Returns every node's part.
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeSummary> {
         let here = NodeSummary {
@@ -195,12 +195,13 @@ impl FabricView {
         std::iter::once(here).chain(donors).collect()
     }
 
-    /// Memory of this node that was added to the guest's.
+    /// Returns the memory of this node that was added to the guest.
     fn added_here_bytes(&self) -> u64 {
         u64::from(self.vm.plan.homes.added_blocks_at(self.vm.nodes.local())) * BLOCK_BYTES
     }
 
-    /// The memory that can be added to the guest, where the configuration has addresses for it.
+    /// Returns the memory that can be added to the guest, if the configuration has addresses for
+    /// it.
     #[must_use]
     pub fn added(&self) -> Option<AddedSummary> {
         let pages = self.vm.plan.homes.added()?;
@@ -213,7 +214,8 @@ impl FabricView {
         })
     }
 
-    /// The link to each donor, in order; `None` for the loopback slab, and for those that left.
+    /// Returns the link to each donor, in order; `None` for the loopback slab, and for donors that
+    /// left.
     #[must_use]
     pub fn links(&self) -> Vec<Option<Arc<LinkStats>>> {
         self.vm
@@ -223,7 +225,7 @@ impl FabricView {
             .collect()
     }
 
-    /// The RDMA connections to each donor, in order, where there are any.
+    /// Returns the RDMA counters of each donor, in order, if any.
     #[must_use]
     pub fn rdma(&self) -> Vec<Option<Arc<RdmaStats>>> {
         self.vm
@@ -233,7 +235,7 @@ impl FabricView {
             .collect()
     }
 
-    /// How fast the way to each donor is, in order; `None` for the loopback slab.
+    /// Returns the speed of the path to each donor, in order; `None` for the loopback slab.
     #[must_use]
     pub fn paths(&self) -> Vec<Option<Arc<PathStats>>> {
         self.vm
@@ -243,8 +245,8 @@ impl FabricView {
             .collect()
     }
 
-    /// Where pages are now and which were touched lately, extent by extent. Looks at a bounded
-    /// number of pages however large the guest is: see [`Heat`].
+    /// Returns the locations and recent touches of pages, extent by extent. Examines a bounded
+    /// number of pages for any size of guest: see [`Heat`].
     #[must_use]
     pub fn heat(&self) -> Heat {
         let pager = self.pager().map(|pager| (&pager.map, &pager.touches));

@@ -1,5 +1,5 @@
-//! Which pages a guest touched first, and in which order: recorded in one run, and used by the
-//! next of the same image.
+//! The order of a guest's first touches: recorded in one run, and used by the next of the same
+//! image.
 //!
 //! The file, little-endian: a header of 48 bytes ([`Header`]), 8 bytes for each run of pages
 //! (number of the first, count), and a CRC-32C of all that.
@@ -17,11 +17,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of a file.
 const MAGIC: [u8; 8] = *b"SSIHV-WS";
 
-/// The version of its format.
+/// The version of the format.
 pub const VERSION: u32 = 1;
 
-/// Most runs that are recorded, and accepted: 8 MiB of file. A first touch fills up to 16 pages,
-/// so that they are up to 64 GiB of memory.
+/// Limit of recorded and accepted runs: 8 MiB of file. A first touch fills up to 16 pages, so they
+/// are up to 64 GiB of memory.
 pub const RUNS_MAX: usize = 1 << 20;
 
 const HEADER_BYTES: usize = size_of::<Header>();
@@ -43,7 +43,7 @@ struct Header {
 
 const _: () = assert!(HEADER_BYTES == 48);
 
-/// What a recorded working set is of. It is of no use to anything else.
+/// Identifies the guest of a recorded working set, which is useless for any other.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Subject {
     /// Bytes of guest memory.
@@ -57,11 +57,11 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// A guest with this memory that boots from these files, read one after the other.
+    /// Describes a guest with this memory that boots from these files, read one after the other.
     ///
     /// # Errors
     ///
-    /// When a file cannot be read.
+    /// Fails when a file cannot be read.
     pub fn new(ram: &[PageRange], image: &[&Path]) -> io::Result<Self> {
         let (mut bytes, mut checksum) = (0, 0);
         let mut buffer = vec![0; 1 << 20];
@@ -85,7 +85,7 @@ impl Subject {
     }
 }
 
-/// Why a working set is of no use, or was not written.
+/// Why a working set is unusable, or was not written.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkingSetError {
     /// It cannot be read.
@@ -94,47 +94,47 @@ pub enum WorkingSetError {
     /// It cannot be written.
     #[error("cannot write the working set to {}; name a file in a directory that exists, has room and that you may write to", .0.display())]
     Write(PathBuf, #[source] io::Error),
-    /// It is too short, or too long, for what it says.
+    /// Its length does not match its header.
     #[error("{bytes} bytes, {wanted} expected: cut short, or no working set")]
     Length {
-        /// Bytes there are.
+        /// Actual length.
         bytes: u64,
-        /// Bytes there should be; at the least, when that cannot be told.
+        /// Expected length; a lower bound if the header is incomplete.
         wanted: u64,
     },
-    /// It is something else.
+    /// It is not a working set.
     #[error("not a working set")]
     Magic,
-    /// Another version.
+    /// It has another version.
     #[error("a working set of version {0}, {VERSION} is known; record it again")]
     Version(u32),
-    /// More runs than are accepted.
+    /// It has more runs than the limit.
     #[error("{0} runs of pages, {RUNS_MAX} is the limit")]
     Runs(u32),
-    /// Damaged.
+    /// It is damaged.
     #[error("its checksum is {found:#010x}, its bytes give {computed:#010x}: it is damaged")]
     Checksum {
-        /// The checksum that it carries.
+        /// The checksum in the file.
         found: u32,
-        /// That of its bytes.
+        /// The computed checksum.
         computed: u32,
     },
     /// It was recorded for another guest.
     #[error("recorded for another {0}; record it again")]
     OtherSubject(&'static str),
-    /// It names pages that the guest does not have.
+    /// It has pages that the guest does not have.
     #[error("it names {count} pages from {first} on, the guest has {span}")]
     Pages {
         /// The first page.
         first: PageIndex,
-        /// How many.
+        /// Number of pages.
         count: u32,
         /// Pages of the guest.
         span: u64,
     },
 }
 
-/// The bytes of a file. What is beyond [`RUNS_MAX`] is left out.
+/// Encodes a file. Runs beyond [`RUNS_MAX`] are omitted.
 #[must_use]
 pub fn encode(subject: &Subject, runs: &[PageRange]) -> Vec<u8> {
     let runs = &runs[..runs.len().min(RUNS_MAX)];
@@ -158,12 +158,12 @@ pub fn encode(subject: &Subject, runs: &[PageRange]) -> Vec<u8> {
     bytes
 }
 
-/// The runs of pages in a file that was recorded for `subject`, in the order of their first
+/// Decodes the runs of pages in a file that was recorded for `subject`, in the order of their first
 /// touch.
 ///
 /// # Errors
 ///
-/// When it is damaged, or of something else.
+/// Fails when it is damaged, or was recorded for another guest.
 pub fn decode(bytes: &[u8], subject: &Subject) -> Result<Vec<PageRange>, WorkingSetError> {
     let length = |wanted: usize| WorkingSetError::Length {
         bytes: bytes.len() as u64,
@@ -229,24 +229,24 @@ pub fn decode(bytes: &[u8], subject: &Subject) -> Result<Vec<PageRange>, Working
 ///
 /// # Errors
 ///
-/// As there, and when it cannot be read. No more is read than a working set may have.
+/// As there, and when it cannot be read. Reads no more than the limit of a working set.
 pub fn load(path: &Path, subject: &Subject) -> Result<Vec<PageRange>, WorkingSetError> {
     let unreadable = |error| WorkingSetError::Read(path.into(), error);
     let file = File::open(path).map_err(unreadable)?;
     let most = HEADER_BYTES + RUNS_MAX * RUN_BYTES + CHECKSUM_BYTES;
     let mut bytes = Vec::new();
-    // One more, so that a longer file is seen to be longer.
+    // One more byte, so that a longer file is detected.
     file.take(most as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(unreadable)?;
     decode(&bytes, subject)
 }
 
-/// Writes a file as a whole: whoever reads it finds the earlier one or this one.
+/// Writes a file atomically: readers find the earlier one or this one.
 ///
 /// # Errors
 ///
-/// When that is not possible; an earlier file is then still there.
+/// Fails when it cannot be written; an earlier file still exists then.
 pub fn save(path: &Path, bytes: &[u8]) -> Result<(), WorkingSetError> {
     let temporary = temporary(path);
     let written = create(&temporary).and_then(|mut file| {
@@ -255,17 +255,17 @@ pub fn save(path: &Path, bytes: &[u8]) -> Result<(), WorkingSetError> {
         fs::rename(&temporary, path)
     });
     written.map_err(|error| {
-        // The error that matters is the first.
+        // The first error is the one to report.
         let _ = fs::remove_file(&temporary);
         WorkingSetError::Write(path.into(), error)
     })
 }
 
-/// Finds out whether a file can be written, and leaves nothing behind.
+/// Checks whether a file can be written, without leaving one behind.
 ///
 /// # Errors
 ///
-/// When it cannot.
+/// Fails when it cannot be written.
 pub fn check_writable(path: &Path) -> Result<(), WorkingSetError> {
     let checked = match fs::metadata(path) {
         Ok(found) if !found.is_file() => Err(io::ErrorKind::IsADirectory.into()),
@@ -274,7 +274,7 @@ pub fn check_writable(path: &Path) -> Result<(), WorkingSetError> {
     checked.map_err(|error| WorkingSetError::Write(path.into(), error))
 }
 
-/// Makes a file in the place of one that a process of this number was killed before it removed it.
+/// Creates a file, replacing the remains of a killed process with the same id.
 fn create(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -288,27 +288,28 @@ fn temporary(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Records first touches, without a lock, a system call or memory of its own making: it has
-/// address space for all that it may ever record.
+/// Records first touches, without a lock, a system call or an allocation: it reserves address space
+/// for the limit.
 #[derive(Debug)]
 pub struct Recorder {
-    /// An `AtomicU64` for each run: the first page above, the count below; 0 until it is there.
+    /// An `AtomicU64` for each run: the first page in the upper half, the count in the lower; 0
+    /// until it is stored.
     runs: Mapping,
-    /// Runs so far; may be above [`RUNS_MAX`], when some were left out.
+    /// Number of runs so far; may exceed [`RUNS_MAX`] when some were omitted.
     count: AtomicUsize,
-    /// A bit for each page that was recorded.
+    /// A bit for each recorded page.
     seen: Mapping,
     span_pages: u64,
 }
 
 impl Recorder {
-    /// A recorder for the memory of a guest's start.
+    /// Creates a recorder for the memory of a guest's start.
     ///
     /// # Errors
     ///
-    /// When the host has no address space left.
+    /// Fails when the host has no address space left.
     pub fn new(homes: &HomeTable) -> io::Result<Self> {
-        // What is added later is not there when it is replayed.
+        // Memory that is added later does not exist when the working set is replayed.
         let span_pages = homes.ram_span_pages();
         let words = usize::try_from(span_pages.div_ceil(64)).expect("64-bit host");
         Ok(Self {
@@ -319,7 +320,7 @@ impl Recorder {
         })
     }
 
-    /// Records a run, unless its first page was touched before.
+    /// Records a run unless its first page was touched before.
     pub fn record(&self, run: PageRange) {
         let word = |page: PageIndex| self.word(&self.seen, page.index() / 64);
         let bit = |page: PageIndex| 1_u64 << (page.number() % 64);
@@ -327,8 +328,7 @@ impl Recorder {
         if run.end() > self.span_pages {
             return;
         }
-        // Relaxed: pages are independent of each other, and whoever reads the runs reads nothing
-        // else.
+        // Relaxed: pages are independent of each other, and readers of the runs read nothing else.
         if word(first).load(Ordering::Relaxed) & bit(first) != 0 {
             return;
         }
@@ -342,7 +342,7 @@ impl Recorder {
         }
     }
 
-    /// What was recorded until now; runs that continue the one before are one with it.
+    /// Returns the recorded runs; adjacent ones are merged.
     #[must_use]
     pub fn runs(&self) -> Vec<PageRange> {
         let count = self.count.load(Ordering::Relaxed).min(RUNS_MAX);
@@ -362,7 +362,7 @@ impl Recorder {
         runs
     }
 
-    /// Whether there were more runs than are recorded.
+    /// Returns whether some runs were omitted.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.count.load(Ordering::Relaxed) > RUNS_MAX
@@ -372,7 +372,7 @@ impl Recorder {
         debug_assert!((index as u64) < self.span_pages.div_ceil(64).max(RUNS_MAX as u64));
         let word = mapping.at(index * size_of::<u64>(), size_of::<u64>());
         // SAFETY: inside the mapping, which `at` checked, aligned, zeroed at first, and only
-        // ever accessed as atomics.
+        // accessed as atomics.
         unsafe { &*word.cast::<AtomicU64>() }
     }
 }

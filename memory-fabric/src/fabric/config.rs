@@ -1,4 +1,4 @@
-//! What a VM's memory is to be, and why there is none.
+//! Configuration of a VM's memory, and the errors of starting it.
 
 use super::kinds::TransportKind;
 use crate::control::ControlError;
@@ -13,22 +13,21 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Most donors of one VM: each costs the fault thread a look at its connection.
+/// Limit of a VM's donors: for each of them the fault thread polls a connection.
 pub const DONORS_MAX: usize = 64;
 
 /// A donor to lease from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DonorAddress {
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
-    /// What the donor is known by; for connections over UDP alone.
+    /// The donor's fingerprint, for connections over UDP only.
     pub fingerprint: Option<Fingerprint>,
-    /// Bytes to lease; when not given, its share of what the guest needs, or less if it has
-    /// less.
+    /// Bytes to lease; by default its share of the guest's need, or less if it has less.
     pub bytes: Option<u64>,
 }
 
-/// What a VM's memory is to be.
+/// Configuration of a VM's memory.
 #[derive(Clone, Debug)]
 pub struct FabricConfig {
     /// The VM's name, for the donors' logs.
@@ -38,11 +37,11 @@ pub struct FabricConfig {
     pub nodes: NodeIds,
     /// The guest's RAM by rising address.
     pub ram: Vec<PageRange>,
-    /// Bytes of this node's memory to use.
+    /// Budget of this node's memory, in bytes.
     pub local_bytes: u64,
-    /// What for.
+    /// Use of that memory.
     pub local_use: LocalUse,
-    /// Who lends the rest.
+    /// Donors of the rest.
     pub donors: Vec<DonorAddress>,
     /// How pages travel.
     pub transport: TransportKind,
@@ -50,26 +49,27 @@ pub struct FabricConfig {
     pub checksum: bool,
     /// Whether pages are compressed on the network.
     pub compression: Compression,
-    /// How long a donor that cannot be reached is waited for.
+    /// How long to wait for an unreachable donor.
     pub grace: Duration,
-    /// Whether pages are fetched before they are asked for, where a pattern is seen.
+    /// Whether pages are prefetched when a pattern is detected.
     pub prefetch: bool,
-    /// Whether to record which pages are touched first; see [`Fabric::working_set`].
+    /// Whether to record the order of first touches; see [`Fabric::working_set`].
     pub record: bool,
-    /// What an earlier run touched first, in that order: made ready at once.
+    /// The first touches of an earlier run, in order: these pages are prepared at once.
     pub replay: Vec<PageRange>,
-    /// How long the pager's threads look for work before they sleep, at the most.
+    /// Longest polling time of the pager's threads before they sleep.
     pub spin: Duration,
-    /// Whether memory at home here may be backed by huge pages.
+    /// Whether home memory of this node may use huge pages.
     pub huge_pages: bool,
     /// Pages above `ram`, whole blocks of 2 MiB, that may be added while the VM runs.
     pub hotplug: Option<PageRange>,
-    /// Do without CONTINUE with write protection, as on kernels before 6.4. For tests.
+    /// Avoids CONTINUE with write protection, as on kernels before 6.4. For tests.
     pub without_continue_write_protected: bool,
 }
 
 impl FabricConfig {
-    /// Checks what needs no system and no donor; gives the number after the last page's.
+    /// Checks what needs neither system nor donors; returns the end of the guest's address space in
+    /// pages.
     pub(super) fn check(&self) -> Result<u64, FabricError> {
         let ranges = self.ram.iter().copied().chain(self.hotplug);
         let pages = ranges.map(PageRange::end).max().unwrap_or(0);
@@ -88,25 +88,25 @@ impl FabricConfig {
 /// Default of [`FabricConfig::spin`]: above a round trip and a wake-up on a fast network.
 pub const SPIN_DEFAULT: Duration = Duration::from_micros(200);
 
-/// Why a VM has no memory.
+/// Why a VM's memory cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum FabricError {
-    /// Too large.
+    /// The memory is too large.
     #[error("guest memory ends at page {pages}, {PAGES_MAX} is the limit (16 TiB)")]
     TooLarge {
-        /// The page after the last.
+        /// The end of its address space in pages.
         pages: u64,
     },
-    /// Too many donors.
+    /// There are too many donors.
     #[error("{0} donors named, {DONORS_MAX} is the limit")]
     TooManyDonors(usize),
-    /// The node ids cannot be used.
+    /// The node ids are invalid.
     #[error(transparent)]
     Nodes(#[from] NodeIdsError),
-    /// Too little memory.
+    /// There is too little memory.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// No userfaultfd.
+    /// There is no userfaultfd.
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),
     /// A donor did not lend.
@@ -114,17 +114,17 @@ pub enum FabricError {
     Donor {
         /// The donor.
         address: SocketAddr,
-        /// Why.
+        /// Its error.
         #[source]
         source: ControlError,
     },
-    /// There is no RDMA, and nothing else was allowed.
+    /// RDMA is not available, and no other transport was allowed.
     #[error(transparent)]
     Rdma(#[from] RdmaLinkError),
-    /// The slab of the loopback transport could not be made.
+    /// The slab of the loopback transport could not be created.
     #[error("no memory for the loopback slab")]
     Loopback(#[source] LeaseError),
-    /// The system refused something.
+    /// A system call failed.
     #[error("cannot {0}")]
     System(&'static str, #[source] io::Error),
 }

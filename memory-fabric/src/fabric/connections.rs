@@ -1,4 +1,4 @@
-//! Connecting to all who lend: what pages travel on, and what was found out about each way.
+//! Connects to all lenders: the transports, and the measurements of each path.
 
 use super::adapt::Followed;
 use super::calibrate::calibrate;
@@ -19,28 +19,28 @@ use crate::wire::TrafficClass;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// One transport to each who lends.
+/// One transport for each lender.
 pub(super) type Transports = Vec<Box<dyn PageTransport>>;
 
-/// What pages travel on.
+/// The transports of all classes.
 #[derive(Default)]
 pub(super) struct Connections {
     /// For faults.
     pub urgent: Transports,
     /// For write-backs.
     pub bulk: Transports,
-    /// For prefetching, if there is any.
+    /// For prefetching; empty without it.
     pub ahead: Transports,
-    /// Before the links, whose leases they are about.
+    /// Dropped before the links, whose leases they use.
     pub rdma_links: Vec<RdmaLink>,
     pub links: Vec<Link>,
-    /// Why some donors are not read by RDMA although this was tried.
+    /// Why some donors are not used over RDMA although this was tried.
     pub rdma_refusals: Vec<String>,
-    /// What is to be measured again while the VM runs.
+    /// The links to measure at run time.
     pub followed: Vec<Followed>,
 }
 
-/// A donor whose lease is renewed, and on whose connections nothing travels yet.
+/// A donor whose lease is renewed, and which has no page traffic yet.
 pub(super) struct Attached {
     rdma_config: RdmaLinkConfig,
     carrier: Carrier,
@@ -49,8 +49,8 @@ pub(super) struct Attached {
 }
 
 impl Connections {
-    /// Connects to all. Each class has the bell of the thread that uses it. What is known of each
-    /// donor then is noted in `lent_by`.
+    /// Connects to all lenders. Each class has the eventfd of the thread that uses it. Records in
+    /// `lent_by` what is known of each donor.
     pub(super) fn make(
         config: &FabricConfig,
         sources: Sources,
@@ -71,7 +71,7 @@ impl Connections {
                 }
             }
             Sources::Donors(leases) => {
-                // All leases are renewed before the first way is measured.
+                // All leases are renewed before the first path is measured.
                 let attached = leases
                     .into_iter()
                     .map(|leased| all.attach(leased, classes, observer))
@@ -87,7 +87,7 @@ impl Connections {
         Ok(all)
     }
 
-    /// Connects to one; from then on its lease is renewed.
+    /// Connects to a lender; from then on its lease is renewed.
     pub(super) fn attach(
         &mut self,
         leased: Leased,
@@ -106,7 +106,8 @@ impl Connections {
         })
     }
 
-    /// Measures the ways to one, which may take long, as registering its memory does, and makes its transports.
+    /// Measures the paths to a lender, which may take long because of memory registration, and
+    /// creates its transports.
     pub(super) fn add(
         &mut self,
         config: &FabricConfig,
@@ -125,7 +126,7 @@ impl Connections {
         self.note_refusal(found.refusal);
         let (rdma, mut lanes) =
             self.connect_rdma(config, rdma_config.clone(), classes, found.selection)?;
-        // What stands in for what could not be measured.
+        // The substitute for a failed measurement.
         let latency = rdma
             .as_ref()
             .map_or(link_stats.round_trip_min(), RdmaLink::round_trip);
@@ -162,17 +163,17 @@ impl Connections {
         Ok(())
     }
 
-    /// Notes why a donor is not used by RDMA.
+    /// Records why a donor is not used over RDMA.
     fn note_refusal(&mut self, refusal: Option<RdmaLinkError>) {
         match refusal {
-            // That this host has none is nothing to speak of.
+            // A host without RDMA is nothing to report.
             Some(error) if error.is_absence() => tracing::debug!("{}", describe(&error)),
             Some(error) => self.rdma_refusals.push(describe(&error)),
             None => {}
         }
     }
 
-    /// Connects to a donor by RDMA, as far as that was selected.
+    /// Connects to a donor by RDMA, as far as it was selected.
     fn connect_rdma(
         &mut self,
         config: &FabricConfig,

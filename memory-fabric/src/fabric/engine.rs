@@ -1,5 +1,5 @@
-//! What serves a VM whose memory is not all local: links to donors, the pager's threads, the thread
-//! that follows the links, and the memory that can be added.
+//! The engine of a VM with remote memory: links to donors, the pager's threads, the thread that
+//! follows the links' speed, and hot-plug.
 
 use super::adapt::Adapter;
 use super::connections::Connections;
@@ -31,7 +31,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
     move |error| FabricError::System(what, error)
 }
 
-/// The threads of the pager. Dropping them ends them, after what they are doing.
+/// The threads of the pager. Dropping them stops them, each after its current work.
 struct PagerThreads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -65,22 +65,22 @@ impl Drop for PagerThreads {
     }
 }
 
-/// The engine of a fabric. Dropping it ends it, and returns the leases: the fields end in their
+/// The engine of a fabric. Dropping it stops it, and returns the leases; the fields are dropped in
 /// order.
 pub(super) struct Engine {
     adapter: Option<Adapter>,
     threads: PagerThreads,
     hotplug: Option<ClosedOnDrop>,
-    /// Before the links, whose leases they read and write.
+    /// Dropped before the links, whose leases they use.
     rdma_links: Vec<RdmaLink>,
     links: Vec<Link>,
     discarder: Discarder,
     rdma_refusals: Vec<String>,
-    /// The slowest link, as it was at the start.
+    /// The slowest link at the start.
     slowest: Option<(Tier, Duration)>,
 }
 
-/// Added memory whose donors leave when it is dropped, although clones of it live on.
+/// Hot-plug whose donors leave on drop, even if clones of it live on.
 struct ClosedOnDrop(Hotplug);
 
 impl Drop for ClosedOnDrop {
@@ -90,7 +90,7 @@ impl Drop for ClosedOnDrop {
 }
 
 impl Engine {
-    /// Connects to all that lend, and starts the pager.
+    /// Connects to all lenders, and starts the pager.
     pub(super) fn start(
         config: &FabricConfig,
         vm: &VmMemory,
@@ -124,7 +124,7 @@ impl Engine {
             urgent,
             bulk,
             ahead,
-            // In this order: when the start fails, RDMA ends before the leases.
+            // Drop order: when the start fails, RDMA ends before the leases.
             links,
             rdma_links,
             rdma_refusals,
@@ -208,7 +208,7 @@ impl Engine {
         })
     }
 
-    /// What the threads of the pager share.
+    /// Returns the state that the pager's threads share.
     pub(super) fn shared(&self) -> &Arc<Shared> {
         &self.threads.shared
     }
@@ -221,22 +221,22 @@ impl Engine {
         self.hotplug.as_ref().map(|hotplug| &hotplug.0)
     }
 
-    /// Donors of the start that are read by RDMA.
+    /// Returns the number of initial donors that are used over RDMA.
     pub(super) fn rdma_links(&self) -> usize {
         self.rdma_links.len()
     }
 
-    /// Why donors are not read by RDMA although this was tried.
+    /// Returns why donors are not used over RDMA although this was tried.
     pub(super) fn rdma_refusals(&self) -> &[String] {
         &self.rdma_refusals
     }
 
-    /// Tier and latency of the slowest link, as it was at the start.
+    /// Returns tier and latency of the slowest link at the start.
     pub(super) fn slowest(&self) -> Option<(Tier, Duration)> {
         self.slowest
     }
 
-    /// Ends all but the leases of the guest's start; gives their links.
+    /// Stops everything except the leases of the guest's start, and returns their links.
     pub(super) fn stop(self) -> Vec<Link> {
         let Self {
             adapter,
@@ -246,7 +246,7 @@ impl Engine {
             links,
             ..
         } = self;
-        // In this order: no thread of the pager uses a connection that has ended.
+        // Drop order: no thread of the pager uses a connection that has ended.
         drop((adapter, threads, hotplug, rdma_links));
         links
     }

@@ -1,4 +1,4 @@
-//! Adding memory to a running VM: donors that join, blocks that get a home, donors that leave.
+//! Adds memory to a running VM: donors join, blocks get a home, donors leave.
 
 mod events;
 mod join;
@@ -26,37 +26,38 @@ use std::time::{Duration, Instant};
 /// Blocks that are cleared at once: the evictor has [`DISCARD_TIME_MAX`] for them.
 const BLOCKS_AT_ONCE: u32 = 32;
 
-/// How long clearing all blocks of a request may take. A thread of the machine waits for it, and the end of
-/// a run waits 2 s for that. What is cleared by then takes no time when it is asked for again.
+/// Deadline for clearing all blocks of a request. A thread of the machine waits for it, and the end
+/// of a run waits 2 s for that thread. Blocks that were cleared by then need no time in the next
+/// request.
 const CLEAR_TIME_MAX: Duration = Duration::from_millis(1500);
 
 /// Why memory is not added.
 #[derive(Debug, thiserror::Error)]
 pub enum HotplugError {
-    /// More than there are addresses for.
+    /// More was requested than there are addresses for.
     #[error("{asked} bytes requested, {limit} is the limit")]
     TooMuch {
-        /// What was asked for.
+        /// Requested bytes.
         asked: u64,
-        /// What the region has.
+        /// Size of the region.
         limit: u64,
     },
-    /// Not whole blocks.
+    /// The size is not whole blocks.
     #[error("{0} bytes are not whole blocks of {BLOCK_BYTES}")]
     NotBlocks(u64),
-    /// A donor was named that is not needed.
+    /// A donor was named although none is needed.
     #[error("{0} bytes are lent already, or plugged; no donor is needed for that")]
     Needless(u64),
-    /// There is no number for another donor.
+    /// There is no id for another donor.
     #[error("{0} donors have joined, which is the limit; ask one of them for more")]
     TooManyDonors(usize),
     /// Another donor is joining.
     #[error("another donor is joining")]
     Joining,
-    /// Pages do not travel over a network.
+    /// The loopback transport has no donors.
     #[error("no donor can join a VM with the transport loopback")]
     Loopback,
-    /// The donor did not come.
+    /// The donor could not join.
     #[error(transparent)]
     Donor(#[from] FabricError),
     /// The fabric has ended.
@@ -64,7 +65,7 @@ pub enum HotplugError {
     Ended,
 }
 
-/// Adds memory to a running VM and takes it away again. Clones share it; may outlive the fabric.
+/// Adds memory to a running VM and removes it again. Clones share it; may outlive the fabric.
 #[derive(Clone, Debug)]
 pub struct Hotplug(Arc<Inner>);
 
@@ -94,27 +95,27 @@ impl std::fmt::Debug for Inner {
 #[derive(Debug)]
 struct State {
     pools: Pools,
-    /// For each link to a donor that joins.
+    /// One for each link of a donor that can join.
     joiners: Vec<Joiner>,
     joining: bool,
     closed: bool,
-    /// Threads that see a donor off.
+    /// Threads that end the leases of leaving donors.
     leaving: Vec<JoinHandle<()>>,
 }
 
-/// A place for a donor.
+/// A slot for a donor.
 #[derive(Debug, Default)]
 struct Joiner {
     taken: bool,
-    /// As its link told last.
+    /// Whether its link last reported it as unreachable.
     away: bool,
     lost: bool,
-    /// Whether the monitor knows that it is away.
+    /// Whether the monitor was notified that it is unreachable.
     told: bool,
     links: Option<(Link, Vec<RdmaLink>)>,
 }
 
-/// What a [`Hotplug`] is made of beside what it finds in its fabric.
+/// The parts of a [`Hotplug`] that its fabric does not contain.
 pub(super) struct Parts {
     pub requested_blocks: Arc<AtomicU32>,
     pub shared: Arc<Shared>,
@@ -125,7 +126,7 @@ pub(super) struct Parts {
 }
 
 impl Hotplug {
-    /// `None` when the configuration has no addresses for added memory.
+    /// Returns `None` when the configuration has no addresses for added memory.
     pub(super) fn new(
         parts: Parts,
         config: &FabricConfig,
@@ -166,28 +167,28 @@ impl Hotplug {
         })))
     }
 
-    /// The pages that may be added.
+    /// Returns the pages that may be added.
     #[must_use]
     pub fn pages(&self) -> PageRange {
         self.0.pages
     }
 
-    /// The homes of all blocks.
+    /// Returns the homes of all blocks.
     #[must_use]
     pub fn homes(&self) -> &HomeTable {
         &self.0.shared.homes
     }
 
-    /// What of `bytes` neither donors that joined lend nor this node gives already.
+    /// Returns the part of `bytes` that neither joined donors nor this node provide already.
     #[must_use]
     pub fn missing_bytes(&self, bytes: u64) -> u64 {
         let blocks = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
         u64::from(self.0.lock().pools.missing(blocks)) * BLOCK_BYTES
     }
 
-    /// From now on blocks can be plugged until there are so many bytes of them. What is missing
-    /// comes from `donor`, which joins for that, or from this node, beyond its budget. When this
-    /// fails, nothing has changed. Donors of which nothing is needed any more leave.
+    /// Sets how many bytes of blocks may be plugged. The missing part comes from `donor`, which
+    /// joins for it, or from this node, beyond its budget. If this fails, nothing has changed.
+    /// Donors that are no longer needed leave.
     ///
     /// Connecting to a donor takes as long as at the start of a VM.
     ///
@@ -206,7 +207,8 @@ impl Hotplug {
         }
         let blocks = u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX);
         if let Some(donor) = donor {
-            // When there is no place, one that wants to leave may have lacked a thread for it.
+            // A slot may be missing because a leaving donor could not get a thread, so that is
+            // retried first.
             let joined = inner.join(blocks, donor);
             joined.inspect_err(|_| inner.see_off_idle())?;
         } else {
@@ -220,16 +222,18 @@ impl Hotplug {
         Ok(())
     }
 
-    /// Gives memory to blocks, counted from the first that can be added, that have none: zeroes until they are written.
+    /// Gives memory to blocks without it, counted from the first that can be added: zeroes until
+    /// they are written.
     ///
     /// # Errors
     ///
-    /// When there is not enough, or the evictor does not come to it; nothing has changed then.
+    /// Fails when there is not enough memory, or the evictor does not respond in time; nothing has
+    /// changed then.
     pub fn plug(&self, blocks: Range<u32>) -> Result<(), PlugError> {
         let inner = &self.0;
         let count = blocks.end - blocks.start;
         let places = inner.lock().pools.take(count).ok_or(PlugError::NoMemory)?;
-        // What a guest wrote there before goes.
+        // Drops what the guest wrote there before.
         if let Err(error) = inner.clear(&blocks) {
             let mut state = inner.lock();
             places
@@ -247,12 +251,12 @@ impl Hotplug {
         Ok(())
     }
 
-    /// Takes the memory of plugged blocks away, here and at home.
+    /// Removes the memory of plugged blocks, locally and at home.
     ///
     /// # Errors
     ///
-    /// When the evictor does not come to it. The blocks have memory then as before; some may have
-    /// lost their bytes.
+    /// Fails when the evictor does not respond in time. The blocks then keep their memory; some may
+    /// have lost their bytes.
     pub fn unplug(&self, blocks: Range<u32>) -> Result<(), PlugError> {
         let inner = &self.0;
         let homes = &inner.shared.homes;
@@ -279,7 +283,7 @@ impl Hotplug {
         Ok(())
     }
 
-    /// Ends all leases of donors that joined; nobody joins any more.
+    /// Ends all leases of donors that joined, and prevents new ones.
     pub(super) fn close(&self) {
         let inner = &self.0;
         let (leaving, links) = {
@@ -301,7 +305,7 @@ impl Hotplug {
     }
 }
 
-/// Why blocks stay as they are.
+/// Why blocks are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum PlugError {
     /// There is no memory for them.
@@ -327,24 +331,24 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number in the home table of the first block that can be added.
+    /// Returns the index in the home table of the first block that can be added.
     fn first_block(&self) -> u32 {
         HomeTable::block_of(self.pages.first)
     }
 
-    /// Pages of those homes that are this node.
+    /// Returns the number of pages whose home is this node.
     fn pages_here(&self, homes: &[Home]) -> u64 {
         let local = self.shared.nodes.local();
         let here = homes.iter().filter(|home| home.node == local);
         here.count() as u64 * u64::from(BLOCK_PAGES)
     }
 
-    /// The node that the link of a donor leads to.
+    /// Returns the node of a donor's link.
     fn node_of(&self, donor: usize) -> NodeId {
         self.shared.nodes.node_at(donor)
     }
 
-    /// The state of a donor that joined, by the place of its link.
+    /// Returns the index of a joined donor's state.
     fn joiner_of(&self, donor: usize) -> usize {
         donor - self.shared.nodes.fixed()
     }
@@ -362,7 +366,7 @@ impl Inner {
     }
 }
 
-/// Clears blocks, some at once, until the deadline. Each piece has one too, which is not later.
+/// Clears blocks in pieces until the deadline. Each piece has a deadline too, which is not later.
 fn in_pieces(
     blocks: &Range<u32>,
     deadline: Instant,
@@ -392,7 +396,7 @@ mod tests {
         let result = in_pieces(&(5..200), deadline, |piece, until| {
             assert!(until <= deadline);
             pieces.push(piece);
-            // The third one takes all the time that there is.
+            // The third one uses up all the time.
             while pieces.len() == 3 && Instant::now() < deadline {
                 std::thread::yield_now();
             }

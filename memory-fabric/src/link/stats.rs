@@ -1,17 +1,17 @@
-//! How a link is doing.
+//! Counters of a link.
 
 use crate::stats::Counter;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Numbers of a link that its thread writes and anyone may read.
+/// Counters of a link that its thread writes and any thread may read.
 #[derive(Debug)]
 pub struct LinkStats {
-    // Relaxed, all of them: each is a number of its own.
+    // Relaxed, all of them: they are independent of each other.
     round_trip_ns: AtomicU64,
     round_trip_ns_min: AtomicU64,
     unreachable: AtomicBool,
-    /// How often the donor could not be reached.
+    /// How often the donor became unreachable.
     pub outages: Counter,
 }
 
@@ -40,19 +40,19 @@ impl LinkStats {
         self.unreachable.store(false, Ordering::Relaxed);
     }
 
-    /// The last round trip of a small request, of those that renew the lease.
+    /// Returns the last round trip of a small request, of those that renew the lease.
     #[must_use]
     pub fn round_trip(&self) -> Duration {
         Duration::from_nanos(self.round_trip_ns.load(Ordering::Relaxed))
     }
 
-    /// The shortest of all.
+    /// Returns the shortest round trip.
     #[must_use]
     pub fn round_trip_min(&self) -> Duration {
         Duration::from_nanos(self.round_trip_ns_min.load(Ordering::Relaxed))
     }
 
-    /// Whether the donor can be reached, as far as is known.
+    /// Returns whether the donor is reachable, as far as known.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
         !self.unreachable.load(Ordering::Relaxed)

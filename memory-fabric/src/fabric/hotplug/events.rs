@@ -1,4 +1,4 @@
-//! What links tell of donors that joined.
+//! Events of the links of donors that joined.
 
 use super::super::{FabricEvent, FabricObserver};
 use super::Inner;
@@ -6,8 +6,8 @@ use crate::link::LinkEvent;
 use std::sync::{Arc, Weak};
 
 impl Inner {
-    /// What takes the events of a donor that joined: it concerns the guest only while something of
-    /// the donor is plugged.
+    /// Returns the observer for a donor that joined: its events concern the guest only while memory
+    /// of the donor is plugged.
     pub(super) fn observer_of(self: &Arc<Self>, donor: usize) -> FabricObserver {
         let inner = Arc::downgrade(self);
         let observer = Arc::clone(&self.observer);

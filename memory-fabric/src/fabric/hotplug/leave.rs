@@ -1,4 +1,4 @@
-//! A donor leaves, when nothing of it is needed any more or it is lost.
+//! A donor leaves when its memory is no longer needed, or it is lost.
 
 use super::super::FabricEvent;
 use super::super::adapt::Change;
@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 impl Inner {
-    /// Sees off donors of which nothing is needed any more, and those that are lost.
+    /// Removes donors whose memory is no longer needed, and lost ones.
     pub(super) fn see_off_idle(self: &Arc<Self>) {
         let idle = {
             let state = self.lock();
@@ -31,9 +31,8 @@ impl Inner {
         }
     }
 
-    /// A donor of which nothing is plugged leaves, on a thread that takes the time for it. Where
-    /// none can be started it stays as it is, with its place and its lease, until the next time
-    /// that one may leave.
+    /// Removes a donor without plugged memory, on a separate thread, since it takes time. If no
+    /// thread can be started, the donor keeps its slot and its lease until the next attempt.
     pub(super) fn see_off(self: &Arc<Self>, donor: usize) {
         self.see_off_by(donor, |thread, work| thread.spawn(work));
     }
@@ -95,7 +94,7 @@ impl Inner {
         tracing::info!("donor {address} ({node}) has left: nothing of it is plugged any more");
     }
 
-    /// Ends a lease, and keeps what the donor counted.
+    /// Ends a lease, and records the donor's counters.
     pub(super) fn note_end(&self, donor: usize, link: Link) {
         let own_count = link.release();
         let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
@@ -105,7 +104,7 @@ impl Inner {
         }
     }
 
-    /// A donor that is lost for good, and of which nothing is plugged, leaves.
+    /// Removes a permanently lost donor without plugged memory.
     pub(super) fn see_off_lost(self: &Arc<Self>, donor: usize) {
         let lost = self.lock().joiners[self.joiner_of(donor)].lost;
         if lost {

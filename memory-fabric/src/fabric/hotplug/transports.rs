@@ -1,4 +1,4 @@
-//! The transports of a donor that leaves are taken from the pager's threads.
+//! Removes the transports of a leaving donor from the pager's threads.
 
 use super::Inner;
 use crate::transport::vacant::Vacant;
@@ -15,7 +15,7 @@ impl Inner {
     }
 }
 
-/// The place of a class among the transports to one donor.
+/// Returns the index of a class in the transports to one donor.
 pub(super) fn place_of(class: TrafficClass) -> usize {
     match class {
         TrafficClass::Urgent => 0,

@@ -1,4 +1,4 @@
-//! A donor whose leave-taking cannot begin keeps what it has, and leaves when it can.
+//! A donor whose removal cannot start keeps its lease, and leaves later.
 
 use super::*;
 use crate::donor::server::Donor;
@@ -31,7 +31,7 @@ fn hotplug(fabric: &Fabric) -> Hotplug {
     fabric.hotplug().expect("it was asked for")
 }
 
-/// What the kernel says when there are too many threads.
+/// The kernel's error when there are too many threads.
 fn no_thread(_: Builder, _: Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>> {
     Err(io::ErrorKind::WouldBlock.into())
 }
@@ -53,7 +53,7 @@ fn a_donor_for_which_there_is_no_thread_keeps_place_and_lease_and_leaves_later()
         assert!(state.joiners[place].taken && state.joiners[place].links.is_some());
         assert!(state.leaving.is_empty());
     }
-    // It lends still.
+    // It still lends.
     hotplug.plug(0..3).expect("memory");
     assert_eq!(hotplug.homes().added_blocks_at(inner.node_of(place)), 3);
     inner.see_off_by(place, |_, _| panic!("something of it is plugged"));
@@ -81,12 +81,12 @@ fn a_lost_donor_for_which_there_was_no_thread_leaves_at_the_next_request() {
     hotplug
         .request(4 * BLOCK_BYTES, at(&joins))
         .expect("it joins");
-    // As if it were lost, and no thread to be had just then.
+    // As if it were lost while no thread can be started.
     inner.lock().joiners[place].lost = true;
     inner.lock().pools.set_usable(inner.node_of(place), false);
     inner.see_off_by(place, no_thread);
     assert!(inner.lock().joiners[place].taken);
-    // As much as before, which it alone has lent: by that it would not be idle.
+    // The same amount, which it alone lends: so it is not idle.
     let nobody = donor(MIB);
     let refused = hotplug.request(4 * BLOCK_BYTES, at(&nobody));
     assert!(
@@ -108,7 +108,7 @@ fn when_all_places_are_taken_by_donors_that_lacked_a_thread_the_next_request_fin
             .request(count * BLOCK_BYTES, at(donor))
             .expect("it joins");
     }
-    // Less is asked for, and no thread is to be had to let them go.
+    // Less is requested, and no thread can be started for the removal.
     inner.lock().pools.request(0);
     for place in inner.shared.nodes.fixed()..inner.shared.nodes.links() {
         inner.see_off_by(place, no_thread);

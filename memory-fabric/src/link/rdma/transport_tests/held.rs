@@ -1,4 +1,4 @@
-//! A lane whose requests complete when a test says so.
+//! A lane whose requests complete under control of the test.
 
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::transport::PageSource;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What a lane answers, and no donor has.
+/// Contents that only the lane returns, not the donor.
 pub(super) const BY_LANE: u8 = 0xaa;
 
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(super) struct Hand {
     pub(super) posted: Vec<(u16, u64, usize)>,
     /// How many of those may complete now, from the first on.
     pub(super) complete: usize,
-    /// READs for which there is room at once.
+    /// Limit of concurrent READs.
     pub(super) room: usize,
     pub(super) fails: bool,
 }
@@ -25,7 +25,7 @@ pub(super) struct Hand {
 #[derive(Clone, Debug)]
 pub(super) struct HeldLane {
     hand: Arc<Mutex<Hand>>,
-    /// What is to be written, by number.
+    /// Pages to be written, by number.
     pages: HashMap<u16, Box<PageBytes>>,
 }
 
