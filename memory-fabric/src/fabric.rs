@@ -12,7 +12,7 @@ mod sources;
 use crate::discard::Discarder;
 use crate::guest_memory::GuestMemory;
 pub use crate::homes::LocalUse;
-use crate::homes::{GuestPages, Loan, Plan};
+use crate::homes::{GuestPages, Loan, LocalNode, Plan};
 use crate::link::LinkEvent;
 use crate::nodes::Nodes;
 use crate::page::{PAGE_SHIFT, PageRange};
@@ -77,13 +77,14 @@ impl Fabric {
         let system = |what| move |error| FabricError::System(what, error);
         let memory = GuestMemory::new(span_bytes).map_err(system("create guest memory"))?;
 
+        let local = LocalNode::new(config.nodes.local);
         let guest_bytes: u64 = config.ram.iter().map(|range| range.bytes()).sum();
         let sources = if config.local_bytes >= guest_bytes {
             Sources::None
         } else {
             // Before anything is leased: without it nothing is of use.
             drop(Uffd::new()?);
-            Sources::obtain(config, guest_bytes)?
+            Sources::obtain(config, &local, guest_bytes)?
         };
         let lent = sources.lent();
         let ids = &config.nodes;
@@ -98,13 +99,7 @@ impl Fabric {
             added: config.hotplug,
         };
         let local_pages = config.local_bytes >> PAGE_SHIFT;
-        let plan = Plan::new(
-            config.nodes.local,
-            guest,
-            local_pages,
-            config.local_use,
-            &loans,
-        )?;
+        let plan = Plan::new(local, guest, local_pages, config.local_use, &loans)?;
         if plan.beyond_budget_pages > 0 && !loans.is_empty() {
             tracing::warn!(
                 added_mib = plan.beyond_budget_pages >> (20 - PAGE_SHIFT),

@@ -1,5 +1,6 @@
 //! Node ids: values that the configuration gives, with no meaning in their order.
 
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fmt;
 
@@ -7,7 +8,7 @@ use std::fmt;
 pub const JOINERS_MAX: usize = 8;
 
 /// The id of a node of a VM. 8 bits, because the word of a block has room for two of them.
-#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct NodeId(pub u8);
 
 impl NodeId {

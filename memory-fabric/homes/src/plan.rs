@@ -1,5 +1,6 @@
 //! How a guest's memory is divided: what its size, a local budget and the donors' loans lead to.
 
+use super::local::LocalNode;
 use super::node::NodeId;
 use super::table::{BLOCK_PAGES, Home, HomeTable};
 use fabric_pages::page::{PAGE_SHIFT, PageRange};
@@ -127,7 +128,7 @@ impl Plan {
     ///
     /// [`PlanError::TooLittle`] when budget and loans together are smaller than the guest.
     pub fn new(
-        local: NodeId,
+        local: impl Into<LocalNode>,
         guest: GuestPages<'_>,
         local_pages: u64,
         local_use: LocalUse,
@@ -147,7 +148,7 @@ impl Plan {
         }
         let here = local_use.home_here(guest_pages, local_pages);
         assign(&homes, guest_pages - here, loans);
-        let home_here = homes.pages_at(local);
+        let home_here = homes.pages_at(homes.local());
         let remote = guest_pages - home_here;
         let within_budget = local_pages.saturating_sub(home_here).min(remote);
         let mut cache = within_budget.max(CACHE_PAGES_MIN.min(remote));

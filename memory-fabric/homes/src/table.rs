@@ -2,6 +2,7 @@
 //!
 //! The words of blocks that never had a home are never written, and take no memory.
 
+use super::local::LocalNode;
 use super::node::{NODE_IDS, NodeId};
 use fabric_pages::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -88,9 +89,8 @@ pub enum Eviction {
 /// The homes of all blocks of a VM, as one of its nodes sees them.
 #[derive(Debug)]
 pub struct HomeTable {
-    local: NodeId,
-    /// Grows with each change of a home.
-    epoch: AtomicU64,
+    /// Its epoch grows with each change of a home.
+    local: LocalNode,
     words: Box<[AtomicU64]>,
     /// The memory of the guest's start, by rising address.
     ram: Box<[PageRange]>,
@@ -109,7 +109,7 @@ impl HomeTable {
     ///
     /// When `added` is not made of whole blocks, or the process is out of memory.
     #[must_use]
-    pub fn new(local: NodeId, ram: &[PageRange], added: Option<PageRange>) -> Self {
+    pub fn new(local: impl Into<LocalNode>, ram: &[PageRange], added: Option<PageRange>) -> Self {
         if let Some(pages) = added {
             assert!(pages.first.number().is_multiple_of(BLOCK_PAGES));
             assert!(pages.count.is_multiple_of(BLOCK_PAGES));
@@ -119,8 +119,7 @@ impl HomeTable {
         let blocks = span_pages.div_ceil(u64::from(BLOCK_PAGES));
         let blocks = usize::try_from(blocks).expect("64-bit host");
         Self {
-            local,
-            epoch: AtomicU64::new(1),
+            local: local.into(),
             words: <[AtomicU64]>::new_box_zeroed_with_elems(blocks).expect("memory for a table"),
             ram: ram.into(),
             added,
@@ -129,17 +128,16 @@ impl HomeTable {
         }
     }
 
-    /// The node that has this table.
+    /// The id of the node that has this table.
     #[must_use]
     pub fn local(&self) -> NodeId {
-        self.local
+        self.local.id()
     }
 
-    /// The version of the table: larger after each change of a home.
+    /// The node that has this table, with the table's epoch.
     #[must_use]
-    pub fn epoch(&self) -> u64 {
-        // Acquire: pairs with the Release of a change, whose word is seen by who sees its epoch.
-        self.epoch.load(Ordering::Acquire)
+    pub fn local_node(&self) -> &LocalNode {
+        &self.local
     }
 
     /// The memory of the guest's start, by rising address.
@@ -188,7 +186,7 @@ impl HomeTable {
     /// The home of a page if that is another node.
     #[must_use]
     pub fn remote_home_of(&self, page: PageIndex) -> Option<Home> {
-        self.home_of(page).filter(|home| home.node != self.local)
+        self.home_of(page).filter(|home| home.node != self.local())
     }
 
     /// The home of a block, also while it is about to lose it.
@@ -206,7 +204,7 @@ impl HomeTable {
         let word = word.map_or(0, |word| word.load(Ordering::Acquire));
         match Home::from_word(word) {
             Some(home) if word & LEAVING == 0 => {
-                if home.node == self.local {
+                if home.node == self.local() {
                     Eviction::Keep
                 } else {
                     Eviction::WriteBack(home)
@@ -273,8 +271,9 @@ impl HomeTable {
 
     /// Gives a home to a block that has none.
     pub fn assign(&self, block: u32, home: Home) {
+        // First: whoever reads the home then reads this epoch, or a later one.
+        self.local.advance();
         self.assign_at_start(block, home);
-        self.epoch.fetch_add(1, Ordering::Release);
     }
 
     /// The same for the first epoch, which has all homes of the guest's start.
@@ -301,7 +300,7 @@ impl HomeTable {
         let word = &self.words[block as usize];
         let home = Home::from_word(word.swap(0, Ordering::AcqRel))?;
         self.count(block, home.node, false);
-        self.epoch.fetch_add(1, Ordering::Release);
+        self.local.advance();
         Some(home)
     }
 

@@ -1,15 +1,15 @@
 //! One connection to a donor: what it is for, and the control of a lease.
 
 use super::pool::{LeaseError, Pool, SessionKind};
-use super::refuse::{refuse, refuse_malformed, refuse_unknown};
+use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
 use super::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT, rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
 use crate::stream::Stream;
 use crate::transport::rdma::DeviceChoice;
 use crate::wire::{
-    AttachRequest, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token, VM_NAME_BYTES_MAX,
-    WireError,
+    AttachRequest, Attached, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
+    VM_NAME_BYTES_MAX, WireError,
 };
 use std::io;
 use std::net::SocketAddr;
@@ -211,27 +211,28 @@ impl Connection<'_> {
         request: AttachRequest,
     ) -> Result<(), ControlError> {
         let broken = |error| ControlError::Stream(self.peer, error);
-        let AttachRequest { token, class } = request;
-        let Some(lease) = self.served.pool.find(&token) else {
+        let (class, epoch) = (request.class, request.epoch);
+        let Some(lease) = self.served.pool.find(&request.token) else {
             return refuse_unknown(&mut control);
         };
         let stream = control.into_stream();
         let registered = stream.closer().map_err(broken)?;
         let kind = SessionKind::Pages(class);
-        if let Err(error) = lease.begin_session(kind, registered, TAKE_OVER_TIMEOUT) {
-            let mut control = ControlStream::accepted(stream, self.peer);
-            let text = format!("the {class:?} connection there is does not end: {error}");
-            return refuse(&mut control, Refusal::Busy, text);
-        }
+        let begun = lease.begin_session(kind, registered, epoch, TAKE_OVER_TIMEOUT);
         let mut control = ControlStream::accepted(stream, self.peer);
-        let served = control.send(FrameKind::Attached, &());
+        if let Err(error) = begun {
+            return refuse_session(&mut control, class, &error);
+        }
+        let mut attached = Attached::new(&request);
+        let served = control.send_stamped(FrameKind::Attached, &(), attached.accepted());
         if served.is_ok() {
             let mut stream = control.into_stream();
-            if let Err(error) = session::serve(&lease, &mut stream, class, self.served.spin) {
+            let (spin, attached) = (self.served.spin, &mut attached);
+            if let Err(error) = session::serve(&lease, &mut stream, class, attached, spin) {
                 tracing::debug!(peer = %self.peer, error = describe(&error), "session ended");
             }
         }
-        lease.end_session(kind);
+        lease.end_session(kind, attached.newest_epoch());
         served
     }
 }

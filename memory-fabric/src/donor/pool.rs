@@ -3,8 +3,8 @@
 mod ending;
 mod lease;
 
-pub(crate) use lease::SessionKind;
 pub use lease::{DropRefused, Lease, OutOfRange};
+pub(crate) use lease::{SessionKind, SessionRefused};
 
 use crate::page::PAGE_SIZE;
 use crate::stats::Counter;

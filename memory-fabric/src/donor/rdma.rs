@@ -1,7 +1,7 @@
 //! RDMA connections of VMs: set up here, and then none of this processor's business.
 
 use super::pool::{Lease, Pool, SessionKind};
-use super::refuse::{refuse, refuse_unknown};
+use super::refuse::{refuse, refuse_session, refuse_unknown};
 use super::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT};
 use crate::control::{ControlError, ControlStream};
 use crate::link::describe;
@@ -11,7 +11,7 @@ use crate::transport::rdma::{
     Access, CompletionQueue, ConnectAnswer, ConnectRequest, Device, DeviceChoice, QueuePair,
     RdmaError, pair::NOT_READY_RETRIES,
 };
-use crate::wire::{FrameKind, Refusal, TrafficClass};
+use crate::wire::{AttachRequest, Attached, FrameKind, Refusal, TrafficClass};
 use fabric_host::lock;
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -114,7 +114,13 @@ pub(super) fn serve(
     mut control: ControlStream,
     request: &ConnectRequest,
 ) -> Result<(), ControlError> {
-    let Some(lease) = pool.find(&request.token) else {
+    let AttachRequest {
+        token,
+        class,
+        epoch,
+        ..
+    } = request.attach;
+    let Some(lease) = pool.find(&token) else {
         return refuse_unknown(&mut control);
     };
     if !control.is_tcp() {
@@ -132,14 +138,13 @@ pub(super) fn serve(
     let local = control.local()?;
     let broken = |error| ControlError::Stream(peer, error);
     let stream = control.into_stream();
-    let kind = SessionKind::Rdma(request.class);
+    let kind = SessionKind::Rdma(class);
     let registered = stream.closer().map_err(broken)?;
-    if let Err(error) = lease.begin_session(kind, registered, TAKE_OVER_TIMEOUT) {
-        let mut control = ControlStream::accepted(stream, peer);
-        let text = format!("the RDMA connection there is does not end: {error}");
-        return refuse(&mut control, Refusal::Busy, text);
-    }
+    let begun = lease.begin_session(kind, registered, epoch, TAKE_OVER_TIMEOUT);
     let mut control = ControlStream::accepted(stream, peer);
+    if let Err(error) = begun {
+        return refuse_session(&mut control, class, &error);
+    }
     // One that this one replaces has been given back by now.
     let connected = connections.quota.take().and_then(|share| {
         let ends = connect(&lease, choice, local.ip(), request, &peer.to_string())?;
@@ -147,12 +152,13 @@ pub(super) fn serve(
     });
     let served = match connected {
         Ok(Some((pair, answer, share))) => {
-            let sent = control.send(FrameKind::Connected, &answer);
+            let stamp = Attached::new(&request.attach).accepted();
+            let sent = control.send_stamped(FrameKind::Connected, &answer, stamp);
             if sent.is_ok() {
-                tracing::debug!(%peer, class = ?request.class, "RDMA connection");
+                tracing::debug!(%peer, ?class, "RDMA connection");
                 let noted = connections.note(RdmaConnection {
                     vm: lease.vm.clone(),
-                    class: request.class,
+                    class,
                     peer,
                     device: pair.device().to_owned(),
                     here: (&answer.endpoint).into(),
@@ -164,7 +170,7 @@ pub(super) fn serve(
                 drop(noted);
             }
             // Before the session counts as ended.
-            if !pair.end() && request.class == TrafficClass::Bulk {
+            if !pair.end() && class == TrafficClass::Bulk {
                 lease.expect_late_writes();
             }
             drop::<Share>(share);
@@ -176,7 +182,7 @@ pub(super) fn serve(
             refuse(&mut control, Refusal::NoRdma, text)
         }
     };
-    lease.end_session(kind);
+    lease.end_session(kind, epoch);
     served
 }
 
@@ -195,7 +201,7 @@ fn connect(
     // Of the device that the memory is registered with, which may have been open before.
     let queue = CompletionQueue::silent(domain.device())?;
     // A connection for reading cannot be used for anything else.
-    let access = match request.class {
+    let access = match request.attach.class {
         TrafficClass::Bulk => Access::RemoteWrite,
         TrafficClass::Urgent | TrafficClass::Prefetch | TrafficClass::Probe => Access::RemoteRead,
     };

@@ -1,7 +1,9 @@
 //! Refusals, which say why.
 
 use crate::control::{ControlError, ControlStream};
-use crate::wire::{ErrorMessage, FrameKind, Refusal};
+use crate::donor::pool::SessionRefused;
+use crate::link::describe;
+use crate::wire::{ErrorMessage, FrameKind, Refusal, TrafficClass};
 
 /// Refuses the peer's request.
 pub(super) fn refuse(
@@ -17,6 +19,24 @@ pub(super) fn refuse(
 pub(super) fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlError> {
     let text = "no such lease: it ended, or the node was started again".to_owned();
     refuse(control, Refusal::UnknownLease, text)
+}
+
+/// Refuses a connection that cannot take the place of the one before.
+pub(super) fn refuse_session(
+    control: &mut ControlStream,
+    class: TrafficClass,
+    error: &SessionRefused,
+) -> Result<(), ControlError> {
+    let refusal = match error {
+        SessionRefused::Busy(_) => Refusal::Busy,
+        SessionRefused::StaleEpoch { .. } => Refusal::StaleEpoch,
+    };
+    let cause = describe(error);
+    refuse(
+        control,
+        refusal,
+        format!("no {class:?} connection: {cause}"),
+    )
 }
 
 /// Reports a malformed frame to the peer that sent it.

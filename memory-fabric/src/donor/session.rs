@@ -8,8 +8,8 @@ use crate::slices::request_short_slices;
 use crate::spin::Spin;
 use crate::stream::Stream;
 use crate::wire::{
-    ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX, Refusal,
-    TrafficClass, WireError, decode_probe, decode_run, encode_message,
+    Attached, ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, RUN_PAGES_MAX,
+    Refusal, TrafficClass, WireError, decode_probe, decode_run, encode_message,
 };
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
@@ -47,6 +47,7 @@ pub(super) fn serve(
     lease: &Lease,
     stream: &mut Stream,
     class: TrafficClass,
+    attached: &mut Attached,
     spin: Duration,
 ) -> Result<(), SessionError> {
     request_short_slices();
@@ -55,6 +56,7 @@ pub(super) fn serve(
         lease,
         stream,
         class,
+        attached,
         spin: Spin::new(spin),
         input: vec![0; INPUT_BYTES].into_boxed_slice(),
         filled: 0..0,
@@ -66,6 +68,7 @@ pub(super) fn serve(
     let result = session.run();
     let refusal = match &result {
         Ok(()) | Err(SessionError::Stream(_)) => return result,
+        Err(SessionError::Protocol(WireError::StaleEpoch { .. })) => Refusal::StaleEpoch,
         Err(SessionError::Protocol(_)) => Refusal::Malformed,
         Err(SessionError::OutOfRange(_) | SessionError::Drop(_)) => Refusal::OutOfRange,
         Err(SessionError::Fence(_)) => Refusal::Busy,
@@ -87,6 +90,7 @@ struct Session<'a> {
     lease: &'a Lease,
     stream: &'a mut Stream,
     class: TrafficClass,
+    attached: &'a mut Attached,
     spin: Spin,
     input: Box<[u8]>,
     /// The part of `input` that is filled and not yet decoded.
@@ -151,12 +155,15 @@ impl Session<'_> {
                 return Ok(());
             };
             frame.verify(header, payload)?;
-            let reply = |kind| Frame::new(kind, frame.request, frame.offset, frame.checksummed);
+            let stamp = self.attached.check(&frame)?;
+            let reply = |kind| {
+                Frame::new(kind, frame.request, frame.offset, frame.checksummed).with_stamp(stamp)
+            };
             match frame.kind {
-                FrameKind::ReadPage => self.read(&frame, FrameKind::PageData, 1)?,
+                FrameKind::ReadPage => self.read(&frame, reply(FrameKind::PageData), 1)?,
                 FrameKind::ReadPages => {
                     let pages = decode_run(payload)?;
-                    self.read(&frame, FrameKind::PagesData, pages)?;
+                    self.read(&frame, reply(FrameKind::PagesData), pages)?;
                 }
                 FrameKind::WritePage => {
                     let page = if frame.packing == Packing::Plain {
@@ -178,7 +185,7 @@ impl Session<'_> {
                 }
                 FrameKind::Probe if self.class == TrafficClass::Probe => {
                     let bytes = decode_probe(payload)?;
-                    self.probe(&frame, bytes)?;
+                    self.probe(frame.offset, reply(FrameKind::ProbeData), bytes)?;
                 }
                 FrameKind::Fence => {
                     let fenced = self.lease.fence_writes(TAKE_OVER_TIMEOUT);
@@ -197,7 +204,7 @@ impl Session<'_> {
     }
 
     /// Answers a request for pages, packed as far as it allows that and it pays.
-    fn read(&mut self, asked: &Frame, kind: FrameKind, pages: u32) -> Result<(), OutOfRange> {
+    fn read(&mut self, asked: &Frame, mut reply: Frame, pages: u32) -> Result<(), OutOfRange> {
         let start = self.output.len();
         let payload = start + HEADER_BYTES;
         self.output.extend([0; HEADER_BYTES]);
@@ -207,7 +214,6 @@ impl Session<'_> {
             self.output.truncate(start);
             return Err(error);
         }
-        let mut reply = Frame::new(kind, asked.request, asked.offset, asked.checksummed);
         if let Some(packed) = self.packer.pack(&self.output[payload..], asked.packing) {
             self.output.truncate(payload);
             self.output.extend_from_slice(packed);
@@ -222,16 +228,14 @@ impl Session<'_> {
     }
 
     /// Answers a request for bytes that are only measured.
-    fn probe(&mut self, asked: &Frame, bytes: u32) -> Result<(), OutOfRange> {
+    fn probe(&mut self, offset: u64, reply: Frame, bytes: u32) -> Result<(), OutOfRange> {
         let start = self.output.len();
         self.output.extend([0; HEADER_BYTES]);
-        let read = self.lease.read_bytes(asked.offset, bytes, &mut self.output);
+        let read = self.lease.read_bytes(offset, bytes, &mut self.output);
         if let Err(error) = read {
             self.output.truncate(start);
             return Err(error);
         }
-        let kind = FrameKind::ProbeData;
-        let reply = Frame::new(kind, asked.request, asked.offset, asked.checksummed);
         let (header, payload) = self.output[start..].split_at_mut(HEADER_BYTES);
         header.copy_from_slice(&reply.encode(payload));
         Ok(())

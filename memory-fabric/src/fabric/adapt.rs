@@ -68,7 +68,7 @@ impl Drop for Adapter {
 /// A donor that joins, or leaves.
 #[derive(Debug)]
 pub(super) enum Change {
-    Follow(Followed),
+    Follow(Box<Followed>),
     Forget(NodeId),
 }
 
@@ -130,7 +130,7 @@ impl Followed {
         self.idle_since = Instant::now();
         self.idle_time = (self.idle_time * 2).min(IDLE_MAX);
         self.try_it()
-            .inspect_err(|why| tracing::debug!(node = %self.config.node, why, "not measured"))
+            .inspect_err(|why| tracing::debug!(node = %self.config.ends.donor, why, "not measured"))
             .ok()
     }
 
@@ -158,12 +158,12 @@ fn follow(
     while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
         for change in changes.try_iter() {
             match change {
-                Change::Follow(donor) => donors.push(donor),
-                Change::Forget(node) => donors.retain(|donor| donor.config.node != node),
+                Change::Follow(donor) => donors.push(*donor),
+                Change::Forget(node) => donors.retain(|donor| donor.config.ends.donor != node),
             }
         }
         for donor in &mut donors {
-            let link = nodes.link_to(donor.config.node);
+            let link = nodes.link_to(donor.config.ends.donor);
             let Some(stats) = link.and_then(|link| stats.donors.get(link)) else {
                 continue;
             };
@@ -176,7 +176,7 @@ fn follow(
             if let Some(tier) = donor.steady.observe(by_rdma, latency) {
                 donor.path.set_tier(tier);
                 policies.renew();
-                let node: NodeId = donor.config.node;
+                let node: NodeId = donor.config.ends.donor;
                 tracing::info!(
                     "the link to {node} is {} now, it was {}: a page takes {} us",
                     tier.name(),

@@ -61,7 +61,7 @@ pub(super) fn calibrate(
                 refusal = Some(RdmaLinkError::Tried { address, why });
             }
             // The connections for pages are tried out when they are made.
-            Ok(Err(why)) => tracing::debug!(node = %link.node, why, "RDMA was not measured"),
+            Ok(Err(why)) => tracing::debug!(node = %link.ends.donor, why, "RDMA was not measured"),
             Err(error) if kind != TransportKind::Auto => return Err(error.into()),
             Err(error) => refusal = Some(error),
         }
@@ -79,7 +79,7 @@ pub(super) fn calibrate(
         TransportKind::Auto => Selection::best(tcp.as_ref(), rdma.as_ref()),
         TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => Selection::TCP,
     };
-    tracing::debug!(node = %link.node, ?tcp, ?rdma, ?selection, "measured");
+    tracing::debug!(node = %link.ends.donor, ?tcp, ?rdma, ?selection, "measured");
     Ok(Calibration {
         tcp,
         rdma,
@@ -101,7 +101,7 @@ fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
     let measured = measured.unwrap_or_else(|_| Err("the thread panicked".to_owned()));
     // The link itself is kept by others, who say what is wrong with it.
     measured
-        .inspect_err(|why| tracing::debug!(node = %link.node, why, "TCP was not measured"))
+        .inspect_err(|why| tracing::debug!(node = %link.ends.donor, why, "TCP was not measured"))
         .ok()
 }
 
@@ -114,7 +114,7 @@ fn measure_rdma(
     let (give, measured) = bounded(1);
     let config = link.clone();
     std::thread::Builder::new()
-        .name(format!("measure-{}", link.node.0))
+        .name(format!("measure-{}", link.ends.donor.0))
         .spawn(move || {
             request_short_slices();
             let found = probe::rdma(&config).map(|mut gauge| measure(&mut gauge, time, time));

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::control::ControlError;
 use crate::donor::pool::Pool;
-use crate::homes::BLOCK_BYTES;
+use crate::homes::{BLOCK_BYTES, LocalNode};
 use crate::link::{Leased, Link, LinkConfig, LinkPort, describe};
 use crate::page::PAGE_SHIFT;
 use crate::stream::Carrier;
@@ -24,7 +24,12 @@ pub(super) enum Sources {
 }
 
 impl Sources {
-    pub(super) fn obtain(config: &FabricConfig, guest_bytes: u64) -> Result<Self, FabricError> {
+    /// Leases for the node `local`, which is that of the configuration.
+    pub(super) fn obtain(
+        config: &FabricConfig,
+        local: &LocalNode,
+        guest_bytes: u64,
+    ) -> Result<Self, FabricError> {
         if config.transport == TransportKind::Loopback {
             let bytes = guest_bytes.next_multiple_of(BLOCK_BYTES);
             return Ok(Self::Loopback(Pool::new(bytes, LOOPBACK_LEASE), bytes));
@@ -44,6 +49,7 @@ impl Sources {
                 config.transport,
                 donor.fingerprint,
                 LinkConfig {
+                    local: local.clone(),
                     node,
                     address: donor.address,
                     carrier: Carrier::Tcp,

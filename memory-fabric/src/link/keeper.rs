@@ -1,11 +1,10 @@
 //! The link's thread: keeps the lease and makes connections.
 
 use super::{LinkConfig, LinkEvent, LinkObserver, LinkRequest, LinkStats, describe};
-use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::control::{ControlError, ControlStream};
 use crate::stream::Stream;
 use crate::wire::{
-    AttachRequest, FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token,
-    TrafficClass, WireError,
+    FrameKind, LeaseGrant, LeaseStatus, RENEWAL_INTERVAL_MAX, Refusal, Token, TrafficClass,
 };
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 use fabric_transport::port::STALL_TIMEOUT;
@@ -335,16 +334,9 @@ impl Keeper {
         for port in self.ports.iter_mut().filter(|port| port.wanted) {
             let (address, carrier) = (self.config.address, self.config.carrier);
             let mut stream = ControlStream::connect_by(address, carrier)?;
-            let request = AttachRequest {
-                token: self.grant.token,
-                class: port.class,
-            };
-            stream.send(FrameKind::Attach, &request)?;
-            let (frame, _) = stream.receive(CONTROL_TIMEOUT)?;
-            if frame.kind != FrameKind::Attached {
-                let wrong = WireError::Unexpected(frame.kind);
-                return Err(ControlError::Protocol(self.config.address, wrong));
-            }
+            // The epoch is read after a transport asked for the connection, so it is none from
+            // before a request that the transport has sent.
+            stream.attach(self.grant.token, port.class, &self.config.ends())?;
             port.note_made(Instant::now(), self.config.grace);
             // Full: the transport has not taken the one before, and asks again when that
             // turns out to be closed.

@@ -10,9 +10,9 @@ pub mod rdma;
 mod stats;
 
 use crate::control::{ControlError, ControlStream};
-use crate::homes::NodeId;
+use crate::homes::{LocalNode, NodeId};
 use crate::stream::Carrier;
-use crate::wire::{FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
+use crate::wire::{Ends, FrameKind, LeaseGrant, LeaseRequest, LeaseStatus, TrafficClass};
 use crossbeam_channel::{Sender, bounded};
 pub(crate) use fabric_host::describe;
 pub use fabric_transport::path;
@@ -60,6 +60,8 @@ pub type LinkObserver = Arc<dyn Fn(LinkEvent) + Send + Sync>;
 /// What a link is to be.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
+    /// This node.
+    pub local: LocalNode,
     /// The donor's number.
     pub node: NodeId,
     /// The donor's address.
@@ -74,6 +76,15 @@ pub struct LinkConfig {
     pub or_less: bool,
     /// How long an unreachable donor is waited for.
     pub grace: Duration,
+}
+
+impl LinkConfig {
+    fn ends(&self) -> Ends {
+        Ends {
+            local: self.local.clone(),
+            donor: self.node,
+        }
+    }
 }
 
 /// A lease that is kept until [`Link::release`].
@@ -167,7 +178,7 @@ impl Leased {
     #[must_use]
     pub fn rdma_config(&self) -> RdmaLinkConfig {
         RdmaLinkConfig {
-            node: self.config.node,
+            ends: self.config.ends(),
             address: self.config.address,
             token: self.grant.token,
             bytes: self.grant.bytes,
@@ -196,7 +207,8 @@ impl Leased {
             let (connections, receiver) = bounded(1);
             let completed = Arc::new(AtomicU64::new(0));
             ports.push(Port::new(class, connections, wake, Arc::clone(&completed)));
-            ends.push(LinkPort::new(class, requests.clone(), receiver, completed));
+            let (between, requests) = (self.config.ends(), requests.clone());
+            ends.push(LinkPort::new(class, between, requests, receiver, completed));
         }
         let grant = self.grant.clone();
         let control = self.control.take();

@@ -2,14 +2,14 @@
 
 use super::rdma::{RdmaLinkConfig, RdmaLinkError, connect};
 use super::{LinkPort, LinkRequest};
-use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+use crate::control::{ControlError, ControlStream};
 use crate::donor::loopback::LoopbackTransport;
 use crate::donor::pool::Lease;
 use crate::transport::Compression;
 use crate::transport::measure::Gauge;
 use crate::transport::rdma::probe::ProbeLane;
 use crate::transport::tcp::TcpTransport;
-use crate::wire::{AttachRequest, FrameKind, TrafficClass, WireError};
+use crate::wire::TrafficClass;
 use crossbeam_channel::bounded;
 use std::sync::Arc;
 
@@ -21,17 +21,12 @@ use std::sync::Arc;
 pub fn stream(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
     let (address, class) = (config.address, TrafficClass::Probe);
     let mut stream = ControlStream::connect_by(address, config.carrier)?;
-    let token = config.token;
-    stream.send(FrameKind::Attach, &AttachRequest { token, class })?;
-    let (frame, _) = stream.receive(CONTROL_TIMEOUT)?;
-    if frame.kind != FrameKind::Attached {
-        let wrong = WireError::Unexpected(frame.kind);
-        return Err(ControlError::Protocol(address, wrong));
-    }
+    stream.attach(config.token, class, &config.ends)?;
     let (give, connections) = bounded(1);
     let (requests, requested) = bounded(1);
     let _ = give.send(stream.into_stream());
-    let port = LinkPort::new(class, requests, connections, Arc::default());
+    let ends = config.ends.clone();
+    let port = LinkPort::new(class, ends, requests, connections, Arc::default());
     let transport = TcpTransport::new(port, class, false, Compression::Off, Arc::default());
     // A transport asks for another connection when its own is of no more use.
     let failure = move || match requested.try_recv() {

@@ -8,14 +8,13 @@ mod connect;
 mod keeper;
 
 use crate::control::{CONTROL_TIMEOUT, ControlError};
-use crate::homes::NodeId;
 use crate::stream::Carrier;
 use crate::transport::PageTransport;
 pub use crate::transport::rdma::port::{LanePort, RdmaStats};
 use crate::transport::rdma::port::{LaneRequest, LaneSender};
 use crate::transport::rdma::{RdmaError, RdmaTransport};
 use crate::transport::tcp::TcpTransport;
-use crate::wire::{Token, TrafficClass};
+use crate::wire::{Ends, Token, TrafficClass};
 pub use connect::Reader;
 pub(super) use connect::connect;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
@@ -95,8 +94,8 @@ impl RdmaLinkError {
 /// Where RDMA is to lead.
 #[derive(Clone, Debug)]
 pub struct RdmaLinkConfig {
-    /// The donor's number.
-    pub node: NodeId,
+    /// This node and the donor.
+    pub ends: Ends,
     /// The donor's address.
     pub address: SocketAddr,
     /// The lease.
@@ -143,7 +142,7 @@ impl RdmaLink {
         let address = config.address;
         let most = registering_time(config.bytes) + TRIAL_TIME_MAX * 2 + CONTROL_TIMEOUT;
         let after = most * u32::try_from(ends.len()).unwrap_or(1).max(1);
-        let name = format!("rdma-{}", config.node.0);
+        let name = format!("rdma-{}", config.ends.donor.0);
         let keeper = LaneKeeper::new(config, ends, Arc::clone(&stats));
         std::thread::Builder::new()
             .name(name)
@@ -210,6 +209,7 @@ pub(crate) fn registering_time(bytes: u64) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::homes::NodeId;
 
     #[test]
     fn a_large_lease_may_take_longer_to_register() {
@@ -226,7 +226,10 @@ mod tests {
             .expect("a free port");
         let config = RdmaLinkConfig {
             carrier: Carrier::Tcp,
-            node: NodeId(1),
+            ends: Ends {
+                local: NodeId(0).into(),
+                donor: NodeId(1),
+            },
             address,
             token: Token([0; 16]),
             bytes: 4096,

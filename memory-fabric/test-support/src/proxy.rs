@@ -29,6 +29,10 @@ pub enum Mischief {
     Garbage,
     /// A frame has another protocol version.
     OtherVersion,
+    /// A frame names another node as its sender.
+    OtherSender,
+    /// A frame has another epoch.
+    OtherEpoch,
     /// Answers arrive in pairs, the second first: this is allowed and must be harmless.
     Reordered,
     /// A frame is lost; those after it arrive.
@@ -243,6 +247,8 @@ impl Shared {
                 Mischief::Twice => client.write_all(&frame)?,
                 Mischief::Garbage => frame[..HEADER_BYTES].fill(0xa5),
                 Mischief::OtherVersion => frame[2] = 99,
+                Mischief::OtherSender => frame[6] ^= 1,
+                Mischief::OtherEpoch => frame[32] ^= 1,
                 Mischief::Missing => continue,
                 // This is the injected delay.
                 Mischief::Late => std::thread::sleep(LATENESS),

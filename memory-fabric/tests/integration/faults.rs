@@ -77,6 +77,12 @@ fn runs_survive_answers_to_nothing_and_answers_that_come_twice() {
 }
 
 #[test]
+fn runs_survive_another_sender_and_another_epoch() {
+    runs_survive(Mischief::OtherSender, false);
+    runs_survive(Mischief::OtherEpoch, false);
+}
+
+#[test]
 fn runs_survive_another_order_and_silence() {
     runs_survive(Mischief::Reordered, false);
     runs_survive(Mischief::Silence, false);

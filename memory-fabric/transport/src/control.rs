@@ -2,9 +2,10 @@
 //! all there is on a control connection.
 
 use crate::stream::{Carrier, Stream};
+use fabric_homes::NodeId;
 use fabric_wire::{
-    CONTROL_BYTES_MAX, ErrorMessage, Frame, FrameKind, GrantError, HEADER_BYTES, Refusal,
-    WireError, decode_message, encode_message,
+    CONTROL_BYTES_MAX, Ends, ErrorMessage, Frame, FrameKind, GrantError, HEADER_BYTES,
+    PREFIX_BYTES, Refusal, Stamp, Token, TrafficClass, WireError, decode_message, encode_message,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use std::io;
@@ -115,13 +116,64 @@ impl ControlStream {
     ///
     /// [`ControlError::Stream`], after [`CONTROL_TIMEOUT`] at the latest.
     pub fn send<M: Serialize>(&mut self, kind: FrameKind, message: &M) -> Result<(), ControlError> {
+        self.send_stamped(kind, message, Stamp::NONE)
+    }
+
+    /// Sends one message of a connection for pages.
+    ///
+    /// # Errors
+    ///
+    /// As for [`send`](Self::send).
+    pub fn send_stamped<M: Serialize>(
+        &mut self,
+        kind: FrameKind,
+        message: &M,
+        stamp: Stamp,
+    ) -> Result<(), ControlError> {
         let payload = encode_message(message);
-        let header = Frame::new(kind, 0, 0, true).encode(&payload);
+        let frame = Frame::new(kind, 0, 0, true).with_stamp(stamp);
+        let header = frame.encode(&payload);
         let frame = [header.as_slice(), &payload].concat();
         let deadline = Instant::now() + CONTROL_TIMEOUT;
         self.stream
             .write_all_by(&frame, deadline)
             .map_err(|error| self.broken(error))
+    }
+
+    /// Makes this a connection for pages of a lease.
+    ///
+    /// # Errors
+    ///
+    /// See [`ControlError`].
+    pub fn attach(
+        &mut self,
+        token: Token,
+        class: TrafficClass,
+        ends: &Ends,
+    ) -> Result<(), ControlError> {
+        let request = ends.attach(token, class);
+        self.send(FrameKind::Attach, &request)?;
+        let (frame, _) = self.receive(CONTROL_TIMEOUT)?;
+        self.check_answer(&frame, FrameKind::Attached, ends.donor, request.epoch)
+    }
+
+    /// Checks that an answer is of this kind, from `donor`, and to a request of epoch `asked`.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Protocol`].
+    pub fn check_answer(
+        &self,
+        answer: &Frame,
+        kind: FrameKind,
+        donor: NodeId,
+        asked: u64,
+    ) -> Result<(), ControlError> {
+        if answer.kind != kind {
+            return Err(self.wrong(WireError::Unexpected(answer.kind)));
+        }
+        let signed = answer.check_answer(donor, asked);
+        signed.map_err(|error| self.wrong(error))
     }
 
     /// Receives one frame within `timeout`. An `Error` frame becomes [`ControlError::Refused`].
@@ -132,7 +184,12 @@ impl ControlStream {
     pub fn receive(&mut self, timeout: Duration) -> Result<(Frame, Vec<u8>), ControlError> {
         let deadline = Instant::now() + timeout;
         let mut header = [0; HEADER_BYTES];
-        self.read_exact_by(&mut header, deadline)?;
+        // Headers of other versions may be shorter.
+        let (prefix, rest) = header.split_at_mut(PREFIX_BYTES);
+        self.read_exact_by(prefix, deadline)?;
+        let known = Frame::check_prefix(prefix.try_into().expect("so many bytes"));
+        known.map_err(|error| self.wrong(error))?;
+        self.read_exact_by(rest, deadline)?;
         let frame = Frame::decode(&header).map_err(|error| self.wrong(error))?;
         if frame.length > CONTROL_BYTES_MAX {
             // Pages have no place here, and nothing is allocated for them.

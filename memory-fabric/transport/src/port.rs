@@ -2,7 +2,7 @@
 
 use crate::stream::Stream;
 use crossbeam_channel::{Receiver, Sender};
-use fabric_wire::{ErrorMessage, TrafficClass, WireError};
+use fabric_wire::{Ends, ErrorMessage, TrafficClass, WireError};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -45,6 +45,7 @@ pub enum LinkRequest {
 #[derive(Debug)]
 pub struct LinkPort {
     class: TrafficClass,
+    ends: Ends,
     requests: Sender<LinkRequest>,
     connections: Receiver<Stream>,
     /// Requests completed on all connections of this port.
@@ -52,21 +53,29 @@ pub struct LinkPort {
 }
 
 impl LinkPort {
-    /// A port for one class: connections come from `connections`, new ones are requested by
-    /// `requests`, and completed requests are counted in `completed`.
+    /// A port for one class of connections between `ends`: they come from `connections`, new ones
+    /// are requested by `requests`, and completed requests are counted in `completed`.
     #[must_use]
     pub fn new(
         class: TrafficClass,
+        ends: Ends,
         requests: Sender<LinkRequest>,
         connections: Receiver<Stream>,
         completed: Arc<AtomicU64>,
     ) -> Self {
         Self {
             class,
+            ends,
             requests,
             connections,
             completed,
         }
+    }
+
+    /// The ends of its connections.
+    #[must_use]
+    pub fn ends(&self) -> &Ends {
+        &self.ends
     }
 
     /// Counts a completed request: the connection works.

@@ -5,6 +5,7 @@
 //!
 //! Pages are compressed where that pays, which each connection finds out for itself (`choice`).
 
+mod connection;
 mod fence;
 mod slot;
 
@@ -14,7 +15,7 @@ use super::{
     Ticket,
 };
 use crate::path::PathStats;
-use crate::port::{LinkPort, Outage, STALL_TIMEOUT};
+use crate::port::{LinkPort, Outage};
 use crate::stream::Stream;
 use crate::traffic::Traffic;
 use fabric_pages::page::PAGE_SIZE;
@@ -168,7 +169,6 @@ impl TcpTransport {
         slot.offset = offset;
         slot.generation += 1;
         slot.in_use = true;
-        let request = (slot.generation << 16) | u64::from(index);
         if let Payload::Count(pages) = payload {
             slot.count = encode_count(pages);
         }
@@ -180,38 +180,9 @@ impl TcpTransport {
             self.compressed += usize::from(slot.packing == Packing::Lz4);
             slot.take_page(source, &mut self.packer);
         }
-        let frame = Frame::new(kind, request, offset, self.checksum).with_packing(slot.packing);
-        slot.header = frame.encode(slot.payload());
+        slot.encode(index, self.checksum, self.port.ends().stamp());
         self.posted.push_back(index);
         Ok(())
-    }
-
-    /// Takes over a connection that the link has made.
-    fn adopt_connection(&mut self) {
-        if let Some(stream) = self.port.take_connection() {
-            match stream.set_nonblocking() {
-                Ok(()) => {
-                    self.stream = Some(stream);
-                    self.sent = 0;
-                    self.sent_bytes = 0;
-                    self.filled = 0..0;
-                    self.received = Instant::now();
-                    self.measured = self.received;
-                    self.overdue = self.posted.front().copied();
-                    self.choice.interrupted();
-                    for slot in &mut self.slots {
-                        slot.part = Part::default();
-                        slot.since = self.received;
-                    }
-                }
-                Err(error) => self.port.request_connection(Outage::Stream(error)),
-            }
-        }
-    }
-
-    fn disconnect(&mut self, why: Outage) {
-        self.stream = None;
-        self.port.request_connection(why);
     }
 
     fn send(&mut self) -> Result<(), Outage> {
@@ -294,17 +265,6 @@ impl TcpTransport {
         }
     }
 
-    /// Fails when the oldest request is outstanding for too long, whatever has come meanwhile.
-    fn check_oldest(&self) -> Result<(), Outage> {
-        let oldest = self.posted.front().map(|&oldest| usize::from(oldest));
-        match oldest {
-            Some(oldest) if self.slots[oldest].since.elapsed() >= STALL_TIMEOUT => {
-                Err(Outage::Stalled)
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Completes what whole frames are in the buffer, and measures how long they took.
     fn decode(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), Outage> {
         let mut unpacking = Duration::ZERO;
@@ -329,7 +289,7 @@ impl TcpTransport {
             }
             let (kind, request) = (frame.kind, frame.request);
             let unasked = Outage::Protocol(WireError::Unasked { kind, request });
-            // The low 16 bits; see `post`.
+            // The low 16 bits; see `Slot::encode`.
             let index = u16::try_from(request & 0xffff).unwrap_or(u16::MAX);
             let Some(slot) = self.slots.get_mut(usize::from(index)) else {
                 return Err(unasked);
@@ -337,6 +297,8 @@ impl TcpTransport {
             if !slot.in_use || slot.generation != request >> 16 || slot.offset != frame.offset {
                 return Err(unasked);
             }
+            let signed = frame.check_answer(self.port.ends().donor, slot.epoch);
+            signed.map_err(Outage::Protocol)?;
             let place = self.posted.iter().position(|&posted| posted == index);
             let place = place.expect("a slot in use is posted");
             if place >= self.sent {

@@ -1,6 +1,7 @@
 //! What frames of control connections carry, and what everybody has to know of it.
 
 use super::{FrameKind, WireError};
+use fabric_homes::NodeId;
 use fabric_pages::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
@@ -119,6 +120,12 @@ pub struct AttachRequest {
     pub token: Token,
     /// What the connection is for. It replaces an earlier one of the same class.
     pub class: TrafficClass,
+    /// The node that connects.
+    pub node: NodeId,
+    /// The id of the donor in the VM.
+    pub donor: NodeId,
+    /// The epoch of the home table. Requests on the connection are of this one or a later one.
+    pub epoch: u64,
 }
 
 /// Why a donor refuses.
@@ -136,6 +143,8 @@ pub enum Refusal {
     Busy,
     /// RDMA is not to be had there.
     NoRdma,
+    /// A newer epoch of the VM's home table is known there.
+    StaleEpoch,
 }
 
 /// A refusal and its reason.

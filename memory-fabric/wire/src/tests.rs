@@ -1,4 +1,7 @@
 use super::*;
+use fabric_homes::{LocalNode, NodeId};
+use fabric_pages::page::PAGE_SIZE;
+use packing::{Packing, packed_bytes_max};
 use proptest::prelude::*;
 
 #[test]
@@ -23,13 +26,43 @@ fn a_flipped_bit_anywhere_is_found_by_the_checksum() {
 }
 
 #[test]
-fn another_version_is_named() {
-    let mut header = Frame::new(FrameKind::ReadPage, 0, 0, false).encode(&[]);
-    header[2] = 9;
-    assert_eq!(
-        Frame::decode(&header),
-        Err(WireError::Version { theirs: 9 })
-    );
+fn another_version_is_named_with_this_one() {
+    for theirs in [VERSION - 1, VERSION + 1] {
+        let mut header = Frame::new(FrameKind::ReadPage, 0, 0, false).encode(&[]);
+        header[2] = theirs;
+        let error = WireError::Version { theirs };
+        assert_eq!(Frame::decode(&header), Err(error.clone()));
+        let prefix = header[..PREFIX_BYTES].try_into().expect("so many bytes");
+        assert_eq!(Frame::check_prefix(prefix), Err(error.clone()));
+        let text = error.to_string();
+        assert!(text.contains(&format!("version {theirs} ")), "{text}");
+        assert!(text.contains(&format!("this one {VERSION};")), "{text}");
+    }
+    assert_eq!(Frame::check_prefix(*b"SV\x08\x01"), Ok(()));
+    let foreign = Frame::check_prefix(*b"HTTP");
+    assert_eq!(foreign, Err(WireError::Magic(*b"HT")));
+}
+
+#[test]
+fn the_checksum_covers_sender_and_epoch() {
+    let stamp = Stamp {
+        node: NodeId(200),
+        epoch: 77,
+    };
+    let header = Frame::new(FrameKind::Written, 1, 0, true).with_stamp(stamp);
+    let header = header.encode(&[]);
+    for byte in [6, 32, 39] {
+        let mut damaged = header;
+        damaged[byte] ^= 1;
+        let decoded = Frame::decode(&damaged).expect("both may be anything");
+        assert!(decoded.verify(&damaged, &[]).is_err(), "byte {byte}");
+    }
+}
+
+#[test]
+fn control_frames_have_no_stamp() {
+    let header = Frame::new(FrameKind::Renew, 0, 0, true).encode(&[]);
+    assert_eq!(Frame::decode(&header).expect("valid").stamp, Stamp::NONE);
 }
 
 #[test]
@@ -112,13 +145,18 @@ fn a_probe_asks_for_at_least_a_byte_and_at_most_the_limit() {
 
 proptest! {
     #[test]
-    fn headers_round_trip(request: u64, offset: u64, checksummed: bool) {
+    fn headers_round_trip(
+        request: u64, offset: u64, node: u8, epoch: u64, checksummed: bool,
+    ) {
+        let stamp = Stamp { node: NodeId(node), epoch };
         let frame = Frame::new(FrameKind::WritePage, request, offset, checksummed);
+        let frame = frame.with_stamp(stamp);
         let payload = [3; PAGE_SIZE];
         let header = frame.encode(&payload);
         let decoded = Frame::decode(&header).expect("valid");
         prop_assert!(decoded.verify(&header, &payload).is_ok());
         prop_assert_eq!((decoded.request, decoded.offset), (request, offset));
+        prop_assert_eq!(decoded.stamp, stamp);
         prop_assert_eq!(decoded.length, PAGE_SIZE);
     }
 
@@ -130,6 +168,51 @@ proptest! {
                 _ => PAYLOAD_BYTES_MAX,
             };
             prop_assert!(frame.length <= most);
+        }
+    }
+
+    /// A donor answers requests of its connection's node from the connection's epoch on, in any
+    /// order, and the VM accepts the answers to its own requests alone.
+    #[test]
+    fn requests_since_the_connection_was_made_are_answered_and_no_others(
+        nodes in prop::collection::vec(any::<u8>(), 3), made in 1_u64..8,
+        requests in prop::collection::vec((0_usize..3, 0_u64..16), 1..20), other: u64,
+    ) {
+        let ends = Ends { local: LocalNode::new(NodeId(nodes[0])), donor: NodeId(nodes[1]) };
+        let attach = ends.attach(Token([1; 16]), TrafficClass::Urgent);
+        prop_assert_eq!((attach.node.0, attach.donor.0, attach.epoch), (nodes[0], nodes[1], 1));
+        let mut attached = Attached::new(&AttachRequest { epoch: made, ..attach });
+        let accepted = attached.accepted();
+        prop_assert_eq!(accepted, Stamp { node: ends.donor, epoch: made });
+        let mut newest = made;
+        for (sender, epoch) in requests {
+            let node = NodeId(nodes[sender]);
+            let asked = Frame::new(FrameKind::ReadPage, 9, 0, false);
+            let asked = asked.with_stamp(Stamp { node, epoch });
+            match attached.check(&asked) {
+                Ok(stamp) => {
+                    prop_assert!(node == attach.node && epoch >= made);
+                    newest = newest.max(epoch);
+                    let answer = Frame::new(FrameKind::PageData, 9, 0, false).with_stamp(stamp);
+                    prop_assert_eq!(answer.check_answer(ends.donor, epoch), Ok(()));
+                    if other != epoch {
+                        let (kind, found) = (answer.kind, epoch);
+                        prop_assert_eq!(
+                            answer.check_answer(ends.donor, other),
+                            Err(WireError::AnswerEpoch { kind, found, asked: other })
+                        );
+                    }
+                }
+                Err(WireError::Sender { found, expected, .. }) => {
+                    prop_assert!(found == node && expected == attach.node && node != expected);
+                }
+                Err(WireError::StaleEpoch { found, current, .. }) => {
+                    prop_assert!(node == attach.node && found == epoch && current == made);
+                    prop_assert!(epoch < made);
+                }
+                Err(other) => panic!("{other}"),
+            }
+            prop_assert_eq!(attached.newest_epoch(), newest);
         }
     }
 

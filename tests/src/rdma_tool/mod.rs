@@ -28,6 +28,7 @@ const READ_TIME_MAX: Duration = Duration::from_secs(6);
 /// Fails when the donor does not lend.
 pub fn lease(donor: SocketAddr, vm: &str, pages: u64) -> Result<Leased, ControlError> {
     Leased::obtain(LinkConfig {
+        local: NodeId(0).into(),
         node: NodeId(1),
         address: donor,
         carrier: Carrier::Tcp,

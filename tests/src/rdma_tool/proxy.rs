@@ -108,20 +108,18 @@ fn falsified(frame: Frame, bytes: Vec<u8>, lie: Lie) -> Vec<u8> {
     };
     match message {
         None => bytes,
-        Some(payload) => {
-            let header = Frame::new(frame.kind, frame.request, frame.offset, frame.checksummed);
-            [header.encode(&payload).as_slice(), &payload].concat()
-        }
+        Some(payload) => [frame.encode(&payload).as_slice(), &payload].concat(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use memory_fabric::homes::NodeId;
     use memory_fabric::transport::rdma::LinkLayer;
     use memory_fabric::transport::rdma::device::Gid;
     use memory_fabric::transport::rdma::endpoint::{Endpoint, RemoteMemory};
-    use memory_fabric::wire::{Token, TrafficClass};
+    use memory_fabric::wire::{AttachRequest, Token, TrafficClass};
 
     fn endpoint() -> Endpoint {
         Endpoint {
@@ -150,8 +148,13 @@ mod tests {
     #[test]
     fn each_lie_changes_one_number_and_the_checksum_is_right() {
         let request = ConnectRequest {
-            token: Token([7; 16]),
-            class: TrafficClass::Urgent,
+            attach: AttachRequest {
+                token: Token([7; 16]),
+                class: TrafficClass::Urgent,
+                node: NodeId(0),
+                donor: NodeId(1),
+                epoch: 1,
+            },
             endpoint: endpoint(),
         };
         let answer = ConnectAnswer {

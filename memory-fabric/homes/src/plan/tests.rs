@@ -53,7 +53,7 @@ fn donors_that_lend_everything_make_all_local_memory_cache() {
     assert_eq!(plan.home_here_pages, 0);
     assert_eq!(plan.cache_pages, 65_536);
     assert_eq!(plan.beyond_budget_pages, 0);
-    assert_eq!(plan.homes.epoch(), 1);
+    assert_eq!(plan.homes.local_node().epoch(), 1);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod deregistration;
 mod sessions;
 
-pub(crate) use sessions::SessionKind;
+pub(crate) use sessions::{SessionKind, SessionRefused};
 
 use super::Taken;
 use crate::donor::export::Export;

@@ -111,6 +111,9 @@ fn offsets_outside_or_across_pages_are_refused() {
     assert_eq!(lease.status().pages_read, 2, "only what was sent counts");
 }
 
+/// The epoch in which connections are made here.
+const EPOCH: u64 = 5;
+
 /// A lease of one page with a connection that does not end by itself, and the VM's end of that.
 fn hanging(pool: &Pool, vm: &str) -> (Arc<Lease>, SessionKind, TcpStream) {
     let lease = pool.lend(vm.into(), PAGE, false, SECOND);
@@ -118,7 +121,7 @@ fn hanging(pool: &Pool, vm: &str) -> (Arc<Lease>, SessionKind, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let stream = TcpStream::connect(listener.local_addr().expect("bound")).expect("connected");
     let kind = SessionKind::Pages(TrafficClass::Urgent);
-    let began = lease.begin_session(kind, Closer::Tcp(stream), Duration::ZERO);
+    let began = lease.begin_session(kind, Closer::Tcp(stream), EPOCH, Duration::ZERO);
     began.expect("the first of its kind");
     let (peer, _) = listener.accept().expect("connected");
     (lease, kind, peer)
@@ -131,8 +134,34 @@ fn a_connection_that_does_not_end_is_not_waited_for_for_ever() {
     lease.close();
     let soon = Instant::now() + Duration::from_millis(1);
     assert!(!lease.has_closed_by(soon), "it has not ended");
-    Arc::clone(&lease).end_session(kind);
+    Arc::clone(&lease).end_session(kind, EPOCH);
     assert!(lease.has_closed_by(soon));
+}
+
+#[test]
+fn a_connection_of_an_older_epoch_replaces_none() {
+    let pool = pool(1);
+    let (lease, kind, peer) = hanging(&pool, "vm");
+    let begin = |kind, epoch| {
+        let stream = peer.try_clone().expect("descriptors");
+        lease.begin_session(kind, Closer::Tcp(stream), epoch, Duration::ZERO)
+    };
+    let refused = |epoch: u64, newest: u64| match begin(kind, epoch) {
+        Err(SessionRefused::StaleEpoch {
+            epoch: found,
+            newest: known,
+        }) => assert_eq!((found, known), (epoch, newest)),
+        other => panic!("{epoch}: {other:?}"),
+    };
+    refused(EPOCH - 1, EPOCH);
+    // The one that there is was left alone, and carried newer requests.
+    let busy = begin(kind, EPOCH);
+    assert!(matches!(busy, Err(SessionRefused::Busy(_))), "{busy:?}");
+    Arc::clone(&lease).end_session(kind, EPOCH + 2);
+    refused(EPOCH + 1, EPOCH + 2);
+    // Other classes have other connections.
+    begin(SessionKind::Pages(TrafficClass::Bulk), EPOCH).expect("the first of its kind");
+    begin(kind, EPOCH + 2).expect("in the newest epoch");
 }
 
 #[test]
@@ -148,7 +177,7 @@ fn leases_that_hang_are_waited_for_together() {
         scope.spawn(|| {
             peer.set_read_timeout(Some(SECOND * 30)).expect("is set");
             assert_eq!(peer.read(&mut [0]).expect("in time"), 0);
-            last.end_session(kind);
+            last.end_session(kind, EPOCH);
         });
         pool.end_all();
     });
@@ -160,7 +189,7 @@ fn leases_that_hang_are_waited_for_together() {
     assert_eq!(pool.lent_bytes(), u64::from(LEASES - 1) * PAGE);
     // As `ibv_reg_mr` of much memory does, which ends after all.
     for (lease, kind, _peer) in leases {
-        lease.end_session(kind);
+        lease.end_session(kind, EPOCH);
     }
     assert_eq!(pool.lent_bytes(), 0);
 }
@@ -179,7 +208,7 @@ fn expiry_waits_for_no_connection_and_counts_what_it_does_until_it_ends() {
     let mut page = [1; PAGE_SIZE];
     lease.read(0, &mut page).expect("it has its memory");
     assert_eq!(pool.status().pages_read, 1);
-    lease.end_session(kind);
+    lease.end_session(kind, EPOCH);
     assert!(pool.end_expired(now).is_empty());
     assert_eq!((pool.lent_bytes(), pool.status().pages_read), (0, 1));
 }

@@ -102,6 +102,7 @@ impl Inner {
             self.config.transport,
             donor.fingerprint,
             LinkConfig {
+                local: self.shared.homes.local_node().clone(),
                 node,
                 address,
                 carrier: Carrier::Tcp,
@@ -152,7 +153,7 @@ impl Inner {
             self.shared.policies.join(place, Some(path));
         }
         for followed in followed {
-            let _ = self.adapter.try_send(Change::Follow(followed));
+            let _ = self.adapter.try_send(Change::Follow(Box::new(followed)));
         }
         let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
         if place < lenders.len() {

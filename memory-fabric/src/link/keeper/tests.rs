@@ -28,6 +28,7 @@ fn donor() -> Donor {
 
 fn link(donor: &Donor, classes: &[TrafficClass]) -> (Link, Vec<LinkPort>, Receiver<LinkEvent>) {
     let leased = Leased::obtain(LinkConfig {
+        local: NodeId(0).into(),
         node: NodeId(1),
         address: donor.address(),
         carrier: Carrier::Tcp,

@@ -38,6 +38,7 @@ fn leased(donor: &Donor, bytes: u64) -> (Link, RdmaLinkConfig) {
 fn leased_over(carrier: Carrier, donor: &Donor, bytes: u64) -> (Link, RdmaLinkConfig) {
     let leased = Leased::obtain(LinkConfig {
         carrier,
+        local: NodeId(0).into(),
         node: NodeId(1),
         address: donor.address(),
         vm: "measured".into(),

@@ -7,7 +7,7 @@ use crate::transport::IN_FLIGHT_MAX;
 use crate::transport::rdma::{
     ConnectAnswer, ConnectRequest, Device, DeviceChoice, Lane, LaneConfig, RdmaError,
 };
-use crate::wire::{FrameKind, RUN_PAGES_MAX, TrafficClass, WireError};
+use crate::wire::{FrameKind, RUN_PAGES_MAX, TrafficClass};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,18 +32,16 @@ pub(in crate::link) fn connect(
     });
     let lane = lane.map_err(here)?;
     let request = ConnectRequest {
-        token: config.token,
-        class,
+        attach: config.ends.attach(config.token, class),
         endpoint: lane.endpoint(),
     };
     control.send(FrameKind::Connect, &request).map_err(donor)?;
     let (frame, payload) = control
         .receive(registering_time(config.bytes))
         .map_err(donor)?;
-    if frame.kind != FrameKind::Connected {
-        let wrong = WireError::Unexpected(frame.kind);
-        return Err(donor(ControlError::Protocol(address, wrong)));
-    }
+    let (node, epoch) = (config.ends.donor, request.attach.epoch);
+    let signed = control.check_answer(&frame, FrameKind::Connected, node, epoch);
+    signed.map_err(donor)?;
     let answer: ConnectAnswer = control.decode(frame.kind, &payload).map_err(donor)?;
     answer.memory.check(config.bytes).map_err(here)?;
     let session = control.into_tcp().map_err(donor)?;

@@ -128,7 +128,7 @@ impl LaneKeeper {
 
     fn take_back(&mut self, class: TrafficClass, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
         drop(lane);
-        let node = self.config.node;
+        let node = self.config.ends.donor;
         let Some(end) = self.ends.iter_mut().find(|end| end.class == class) else {
             return;
         };
@@ -167,7 +167,7 @@ impl LaneKeeper {
                 continue;
             }
             end.retry_at = None;
-            let (node, class) = (self.config.node, end.class);
+            let (node, class) = (self.config.ends.donor, end.class);
             match self.make(index) {
                 Ok(_) => tracing::info!(%node, ?class, "back on RDMA"),
                 Err(error) => {

@@ -55,6 +55,7 @@ impl Bed {
         })
         .expect("a donor");
         let leased = Leased::obtain(LinkConfig {
+            local: NodeId(0).into(),
             node: NodeId(1),
             address: donor.address(),
             carrier: Carrier::Tcp,
@@ -355,7 +356,7 @@ impl LateWrites {
         let (stream, _) = listener.accept().expect("accepts");
         let kind = SessionKind::Rdma(TrafficClass::Bulk);
         let registered = stream.try_clone().map(Closer::Tcp).expect("a clone");
-        let begun = lease.begin_session(kind, registered, PATIENCE);
+        let begun = lease.begin_session(kind, registered, 1, PATIENCE);
         begun.expect("there is none");
         let (tell, told) = crossbeam_channel::bounded(1);
         let (end, ends) = crossbeam_channel::bounded(1);
@@ -372,7 +373,7 @@ impl LateWrites {
                 let written = lease.write(u64::from(number) * PAGE_SIZE as u64, &page);
                 written.expect("inside");
             }
-            lease.end_session(kind);
+            lease.end_session(kind, 1);
         });
         Self { told, end, thread }
     }

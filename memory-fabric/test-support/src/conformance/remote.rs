@@ -50,6 +50,7 @@ impl<'a> Remote<'a> {
 impl Bed for Remote<'_> {
     fn open(&self, options: Options) -> Lines {
         let leased = Leased::obtain(LinkConfig {
+            local: NodeId(0).into(),
             node: NodeId(1),
             address: self.address,
             carrier: self.carrier,

@@ -14,7 +14,7 @@ fn a_lease_that_ended_is_of_no_more_use() {
         .call(FrameKind::Release, &grant.token, FrameKind::Status)
         .expect("released");
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    let _ = stream.write_all(&Frame::new(FrameKind::ReadPage, 7, 0, false).encode(&[]));
+    let _ = stream.write_all(&frame(FrameKind::ReadPage, 7, 0, false).encode(&[]));
     let got = stream.read(&mut [0; PAGE_SIZE]);
     assert!(matches!(got, Ok(0) | Err(_)), "{got:?}");
     assert_eq!(

@@ -2,16 +2,18 @@
 
 mod leases;
 mod packing;
+mod stamps;
 
 use memory_fabric::control::{ControlError, ControlStream};
 
 use fabric_test_support::*;
+use memory_fabric::homes::NodeId;
 use memory_fabric::packing::{Packer, Packing, unpack};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::wire::{
-    AttachRequest, DROP_PAGES_MAX, ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant,
-    LeaseRequest, LeaseStatus, ORPHAN_TIME, PROBE_BYTES_MAX, RUN_PAGES_MAX, Refusal, Token,
-    TrafficClass, encode_count,
+    DROP_PAGES_MAX, Ends, ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest,
+    LeaseStatus, ORPHAN_TIME, PROBE_BYTES_MAX, RUN_PAGES_MAX, Refusal, Token, TrafficClass,
+    encode_count,
 };
 use proptest::prelude::*;
 use std::io::{Read, Write};
@@ -46,9 +48,34 @@ fn attach_for(
     class: TrafficClass,
 ) -> Result<ControlStream, ControlError> {
     let mut stream = ControlStream::connect(donor).expect("a donor");
-    let request = AttachRequest { token, class };
-    stream.send(FrameKind::Attach, &request)?;
-    stream.receive(PATIENCE).map(|_| stream)
+    stream.attach(token, class, &ends())?;
+    Ok(stream)
+}
+
+fn ends() -> Ends {
+    Ends {
+        local: NodeId(0).into(),
+        donor: NodeId(1),
+    }
+}
+
+/// A frame of the node that connections here are made by.
+fn frame(kind: FrameKind, request: u64, offset: u64, checksummed: bool) -> Frame {
+    Frame::new(kind, request, offset, checksummed).with_stamp(ends().stamp())
+}
+
+/// Sends a frame, and gives the answer's header and payload.
+fn exchange(stream: &mut TcpStream, frame: &Frame, payload: &[u8]) -> (Frame, Vec<u8>) {
+    stream.write_all(&frame.encode(payload)).expect("sent");
+    stream.write_all(payload).expect("sent");
+    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let mut header = [0; HEADER_BYTES];
+    stream.read_exact(&mut header).expect("an answer");
+    let answer = Frame::decode(&header).expect("a frame");
+    let mut payload = vec![0; answer.length];
+    stream.read_exact(&mut payload).expect("a payload");
+    answer.verify(&header, &payload).expect("undamaged");
+    (answer, payload)
 }
 
 fn refused(result: Result<ControlStream, ControlError>) -> Refusal {
@@ -76,7 +103,7 @@ fn pages_outside_the_lease_are_refused() {
             .into_tcp()
             .expect("TCP");
         stream
-            .write_all(&Frame::new(FrameKind::ReadPage, 7, offset, false).encode(&[]))
+            .write_all(&frame(FrameKind::ReadPage, 7, offset, false).encode(&[]))
             .expect("sent");
         let mut stream = stream_frames(stream);
         match stream.receive(PATIENCE) {
@@ -100,9 +127,9 @@ fn probes_are_for_connections_that_measure_and_stay_inside_the_lease() {
         let stream = attach_for(donor.address(), grant.token, class).expect("attached");
         let mut stream = stream.into_tcp().expect("TCP");
         let payload = encode_count(bytes);
-        let mut frame = Vec::from(Frame::new(FrameKind::Probe, 7, offset, false).encode(&payload));
-        frame.extend(payload);
-        stream.write_all(&frame).expect("sent");
+        let mut sent = Vec::from(frame(FrameKind::Probe, 7, offset, false).encode(&payload));
+        sent.extend(payload);
+        stream.write_all(&sent).expect("sent");
         match stream_frames(stream).receive(PATIENCE) {
             Err(ControlError::Refused { refusal, .. }) => refusal,
             other => panic!("{class:?} {offset:#x} {bytes}: {other:?}"),
@@ -151,10 +178,9 @@ fn pages_to_be_dropped_are_those_of_the_lease_and_not_too_many() {
             .into_tcp()
             .expect("TCP");
         let payload = encode_count(pages);
-        let mut frame =
-            Vec::from(Frame::new(FrameKind::DropPages, 7, offset, false).encode(&payload));
-        frame.extend(payload);
-        stream.write_all(&frame).expect("sent");
+        let mut bytes = Vec::from(frame(FrameKind::DropPages, 7, offset, false).encode(&payload));
+        bytes.extend(payload);
+        stream.write_all(&bytes).expect("sent");
         let mut stream = stream_frames(stream);
         match stream.receive(PATIENCE) {
             Err(ControlError::Refused {
@@ -170,7 +196,7 @@ fn pages_to_be_dropped_are_those_of_the_lease_and_not_too_many() {
     let stream = attach(donor.address(), grant.token).expect("attached");
     let mut stream = stream.into_tcp().expect("TCP");
     stream
-        .write_all(&Frame::new(FrameKind::DropPages, 7, 0, false).encode(&[]))
+        .write_all(&frame(FrameKind::DropPages, 7, 0, false).encode(&[]))
         .expect("sent");
     let result = stream_frames(stream).receive(PATIENCE);
     let malformed = matches!(
@@ -202,7 +228,7 @@ fn runs_that_nobody_may_ask_for_are_refused() {
             .into_tcp()
             .expect("TCP");
         let run = encode_count(pages);
-        let header = Frame::new(FrameKind::ReadPages, 7, offset, false).encode(&run);
+        let header = frame(FrameKind::ReadPages, 7, offset, false).encode(&run);
         stream.write_all(&header).expect("sent");
         stream.write_all(&run).expect("sent");
         match stream_frames(stream).receive(PATIENCE) {

@@ -2,20 +2,6 @@
 
 use super::*;
 
-/// Sends a frame, and gives the answer's header and payload.
-fn exchange(stream: &mut TcpStream, frame: &Frame, payload: &[u8]) -> (Frame, Vec<u8>) {
-    stream.write_all(&frame.encode(payload)).expect("sent");
-    stream.write_all(payload).expect("sent");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
-    let mut header = [0; HEADER_BYTES];
-    stream.read_exact(&mut header).expect("an answer");
-    let answer = Frame::decode(&header).expect("a frame");
-    let mut payload = vec![0; answer.length];
-    stream.read_exact(&mut payload).expect("a payload");
-    answer.verify(&header, &payload).expect("undamaged");
-    (answer, payload)
-}
-
 #[test]
 fn pages_are_packed_as_far_as_the_request_allows() {
     let donor = donor(4 * MIB);
@@ -37,8 +23,8 @@ fn pages_are_packed_as_far_as_the_request_allows() {
         (2, Packing::Plain, &text),
         (2, Packing::Zeroes, &[0, 0]),
     ] {
-        let frame = Frame::new(FrameKind::WritePage, number, number * page, true);
-        let (answer, _) = exchange(&mut stream, &frame.with_packing(packing), payload);
+        let asked = frame(FrameKind::WritePage, number, number * page, true);
+        let (answer, _) = exchange(&mut stream, &asked.with_packing(packing), payload);
         assert_eq!(answer.kind, FrameKind::Written);
     }
     for packing in [Packing::Plain, Packing::Zeroes, Packing::Lz4] {
@@ -47,8 +33,8 @@ fn pages_are_packed_as_far_as_the_request_allows() {
             (1, text.clone()),
             (2, vec![0; PAGE_SIZE]),
         ] {
-            let frame = Frame::new(FrameKind::ReadPage, 9, number * page, true);
-            let (answer, payload) = exchange(&mut stream, &frame.with_packing(packing), &[]);
+            let asked = frame(FrameKind::ReadPage, 9, number * page, true);
+            let (answer, payload) = exchange(&mut stream, &asked.with_packing(packing), &[]);
             let plain = packing == Packing::Plain || (packing == Packing::Zeroes && number == 1);
             assert_eq!(
                 answer.packing == Packing::Plain,
@@ -64,8 +50,8 @@ fn pages_are_packed_as_far_as_the_request_allows() {
             assert_eq!(unpacked, wanted);
             assert!(payload.len() < if number == 1 { 200 } else { 3 });
         }
-        let frame = Frame::new(FrameKind::ReadPages, 9, 0, true).with_packing(packing);
-        let (answer, payload) = exchange(&mut stream, &frame, &encode_count(3));
+        let asked = frame(FrameKind::ReadPages, 9, 0, true).with_packing(packing);
+        let (answer, payload) = exchange(&mut stream, &asked, &encode_count(3));
         let wanted = [vec![0; PAGE_SIZE], text.clone(), vec![0; PAGE_SIZE]].concat();
         let mut unpacked = vec![7; 3 * PAGE_SIZE];
         match answer.packing {
@@ -101,8 +87,8 @@ fn packed_pages_that_are_wrong_are_refused_and_not_stored() {
     ] {
         let stream = attach(donor.address(), grant.token).expect("attached");
         let mut stream = stream.into_tcp().expect("TCP");
-        let frame = Frame::new(FrameKind::WritePage, 7, 0, false).with_packing(Packing::Lz4);
-        let (answer, message) = exchange(&mut stream, &frame, payload);
+        let asked = frame(FrameKind::WritePage, 7, 0, false).with_packing(Packing::Lz4);
+        let (answer, message) = exchange(&mut stream, &asked, payload);
         assert_eq!(answer.kind, FrameKind::Error);
         let message = ErrorMessage::decode(&message).expect("a message");
         assert_eq!(message.refusal, Refusal::Malformed, "{}", message.text);
@@ -111,6 +97,6 @@ fn packed_pages_that_are_wrong_are_refused_and_not_stored() {
     assert_eq!(donor.pool().status().pages_written, 0);
     let stream = attach(donor.address(), grant.token).expect("attached");
     let mut stream = stream.into_tcp().expect("TCP");
-    let frame = Frame::new(FrameKind::ReadPage, 7, 0, false);
-    assert_eq!(exchange(&mut stream, &frame, &[]).1, [0; PAGE_SIZE]);
+    let asked = frame(FrameKind::ReadPage, 7, 0, false);
+    assert_eq!(exchange(&mut stream, &asked, &[]).1, [0; PAGE_SIZE]);
 }

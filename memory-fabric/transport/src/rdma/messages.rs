@@ -1,16 +1,14 @@
 //! How the two ends of an RDMA connection agree on it, over TCP.
 
 use fabric_verbs::endpoint::{Endpoint, RemoteMemory};
-use fabric_wire::{Token, TrafficClass};
+use fabric_wire::AttachRequest;
 use serde::{Deserialize, Serialize};
 
 /// From the VM: read pages of a lease through this.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ConnectRequest {
-    /// The lease.
-    pub token: Token,
-    /// What the connection is for. It replaces an earlier one of the same class.
-    pub class: TrafficClass,
+    /// Of which lease, what for, and between which nodes.
+    pub attach: AttachRequest,
     /// The VM's end.
     pub endpoint: Endpoint,
 }
@@ -28,8 +26,11 @@ pub struct ConnectAnswer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fabric_homes::NodeId;
     use fabric_verbs::device::{Gid, LinkLayer};
-    use fabric_wire::{CONTROL_BYTES_MAX, FrameKind, decode_message, encode_message};
+    use fabric_wire::{
+        CONTROL_BYTES_MAX, FrameKind, Token, TrafficClass, decode_message, encode_message,
+    };
     use proptest::prelude::*;
 
     fn endpoint() -> Endpoint {
@@ -47,8 +48,13 @@ mod tests {
     #[test]
     fn both_messages_go_into_a_control_frame() {
         let request = ConnectRequest {
-            token: Token([0xff; 16]),
-            class: TrafficClass::Prefetch,
+            attach: AttachRequest {
+                token: Token([0xff; 16]),
+                class: TrafficClass::Prefetch,
+                node: NodeId(u8::MAX),
+                donor: NodeId(u8::MAX),
+                epoch: u64::MAX,
+            },
             endpoint: endpoint(),
         };
         let bytes = encode_message(&request);

@@ -27,13 +27,4 @@ impl TcpTransport {
     pub(crate) fn is_dropping(&self) -> bool {
         self.drops > 0
     }
-
-    /// A request was completed, here or by other means: the donor is there, unless it left an
-    /// older one unanswered.
-    #[inline]
-    pub(crate) fn note_progress(&self) {
-        if self.overdue.is_none() {
-            self.port.note_progress();
-        }
-    }
 }

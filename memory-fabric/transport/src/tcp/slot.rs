@@ -4,7 +4,7 @@ use super::super::choice::Part;
 use super::super::{PageSource, Ticket};
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::packing::{Packer, Packing, unpack};
-use fabric_wire::{COUNT_BYTES, Frame, FrameKind, HEADER_BYTES, WireError};
+use fabric_wire::{COUNT_BYTES, Frame, FrameKind, HEADER_BYTES, Stamp, WireError};
 use std::time::{Duration, Instant};
 
 #[derive(Debug)]
@@ -15,6 +15,8 @@ pub(super) struct Slot {
     /// Distinguishes the uses of a slot, so that a late answer is not taken for another's.
     pub(super) generation: u64,
     pub(super) in_use: bool,
+    /// The epoch that the request names.
+    pub(super) epoch: u64,
     pub(super) header: [u8; HEADER_BYTES],
     /// How many pages a request that names several is about.
     pub(super) count: [u8; COUNT_BYTES],
@@ -38,6 +40,7 @@ impl Slot {
             offset: 0,
             generation: 0,
             in_use: false,
+            epoch: 0,
             header: [0; HEADER_BYTES],
             count: [0; COUNT_BYTES],
             page: None,
@@ -46,6 +49,15 @@ impl Slot {
             part: Part::default(),
             since: Instant::now(),
         }
+    }
+
+    /// Makes the header, for the connection that the request is sent on next.
+    pub(super) fn encode(&mut self, index: u16, checksum: bool, stamp: Stamp) {
+        let request = (self.generation << 16) | u64::from(index);
+        let frame = Frame::new(self.kind, request, self.offset, checksum);
+        let frame = frame.with_packing(self.packing).with_stamp(stamp);
+        self.header = frame.encode(self.payload());
+        self.epoch = stamp.epoch;
     }
 
     /// What follows the header.

@@ -1,8 +1,11 @@
 //! Donors that answer too little, over a real connection.
 
 use super::*;
-use crate::port::LinkRequest;
+use crate::port::{LinkRequest, STALL_TIMEOUT};
 use crossbeam_channel::{Receiver, Sender, bounded};
+use fabric_homes::{BLOCK_PAGES, Home, HomeTable, NodeId};
+use fabric_pages::page::{PageIndex, PageRange};
+use fabric_wire::{Ends, Stamp};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,8 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Nothing here takes so long unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+const BLOCK: u32 = 1;
+const DONOR: NodeId = NodeId(7);
+
 /// A transport, and what its link and its donor see.
 struct Bed {
+    homes: HomeTable,
     transport: TcpTransport,
     connections: Sender<Stream>,
     requests: Receiver<LinkRequest>,
@@ -24,9 +31,16 @@ impl Bed {
         let (to_link, requests) = bounded(4);
         let completed = Arc::default();
         let class = TrafficClass::Urgent;
-        let port = LinkPort::new(class, to_link, of_link, Arc::clone(&completed));
+        let added = PageRange::new(PageIndex::new(0), 4 * BLOCK_PAGES);
+        let homes = HomeTable::new(NodeId(3), &[], Some(added));
+        let ends = Ends {
+            local: homes.local_node().clone(),
+            donor: DONOR,
+        };
+        let port = LinkPort::new(class, ends, to_link, of_link, Arc::clone(&completed));
         let transport = TcpTransport::new(port, class, false, Compression::Off, Arc::default());
         Self {
+            homes,
             transport,
             connections,
             requests,
@@ -51,6 +65,26 @@ impl Bed {
         let mut answers = 0;
         self.transport.poll(&mut |_| answers += 1);
         answers
+    }
+
+    /// Begins another epoch.
+    fn advance(&self) {
+        let (node, slot) = (DONOR, 0);
+        if self.homes.unassign(BLOCK).is_none() {
+            self.homes.assign(BLOCK, Home { node, slot });
+        }
+    }
+
+    /// Polls until the connection has failed; gives why.
+    fn await_outage(&mut self) -> Outage {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            assert_eq!(self.poll(), 0, "an answer was taken");
+            match self.requests.try_recv() {
+                Ok(LinkRequest::Connection(_, why)) => return why,
+                _ => assert!(Instant::now() < deadline, "no outage"),
+            }
+        }
     }
 
     /// Polls until an answer has come.
@@ -80,9 +114,22 @@ fn next_request(donor: &mut TcpStream) -> Frame {
     Frame::decode(&header).expect("a frame")
 }
 
+/// The stamp of an answer that is right.
+fn right(asked: &Frame) -> Stamp {
+    Stamp {
+        node: DONOR,
+        ..asked.stamp
+    }
+}
+
 fn answer(donor: &mut TcpStream, asked: &Frame) {
+    answer_as(donor, asked, right(asked));
+}
+
+fn answer_as(donor: &mut TcpStream, asked: &Frame, stamp: Stamp) {
     let page = [7; PAGE_SIZE];
     let frame = Frame::new(FrameKind::PageData, asked.request, asked.offset, false);
+    let frame = frame.with_stamp(stamp);
     donor.write_all(&frame.encode(&page)).expect("sent");
     donor.write_all(&page).expect("sent");
 }
@@ -124,11 +171,8 @@ fn other_answers_are_no_progress_while_the_oldest_request_is_left_out_again() {
     bed.transport.post_read(Ticket(1), 0).expect("room");
     bed.transport.post_read(Ticket(2), 4096).expect("room");
     drop(bed.connect());
-    let deadline = Instant::now() + PATIENCE;
-    while bed.requests.try_recv().is_err() {
-        assert!(Instant::now() < deadline, "the end is not noticed");
-        bed.poll();
-    }
+    let why = bed.await_outage();
+    assert!(matches!(why, Outage::Stream(_)), "{why}");
     let mut donor = bed.connect();
     let (oldest, other) = (next_request(&mut donor), next_request(&mut donor));
     let completed = |bed: &Bed| bed.completed.load(Ordering::Relaxed);
@@ -138,4 +182,117 @@ fn other_answers_are_no_progress_while_the_oldest_request_is_left_out_again() {
     answer(&mut donor, &oldest);
     bed.await_answer();
     assert_eq!(completed(&bed), 1);
+}
+
+#[test]
+fn requests_name_this_node_and_the_epoch_in_which_they_are_posted() {
+    let mut bed = Bed::new();
+    let mut donor = bed.connect();
+    for epoch in 1..=3 {
+        bed.transport.post_read(Ticket(1), 0).expect("room");
+        bed.transport.flush();
+        let node = NodeId(3);
+        assert_eq!(next_request(&mut donor).stamp, Stamp { node, epoch });
+        bed.advance();
+    }
+}
+
+#[test]
+fn an_answer_in_the_epoch_of_its_request_is_taken_when_the_epoch_has_advanced() {
+    let mut bed = Bed::new();
+    let mut donor = bed.connect();
+    bed.transport.post_read(Ticket(1), 0).expect("room");
+    bed.transport.flush();
+    let older = next_request(&mut donor);
+    bed.advance();
+    bed.transport.post_read(Ticket(2), 4096).expect("room");
+    bed.transport.flush();
+    let newer = next_request(&mut donor);
+    assert!(newer.stamp.epoch > older.stamp.epoch);
+    for asked in [newer, older] {
+        answer(&mut donor, &asked);
+        bed.await_answer();
+    }
+    assert!(bed.requests.try_recv().is_err(), "the connection works");
+}
+
+#[test]
+fn requests_are_sent_again_in_the_epoch_of_then() {
+    let mut bed = Bed::new();
+    let page = [9; PAGE_SIZE];
+    // SAFETY: the page lives until the call returns.
+    let source = unsafe { PageSource::new(&raw const page) };
+    bed.transport
+        .post_write(Ticket(1), 8192, source)
+        .expect("room");
+    let mut first = bed.connect();
+    let before = next_request(&mut first);
+    bed.advance();
+    bed.advance();
+    drop(first);
+    let why = bed.await_outage();
+    assert!(matches!(why, Outage::Stream(_)), "{why}");
+    let mut donor = bed.connect();
+    let again = next_request(&mut donor);
+    assert_eq!(again.stamp.epoch, before.stamp.epoch + 2);
+    assert_eq!(
+        (again.kind, again.request, again.offset, again.packing),
+        (before.kind, before.request, before.offset, before.packing)
+    );
+    let mut sent = [0; PAGE_SIZE];
+    donor.read_exact(&mut sent).expect("the page");
+    assert_eq!(sent, page);
+    let written = Frame::new(FrameKind::Written, again.request, again.offset, false);
+    // In the epoch in which it was sent before: an answer to no request of this connection.
+    let stale = Stamp {
+        node: DONOR,
+        ..before.stamp
+    };
+    donor
+        .write_all(&written.with_stamp(stale).encode(&[]))
+        .expect("sent");
+    let why = bed.await_outage().to_string();
+    assert!(
+        why.contains("epoch 1 answers a request of epoch 3"),
+        "{why}"
+    );
+}
+
+#[test]
+fn answers_of_another_node_or_another_epoch_are_refused_by_name() {
+    type Spoil = fn(Stamp) -> Stamp;
+    let wrong: [(Spoil, &str); 4] = [
+        (
+            |stamp| Stamp {
+                node: NodeId(3),
+                ..stamp
+            },
+            "node 3, the connection is that of node 7",
+        ),
+        (
+            |stamp| Stamp {
+                node: NodeId(8),
+                ..stamp
+            },
+            "node 8, the connection is that of node 7",
+        ),
+        (
+            |stamp| Stamp { epoch: 0, ..stamp },
+            "epoch 0 answers a request of epoch 1",
+        ),
+        (
+            |stamp| Stamp { epoch: 2, ..stamp },
+            "epoch 2 answers a request of epoch 1",
+        ),
+    ];
+    for (spoil, text) in wrong {
+        let mut bed = Bed::new();
+        bed.transport.post_read(Ticket(1), 0).expect("room");
+        let mut donor = bed.connect();
+        let asked = next_request(&mut donor);
+        answer_as(&mut donor, &asked, spoil(right(&asked)));
+        let why = bed.await_outage();
+        assert!(matches!(why, Outage::Protocol(_)), "{why}");
+        assert!(why.to_string().contains(text), "{why} has no {text}");
+    }
 }

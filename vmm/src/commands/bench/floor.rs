@@ -6,15 +6,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use memory_fabric::control::{CONTROL_TIMEOUT, ControlStream};
+use memory_fabric::control::ControlStream;
 use memory_fabric::guest_memory::GuestMemory;
+use memory_fabric::homes::NodeId;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use memory_fabric::slices::request_short_slices;
 use memory_fabric::stats::Histogram;
 use memory_fabric::stream::{Carrier, Stream};
 use memory_fabric::uffd::{Protection, Uffd};
 use memory_fabric::wire::{
-    AttachRequest, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass,
+    Ends, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass,
 };
 use userfaultfd::EventBuffer;
 
@@ -62,6 +63,14 @@ pub(super) fn userfaultfd() -> Result<Histogram> {
     Ok(times)
 }
 
+/// This host and the donor.
+pub(super) fn ends() -> Ends {
+    Ends {
+        local: NodeId(0).into(),
+        donor: NodeId(1),
+    }
+}
+
 /// Obtains a separate lease of `bytes`, and a connection for its pages.
 pub(super) fn attach(
     donor: SocketAddr,
@@ -78,12 +87,7 @@ pub(super) fn attach(
     };
     let grant: LeaseGrant = control.call(FrameKind::Lease, &request, FrameKind::Granted)?;
     let mut attached = ControlStream::connect_by(donor, carrier)?;
-    let request = AttachRequest {
-        token: grant.token,
-        class,
-    };
-    attached.send(FrameKind::Attach, &request)?;
-    attached.receive(CONTROL_TIMEOUT)?;
+    attached.attach(grant.token, class, &ends())?;
     Ok((control, grant, attached.into_stream()))
 }
 
@@ -106,13 +110,14 @@ fn exchange_here(donor: SocketAddr, carrier: Carrier, checksum: bool) -> Result<
     stream.set_nonblocking()?;
     let times = Histogram::new();
     let mut answer = [0; HEADER_BYTES + PAGE_SIZE];
-    let header = Frame::new(FrameKind::ReadPage, 1, 0, checksum).encode(&[]);
+    let frame = Frame::new(FrameKind::ReadPage, 1, 0, checksum);
+    let header = frame.with_stamp(ends().stamp()).encode(&[]);
     for _ in 0..SAMPLES {
         let started = Instant::now();
         let written = stream.write_vectored(&[IoSlice::new(&header)])?;
         ensure!(
             written == header.len(),
-            "a header of 32 bytes finds no room"
+            "a header of {HEADER_BYTES} bytes finds no room"
         );
         let mut filled = 0;
         while filled < answer.len() {

@@ -83,10 +83,12 @@ impl Stream {
         let mut filled = 0;
         let mut output = Vec::with_capacity(IN_FLIGHT_MAX * (HEADER_BYTES + PAGE_SIZE));
         let (mut asked, mut answered) = (0, 0);
+        let stamp = floor::ends().stamp();
         while answered < self.pages {
             output.clear();
             while asked < self.pages && asked - answered < IN_FLIGHT_MAX {
                 let frame = Frame::new(request, asked as u64, (asked * PAGE_SIZE) as u64, false);
+                let frame = frame.with_stamp(stamp);
                 if request == FrameKind::WritePage {
                     let page: Vec<u8> = (0..WORDS_PER_PAGE)
                         .flat_map(|word| content(asked, word).to_ne_bytes())

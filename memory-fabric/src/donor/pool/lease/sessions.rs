@@ -32,8 +32,33 @@ struct Table {
     /// Whether a queue pair for write-backs could not be ended, so that it may write at any time.
     late_writes: bool,
     active: HashMap<SessionKind, Closer>,
+    /// The newest epoch on connections of each kind so far.
+    epochs: HashMap<SessionKind, u64>,
     /// Registrations of the lease's memory that are being ended.
     deregistrations: u32,
+}
+
+/// Why a connection does not become the lease's one of its kind.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SessionRefused {
+    #[error("the previous connection does not end")]
+    Busy(#[source] io::Error),
+    #[error("it is of epoch {epoch}, which is older than {newest}, the newest here")]
+    StaleEpoch { epoch: u64, newest: u64 },
+}
+
+impl Table {
+    fn check_epoch(&self, kind: SessionKind, epoch: u64) -> Result<(), SessionRefused> {
+        match self.epochs.get(&kind) {
+            Some(&newest) if epoch < newest => Err(SessionRefused::StaleEpoch { epoch, newest }),
+            _ => Ok(()),
+        }
+    }
+
+    fn note_epoch(&mut self, kind: SessionKind, epoch: u64) {
+        let newest = self.epochs.entry(kind).or_insert(epoch);
+        *newest = epoch.max(*newest);
+    }
 }
 
 impl Sessions {
@@ -74,34 +99,48 @@ impl Lease {
     /// Makes `stream` the lease's connection of a kind. One that was there before is shut
     /// down, and has served its last request when this returns: so nothing that was sent on
     /// it can take effect after what is sent on the new one.
+    ///
+    /// A VM knows the newest epoch of its requests when it makes the next connection. So one of an
+    /// older epoch is one that the VM gave up and the network held back, or that of a node which
+    /// lost its part in the VM; it replaces none.
     pub(crate) fn begin_session(
         &self,
         kind: SessionKind,
         stream: Closer,
+        epoch: u64,
         timeout: Duration,
-    ) -> io::Result<()> {
+    ) -> Result<(), SessionRefused> {
+        let busy = |error: io::ErrorKind| Err(SessionRefused::Busy(error.into()));
         let table = lock(&self.sessions.table);
+        table.check_epoch(kind, epoch)?;
         if let Some(previous) = table.active.get(&kind) {
             previous.close();
         }
-        let busy = |table: &mut Table| table.active.contains_key(&kind);
-        let (mut table, timed_out) = self.sessions.wait_while(table, timeout, busy);
+        let exists = |table: &mut Table| table.active.contains_key(&kind);
+        let (mut table, timed_out) = self.sessions.wait_while(table, timeout, exists);
         if timed_out {
-            return Err(io::ErrorKind::TimedOut.into());
+            return busy(io::ErrorKind::TimedOut);
         }
         if table.ended {
-            return Err(io::ErrorKind::NotConnected.into());
+            return busy(io::ErrorKind::NotConnected);
         }
+        // The previous connection may have carried newer requests until now.
+        table.check_epoch(kind, epoch)?;
+        table.note_epoch(kind, epoch);
         table.active.insert(kind, stream);
         Ok(())
     }
 
     /// The connection of a kind has served its last request. It gives up its reference to the
-    /// lease first: when the last connection has ended, none of them keeps memory lent.
-    pub(crate) fn end_session(self: Arc<Self>, kind: SessionKind) {
+    /// lease first: when the last connection has ended, none of them keeps memory lent. `newest` is
+    /// the newest epoch of a request on the connection.
+    pub(crate) fn end_session(self: Arc<Self>, kind: SessionKind, newest: u64) {
         let sessions = Arc::clone(&self.sessions);
         drop(self);
-        lock(&sessions.table).active.remove(&kind);
+        let mut table = lock(&sessions.table);
+        table.active.remove(&kind);
+        table.note_epoch(kind, newest);
+        drop(table);
         sessions.changed.notify_all();
     }
 

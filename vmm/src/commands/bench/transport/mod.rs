@@ -300,6 +300,7 @@ fn own_donor() -> Result<Donor> {
 /// Obtains a lease that is renewed, and its parameters.
 fn leased(address: SocketAddr) -> Result<(Link, RdmaLinkConfig)> {
     let leased = Leased::obtain(LinkConfig {
+        local: NodeId(0).into(),
         node: NodeId(1),
         address,
         carrier: Carrier::Tcp,
