@@ -3,7 +3,7 @@
 //! A device is a few registers behind the [`BusDevice`] trait. The machine monitor inserts devices
 //! into a [`Bus`] (one for I/O ports, one for memory-mapped registers), and forwards every access
 //! that leaves the guest to the bus. This crate knows neither KVM nor the memory fabric: interrupts
-//! leave through an event descriptor ([`EventFdTrigger`]), requests to power off or restart through
+//! leave through an [`EventFdTrigger`] or an [`InterruptLine`], requests to power off or restart through
 //! [`MachineEvents`], and console bytes through [`ConsoleOutput`].
 //!
 //! | device | where | purpose |
@@ -12,6 +12,8 @@
 //! | [`I8042`] | ports 0x60..0x65 | restart by the keyboard controller |
 //! | [`PmRegisters`] | 6 ports | ACPI PM1 blocks: power off by S5 |
 //! | [`ResetRegister`] | 1 port | ACPI reset register |
+//! | [`PmTimer`] | 4 ports | ACPI power-management timer |
+//! | [`I8259`] | ports 0x20..0x22 and 0xa0..0xa2 | interrupt controllers without inputs |
 //! | [`CmosRtc`] | ports 0x70..0x72 | wall-clock time |
 //! | [`BootTimer`] | port 0x5f4 | the guest reports that its init runs |
 //! | [`PanicPort`] | port 0x505 | the guest reports a kernel panic |
@@ -37,7 +39,9 @@ mod file_lock;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod i8042;
+mod i8259;
 mod panic_port;
+mod pm_timer;
 mod rtc;
 mod serial;
 mod sys;
@@ -54,7 +58,9 @@ pub use console_output::{CONSOLE_BUFFER_BYTES_MAX, ConsoleOutput};
 pub use event::{MachineEvent, MachineEvents};
 pub use file_lock::lock_file;
 pub use i8042::{I8042, I8042_LEN, I8042_PORT};
+pub use i8259::{I8259, I8259_FIRST_PORT, I8259_LEN, I8259_SECOND_PORT};
 pub use panic_port::{PANIC_ACPI_ID, PANIC_PORT, PanicPort};
+pub use pm_timer::{PM_TIMER_LEN, PM_TIMER_OFFSET, PmTimer};
 pub use rtc::{CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc, RTC_CENTURY_REGISTER};
 pub use serial::{COM1_IRQ, COM1_PORT, COM2_IRQ, COM2_PORT, SERIAL_LEN, SerialPort};
 pub use trigger::{EventFdTrigger, InterruptLine};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use vm_superio::Trigger;
 use vmm_sys_util::eventfd::EventFd;
@@ -15,10 +15,11 @@ pub trait InterruptLine: Send + Sync + fmt::Debug {
 }
 
 /// An edge-triggered interrupt line: each trigger adds one to an event descriptor, which the
-/// monitor binds to an interrupt.
+/// monitor binds to an interrupt, or pulses the line that the monitor has given.
 #[derive(Clone, Debug)]
 pub struct EventFdTrigger {
     fd: Arc<EventFd>,
+    line: Arc<OnceLock<Arc<dyn InterruptLine>>>,
 }
 
 impl EventFdTrigger {
@@ -30,7 +31,14 @@ impl EventFdTrigger {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             fd: Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?),
+            line: Arc::default(),
         })
+    }
+
+    /// Makes each trigger from now on a pulse of `line`, by the thread that triggers. Has an effect
+    /// once.
+    pub fn connect_to(&self, line: Arc<dyn InterruptLine>) {
+        let _ = self.line.set(line);
     }
 
     /// The descriptor to bind to an interrupt.
@@ -43,10 +51,45 @@ impl Trigger for EventFdTrigger {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
+        if let Some(line) = self.line.get() {
+            line.set(true);
+            line.set(false);
+            return Ok(());
+        }
         match self.fd.write(1) {
             // The counter is full: an interrupt is pending, and another one changes nothing.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
             result => result,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Line(Mutex<Vec<bool>>);
+
+    impl InterruptLine for Line {
+        fn set(&self, raised: bool) {
+            self.0.lock().unwrap().push(raised);
+        }
+    }
+
+    #[test]
+    fn a_trigger_pulses_the_line_that_any_clone_was_connected_to() {
+        let trigger = EventFdTrigger::new().unwrap();
+        let clone = trigger.clone();
+        trigger.trigger().unwrap();
+        assert_eq!(trigger.event_fd().read().unwrap(), 1);
+        let line = Arc::new(Line::default());
+        trigger.connect_to(Arc::clone(&line) as _);
+        clone.trigger().unwrap();
+        assert_eq!(*line.0.lock().unwrap(), [true, false]);
+        let error = trigger.event_fd().read().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
     }
 }

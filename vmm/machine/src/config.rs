@@ -8,6 +8,16 @@ use devices::virtio::VirtioDevice;
 use crate::acpi::numa::NumaNode;
 use crate::boot::initrd::Initrd;
 
+/// Where the interrupt controllers of a machine are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Irqchip {
+    /// In KVM.
+    #[default]
+    Kernel,
+    /// In this process.
+    User,
+}
+
 /// What machine to build.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
@@ -22,6 +32,8 @@ pub struct MachineConfig {
     /// CPUs of the host, one per vCPU in order: its thread is pinned there. vCPUs beyond the end of
     /// the list are not pinned.
     pub pinning: Vec<u32>,
+    /// Where its interrupt controllers are.
+    pub irqchip: Irqchip,
     /// How much memory may be added while it runs: that is the last region of its memory, from
     /// [`hotplug_start`](crate::hotplug_start) on, and no part of the memory map that the guest boots with.
     pub hotplug_bytes: u64,

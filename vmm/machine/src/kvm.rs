@@ -102,10 +102,11 @@ pub(crate) fn create_vcpu(
     fd.set_cpuid2(&cpuid)
         .map_err(MachineError::kvm("set the CPU features"))?;
     regs::set_firmware_state(&fd)?;
-    interrupts.set_up_cpu(&fd)?;
+    let local = interrupts.set_up_cpu(&fd, id, cpuid.as_slice())?;
     Ok(Vcpu {
         index: usize::from(id),
         pinned_to: None,
         fd,
+        local,
     })
 }

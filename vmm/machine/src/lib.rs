@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! use ssi_hv_machine::{
-//!     ConsoleConfig, Machine, MachineConfig, command_line, guest_memory_ranges,
+//!     ConsoleConfig, Irqchip, Machine, MachineConfig, command_line, guest_memory_ranges,
 //! };
 //! use vm_memory::GuestMemoryMmap;
 //!
@@ -22,6 +22,7 @@
 //!     cmdline: command_line("quiet"),
 //!     cpus: 2,
 //!     pinning: Vec::new(),
+//!     irqchip: Irqchip::Kernel,
 //!     hotplug_bytes: 0,
 //!     devices: Vec::new(),
 //!     numa: Vec::new(),
@@ -77,7 +78,7 @@ pub use boot::elf_check::ElfError;
 pub use boot::initrd::Initrd;
 pub use boot::kernel_error::KernelError;
 pub use boot::payload::KERNEL_BYTES_MAX;
-pub use config::MachineConfig;
+pub use config::{Irqchip, MachineConfig};
 pub use console::terminal::{RawTerminal, restore_terminal};
 pub use console::{BlockingWriter, ConsoleConfig};
 pub use error::MachineError;

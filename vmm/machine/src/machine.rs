@@ -87,13 +87,17 @@ impl Machine {
             None => None,
         };
         let virtio = VirtioDevices::new(&memory, &config.devices)?;
-        let rsdp = AcpiTables::new(config.cpus, &virtio.slots(), &config.numa).write(&memory)?;
+        let slots = virtio.slots();
+        let tables = AcpiTables::new(config.cpus, &slots, &config.numa, config.irqchip);
+        let rsdp = tables.write(&memory)?;
         params::write_boot_params(&memory, size, &kernel, initrd, &config.cmdline, rsdp)?;
         regs::write_boot_tables(&memory)?;
 
         let vm = Arc::new(kvm::create_vm(&kvm)?);
         kvm::map_memory(&vm, &memory)?;
-        let interrupts = InterruptController::in_kernel(&vm)?;
+        let control = Control::new(usize::from(config.cpus))
+            .map_err(MachineError::host("prepare for the control of vCPUs"))?;
+        let interrupts = InterruptController::new(config.irqchip, &vm, &control)?;
 
         let serial_port = |irq, writer| serial_port(&vm, &interrupts, irq, writer);
         let (serial, console_output) = serial_port(COM1_IRQ, console.output)?;
@@ -110,6 +114,7 @@ impl Machine {
         }
         let mut mmio = Bus::mmio();
         virtio.connect(&vm, &interrupts, &mut mmio)?;
+        interrupts.add_devices(&mut ports, &mut mmio)?;
 
         let tsc_deadline = interrupts.has_tsc_deadline(&vm);
         let emulated = is_emulated();
@@ -120,6 +125,7 @@ impl Machine {
                 if emulated {
                     cpuid::hide_xsave(&mut cpuid);
                 }
+                interrupts.hide_features(&mut cpuid);
                 let vcpu = kvm::create_vcpu(&vm, &interrupts, id, &cpuid)?;
                 Ok(Vcpu {
                     pinned_to: pinning.next().copied(),
@@ -131,8 +137,6 @@ impl Machine {
             regs::set_boot_registers(&boot_processor.fd, kernel.entry)?;
         }
 
-        let control = Control::new(vcpus.len())
-            .map_err(MachineError::host("prepare for the control of vCPUs"))?;
         Ok(Self {
             shared: Arc::new(Shared {
                 ports,

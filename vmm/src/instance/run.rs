@@ -11,8 +11,8 @@ use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
 use crate::exit::ExitCode;
 use crate::machine::{
-    Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line, guest_memory_ranges,
-    hotplug_start,
+    Initrd, Irqchip, Machine, MachineConfig, MachineHandle, Outcome, command_line,
+    guest_memory_ranges, hotplug_start,
 };
 use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
@@ -274,6 +274,7 @@ impl Run<'_> {
             },
             cpus: config.cpus,
             pinning: config.cpu_pinning.clone().unwrap_or_default().0,
+            irqchip: Irqchip::Kernel,
             hotplug_bytes: config.hotplug_memory.map_or(0, ByteSize::bytes),
             devices: devices.devices,
             numa,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use devices::virtio::VirtioDevice;
 use ssi_hv::machine::{
-    ConsoleConfig, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
+    ConsoleConfig, Irqchip, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
     guest_memory_ranges,
 };
 use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -133,6 +133,7 @@ pub fn machine_with(
         cmdline: String::new(),
         cpus,
         pinning: Vec::new(),
+        irqchip: Irqchip::Kernel,
         devices,
         numa: Vec::new(),
     };

@@ -4,6 +4,7 @@
 
 #[macro_use]
 mod assembler;
+pub mod apic;
 mod console;
 mod elf;
 mod exec;

@@ -2,9 +2,13 @@
 
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
-use devices::{PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, RESET_VALUE, RTC_CENTURY_REGISTER};
+use devices::{
+    PM_TIMER_LEN, PM_TIMER_OFFSET, PM1_CONTROL_OFFSET, PM1_EVENT_OFFSET, RESET_VALUE,
+    RTC_CENTURY_REGISTER,
+};
 
 use super::table::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
+use crate::config::Irqchip;
 use crate::layout::{PM_PORT, RESET_PORT, SCI_IRQ};
 
 /// FADT, IA-PC boot flags: devices of the ISA bus are there, no VGA. The keyboard controller
@@ -24,7 +28,7 @@ fn port_block(port: u16, bytes: u8) -> GAS {
 }
 
 /// The table, with the addresses of DSDT and FACS.
-pub(super) fn fadt(dsdt: u64, facs: u64) -> Vec<u8> {
+pub(super) fn fadt(dsdt: u64, facs: u64, irqchip: Irqchip) -> Vec<u8> {
     const PM1_EVENT_BYTES: u8 = 4;
     const PM1_CONTROL_BYTES: u8 = 2;
     let offset = |offset| PM_PORT + u16::try_from(offset).unwrap_or(0);
@@ -52,6 +56,21 @@ pub(super) fn fadt(dsdt: u64, facs: u64) -> Vec<u8> {
     fadt.pm1a_cnt_blk = u32::from(control).into();
     fadt.pm1_cnt_len = PM1_CONTROL_BYTES;
     fadt.x_pm1a_cnt_blk = port_block(control, PM1_CONTROL_BYTES);
+    if irqchip == Irqchip::User {
+        // There is no 8254, by which a kernel would else measure the timers of the local APICs.
+        let timer = offset(PM_TIMER_OFFSET);
+        let bytes = u8::try_from(PM_TIMER_LEN).unwrap_or(0);
+        fadt = fadt.flag(Flags::TmrValExt);
+        fadt.pm_tmr_blk = u32::from(timer).into();
+        fadt.pm_tmr_len = bytes;
+        fadt.x_pm_tmr_blk = GAS::new(
+            AddressSpace::SystemIo,
+            bytes * 8,
+            0,
+            AccessSize::DwordAccess,
+            u64::from(timer),
+        );
+    }
     fadt.century = RTC_CENTURY_REGISTER;
     fadt.iapc_boot_arch = (BOOT_ARCH_LEGACY_DEVICES | BOOT_ARCH_NO_VGA).into();
     fadt.reset_reg = GAS::new(

@@ -15,6 +15,7 @@ use acpi_tables::rsdp::Rsdp;
 use acpi_tables::xsdt::XSDT;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use crate::config::Irqchip;
 use crate::error::MachineError;
 use crate::layout::{ACPI_END, ACPI_START};
 use crate::virtio::Slot;
@@ -37,7 +38,7 @@ pub(crate) struct AcpiTables {
 impl AcpiTables {
     /// The tables of a machine with `cpus` CPUs, virtio devices at `virtio`, and NUMA nodes if
     /// it has any.
-    pub fn new(cpus: u8, virtio: &[Slot], nodes: &[NumaNode]) -> Self {
+    pub fn new(cpus: u8, virtio: &[Slot], nodes: &[NumaNode], irqchip: Irqchip) -> Self {
         let mut tables = Self {
             placed: Vec::new(),
             // The RSDP comes first, and is written when the XSDT has its place.
@@ -45,7 +46,10 @@ impl AcpiTables {
         };
         let dsdt = tables.add(dsdt(virtio));
         let facs = tables.add(bytes_of(&FACS::new()));
-        let mut listed = vec![tables.add(fadt(dsdt, facs)), tables.add(madt(cpus))];
+        let mut listed = vec![
+            tables.add(fadt(dsdt, facs, irqchip)),
+            tables.add(madt(cpus)),
+        ];
         let numa = numa::tables(cpus, nodes).into_iter();
         listed.extend(numa.map(|table| tables.add(table)));
         let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::VCPUS_MAX;
+use crate::config::Irqchip;
 use crate::layout::{SCI_IRQ, VIRTIO_DEVICES_MAX};
 
 fn sum(bytes: &[u8]) -> u8 {
@@ -19,7 +20,7 @@ fn find<'a>(tables: &'a AcpiTables, signature: &[u8; 4]) -> &'a (u64, Vec<u8>) {
 #[test]
 fn every_table_has_its_length_and_checksum() {
     for cpus in [1, 2, 64, VCPUS_MAX] {
-        let tables = AcpiTables::new(cpus, &[], &[]);
+        let tables = AcpiTables::new(cpus, &[], &[], Irqchip::Kernel);
         for (address, table) in &tables.placed[1..] {
             assert_eq!(address % TABLE_ALIGNMENT, 0);
             let length = u32::from_le_bytes(table[4..8].try_into().unwrap());
@@ -37,7 +38,7 @@ fn every_table_has_its_length_and_checksum() {
 
 #[test]
 fn the_tables_point_to_each_other() {
-    let tables = AcpiTables::new(2, &[], &[]);
+    let tables = AcpiTables::new(2, &[], &[], Irqchip::Kernel);
     let u64_at =
         |table: &[u8], at: usize| u64::from_le_bytes(table[at..at + 8].try_into().unwrap());
     let (xsdt_address, xsdt) = find(&tables, b"XSDT");
@@ -50,7 +51,7 @@ fn the_tables_point_to_each_other() {
 
 #[test]
 fn the_power_button_is_fixed_hardware_and_there_is_no_sleep_button() {
-    let tables = AcpiTables::new(1, &[], &[]);
+    let tables = AcpiTables::new(1, &[], &[], Irqchip::Kernel);
     let fadt = &find(&tables, b"FACP").1;
     // ACPI 6.5, table 5.10: PWR_BUTTON and SLP_BUTTON, set for what is not fixed hardware.
     let flags = u32::from_le_bytes(fadt[112..116].try_into().unwrap());
@@ -60,7 +61,7 @@ fn the_power_button_is_fixed_hardware_and_there_is_no_sleep_button() {
 
 #[test]
 fn virtio_devices_are_declared_with_their_registers_and_interrupt() {
-    let tables = AcpiTables::new(1, &[Slot::new(0), Slot::new(3)], &[]);
+    let tables = AcpiTables::new(1, &[Slot::new(0), Slot::new(3)], &[], Irqchip::Kernel);
     let dsdt = &find(&tables, b"DSDT").1;
     let has = |bytes: &[u8]| dsdt.windows(bytes.len()).any(|window| window == bytes);
     assert!(has(b"LNRO0005") && has(b"VIO0") && has(b"VIO3") && !has(b"VIO1"));
@@ -79,7 +80,7 @@ fn virtio_devices_are_declared_with_their_registers_and_interrupt() {
 
 #[test]
 fn the_madt_has_an_entry_for_each_cpu() {
-    let tables = AcpiTables::new(VCPUS_MAX, &[], &[]);
+    let tables = AcpiTables::new(VCPUS_MAX, &[], &[], Irqchip::Kernel);
     let mut entries = &find(&tables, b"APIC").1[44..];
     let mut cpus = Vec::new();
     while let [kind, len, ..] = entries {
@@ -102,7 +103,7 @@ fn the_tables_of_the_largest_machine_fit() {
         bandwidth_mb_s: Some(1),
     };
     let nodes = vec![node; 65];
-    let tables = AcpiTables::new(VCPUS_MAX, &slots, &nodes);
+    let tables = AcpiTables::new(VCPUS_MAX, &slots, &nodes, Irqchip::Kernel);
     assert_eq!(tables.write(&memory).unwrap(), ACPI_START);
     for signature in [b"SRAT", b"SLIT", b"HMAT"] {
         let (address, _) = find(&tables, signature);
@@ -115,10 +116,23 @@ fn the_tables_of_the_largest_machine_fit() {
     }
     let rsdp: [u8; 8] = memory.read_obj(GuestAddress(ACPI_START)).unwrap();
     assert_eq!(&rsdp, b"RSD PTR ");
-    let mut tables = AcpiTables::new(1, &[], &[]);
+    let mut tables = AcpiTables::new(1, &[], &[], Irqchip::Kernel);
     tables.add(vec![0; 0x2_0000]);
     assert!(matches!(
         tables.write(&memory),
         Err(MachineError::AcpiTooLarge { .. })
     ));
+}
+
+#[test]
+fn only_a_machine_without_the_kernels_timers_has_that_of_acpi() {
+    // ACPI 6.5, table 5.9: PM_TMR_BLK at 76, PM_TMR_LEN at 91, TMR_VAL_EXT in the flags.
+    let fields = |irqchip| {
+        let tables = AcpiTables::new(1, &[], &[], irqchip);
+        let fadt = &find(&tables, b"FACP").1;
+        let word = |at: usize| u32::from_le_bytes(fadt[at..at + 4].try_into().unwrap());
+        (word(76), fadt[91], word(112) & 1 << 8)
+    };
+    assert_eq!(fields(Irqchip::Kernel), (0, 0, 0));
+    assert_eq!(fields(Irqchip::User), (0x608, 4, 1 << 8));
 }

@@ -1,36 +1,86 @@
 //! The interrupt controllers.
 //!
-//! Today they are KVM's: local APIC, IOAPIC, two 8259s and the timer 8254. The machine reaches them
-//! only through [`InterruptController`], so that controllers in user space, which interrupts
-//! between hosts need, can take their place.
+//! Either all are KVM's: local APIC, IOAPIC, two 8259s and the timer 8254. Or local APICs and IOAPIC
+//! are in user space, and there is neither a working 8259 nor an 8254. The machine reaches them
+//! through [`InterruptController`] alone.
 
 mod kernel;
+pub(crate) mod user;
 
 use std::sync::Arc;
 
-use devices::{EventFdTrigger, InterruptLine};
+use devices::{
+    Bus, EventFdTrigger, I8259, I8259_FIRST_PORT, I8259_LEN, I8259_SECOND_PORT, InterruptLine,
+    PM_TIMER_LEN, PM_TIMER_OFFSET, PmTimer,
+};
+use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::{VcpuFd, VmFd};
+use ssi_hv_irqchip::IOAPIC_LEN;
 
+use crate::config::Irqchip;
 use crate::error::MachineError;
+use crate::layout;
+use crate::lifecycle::control::Control;
+use crate::vcpu::cpuid;
+use user::cpu::UserCpu;
+use user::{UserChip, UserLine};
 
 /// The interrupt controllers of a machine.
 #[derive(Debug)]
 pub(crate) enum InterruptController {
     /// All of them in KVM.
     Kernel,
+    /// In this process.
+    User(Arc<UserChip>),
 }
 
 impl InterruptController {
-    /// Creates the controllers in KVM. Comes before the first vCPU.
-    pub fn in_kernel(vm: &VmFd) -> Result<Self, MachineError> {
-        kernel::create(vm)?;
-        Ok(Self::Kernel)
+    /// Creates the controllers of a machine whose vCPUs are kicked by `control`. Comes before the
+    /// first vCPU.
+    pub fn new(irqchip: Irqchip, vm: &VmFd, control: &Control) -> Result<Self, MachineError> {
+        match irqchip {
+            Irqchip::Kernel => {
+                kernel::create(vm)?;
+                Ok(Self::Kernel)
+            }
+            Irqchip::User => {
+                user::prepare(vm)?;
+                Ok(Self::User(Arc::new(UserChip::new(control.kicks()))))
+            }
+        }
+    }
+
+    /// Puts what a machine with these controllers has beside the others on its buses.
+    pub fn add_devices(&self, ports: &mut Bus, mmio: &mut Bus) -> Result<(), MachineError> {
+        let Self::User(chip) = self else {
+            return Ok(());
+        };
+        mmio.insert(
+            u64::from(layout::IOAPIC_START),
+            IOAPIC_LEN,
+            Arc::clone(chip) as _,
+        )?;
+        for port in [I8259_FIRST_PORT, I8259_SECOND_PORT] {
+            ports.insert(port, I8259_LEN, Arc::new(I8259::default()))?;
+        }
+        let pm_timer = u64::from(layout::PM_PORT) + PM_TIMER_OFFSET;
+        ports.insert(pm_timer, PM_TIMER_LEN, Arc::new(PmTimer::new()))?;
+        Ok(())
     }
 
     /// Whether the timer of the local controllers can fire at a value of the TSC.
     pub fn has_tsc_deadline(&self, vm: &VmFd) -> bool {
         match self {
             Self::Kernel => kernel::has_tsc_deadline(vm),
+            // KVM handles the register itself, and loses what is written to it.
+            Self::User(_) => false,
+        }
+    }
+
+    /// Removes what KVM offers and cannot do with these controllers.
+    pub fn hide_features(&self, entries: &mut Vec<kvm_cpuid_entry2>) {
+        if let Self::User(_) = self {
+            cpuid::hide_in_kernel_apic(entries);
         }
     }
 
@@ -38,6 +88,10 @@ impl InterruptController {
     pub fn connect(&self, vm: &VmFd, line: &EventFdTrigger, irq: u32) -> Result<(), MachineError> {
         match self {
             Self::Kernel => kernel::connect(vm, line, irq),
+            Self::User(chip) => {
+                line.connect_to(user_line(chip, irq));
+                Ok(())
+            }
         }
     }
 
@@ -45,14 +99,33 @@ impl InterruptController {
     pub fn line(&self, vm: &Arc<VmFd>, irq: u32) -> Arc<dyn InterruptLine> {
         match self {
             Self::Kernel => kernel::line(vm, irq),
+            Self::User(chip) => user_line(chip, irq),
         }
     }
 
-    /// Sets the local controller of a CPU as firmware does: input 0 takes the interrupts of
-    /// the 8259s, input 1 is the non-maskable interrupt.
-    pub fn set_up_cpu(&self, vcpu: &VcpuFd) -> Result<(), MachineError> {
+    /// Sets the local controller of CPU `index` as firmware does: input 0 takes the interrupts of
+    /// the 8259s, input 1 is the non-maskable interrupt. Gives the controller if it is in user space.
+    pub fn set_up_cpu(
+        &self,
+        vcpu: &VcpuFd,
+        index: u8,
+        cpuid: &[kvm_cpuid_entry2],
+    ) -> Result<Option<UserCpu>, MachineError> {
         match self {
-            Self::Kernel => kernel::set_up_cpu(vcpu),
+            Self::Kernel => kernel::set_up_cpu(vcpu).map(|()| None),
+            Self::User(chip) => {
+                let signature = cpuid.iter().find(|entry| entry.function == 1);
+                let signature = signature.map_or(0, |entry| entry.eax);
+                UserCpu::new(index, Arc::clone(chip), vcpu, signature).map(Some)
+            }
         }
     }
+}
+
+fn user_line(chip: &Arc<UserChip>, irq: u32) -> Arc<dyn InterruptLine> {
+    Arc::new(UserLine {
+        chip: Arc::clone(chip),
+        // The inputs have the numbers of the ISA interrupts, as KVM wires them.
+        pin: usize::try_from(irq).unwrap_or(usize::MAX),
+    })
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use vmm_sys_util::eventfd::EventFd;
@@ -52,7 +52,7 @@ pub(crate) struct Control {
     attention: AtomicBool,
     /// Device threads that serve, and so may touch guest memory. Pairs with `attention`.
     serving: AtomicUsize,
-    kicks: Vec<Kick>,
+    kicks: Vec<Arc<Kick>>,
     /// Readable from the moment the run has ended.
     wake: EventFd,
 }
@@ -73,7 +73,7 @@ impl Control {
             changed: Condvar::new(),
             attention: AtomicBool::new(false),
             serving: AtomicUsize::new(0),
-            kicks: (0..cpus).map(|_| Kick::default()).collect(),
+            kicks: (0..cpus).map(|_| Arc::default()).collect(),
             wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
         })
     }
@@ -83,9 +83,9 @@ impl Control {
         &self.wake
     }
 
-    /// The slot by which vCPU `index` is kicked.
-    pub fn kick_slot(&self, index: usize) -> &Kick {
-        &self.kicks[index]
+    /// The slot by which each vCPU is kicked, in order.
+    pub fn kicks(&self) -> &[Arc<Kick>] {
+        &self.kicks
     }
 
     /// Ends the run, unless it has ended, and makes all vCPUs leave the guest.

@@ -1,8 +1,12 @@
-//! Interrupting KVM_RUN: a vCPU leaves the guest when its thread is kicked.
+//! Interrupting KVM_RUN: a vCPU leaves the guest when its thread is kicked, or at a set time.
 
+use std::cell::Cell;
 use std::io;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::thread::{self, Thread};
+use std::time::Duration;
 
 use libc::{c_int, c_void, pthread_t, siginfo_t};
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
@@ -11,11 +15,16 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 #[derive(Debug, Default)]
 pub(crate) struct Kick {
     target: Mutex<Option<Target>>,
+    /// The thread sleeps in [`KickRegistration::sleep`], or is about to. Sequentially consistent, as
+    /// `immediate_exit` is: a kick stores that, then loads this; a thread stores this, then loads
+    /// that. One of the two sees the other.
+    asleep: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Target {
     thread: pthread_t,
+    sleeper: Thread,
     /// `immediate_exit` of the vCPU's `kvm_run`.
     immediate_exit: *const AtomicU8,
 }
@@ -37,11 +46,14 @@ impl Kick {
         let thread = unsafe { libc::pthread_self() };
         *self.lock() = Some(Target {
             thread,
+            sleeper: thread::current(),
             immediate_exit: immediate_exit.cast::<AtomicU8>().cast_const(),
         });
+        OF_THIS_THREAD.set(immediate_exit.cast::<AtomicU8>().cast_const());
         KickRegistration {
             kick: self,
             immediate_exit: immediate_exit.cast::<AtomicU8>().cast_const(),
+            alarm: Cell::new(None),
         }
     }
 
@@ -50,7 +62,7 @@ impl Kick {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes the vCPU leave the guest, if its thread is registered.
+    /// Makes the vCPU leave the guest or wake up, if its thread is registered.
     pub fn kick(&self) {
         let target = self.lock();
         if let Some(target) = target.as_ref() {
@@ -58,6 +70,14 @@ impl Kick {
             // is to a live byte; bytes have no alignment to violate, and KVM and the monitor
             // access it as a single byte.
             unsafe { &*target.immediate_exit }.store(1, Ordering::SeqCst);
+            if self.asleep.load(Ordering::SeqCst) {
+                return target.sleeper.unpark();
+            }
+            // SAFETY: `pthread_self` has no preconditions.
+            if target.thread == unsafe { libc::pthread_self() } {
+                // It is not in the guest.
+                return;
+            }
             // SAFETY: the target is registered, so the thread has not ended: it drops its
             // registration first, for which it needs the lock that is held here. The signal
             // has a handler that does nothing.
@@ -71,6 +91,8 @@ impl Kick {
 pub(crate) struct KickRegistration<'a> {
     kick: &'a Kick,
     immediate_exit: *const AtomicU8,
+    /// The timer that kicks at a set time, once there was one.
+    alarm: Cell<Option<libc::timer_t>>,
 }
 
 impl KickRegistration<'_> {
@@ -79,10 +101,85 @@ impl KickRegistration<'_> {
         // SAFETY: by the contract of `register` the pointer is to a live byte while `self` is.
         unsafe { &*self.immediate_exit }.store(0, Ordering::SeqCst);
     }
+
+    /// Sleeps until a kick that came since the last [`rearm`](Self::rearm), at most for `limit`. May
+    /// return early.
+    pub fn sleep(&self, limit: Option<Duration>) {
+        self.kick.asleep.store(true, Ordering::SeqCst);
+        // SAFETY: by the contract of `register` the pointer is to a live byte while `self` is.
+        if unsafe { &*self.immediate_exit }.load(Ordering::SeqCst) == 0 {
+            match limit {
+                Some(limit) => thread::park_timeout(limit),
+                None => thread::park(),
+            }
+        }
+        self.kick.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Kicks this thread at time `at` of the monotonic clock, in nanoseconds, instead of at any
+    /// time that was set before. The kick costs a signal of the kernel, and no other thread.
+    pub fn set_alarm(&self, at: Option<u64>) -> io::Result<()> {
+        let timer = match (self.alarm.get(), at) {
+            (Some(timer), _) => timer,
+            (None, None) => return Ok(()),
+            (None, Some(_)) => {
+                let timer = create_alarm()?;
+                self.alarm.set(Some(timer));
+                timer
+            }
+        };
+        let at = at.map_or(0, |at| i64::try_from(at).unwrap_or(i64::MAX).max(1));
+        let none = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let setting = libc::itimerspec {
+            it_interval: none,
+            // All zero stops the timer.
+            it_value: libc::timespec {
+                tv_sec: at / 1_000_000_000,
+                tv_nsec: at % 1_000_000_000,
+            },
+        };
+        // SAFETY: the timer was created above or before and is deleted only when `self` is dropped;
+        // the setting lives through the call, and the kernel writes no old one.
+        match unsafe {
+            libc::timer_settime(
+                timer,
+                libc::TIMER_ABSTIME,
+                &raw const setting,
+                ptr::null_mut(),
+            )
+        } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Creates a timer that sends the kick signal to the calling thread.
+fn create_alarm() -> io::Result<libc::timer_t> {
+    // SAFETY: the struct has integers and a union of an integer and a pointer: zeroes are valid.
+    let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+    event.sigev_notify = libc::SIGEV_THREAD_ID;
+    event.sigev_signo = kick_signal();
+    // SAFETY: `gettid` has no preconditions.
+    event.sigev_notify_thread_id = unsafe { libc::gettid() };
+    let mut timer: libc::timer_t = ptr::null_mut();
+    // SAFETY: the event and the place for the timer live through the call.
+    match unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } {
+        0 => Ok(timer),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 impl Drop for KickRegistration<'_> {
     fn drop(&mut self) {
+        OF_THIS_THREAD.set(ptr::null());
+        if let Some(timer) = self.alarm.take() {
+            // SAFETY: the timer was created by this registration and is not used any more.
+            unsafe { libc::timer_delete(timer) };
+        }
         *self.kick.lock() = None;
     }
 }
@@ -92,14 +189,28 @@ fn kick_signal() -> c_int {
     SIGRTMIN()
 }
 
-extern "C" fn ignore_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {}
+thread_local! {
+    /// `immediate_exit` of the vCPU that the thread runs; null on other threads. Without a
+    /// destructor and of a constant value, so that a signal handler can read it.
+    static OF_THIS_THREAD: Cell<*const AtomicU8> = const { Cell::new(ptr::null()) };
+}
 
-/// Gives the kick signal a handler that does nothing, once a process.
+/// Makes a kick by a timer as lasting as any other: it may come just before KVM_RUN.
+extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
+    let immediate_exit = OF_THIS_THREAD.get();
+    if !immediate_exit.is_null() {
+        // SAFETY: set by `register` and cleared before the registration ends, both on this thread;
+        // in between the pointer is to a live byte.
+        unsafe { &*immediate_exit }.store(1, Ordering::SeqCst);
+    }
+}
+
+/// Gives the kick signal its handler, once a process.
 pub(crate) fn install_kick_handler() -> io::Result<()> {
     static INSTALL: Once = Once::new();
     static FAILED: OnceLock<i32> = OnceLock::new();
     INSTALL.call_once(|| {
-        if let Err(error) = register_signal_handler(kick_signal(), ignore_kick) {
+        if let Err(error) = register_signal_handler(kick_signal(), on_kick) {
             FAILED.get_or_init(|| error.errno());
         }
     });

@@ -80,6 +80,24 @@ pub(crate) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
     }
 }
 
+/// Leaf 0x4000_0001, EAX: what KVM does by the local APICs that are its own: the end of an interrupt
+/// in memory, waiting for a kick, interrupts by a hypercall, the host's polling while a CPU is
+/// halted, and yielding to a CPU (KVM_FEATURE_PV_EOI, _PV_UNHALT, _PV_SEND_IPI, _POLL_CONTROL,
+/// _PV_SCHED_YIELD).
+const EAX_IN_KERNEL_APIC: u32 = 1 << 6 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13;
+
+/// Takes away what KVM cannot do when the local APICs are in user space.
+///
+/// Leaf 0x15 has the frequency of a clock that a kernel takes for the local APIC's; ours is another.
+pub(crate) fn hide_in_kernel_apic(entries: &mut Vec<kvm_cpuid_entry2>) {
+    entries.retain(|entry| entry.function != 0x15);
+    for entry in entries {
+        if entry.function == 0x4000_0001 {
+            entry.eax &= !EAX_IN_KERNEL_APIC;
+        }
+    }
+}
+
 /// The CPUID entries of CPU `id` (also the number of its local APIC) of `cpus`, made from what
 /// KVM supports.
 pub(crate) fn for_cpu(
@@ -270,6 +288,21 @@ mod tests {
             assert_ne!(one.ecx & ECX_HYPERVISOR, 0);
             assert_eq!(one.ecx & ECX_TSC_DEADLINE != 0, deadline);
             assert_eq!(one.edx & EDX_HTT, 0);
+        }
+    }
+
+    #[test]
+    fn what_needs_an_apic_in_the_kernel_is_hidden_and_the_clock_is_not() {
+        let mut entries = vec![entry(0x4000_0001, u32::MAX, 0), entry(0x15, 1, 2)];
+        hide_in_kernel_apic(&mut entries);
+        let [features] = entries[..] else {
+            panic!("{entries:?}")
+        };
+        // KVM_FEATURE_CLOCKSOURCE, _CLOCKSOURCE2, _STEAL_TIME, _CLOCKSOURCE_STABLE_BIT.
+        let clocks = 1 | 1 << 3 | 1 << 5 | 1 << 24;
+        assert_eq!(features.eax & clocks, clocks);
+        for hidden in [6, 7, 11, 12, 13] {
+            assert_eq!(features.eax >> hidden & 1, 0, "{hidden}");
         }
     }
 

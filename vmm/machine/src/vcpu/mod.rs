@@ -6,6 +6,7 @@ pub(crate) mod regs;
 #[cfg(test)]
 mod xsave_tests;
 
+use std::num::NonZeroU64;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -13,6 +14,7 @@ use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::error::MachineError;
+use crate::irqchip::user::cpu::{AtExit, Next as ForLocal, UserCpu};
 use crate::lifecycle::control::Next;
 use crate::lifecycle::kick::unblock_kick_signal;
 use crate::lifecycle::shared::Shared;
@@ -26,6 +28,8 @@ pub(crate) struct Vcpu {
     /// The CPU of the host on which its thread is to run; `None` where the host lets it.
     pub pinned_to: Option<u32>,
     pub fd: VcpuFd,
+    /// Its local APIC, where that is in user space.
+    pub local: Option<UserCpu>,
 }
 
 /// What follows from an exit of the guest.
@@ -91,12 +95,10 @@ impl Vcpu {
         let immediate_exit = unsafe { &raw mut (*run).immediate_exit };
         // SAFETY: the mapping lives as long as `self.fd`, which outlives the registration: it
         // was bound before and locals drop in reverse order. Both stay on this thread.
-        let kicks = unsafe {
-            shared
-                .control
-                .kick_slot(self.index)
-                .register(immediate_exit)
-        };
+        let kicks = unsafe { shared.control.kicks()[self.index].register(immediate_exit) };
+        if self.local.is_some() {
+            sleep_exactly();
+        }
         loop {
             kicks.rearm();
             match shared.control.checkpoint() {
@@ -108,6 +110,19 @@ impl Vcpu {
                 }
                 Next::Exit => break,
             }
+            if let Some(local) = &mut self.local {
+                match local.prepare(&mut self.fd, &kicks) {
+                    Ok(ForLocal::Enter) => {}
+                    Ok(ForLocal::Sleep(limit)) => {
+                        kicks.sleep(limit);
+                        continue;
+                    }
+                    Err(error) => {
+                        shared.control.end(Err(error));
+                        break;
+                    }
+                }
+            }
             if let Step::End(end) = self.enter(run, shared) {
                 shared.control.end(end);
                 break;
@@ -117,7 +132,16 @@ impl Vcpu {
 
     /// Enters the guest, and handles the exit.
     fn enter(&mut self, run: *const kvm_run, shared: &Shared) -> Step {
-        match self.fd.run() {
+        let mut exit = self.fd.run();
+        if let Some(local) = &mut self.local {
+            local.left_guest(at_exit(run));
+            exit = match exit.map(|exit| local.handle(exit)) {
+                Ok(None) => return Step::Continue,
+                Ok(Some(exit)) => Ok(exit),
+                Err(error) => Err(error),
+            };
+        }
+        match exit {
             Ok(VcpuExit::IoOut(port, data)) => {
                 for item in data.chunks(io_width(run)) {
                     shared.ports.write(u64::from(port), item);
@@ -178,6 +202,29 @@ impl Vcpu {
     /// The instruction pointer, or 0 when KVM does not report it.
     fn rip(&self) -> u64 {
         self.fd.get_regs().map_or(0, |regs| regs.rip)
+    }
+}
+
+/// What KVM reports of the vCPU at each exit, also at those by a signal.
+fn at_exit(run: *const kvm_run) -> AtExit {
+    // SAFETY: `run` points to the mapped `kvm_run` of the vCPU of this thread, which is not in
+    // the guest, so nothing writes it. KVM fills these fields at each exit, and any value of their
+    // bytes is valid. No reference to the union, which the exit borrows, is made.
+    unsafe {
+        AtExit {
+            apic_base: (&raw const (*run).apic_base).read(),
+            cr8: (&raw const (*run).cr8).read(),
+            interrupts_enabled: (&raw const (*run).if_flag).read() != 0,
+            ready_for_interrupt: (&raw const (*run).ready_for_interrupt_injection).read() != 0,
+        }
+    }
+}
+
+/// Makes the calling thread wake from sleep at the time that it asked for. The kernel else adds up to
+/// 50 us, so that wake-ups can be merged.
+fn sleep_exactly() {
+    if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
+        tracing::debug!(%error, "sleeps of a vCPU may take longer");
     }
 }
 

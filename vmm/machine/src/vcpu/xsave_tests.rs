@@ -11,8 +11,10 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::cpuid;
+use crate::config::Irqchip;
 use crate::irqchip::InterruptController;
 use crate::kvm::{create_vcpu, create_vm, map_memory, open_kvm};
+use crate::lifecycle::control::Control;
 
 /// Leaf 1, ECX: XSAVE and AVX.
 const ECX_XSAVE: u32 = 1 << 26;
@@ -60,7 +62,10 @@ fn host() -> Option<Host> {
     memory.write_slice(&OUT_FOR_EVER, CODE).unwrap();
     let vm = create_vm(&kvm).unwrap();
     map_memory(&vm, &memory).unwrap();
-    let interrupts = InterruptController::in_kernel(&vm).unwrap();
+    let interrupts = {
+        let control = Control::new(0).unwrap();
+        InterruptController::new(Irqchip::Kernel, &vm, &control).unwrap()
+    };
     Some(Host {
         vm,
         interrupts,

@@ -1,0 +1,291 @@
+//! The interrupt side of a vCPU whose local APIC is in user space.
+//!
+//! Before each entry into the guest [`UserCpu::prepare`] takes what was posted, runs the timer, and
+//! gives KVM at most one interrupt, or asks for an exit when the guest can take one. After each exit
+//! [`UserCpu::left_guest`] takes over what the guest changed without one: CR8 and the mode of the
+//! local APIC.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvm_bindings::KVM_MSR_EXIT_REASON_INVAL;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use rustix::time::{ClockId, clock_gettime};
+use ssi_hv_irqchip::{Effect, LocalApic, Mode, PAGE_LEN, Posted, Routing};
+
+use super::{UserChip, registers, sys};
+use crate::error::MachineError;
+use crate::layout::LOCAL_APIC_START;
+use crate::lifecycle::kick::KickRegistration;
+
+/// IA32_APIC_BASE: this is the boot processor; the local APIC is enabled.
+const BASE_BSP: u64 = 1 << 8;
+const BASE_ENABLED: u64 = 1 << 11;
+
+/// How often an exit is finished before INIT. An access that crosses pages takes two, and an
+/// instruction with a repetition is given up: INIT ends it in its midst anyway.
+const FINISHES_MAX: u32 = 4;
+
+/// What a vCPU does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Activity {
+    Runs,
+    /// Since HLT, until an interrupt.
+    Halted,
+    /// Since INIT, until a start-up message.
+    WaitsForStartup,
+}
+
+/// What the thread of a vCPU does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Enter the guest.
+    Enter,
+    /// Sleep until a kick, at most for this time.
+    Sleep(Option<Duration>),
+}
+
+/// What KVM reports of a vCPU at each exit.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AtExit {
+    pub apic_base: u64,
+    pub cr8: u64,
+    pub interrupts_enabled: bool,
+    pub ready_for_interrupt: bool,
+}
+
+/// The local APIC of one vCPU, and what it needs of KVM.
+#[derive(Debug)]
+pub(crate) struct UserCpu {
+    index: usize,
+    chip: Arc<UserChip>,
+    apic: LocalApic,
+    published: Routing,
+    activity: Activity,
+    at_exit: AtExit,
+    /// What CPUID reports in EAX of leaf 1.
+    signature: u32,
+    /// The time for which the alarm is set.
+    alarm: Option<u64>,
+}
+
+/// Nanoseconds of the host's monotonic clock.
+fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    seconds * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+impl UserCpu {
+    /// The local APIC of vCPU `index`, which is new. All but the boot processor wait to be started.
+    pub fn new(
+        index: u8,
+        chip: Arc<UserChip>,
+        vcpu: &VcpuFd,
+        signature: u32,
+    ) -> Result<Self, MachineError> {
+        let is_boot_processor = index == 0;
+        let flags = if is_boot_processor { BASE_BSP } else { 0 };
+        let apic_base = u64::from(LOCAL_APIC_START) | BASE_ENABLED | flags;
+        registers::set_apic_base(vcpu, apic_base)?;
+        let mut apic = LocalApic::new(index.into());
+        apic.set_up_inputs();
+        let published = apic.routing();
+        chip.publish(index.into(), published);
+        Ok(Self {
+            index: index.into(),
+            chip,
+            apic,
+            published,
+            activity: if is_boot_processor {
+                Activity::Runs
+            } else {
+                Activity::WaitsForStartup
+            },
+            at_exit: AtExit {
+                apic_base,
+                ..AtExit::default()
+            },
+            signature,
+            alarm: None,
+        })
+    }
+
+    /// Does what is to be done before the guest is entered.
+    pub fn prepare(
+        &mut self,
+        vcpu: &mut VcpuFd,
+        kicks: &KickRegistration<'_>,
+    ) -> Result<Next, MachineError> {
+        if let Some(posted) = self.chip.inboxes[self.index].inbox.take() {
+            self.receive(&posted, vcpu)?;
+        }
+        if self.activity == Activity::WaitsForStartup {
+            return Ok(Next::Sleep(None));
+        }
+        let mut left = None;
+        if let Some(deadline) = self.apic.deadline() {
+            let now = now();
+            if deadline <= now {
+                self.apic.run_timer(now);
+            }
+            left = self.apic.deadline().map(|at| at.saturating_sub(now));
+        }
+        if self.activity == Activity::Halted {
+            if self.apic.pending().is_none() || !self.at_exit.interrupts_enabled {
+                return Ok(Next::Sleep(left.map(Duration::from_nanos)));
+            }
+            self.activity = Activity::Runs;
+        }
+        if self.at_exit.ready_for_interrupt
+            && self.at_exit.interrupts_enabled
+            && let Some(vector) = self.apic.acknowledge()
+        {
+            sys::interrupt(vcpu, vector).map_err(MachineError::host("give a vCPU an interrupt"))?;
+            // KVM takes one at a time, and reports at the next exit whether it takes another.
+            self.at_exit.ready_for_interrupt = false;
+        }
+        let run = vcpu.get_kvm_run();
+        run.request_interrupt_window = u8::from(self.apic.pending().is_some());
+        run.cr8 = u64::from(self.apic.task_priority() >> 4);
+        let deadline = self.apic.deadline();
+        if self.alarm != deadline {
+            kicks
+                .set_alarm(deadline)
+                .map_err(MachineError::host("set the timer of a vCPU"))?;
+            self.alarm = deadline;
+        }
+        Ok(Next::Enter)
+    }
+
+    /// Takes what was posted to this CPU.
+    fn receive(&mut self, posted: &Posted, vcpu: &mut VcpuFd) -> Result<(), MachineError> {
+        if posted.init {
+            self.init(vcpu)?;
+        }
+        if let Some(page) = posted.startup
+            && self.activity == Activity::WaitsForStartup
+        {
+            registers::start_up(vcpu, page)?;
+            self.activity = Activity::Runs;
+        }
+        // A CPU that waits for its start has no handler for one.
+        if posted.nmi && self.activity != Activity::WaitsForStartup {
+            vcpu.nmi()
+                .map_err(MachineError::kvm("give a vCPU an NMI"))?;
+            self.activity = Activity::Runs;
+        }
+        self.apic.accept_posted(posted);
+        Ok(())
+    }
+
+    fn init(&mut self, vcpu: &mut VcpuFd) -> Result<(), MachineError> {
+        // KVM finishes the last exit when it is called again. Without this it would do so to the
+        // new registers, and skip the first instruction.
+        for _ in 0..FINISHES_MAX {
+            vcpu.set_kvm_immediate_exit(1);
+            match vcpu.run() {
+                Err(error) if error.errno() == libc::EINTR => break,
+                Ok(_) => {}
+                Err(error) => return Err(MachineError::kvm("finish an exit")(error)),
+            }
+        }
+        registers::init(vcpu, self.signature)?;
+        self.apic.reset();
+        self.update_routing();
+        let run = vcpu.get_kvm_run();
+        run.cr8 = 0;
+        run.request_interrupt_window = 0;
+        self.at_exit = AtExit {
+            apic_base: self.at_exit.apic_base,
+            ..AtExit::default()
+        };
+        // The boot processor begins anew at the reset vector instead.
+        if self.at_exit.apic_base & BASE_BSP == 0 {
+            self.activity = Activity::WaitsForStartup;
+        } else {
+            self.activity = Activity::Runs;
+        }
+        Ok(())
+    }
+
+    /// Takes over what the guest changed while it ran.
+    pub fn left_guest(&mut self, at_exit: AtExit) {
+        self.apic.set_cr8(at_exit.cr8.to_le_bytes()[0]);
+        if at_exit.apic_base != self.at_exit.apic_base {
+            self.apic.set_mode(Mode::of_base(at_exit.apic_base));
+            self.update_routing();
+        }
+        self.at_exit = at_exit;
+    }
+
+    fn update_routing(&mut self) {
+        let routing = self.apic.routing();
+        if routing != self.published {
+            self.published = routing;
+            self.chip.publish(self.index, routing);
+        }
+    }
+
+    fn follow(&mut self, effect: Effect) {
+        match effect {
+            Effect::None => self.update_routing(),
+            Effect::Send(message) => self.chip.send(&message, Some(self.index)),
+            Effect::EndOfInterrupt(vector) => self.chip.end_of_interrupt(vector),
+        }
+    }
+
+    /// The guest has halted this CPU.
+    fn halt(&mut self) {
+        self.activity = Activity::Halted;
+    }
+
+    /// The offset of an address in the page of registers, if it is there and in use.
+    fn page_offset(&self, address: u64) -> Option<u64> {
+        let start = self.at_exit.apic_base & !(PAGE_LEN - 1) & 0xf_ffff_ffff_ffff;
+        let offset = address.checked_sub(start)?;
+        (offset < PAGE_LEN && self.apic.mode() == Mode::XApic).then_some(offset)
+    }
+
+    /// Handles an exit that is the local APIC's; any other is given back.
+    pub fn handle<'a>(&mut self, exit: VcpuExit<'a>) -> Option<VcpuExit<'a>> {
+        let is_invalid =
+            |reason: kvm_ioctls::MsrExitReason| reason.bits() & KVM_MSR_EXIT_REASON_INVAL != 0;
+        match exit {
+            VcpuExit::Hlt => self.halt(),
+            // The new value was taken over at the exit.
+            VcpuExit::SetTpr => {}
+            VcpuExit::MmioRead(address, data) => match self.page_offset(address) {
+                Some(offset) => self.apic.read_page(offset, data, now()),
+                None => return Some(VcpuExit::MmioRead(address, data)),
+            },
+            VcpuExit::MmioWrite(address, data) => match self.page_offset(address) {
+                Some(offset) => {
+                    let effect = self.apic.write_page(offset, data, now());
+                    self.follow(effect);
+                }
+                None => return Some(VcpuExit::MmioWrite(address, data)),
+            },
+            VcpuExit::X86Rdmsr(access) if is_invalid(access.reason) => {
+                match self.apic.read_msr(access.index, now()) {
+                    Ok(value) => {
+                        *access.data = value;
+                        *access.error = 0;
+                    }
+                    Err(_) => *access.error = 1,
+                }
+            }
+            VcpuExit::X86Wrmsr(access) if is_invalid(access.reason) => {
+                match self.apic.write_msr(access.index, access.data, now()) {
+                    Ok(effect) => {
+                        *access.error = 0;
+                        self.follow(effect);
+                    }
+                    Err(_) => *access.error = 1,
+                }
+            }
+            other => return Some(other),
+        }
+        None
+    }
+}

@@ -1,0 +1,220 @@
+//! Interrupts of guests of a few instructions, on the real KVM of the host. A test whose host has no
+//! KVM says `SKIPPED` and does nothing.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use ssi_hv_machine::{
+    ConsoleConfig, Irqchip, KVM_PATH, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
+    guest_memory_ranges,
+};
+use tiny_guests::apic::{ACTIVITY, X2APIC_FLAG, ping_pong, restart_cpu, take_interrupts};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+
+/// No step takes longer on a host that works, however loaded.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Sends each byte that it is given.
+struct Sender(mpsc::Sender<u8>);
+
+impl Write for Sender {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for byte in bytes {
+            // The test may have ended.
+            let _ = self.0.send(*byte);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A guest on a thread of its own.
+struct Running {
+    handle: MachineHandle,
+    said: Receiver<u8>,
+    end: Receiver<Result<Outcome, MachineError>>,
+}
+
+impl Running {
+    fn start(guest: Guest, code: &[u8]) -> Self {
+        let ranges: Vec<_> = guest_memory_ranges(4 << 20)
+            .into_iter()
+            .map(|(start, bytes)| (start, usize::try_from(bytes).unwrap()))
+            .collect();
+        let memory = GuestMemoryMmap::from_ranges(&ranges).unwrap();
+        for (address, byte) in [
+            (X2APIC_FLAG, u8::from(guest.x2apic)),
+            (ACTIVITY, guest.activity),
+        ] {
+            memory.write_obj(byte, GuestAddress(address)).unwrap();
+        }
+        let mut kernel = tempfile::NamedTempFile::new().unwrap();
+        kernel.write_all(&tiny_guests::elf(code)).unwrap();
+        let config = MachineConfig {
+            kernel: kernel.path().to_owned(),
+            initrd: None,
+            cmdline: String::new(),
+            cpus: guest.cpus,
+            pinning: Vec::new(),
+            irqchip: guest.irqchip,
+            hotplug_bytes: 0,
+            devices: Vec::new(),
+            numa: Vec::new(),
+        };
+        let (sender, said) = mpsc::channel();
+        let console = ConsoleConfig::output_only(Box::new(Sender(sender)));
+        let machine = Machine::new(&config, memory, console).unwrap();
+        let handle = machine.handle();
+        let (sender, end) = mpsc::channel();
+        thread::spawn(move || sender.send(machine.run()));
+        Self { handle, said, end }
+    }
+
+    fn wait_for(&self, byte: u8) {
+        let mut so_far = Vec::new();
+        while so_far.last() != Some(&byte) {
+            match self.said.recv_timeout(LIMIT) {
+                Ok(said) => so_far.push(said),
+                Err(_) => panic!("it only said {}", String::from_utf8_lossy(&so_far)),
+            }
+        }
+    }
+
+    /// How it ended, and all that it said since the last wait.
+    fn finish(self) -> (Outcome, String) {
+        let end = self.end.recv_timeout(LIMIT);
+        if end.is_err() {
+            self.handle.stop();
+        }
+        let said: Vec<u8> = self.said.iter().collect();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        let Ok(end) = end else {
+            panic!("it does not end, and has said {said:?}")
+        };
+        (end.expect("the host can run it"), said)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Guest {
+    irqchip: Irqchip,
+    cpus: u8,
+    x2apic: bool,
+    /// What the second CPU of [`restart_cpu`] does.
+    activity: u8,
+}
+
+const USER: Guest = Guest {
+    irqchip: Irqchip::User,
+    cpus: 1,
+    x2apic: false,
+    activity: 0,
+};
+
+fn kvm_is_there() -> bool {
+    let opened = OpenOptions::new().read(true).write(true).open(KVM_PATH);
+    if let Err(error) = &opened {
+        println!("SKIPPED: {KVM_PATH} cannot be opened: {error}");
+    }
+    opened.is_ok()
+}
+
+fn takes_interrupts(guest: Guest) {
+    if !kvm_is_there() {
+        return;
+    }
+    let running = Running::start(guest, take_interrupts::code());
+    running.wait_for(b'b');
+    assert!(running.handle.press_power_button());
+    running.wait_for(b'B');
+    assert!(running.handle.press_power_button());
+    let end = running.finish();
+    assert_eq!(end, (Outcome::Shutdown, "m".to_owned()));
+}
+
+#[test]
+fn interrupts_of_each_kind_arrive_by_the_registers_in_memory() {
+    takes_interrupts(USER);
+}
+
+#[test]
+fn interrupts_of_each_kind_arrive_by_model_specific_registers() {
+    takes_interrupts(Guest {
+        x2apic: true,
+        ..USER
+    });
+}
+
+/// What these guests expect is so with KVM's own controllers too.
+#[test]
+fn cpus_start_and_wake_each_other_with_the_kernels_controllers() {
+    if !kvm_is_there() {
+        return;
+    }
+    let guest = Guest {
+        irqchip: Irqchip::Kernel,
+        cpus: 2,
+        x2apic: true,
+        ..USER
+    };
+    for code in [restart_cpu::code(), ping_pong::code()] {
+        let end = Running::start(guest, code).finish();
+        assert_eq!(end, (Outcome::Shutdown, "k".to_owned()));
+    }
+}
+
+#[test]
+fn a_cpu_is_started_a_hundred_times_whatever_it_does() {
+    if !kvm_is_there() {
+        return;
+    }
+    for x2apic in [false, true] {
+        for activity in 0..3 {
+            let guest = Guest {
+                cpus: 2,
+                x2apic,
+                activity,
+                ..USER
+            };
+            let end = Running::start(guest, restart_cpu::code()).finish();
+            assert_eq!(end, (Outcome::Shutdown, "k".to_owned()), "{guest:?}");
+        }
+    }
+}
+
+#[test]
+fn halted_cpus_wake_each_other() {
+    if !kvm_is_there() {
+        return;
+    }
+    let guest = Guest {
+        cpus: 2,
+        x2apic: true,
+        ..USER
+    };
+    let end = Running::start(guest, ping_pong::code()).finish();
+    assert_eq!(end, (Outcome::Shutdown, "k".to_owned()));
+}
+
+#[test]
+fn a_halted_machine_is_paused_and_stopped() {
+    if !kvm_is_there() {
+        return;
+    }
+    let guest = Guest { cpus: 4, ..USER };
+    let running = Running::start(guest, tiny_guests::halt_for_ever::code());
+    running.wait_for(b'h');
+    for _ in 0..10 {
+        running.handle.pause();
+        assert!(running.handle.wait_until_paused(LIMIT));
+        running.handle.resume();
+    }
+    running.handle.stop();
+    assert_eq!(running.finish().0, Outcome::Stopped);
+}
