@@ -1,4 +1,4 @@
-//! A command that failed: why, and with which exit code.
+//! The failure of a command, with its exit code.
 
 use devices::virtio::{DiskError, HostSocketError, TapError};
 use memory_fabric::donor::server::DonorError;
@@ -9,7 +9,7 @@ use crate::config::ValidationError;
 use crate::exit::ExitCode;
 use crate::machine::MachineError;
 
-/// A command that did not do what it was asked: why, and the exit code that tells scripts.
+/// Why a command failed, and the exit code for scripts.
 #[derive(Debug)]
 pub struct Failure {
     code: ExitCode,
@@ -17,7 +17,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with an exit code of its own.
+    /// Creates a failure with a specific exit code.
     pub fn new(code: ExitCode, error: impl Into<anyhow::Error>) -> Self {
         Self {
             code,
@@ -25,18 +25,18 @@ impl Failure {
         }
     }
 
-    /// A failure due to a value that was given.
+    /// Creates a failure caused by an invalid value.
     pub fn usage(error: impl Into<anyhow::Error>) -> Self {
         Self::new(ExitCode::Usage, error)
     }
 
-    /// The same as a part of something larger, with that one's exit code.
+    /// Adds context, and replaces the exit code.
     pub fn in_context(self, code: ExitCode, context: String) -> Self {
         let error = self.error.context(context);
         Self { code, error }
     }
 
-    /// The same, where the exit code is that of a command in the guest.
+    /// Converts the exit code where it would be that of a command in the guest.
     pub fn with_exec(self) -> Self {
         Self {
             code: self.code.with_exec(),
@@ -49,13 +49,13 @@ impl Failure {
         self.code
     }
 
-    /// The error and what caused it, in one line.
+    /// Returns the error and its causes on one line.
     pub fn one_line(&self) -> String {
         format!("{:#}", self.error).replace('\n', "; ")
     }
 }
 
-/// `?` gives a wrong configuration its exit code, and everything else that of a host error.
+/// `?` assigns an invalid configuration its exit code, and every other error that of a host error.
 impl<E: Into<anyhow::Error>> From<E> for Failure {
     fn from(error: E) -> Self {
         let error = error.into();
@@ -68,13 +68,13 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Whether a value that was given is wrong: the same again would fail again.
+/// Returns whether an invalid value is the cause, so that a retry would fail again.
 fn is_usage(error: &anyhow::Error) -> bool {
     let unknown_device = matches!(
         error.downcast_ref(),
         Some(DonorError::Rdma(RdmaError::UnknownDevice { .. }))
     );
-    // What this one kernel does not take; see [`crate::config`] for the others.
+    // Parameters that this specific kernel rejects; see [`crate::config`] for the others.
     let cmdline = matches!(
         error.downcast_ref(),
         Some(MachineError::CmdlineTooLong { .. } | MachineError::CmdlineByte { .. })
@@ -100,7 +100,7 @@ mod tests {
             there: "mlx5_0".to_owned(),
         };
         assert_eq!(code(unknown), ExitCode::Usage);
-        // One may come yet.
+        // A device may appear later.
         assert_eq!(code(RdmaError::NoDevice), ExitCode::HostError);
     }
 }

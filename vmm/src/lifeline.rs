@@ -1,7 +1,7 @@
-//! Ending with whoever has started this process: a pipe that it holds open.
+//! Ends this process with the one that started it, through a pipe that the other holds open.
 //!
-//! However it ends, the kernel closes its end, and here that is noticed. On another host sshd does the
-//! same when its connection is gone.
+//! However it ends, the kernel closes its end of the pipe, which is detected here. On another host
+//! sshd does the same when its connection is lost.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,8 +12,8 @@ use signal_hook::consts::SIGTERM;
 
 use crate::readable::readable_within;
 
-/// Ends this process as SIGTERM does when standard input ends, or when nothing came by it for as
-/// long as `silence_max`: its other end may be on a host that is gone.
+/// Ends this process as SIGTERM does when standard input ends, or was silent for `silence_max`: its
+/// other end may be on a lost host.
 pub fn watch_stdin(silence_max: Duration) -> io::Result<()> {
     std::thread::Builder::new()
         .name("stdin".into())
@@ -34,7 +34,7 @@ pub fn watch_stdin(silence_max: Duration) -> io::Result<()> {
                 }
             };
             tracing::debug!("standard input {why}, and this node with it");
-            // Only its handler runs, which was there before this thread.
+            // Runs only the signal's handler, which was installed before this thread started.
             let _ = signal_hook::low_level::raise(SIGTERM);
         })?;
     Ok(())
@@ -42,7 +42,7 @@ pub fn watch_stdin(silence_max: Duration) -> io::Result<()> {
 
 /// Calls `end` when the other end of the pipe `fd` is closed.
 pub fn watch_pipe(fd: u32, end: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // A descriptor of our own: the number is the user's.
+    // Opens a separate descriptor, since the number belongs to the user.
     let mut pipe = File::open(format!("/proc/self/fd/{fd}"))?;
     if !pipe.metadata()?.file_type().is_fifo() {
         return Err(io::Error::other("it is no pipe"));

@@ -1,20 +1,20 @@
-//! How fast this host's own memory is: what a guest is told of its near node.
+//! The speed of this host's own memory, which is reported to a guest for its local node.
 
 use std::time::{Duration, Instant};
 
-/// Above the caches of most CPUs, and quick to fill.
+/// Exceeds the caches of most CPUs, and is quick to fill.
 const LINES: usize = 1 << 19;
 /// Words of a cache line.
 const LINE_WORDS: usize = 16;
-/// Dependent loads that are timed: some milliseconds.
+/// Dependent loads to time: some milliseconds.
 const LOADS: u32 = 50_000;
-/// How often the copy is timed; the fastest counts.
+/// Rounds of the copy; the fastest counts.
 const ROUNDS: usize = 3;
 
 /// Latency and bandwidth of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemorySpeed {
-    /// A load that finds nothing in a cache.
+    /// Latency of a load that misses all caches.
     pub latency: Duration,
     /// Bytes that a copy reads, in MB/s.
     pub bandwidth_mb_s: u64,
@@ -23,8 +23,8 @@ pub struct MemorySpeed {
 /// Measures in some tens of milliseconds, with 32 MiB of memory.
 pub fn measure() -> MemorySpeed {
     let mut words = vec![0_u32; LINES * LINE_WORDS];
-    // A linear congruential generator of full period visits every line once, in an order that
-    // no prefetcher guesses: an odd increment, and a multiplier that is 1 modulo 4.
+    // A linear congruential generator of full period visits every line once, in an order that no
+    // hardware prefetcher predicts: an odd increment, and a multiplier that is 1 modulo 4.
     for line in 0..LINES {
         let next = (line * 1_664_525 + 1_013_904_223) % LINES;
         words[line * LINE_WORDS] = u32::try_from(next).unwrap_or(0);
@@ -48,7 +48,7 @@ pub fn measure() -> MemorySpeed {
     // Bytes in a microsecond are megabytes in a second.
     let bandwidth = size_of_val(from) as u128 * 1000 / fastest.as_nanos().max(1);
     MemorySpeed {
-        // A host whose clock is coarse still has a latency.
+        // A coarse clock must not yield a latency of zero.
         latency: latency.max(Duration::from_nanos(1)),
         bandwidth_mb_s: u64::try_from(bandwidth).unwrap_or(u64::MAX).max(1),
     }

@@ -8,7 +8,7 @@ use crate::control_socket::route::Service;
 use crate::control_socket::server::Server;
 use crate::failure::Failure;
 
-/// Answers on an address, if there is one. The server ends when it is dropped.
+/// Serves metrics on an address, if there is one. The server stops on drop.
 pub fn serve<S: Send + Sync>(
     address: Option<SocketAddr>,
     service: Service<S>,

@@ -1,4 +1,4 @@
-//! What a node that lends memory answers: its status, counters and metrics.
+//! Status, counters and metrics of a node that lends memory.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,17 +9,17 @@ use ssi_hv_metrics::CONTENT_TYPE;
 use crate::control_socket::route::{Answer, Route, answer, text};
 use crate::status::{NodeCounters, NodeStatus, observed};
 
-/// A node as it can be asked about.
+/// The observable state of a node.
 #[derive(Clone, Debug)]
 pub struct Watched {
-    /// When its process started.
+    /// Start time of its process.
     pub started: Instant,
-    /// What it lends.
+    /// Its donor.
     pub donor: Arc<Donor>,
 }
 
 impl Watched {
-    /// What it lends now.
+    /// Returns its current status.
     #[must_use]
     pub fn status(&self) -> NodeStatus {
         NodeStatus {
@@ -30,7 +30,7 @@ impl Watched {
     }
 }
 
-/// What can be asked of a node.
+/// Requests to a node.
 pub const ROUTES: &[Route<Watched>] = &[
     Route::look("/v1/status", |watched, _| answer(200, &watched.status())),
     Route::look("/v1/report", |watched, _| {
@@ -39,7 +39,7 @@ pub const ROUTES: &[Route<Watched>] = &[
     Route::look("/v1/metrics", of_node),
 ];
 
-/// The counters of a donor.
+/// Returns the counters of a donor.
 pub fn counters(donor: &Donor) -> NodeCounters {
     let pool = donor.pool();
     let pages = pool.status();
@@ -58,10 +58,10 @@ pub fn counters(donor: &Donor) -> NodeCounters {
     }
 }
 
-/// What `node --metrics` answers.
+/// Requests to `node --metrics`.
 pub const METRICS: &[Route<Watched>] = &[Route::look("/metrics", of_node)];
 
-/// The metrics of a node now.
+/// Returns the current metrics of a node.
 fn of_node(watched: &Watched, _: &[u8]) -> Answer {
     text(CONTENT_TYPE, ssi_hv_metrics::node(&watched.status()))
 }

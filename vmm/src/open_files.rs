@@ -1,15 +1,16 @@
-//! How many files this process may have open.
+//! The limit of this process's open files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Lets this process have as many files open as it may: a node has three for each connection of a VM, and the usual
-/// limit of 1024, which is kept low for programs that use select(2), would be all for some ninety VMs.
+/// Raises the limit of open files to its maximum: a node needs three for each connection of a VM,
+/// and the usual limit of 1024, which is kept low for programs that use select(2), would suffice
+/// for some ninety VMs.
 pub fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
         current: limit.maximum,
         ..limit
     };
-    // Where it is refused, the limit stays what it was.
+    // Best effort: if it fails, the limit is unchanged.
     let _ = setrlimit(Resource::Nofile, raised);
 }

@@ -1,4 +1,4 @@
-//! The command lines of what is started: VM, nodes, and nodes on other hosts by ssh.
+//! The command lines of processes to start: the VM, nodes, and nodes on other hosts through ssh.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,12 +10,12 @@ use super::Node;
 use crate::config::RunSettings;
 use crate::config::file::{ConfigFileError, to_table};
 
-/// How often ssh asks whether the other host is there.
+/// Interval at which ssh checks that the other host responds.
 const ALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// How long ssh tries to connect.
+/// Timeout of ssh's connection attempt.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// The command line that gives these flags. A key without a value of its own is a switch.
+/// Returns the command line for these flags. A key without a value is a switch.
 #[must_use]
 pub(super) fn arguments(flags: &Table) -> Vec<String> {
     let mut arguments = Vec::new();
@@ -34,22 +34,22 @@ pub(super) fn arguments(flags: &Table) -> Vec<String> {
     arguments
 }
 
-/// The arguments of `ssi-hv` for a VM.
+/// Returns the arguments of `ssi-hv` for a VM.
 ///
 /// # Errors
 ///
-/// If a path in it is not UTF-8.
+/// Fails if a path in it is not UTF-8.
 pub fn vm_arguments(vm: &RunSettings) -> Result<Vec<String>, ConfigFileError> {
     let mut words = vec!["run".to_owned()];
     words.extend(arguments(&to_table(vm)?));
     Ok(words)
 }
 
-/// The arguments of `ssi-hv` for a node that ends with whoever has started it.
+/// Returns the arguments of `ssi-hv` for a node that ends with the process that started it.
 ///
 /// # Errors
 ///
-/// If a path in it is not UTF-8.
+/// Fails if a path in it is not UTF-8.
 pub fn node_arguments(node: &Node) -> Result<Vec<String>, ConfigFileError> {
     let flags = arguments(&to_table(&node.config)?);
     let mut words = vec!["node".to_owned(), "--end-with-stdin".into()];
@@ -57,14 +57,14 @@ pub fn node_arguments(node: &Node) -> Result<Vec<String>, ConfigFileError> {
     Ok(words)
 }
 
-/// The program and the arguments that start a node on the host `destination`.
+/// Returns the program and the arguments that start a node on the host `destination`.
 ///
-/// ssh stays for as long as the node may: it rides out what is shorter than a lease, and gives up a
-/// connection that is gone for longer.
+/// ssh stays connected as long as the node can stay: it survives outages shorter than a lease, and
+/// closes the connection after longer ones.
 ///
 /// # Errors
 ///
-/// If a path in the node's configuration is not UTF-8.
+/// Fails if a path in the node's configuration is not UTF-8.
 pub fn by_ssh(
     node: &Node,
     destination: &str,
@@ -74,14 +74,14 @@ pub fn by_ssh(
     let program = place.ssh_program.as_deref().unwrap_or(Path::new("ssh"));
     let interval = ALIVE_INTERVAL.as_secs();
     let missed = u64::from(node.config.lease_seconds).div_ceil(interval);
-    // The first value of an option is what ssh takes, so the user's come before ours.
+    // ssh uses the first value of an option, so the user's options precede ours.
     let mut words = place.ssh_options.clone();
     words.extend(
         [
             "-T",
-            // A question would be one on the terminal of the VM.
+            // A prompt would appear on the terminal of the VM.
             "-oBatchMode=yes",
-            // A connection of its own, which ends with it.
+            // A separate connection, which ends with it.
             "-oControlPath=none",
             &format!("-oConnectTimeout={}", CONNECT_TIME_MAX.as_secs()),
             &format!("-oServerAliveInterval={interval}"),
@@ -99,19 +99,19 @@ pub fn by_ssh(
     let quoted = quoted.map_err(|error| ConfigFileError::Unprintable {
         message: error.to_string(),
     })?;
-    // In place of the shell, so that nothing stands between ssh and the node.
+    // `exec` replaces the shell, so that it does not stay between ssh and the node.
     words.push(format!("exec {quoted}"));
     Ok((program.into(), words))
 }
 
-/// The host of `[user@]host`.
+/// Returns the host of `[user@]host`.
 pub(super) fn host_of(destination: &str) -> &str {
     destination
         .rsplit_once('@')
         .map_or(destination, |(_, host)| host)
 }
 
-/// Fails at a destination that ssh could take for something else.
+/// Rejects a destination that ssh could interpret differently.
 pub(super) fn check_destination(destination: &str) -> Result<(), String> {
     let host = host_of(destination);
     let plain = |c: char| !c.is_whitespace() && !c.is_control();

@@ -12,51 +12,51 @@ use crate::config::address::HostPort;
 use crate::config::file::{self, ConfigFileError};
 use crate::config::{NodeSettings, RunSettings, ValidationError};
 
-/// What is planned in place of a file.
+/// Prefix of the planned alternative to a file.
 const ETCD: &str = "etcd://";
 
 /// Why the file of a cluster cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// It cannot be read, or is no TOML, or has a key that is none.
+    /// It cannot be read, is not TOML, or has an unknown key.
     #[error(transparent)]
     File(#[from] ConfigFileError),
-    /// A part of it is not as it should be.
+    /// A part of it is invalid.
     #[error("{}: {part}: {message}", path.display())]
     Part {
         /// The file.
         path: PathBuf,
-        /// Which part.
+        /// The part.
         part: String,
-        /// What is wrong, and what to write.
+        /// The problem and its remedy.
         message: String,
     },
-    /// A node's flags do not make sense.
+    /// A node's flags are inconsistent.
     #[error("{}: node {node}", path.display())]
     Node {
         /// The file.
         path: PathBuf,
         /// The node.
         node: String,
-        /// What is wrong.
+        /// The problem.
         source: Box<ValidationError>,
     },
-    /// The VM's do not.
+    /// The VM's flags are inconsistent.
     #[error("{}: [vm]", path.display())]
     Vm {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         source: Box<ValidationError>,
     },
-    /// No file, but what is planned.
+    /// The planned alternative to a file.
     #[error(
         "--cluster {0} is not there yet in this build; name the file of the nodes, or each donor with --donor HOST:PORT"
     )]
     Etcd(String),
 }
 
-/// Where a node of a file is, which runs already.
+/// Returns the address of a running node of a file.
 pub(super) fn address_of(path: &Path, node: &Node) -> Result<HostPort, ClusterError> {
     let address = node.reached_at(node.config.listen.clone());
     if address.port() != 0 {
@@ -78,11 +78,11 @@ fn part(path: &Path, node: &str, message: impl Into<String>) -> ClusterError {
 }
 
 impl Cluster {
-    /// Reads the file of a cluster. What its values mean is not looked at yet.
+    /// Reads the file of a cluster without validating its values.
     ///
     /// # Errors
     ///
-    /// If it cannot be read, is malformed, or has a key that is none.
+    /// Fails if it cannot be read, is malformed, or has an unknown key.
     pub fn read(path: &Path) -> Result<Self, ClusterError> {
         let mut table = read_table("the cluster's file", path)?;
         let nodes = take_nodes(path, &mut table)?;
@@ -98,11 +98,11 @@ impl Cluster {
         Ok(Self { vm, nodes })
     }
 
-    /// Checks what the values mean, as `ssi-hv run` and `ssi-hv node` do.
+    /// Validates the values, as `ssi-hv run` and `ssi-hv node` do.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// Returns the first problem.
     pub fn validate(&self, path: &Path) -> Result<(), ClusterError> {
         for node in &self.nodes {
             let elsewhere = node.place.ssh.is_some() || node.place.namespace;
@@ -134,11 +134,11 @@ impl Cluster {
         Ok(())
     }
 
-    /// The file that gives the same.
+    /// Formats an equivalent file.
     ///
     /// # Errors
     ///
-    /// If a path in it is not UTF-8.
+    /// Fails if a path in it is not UTF-8.
     pub fn printed(&self) -> Result<String, ConfigFileError> {
         let mut table = Table::new();
         table.insert("vm".into(), file::to_table(&self.vm)?.into());
@@ -156,7 +156,7 @@ impl Cluster {
     }
 }
 
-/// An address that no other node has, where one is not known before the node runs.
+/// Returns a unique placeholder where the address is not known before the node runs.
 fn planned_address(index: u16, node: &Node) -> HostPort {
     let address = node.reached_at(node.config.listen.clone());
     if address.port() != 0 {
@@ -172,7 +172,7 @@ fn planned_address(index: u16, node: &Node) -> HostPort {
     text.parse().unwrap_or(address)
 }
 
-/// The nodes alone, whatever else is in the file.
+/// Reads only the nodes of the file.
 pub(super) fn read_nodes(what: &'static str, path: &Path) -> Result<Vec<Node>, ClusterError> {
     let text = path.to_string_lossy();
     if text.starts_with(ETCD) {
@@ -189,7 +189,7 @@ fn read_table(what: &'static str, path: &Path) -> Result<Table, ClusterError> {
     let known = BTreeSet::from(["vm", "node"].map(str::to_owned));
     match file::check_keys(path, "up", &table, &known) {
         Ok(()) => Ok(table),
-        // Keys of the VM or of a node that are not in their part.
+        // Keys of the VM or of a node outside of their sections.
         Err(ConfigFileError::UnknownKey { path, key, .. }) => Err(ConfigFileError::UnknownKey {
             path,
             key,
@@ -202,7 +202,7 @@ fn read_table(what: &'static str, path: &Path) -> Result<Table, ClusterError> {
     }
 }
 
-/// `[vm]`, or the file that `vm` names.
+/// Takes `[vm]`, or reads the file that `vm` names.
 fn take_vm(path: &Path, table: &mut Table) -> Result<RunSettings, ClusterError> {
     let wrong = |message: String| ClusterError::Part {
         path: path.into(),
@@ -292,7 +292,7 @@ fn node(path: &Path, default_name: &str, mut keys: Table) -> Result<Node, Cluste
     })
 }
 
-/// What keys mean together.
+/// Checks the combination of keys.
 fn check_place(place: &Place, keys: &Table) -> Result<(), &'static str> {
     let listens = keys.contains_key("listen");
     let of_ssh = !place.ssh_options.is_empty() || place.ssh_program.is_some();
@@ -313,7 +313,7 @@ fn check_place(place: &Place, keys: &Table) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// Values by their keys; what is wrong with one, in one line.
+/// Deserializes keys; an error is a single line.
 fn typed<T: DeserializeOwned>(keys: Table) -> Result<T, String> {
     T::deserialize(keys).map_err(|error| {
         let text = error.to_string();

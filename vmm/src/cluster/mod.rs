@@ -1,5 +1,5 @@
-//! `cluster.toml`: nodes that lend memory, and the VM that has it. `ssi-hv up` starts what it says,
-//! and `ssi-hv run --cluster` takes the nodes of one as donors.
+//! `cluster.toml`: nodes that lend memory, and the VM that uses it. `ssi-hv up` starts them, and
+//! `ssi-hv run --cluster` uses the nodes of the file as donors.
 
 pub mod command_line;
 mod file;
@@ -18,36 +18,36 @@ use crate::config::address::{Donor, HostPort};
 use crate::config::name::VmName;
 use crate::config::{NodeSettings, RunSettings};
 
-/// Where a node of this host listens when nothing is said: a free port of its own.
+/// Default address of a node on this host: a free port.
 const LISTEN_DEFAULT: &str = "127.0.0.1:0";
 
-/// Where namespaces are: addresses that are for measuring networks, and are routed nowhere
-/// (RFC 2544, appendix C.2.2; RFC 6890), in pairs.
+/// Network of the namespaces: addresses for benchmarks, which are not routed (RFC 2544, appendix
+/// C.2.2; RFC 6890), in pairs.
 pub const NAMESPACE_NETWORK: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 
-/// The keys of a `[[node]]` that are no flags of `ssi-hv node`: where it runs.
+/// The keys of a `[[node]]` that are not flags of `ssi-hv node`: the place where it runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Place {
-    /// What messages call it; by default node-1, node-2 and so on.
+    /// Its name in messages; by default node-1, node-2 and so on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<VmName>,
     /// The host on which it is started by ssh; without it, this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh: Option<String>,
-    /// What is said to ssh before everything else.
+    /// Arguments of ssh before all others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ssh_options: Vec<String>,
-    /// The program that is ssh.
+    /// The ssh program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_program: Option<PathBuf>,
-    /// Where `ssi-hv` is on its host.
+    /// Path of `ssi-hv` on its host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// Whether it is in a network namespace of its own, on this host.
+    /// Whether it runs in a separate network namespace on this host.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub namespace: bool,
-    /// Where the VM finds it, if not where it listens.
+    /// Its address for the VM, if it differs from where it listens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<HostPort>,
 }
@@ -68,25 +68,25 @@ impl Place {
 /// A node to start.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// What messages call it: no other one of the file has the name.
+    /// Its name in messages, which is unique in the file.
     pub name: VmName,
     /// Where it runs.
     pub place: Place,
-    /// What it is told.
+    /// Its settings.
     pub config: NodeSettings,
 }
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     /// The VM, without the nodes as donors.
     pub vm: RunSettings,
-    /// The nodes, in their order.
+    /// The nodes in order.
     pub nodes: Vec<Node>,
 }
 
 impl Node {
-    /// Where it runs, in a few words.
+    /// Describes where it runs.
     #[must_use]
     pub fn whereabouts(&self) -> String {
         match &self.place.ssh {
@@ -96,7 +96,7 @@ impl Node {
         }
     }
 
-    /// Where the VM finds it, when it says that it listens at `listening`.
+    /// Returns its address for the VM when it listens at `listening`.
     #[must_use]
     pub fn reached_at(&self, listening: HostPort) -> HostPort {
         if let Some(address) = &self.place.address {
@@ -113,7 +113,7 @@ impl Node {
             Some(destination) => command_line::host_of(destination),
             None => "localhost",
         };
-        // A destination that is no host's name is one of ssh's own, and says so when it is used.
+        // A destination that is not a host name is an alias of ssh, which fails when it is used.
         format!("{host}:{}", listening.port())
             .parse()
             .unwrap_or(listening)
@@ -121,8 +121,8 @@ impl Node {
 }
 
 impl Cluster {
-    /// Whether there are namespaces, and nothing that leaves this host: what goes to those has
-    /// addresses of their own, and passes no cable.
+    /// Returns whether only namespaces of this host are used: their addresses are private, and
+    /// their packets stay on this host.
     fn stays_on_this_host(&self) -> bool {
         let stays = |node: &Node| {
             node.place.namespace
@@ -135,10 +135,10 @@ impl Cluster {
             && self.nodes.iter().all(stays)
     }
 
-    /// The configuration of the VM when its nodes are there: `reached` has an address for each, and
-    /// what it shows over UDP.
+    /// Returns the configuration of the VM when its nodes are running: `reached` has the address of
+    /// each, and its fingerprint for UDP.
     ///
-    /// Where it is not said how much of the memory is here, nodes are asked for all that they have.
+    /// Without a setting for local memory, nodes are asked for all of their memory.
     #[must_use]
     pub fn vm_with(&self, reached: &[(HostPort, Option<Fingerprint>)]) -> RunSettings {
         let all = self.vm.local_memory.is_none();
@@ -155,11 +155,11 @@ impl Cluster {
     }
 }
 
-/// The donors of `--cluster`, beside those that are named one by one.
+/// Adds the donors of `--cluster` to those of `--donor`.
 ///
 /// # Errors
 ///
-/// If its file is wrong, or does not say where a node listens.
+/// Fails if its file is invalid, or the address of a node is unknown.
 pub fn with_donors(mut config: RunSettings) -> Result<RunSettings, ClusterError> {
     let Some(file) = config.cluster.take() else {
         return Ok(config);

@@ -1,4 +1,4 @@
-//! What a node prints when it listens, which tells `ssi-hv up` that it does.
+//! The output of a node that listens, from which `ssi-hv up` detects that it is ready.
 
 use std::net::SocketAddr;
 
@@ -10,26 +10,26 @@ const LENDING: &str = "lending ";
 const ON: &str = " on ";
 const FINGERPRINT: &str = "on UDP as fingerprint=";
 
-/// The line of a node that listens, without its end.
+/// Returns the line of a listening node, without its newline.
 #[must_use]
 pub fn listening(memory: ByteSize, address: SocketAddr) -> String {
     format!("{LENDING}{memory}{ON}{address}")
 }
 
-/// The line that follows where the node listens on UDP too.
+/// Returns the line that follows if the node also listens on UDP.
 #[must_use]
 pub fn fingerprint(fingerprint: &Fingerprint) -> String {
     format!("{FINGERPRINT}{fingerprint}")
 }
 
-/// The address in the line of a node that listens; nothing when it is another line.
+/// Parses the address in the line of a listening node; returns `None` for any other line.
 #[must_use]
 pub fn read_listening(line: &str) -> Option<SocketAddr> {
     let (_, address) = line.strip_prefix(LENDING)?.rsplit_once(ON)?;
     address.parse().ok()
 }
 
-/// The fingerprint, when the line has it.
+/// Parses the fingerprint in a line, if it has one.
 #[must_use]
 pub fn read_fingerprint(line: &str) -> Option<Fingerprint> {
     line.strip_prefix(FINGERPRINT)?.parse().ok()

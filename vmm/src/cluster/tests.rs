@@ -1,4 +1,4 @@
-//! Tests of what a file of a cluster says, and what is wrong with one.
+//! Tests of valid and invalid cluster files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::*;
 use crate::config::file::{keys_of, to_table};
 
-/// Any file with contents does for a kernel here.
+/// Any file with contents is accepted as a kernel here.
 const KERNEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
 
 struct File {
@@ -31,7 +31,7 @@ fn read(text: &str) -> Result<Cluster, ClusterError> {
     Ok(cluster)
 }
 
-/// The one line with which it is refused, with what caused it.
+/// Returns the error line, including the causes.
 fn refused(text: &str) -> String {
     let error = anyhow::Error::from(read(text).expect_err(text));
     let line = format!("{error:#}");
@@ -94,7 +94,7 @@ fn the_printed_file_gives_the_same() {
     let first = good();
     let printed = file(&first.printed().expect("is TOML"));
     let mut second = Cluster::read(&printed.path).expect("is read");
-    // The printed one says what the other leaves open.
+    // The printed file contains the defaults.
     second.nodes[0].place.name = None;
     assert_eq!(first, second);
 }

@@ -10,7 +10,7 @@ use ssi_hv::logging::may_colour;
 
 use super::{Failure, print};
 
-/// Looks at this host and says what it is ready for.
+/// Checks this host and prints the findings.
 pub fn doctor(config: DoctorConfig) -> Result<ExitCode, Failure> {
     let findings = examine(&Host::this());
     let text = if config.json {

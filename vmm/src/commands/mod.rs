@@ -1,4 +1,4 @@
-//! The commands, a file each, and what they share.
+//! The commands, one file each, and shared functions.
 
 pub mod bench;
 pub mod control;
@@ -15,7 +15,7 @@ use std::io::{self, Write};
 
 pub use ssi_hv::failure::Failure;
 
-/// Prints to stdout. A reader that went away has seen enough, so that is no error.
+/// Prints to stdout. A reader that closed the pipe is not an error.
 pub fn print(text: &str) -> Result<(), Failure> {
     let mut stdout = io::stdout().lock();
     match stdout

@@ -12,11 +12,10 @@ use ssi_hv::report::{Report, SCHEMA};
 
 use super::{Failure, print};
 
-/// The largest file that is read: a report is some kilobytes, and a wrong name may be that of a
-/// disk image.
+/// Size limit of the file: a report has some kilobytes, and a wrong name may refer to a disk image.
 const REPORT_BYTES_MAX: u64 = 16 << 20;
 
-/// Makes a page of a report.
+/// Renders a report as a page.
 pub fn report(config: &ReportConfig) -> Result<ExitCode, Failure> {
     let report = read(&config.file).map_err(|error| Failure::new(ExitCode::Usage, error))?;
     let html = ssi_hv_html::render(&report);

@@ -13,7 +13,7 @@ use ssi_hv::status::{Everything, SCHEMA, VmStatus, screen};
 
 use super::{Failure, print};
 
-/// Asks what runs here and shows what it tells.
+/// Queries the running processes and prints their status.
 pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {
     let running = running()?;
     let asked: Vec<&Entry> = match &config.vm {
@@ -29,7 +29,7 @@ pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-/// All that run here.
+/// Returns all running processes.
 pub(super) fn running() -> Result<Vec<Entry>, DirectoryError> {
     let mut running = Vec::new();
     for directory in Directory::for_looking()? {
@@ -38,7 +38,7 @@ pub(super) fn running() -> Result<Vec<Entry>, DirectoryError> {
     Ok(running)
 }
 
-/// The one that is meant.
+/// Returns the process that the user named.
 pub(super) fn named<'a>(running: &'a [Entry], wanted: &str) -> Result<&'a Entry, Failure> {
     let found: Vec<_> = running.iter().filter(|e| e.is_called(wanted)).collect();
     let listed = |entries: &[&Entry]| {
@@ -70,8 +70,8 @@ pub(super) fn named<'a>(running: &'a [Entry], wanted: &str) -> Result<&'a Entry,
     }
 }
 
-/// Asks each. One that ends just now is left out; one that does not answer is an error if it
-/// was named, and else a warning.
+/// Queries each process. One that has just ended is skipped; one that does not answer is an error
+/// if it was named, and a warning otherwise.
 fn everything(asked: &[&Entry], config: &StatusConfig) -> Result<Everything, Failure> {
     let mut everything = Everything {
         schema: SCHEMA,

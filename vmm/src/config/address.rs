@@ -1,4 +1,4 @@
-//! Addresses of nodes and donors as people write them: `HOST:PORT` and
+//! Addresses of nodes and donors in textual form: `HOST:PORT` and
 //! `HOST:PORT[,memory=SIZE][,fingerprint=HEX]`.
 
 use std::fmt;
@@ -36,7 +36,7 @@ impl HostPort {
         &self.host
     }
 
-    /// The port; 0 lets the system choose one, where an address is listened on.
+    /// The port; 0 lets the system choose one to listen on.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
@@ -90,12 +90,12 @@ pub enum ParseAddressError {
         /// What was given.
         text: String,
     },
-    /// Something follows the address that is no option.
+    /// An unknown option follows the address.
     #[error(
         "`{option}` is not an option of a donor; write HOST:PORT[,memory=SIZE][,fingerprint=HEX]"
     )]
     Option {
-        /// The part that is not known.
+        /// The unknown part.
         option: String,
     },
     /// An option is given twice.
@@ -149,15 +149,14 @@ impl FromStr for HostPort {
     }
 }
 
-/// A donor, and how much of its memory the guest asks for.
+/// A donor, and the memory requested from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Donor {
-    /// Where the donor listens.
+    /// Its address.
     pub address: HostPort,
-    /// How much it is asked to lend; by default its share of the whole guest, or less if it
-    /// has less.
+    /// The requested memory; by default its share of the whole guest, or less if it has less.
     pub memory: Option<ByteSize>,
-    /// The certificate that it has to show, over UDP.
+    /// The required fingerprint of its certificate, for UDP.
     pub fingerprint: Option<Fingerprint>,
 }
 

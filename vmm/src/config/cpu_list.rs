@@ -1,26 +1,26 @@
-//! Lists of host CPUs as people write them: `2-5` or `0,0,1`.
+//! Lists of host CPUs in textual form: `2-5` or `0,0,1`.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::text::serde_as_text;
 
-/// The highest number of a CPU: Linux for x86-64 can be built for 8192 (CONFIG_NR_CPUS).
+/// Highest number of a CPU: Linux for x86-64 can be built for 8192 (CONFIG_NR_CPUS).
 pub const HOST_CPU_MAX: u32 = 8191;
 /// The longest list: no machine has more vCPUs than this.
 const LENGTH_MAX: usize = 1024;
 
-/// Numbers of CPUs of the host, in order; one may be there more than once.
+/// Numbers of host CPUs, in order; a number may occur more than once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList(pub Vec<u32>);
 
-/// Why a text is no such list.
+/// A text that is not such a list.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{part}` is neither a CPU from 0 to {HOST_CPU_MAX} nor a range of them; write one CPU for each vCPU, such as 2-5 or 0,0,1"
 )]
 pub struct ParseCpuListError {
-    /// The part that is not understood.
+    /// The invalid part.
     part: String,
 }
 

@@ -1,4 +1,4 @@
-//! A disk as people write it: `path=FILE[,readonly]`.
+//! A disk in textual form: `path=FILE[,readonly]`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,12 +24,12 @@ pub enum ParseDiskError {
         /// What was given.
         text: String,
     },
-    /// Something follows the file that is not an option.
+    /// An unknown option follows the file.
     #[error(
         "`{option}` is not an option of a disk; write path=FILE[,readonly], FILE without a comma"
     )]
     Option {
-        /// The part that is not known.
+        /// The unknown part.
         option: String,
     },
 }
@@ -37,7 +37,7 @@ pub enum ParseDiskError {
 impl FromStr for DiskArg {
     type Err = ParseDiskError;
 
-    /// The `path=` may be left away.
+    /// The prefix `path=` is optional.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.split(',');
         let path = parts.next().unwrap_or_default();

@@ -1,9 +1,9 @@
-//! What was meant by a word that is nearly right.
+//! Suggestions for misspelled words.
 
-/// How alike two words have to be for a suggestion, from 0 to 1: less is a guess.
+/// Minimum likeness of two words for a suggestion, from 0 to 1.
 const LIKENESS_MIN: f64 = 0.8;
 
-/// The candidate that is most like `word`, if one is like it.
+/// Returns the candidate that is most like `word`, if its likeness suffices.
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     candidates
         .into_iter()
@@ -13,7 +13,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// A message of serde about a word that is none of a list, with what may have been meant.
+/// Adds a suggestion to a message of serde about an unknown word.
 pub fn with_suggestion(message: String) -> String {
     let mut quoted = message.split('`').skip(1).step_by(2);
     let suggestion = match quoted.next() {

@@ -1,4 +1,4 @@
-//! A network card as people write it: `tap=NAME[,mac=MAC]`.
+//! A network card in textual form: `tap=NAME[,mac=MAC]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,9 +10,9 @@ use super::text::serde_as_text;
 /// A network card of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetArg {
-    /// The tap of the host that it is on.
+    /// The host's tap.
     pub tap: String,
-    /// Its address; one that follows from host and tap when it is not given.
+    /// Its address; by default derived from host and tap.
     pub mac: Option<MacAddress>,
 }
 
@@ -25,15 +25,15 @@ pub enum ParseNetError {
         /// What was given.
         text: String,
     },
-    /// Something follows that is not an option, or is there twice.
+    /// An unknown or repeated option follows.
     #[error(
         "`{option}` is not an option of a network card, or not twice; write tap=NAME[,mac=MAC]"
     )]
     Option {
-        /// The part that is not known.
+        /// The invalid part.
         option: String,
     },
-    /// The address is wrong.
+    /// The address is invalid.
     #[error(transparent)]
     Mac(#[from] ParseMacError),
 }

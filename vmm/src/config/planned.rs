@@ -1,13 +1,13 @@
-//! What is designed and not there yet: typing it gets an honest answer instead of a guess.
+//! Commands, flags and values that are planned: using one gives a clear answer.
 
-/// A command, flag or value that is planned.
+/// A planned command, flag or value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Planned {
     /// The command it belongs to; empty for a command itself.
     pub command: &'static str,
-    /// What is typed.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What is there meanwhile.
+    /// The present alternative.
     pub instead: &'static str,
 }
 
@@ -19,27 +19,27 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
     }
 }
 
-/// Commands that are planned.
+/// Planned commands.
 const COMMANDS: [Planned; 1] = [planned(
     "",
     "pki",
     "until then nodes talk over loopback, or with --insecure",
 )];
 
-/// Flags that are planned.
+/// Planned flags.
 const FLAGS: [Planned; 1] = [planned(
     "run",
     "--replicas",
     "each page has one copy, and a lost donor ends the guest",
 )];
 
-/// The planned command of this name, under `parent` (empty at the top).
+/// Returns the planned command of this name, under `parent` (empty at the top).
 #[must_use]
 pub fn command(parent: &str, name: &str) -> Option<&'static Planned> {
     find(&COMMANDS, parent, name)
 }
 
-/// The planned flag of this name, with its dashes, of `command`.
+/// Returns the planned flag of this name, with its dashes, of `command`.
 #[must_use]
 pub fn flag(command: &str, name: &str) -> Option<&'static Planned> {
     find(&FLAGS, command, name)

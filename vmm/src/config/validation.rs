@@ -1,5 +1,4 @@
-//! What is wrong with values that were read well: the error, and the checks that several
-//! commands share.
+//! Validation of well-formed values: the error, and the checks that several commands share.
 
 use std::fs::File;
 use std::io;
@@ -39,30 +38,30 @@ pub enum ValidationError {
         /// What it is instead.
         found: &'static str,
     },
-    /// A command that a guest cannot be given.
+    /// A command that cannot be passed to a guest.
     #[error(
         "--exec has {found}; give a command of 1 to {COMMAND_BYTES_MAX} bytes, without zero bytes, or put a script on a --disk or in the --initrd"
     )]
     CommandUnusable {
-        /// What is wrong with it.
+        /// The problem.
         found: String,
     },
-    /// Kernel parameters that no kernel takes.
+    /// Kernel parameters with an invalid byte.
     #[error("--cmdline has the byte {byte:#04x} at position {position}; give printable ASCII")]
     CmdlineByte {
-        /// The first such byte.
+        /// The first invalid byte.
         byte: u8,
-        /// Where it is, from 0.
+        /// Its position, from 0.
         position: usize,
     },
-    /// More kernel parameters than a kernel takes.
+    /// Kernel parameters that exceed the limit.
     #[error(
         "--cmdline has {bytes} bytes, {limit} is the limit beside the default parameters; shorten it"
     )]
     CmdlineTooLong {
-        /// Its length.
+        /// Their length.
         bytes: usize,
-        /// What is left for it.
+        /// The limit.
         limit: usize,
     },
     /// A number is outside its range.
@@ -72,32 +71,32 @@ pub enum ValidationError {
         flag: &'static str,
         /// What was given.
         value: u64,
-        /// The least.
+        /// The minimum.
         min: u64,
-        /// The most.
+        /// The maximum.
         max: u64,
     },
-    /// Not one CPU of the host for each vCPU.
+    /// The number of pinned CPUs differs from the number of vCPUs.
     #[error(
         "--cpu-pinning names {named} CPU(s) for the {cpus} vCPU(s) of --cpus; name one for each, in their order, such as 2-5 for four"
     )]
     PinningCount {
-        /// How many were named.
+        /// Number of CPUs named.
         named: usize,
-        /// How many vCPUs there are.
+        /// Number of vCPUs.
         cpus: u32,
     },
-    /// A CPU of the host that is not there, or not for this process.
+    /// A host CPU that does not exist, or that this process may not use.
     #[error(
         "--cpu-pinning names CPU {cpu}, which is absent or not allowed for this process; name CPUs of {allowed}, or have more of them allowed (taskset, cpuset)"
     )]
     PinningNotAllowed {
         /// The first such CPU.
         cpu: u32,
-        /// Those that are allowed.
+        /// The allowed CPUs.
         allowed: CpuList,
     },
-    /// The kernel does not tell which CPUs are allowed.
+    /// The kernel does not report the allowed CPUs.
     #[error("cannot find out for --cpu-pinning which CPUs are allowed; leave the flag away")]
     PinningUnknown(#[source] io::Error),
     /// A size is not whole pages.
@@ -109,7 +108,7 @@ pub enum ValidationError {
         flag: &'static str,
         /// What was given.
         size: ByteSize,
-        /// The next lower size that would do.
+        /// The next lower valid size.
         below: ByteSize,
     },
     /// A size is not whole blocks.
@@ -120,73 +119,73 @@ pub enum ValidationError {
         /// What was given.
         size: ByteSize,
     },
-    /// A size is less than the least.
+    /// A size is below the minimum.
     #[error("{flag} {size} is too small; {limit} is the least")]
     TooSmall {
         /// The flag.
         flag: &'static str,
         /// What was given.
         size: ByteSize,
-        /// The least.
+        /// The minimum.
         limit: ByteSize,
     },
-    /// A size is more than the most.
+    /// A size exceeds the maximum.
     #[error("{flag} {size} is too large; {limit} is the most")]
     TooLarge {
         /// The flag.
         flag: &'static str,
         /// What was given.
         size: ByteSize,
-        /// The most.
+        /// The maximum.
         limit: ByteSize,
     },
-    /// More stays here than there is.
+    /// Local memory exceeds the guest's memory.
     #[error(
         "--local-memory {local} is more than --memory {memory}; lower the one or raise the other"
     )]
     LocalAboveMemory {
-        /// What was to stay here.
+        /// Local memory.
         local: ByteSize,
         /// The guest's memory.
         memory: ByteSize,
     },
-    /// More stays here than there can ever be.
+    /// Local memory exceeds the largest possible guest memory.
     #[error(
         "--local-memory {local} is more than --memory {memory} and --hotplug-memory {hotplug}, {limit} together; lower the one or raise one of the others"
     )]
     LocalAboveAllMemory {
-        /// What was to stay here.
+        /// Local memory.
         local: ByteSize,
         /// The guest's memory at its start.
         memory: ByteSize,
-        /// What may be added.
+        /// The limit of added memory.
         hotplug: ByteSize,
-        /// Both.
+        /// The sum.
         limit: ByteSize,
     },
-    /// Nothing would be remote, so there is nothing to measure.
+    /// No page would be remote, so there is nothing to measure.
     #[error(
         "--local-memory {local} is not less than --memory {memory}, so no page would be remote; lower the one or raise the other"
     )]
     NothingRemote {
-        /// What may be resident.
+        /// Local memory.
         local: ByteSize,
-        /// What is touched.
+        /// Memory that is accessed.
         memory: ByteSize,
     },
-    /// A part of the memory has no place to be.
+    /// A part of the memory has no home.
     #[error(
         "--local-memory {local} leaves {missing} of the guest's {memory} without a home; add --donor HOST:PORT, or raise --local-memory to {memory}"
     )]
     NoDonor {
-        /// What stays here.
+        /// Local memory.
         local: ByteSize,
         /// The guest's memory.
         memory: ByteSize,
-        /// What has no home.
+        /// Memory without a home.
         missing: ByteSize,
     },
-    /// It is not said how the memory is to be divided.
+    /// The division of the memory is not specified.
     #[error(
         "with --donor it must be said how much of the guest's {memory} stays here; add --local-memory SIZE, or memory=SIZE to every donor"
     )]
@@ -194,19 +193,19 @@ pub enum ValidationError {
         /// The guest's memory.
         memory: ByteSize,
     },
-    /// Local memory and what donors are asked for do not make up the guest.
+    /// Local memory and the requested loans are less than the guest's memory.
     #[error(
         "the guest's {memory} is more than --local-memory {local} and the {lent} asked of donors; raise one of these or lower --memory"
     )]
     DonorsTooSmall {
         /// The guest's memory.
         memory: ByteSize,
-        /// What stays here.
+        /// Local memory.
         local: ByteSize,
-        /// What the donors are asked for.
+        /// Sum of the requested loans.
         lent: ByteSize,
     },
-    /// The same donor twice.
+    /// Two donors have the same address.
     #[error("donor {second} is the same as {first}, at {address}; name each donor once")]
     DuplicateDonor {
         /// The first of them.
@@ -221,29 +220,29 @@ pub enum ValidationError {
         "too many donors: {count} given, {DONORS_MAX} is the limit; ask fewer for more memory each"
     )]
     TooManyDonors {
-        /// How many were given.
+        /// Number of donors.
         count: usize,
     },
-    /// More virtio devices than there are places for.
+    /// More virtio devices than the machine supports.
     #[error(
         "too many virtio devices: {disks} disk(s), {nets} network card(s) and {others} other(s) given, {limit} in all is the limit; give fewer --disk or --net, or leave away others with --balloon off or --rng off"
     )]
     TooManyDevices {
-        /// How many disks were given.
+        /// Number of disks.
         disks: usize,
-        /// How many network cards were given.
+        /// Number of network cards.
         nets: usize,
-        /// How many others there are.
+        /// Number of other devices.
         others: usize,
-        /// How many places there are.
+        /// The limit.
         limit: usize,
     },
-    /// Donors were named for a transport that has none.
+    /// Donors were named for a transport without donors.
     #[error(
         "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"
     )]
     LoopbackWithDonor,
-    /// A fingerprint that nobody would look at.
+    /// A fingerprint for a transport that does not check it.
     #[error(
         "donor {address} is given with a fingerprint, which only --transport udp compares; add that, or remove fingerprint="
     )]
@@ -251,22 +250,22 @@ pub enum ValidationError {
         /// The donor.
         address: HostPort,
     },
-    /// Two ways to guard pages.
+    /// Two mechanisms to protect pages.
     #[error(
         "--checksum is for pages that travel by TCP or UDP; those that are read by RDMA have the CRC-32 of the adapters; remove --checksum, or use --transport tcp"
     )]
     RdmaWithChecksum,
-    /// A command that would run again and again.
+    /// A command that would run repeatedly.
     #[error(
         "--exec runs its command once, and --on-reboot restart would boot its guest again; remove one of them"
     )]
     ExecWithRestart,
-    /// Donors of a benchmark are on no network.
+    /// The donors of a benchmark are not on a network.
     #[error(
         "--transport {0} needs a second host, and donors of this benchmark are in its process; use --transport tcp, udp or loopback, or `ssi-hv bench transport --donor HOST:PORT` with a node of another host"
     )]
     BenchByRdma(&'static str),
-    /// A port that nobody can listen on.
+    /// A port that cannot be used.
     #[error("donor {address} has port 0; give the port that the donor printed when it started")]
     PortZero {
         /// The address.
@@ -279,10 +278,10 @@ pub enum ValidationError {
         what: &'static str,
         /// The address.
         address: HostPort,
-        /// Why not.
+        /// Its error.
         source: io::Error,
     },
-    /// An address that others can reach, without leave.
+    /// An address beyond this host without permission.
     #[error(
         "{what} {address} is not a loopback address, and pages travel without authentication or encryption: any host on that network can read and change the guest's memory; add --insecure to accept that"
     )]
@@ -292,21 +291,22 @@ pub enum ValidationError {
         /// The address.
         address: HostPort,
     },
-    /// A value that is planned and not there yet.
+    /// A value that is planned.
     #[error("{setting} is not there yet in this build; {instead}")]
     NotThereYet {
         /// The flag and its value.
         setting: &'static str,
-        /// What to use meanwhile.
+        /// The present alternative.
         instead: &'static str,
     },
 }
 
-/// Resolves an address, and refuses one beyond this host unless that was allowed.
+/// Resolves an address, and rejects one beyond this host unless `insecure` is set.
 ///
 /// # Errors
 ///
-/// If the name has no address, or one of its addresses is not loopback and `insecure` is false.
+/// Fails if the name has no address, or one of its addresses is not loopback and `insecure` is
+/// false.
 pub(crate) fn resolve_permitted(
     what: &'static str,
     address: &HostPort,
@@ -377,7 +377,7 @@ pub(crate) fn check_range(
     })
 }
 
-/// Checks that there is a CPU for each of `cpus` vCPUs, and that this process may use each.
+/// Checks that each of `cpus` vCPUs has a host CPU that this process may use.
 pub(crate) fn check_pinning(pinning: &CpuList, cpus: u32) -> Result<(), ValidationError> {
     let named = pinning.0.len();
     if u32::try_from(named) != Ok(cpus) {
@@ -393,10 +393,10 @@ pub(crate) fn check_pinning(pinning: &CpuList, cpus: u32) -> Result<(), Validati
     }
 }
 
-/// Checks that a kernel can be given these parameters, beside so many bytes of others. Few kernels take
-/// less than the limit; with those it is found out when they are loaded.
+/// Checks that a kernel accepts these parameters in addition to `others` bytes. Few kernels have a
+/// lower limit, which is detected when they are loaded.
 pub(crate) fn check_cmdline(cmdline: &str, others: usize) -> Result<(), ValidationError> {
-    // With a zero at its end.
+    // The limit includes a terminating zero.
     let limit = usize::try_from(CMDLINE_BYTES_MAX - 1).unwrap_or(usize::MAX);
     let limit = limit.saturating_sub(others);
     let bytes = cmdline.len();
@@ -410,7 +410,7 @@ pub(crate) fn check_cmdline(cmdline: &str, others: usize) -> Result<(), Validati
     }
 }
 
-/// Checks that a command can be given to a guest.
+/// Checks that a command can be passed to a guest.
 pub(crate) fn check_command(command: &str) -> Result<(), ValidationError> {
     let found = match command.len() {
         0 => "no command".to_owned(),

@@ -1,4 +1,4 @@
-//! Sockets between guest and host as people write them: `cid=N,path=SOCKET`.
+//! Sockets between guest and host in textual form: `cid=N,path=SOCKET`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ pub struct VsockArg {
     pub path: PathBuf,
 }
 
-/// Why a text is neither.
+/// A text that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseVsockError {
     /// There is no address, or it is none that a guest can have.
@@ -35,10 +35,10 @@ pub enum ParseVsockError {
         /// What was given.
         text: String,
     },
-    /// Something is not an option, or is there twice.
+    /// An option is unknown or repeated.
     #[error("`{option}` is not an option of a vsock, or not twice; write cid=N,path=SOCKET")]
     Option {
-        /// The part that is not known.
+        /// The invalid part.
         option: String,
     },
 }
