@@ -10,10 +10,9 @@ pub const PAGE_SHIFT: u32 = 12;
 /// The bytes of one page.
 pub type PageBytes = [u8; PAGE_SIZE];
 
-/// Most pages a guest-physical address space may span: 2^32 - 1, just under 16 TiB.
+/// Limit of pages in a guest-physical address space: 2^32 - 1, just under 16 TiB.
 ///
-/// A page number has to fit the 32-bit queue link of the page map, whose value 0 means
-/// "no page".
+/// A page number must fit the 32-bit queue link of the page map, whose value 0 means "no page".
 pub const PAGES_MAX: u64 = u32::MAX as u64;
 
 /// The number of a guest-physical page: its guest-physical address divided by [`PAGE_SIZE`].
@@ -21,31 +20,32 @@ pub const PAGES_MAX: u64 = u32::MAX as u64;
 pub struct PageIndex(u32);
 
 impl PageIndex {
-    /// The page with this number.
+    /// Creates the index of a page with this number.
     #[must_use]
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
 
-    /// The page that holds a guest-physical address (in bytes), or `None` past [`PAGES_MAX`].
+    /// Returns the page that contains a guest-physical address (in bytes), or `None` past
+    /// [`PAGES_MAX`].
     #[must_use]
     pub fn containing(address: u64) -> Option<Self> {
         u32::try_from(address >> PAGE_SHIFT).ok().map(Self)
     }
 
-    /// The page's number.
+    /// Returns the page's number.
     #[must_use]
     pub const fn number(self) -> u32 {
         self.0
     }
 
-    /// The guest-physical address (in bytes) of the page's first byte.
+    /// Returns the guest-physical address (in bytes) of the page's first byte.
     #[must_use]
     pub const fn address(self) -> u64 {
         (self.0 as u64) << PAGE_SHIFT
     }
 
-    /// The page's number as an index into an array.
+    /// Returns the page's number as an index into an array.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -63,36 +63,36 @@ impl fmt::Display for PageIndex {
 pub struct PageRange {
     /// The first page.
     pub first: PageIndex,
-    /// How many pages; may be zero.
+    /// Number of pages; may be zero.
     pub count: u32,
 }
 
 impl PageRange {
-    /// The `count` pages from `first` on.
+    /// Creates the range of `count` pages from `first` on.
     #[must_use]
     pub const fn new(first: PageIndex, count: u32) -> Self {
         Self { first, count }
     }
 
-    /// The number after the last page's.
+    /// Returns the number after that of the last page.
     #[must_use]
     pub fn end(self) -> u64 {
         u64::from(self.first.number()) + u64::from(self.count)
     }
 
-    /// The length in bytes.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn bytes(self) -> u64 {
         u64::from(self.count) << PAGE_SHIFT
     }
 
-    /// Whether `page` is in the range.
+    /// Returns whether `page` is in the range.
     #[must_use]
     pub fn contains(self, page: PageIndex) -> bool {
         page >= self.first && u64::from(page.number()) < self.end()
     }
 
-    /// The range's first `count` pages and the rest of it.
+    /// Returns the range's first `count` pages and the rest of it.
     #[must_use]
     pub fn split_at(self, count: u32) -> (Self, Self) {
         let count = count.min(self.count);
@@ -103,23 +103,23 @@ impl PageRange {
         )
     }
 
-    /// Every page of the range in order.
+    /// Iterates over the pages of the range in order.
     pub fn iter(self) -> impl Iterator<Item = PageIndex> {
         let first = self.first.number();
         (0..self.count).map(move |offset| PageIndex::new(first + offset))
     }
 }
 
-/// Whether every byte of the page is zero.
+/// Returns whether every byte of the page is zero.
 #[must_use]
 pub fn is_zero(page: &PageBytes) -> bool {
     let (before, words, after) = as_words(page);
     words.iter().all(|&word| word == 0) && before.iter().chain(after).all(|&byte| byte == 0)
 }
 
-/// The page as wide words, which the compiler compares many at a time.
+/// Converts the page to wide words, of which the compiler compares many at a time.
 fn as_words(page: &PageBytes) -> (&[u8], &[u128], &[u8]) {
-    // SAFETY: every bit pattern is a valid u128, and `align_to` keeps the alignment right.
+    // SAFETY: every bit pattern is a valid u128, and `align_to` preserves the alignment.
     unsafe { page.align_to::<u128>() }
 }
 

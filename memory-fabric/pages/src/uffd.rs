@@ -1,9 +1,9 @@
 //! userfaultfd: the only file that makes its ioctls.
 //!
-//! The `userfaultfd` crate creates the descriptor, registers ranges and decodes events. It
-//! lacks write protection in COPY and CONTINUE, loses the error code of a refused COPY, and
-//! has no name for some features; those calls are made here on its descriptor, with the
-//! structures of `include/uapi/linux/userfaultfd.h`.
+//! The `userfaultfd` crate creates the descriptor, registers ranges and decodes events. It lacks
+//! write protection in COPY and CONTINUE, loses the error code of a failed COPY, and has no name
+//! for some features; those calls are made here on its descriptor, with the structures of
+//! `include/uapi/linux/userfaultfd.h`.
 
 use crate::page::{PAGE_SIZE, PageBytes};
 use std::io;
@@ -21,7 +21,7 @@ mod feature {
     pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 }
 
-/// The features that guest memory cannot do without, with the kernel that brought each.
+/// The required features, each with the kernel version that introduced it.
 pub const REQUIRED_FEATURES: [(u64, &str); 4] = [
     (feature::PAGEFAULT_FLAG_WP, "write protection (5.7)"),
     (
@@ -35,7 +35,7 @@ pub const REQUIRED_FEATURES: [(u64, &str); 4] = [
     ),
 ];
 
-/// Why there is no userfaultfd here.
+/// Why no userfaultfd can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UffdError {
     /// It could not be created.
@@ -44,30 +44,30 @@ pub enum UffdError {
          access to /dev/userfaultfd or the capability CAP_SYS_PTRACE"
     )]
     Create(#[source] userfaultfd::Error),
-    /// The kernel is too old.
+    /// The kernel lacks a feature.
     #[error("this kernel's userfaultfd lacks {0}; Linux 5.19 is the floor, 6.4 or newer is wanted")]
     Lacks(String),
-    /// A range was not accepted.
+    /// A range could not be registered.
     #[error("userfaultfd did not accept {bytes} bytes of guest memory")]
     Register {
         /// Length of the range.
         bytes: usize,
-        /// Why.
+        /// Its error.
         #[source]
         source: userfaultfd::Error,
     },
 }
 
-/// Features of the kernel's userfaultfd, without creating one for guest memory.
+/// Returns the features of the kernel's userfaultfd, without creating one for guest memory.
 ///
 /// # Errors
 ///
-/// When the descriptor cannot be created: no permission, or no userfaultfd.
+/// Fails when the descriptor cannot be created: no permission, or no userfaultfd.
 pub fn probe_features() -> io::Result<u64> {
     let uffd = builder().create().map_err(into_io)?;
     drop(uffd);
-    // The handshake can be made once a descriptor and the crate keeps its answer to itself,
-    // so ask again on a fresh one for each feature: the kernel refuses what it lacks.
+    // A descriptor allows one handshake, whose answer the crate does not expose. Each feature is
+    // therefore requested on a new descriptor: the kernel rejects those that it lacks.
     let mut features = 0;
     for bit in 0..u64::BITS {
         let wanted = FeatureFlags::from_bits_retain(1 << bit);
@@ -96,32 +96,32 @@ fn builder() -> UffdBuilder {
     builder
 }
 
-/// A fault that waits to be served.
+/// A fault to be served.
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
     /// The address in the guest view.
     pub address: usize,
     /// Whether the access is a write.
     pub write: bool,
-    /// Whether the page is mapped but write-protected. A hint: it may be out of date.
+    /// Whether the page is mapped but write-protected. A hint: it may be outdated.
     pub write_protected: bool,
-    /// The thread that waits. Of a vCPU, the one that runs it.
+    /// The waiting thread. For a vCPU, the one that runs it.
     pub thread: u32,
 }
 
-/// What became of a request to map a page.
+/// Result of mapping a page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mapped {
-    /// The page was mapped and those who waited were woken.
+    /// The page was mapped, and its waiters were woken.
     Now,
-    /// It was mapped already; nobody was woken.
+    /// It was mapped already; no waiter was woken.
     Already,
 }
 
-/// How a page is mapped.
+/// Protection of a mapping.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Protection {
-    /// Reads and writes go on.
+    /// Reads and writes proceed.
     Writable,
     /// The next write faults.
     WriteProtected,
@@ -161,9 +161,9 @@ const _: () = assert!(size_of::<Copy>() == 40);
 const _: () = assert!(size_of::<RangeMode>() == 32);
 const _: () = assert!(size_of::<WriteProtect>() == 24);
 
-/// `_IOWR(0xAA, number, size)`, or `_IOR` without the write bit.
+/// Computes `_IOWR(0xAA, number, size)`, or `_IOR` without the write bit.
 const fn request(direction: u32, number: u32, size: usize) -> u32 {
-    // The sizes are the four above: far below the 14 bits there are.
+    // The sizes are the four above: far below the 14 bits available.
     #[allow(clippy::cast_possible_truncation)]
     let size = size as u32;
     (direction << 30) | (size << 16) | (0xAA << 8) | number
@@ -177,7 +177,7 @@ const UFFDIO_CONTINUE: u32 = request(3, 0x07, size_of::<RangeMode>());
 const COPY_MODE_WP: u64 = 1 << 1;
 const CONTINUE_MODE_WP: u64 = 1 << 1;
 
-/// How often a call is repeated that the kernel refuses while the address space changes.
+/// Limit of retries while the kernel refuses a call because the address space is changing.
 const BUSY_RETRIES_MAX: u32 = 1_000_000;
 
 /// A userfaultfd for the guest view.
@@ -187,7 +187,7 @@ pub struct Uffd {
 }
 
 impl Uffd {
-    /// A descriptor with the features that guest memory needs.
+    /// Creates a descriptor with the required features.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl Uffd {
     ///
     /// # Errors
     ///
-    /// When the kernel refuses it.
+    /// Fails when the kernel refuses it.
     pub fn register(&self, start: *mut u8, bytes: usize) -> Result<(), UffdError> {
         /// `UFFDIO_REGISTER_MODE_MINOR`.
         const MINOR: u64 = 1 << 2;
@@ -220,9 +220,9 @@ impl Uffd {
             .map_err(|source| UffdError::Register { bytes, source })
     }
 
-    /// Whether CONTINUE can map a page write-protected (6.4 or newer), found by trying it on
-    /// a range that is not registered: a kernel that knows the mode looks for the range and
-    /// answers ENOENT, an older one refuses the mode with EINVAL.
+    /// Returns whether CONTINUE can map a page write-protected (6.4 or newer). It is tried on a
+    /// range that is not registered: a kernel that supports the mode looks for the range and
+    /// returns ENOENT, an older one rejects the mode with EINVAL.
     #[must_use]
     pub fn can_continue_write_protected(&self) -> bool {
         let Ok(probe) = fabric_host::Mapping::anonymous(PAGE_SIZE) else {
@@ -241,11 +241,11 @@ impl Uffd {
         result.is_err_and(|error| error.raw_os_error() == Some(libc::ENOENT))
     }
 
-    /// Faults that wait now, up to the buffer's size, given to `serve` one by one.
+    /// Reads the pending faults, up to the buffer's size, and passes each to `serve`.
     ///
     /// # Errors
     ///
-    /// When the descriptor fails.
+    /// Fails when the descriptor fails.
     pub fn read_faults(
         &self,
         buffer: &mut EventBuffer,
@@ -254,7 +254,7 @@ impl Uffd {
         let mut count = 0;
         for event in self.inner.read_events(buffer).map_err(into_io)? {
             let event = event.map_err(into_io)?;
-            // No other kind of event was asked for.
+            // No other kind of event was requested.
             if let Event::Pagefault {
                 kind,
                 rw,
@@ -274,12 +274,11 @@ impl Uffd {
         Ok(count)
     }
 
-    /// Makes a page of the guest view that has no bytes yet, with these, maps it and wakes
-    /// those who wait for it.
+    /// Fills a page of the guest view that has no bytes yet, maps it and wakes its waiters.
     ///
     /// # Errors
     ///
-    /// EEXIST when the page has bytes, and what the kernel says otherwise.
+    /// EEXIST when the page has bytes, and the kernel's other errors.
     pub fn copy(&self, page: *mut u8, bytes: &PageBytes, protection: Protection) -> io::Result<()> {
         self.while_busy(|uffd| {
             let mut call = Copy {
@@ -293,18 +292,18 @@ impl Uffd {
                 },
                 copied: 0,
             };
-            // SAFETY: layout asserted above; the source is a borrowed page; the kernel
-            // refuses a destination that is not registered.
+            // SAFETY: layout asserted above; the source is a borrowed page; the kernel rejects a
+            // destination that is not registered.
             unsafe { uffd.ioctl(UFFDIO_COPY, &raw mut call) }
         })
     }
 
-    /// Makes `count` pages of zeros from `first` on, as [`Self::copy`] does. They are writable.
-    /// Gives how many: fewer where the next one has bytes already.
+    /// Fills `count` pages from `first` on with zeroes, as [`Self::copy`] does. They are writable.
+    /// Returns how many: fewer if the next one has bytes already.
     ///
     /// # Errors
     ///
-    /// What the kernel says; pages before the one that failed are made.
+    /// The kernel's errors; pages before the failing one are filled.
     pub fn zero(&self, first: *mut u8, count: usize) -> io::Result<usize> {
         let start = first.addr() as u64;
         let end = start + (count * PAGE_SIZE) as u64;
@@ -319,9 +318,9 @@ impl Uffd {
                 mode: 0,
                 done: 0,
             };
-            // SAFETY: layout asserted above; the kernel refuses what is not registered.
+            // SAFETY: layout asserted above; the kernel rejects ranges that are not registered.
             let result = unsafe { uffd.ioctl(UFFDIO_ZEROPAGE, &raw mut call) };
-            // Interrupted half way it says how far it came, and is called for the rest.
+            // An interrupted call returns how far it came, and is repeated for the rest.
             next.set(next.get() + u64::try_from(call.done).unwrap_or(0));
             if next.get() == end { Ok(()) } else { result }
         });
@@ -331,11 +330,11 @@ impl Uffd {
         }
     }
 
-    /// Maps a page whose bytes are in the memfd and wakes those who wait for it.
+    /// Maps a page whose bytes are in the memfd and wakes its waiters.
     ///
     /// # Errors
     ///
-    /// EFAULT when the page has no bytes, and what the kernel says otherwise.
+    /// EFAULT when the page has no bytes, and the kernel's other errors.
     pub fn map_existing(&self, page: *mut u8, protection: Protection) -> io::Result<Mapped> {
         let mode = if protection == Protection::WriteProtected {
             CONTINUE_MODE_WP
@@ -344,7 +343,7 @@ impl Uffd {
         };
         let result = self.while_busy(|uffd| {
             let mut call = range_mode(page, mode);
-            // SAFETY: layout asserted above; the kernel refuses what is not registered.
+            // SAFETY: layout asserted above; the kernel rejects ranges that are not registered.
             unsafe { uffd.ioctl(UFFDIO_CONTINUE, &raw mut call) }
         });
         match result {
@@ -354,12 +353,11 @@ impl Uffd {
         }
     }
 
-    /// Maps `count` pages from `first` on whose bytes are in the memfd, and wakes those who wait
-    /// for them.
+    /// Maps `count` pages from `first` on whose bytes are in the memfd, and wakes their waiters.
     ///
     /// # Errors
     ///
-    /// As for [`Self::map_existing`]; pages before the one that failed are mapped.
+    /// As for [`Self::map_existing`]; pages before the failing one are mapped.
     pub fn map_existing_run(
         &self,
         first: *mut u8,
@@ -384,16 +382,16 @@ impl Uffd {
                     mode,
                     done: 0,
                 };
-                // SAFETY: layout asserted above; the kernel refuses what is not registered.
+                // SAFETY: layout asserted above; the kernel rejects ranges that are not registered.
                 let result = unsafe { uffd.ioctl(UFFDIO_CONTINUE, &raw mut call) };
-                // Stopped half way it says how far it came, and is called for the rest.
+                // An interrupted call returns how far it came, and is repeated for the rest.
                 next.set(next.get() + u64::try_from(call.done).unwrap_or(0));
                 if next.get() == end { Ok(()) } else { result }
             });
             match result {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
-                    // This one is mapped already; who waits for it has to be woken.
+                    // This page is mapped already, but its waiters must be woken.
                     let page = first.wrapping_add(usize::try_from(next.get() - start).unwrap_or(0));
                     self.wake(page)?;
                     next.set(next.get() + PAGE_SIZE as u64);
@@ -404,34 +402,34 @@ impl Uffd {
         Ok(())
     }
 
-    /// Ends a page's write protection, if it is mapped, and wakes those who wait for it.
+    /// Removes a page's write protection, if it is mapped, and wakes its waiters.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's errors.
     pub fn allow_writes(&self, page: *mut u8) -> io::Result<()> {
         self.while_busy(|uffd| {
             let mut call = WriteProtect {
                 range: range_of(page),
                 mode: 0,
             };
-            // SAFETY: layout asserted above; the kernel refuses what is not registered.
+            // SAFETY: layout asserted above; the kernel rejects ranges that are not registered.
             unsafe { uffd.ioctl(UFFDIO_WRITEPROTECT, &raw mut call) }
         })
     }
 
-    /// Wakes those who wait for a page that is mapped.
+    /// Wakes the waiters of a mapped page.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's errors.
     pub fn wake(&self, page: *mut u8) -> io::Result<()> {
         let mut call = range_of(page);
         // SAFETY: layout asserted above.
         unsafe { self.ioctl(UFFDIO_WAKE, &raw mut call) }
     }
 
-    /// Repeats a call that is refused because the address space changes just now.
+    /// Repeats a call that fails because the address space is changing.
     fn while_busy(&self, call: impl Fn(&Self) -> io::Result<()>) -> io::Result<()> {
         for _ in 0..BUSY_RETRIES_MAX {
             match call(self) {
@@ -446,7 +444,7 @@ impl Uffd {
     ///
     /// `argument` must be the structure that `request` takes.
     unsafe fn ioctl<T>(&self, request: u32, argument: *mut T) -> io::Result<()> {
-        // SAFETY: the descriptor is open; the caller vouches for the argument.
+        // SAFETY: the descriptor is open; the caller guarantees that the argument is valid.
         let result = unsafe {
             libc::ioctl(
                 self.inner.as_raw_fd(),

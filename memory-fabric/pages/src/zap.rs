@@ -1,8 +1,8 @@
-//! Unmapping scattered pages of the guest view in few calls.
+//! Unmaps scattered pages of the guest view in few calls.
 //!
-//! Each call that unmaps interrupts the other processors, to have them forget what was mapped.
-//! Linux 6.13 and later take many ranges in one `process_madvise` of the own process, and
-//! interrupt once for all of them; before that each range takes a call.
+//! Each call that unmaps interrupts the other CPUs to flush their TLBs. Linux 6.13 and later accept
+//! many ranges in one `process_madvise` of the calling process, and interrupt once for all of them;
+//! before that each range takes a call.
 
 use crate::guest_memory::GuestMemory;
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -12,15 +12,15 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 /// Ranges unmapped in one call.
 const RANGES_MAX: usize = 64;
 
-/// Ranges of pages that are to be unmapped.
+/// Ranges of pages to unmap.
 #[derive(Debug)]
 pub struct Zapper {
-    /// This process, where the kernel takes many ranges at once.
+    /// This process, if the kernel accepts many ranges at once.
     process: Option<OwnedFd>,
     ranges: Vec<PageRange>,
 }
 
-/// Why a page could not be unmapped.
+/// An error of unmapping a page.
 #[derive(Debug)]
 pub struct ZapError {
     /// The page.
@@ -36,7 +36,7 @@ impl Default for Zapper {
 }
 
 impl Zapper {
-    /// A zapper without pages, which unmaps many ranges at once where the kernel can.
+    /// Creates an empty zapper, which unmaps many ranges at once if the kernel can.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -45,7 +45,7 @@ impl Zapper {
         }
     }
 
-    /// Adds a page. It is mapped until [`Self::flush`], or until there are too many to wait.
+    /// Adds a page. It stays mapped until [`Self::flush`], or until the limit of ranges is reached.
     pub fn add(&mut self, memory: &GuestMemory, page: PageIndex) -> Result<(), ZapError> {
         if let Some(last) = self.ranges.last_mut()
             && last.end() == u64::from(page.number())
@@ -60,7 +60,7 @@ impl Zapper {
         Ok(())
     }
 
-    /// Unmaps what was added; the bytes stay in the file.
+    /// Unmaps the added pages; their bytes stay in the file.
     pub fn flush(&mut self, memory: &GuestMemory) -> Result<(), ZapError> {
         let result = self.unmap(memory);
         self.ranges.clear();
@@ -73,7 +73,7 @@ impl Zapper {
         {
             return Ok(());
         }
-        // What is unmapped already stays so.
+        // Unmapping a page again is harmless.
         for range in &self.ranges {
             let zapped = memory.zap(range.first, range.count as usize);
             zapped.map_err(|source| ZapError {
@@ -86,19 +86,19 @@ impl Zapper {
 }
 
 fn this_process() -> Option<OwnedFd> {
-    // SAFETY: the call takes a process and flags, and gives a new descriptor.
+    // SAFETY: the call takes a process id and flags, and returns a new descriptor.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
     let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-    // SAFETY: it is new and ours.
+    // SAFETY: the descriptor is new and ours.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether the kernel lets a process unmap its own memory by this call.
+/// Returns whether the kernel lets a process unmap its own memory by this call.
 fn takes_many(process: &OwnedFd) -> bool {
     advise(process, &[]) == 0
 }
 
-/// False when the kernel did not do all of it.
+/// Returns false unless the kernel unmapped everything.
 fn unmap_together(process: &OwnedFd, memory: &GuestMemory, ranges: &[PageRange]) -> bool {
     let nothing = libc::iovec {
         iov_base: std::ptr::null_mut(),
@@ -116,7 +116,7 @@ fn unmap_together(process: &OwnedFd, memory: &GuestMemory, ranges: &[PageRange])
     usize::try_from(advise(process, &vectors[..ranges.len()])) == Ok(bytes)
 }
 
-/// `process_madvise` with `MADV_DONTNEED`: how many bytes were unmapped, or -1.
+/// Calls `process_madvise` with `MADV_DONTNEED`: returns the number of unmapped bytes, or -1.
 fn advise(process: &OwnedFd, vectors: &[libc::iovec]) -> libc::c_long {
     // SAFETY: the ranges are in the guest view, which is a shared mapping of a file: unmapping
     // its pages loses no bytes.
@@ -142,16 +142,16 @@ mod tests {
     fn unmaps_what_was_added_and_nothing_else(mut zapper: Zapper) {
         let memory = GuestMemory::new(PAGES as usize * PAGE_SIZE).expect("a small memory");
         for number in 0..PAGES {
-            // SAFETY: inside the view, which nobody else has.
+            // SAFETY: inside the view, which nothing else accesses.
             unsafe { memory.guest_page(PageIndex::new(number)).write_volatile(7) };
         }
-        // More ranges than one call takes, of one page and of two.
+        // More ranges than one call accepts, of one page and of two.
         let is_added = |number: u32| number.is_multiple_of(5) || number % 10 == 1;
         for number in (0..PAGES).filter(|&number| is_added(number)) {
             zapper.add(&memory, PageIndex::new(number)).expect("added");
         }
         zapper.flush(&memory).expect("unmapped");
-        // All of them before any is touched: a touch maps neighbours along.
+        // All of them before any is touched: a touch maps neighbours as well.
         for page in (0..PAGES).map(PageIndex::new) {
             let left = !is_added(page.number());
             assert_eq!(is_mapped(memory.guest_page(page)), left, "{page}");
@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_the_kernel_refuses_is_unmapped_one_by_one() {
-        // A descriptor that is no process.
+        // A descriptor that is not a process.
         let refusing = std::fs::File::open("/dev/null").expect("a device");
         unmaps_what_was_added_and_nothing_else(Zapper {
             process: Some(refusing.into()),

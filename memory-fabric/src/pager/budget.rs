@@ -1,22 +1,22 @@
-//! How much memory may be here, and how much of it is held free.
+//! The budget of local memory, and the reserve of free pages in it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The largest part of a budget that is held free ahead of demand: 1 / so many.
+/// Largest part of a budget that is kept free ahead of demand, as a divisor.
 const RESERVE_SHARE_MAX: u64 = 8;
 
-/// How many pages at home elsewhere may be resident here, and how many are.
+/// The limit of resident pages with their home elsewhere, and their current number.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    /// Grows and shrinks with memory of this node that is added to the guest.
+    /// Changes with memory of this node that is added to the guest.
     limit: AtomicU64,
-    /// The limit without that. Added memory is at home here and never evicted, so what the evictor holds
-    /// free, and looks at for that, is a part of this.
+    /// The limit without added memory. Added memory has its home here and is never evicted, so the
+    /// evictor's reserve and the pages that it examines are fractions of this.
     cache: u64,
-    /// Pages that the evictor sees to being free, woken when fewer than half of them are.
+    /// Pages that the evictor keeps free; it is woken when fewer than half of them are.
     reserve: AtomicU64,
     reserve_min: u64,
-    /// How many times that is kept at the least; see [`Policy`](crate::policy::Policy).
+    /// Minimum multiple of the smallest reserve; see [`Policy`](crate::policy::Policy).
     reserve_factor: AtomicU64,
     used: AtomicU64,
     /// Whether a fault waits for a page to become free.
@@ -24,8 +24,8 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    /// A budget of `limit` pages. The evictor keeps between 1/32 and 1/16 of them free, but
-    /// at most 16 and 32 MiB, to begin with.
+    /// Creates a budget of `limit` pages. Initially the evictor keeps between 1/32 and 1/16 of them
+    /// free, but at most 16 and 32 MiB.
     pub fn new(limit: u64) -> Self {
         let reserve = ((limit / 32).clamp(1, 4096) * 2).min(limit);
         Self {
@@ -39,12 +39,11 @@ impl Budget {
         }
     }
 
-    /// Takes a page out of what is free. `None` when nothing is; otherwise whether the
-    /// evictor should be woken.
+    /// Takes a free page. Returns `None` when there is none; otherwise whether the evictor should
+    /// be woken.
     pub fn charge(&self) -> Option<bool> {
-        // SeqCst here and below: a fault that finds nothing free says that it waits before
-        // it looks again, and the evictor frees before it looks for waiters. One of them
-        // sees the other.
+        // SeqCst here and below: a fault without a free page sets `waiting` before it checks again,
+        // and the evictor frees pages before it reads `waiting`. One of them sees the other.
         let limit = self.limit();
         let charge = |used| (used < limit).then_some(used + 1);
         let result = self
@@ -55,7 +54,7 @@ impl Budget {
             .map(|before| limit - before - 1 < self.reserve() / 2)
     }
 
-    /// As [`Self::charge`], leaving word that somebody waits when nothing is free.
+    /// Like [`Self::charge`], and sets `waiting` when nothing is free.
     pub fn charge_or_wait(&self) -> Option<bool> {
         self.charge().or_else(|| {
             self.waiting.store(true, Ordering::SeqCst);
@@ -63,9 +62,8 @@ impl Budget {
         })
     }
 
-    /// Takes `pages` for what nobody has asked for yet: not from the last quarter of the reserve,
-    /// which is for faults. `None` when that is all there is; otherwise as for
-    /// [`Self::charge`].
+    /// Takes `pages` free pages for prefetching, except from the last quarter of the reserve, which
+    /// is for faults. Returns `None` when there are not enough; otherwise like [`Self::charge`].
     pub fn charge_ahead(&self, pages: u64) -> Option<bool> {
         let limit = self.limit();
         let most = limit.saturating_sub(self.reserve() / 4);
@@ -78,73 +76,73 @@ impl Budget {
             .map(|before| limit - before - pages < self.reserve() / 2)
     }
 
-    /// Most pages that nobody has asked for yet, while memory is short. Less than the budget,
-    /// so that there are others to evict when all of it is taken.
+    /// Returns the limit of untouched prefetched pages while memory is short. It is less than the
+    /// budget, so that other pages can be evicted when the budget is exhausted.
     pub fn ahead_max(&self) -> u64 {
         self.reserve_min.min(self.cache / 2)
     }
 
-    /// Gives pages back; true when somebody waits for one.
+    /// Frees pages; returns true when a fault waits for one.
     pub fn release(&self, pages: u64) -> bool {
         self.used.fetch_sub(pages, Ordering::SeqCst);
         self.waiting.swap(false, Ordering::SeqCst)
     }
 
-    /// Pages free now.
+    /// Returns the number of free pages.
     pub fn free(&self) -> u64 {
         self.limit().saturating_sub(self.used())
     }
 
-    /// Pages resident or on their way here.
+    /// Returns the number of pages that are resident or in transit to this node.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::SeqCst)
     }
 
-    /// Pages to free now, so that the reserve is full.
+    /// Returns the number of pages to free until the reserve is full.
     pub fn shortfall(&self) -> u64 {
         self.reserve().saturating_sub(self.free())
     }
 
-    /// Whether the reserve has fallen so low that the evictor should start.
+    /// Returns whether the reserve is so low that the evictor should start.
     pub fn is_low(&self) -> bool {
         self.free() < (self.reserve() / 2).max(1)
     }
 
-    /// Whether so much is free that pages may be made which nobody asked for.
+    /// Returns whether enough pages are free to fill untouched neighbours.
     pub fn is_plentiful(&self) -> bool {
         self.free() > self.reserve() * 2
     }
 
     pub fn limit(&self) -> u64 {
-        // Relaxed: what is charged against an old one is freed by the evictor.
+        // Relaxed: the evictor frees what is charged against an old limit.
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// How many pages may be here whose home is elsewhere.
+    /// Returns the limit of resident pages with their home elsewhere.
     pub fn cache(&self) -> u64 {
         self.cache
     }
 
-    /// So many pages more may be here from now on, of memory that was added and is at home here; true when
-    /// somebody waits for one.
+    /// Raises the limit by memory that was added and has its home here; returns true when a fault
+    /// waits for a page.
     pub fn grow(&self, pages: u64) -> bool {
         self.limit.fetch_add(pages, Ordering::SeqCst);
         self.waiting.swap(false, Ordering::SeqCst)
     }
 
-    /// So many pages fewer. More may be here for a while, until the evictor has freed them.
+    /// Lowers the limit. It may be exceeded until the evictor has freed the pages.
     pub fn shrink(&self, pages: u64) {
         self.limit.fetch_sub(pages, Ordering::SeqCst);
     }
 
-    /// Pages held free ahead of demand.
+    /// Returns the number of pages to keep free ahead of demand.
     pub fn reserve(&self) -> u64 {
         // Relaxed: a goal, not a promise.
         self.reserve.load(Ordering::Relaxed)
     }
 
-    /// Fits the reserve to how the last filling of it went: twice as much when faults had to
-    /// wait, a little less when even half was never touched.
+    /// Adapts the reserve after it was refilled: doubles it when faults had to wait, and reduces it
+    /// slightly when even half was never used.
     pub fn adapt_reserve(&self, faults_waited: bool, least_free: u64) {
         let now = self.reserve();
         let most = self.reserve_max();
@@ -159,7 +157,7 @@ impl Budget {
         self.reserve.store(next, Ordering::Relaxed);
     }
 
-    /// The evictor: keeps at least `factor` times the least reserve from now on.
+    /// For the evictor: sets the minimum multiple of the smallest reserve.
     pub fn set_reserve_factor(&self, factor: u64) {
         // Relaxed: only the evictor uses it.
         if self.reserve_factor.swap(factor, Ordering::Relaxed) != factor {
@@ -235,7 +233,7 @@ mod tests {
         let budget = Budget::new(64_000);
         let least = budget.reserve();
         budget.set_reserve_factor(2);
-        // 1 / 16 of the budget is the least, and 1 / 8 the most.
+        // 1/16 of the budget is the minimum, and 1/8 the maximum.
         let raised = budget.reserve();
         assert_eq!(raised, (least * 2).min(64_000 / RESERVE_SHARE_MAX));
         assert!(raised > least);
@@ -264,7 +262,7 @@ mod tests {
         assert_eq!(budget.charge_ahead(32), Some(true));
         assert!(budget.charge().is_some());
         assert_eq!(budget.free(), 63);
-        // The reserve grows, and with it what is kept for faults.
+        // The reserve grows, and with it the part for faults.
         budget.release(2000);
         budget.adapt_reserve(true, 0);
         assert_eq!(budget.charge_ahead(2000 + 63 - 127), None);

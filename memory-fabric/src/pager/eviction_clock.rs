@@ -1,4 +1,4 @@
-//! How long an evicted page was away, counted in evictions.
+//! The time between a page's eviction and its return, counted in evictions.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -6,31 +6,31 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct EvictionClock {
     now: AtomicU32,
-    /// A page evicted fewer evictions ago than this should have stayed.
+    /// Number of evictions within which a page's return shows that it should have stayed.
     recent: AtomicU32,
 }
 
 impl EvictionClock {
-    /// The evictor: the stamp of a page that is evicted now.
+    /// For the evictor: returns the stamp of a page that is evicted now.
     pub fn tick(&self) -> u32 {
-        // Relaxed here and below: the ranking tolerates a value that is slightly out of date.
+        // Relaxed here and below: the ranking tolerates slightly outdated values.
         self.now.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The evictor: the stamp of a page that is evicted without having been used. It counts as
-    /// evicted long ago.
+    /// For the evictor: returns the stamp of a page that is evicted unused. It counts as evicted
+    /// long ago.
     pub fn never_used(&self) -> u32 {
         self.now.load(Ordering::Relaxed).wrapping_sub(u32::MAX / 2)
     }
 
-    /// The evictor: sets how many pages are settled. A page that was away for fewer evictions
-    /// would still be here, had it been settled.
+    /// For the evictor: sets the number of settled pages. A page that returns after fewer evictions
+    /// would still be resident, had it been settled.
     pub fn set_recent(&self, settled: usize) {
         let recent = u32::try_from(settled).unwrap_or(u32::MAX);
         self.recent.store(recent, Ordering::Relaxed);
     }
 
-    /// Whether a page with this stamp was evicted recently.
+    /// Returns whether a page with this stamp was evicted recently.
     pub fn is_recent(&self, stamp: u32) -> bool {
         let away = self.now.load(Ordering::Relaxed).wrapping_sub(stamp);
         away < self.recent.load(Ordering::Relaxed)

@@ -1,37 +1,37 @@
-//! Whether a page that is read first will be written soon.
+//! Predicts whether a page that is read first will be written soon.
 //!
-//! A page that is mapped read-only costs one more fault when it is written after all; one that
-//! is mapped writable must be written back when it is evicted, changed or not. Neither is
-//! always better: so the pager tries, and does what the guest's recent pages say.
+//! A page that is mapped read-only costs one more fault when it is written after all; one that is
+//! mapped writable must be written back when it is evicted, changed or not. Neither is always
+//! better, so the pager runs trials, and follows the guest's recent pages.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages mapped read-only in one trial.
 const TRIAL: u32 = 512;
-/// Pages mapped writable at once after a trial that was mostly for nothing.
+/// Pages mapped writable at once after a failed trial.
 const TRUST: u32 = 8 * TRIAL;
-/// A trial fails when one of so many of its pages, or more, were written after all. A fault for
-/// writing keeps a vCPU waiting; a needless write-back takes bandwidth, but nobody waits.
+/// A trial fails when at least one of this many of its pages was written. A write fault delays a
+/// vCPU; a needless write-back takes bandwidth, but nothing waits for it.
 const WRITTEN_SHARE: u32 = 3;
 
-/// Decides how pages are mapped that were touched by a read, or nobody knows by what. Shared by
-/// the threads that map: they may decide at the same time, and then count a little wrong.
+/// Decides the protection of pages that were touched by a read, or by an unknown access. Shared by
+/// the threads that map; concurrent decisions may make the counts slightly wrong.
 #[derive(Debug, Default)]
 pub(crate) struct WriteForecast {
     /// Pages mapped read-only in this trial.
     tried: AtomicU32,
     /// Faults for writing on read-only pages in this trial.
     written: AtomicU32,
-    /// Pages still to be mapped writable at once.
+    /// Pages that are still to be mapped writable at once.
     trusted: AtomicU32,
 }
 
 impl WriteForecast {
-    /// Whether to map the next pages, which come in one go and of which one was only read,
-    /// writable at once.
+    /// Returns whether to map the next pages, which arrive in one run and of which one was only
+    /// read, writable at once.
     pub fn map_writable(&self, pages: u32) -> bool {
-        // Relaxed here and below: these are counts, and nothing hangs on their order.
+        // Relaxed here and below: these are counts whose order does not matter.
         let trusted = self.trusted.load(Relaxed);
         if trusted > 0 {
             self.trusted.store(trusted.saturating_sub(pages), Relaxed);
@@ -49,7 +49,7 @@ impl WriteForecast {
         false
     }
 
-    /// A page that was mapped read-only is written now.
+    /// Records that a page that was mapped read-only is written now.
     pub fn was_written(&self) {
         self.written.fetch_add(1, Relaxed);
     }
@@ -59,8 +59,8 @@ impl WriteForecast {
 mod tests {
     use super::*;
 
-    /// Serves so many read faults of a guest that writes every `nth` page that it has read;
-    /// gives how many were mapped writable at once.
+    /// Serves this many read faults of a guest that writes every `nth` page that it has read;
+    /// returns how many were mapped writable at once.
     fn writable_of(faults: u32, nth: u32, forecast: &WriteForecast) -> u32 {
         let mut writable = 0;
         for fault in 0..faults {

@@ -1,22 +1,22 @@
-//! Pages that the file has although their bytes are elsewhere, or nowhere.
+//! Pages that exist in the file although their bytes are elsewhere, or nowhere.
 //!
-//! A host can be set to make huge pages of shared memory where nobody asks for them. Then a write
-//! into the file may make pages of zeroes of neighbours that are remote or untouched, and a page
-//! that is freed stays, zeroed, when its huge page cannot be split just then. So what has to be
-//! made may be found to be there: it is written over, and mapped.
+//! A host can be configured to use huge pages for all shared memory. A write into the file may then
+//! create zero pages for neighbours that are remote or untouched, and a freed page stays, zeroed,
+//! when its huge page cannot be split at the moment. A page to be created may therefore already
+//! exist: it is overwritten and mapped.
 
 use super::{PagerError, Shared};
 use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
 use crate::uffd::{Mapped, Protection};
 use std::io;
 
-/// What failed when bytes cannot be put into the file.
+/// The failing operation when bytes cannot be written to the file.
 pub(super) const WRITING: &str = "writing into the memory file";
 
 static ZEROES: PageBytes = [0; PAGE_SIZE];
 
-/// Makes a page that the caller holds from these bytes, maps it, and wakes who waits for it. It is
-/// dirty already when it is to be writable.
+/// Fills a page that the caller holds, maps it, and wakes its waiters. If it is to be writable, it
+/// is already dirty.
 pub(super) fn make(
     shared: &Shared,
     page: PageIndex,
@@ -32,10 +32,10 @@ pub(super) fn make(
     }
 }
 
-/// Makes pages of zeroes that the caller holds, as [`make`] does. They are writable.
+/// Fills pages that the caller holds with zeroes, as [`make`] does. They are writable.
 pub(super) fn make_zero(shared: &Shared, run: PageRange) -> Result<(), PagerError> {
     for page in run.iter() {
-        // Writes from now on are not seen.
+        // Writes from now on do not fault.
         shared.map.entry(page).mark_dirty();
     }
     let mut rest = run;
@@ -52,15 +52,15 @@ pub(super) fn make_zero(shared: &Shared, run: PageRange) -> Result<(), PagerErro
     Ok(())
 }
 
-/// Gives a page that is in the file its bytes, and maps it. Nobody else has it mapped for writing:
-/// the caller holds it, and its bytes were not here.
+/// Overwrites a page that exists in the file, and maps it. It is not mapped writable: the caller
+/// holds it, and its bytes were not local.
 fn write_over(
     shared: &Shared,
     page: PageIndex,
     bytes: &PageBytes,
     protection: Protection,
 ) -> Result<(), PagerError> {
-    // There would be more such pages, each beyond the budget.
+    // Further writes would create more such pages, each beyond the budget.
     shared.memory.write_by_view();
     let written = shared.memory.write(page, bytes);
     written.map_err(failed(WRITING, page))?;
@@ -73,7 +73,7 @@ fn write_over(
     map_here(shared, page, protection)
 }
 
-/// Maps a page that the caller holds and whose bytes are in the file, and wakes who waits for it.
+/// Maps a page that the caller holds and whose bytes are in the file, and wakes its waiters.
 pub(super) fn map_here(
     shared: &Shared,
     page: PageIndex,
@@ -84,7 +84,7 @@ pub(super) fn map_here(
     if mapped.map_err(failed("CONTINUE", page))? == Mapped::Now {
         return Ok(());
     }
-    // Mapped meanwhile; the mapping may be protected still. Both calls wake.
+    // Mapped in the meantime, possibly still write-protected. Both calls wake the waiters.
     if protection == Protection::Writable {
         let allowed = shared.uffd.allow_writes(target);
         allowed.map_err(failed("WRITEPROTECT", page))?;

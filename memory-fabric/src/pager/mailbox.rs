@@ -1,6 +1,6 @@
-//! What the pager's threads send each other. Each thread has a *mailbox*, which any thread may
-//! put things into, and an *inbox*, which only that thread owns and empties. Both are made in a
-//! pair; the mailboxes are in [`Shared`](super::Shared), and each inbox moves into its thread.
+//! Communication between the pager's threads. Each thread has a *mailbox*, to which any thread may
+//! send, and an *inbox*, which only that thread owns and empties. They are created in pairs; the
+//! mailboxes are in [`Shared`](super::Shared), and each inbox moves into its thread.
 
 mod evictor;
 mod fault;
@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// Transport changes that wait: the requester of each waits for its end.
+/// Limit of waiting transport changes: each requester waits for its completion.
 const CHANGES_MAX: usize = 1;
 
-/// How long a thread may take to accept a transport.
+/// Timeout for a thread to accept a transport.
 const CHANGE_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// The part of a mailbox that every thread has: its wake-up, and changes of its transports.
+/// The common part of a mailbox: the thread's wake-up, and changes of its transports.
 #[derive(Debug)]
 pub(crate) struct Port {
     wake: Arc<EventFd>,
@@ -60,7 +60,7 @@ impl Port {
         let _ = self.wake.write(1);
     }
 
-    /// What connections write to when the thread has something to do.
+    /// Returns the eventfd that connections signal when the thread has work.
     pub(crate) fn event_fd(&self) -> &EventFd {
         &self.wake
     }
@@ -89,7 +89,7 @@ impl PortInbox {
         self.wake.as_raw_fd()
     }
 
-    /// Resets the wake-up. The thread looks at everything it may have been woken for afterwards.
+    /// Resets the wake-up. Afterwards the thread checks everything that may have woken it.
     fn clear_wake(&self) {
         // EAGAIN means that nothing woke the thread.
         let _ = self.wake.read();

@@ -1,16 +1,16 @@
-//! Queues of pages, linked through the page map: no memory of their own, whatever their length.
+//! Queues of pages, linked through the page map: they need no memory of their own.
 //!
-//! A page whose bytes are here is in exactly one place: the arrivals (of three kinds: touched,
-//! returned soon after its eviction, and prefetched), one of the evictor's queues, or the
-//! evictor's table of write-backs. A fault or a discard that cancels an eviction leaves the page
-//! where it is; a flag in the page's state word says that it is in one of these places.
+//! A page with local bytes is in exactly one place: the arrivals (of three kinds: touched, returned
+//! soon after its eviction, and prefetched), one of the evictor's queues, or the evictor's table of
+//! write-backs. A fault or a discard that cancels an eviction leaves the page where it is; a flag
+//! in the page's state word shows that it is in one of these places.
 
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Pages that became resident, on their way to the evictor: a stack that many threads push to and
-/// one takes as a whole, so that no page is taken while it is pushed.
+/// Pages that became resident, on their way to the evictor: a stack to which many threads push and
+/// which one thread takes as a whole, so that no page is taken while it is pushed.
 #[derive(Debug, Default)]
 pub(super) struct Arrivals {
     /// The newest page's number plus one, or 0.
@@ -18,13 +18,13 @@ pub(super) struct Arrivals {
 }
 
 impl Arrivals {
-    /// Adds a page that the caller has listed: it is in no queue, and nobody else adds it.
+    /// Adds a page that the caller has listed: it is in no queue, and no other thread adds it.
     pub(super) fn push(&self, map: &PageMap, page: PageIndex) {
         let entry = map.entry(page);
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
             entry.set_link(head.checked_sub(1).map(PageIndex::new));
-            // Release: the link is seen by whoever takes the stack.
+            // Release: the link is visible to the thread that takes the stack.
             match self.head.compare_exchange_weak(
                 head,
                 page.number() + 1,
@@ -48,7 +48,7 @@ impl Arrivals {
         let newest = next;
         let mut oldest = None;
         let mut count = 0;
-        // Turn the stack round.
+        // Reverses the stack.
         let mut behind = None;
         while let Some(page) = next {
             next = map.entry(page).link();
@@ -63,7 +63,7 @@ impl Arrivals {
     }
 }
 
-/// A first-in first-out queue of one owner.
+/// A FIFO queue with one owner.
 #[derive(Debug, Default)]
 pub(super) struct PageQueue {
     ends: Option<(PageIndex, PageIndex)>,
@@ -75,7 +75,7 @@ impl PageQueue {
         self.length
     }
 
-    /// The page that [`Self::pop`] gives next.
+    /// Returns the page that [`Self::pop`] returns next.
     pub(super) fn first(&self) -> Option<PageIndex> {
         self.ends.map(|(first, _)| first)
     }

@@ -1,26 +1,25 @@
-//! Which resident page goes next: the evictor's queues, without any system call.
+//! Selects the resident page to evict next: the evictor's queues, without any system call.
 //!
-//! Pages that arrive are *fresh*. The oldest are put on probation; what is touched there is
-//! *settled* from then on, and so is what comes back soon after it was evicted. As long as
-//! fresh pages take more than their share, only they are probed. So a pass over a large file
-//! pushes out what it brought itself, and the settled pages are not even unmapped.
+//! Pages that arrive are *fresh*. The oldest are put on probation; pages that are touched there are
+//! *settled* from then on, and so are pages that return soon after their eviction. While fresh
+//! pages exceed their share, only they are probed. A pass over a large file therefore evicts its
+//! own pages, and the settled pages are not even unmapped.
 //!
-//! The idea of a small queue for what has not proved itself, and of remembering what was
-//! evicted, is that of 2Q (Johnson and Shasha, 1994) and S3-FIFO (Yang et al., 2023).
+//! The idea of a small queue for unproven pages, and of remembering evicted ones, is that of 2Q
+//! (Johnson and Shasha, 1994) and S3-FIFO (Yang et al., 2023).
 
 use super::mailbox::{Arrival, EvictorInbox};
 use super::queue::PageQueue;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
 
-/// Share of the budget that fresh pages keep when settled ones fill the rest: 1 / so many.
+/// Share of the budget that fresh pages keep when settled ones fill the rest, as a divisor.
 const FRESH_SHARE: u64 = 8;
 
-/// All resident pages but those being written back, and those fetched ahead that nobody has
-/// touched.
+/// All resident pages except those being written back, and prefetched ones that were not touched.
 #[derive(Debug)]
 pub(super) struct Ranking {
-    /// Mapped pages that nobody has seen used twice, oldest first.
+    /// Mapped pages that were not seen in use twice, oldest first.
     fresh: PageQueue,
     /// Mapped pages that were, oldest first.
     settled: PageQueue,
@@ -31,7 +30,7 @@ pub(super) struct Ranking {
 }
 
 impl Ranking {
-    /// Empty queues for a budget of `limit` pages.
+    /// Creates empty queues for a budget of `limit` pages.
     pub fn new(limit: u64) -> Self {
         Self {
             fresh: PageQueue::default(),
@@ -41,18 +40,18 @@ impl Ranking {
         }
     }
 
-    /// Takes in the pages that became resident after a touch.
+    /// Moves pages that became resident after a touch into the queues.
     pub fn take_in(&mut self, map: &PageMap, inbox: &EvictorInbox) {
         inbox.drain_into(Arrival::Touched, map, &mut self.fresh);
         inbox.drain_into(Arrival::Returned, map, &mut self.settled);
     }
 
-    /// A page that was fetched ahead, and touched since: that is one use, as of any that arrives.
+    /// Adds a prefetched page that was touched: that is one use, as for any page that arrives.
     pub fn arrived(&mut self, map: &PageMap, page: PageIndex) {
         self.fresh.push(map, page);
     }
 
-    /// The mapped page to probe next.
+    /// Takes the mapped page to probe next.
     pub fn next_mapped(&mut self, map: &PageMap) -> Option<PageIndex> {
         if self.fresh.len() > self.fresh_kept {
             return self.fresh.pop(map);
@@ -60,32 +59,32 @@ impl Ranking {
         self.settled.pop(map).or_else(|| self.fresh.pop(map))
     }
 
-    /// A page that is in use.
+    /// Adds a page that is in use.
     pub fn used(&mut self, map: &PageMap, page: PageIndex) {
         self.settled.push(map, page);
     }
 
-    /// A page that was unmapped, to see whether it is used, or one whose judgement is put off.
+    /// Adds a page that was unmapped, to see whether it is used, or whose decision is deferred.
     pub fn on_probation(&mut self, map: &PageMap, page: PageIndex) {
         self.probation.push(map, page);
     }
 
-    /// The page that was longest on probation.
+    /// Takes the page that was longest on probation.
     pub fn next_judged(&mut self, map: &PageMap) -> Option<PageIndex> {
         self.probation.pop(map)
     }
 
-    /// Mapped pages.
+    /// Returns the number of mapped pages.
     pub fn mapped(&self) -> usize {
         self.fresh.len() + self.settled.len()
     }
 
-    /// Mapped pages known to be used.
+    /// Returns the number of mapped pages known to be used.
     pub fn settled(&self) -> usize {
         self.settled.len()
     }
 
-    /// Pages on probation.
+    /// Returns the number of pages on probation.
     pub fn probed(&self) -> usize {
         self.probation.len()
     }
@@ -98,13 +97,13 @@ mod tests {
     use crate::page_map::Kind;
     use std::collections::{HashMap, HashSet};
 
-    /// A cache ruled by a [`Ranking`] whose user touches pages one by one.
+    /// A cache with a [`Ranking`], whose user touches pages one by one.
     struct Cache {
         map: PageMap,
         ranking: Ranking,
         mailbox: EvictorMailbox,
         inbox: EvictorInbox,
-        /// When pages were evicted.
+        /// Time of each page's eviction.
         away: HashMap<u32, u32>,
         limit: usize,
         resident: HashSet<u32>,
@@ -153,7 +152,7 @@ mod tests {
                 let Some(page) = ranking.next_mapped(map) else {
                     break;
                 };
-                // Unmapped: only a touch from now on counts.
+                // Unmapped: only touches from now on count.
                 assert!(map.entry(page).begin_probation());
                 self.touched.remove(&page.number());
                 ranking.on_probation(map, page);
@@ -183,13 +182,13 @@ mod tests {
     fn one_pass_over_a_large_file_does_not_push_out_the_hot_set() {
         let hot = 0..600;
         let mut cache = Cache::new(1000);
-        // The hot set proves itself beside a stream of pages used once.
+        // The hot set is recognized in a stream of pages that are used once.
         let mut cold = 10_000..;
         for _ in 0..20 {
             hot.clone().for_each(|page| cache.touch(page));
             cold.by_ref().take(200).for_each(|page| cache.touch(page));
         }
-        // Ten times the cache goes by while the hot set rests.
+        // Ten times the cache is touched while the hot set is idle.
         cold.by_ref()
             .take(10_000)
             .for_each(|page| cache.touch(page));

@@ -6,12 +6,13 @@ use super::{PagerError, Shared};
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 
-/// Whether a page has its home elsewhere, and nobody has touched it yet.
+/// Returns whether a page has its home elsewhere and is untouched.
 pub(super) fn can_be_filled(shared: &Shared, page: PageIndex) -> bool {
     shared.homes.is_paged(page) && shared.map.entry(page).state().kind() == Kind::Untouched
 }
 
-/// Takes the untouched pages that a part begins with, while memory is plentiful. Gives how many.
+/// Takes the untouched pages at the start of a part while memory is plentiful. Returns their
+/// number.
 pub(super) fn take_untouched(shared: &Shared, part: PageRange) -> u32 {
     let mut taken = 0;
     for page in part.iter() {
@@ -34,7 +35,7 @@ pub(super) fn take_untouched(shared: &Shared, part: PageRange) -> u32 {
     taken
 }
 
-/// Fills pages that the caller holds with zeros, and maps them.
+/// Fills pages that the caller holds with zeroes, and maps them.
 pub(super) fn fill(shared: &Shared, run: PageRange) -> Result<(), PagerError> {
     make_zero(shared, run)?;
     if let Some(recorder) = &shared.recorder {

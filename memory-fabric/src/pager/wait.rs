@@ -1,4 +1,4 @@
-//! Waiting of the pager's threads: look for work for a while, then sleep until there is some.
+//! Waiting of the pager's threads: poll for work for a limited time, then sleep.
 
 use crate::spin::Spin;
 use crate::transport::{Interest, PageTransport};
@@ -7,11 +7,10 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
-/// How long a thread sleeps at the most while requests are outstanding: then it looks
-/// whether a connection has stalled.
+/// Longest sleep while requests are outstanding: then the thread checks for stalled connections.
 const STALL_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Decides between looking again and sleeping.
+/// Decides between polling again and sleeping.
 #[derive(Debug)]
 pub(super) struct Waiter {
     spin: Spin,
@@ -20,23 +19,23 @@ pub(super) struct Waiter {
 }
 
 impl Waiter {
-    /// A waiter that looks for `spin_max` at the most, with room for `donors` connections.
+    /// Creates a waiter that polls up to `spin_max`, with room for `donors` connections.
     pub(super) fn new(spin_max: Duration, donors: usize) -> Self {
         Self {
             spin: Spin::new(spin_max),
             idle_since: None,
-            // Up to two for each donor: RDMA, and TCP beside it.
+            // Up to two for each donor: RDMA and TCP.
             fds: Vec::with_capacity(2 * donors + 2),
         }
     }
 
-    /// There was work.
+    /// Records that there was work.
     pub(super) fn worked(&mut self) {
         self.idle_since = None;
     }
 
-    /// There was none: returns soon, to look again, or after there was something on one of
-    /// `fds` or the transports. True when it slept.
+    /// Records that there was none. Returns soon, to poll again, or after an event on one of `fds`
+    /// or the transports. Returns true when it slept.
     pub(super) fn idle(
         &mut self,
         fds: &[RawFd],
@@ -49,21 +48,21 @@ impl Waiter {
         Ok(true)
     }
 
-    /// Whether there may be something on the descriptor in this place of those that were slept for
-    /// last.
+    /// Returns whether the descriptor at this index of the last sleep may be ready.
     pub(super) fn is_ready(&self, place: usize) -> bool {
         self.fds.get(place).is_none_or(|fd| fd.revents != 0)
     }
 
-    /// There was no work: whether to look again, after a short pause, or to sleep.
+    /// Records that there was no work. Returns whether to poll again, after a short pause, or to
+    /// sleep.
     pub(super) fn looks_again(&mut self) -> bool {
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);
         self.spin.goes_on(now - idle_since)
     }
 
-    /// Sleeps until there is something on one of `fds` or the transports. Returns at once when
-    /// something has come to one of these meanwhile.
+    /// Sleeps until an event on one of `fds` or the transports. Returns at once when one of these
+    /// has already had an event.
     pub(super) fn sleep(
         &mut self,
         fds: &[RawFd],

@@ -9,14 +9,14 @@ use crate::pager::found::make_zero;
 use crate::pager::mailbox::Arrival;
 use std::time::Instant;
 
-/// Pages in the aligned window that a first touch may fill at once: 64 KiB, which the kernel's
-/// own fault-around uses for files. A power of two.
+/// Pages in the aligned window that a first touch may fill at once: 64 KiB, the size of the
+/// kernel's own fault-around for files. A power of two.
 const ZERO_AROUND: u32 = 16;
 
 impl FaultThread {
-    /// Fills a page that this thread holds, and untouched neighbours with it while memory is
-    /// plentiful: a guest that uses memory for the first time mostly goes on beside. What it
-    /// does not use after all holds only zeros, and its eviction costs no traffic.
+    /// Fills a page that this thread holds, and its untouched neighbours while memory is plentiful:
+    /// a guest that uses memory for the first time mostly continues with neighbours. Pages that
+    /// stay unused contain only zeroes, and their eviction causes no traffic.
     #[inline]
     pub(super) fn fill_with_zeros(&self, pending: Pending) -> Result<(), PagerError> {
         let shared = &self.shared;
@@ -38,8 +38,8 @@ impl FaultThread {
         Ok(())
     }
 
-    /// Takes the untouched pages around `page` in its [`ZERO_AROUND`] window; gives the whole
-    /// run, `page` included.
+    /// Takes the untouched pages around `page` in its [`ZERO_AROUND`] window; returns the whole
+    /// run, including `page`.
     fn take_untouched_around(&self, page: PageIndex) -> PageRange {
         // Within a block, which has one home.
         let block = HomeTable::block_of(page);

@@ -7,8 +7,8 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use std::io;
 use std::os::fd::RawFd;
 
-/// Pages whose faults wait to be handled anew. The evictor hands back at most one per page and
-/// step, and the fault thread always takes them.
+/// Limit of pages whose faults are to be handled again. The evictor hands back at most one per page
+/// and step, and the fault thread always takes them.
 const RETRIES_MAX: usize = IN_FLIGHT_MAX * 16;
 
 /// What other threads send to the fault thread.
@@ -49,8 +49,8 @@ impl FaultMailbox {
         self.port.wake();
     }
 
-    /// Hands a fault on a page back, to be handled anew. The caller [wakes](Self::wake) the
-    /// thread after the last page.
+    /// Hands a fault on a page back, to be handled again. The caller [wakes](Self::wake) the thread
+    /// after the last page.
     pub(in crate::pager) fn retry(&self, page: PageIndex) {
         // Waits while the channel is full, which ends soon. It is disconnected only after the
         // fault thread has ended, when no fault is served any more.

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Orders that wait. An order beyond these is dropped: its pages would come too late.
+/// Limit of waiting orders. Further orders are dropped: their pages would arrive too late.
 const ORDERS_MAX: usize = 64;
 
 /// What other threads send to the prefetcher.
@@ -51,18 +51,18 @@ impl PrefetcherMailbox {
         &self.port
     }
 
-    /// Leaves an order.
+    /// Adds an order.
     pub(in crate::pager) fn order(&self, order: Order) {
-        // When the channel is full the thread is woken all the same: it may wait for memory.
+        // When the channel is full the thread is woken nevertheless: it may wait for memory.
         let _ = self.orders.try_send(order);
         self.wake_if_asleep();
     }
 
-    /// Wakes the prefetcher if it sleeps, after something was made ready for it.
+    /// Wakes the prefetcher if it sleeps, after new work was published.
     pub(in crate::pager) fn wake_if_asleep(&self) {
         // SeqCst: pairs with `PrefetcherInbox::fall_asleep`. The prefetcher sets the flag and then
-        // looks for work once more; here work is made ready and then the flag is read. One of
-        // them sees the other.
+        // checks for work once more; here work is published and then the flag is read. One of them
+        // sees the other.
         if self.asleep.swap(false, Ordering::SeqCst) {
             self.port.wake();
         }
@@ -79,7 +79,7 @@ impl PrefetcherInbox {
         self.port.clear_wake();
     }
 
-    /// Announces that the thread sleeps next, unless it finds work when it looks once more.
+    /// Announces that the thread sleeps next, unless its last check finds work.
     pub(in crate::pager) fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::SeqCst);
     }

@@ -1,26 +1,25 @@
-//! Where ordered pages are at home.
+//! The home of ordered pages.
 
 use super::Shared;
 use crate::page::PageIndex;
 use crate::pager::detect::Order;
 
-/// The home of what an order begins with. Of memory that was added it may be another one at any
-/// time, unless the caller holds the order's first page: a block whose pages are not all let go of
-/// keeps its home.
+/// The home of the first page of an order. The home of added memory can change at any time, unless
+/// the caller holds that page: a block keeps its home until all its pages are released.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub donor: usize,
-    /// The place of the first page there.
+    /// Offset of the first page there.
     pub offset: u64,
-    /// Pages that one request may ask for: no more than the order has, and all at this home.
+    /// Limit of pages in one request: at most those of the order, and all with this home.
     pub most: u32,
-    /// Most pages on their way from there.
+    /// Limit of pages in transit from there.
     pub in_flight_max: u32,
 }
 
 impl Target {
-    /// `None` when there is nothing to fetch: the first page is at home here, or nowhere, or is
-    /// no guest memory.
+    /// Returns `None` when there is nothing to fetch: the first page has its home here or nowhere,
+    /// or is not guest memory.
     pub(super) fn of(shared: &Shared, order: Order) -> Option<Self> {
         let page = PageIndex::new(order.first);
         let home = shared.homes.remote_home_of(page)?;
@@ -41,7 +40,7 @@ impl Target {
     }
 }
 
-/// Releases a page that was taken to be fetched and is not: it is remote again.
+/// Releases a page that was taken to be fetched but is not: it is remote again.
 pub(super) fn give_back(shared: &Shared, page: PageIndex) {
     let contended = shared.map.entry(page).abandon_fetch();
     if contended {

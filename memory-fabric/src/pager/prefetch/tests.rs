@@ -1,4 +1,4 @@
-//! What is asked for, and what not.
+//! The requests that the prefetcher sends.
 
 use super::*;
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
@@ -14,10 +14,10 @@ const BOOT_PAGES: u32 = BLOCK_PAGES;
 const BLOCK: u32 = 1;
 const CACHE_PAGES: u64 = 1024;
 
-/// Called whenever somebody asks how many requests a transport has; gives how many.
+/// Called at each query of a transport's number of requests, which it returns.
 type WhenAsked = Box<dyn FnMut() -> usize + Send>;
 
-/// A donor that answers nothing.
+/// A donor that does not answer.
 struct Silent {
     donor: usize,
     when_asked: Arc<Mutex<WhenAsked>>,
@@ -61,7 +61,7 @@ impl PageTransport for Silent {
     fn interests(&self, _: &mut dyn FnMut(Interest)) {}
 }
 
-/// A prefetcher with two donors, at whom the first block of added memory can be at home.
+/// A prefetcher with two donors, each of which can be the home of the first block of added memory.
 struct Bench {
     shared: Arc<Shared>,
     faults: FaultInbox,
@@ -102,14 +102,14 @@ impl Bench {
         }
     }
 
-    /// The block gets its home in this slot of a donor, and these pages of it are sent there.
+    /// Gives the block a home in this slot of a donor, and writes these pages of it back.
     fn plug(shared: &Shared, donor: usize, slot: u32, pages: PageRange) {
         let node = shared.nodes.node_at(donor);
         shared.homes.assign(BLOCK, Home { node, slot });
         pages.iter().for_each(|page| make_remote(shared, page));
     }
 
-    /// Its pages are discarded, and it has no home any more.
+    /// Discards the block's pages, and removes its home.
     fn unplug(shared: &Shared) {
         shared.homes.set_leaving(BLOCK, true);
         for page in shared.homes.pages_of(BLOCK).iter() {
@@ -120,7 +120,7 @@ impl Bench {
         shared.homes.unassign(BLOCK);
     }
 
-    /// What becomes of the number of requests is told by this from now on.
+    /// Sets the function that returns the number of requests.
     fn when_asked(&self, answer: impl FnMut() -> usize + Send + 'static) {
         *self.when_asked.lock().expect("one thread") = Box::new(answer);
     }
@@ -134,7 +134,7 @@ impl Bench {
     }
 }
 
-/// Some pages of the first block.
+/// Returns some pages of the first block.
 fn wanted() -> PageRange {
     PageRange::new(PageIndex::new(BOOT_PAGES + 10), 8)
 }
@@ -168,8 +168,8 @@ fn a_run_is_asked_for_where_it_is_at_home_when_its_pages_are_held() {
     let mut bench = Bench::new();
     Bench::plug(&bench.shared, 0, 3, wanted());
     let shared = Arc::clone(&bench.shared);
-    // After the home was looked up for the first time, and before a page is taken: the block is
-    // unplugged, and plugged with another home, where its pages are sent.
+    // Between the first lookup of the home and taking a page, the block is unplugged, and plugged
+    // with another home, to which its pages are written back.
     let mut moves = true;
     bench.when_asked(move || {
         if std::mem::take(&mut moves) {
@@ -216,7 +216,7 @@ fn who_touches_a_page_before_it_is_given_back_is_not_forgotten() {
     Bench::plug(&bench.shared, 0, 3, wanted());
     let shared = Arc::clone(&bench.shared);
     let first = wanted().first;
-    // There is room until the page is held; then it is touched, and there is none any more.
+    // There is room until the page is held; then it is touched, and there is none left.
     bench.when_asked(move || {
         let entry = shared.map.entry(first);
         match entry.state().kind() {
