@@ -44,6 +44,11 @@ const FORBIDDEN: &[Forbidden] = &[
         package: "fabric-host",
         dependencies: &[FABRIC_NETWORK, SOCKET_CRATES, &["fabric-pages"]],
     },
+    // The coherence protocol is explored state by state: nothing in it may wait, measure or send.
+    Forbidden {
+        package: "fabric-coherence",
+        dependencies: &[FABRIC_NETWORK, SOCKET_CRATES, KVM_CRATES, MONITOR_CRATES],
+    },
     Forbidden {
         package: "fabric-pages",
         dependencies: &[FABRIC_NETWORK, SOCKET_CRATES],
@@ -177,6 +182,17 @@ const UNSAID: &[Unsaid] = &[
     Unsaid {
         sources: "memory-fabric/pages/src",
         words: &["std::net", "std::os::unix::net", "socket2"],
+    },
+    Unsaid {
+        sources: "memory-fabric/coherence/src",
+        words: &[
+            "std::net",
+            "std::os",
+            "std::thread",
+            "std::time",
+            "socket2",
+            "libc::",
+        ],
     },
     Unsaid {
         sources: "memory-fabric/wire/src",

@@ -1,0 +1,135 @@
+//! Giving up pages that this node does not need.
+
+use fabric_pages::page::PageIndex;
+
+use super::blocks::Rights;
+use super::word::{ALONE, DIRTY, IN_FLIGHT, State, WANTED, Word};
+use super::{Cache, Evict, Written};
+use crate::action::{CacheAction, Sink};
+use crate::members::Member;
+use crate::message::{Left, Message, Number};
+use crate::mutation::mutated;
+use crate::offence::{Offence, Violation};
+
+impl<const PAGES: usize> Cache<PAGES> {
+    /// The evictor chose a page that this node does not need.
+    pub fn evict(&mut self, page: PageIndex, sink: &mut impl Sink<CacheAction>) -> Evict {
+        match self.rights(page) {
+            Some(Rights::Owned { .. }) => return Evict::Owned,
+            Some(Rights::Split(_)) if !self.is_stopped => {}
+            _ => return Evict::NotHere,
+        }
+        let word = self.word(page);
+        let is_dirty = word.has(DIRTY);
+        match word.state() {
+            State::Shared | State::Exclusive | State::Modified => {}
+            State::Invalid => return Evict::NotHere,
+            _ => return Evict::InUse,
+        }
+        let is_busy = is_dirty && word.has(IN_FLIGHT) && !mutated!(self, MixWriteBacks);
+        if is_busy || self.find(page).is_some() {
+            return Evict::InUse;
+        }
+        sink.push(CacheAction::Zap(page));
+        let is_shared = word.state() == State::Shared;
+        if is_dirty && !(is_shared && mutated!(self, DropOwned)) {
+            let alone = if is_shared { 0 } else { ALONE };
+            self.set_word(page, word.with(State::Cleaning, alone | IN_FLIGHT, 0));
+            let number = word.number();
+            sink.push(CacheAction::WriteBack { page, number });
+        } else if is_shared {
+            let state = if mutated!(self, DropWithoutWait) {
+                State::Invalid
+            } else {
+                State::Dropping
+            };
+            self.set_word(page, word.lost(state));
+            sink.push(CacheAction::Free(page));
+            self.send_directory(page, Message::PutShared { page }, sink);
+            sink.push(CacheAction::Dropped(page));
+        } else {
+            self.put(
+                page,
+                word.with(State::Exclusive, ALONE, 0),
+                Left::Unchanged,
+                sink,
+            );
+        }
+        Evict::Started
+    }
+
+    fn put(&mut self, page: PageIndex, word: Word, left: Left, sink: &mut impl Sink<CacheAction>) {
+        self.set_word(page, word.with(State::Putting, 0, 0));
+        let number = word.number();
+        self.send_directory(page, Message::Put { page, number, left }, sink);
+        if mutated!(self, FreeOnPut) {
+            sink.push(CacheAction::Free(page));
+        }
+    }
+
+    /// The drop of a clean copy is done: all actions before [`CacheAction::Dropped`].
+    pub fn dropped(&mut self, page: PageIndex, sink: &mut impl Sink<CacheAction>) {
+        let word = self.word(page);
+        if word.state() == State::Dropping {
+            self.end(page, word, sink);
+        }
+    }
+
+    /// The page is gone from this node; its waiters try again.
+    fn end(&mut self, page: PageIndex, word: Word, sink: &mut impl Sink<CacheAction>) {
+        let next = word.lost(State::Invalid);
+        self.set_word(page, next.with(State::Invalid, 0, WANTED));
+        if word.has(WANTED) {
+            sink.push(CacheAction::Wake(page));
+        }
+    }
+
+    /// A write-back ended.
+    ///
+    /// # Errors
+    /// When the home refused the bytes of the page's owner: the directory used a number twice.
+    pub fn written(
+        &mut self,
+        page: PageIndex,
+        written: Written,
+        sink: &mut impl Sink<CacheAction>,
+    ) -> Result<(), Offence> {
+        if self.is_stopped || !matches!(self.rights(page), Some(Rights::Split(_))) {
+            return Ok(());
+        }
+        let word = self.word(page);
+        let word = word.with(word.state(), 0, IN_FLIGHT);
+        let left = match written {
+            _ if word.state() != State::Cleaning => {
+                self.set_word(page, word);
+                return Ok(());
+            }
+            Written::Home => Left::Home,
+            Written::Zero => Left::Zero,
+            Written::Refused => {
+                let violation = Violation::NumberReused(page, word.number());
+                return Err(violation.of(self.directory(page)));
+            }
+        };
+        self.put(page, word, left, sink);
+        Ok(())
+    }
+
+    pub(super) fn put_done(
+        &mut self,
+        from: Member,
+        page: PageIndex,
+        number: Number,
+        sink: &mut impl Sink<CacheAction>,
+    ) -> Result<(), Offence> {
+        let word = self.word(page);
+        if !self.is_putting(page) || word.number() != number {
+            return Err(Violation::PutNotAsked(page).of(from));
+        }
+        if word.state() == State::Putting {
+            sink.push(CacheAction::Free(page));
+        }
+        self.end(page, word, sink);
+        Ok(())
+    }
+}

@@ -1,0 +1,10 @@
+//! A small world around the protocol, explored exhaustively and simulated with random delays.
+
+mod checks;
+mod explore;
+mod mutants;
+mod node;
+mod owner;
+mod simulate;
+mod steps;
+mod world;

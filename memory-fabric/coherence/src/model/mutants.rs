@@ -1,0 +1,119 @@
+//! Defects put into the protocol on purpose: each one has to be found.
+
+use super::explore::{Explored, NOTHING};
+use super::simulate::{contend, simulate};
+use super::world::Budget;
+use crate::mutation::Mutation;
+
+/// Accesses and evictions of a small world.
+fn budget(accesses: u8, evictions: u8) -> Budget {
+    Budget {
+        accesses,
+        evictions,
+        ..NOTHING
+    }
+}
+
+/// Asserts that an exploration finds the mutation.
+fn explore<const P: usize>(mutation: Mutation, explored: Explored<P>) {
+    let found = explored.mutate(mutation).run();
+    let failure = found.expect_err(&format!("{mutation:?} is not found"));
+    let failure = failure.lines().next().unwrap_or_default();
+    println!("{mutation:?}: {failure}");
+}
+
+/// Asserts that the simulations find the mutation.
+fn find(mutation: Mutation) {
+    let mut failures = (0..20_000).map(|seed| (seed, simulate(seed, Some(mutation))));
+    match failures.find(|(_, result)| result.is_err()) {
+        Some((seed, result)) => println!("{mutation:?}: seed {seed}: {result:?}"),
+        None => panic!("{mutation:?} is not found"),
+    }
+}
+
+#[test]
+fn explorations_find_broken_transactions() {
+    for mutation in [
+        Mutation::SkipUnblock,
+        Mutation::ReuseNumber,
+        Mutation::ForgetSharer,
+        Mutation::TrustUpgrade,
+        Mutation::DropAck,
+        Mutation::AckBeforeZap,
+        Mutation::CopyBeforeZap,
+        Mutation::KeepWritable,
+        Mutation::IgnoreAcks,
+        Mutation::NeverUnblock,
+        Mutation::UnblockOnGrant,
+    ] {
+        explore(mutation, Explored::<1>::new(2, 1, true, budget(2, 0)));
+    }
+}
+
+#[test]
+fn explorations_find_broken_evictions() {
+    for mutation in [
+        Mutation::FreeOnPut,
+        Mutation::ForgetWriteBack,
+        Mutation::IgnoreTouch,
+        Mutation::PutWhileBusy,
+        Mutation::DropWithoutWait,
+        Mutation::CallItClean,
+        Mutation::DropOwned,
+    ] {
+        explore(mutation, Explored::<1>::new(2, 1, true, budget(2, 1)));
+    }
+}
+
+#[test]
+fn explorations_find_broken_blocks() {
+    let explored = Explored::<2>::new(2, 2, false, budget(2, 0));
+    explore(Mutation::SplitForgetsOwner, explored);
+    let prefetch = Budget {
+        prefetches: 1,
+        ..budget(1, 0)
+    };
+    let explored = Explored::<2>::new(2, 2, false, prefetch);
+    explore(Mutation::ServeVoid, explored);
+}
+
+#[test]
+fn explorations_find_mixed_write_backs() {
+    let explored = Explored::<1>::new(1, 1, true, budget(3, 2));
+    explore(Mutation::MixWriteBacks, explored);
+}
+
+#[test]
+fn explorations_find_repeated_messages_and_forgotten_survivors() {
+    let duplicates = Budget {
+        duplicates: 1,
+        ..budget(2, 0)
+    };
+    let explored = Explored::<1>::new(2, 1, true, duplicates);
+    explore(Mutation::NoDuplicateFilter, explored);
+    let crash = Budget {
+        crashes: 1,
+        ..budget(1, 0)
+    };
+    explore(Mutation::NoFence, Explored::<1>::new(2, 1, true, crash));
+}
+
+#[test]
+fn simulations_find_a_home_that_takes_stale_bytes() {
+    find(Mutation::HomeTakesAll);
+}
+
+#[test]
+fn without_a_minimum_hold_two_nodes_take_a_page_from_each_other_for_ever() {
+    let explored = Explored::<1>::new(2, 1, true, budget(1, 0)).mutate(Mutation::NoHold);
+    let failure = explored.ends().expect_err("NoHold is not found");
+    assert!(failure.contains("longer"), "{failure}");
+}
+
+#[test]
+fn the_token_alone_lets_nodes_progress_that_need_the_same_eight_pages() {
+    for seed in 0..5 {
+        let result = contend(2, seed, Some(Mutation::NoHold));
+        assert!(result.is_ok(), "seed {seed}: {result:?}");
+    }
+}

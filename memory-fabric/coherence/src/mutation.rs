@@ -1,0 +1,79 @@
+//! Switches that break the protocol on purpose: each one has to be found by the tests.
+//!
+//! Outside the tests of this crate a [`Switch`] has no content and no switch is on.
+
+/// Which mutation is on.
+#[cfg(test)]
+pub(crate) type Switch = Option<Mutation>;
+
+/// Which mutation is on: none.
+#[cfg(not(test))]
+pub(crate) type Switch = ();
+
+/// Whether a mutation is on.
+macro_rules! mutated {
+    ($holder:expr, $mutation:ident) => {{
+        #[cfg(test)]
+        let is_on = $holder.switch == Some(crate::mutation::Mutation::$mutation);
+        #[cfg(not(test))]
+        let is_on = $holder.switch != ();
+        is_on
+    }};
+}
+pub(crate) use mutated;
+
+/// A defect that the exploration or the simulation has to find.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub(crate) enum Mutation {
+    /// The directory serves the next request of a page without waiting for the unblock.
+    SkipUnblock,
+    /// The directory uses a page's number again.
+    ReuseNumber,
+    /// The directory does not invalidate one of the sharers.
+    ForgetSharer,
+    /// The directory answers an upgrade without data although the copy was invalidated meanwhile.
+    TrustUpgrade,
+    /// The directory answers a put while a transaction is in progress.
+    PutWhileBusy,
+    /// The directory does not note that the home has the bytes of a page that was zero.
+    ForgetWriteBack,
+    /// A page that the owner of a split block has counts as being at home.
+    SplitForgetsOwner,
+    /// Requests that a grant of their block made void are served.
+    ServeVoid,
+    /// A sharer drops its copy and does not acknowledge.
+    DropAck,
+    /// A sharer acknowledges before it unmaps.
+    AckBeforeZap,
+    /// The owner sends the page before it unmaps or write-protects it.
+    CopyBeforeZap,
+    /// The owner keeps the page writable after it gave a shared copy away.
+    KeepWritable,
+    /// A requester installs the page before all sharers acknowledged.
+    IgnoreAcks,
+    /// A requester never unblocks.
+    NeverUnblock,
+    /// A requester unblocks as soon as it is granted the page.
+    UnblockOnGrant,
+    /// A requester unblocks at once, however often it lost the page before it progressed.
+    NoHold,
+    /// The owner drops a dirty page that has readers as if it were clean.
+    DropOwned,
+    /// The owner frees a page when it puts it back, not when that is answered.
+    FreeOnPut,
+    /// The owner says that a dirty page is clean.
+    CallItClean,
+    /// A node asks again for a page before the drop of its old copy was sent.
+    DropWithoutWait,
+    /// A write-back is not cancelled by a touch.
+    IgnoreTouch,
+    /// A second write-back starts while the first is in flight, and takes its answer.
+    MixWriteBacks,
+    /// A home stores what it is sent, whatever the number.
+    HomeTakesAll,
+    /// A lane delivers what it has delivered before.
+    NoDuplicateFilter,
+    /// Survivors of a crash go on waiting.
+    NoFence,
+}
