@@ -1,10 +1,10 @@
-//! Where each page of a VM is at home: one table for the memory that the guest starts with and for
-//! the memory that is added while it runs. Pure data: no transport, no thread, no clock.
+//! The home of each page of a VM: one table for the initial memory of the guest and for memory that
+//! is added at run time. Pure data: no transport, no thread, no clock.
 //!
 //! The unit is a block of 2 MiB. [`table`] has a word for each block, which any thread reads
-//! without a lock or an allocation. [`plan`] assigns the blocks of a guest's start to the nodes,
-//! and [`pools`] finds places for blocks that are added. [`node`] has the ids of the nodes, and
-//! [`LocalNode`] the epoch of the table.
+//! without a lock or an allocation. [`plan`] assigns the initial blocks to the nodes, and [`pools`]
+//! finds homes for blocks that are added. [`node`] has the ids of the nodes, and [`LocalNode`] the
+//! epoch of the table.
 
 mod local;
 pub mod node;

@@ -4,7 +4,7 @@ use super::node::NodeId;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The epoch of a table in which no home has changed yet. Epoch 0 is that of no table.
+/// The first epoch of a table. Epoch 0 means that there is no table.
 pub const FIRST_EPOCH: u64 = 1;
 
 /// The id of this node, and the epoch of its home table, which grows with each change of a home.
@@ -16,7 +16,7 @@ pub struct LocalNode {
 }
 
 impl LocalNode {
-    /// A node whose table is in its first epoch.
+    /// Creates a node whose table is in its first epoch.
     #[must_use]
     pub fn new(id: NodeId) -> Self {
         Self {
@@ -25,13 +25,13 @@ impl LocalNode {
         }
     }
 
-    /// The id.
+    /// Returns the id.
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.id
     }
 
-    /// The epoch now. Never below that in which a home was assigned that the caller has read from
+    /// Returns the current epoch. It is at least that of every home that the caller has read from
     /// the table.
     #[must_use]
     pub fn epoch(&self) -> u64 {
@@ -39,7 +39,7 @@ impl LocalNode {
         self.epoch.load(Ordering::Acquire)
     }
 
-    /// Begins the next epoch.
+    /// Starts the next epoch.
     pub(crate) fn advance(&self) {
         // Release: pairs with the Acquire of `epoch`.
         self.epoch.fetch_add(1, Ordering::Release);

@@ -1,25 +1,25 @@
-//! Node ids: values that the configuration gives, with no meaning in their order.
+//! Node ids: values from the configuration, whose order has no meaning.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::fmt;
 
-/// Most donors that can have joined a running VM at once.
+/// Limit of donors that have joined a running VM at the same time.
 pub const JOINERS_MAX: usize = 8;
 
-/// The id of a node of a VM. 8 bits, because the word of a block has room for two of them.
+/// The id of a node of a VM. It has 8 bits, because the word of a block has room for two ids.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct NodeId(pub u8);
 
 impl NodeId {
-    /// The id as an index into a table of all ids.
+    /// Returns the id as an index into a table of all ids.
     #[must_use]
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// Values that an id can have.
+/// Number of possible ids.
 pub const NODE_IDS: usize = 1 << u8::BITS;
 
 impl fmt::Display for NodeId {
@@ -33,13 +33,13 @@ impl fmt::Display for NodeId {
 pub struct NodeIds {
     /// The node that this process runs on.
     pub local: NodeId,
-    /// The donors of the guest's start, in the order in which they are configured.
+    /// The donors of the guest's start, in the order of the configuration.
     pub donors: Vec<NodeId>,
-    /// Ids for donors that join while the guest runs; as many can have joined at once.
+    /// Ids for donors that join at run time, which limit their number.
     pub joiners: Vec<NodeId>,
 }
 
-/// Node ids that cannot be used.
+/// Why node ids are invalid.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NodeIdsError {
     /// Two nodes have the same id.
@@ -48,16 +48,16 @@ pub enum NodeIdsError {
     /// There are fewer ids than donors.
     #[error("{ids} node ids are given for {donors} donors")]
     TooFew {
-        /// Ids of donors.
+        /// Number of ids.
         ids: usize,
-        /// Donors.
+        /// Number of donors.
         donors: usize,
     },
 }
 
 impl NodeIds {
-    /// Ids for a VM whose configuration names none: 0 for the local node, then `donors` donors,
-    /// then [`JOINERS_MAX`] ids for donors that join.
+    /// Returns ids for a VM whose configuration has none: 0 for the local node, then `donors`
+    /// donors, then [`JOINERS_MAX`] ids for donors that join.
     ///
     /// # Panics
     ///
@@ -73,7 +73,7 @@ impl NodeIds {
         }
     }
 
-    /// Checks the ids of a VM with so many donors.
+    /// Checks the ids of a VM with this many donors.
     ///
     /// # Errors
     ///

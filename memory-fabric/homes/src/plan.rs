@@ -1,4 +1,4 @@
-//! How a guest's memory is divided: what its size, a local budget and the donors' loans lead to.
+//! The division of a guest's memory, from its size, a local budget and the donors' loans.
 
 use super::local::LocalNode;
 use super::node::NodeId;
@@ -6,23 +6,23 @@ use super::table::{BLOCK_PAGES, Home, HomeTable};
 use fabric_pages::page::{PAGE_SHIFT, PageRange};
 use std::sync::Arc;
 
-/// Smallest cache for pages at home elsewhere: 16 MiB. With less, the pages of a few
-/// instructions and their operands evict each other.
+/// Smallest cache of remote pages: 16 MiB. With less, the pages of a few instructions and their
+/// operands evict each other.
 pub const CACHE_PAGES_MIN: u64 = (16 << 20) >> PAGE_SHIFT;
 
-/// What local memory is for, where donors could lend all of the guest's.
+/// Use of local memory if donors could lend all of the guest's memory.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum LocalUse {
-    /// A cache of what is at home on donors: for guests that see no difference.
+    /// A cache of pages with their home on donors: for guests that see no NUMA nodes.
     #[default]
     Cache,
-    /// A home of its own, except a quarter (at least [`CACHE_PAGES_MIN`]) that is a cache: for
-    /// guests that see nodes, and choose themselves what is near.
+    /// Home memory, except a quarter (at least [`CACHE_PAGES_MIN`]) that is a cache: for guests
+    /// that see nodes, and place their data themselves.
     Home,
 }
 
 impl LocalUse {
-    /// How many of a guest's pages are to be at home here, if the donors lend the rest.
+    /// Returns how many of a guest's pages have their home here if the donors lend the rest.
     #[must_use]
     pub fn home_here(self, guest_pages: u64, local_pages: u64) -> u64 {
         let wanted = match self {
@@ -34,42 +34,42 @@ impl LocalUse {
     }
 }
 
-/// What a donor lends.
+/// The memory that a donor lends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Loan {
     /// The donor.
     pub node: NodeId,
-    /// How many pages.
+    /// Number of pages.
     pub pages: u64,
 }
 
 /// The guest-physical pages of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestPages<'a> {
-    /// The memory of its start, by rising address.
+    /// Its initial memory, by ascending address.
     pub ram: &'a [PageRange],
-    /// Addresses above `ram` for memory that is added while it runs: whole blocks.
+    /// Addresses above `ram` for memory that is added at run time: whole blocks.
     pub added: Option<PageRange>,
 }
 
-/// How a guest's memory is divided.
+/// The division of a guest's memory.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The home of every block.
     pub homes: Arc<HomeTable>,
-    /// Pages at home on the local node: always resident.
+    /// Pages with their home on the local node: always resident.
     pub home_here_pages: u64,
-    /// How many pages that are at home elsewhere may be resident at once.
+    /// Limit of resident pages with their home elsewhere.
     pub cache_pages: u64,
-    /// How many of all these pages are beyond the local budget: the loans leave no room for a
-    /// cache within it, or a block cannot be split between a donor and this node.
+    /// The part of these pages that exceeds the local budget: the loans leave no room for a cache
+    /// within it, or a block cannot be split between a donor and this node.
     pub beyond_budget_pages: u64,
 }
 
-/// A guest that its budget and loans cannot hold.
+/// Why budget and loans cannot hold a guest.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// Local memory and loans together are too little.
+    /// Their sum is less than the guest's memory.
     #[error(
         "guest memory of {guest_mib} MiB is more than local memory of {local_mib} MiB and the \
          {lent_mib} MiB that donors lend; raise --local-memory by {missing_mib} MiB, add a \
@@ -82,24 +82,25 @@ pub enum PlanError {
         local_mib: u64,
         /// Sum of the loans, MiB.
         lent_mib: u64,
-        /// What is missing, MiB, rounded up.
+        /// Missing memory, MiB, rounded up.
         missing_mib: u64,
     },
 }
 
-/// A loan while blocks are assigned to it.
+/// A loan during the assignment of blocks.
 #[derive(Debug)]
 struct Share {
     loan: Loan,
-    /// Blocks that it is to get.
+    /// Number of blocks to assign to it.
     blocks: u64,
-    /// Slots that have a block.
+    /// Number of assigned slots.
     used: u32,
 }
 
 impl Share {
-    /// A place for a block, of which the pages below `end_in_block` are the guest's. `None` when
-    /// the share has all its blocks, or the end of the loan cuts its last slot too short.
+    /// Returns the home of the next block, of which the pages below `end_in_block` belong to the
+    /// guest. Returns `None` when the share has all its blocks, or the end of the loan cuts its
+    /// last slot too short.
     fn place(&mut self, end_in_block: u64) -> Option<Home> {
         let start = u64::from(self.used) * u64::from(BLOCK_PAGES);
         let fits = u64::from(self.used) < self.blocks && start + end_in_block <= self.loan.pages;
@@ -117,12 +118,12 @@ impl Share {
 impl Plan {
     /// Divides a guest's memory over a local budget of `local_pages` and the loans.
     ///
-    /// What the loans do not cover is at home on `local`, and what [`LocalUse`] says: one half at
-    /// the lowest addresses, where a kernel is loaded, the other at the highest, from which it
-    /// takes the memory for its own tables while it starts. The blocks in between are divided over
-    /// the donors in proportion to their loans, consecutive ones for each. A block has one home,
-    /// so what a loan has beyond whole blocks is used only for the last block of a guest that
-    /// ends inside it.
+    /// The home is `local` for what the loans do not cover, and for the part that [`LocalUse`]
+    /// defines: half of it at the lowest addresses, where a kernel is loaded, and half at the
+    /// highest, where the kernel allocates its own tables during its start. The blocks in between
+    /// are divided among the donors in proportion to their loans, consecutive ones for each. A
+    /// block has one home, so the part of a loan beyond whole blocks is used only for the last
+    /// block of a guest that ends inside it.
     ///
     /// # Errors
     ///
@@ -154,7 +155,7 @@ impl Plan {
         let mut cache = within_budget.max(CACHE_PAGES_MIN.min(remote));
         if guest.added.is_some() {
             if loans.is_empty() {
-                // There is nothing to cache yet: all that the guest leaves.
+                // There is nothing to cache yet: the cache is what the guest leaves.
                 cache = local_pages.saturating_sub(guest_pages);
             }
             cache = cache.max(CACHE_PAGES_MIN);
@@ -168,8 +169,8 @@ impl Plan {
     }
 }
 
-/// Assigns all blocks of the guest's start: as many to donors as `remote_pages` fill, if the loans
-/// have so much, and the others to the local node.
+/// Assigns all initial blocks: to donors as many as `remote_pages` fill, if the loans suffice, and
+/// the others to the local node.
 fn assign(homes: &HomeTable, remote_pages: u64, loans: &[Loan]) {
     let mut blocks: Vec<u32> = Vec::new();
     for range in homes.ram().iter().filter(|range| range.count > 0) {
@@ -210,12 +211,12 @@ fn assign(homes: &HomeTable, remote_pages: u64, loans: &[Loan]) {
     }
 }
 
-/// What each loan gets of the blocks that are to be at home on donors, in proportion to what it
-/// has. `tail` is the length of the guest's last block.
+/// Returns the number of blocks for each loan, in proportion to its size. `tail` is the length of
+/// the guest's last block.
 fn shares(remote_pages: u64, loans: &[Loan], tail: Option<u64>) -> Vec<Share> {
     let block_pages = u64::from(BLOCK_PAGES);
     let slots = |loan: &Loan, is_last: bool| {
-        // The last block of all may need less than a slot.
+        // The last block may need less than a slot.
         let rest = loan.pages % block_pages;
         let tail_fits = is_last && tail.is_some_and(|tail| rest >= tail);
         loan.pages / block_pages + u64::from(tail_fits)
@@ -228,7 +229,7 @@ fn shares(remote_pages: u64, loans: &[Loan], tail: Option<u64>) -> Vec<Share> {
     let mut left = remote_pages.div_ceil(block_pages).min(slots_left);
     let mut shares = Vec::with_capacity(loans.len());
     for (&loan, slots) in loans.iter().zip(slots) {
-        // Proportional, and exact in the end: the last donor gets what is left.
+        // Proportional, with an exact sum: the last donor gets the remainder.
         let share = u128::from(left) * u128::from(slots);
         let share = share.div_ceil(u128::from(slots_left).max(1));
         let blocks = u64::try_from(share).unwrap_or(left).min(left).min(slots);

@@ -1,19 +1,19 @@
-//! Places for blocks that are added to a running guest: what donors that joined lend, and what
-//! this node gives.
+//! Homes for blocks that are added to a running guest: loans of donors that joined, and memory of
+//! this node.
 
 use super::node::NodeId;
 use super::table::Home;
 use std::collections::BTreeMap;
 
-/// What a donor that joined lends.
+/// The loan of a donor that joined.
 #[derive(Debug)]
 struct Pool {
     blocks: u32,
-    /// Blocks from here on were never given out.
+    /// First block that was never assigned.
     next: u32,
     returned: Vec<u32>,
     used: u32,
-    /// Whether the donor can be reached.
+    /// Whether the donor is reachable.
     usable: bool,
 }
 
@@ -27,19 +27,19 @@ impl Pool {
     }
 }
 
-/// All there is, in blocks.
+/// All pools, in blocks.
 #[derive(Debug)]
 pub struct Pools {
     local: NodeId,
     requested: u32,
-    /// How many may be at home here.
+    /// Limit of blocks with their home here.
     local_max: u32,
     local_used: u32,
     donors: BTreeMap<NodeId, Pool>,
 }
 
 impl Pools {
-    /// No memory of anyone.
+    /// Creates empty pools.
     #[must_use]
     pub fn new(local: NodeId) -> Self {
         Self {
@@ -51,26 +51,26 @@ impl Pools {
         }
     }
 
-    /// What donors lend that joined, and may be given out.
+    /// Returns the loans of joined donors, as far as they are usable or used.
     fn lent(&self) -> u32 {
         let usable = |pool: &Pool| if pool.usable { pool.blocks } else { pool.used };
         self.donors.values().map(usable).sum()
     }
 
-    /// What is missing to what is asked for: beyond donors, and what is at home here already.
+    /// Returns the missing blocks: beyond the loans, and those with their home here already.
     #[must_use]
     pub fn missing(&self, requested: u32) -> u32 {
         requested.saturating_sub(self.lent() + self.local_used)
     }
 
-    /// So much is asked for from now on; what donors do not lend of it comes from here.
+    /// Sets the requested number of blocks; this node provides what donors do not lend.
     pub fn request(&mut self, requested: u32) {
         self.requested = requested;
         let rest = requested.saturating_sub(self.lent());
         self.local_max = rest.max(self.local_used);
     }
 
-    /// A donor lends so much from now on.
+    /// Adds the loan of a donor.
     pub fn join(&mut self, donor: NodeId, blocks: u32, usable: bool) {
         let pool = Pool {
             blocks,
@@ -82,8 +82,7 @@ impl Pools {
         self.donors.insert(donor, pool);
     }
 
-    /// A donor of which nothing is used does not lend any more. False when something is, or it
-    /// never did.
+    /// Removes an unused donor. Returns false if some of its blocks are used, or it does not lend.
     pub fn leave(&mut self, donor: NodeId) -> bool {
         let unused = self.used_of(donor) == Some(0);
         if unused {
@@ -92,20 +91,20 @@ impl Pools {
         unused
     }
 
-    /// Whether something of a donor may be given out.
+    /// Sets whether blocks of a donor may be assigned.
     pub fn set_usable(&mut self, donor: NodeId, usable: bool) {
         if let Some(pool) = self.donors.get_mut(&donor) {
             pool.usable = usable;
         }
     }
 
-    /// Blocks at home on a donor that lends.
+    /// Returns the number of blocks with their home on a lending donor.
     #[must_use]
     pub fn used_of(&self, donor: NodeId) -> Option<u32> {
         Some(self.donors.get(&donor)?.used)
     }
 
-    /// Donors of which nothing is used, and without which there is enough; the last first.
+    /// Returns the unused donors that are not needed, the last one first.
     #[must_use]
     pub fn idle(&self) -> Vec<NodeId> {
         let mut lent = self.lent();
@@ -123,8 +122,8 @@ impl Pools {
         idle
     }
 
-    /// Homes for `count` blocks, of the donors with the lowest ids, and then of this node. `None`
-    /// when there is not enough for all.
+    /// Takes homes for `count` blocks, from the donors with the lowest ids first, and then from
+    /// this node. Returns `None` if there are not enough for all.
     pub fn take(&mut self, count: u32) -> Option<Vec<Home>> {
         let of_donors: u32 = self.donors.values().map(Pool::free).sum();
         if count > of_donors + (self.local_max - self.local_used) {
@@ -153,11 +152,11 @@ impl Pools {
         Some(homes)
     }
 
-    /// Takes memory back.
+    /// Returns a block to its pool.
     pub fn give_back(&mut self, home: Home) {
         if home.node == self.local {
             self.local_used -= 1;
-            // What this node gave up is not given out again without a request.
+            // Memory that this node gave up is not assigned again without a request.
             self.request(self.requested);
         } else if let Some(pool) = self.donors.get_mut(&home.node) {
             pool.used -= 1;
@@ -172,7 +171,7 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::HashSet;
 
-    /// Ids in no order that says anything.
+    /// Ids without a meaningful order.
     const LOCAL: NodeId = NodeId(7);
     const DONORS: [NodeId; 4] = [NodeId(0), NodeId(2), NodeId(4), NodeId(9)];
 

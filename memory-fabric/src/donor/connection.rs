@@ -1,4 +1,4 @@
-//! One connection to a donor: what it is for, and the control of a lease.
+//! One connection to a donor: its purpose, and the control of a lease.
 
 use super::pool::{LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
@@ -16,17 +16,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What the connections of a donor serve.
+/// State that the connections of a donor share.
 #[derive(Debug)]
 pub(super) struct Served {
     pub(super) pool: Arc<Pool>,
-    /// How long a connection waits for its next request without sleeping.
+    /// How long a connection polls for its next request.
     pub(super) spin: Duration,
     pub(super) rdma: DeviceChoice,
     pub(super) rdma_connections: rdma::Connections,
 }
 
-/// One connection, until its first frame tells what it is for.
+/// One connection, until its first frame determines its purpose.
 pub(super) struct Connection<'a> {
     pub(super) served: &'a Served,
     pub(super) peer: SocketAddr,
@@ -77,7 +77,7 @@ impl Connection<'_> {
             let text = format!("VM name of {bytes} bytes, {VM_NAME_BYTES_MAX} is the limit");
             return refuse(&mut control, Refusal::Malformed, text);
         }
-        // It goes to the log.
+        // It is logged.
         let vm: String = request.vm.chars().filter(|c| !c.is_control()).collect();
         let duration = Duration::from_millis(request.duration_ms.into());
         let lent = self
@@ -106,14 +106,14 @@ impl Connection<'_> {
         lease.renew(number);
         drop(lease);
         if let Err(error) = control.send(FrameKind::Granted, &grant) {
-            // Nobody knows the token.
+            // The client has not received the token, so the lease cannot be used.
             self.served.pool.end(&token);
             return Err(error);
         }
         self.keep(control, token, number)
     }
 
-    /// Goes on with a lease on a new control connection.
+    /// Resumes a lease on a new control connection.
     fn resume(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
         let Some(lease) = self.served.pool.find(&token) else {
             return refuse_unknown(&mut control);
@@ -127,8 +127,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Serves control connection `number` of a lease. When it breaks the lease goes on until
-    /// its time is over.
+    /// Serves control connection `number` of a lease. When it breaks, the lease continues until it
+    /// expires.
     fn keep(
         &self,
         mut control: ControlStream,
@@ -136,8 +136,8 @@ impl Connection<'_> {
         number: u64,
     ) -> Result<(), ControlError> {
         loop {
-            // A control connection is silent between renewals; one that is silent for longer
-            // than any lease lasts has lost its peer.
+            // A control connection is silent between renewals; one that is silent for longer than
+            // any lease lasts has lost its peer.
             let longest = self
                 .served
                 .pool
@@ -147,7 +147,7 @@ impl Connection<'_> {
             let (frame, payload) = match received {
                 Ok(received) => received,
                 Err(error) => {
-                    // Told by the VM's kernel, and not by silence.
+                    // The VM's kernel closed the connection, which is not a timeout.
                     if let (ControlError::Stream(_, cause), Some(lease)) =
                         (&error, self.served.pool.find(&token))
                         && cause.kind() != io::ErrorKind::TimedOut
@@ -177,8 +177,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Renews or ends a lease on its control connection `number` and tells its counts; false,
-    /// and a refusal, when there is none.
+    /// Renews or ends a lease on its control connection `number` and sends its counters; sends a
+    /// refusal and returns false if there is no such lease.
     fn answer_status(
         &self,
         control: &mut ControlStream,

@@ -16,14 +16,14 @@ use std::io::{self, Read};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Shortest time between renewals: with less, one lost packet ends a lease.
+/// Shortest lease: with less, one lost packet would end it.
 pub const LEASE_DURATION_MIN: Duration = Duration::from_secs(1);
 
-/// How long connections may take to end with their lease. They wait for nothing by then, but a verb
-/// may hang: then others must not wait for it.
+/// How long connections may take to end with their lease. They normally end at once, but a verb may
+/// hang, and others must not wait for it.
 const CLOSING_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Most leases at once.
+/// Limit of leases.
 pub const LEASES_MAX: usize = 1024;
 
 /// Why no lease is granted.
@@ -34,25 +34,25 @@ pub enum LeaseError {
         "{asked} bytes asked, {free} of {total} are free; lower --memory of the VM, wait for another VM to end, or raise --memory of the node"
     )]
     NoMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         asked: u64,
         /// Bytes free.
         free: u64,
-        /// Bytes lent in all.
+        /// Total bytes.
         total: u64,
     },
-    /// A size that cannot be lent.
+    /// The size cannot be lent.
     #[error("{0} bytes asked: not a multiple of the page size 4096, or zero")]
     Size(u64),
-    /// Too many VMs.
+    /// There are too many leases.
     #[error("{LEASES_MAX} leases, which is the limit")]
     TooMany,
-    /// The system refused.
+    /// A system call failed.
     #[error("cannot map the memory: {0}")]
     System(#[from] io::Error),
 }
 
-/// Bytes of a pool that one lease takes. Dropping it gives them back, so that they count as lent
+/// The bytes of a pool that one lease takes. Dropping it returns them, so they count as lent
 /// exactly as long as their memory is mapped.
 #[derive(Debug)]
 struct Taken {
@@ -83,9 +83,9 @@ pub struct Pool {
 #[derive(Debug, Default)]
 struct Table {
     active: HashMap<Token, Arc<Lease>>,
-    /// Leases that have ended, until nothing uses them any more.
+    /// Leases that have ended, but still have users.
     closing: Vec<Closing>,
-    /// What leases had counted that are in neither.
+    /// Sum of the counters of leases that are in neither list.
     past: LeaseStatus,
 }
 
@@ -93,12 +93,12 @@ struct Table {
 #[derive(Debug)]
 struct Closing {
     lease: Arc<Lease>,
-    /// When it is no longer watched.
+    /// When to stop watching it.
     until: Instant,
 }
 
 impl Pool {
-    /// A pool of `bytes`, lent for at most `duration_max` between renewals.
+    /// Creates a pool of `bytes`, lent for at most `duration_max` between renewals.
     #[must_use]
     pub fn new(bytes: u64, duration_max: Duration) -> Self {
         Self {
@@ -112,25 +112,25 @@ impl Pool {
         }
     }
 
-    /// Bytes lent and free together.
+    /// Returns the total bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes lent now.
+    /// Returns the bytes lent now.
     #[must_use]
     pub fn lent_bytes(&self) -> u64 {
         *lock(&self.lent)
     }
 
-    /// Leases now.
+    /// Returns the number of current leases.
     #[must_use]
     pub fn leases(&self) -> usize {
         lock(&self.table).active.len()
     }
 
-    /// Pages sent and stored for all leases, ended ones included.
+    /// Returns the sum of the counters of all leases, including ended ones.
     #[must_use]
     pub fn status(&self) -> LeaseStatus {
         let table = lock(&self.table);
@@ -182,7 +182,7 @@ impl Pool {
         Ok(lease)
     }
 
-    /// The lease with this token.
+    /// Finds the lease with this token.
     #[must_use]
     pub fn find(&self, token: &Token) -> Option<Arc<Lease>> {
         lock(&self.table).active.get(token).cloned()

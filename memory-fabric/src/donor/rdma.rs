@@ -1,4 +1,4 @@
-//! RDMA connections of VMs: set up here, and then none of this processor's business.
+//! RDMA connections of VMs: they are set up here, and then need no CPU of the donor.
 
 use super::pool::{Lease, Pool, SessionKind};
 use super::refuse::{refuse, refuse_session, refuse_unknown};
@@ -18,17 +18,17 @@ use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex};
 
-/// An RDMA connection of a VM. Neither keys nor packet numbers are in it, with which others could
-/// take part.
+/// An RDMA connection of a VM. It contains no keys or packet numbers, which would allow others to
+/// access the connection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RdmaConnection {
     /// The VM's name.
     pub vm: String,
-    /// What the connection is for.
+    /// Its traffic class.
     pub class: TrafficClass,
-    /// Where the VM's control connection comes from.
+    /// Origin of the VM's control connection.
     pub peer: SocketAddr,
-    /// The device here.
+    /// The local device.
     pub device: String,
     /// This end.
     pub here: PairAddress,
@@ -36,12 +36,12 @@ pub struct RdmaConnection {
     pub there: PairAddress,
 }
 
-/// Where a queue pair is.
+/// Address of a queue pair.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PairAddress {
     /// Its number.
     pub queue_pair: u32,
-    /// The address of its port; of InfiniBand the global identifier, in the same form.
+    /// The address of its port; on InfiniBand the global identifier, in the same form.
     pub address: IpAddr,
     /// The local identifier of its port; 0 on Ethernet.
     pub lid: u16,
@@ -57,16 +57,16 @@ impl From<&Endpoint> for PairAddress {
     }
 }
 
-/// The RDMA connections that a donor has, and how many it may have.
+/// The RDMA connections of a donor, and their limit.
 #[derive(Debug)]
 pub(super) struct Connections {
     quota: Arc<Quota>,
-    /// By the number of this end's queue pair and the device.
+    /// Key: the device, and the number of this end's queue pair.
     active: Mutex<BTreeMap<(String, u32), RdmaConnection>>,
 }
 
 impl Connections {
-    /// With so many at most; of all connections there may be [`CONNECTIONS_MAX`].
+    /// Creates the list with a limit; the limit of all connections is [`CONNECTIONS_MAX`].
     pub(super) fn new(most: Option<u32>) -> Self {
         let most = most.map_or(CONNECTIONS_MAX as u64, u64::from);
         let remedy = "raise --rdma-connections of the node, up to 1024, or end VMs";
@@ -94,7 +94,7 @@ impl Connections {
     }
 }
 
-/// A connection that is listed as long as this is there.
+/// Lists a connection until it is dropped.
 struct Noted<'a> {
     connections: &'a Connections,
     key: (String, u32),
@@ -106,7 +106,7 @@ impl Drop for Noted<'_> {
     }
 }
 
-/// Serves a request for an RDMA connection, until that ends.
+/// Serves a request for an RDMA connection until that ends.
 pub(super) fn serve(
     pool: &Pool,
     choice: &DeviceChoice,
@@ -145,7 +145,7 @@ pub(super) fn serve(
     if let Err(error) = begun {
         return refuse_session(&mut control, class, &error);
     }
-    // One that this one replaces has been given back by now.
+    // A connection that this one replaces has returned its share by now.
     let connected = connections.quota.take().and_then(|share| {
         let ends = connect(&lease, choice, local.ip(), request, &peer.to_string())?;
         Ok(ends.map(|(pair, answer)| (pair, answer, share)))
@@ -186,7 +186,7 @@ pub(super) fn serve(
     served
 }
 
-/// Makes this end of a connection. `None` when the lease has ended.
+/// Creates this end of a connection. Returns `None` when the lease has ended.
 fn connect(
     lease: &Lease,
     choice: &DeviceChoice,
@@ -198,15 +198,15 @@ fn connect(
     let Some((domain, memory)) = lease.export(&device)? else {
         return Ok(None);
     };
-    // Of the device that the memory is registered with, which may have been open before.
+    // On the device with which the memory is registered, which may have been open before.
     let queue = CompletionQueue::silent(domain.device())?;
-    // A connection for reading cannot be used for anything else.
+    // A connection for reading has no other rights.
     let access = match request.attach.class {
         TrafficClass::Bulk => Access::RemoteWrite,
         TrafficClass::Urgent | TrafficClass::Prefetch | TrafficClass::Probe => Access::RemoteRead,
     };
     let mut pair = QueuePair::new(&domain, &queue, &route, 1, access, peer)?;
-    // This end asks for nothing.
+    // This end sends no requests.
     pair.connect(&request.endpoint, NOT_READY_RETRIES)?;
     let answer = ConnectAnswer {
         endpoint: pair.endpoint(),
@@ -215,13 +215,13 @@ fn connect(
     Ok(Some((pair, answer)))
 }
 
-/// Waits until the VM, or the end of the lease, closes the connection. That has no deadline: the
-/// lease has one.
+/// Waits until the VM, or the end of the lease, closes the connection. There is no deadline, since
+/// the lease has one.
 fn wait_for_end(mut stream: TcpStream) {
     if stream.set_read_timeout(None).is_err() {
         return;
     }
-    // Nothing is sent on it; whatever comes ends it.
+    // Nothing is sent on it; any data ends it.
     let mut byte = [0];
     while let Err(error) = stream.read(&mut byte) {
         if error.kind() != std::io::ErrorKind::Interrupted {

@@ -1,4 +1,4 @@
-//! Refusals, which say why.
+//! Refusals with their reasons.
 
 use crate::control::{ControlError, ControlStream};
 use crate::donor::pool::SessionRefused;
@@ -21,7 +21,7 @@ pub(super) fn refuse_unknown(control: &mut ControlStream) -> Result<(), ControlE
     refuse(control, Refusal::UnknownLease, text)
 }
 
-/// Refuses a connection that cannot take the place of the one before.
+/// Refuses a connection that cannot replace the previous one.
 pub(super) fn refuse_session(
     control: &mut ControlStream,
     class: TrafficClass,

@@ -14,19 +14,20 @@ use crate::wire::{
 use std::io::{self, IoSlice};
 use std::time::{Duration, Instant};
 
-/// Bytes of requests read at once: room for 31 pages and their headers.
+/// Size of the receive buffer: 31 pages and their headers.
 const INPUT_BYTES: usize = 128 << 10;
 
-/// Bytes of answers after which no more are collected before they are sent.
+/// Size of collected answers after which they are sent.
 const OUTPUT_BYTES: usize = 32 * (HEADER_BYTES + PAGE_SIZE);
 
-/// Pages compressed after which what there is is sent: it travels while others are compressed.
+/// Number of compressed pages after which answers are sent: they travel while others are
+/// compressed.
 const COMPRESSED_PAGES: u32 = 8;
 
-/// A VM that takes nothing for so long is disconnected.
+/// A VM that accepts no data for this long is disconnected.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a session ended other than by the VM's leave.
+/// Why a session ended, except by the VM.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SessionError {
     #[error("connection broke")]
@@ -41,8 +42,8 @@ pub(super) enum SessionError {
     Fence(#[source] io::Error),
 }
 
-/// Serves pages of `lease` until the VM closes the connection. `spin` is how long it looks for
-/// the next request before it sleeps, at the most.
+/// Serves pages of `lease` until the VM closes the connection. `spin` is the longest polling time
+/// before a sleep.
 pub(super) fn serve(
     lease: &Lease,
     stream: &mut Stream,
@@ -81,7 +82,7 @@ pub(super) fn serve(
         .output
         .extend(Frame::new(FrameKind::Error, 0, 0, true).encode(&message));
     session.output.extend(message);
-    // The VM learns why if it still listens.
+    // Best effort: sends the reason to the VM.
     let _ = session.send();
     result
 }
@@ -93,13 +94,13 @@ struct Session<'a> {
     attached: &'a mut Attached,
     spin: Spin,
     input: Box<[u8]>,
-    /// The part of `input` that is filled and not yet decoded.
+    /// The received part of `input` that is not decoded yet.
     filled: std::ops::Range<usize>,
     output: Vec<u8>,
     packer: Packer,
-    /// Pages that were compressed, or tried to be, for what is in `output`.
+    /// Pages in `output` for which compression was tried.
     compressed: u32,
-    /// A page that came packed.
+    /// Buffer for an unpacked page.
     unpacked: Box<PageBytes>,
 }
 
@@ -112,7 +113,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Waits for more requests; false when the VM closed the connection.
+    /// Waits for more requests; returns false when the VM closed the connection.
     fn receive(&mut self) -> io::Result<bool> {
         if self.filled.start > 0 {
             self.input.copy_within(self.filled.clone(), 0);
@@ -143,7 +144,7 @@ impl Session<'_> {
         }
     }
 
-    /// Carries out what whole requests are in the buffer.
+    /// Executes the complete requests in the buffer.
     fn answer(&mut self) -> Result<(), SessionError> {
         loop {
             let bytes = &self.input[self.filled.clone()];
@@ -203,12 +204,12 @@ impl Session<'_> {
         }
     }
 
-    /// Answers a request for pages, packed as far as it allows that and it pays.
+    /// Answers a request for pages, packed if it is allowed and saves enough.
     fn read(&mut self, asked: &Frame, mut reply: Frame, pages: u32) -> Result<(), OutOfRange> {
         let start = self.output.len();
         let payload = start + HEADER_BYTES;
         self.output.extend([0; HEADER_BYTES]);
-        // What is packed is a copy: the slab may be written meanwhile.
+        // Packs a copy, since the slab may be written concurrently.
         let read = self.lease.read_run(asked.offset, pages, &mut self.output);
         if let Err(error) = read {
             self.output.truncate(start);
@@ -227,7 +228,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Answers a request for bytes that are only measured.
+    /// Answers a measuring request.
     fn probe(&mut self, offset: u64, reply: Frame, bytes: u32) -> Result<(), OutOfRange> {
         let start = self.output.len();
         self.output.extend([0; HEADER_BYTES]);

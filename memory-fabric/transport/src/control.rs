@@ -1,5 +1,5 @@
-//! Whole frames over a blocking stream, each with a deadline: how connections are set up, and
-//! all there is on a control connection.
+//! Complete frames over a blocking stream, each with a deadline: for setting up connections, and
+//! for all of a control connection.
 
 use crate::stream::{Carrier, Stream};
 use fabric_homes::NodeId;
@@ -12,31 +12,31 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long a connection may take to come about.
+/// Timeout of establishing a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a peer may take for one control frame.
+/// Timeout of a peer for one control frame.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a control exchange failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// This build has no part for what the connection is to be made of.
+    /// This build does not support the requested carrier.
     #[error("cannot connect to {0}")]
     LeftOut(SocketAddr, #[source] io::Error),
-    /// No connection.
+    /// No connection could be established.
     #[error("cannot connect to {0}; is `ssi-hv node` running there, and reachable?")]
     Connect(SocketAddr, #[source] io::Error),
     /// The connection broke, or the peer was too slow.
     #[error("connection to {0} failed")]
     Stream(SocketAddr, #[source] io::Error),
-    /// The peer broke the protocol.
+    /// The peer violated the protocol.
     #[error("{0} does not keep to the protocol")]
     Protocol(SocketAddr, #[source] WireError),
-    /// The donor grants a lease that was not asked for.
+    /// The donor granted a lease that was not requested.
     #[error("{0} does not lend what was asked")]
     Grant(SocketAddr, #[source] GrantError),
-    /// The peer said no.
+    /// The peer refused.
     #[error("{address} refuses: {text}")]
     Refused {
         /// The peer.
@@ -48,7 +48,7 @@ pub enum ControlError {
     },
 }
 
-/// A blocking connection that carries whole frames.
+/// A blocking connection for complete frames.
 #[derive(Debug)]
 pub struct ControlStream {
     stream: Stream,
@@ -60,7 +60,7 @@ impl ControlStream {
     ///
     /// # Errors
     ///
-    /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
+    /// [`ControlError::Connect`], within [`CONNECT_TIMEOUT`].
     pub fn connect(peer: SocketAddr) -> Result<Self, ControlError> {
         Self::connect_by(peer, Carrier::Tcp)
     }
@@ -69,7 +69,7 @@ impl ControlStream {
     ///
     /// # Errors
     ///
-    /// [`ControlError::Connect`], after [`CONNECT_TIMEOUT`] at the latest.
+    /// [`ControlError::Connect`], within [`CONNECT_TIMEOUT`].
     pub fn connect_by(peer: SocketAddr, carrier: Carrier) -> Result<Self, ControlError> {
         let stream =
             Stream::connect(peer, carrier, CONNECT_TIMEOUT).map_err(|error| {
@@ -81,7 +81,7 @@ impl ControlStream {
         Ok(Self { stream, peer })
     }
 
-    /// Takes over a connection that a peer made.
+    /// Wraps a connection that a peer opened.
     pub fn accepted(stream: Stream, peer: SocketAddr) -> Self {
         Self { stream, peer }
     }
@@ -105,7 +105,7 @@ impl ControlStream {
                 WireError::Unexpected(frame.kind),
             ));
         }
-        // Nothing drives the connection until the next request.
+        // The connection is not driven until the next request.
         self.stream.acknowledge();
         self.decode(frame.kind, &payload)
     }
@@ -114,12 +114,12 @@ impl ControlStream {
     ///
     /// # Errors
     ///
-    /// [`ControlError::Stream`], after [`CONTROL_TIMEOUT`] at the latest.
+    /// [`ControlError::Stream`], within [`CONTROL_TIMEOUT`].
     pub fn send<M: Serialize>(&mut self, kind: FrameKind, message: &M) -> Result<(), ControlError> {
         self.send_stamped(kind, message, Stamp::NONE)
     }
 
-    /// Sends one message of a connection for pages.
+    /// Sends one message of a page connection.
     ///
     /// # Errors
     ///
@@ -157,7 +157,8 @@ impl ControlStream {
         self.check_answer(&frame, FrameKind::Attached, ends.donor, request.epoch)
     }
 
-    /// Checks that an answer is of this kind, from `donor`, and to a request of epoch `asked`.
+    /// Checks that an answer has this kind, comes from `donor`, and belongs to a request of epoch
+    /// `asked`.
     ///
     /// # Errors
     ///
@@ -192,7 +193,7 @@ impl ControlStream {
         self.read_exact_by(rest, deadline)?;
         let frame = Frame::decode(&header).map_err(|error| self.wrong(error))?;
         if frame.length > CONTROL_BYTES_MAX {
-            // Pages have no place here, and nothing is allocated for them.
+            // Page frames are invalid here, and nothing is allocated for them.
             return Err(self.wrong(WireError::Unexpected(frame.kind)));
         }
         let mut payload = vec![0; frame.length];
@@ -212,7 +213,7 @@ impl ControlStream {
         Ok((frame, payload))
     }
 
-    /// Decodes the payload of a frame that came over this connection.
+    /// Decodes the payload of a frame from this connection.
     ///
     /// # Errors
     ///
@@ -225,39 +226,39 @@ impl ControlStream {
         decode_message(kind, payload).map_err(|error| self.wrong(error))
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    /// This end's address, by which the peer is reached.
+    /// Returns the local address of the connection.
     ///
     /// # Errors
     ///
-    /// When the connection has none any more.
+    /// Fails when the connection has none any more.
     pub fn local(&self) -> Result<SocketAddr, ControlError> {
         self.stream.local().map_err(|error| self.broken(error))
     }
 
-    /// The connection itself, for pages.
+    /// Returns the connection itself, for pages.
     #[must_use]
     pub fn into_stream(self) -> Stream {
         self.stream
     }
 
-    /// The TCP connection itself.
+    /// Returns the TCP connection itself.
     ///
     /// # Errors
     ///
-    /// When it is none.
+    /// Fails when it is not TCP.
     pub fn into_tcp(self) -> Result<TcpStream, ControlError> {
         let peer = self.peer;
         let stream = self.stream.into_tcp();
         stream.map_err(|error| ControlError::Stream(peer, error))
     }
 
-    /// Whether it is a TCP connection.
+    /// Returns whether it is a TCP connection.
     pub fn is_tcp(&self) -> bool {
         matches!(self.stream, Stream::Tcp(_))
     }

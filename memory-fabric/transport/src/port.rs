@@ -8,23 +8,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// A connection on which a request stays unanswered for so long is taken for dead, also when other
-/// requests are answered.
+/// Longest time without an answer to a request, after which the connection counts as dead, even if
+/// other requests are answered.
 pub const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a page connection is of no more use.
+/// Why a page connection is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Outage {
-    /// There was none yet.
+    /// There was no connection yet.
     #[error("not connected yet")]
     Initial,
     /// It broke.
     #[error("connection broke: {0}")]
     Stream(#[source] io::Error),
-    /// A request was not answered within the time that is allowed.
+    /// A request was not answered in time.
     #[error("a request was not answered within {} s", STALL_TIMEOUT.as_secs())]
     Stalled,
-    /// The donor broke the protocol.
+    /// The donor violated the protocol.
     #[error("donor does not keep to the protocol: {0}")]
     Protocol(#[source] WireError),
     /// The donor refused a request.
@@ -32,16 +32,16 @@ pub enum Outage {
     Refused(ErrorMessage),
 }
 
-/// What the thread of a link is asked for.
+/// A request to the thread of a link.
 #[derive(Debug)]
 pub enum LinkRequest {
-    /// A new connection of a class, since the one there was failed.
+    /// Requests a new connection of a class, since the existing one failed.
     Connection(TrafficClass, Outage),
-    /// To end.
+    /// Stops the thread.
     Stop,
 }
 
-/// The end of a link in the hands of a transport.
+/// The link's interface for a transport.
 #[derive(Debug)]
 pub struct LinkPort {
     class: TrafficClass,
@@ -53,8 +53,9 @@ pub struct LinkPort {
 }
 
 impl LinkPort {
-    /// A port for one class of connections between `ends`: they come from `connections`, new ones
-    /// are requested by `requests`, and completed requests are counted in `completed`.
+    /// Creates a port for one class of connections between `ends`: they arrive through
+    /// `connections`, new ones are requested through `requests`, and completed requests are counted
+    /// in `completed`.
     #[must_use]
     pub fn new(
         class: TrafficClass,
@@ -72,27 +73,27 @@ impl LinkPort {
         }
     }
 
-    /// The ends of its connections.
+    /// Returns the ends of its connections.
     #[must_use]
     pub fn ends(&self) -> &Ends {
         &self.ends
     }
 
-    /// Counts a completed request: the connection works.
+    /// Counts a completed request, which shows that the connection works.
     pub fn note_progress(&self) {
         // Relaxed: a count that the link compares with an earlier one.
         self.completed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The newest connection, if there is a new one.
+    /// Returns the newest connection, if there is a new one.
     #[must_use]
     pub fn take_connection(&self) -> Option<Stream> {
         self.connections.try_iter().last()
     }
 
-    /// Requests a new connection, since the one there was failed.
+    /// Requests a new connection, since the existing one failed.
     pub fn request_connection(&self, why: Outage) {
-        // Full or closed: the link knows already, or ends.
+        // If the channel is full or closed, the link knows already, or is stopping.
         let request = LinkRequest::Connection(self.class, why);
         let _ = self.requests.try_send(request);
     }

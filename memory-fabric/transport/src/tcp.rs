@@ -1,9 +1,10 @@
-//! Pages over a TCP connection, or one over UDP that carries frames as well; requests pipelined.
+//! Pages over a TCP connection, or over a QUIC connection, which carries the same frames; requests
+//! are pipelined.
 //!
-//! It does not block. A broken or stalled connection is handed back to the donor's
-//! link by its [port](LinkPort), which makes a new one; every outstanding request is then sent again.
+//! It is non-blocking. A broken or stalled connection is returned to the donor's link through its
+//! [port](LinkPort), which makes a new one; every outstanding request is then sent again.
 //!
-//! Pages are compressed where that pays, which each connection finds out for itself (`choice`).
+//! Pages are compressed where that pays, which each connection decides for itself (`choice`).
 
 mod connection;
 mod fence;
@@ -31,25 +32,25 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes received at once: room for 31 pages and their headers.
+/// Size of the receive buffer: 31 pages and their headers.
 const INPUT_BYTES: usize = 128 << 10;
 
-/// As above where runs of pages come: room for the longest two.
+/// Size of the receive buffer for runs: the two longest.
 const RUN_INPUT_BYTES: usize = 2 * (HEADER_BYTES + PAYLOAD_BYTES_MAX);
 
-/// As above where probes come: room for the longest two.
+/// Size of the receive buffer for probes: the two longest.
 const PROBE_INPUT_BYTES: usize = 2 * (HEADER_BYTES + PROBE_BYTES_MAX as usize);
 
-/// Frames given to the kernel in one call.
+/// Frames passed to the kernel in one call.
 const SEND_BATCH: usize = 16;
 
-/// Compressed pages after which they are sent: they travel while others are compressed.
+/// Number of compressed pages after which they are sent: they travel while others are compressed.
 const COMPRESSED_BATCH: usize = 8;
 
-/// Requests that may be outstanding: [`IN_FLIGHT_MAX`], and a fence before them.
+/// Limit of outstanding requests: [`IN_FLIGHT_MAX`], and a fence before them.
 const SLOTS: usize = IN_FLIGHT_MAX + 1;
 
-/// Requests to one donor over TCP, or over UDP.
+/// Requests to one donor over TCP or UDP.
 #[derive(Debug)]
 pub struct TcpTransport {
     port: LinkPort,
@@ -58,21 +59,21 @@ pub struct TcpTransport {
     stream: Option<Stream>,
     slots: Box<[Slot]>,
     free: Vec<u16>,
-    /// Slots in use, in the order of posting.
+    /// Slots in use, in posting order.
     posted: VecDeque<u16>,
-    /// How many of them are fences, and how many tell to drop pages.
+    /// Number of these that are fences, and that are drops.
     fences: usize,
     drops: usize,
-    /// How many of `posted`, from the front, are wholly sent.
+    /// Number of `posted`, from the front, that are completely sent.
     sent: usize,
-    /// Bytes sent of the one after.
+    /// Bytes sent of the next one.
     sent_bytes: usize,
     input: Box<[u8]>,
-    /// The part of `input` that is filled and not yet decoded.
+    /// The received part of `input` that is not decoded yet.
     filled: std::ops::Range<usize>,
-    /// When bytes last came, or something was first asked after everything had been answered.
+    /// Time of the last received bytes, or of the first request after everything had been answered.
     received: Instant,
-    /// The same, but for answers that were not whole yet.
+    /// The same, except for incomplete answers.
     measured: Instant,
     /// The oldest request that an earlier connection did not complete: until it is completed, the
     /// donor has made no progress, whatever else it answers.
@@ -80,13 +81,13 @@ pub struct TcpTransport {
     choice: Choice,
     traffic: Arc<Traffic>,
     packer: Packer,
-    /// Pages that were compressed, or tried to be, since something was sent.
+    /// Pages for which compression was tried since the last send.
     compressed: usize,
-    /// Pages that came packed.
+    /// Buffer for unpacked pages.
     unpacked: Box<[u8]>,
 }
 
-/// What goes with a request.
+/// Payload of a request.
 #[derive(Clone, Copy)]
 enum Payload {
     None,
@@ -95,8 +96,8 @@ enum Payload {
 }
 
 impl TcpTransport {
-    /// A transport that uses the connection in `port`, and its successors, and counts what they
-    /// carry.
+    /// Creates a transport that uses the connection in `port` and its successors, and counts their
+    /// traffic.
     #[must_use]
     pub fn new(
         port: LinkPort,
@@ -139,7 +140,7 @@ impl TcpTransport {
         }
     }
 
-    /// Compresses by the policy of this link from now on.
+    /// Applies the compression policy of this link.
     #[must_use]
     pub fn following(mut self, path: Arc<PathStats>) -> Self {
         self.choice.follow(path);
@@ -229,7 +230,7 @@ impl TcpTransport {
     }
 
     fn receive(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), Outage> {
-        // As long as the peer fills the buffer there may be more.
+        // While the peer fills the buffer there may be more.
         loop {
             let Some(stream) = &mut self.stream else {
                 return Ok(());
@@ -237,7 +238,7 @@ impl TcpTransport {
             if self.posted.is_empty() {
                 return Ok(());
             }
-            // What is left is moved to the front only when the longest frame might not fit.
+            // The remaining bytes are moved to the front only when the longest frame might not fit.
             if self.filled.is_empty() {
                 self.filled = 0..0;
             } else if self.filled.start > self.input.len() / 2 {
@@ -265,7 +266,7 @@ impl TcpTransport {
         }
     }
 
-    /// Completes what whole frames are in the buffer, and measures how long they took.
+    /// Completes the requests of whole frames in the buffer, and measures their durations.
     fn decode(&mut self, complete: &mut dyn FnMut(Completion<'_>)) -> Result<(), Outage> {
         let mut unpacking = Duration::ZERO;
         let mut answered = false;
@@ -276,7 +277,7 @@ impl TcpTransport {
             };
             let frame = Frame::decode(header).map_err(Outage::Protocol)?;
             if HEADER_BYTES + frame.length > self.input.len() / 2 {
-                // No such frame is asked for on a connection of this class.
+                // Such frames are never requested on a connection of this class.
                 return Err(Outage::Protocol(WireError::Unexpected(frame.kind)));
             }
             let Some(payload) = rest.get(..frame.length) else {
@@ -302,7 +303,7 @@ impl TcpTransport {
             let place = self.posted.iter().position(|&posted| posted == index);
             let place = place.expect("a slot in use is posted");
             if place >= self.sent {
-                // An answer to what was not wholly sent yet.
+                // An answer to a request that was not completely sent.
                 return Err(unasked);
             }
             if frame.checksummed != self.checksum {
@@ -406,7 +407,7 @@ impl PageTransport for TcpTransport {
     }
 
     fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
-        // The completion says how many pages, not for which ticket.
+        // The completion has the number of pages, not a ticket.
         let payload = Payload::Count(pages);
         self.post(Ticket(0), FrameKind::DropPages, offset, payload)?;
         self.drops += 1;

@@ -1,4 +1,4 @@
-//! What is wrong with a frame.
+//! Errors of frames.
 
 use crate::packing::UnpackError;
 use crate::{FrameKind, PROBE_BYTES_MAX, RUN_PAGES_MAX, VERSION};
@@ -7,21 +7,21 @@ use fabric_homes::NodeId;
 /// A frame that breaks the protocol.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum WireError {
-    /// Not this protocol.
+    /// It is not this protocol.
     #[error("frame starts with {0:02x?}, not with \"SV\": the peer is not an ssi-hv node")]
     Magic([u8; 2]),
-    /// Another version of it.
+    /// It is another version of the protocol.
     #[error(
         "peer speaks version {theirs} of the protocol, this one {VERSION}; use the same release of ssi-hv on both hosts"
     )]
     Version {
-        /// What the peer speaks.
+        /// The peer's version.
         theirs: u8,
     },
-    /// A kind that does not exist.
+    /// The kind is unknown.
     #[error("frame of unknown kind {0}")]
     Kind(u8),
-    /// A length that the kind cannot have.
+    /// The length is invalid for the kind.
     #[error("{kind:?} frame with {length} bytes, {least} to {most} are allowed")]
     Length {
         /// The frame's kind.
@@ -33,13 +33,13 @@ pub enum WireError {
         /// Largest length allowed.
         most: usize,
     },
-    /// A run of pages that nobody may ask for.
+    /// The run of pages has an invalid length.
     #[error("a run of {0} pages is asked, 1 to {RUN_PAGES_MAX} are allowed")]
     Run(u32),
-    /// A probe that nobody may ask for.
+    /// The probe has an invalid length.
     #[error("a probe of {0} bytes is asked, 1 to {PROBE_BYTES_MAX} are allowed")]
     Probe(u32),
-    /// Flags that say nothing, or on a kind that has nothing to pack.
+    /// The packing flags are invalid, or the kind has no pages.
     #[error("{kind:?} frame with flags {flags:#06x}, whose packing is not allowed")]
     Packing {
         /// The frame's kind.
@@ -47,15 +47,15 @@ pub enum WireError {
         /// Its flags.
         flags: u16,
     },
-    /// Packed pages that are not what they should be.
+    /// Packed pages are invalid.
     #[error("{kind:?} frame whose packed pages are wrong: {cause}")]
     Unpack {
         /// The frame's kind.
         kind: FrameKind,
-        /// What is wrong.
+        /// The cause.
         cause: UnpackError,
     },
-    /// Damaged on the way.
+    /// The frame is damaged.
     #[error(
         "{kind:?} frame {request:#x} has checksum {found:#010x}, its bytes give {computed:#010x}"
     )]
@@ -64,56 +64,56 @@ pub enum WireError {
         kind: FrameKind,
         /// Its request id.
         request: u64,
-        /// The checksum it carries.
+        /// The checksum in the frame.
         found: u32,
-        /// The checksum of its bytes.
+        /// The computed checksum.
         computed: u32,
     },
-    /// A control payload that is not what its kind says.
+    /// The payload of a control frame does not match its kind.
     #[error("{kind:?} frame whose payload cannot be decoded")]
     Payload {
         /// The frame's kind.
         kind: FrameKind,
     },
-    /// A kind that is not allowed at this point.
+    /// The kind is not allowed at this point.
     #[error("unexpected {0:?} frame")]
     Unexpected(FrameKind),
-    /// A frame of another node than the one at the other end of the connection.
+    /// The frame names another node than the peer.
     #[error("{kind:?} frame of {found}, the connection is that of {expected}")]
     Sender {
         /// The frame's kind.
         kind: FrameKind,
-        /// The node that it names.
+        /// The node in the frame.
         found: NodeId,
-        /// The node at the other end.
+        /// The peer.
         expected: NodeId,
     },
-    /// A request from before the epoch in which its connection was made.
+    /// A request is older than the epoch in which its connection was made.
     #[error("{kind:?} frame of epoch {found}, which is older than {current}, its connection's")]
     StaleEpoch {
         /// The frame's kind.
         kind: FrameKind,
-        /// The epoch that it names.
+        /// The epoch in the frame.
         found: u64,
-        /// That of the connection.
+        /// The epoch of the connection.
         current: u64,
     },
-    /// An answer that names another epoch than its request.
+    /// An answer has another epoch than its request.
     #[error("{kind:?} frame of epoch {found} answers a request of epoch {asked}")]
     AnswerEpoch {
         /// The frame's kind.
         kind: FrameKind,
-        /// The epoch that it names.
+        /// The epoch in the answer.
         found: u64,
-        /// That of the request.
+        /// The epoch of the request.
         asked: u64,
     },
-    /// An answer to no request.
+    /// An answer matches no request.
     #[error("{kind:?} frame answers request {request:#x}, which is not outstanding")]
     Unasked {
         /// The frame's kind.
         kind: FrameKind,
-        /// The id it repeats.
+        /// The request id in the answer.
         request: u64,
     },
 }

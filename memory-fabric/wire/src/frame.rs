@@ -16,7 +16,7 @@ pub const HEADER_BYTES: usize = size_of::<Header>();
 /// Bytes of a header up to its kind, which are the same in all versions.
 pub const PREFIX_BYTES: usize = 4;
 
-/// Set in a header whose checksum field is valid; an answer then has one too.
+/// Set in a header with a valid checksum field; the answer then has one too.
 pub const FLAG_CHECKSUM: u16 = 1;
 
 /// The bits of the flags that have the [`Packing`]: 0 to 2.
@@ -48,20 +48,20 @@ const _: () = assert!(offset_of!(Header, length) == 8);
 const _: () = assert!(offset_of!(Header, request) == 16);
 const _: () = assert!(offset_of!(Header, epoch) == 32);
 
-/// A checked header in host byte order.
+/// A validated header in host byte order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Frame {
-    /// What it is.
+    /// Its kind.
     pub kind: FrameKind,
-    /// Whether it carries, and wants, a checksum.
+    /// Whether it has, and requests, a checksum.
     pub checksummed: bool,
-    /// How its pages are packed; of a request for pages, how they may be at the most.
+    /// Packing of its pages; for a request for pages, the most compact one allowed.
     pub packing: Packing,
-    /// Who sent it, and in which epoch.
+    /// Its sender and epoch.
     pub stamp: Stamp,
-    /// The request's id.
+    /// Id of the request.
     pub request: u64,
-    /// Bytes into the lease, for page frames.
+    /// Offset in the lease in bytes, for page frames.
     pub offset: u64,
     /// Bytes of payload.
     pub length: usize,
@@ -69,7 +69,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame to be sent.
+    /// Creates a frame to send.
     #[must_use]
     pub const fn new(kind: FrameKind, request: u64, offset: u64, checksummed: bool) -> Self {
         Self {
@@ -84,21 +84,21 @@ impl Frame {
         }
     }
 
-    /// The same with its pages packed, or allowed to be.
+    /// Sets the packing of its pages, or the one allowed.
     #[must_use]
     pub const fn with_packing(mut self, packing: Packing) -> Self {
         self.packing = packing;
         self
     }
 
-    /// The same with the node that sends it, and the epoch.
+    /// Sets its sender and epoch.
     #[must_use]
     pub const fn with_stamp(mut self, stamp: Stamp) -> Self {
         self.stamp = stamp;
         self
     }
 
-    /// The header that precedes `payload`.
+    /// Returns the header that precedes `payload`.
     #[must_use]
     pub fn encode(&self, payload: &[u8]) -> [u8; HEADER_BYTES] {
         let length = u32::try_from(payload.len()).expect("payloads are at most a run of pages");
@@ -127,17 +127,17 @@ impl Frame {
     ///
     /// # Errors
     ///
-    /// When they are of another protocol, or another version of this one.
+    /// Fails when they are of another protocol, or another version of this one.
     pub fn check_prefix(prefix: [u8; PREFIX_BYTES]) -> Result<(), WireError> {
         let [first, second, version, _kind] = prefix;
         check_peer([first, second], version)
     }
 
-    /// Checks a header.
+    /// Decodes and validates a header.
     ///
     /// # Errors
     ///
-    /// When it breaks the protocol; its payload must then not be read.
+    /// Fails when it violates the protocol; its payload must then not be read.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
         let header: Header = zerocopy::transmute!(*bytes);
         check_peer(header.magic, header.version)?;
@@ -172,7 +172,7 @@ impl Frame {
         }
     }
 
-    /// Checks who sent an answer to a request of epoch `asked`, and that it is of that epoch.
+    /// Checks the sender of an answer to a request of epoch `asked`, and its epoch.
     ///
     /// # Errors
     ///
@@ -196,7 +196,7 @@ impl Frame {
         Ok(())
     }
 
-    /// Checks header and payload against the checksum, where there is one.
+    /// Verifies the checksum of header and payload, if there is one.
     ///
     /// # Errors
     ///
@@ -231,7 +231,8 @@ fn check_peer(magic: [u8; 2], version: u8) -> Result<(), WireError> {
     Ok(())
 }
 
-/// CRC-32C (RFC 3720, appendix B.4) of header, its checksum field zero, and payload.
+/// Computes the CRC-32C (RFC 3720, appendix B.4) of the header, with a zero checksum field, and the
+/// payload.
 fn checksum_of(header: &Header, payload: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c(header.as_bytes()), payload)
 }

@@ -1,57 +1,57 @@
-//! What frames there are, and how long they may be.
+//! The kinds of frames, and their lengths.
 
 use crate::packing::{LENGTH_BYTES, Packing, packed_bytes_max};
 use crate::{CONTROL_BYTES_MAX, COUNT_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX, RUN_PAGES_MAX};
 use fabric_pages::page::PAGE_SIZE;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// [`LeaseRequest`]: lend me memory.
+    /// [`LeaseRequest`]: requests memory.
     Lease = 1,
     /// [`LeaseGrant`]: the answer to `Lease`.
     Granted = 2,
-    /// [`Token`]: go on with a lease on a new control connection.
+    /// [`Token`]: resumes a lease on a new control connection.
     Resume = 3,
-    /// [`Token`]: keep a lease.
+    /// [`Token`]: renews a lease.
     Renew = 4,
     /// [`LeaseStatus`]: the answer to `Resume`, `Renew` and `Release`.
     Status = 5,
-    /// [`Token`]: end a lease.
+    /// [`Token`]: ends a lease.
     Release = 6,
-    /// [`AttachRequest`]: use this connection for pages of a lease.
+    /// [`AttachRequest`]: makes this a connection for pages of a lease.
     Attach = 7,
     /// No payload: the answer to `Attach`.
     Attached = 8,
-    /// A message of the RDMA transport: let me read pages of a lease by RDMA.
+    /// A message of the RDMA transport: requests RDMA access to a lease.
     Connect = 9,
     /// A message of the RDMA transport: the answer to `Connect`.
     Connected = 10,
-    /// No payload: send the page at `offset` (bytes into the lease).
+    /// No payload: reads the page at `offset` (bytes into the lease).
     ReadPage = 16,
     /// One page: the answer to `ReadPage`.
     PageData = 17,
-    /// One page: store it at `offset`.
+    /// One page: stores it at `offset`.
     WritePage = 18,
     /// No payload: the answer to `WritePage`.
     Written = 19,
-    /// A number of pages, 4 bytes, from 1 to [`DROP_PAGES_MAX`]: forget those from `offset` on.
-    /// The VM does not read them before it has written them again.
+    /// A number of pages, 4 bytes, from 1 to [`DROP_PAGES_MAX`]: drops those from `offset` on. The
+    /// VM does not read them before it has written them again.
     DropPages = 20,
     /// No payload: the answer to `DropPages`.
     Dropped = 21,
-    /// A number of pages, 4 bytes, from 1 to [`RUN_PAGES_MAX`]: send so many from `offset` on.
+    /// A number of pages, 4 bytes, from 1 to [`RUN_PAGES_MAX`]: reads as many from `offset` on.
     ReadPages = 22,
-    /// The pages one after the other: the answer to `ReadPages`.
+    /// The pages in order: the answer to `ReadPages`.
     PagesData = 23,
-    /// A number of bytes, 4 bytes, from 1 to [`PROBE_BYTES_MAX`]: send so many from `offset` on.
+    /// A number of bytes, 4 bytes, from 1 to [`PROBE_BYTES_MAX`]: reads as many from `offset` on.
     /// Only on connections of [`TrafficClass::Probe`].
     Probe = 24,
     /// The bytes: the answer to `Probe`.
     ProbeData = 25,
-    /// No payload: end the RDMA connection for write-backs, if there is one. What comes behind
-    /// this on its connection is carried out when no WRITE can change the lease any more.
+    /// No payload: ends the RDMA connection for write-backs, if there is one. Requests behind it on
+    /// its connection are executed only when no WRITE can change the lease any more.
     Fence = 26,
     /// No payload: the answer to `Fence`.
     Fenced = 27,
@@ -70,7 +70,7 @@ impl FrameKind {
         all.into_iter().find(|&kind| kind as u8 == byte)
     }
 
-    /// Whether frames of this kind say how pages are packed, or may be.
+    /// Returns whether frames of this kind have packing flags.
     pub(crate) const fn has_packing(self) -> bool {
         matches!(
             self,
@@ -78,7 +78,7 @@ impl FrameKind {
         )
     }
 
-    /// Payload lengths that this kind may have, bytes, with its pages packed or not.
+    /// Returns the valid range of payload lengths in bytes, with this packing.
     #[must_use]
     pub const fn payload_bytes(self, packing: Packing) -> (usize, usize) {
         match (self, packing) {

@@ -1,7 +1,7 @@
-//! What goes over a TCP connection between a VM and a donor.
+//! The protocol between a VM and a donor over a TCP connection.
 //!
-//! Every frame is a 40-byte little-endian header and, for some kinds, a payload. The first
-//! frame on a connection decides what the connection is for:
+//! Every frame is a 40-byte little-endian header and, for some kinds, a payload. The first frame on
+//! a connection determines its purpose:
 //!
 //! | first frame | connection | then |
 //! |---|---|---|
@@ -10,15 +10,15 @@
 //! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, `Fence`, pipelined; `Probe` on one for measuring |
 //! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
-//! Requests carry an id that the answer repeats. Answers on one connection come in the order
-//! of the requests from our donor, but a client must not rely on it. A peer that breaks a rule
-//! gets an `Error` frame, if it can still be told, and is disconnected.
+//! Requests have an id, which the answer repeats. Our donor answers in the order of the requests on
+//! a connection, but a client must not rely on it. A peer that violates the protocol gets an
+//! `Error` frame, if possible, and is disconnected.
 //!
-//! Frames of page connections carry the id of the node that sent them and the [epoch](stamp) of the
-//! VM's home table. Those of control connections, which name no page, carry zeroes there.
+//! Frames of page connections carry the id of the sending node and the [epoch](stamp) of the VM's
+//! home table. Those of control connections, which name no page, carry zeroes there.
 //!
-//! Pages may be [packed](crate::packing). The VM decides: each of its requests for pages says
-//! how the answer may be packed at the most, and each page that it writes how it is.
+//! Pages may be [packed](crate::packing). The VM decides: each request for pages has the most
+//! compact packing allowed in the answer, and each written page has its own packing.
 
 mod error;
 mod frame;
@@ -40,42 +40,42 @@ use fabric_pages::page::PAGE_SIZE;
 use std::time::Duration;
 use zerocopy::little_endian::U32;
 
-/// The protocol's version. Peers of different versions do not talk.
+/// The protocol's version. Peers of different versions cannot communicate.
 pub const VERSION: u8 = 8;
 
-/// Longest payload of a control frame, bytes: room for every message with its longest strings.
+/// Longest payload of a control frame, bytes: fits every message with its longest strings.
 pub const CONTROL_BYTES_MAX: usize = 1024;
 
 /// Payload of a frame that names several pages, bytes: their little-endian number.
 pub const COUNT_BYTES: usize = size_of::<U32>();
 
-/// Most pages of one [`FrameKind::DropPages`] frame: what comes behind it on its connection
-/// does not wait long. 32 MiB.
+/// Limit of pages of one [`FrameKind::DropPages`] frame, which bounds the delay of requests behind
+/// it. 32 MiB.
 pub const DROP_PAGES_MAX: u32 = 8192;
 
-/// Most pages that one [`FrameKind::ReadPages`] asks for. More make no frame cheaper, and the
-/// first page of a run can only be used when the last has come.
+/// Limit of pages of one [`FrameKind::ReadPages`]. Longer runs save no overhead, and the first page
+/// of a run can be used only when the last has arrived.
 pub const RUN_PAGES_MAX: u32 = 64;
 
-/// Longest payload of any frame but [`FrameKind::ProbeData`], bytes: the longest run of pages.
+/// Longest payload of any frame except [`FrameKind::ProbeData`], bytes: the longest run of pages.
 pub const PAYLOAD_BYTES_MAX: usize = RUN_PAGES_MAX as usize * PAGE_SIZE;
 
-/// Most bytes that one [`FrameKind::Probe`] asks for: longer ones tell nothing more of a link. Only
-/// connections for measuring have room for so much.
+/// Limit of bytes of one [`FrameKind::Probe`]: longer ones reveal nothing further about a link.
+/// Only measuring connections have buffers of this size.
 pub const PROBE_BYTES_MAX: u32 = 1 << 20;
 
-/// How long a lease goes on when its control connection was closed by the VM's side without a
-/// release, as the end of a killed process does. A living VM renews several times in it, finds
-/// the connection closed, and resumes the lease on another.
+/// How long a lease continues after the VM's side closed its control connection without a release,
+/// as the end of a killed process does. A running VM renews several times in that period, detects
+/// the closed connection, and resumes the lease on another.
 pub const ORPHAN_TIME: Duration = Duration::from_secs(10);
 
-/// Longest time between two renewals by a VM, however long its lease.
+/// Longest interval of a VM's renewals, for leases of any duration.
 pub const RENEWAL_INTERVAL_MAX: Duration = Duration::from_secs(2);
 
 /// Longest name of a VM, bytes.
 pub const VM_NAME_BYTES_MAX: usize = 64;
 
-/// The payload of `ReadPages`, `DropPages` and `Probe`.
+/// Encodes the payload of `ReadPages`, `DropPages` and `Probe`.
 #[must_use]
 pub fn encode_count(pages: u32) -> [u8; COUNT_BYTES] {
     pages.to_le_bytes()
@@ -85,7 +85,7 @@ pub fn encode_count(pages: u32) -> [u8; COUNT_BYTES] {
 ///
 /// # Errors
 ///
-/// When it asks for no page, or for more than [`RUN_PAGES_MAX`].
+/// Fails on zero pages, or more than [`RUN_PAGES_MAX`].
 pub fn decode_run(payload: &[u8]) -> Result<u32, WireError> {
     let bytes = payload.try_into().map_err(|_| WireError::Payload {
         kind: FrameKind::ReadPages,
@@ -100,7 +100,7 @@ pub fn decode_run(payload: &[u8]) -> Result<u32, WireError> {
 ///
 /// # Errors
 ///
-/// When it asks for no byte, or for more than [`PROBE_BYTES_MAX`].
+/// Fails on zero bytes, or more than [`PROBE_BYTES_MAX`].
 pub fn decode_probe(payload: &[u8]) -> Result<u32, WireError> {
     let bytes = payload.try_into().map_err(|_| WireError::Payload {
         kind: FrameKind::Probe,

@@ -1,4 +1,4 @@
-//! What frames of control connections carry, and what everybody has to know of it.
+//! Messages of control connections, and terms that all users of the protocol share.
 
 use super::{FrameKind, WireError};
 use fabric_homes::NodeId;
@@ -6,61 +6,61 @@ use fabric_pages::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::fmt;
 
-/// The secret that a lease is used with: 128 random bits.
+/// The secret that authorizes the use of a lease: 128 random bits.
 #[derive(Clone, Copy, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub struct Token(pub [u8; 16]);
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whoever has the token has the VM's memory: keep it out of logs.
+        // The token gives access to the VM's memory, so it must not appear in logs.
         f.write_str("Token(..)")
     }
 }
 
-/// Asks for memory.
+/// Requests memory.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct LeaseRequest {
     /// The VM's name, for the donor's log; at most [`VM_NAME_BYTES_MAX`] bytes.
     pub vm: String,
-    /// Bytes wanted, a multiple of the page size.
+    /// Requested bytes, a multiple of the page size.
     pub bytes: u64,
-    /// Whether less will do.
+    /// Whether less is acceptable.
     pub or_less: bool,
-    /// Wanted time between renewals after which the lease may end, milliseconds.
+    /// Requested time without a renewal after which the lease may end, in milliseconds.
     pub duration_ms: u32,
 }
 
 /// Lends memory.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct LeaseGrant {
-    /// To be presented with every use.
+    /// Secret for every use of the lease.
     pub token: Token,
     /// Bytes lent.
     pub bytes: u64,
-    /// The lease ends when it was not renewed for so long, milliseconds.
+    /// The lease ends when it was not renewed for this long, in milliseconds.
     pub duration_ms: u32,
 }
 
-/// Why a grant is refused.
+/// Why a grant is rejected.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum GrantError {
-    /// The donor claims to lend what nobody wants, and its numbers are not to be trusted.
+    /// The donor claims to lend more than requested, so its numbers are not trustworthy.
     #[error("{granted} bytes granted, {asked} were asked, which is the limit")]
     TooMuch {
         /// Bytes granted.
         granted: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         asked: u64,
     },
-    /// Less is of use only where the request says so.
+    /// Less is acceptable only if the request allows it.
     #[error("{granted} bytes granted, {asked} were asked, and no less will do")]
     TooLittle {
         /// Bytes granted.
         granted: u64,
-        /// Bytes asked for.
+        /// Requested bytes.
         asked: u64,
     },
-    /// A lease is whole pages.
+    /// The grant is not whole pages.
     #[error("{granted} bytes granted: not a multiple of the page size {PAGE_SIZE}, or zero")]
     Size {
         /// Bytes granted.
@@ -69,7 +69,7 @@ pub enum GrantError {
 }
 
 impl LeaseGrant {
-    /// Checks what a donor answered to `request`.
+    /// Checks a donor's answer to `request`.
     ///
     /// # Errors
     ///
@@ -89,27 +89,27 @@ impl LeaseGrant {
     }
 }
 
-/// What a donor counted for a lease.
+/// A donor's counters for a lease.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct LeaseStatus {
     /// Pages sent to the VM.
     pub pages_read: u64,
     /// Pages stored for it.
     pub pages_written: u64,
-    /// Pages that it told to forget.
+    /// Pages dropped at the VM's request.
     pub pages_dropped: u64,
 }
 
-/// What a page connection carries.
+/// The traffic class of a page connection.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize)]
 pub enum TrafficClass {
-    /// Faults that a vCPU waits for.
+    /// Faults of waiting vCPUs.
     Urgent,
-    /// Write-back.
+    /// Write-backs.
     Bulk,
-    /// Pages that nobody has asked for yet.
+    /// Prefetched pages.
     Prefetch,
-    /// Bytes that are only asked for to see how long they take.
+    /// Measurements.
     Probe,
 }
 
@@ -118,20 +118,20 @@ pub enum TrafficClass {
 pub struct AttachRequest {
     /// The lease.
     pub token: Token,
-    /// What the connection is for. It replaces an earlier one of the same class.
+    /// The class of the connection, which replaces an earlier one of the same class.
     pub class: TrafficClass,
-    /// The node that connects.
+    /// The connecting node.
     pub node: NodeId,
     /// The id of the donor in the VM.
     pub donor: NodeId,
-    /// The epoch of the home table. Requests on the connection are of this one or a later one.
+    /// The epoch of the home table. Requests on the connection have this or a later one.
     pub epoch: u64,
 }
 
 /// Why a donor refuses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// The frame broke the protocol.
+    /// The frame violated the protocol.
     Malformed,
     /// There is no such lease: it ended, or the donor was restarted.
     UnknownLease,
@@ -141,7 +141,7 @@ pub enum Refusal {
     OutOfRange,
     /// Too many connections.
     Busy,
-    /// RDMA is not to be had there.
+    /// RDMA is not available there.
     NoRdma,
     /// A newer epoch of the VM's home table is known there.
     StaleEpoch,
@@ -157,8 +157,8 @@ pub struct ErrorMessage {
 }
 
 impl ErrorMessage {
-    /// Decodes what a peer sent. Its text is for people's terminals, so it has no control
-    /// characters afterwards.
+    /// Decodes a peer's message. Its text may be printed on a terminal, so control characters are
+    /// removed.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl ErrorMessage {
     }
 }
 
-/// A control payload.
+/// Encodes a control payload.
 #[must_use]
 pub fn encode_message<T: Serialize>(message: &T) -> Vec<u8> {
     postcard::to_stdvec(message).expect("our messages have a known shape")
@@ -180,7 +180,7 @@ pub fn encode_message<T: Serialize>(message: &T) -> Vec<u8> {
 ///
 /// # Errors
 ///
-/// When the bytes are not such a message and nothing else.
+/// Fails when the bytes are not exactly one such message.
 pub fn decode_message<T: DeserializeOwned>(
     kind: FrameKind,
     payload: &[u8],

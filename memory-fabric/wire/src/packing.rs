@@ -1,17 +1,16 @@
-//! Pages made smaller for the network: zeroes are left out, other bytes are compressed (LZ4,
+//! Compact encoding of pages for the network: zeroes are omitted, other bytes are compressed (LZ4,
 //! block format).
 //!
-//! Packed pages come one after the other. Each is a length, 2 bytes little-endian, and so many
-//! bytes:
+//! Packed pages are concatenated. Each is a length, 2 bytes little-endian, and that many bytes:
 //!
 //! | length | bytes |
 //! |---|---|
 //! | 0 | none: the page is all zero |
-//! | less than a page | an LZ4 block that gives the page |
+//! | less than a page | an LZ4 block that decompresses to the page |
 //! | a page | the page as it is |
 //!
-//! Packing that does not save an eighth is not worth the time to undo it, so it is not done:
-//! neither for a page among others, nor for all of them together.
+//! Packing that does not save an eighth is not worth the time to unpack, so it is not used: neither
+//! for a page among others, nor for all of them together.
 
 use fabric_pages::page::{PAGE_SIZE, PageBytes, is_zero};
 use lz4_flex::block::{
@@ -19,33 +18,33 @@ use lz4_flex::block::{
 };
 use std::fmt;
 
-/// Bytes of a page's length.
+/// Bytes of the length field.
 pub const LENGTH_BYTES: usize = size_of::<u16>();
 
-/// The longest LZ4 block in which a page is sent, bytes.
+/// Size limit of a page's LZ4 block, bytes.
 const BLOCK_BYTES_MAX: usize = packed_bytes_max(1) - LENGTH_BYTES;
 
-/// Most bytes that so many packed pages take: what takes more is sent as it is.
+/// Returns the size limit of this many packed pages: larger ones are sent as they are.
 #[must_use]
 pub const fn packed_bytes_max(pages: usize) -> usize {
     pages * (PAGE_SIZE / 8 * 7)
 }
 
-/// How pages are packed; on a request for pages, how they may be at the most.
+/// The packing of pages; in a request for pages, the most compact one allowed.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 #[repr(u8)]
 pub enum Packing {
-    /// Not at all.
+    /// No packing.
     #[default]
     Plain = 0,
-    /// Pages of zeroes are left out.
+    /// Pages of zeroes are omitted.
     Zeroes = 1,
-    /// And others are compressed.
+    /// In addition, other pages are compressed.
     Lz4 = 2,
 }
 
 impl Packing {
-    /// The packing that a number on the wire means.
+    /// Converts a number on the wire.
     #[must_use]
     pub const fn from_number(number: u16) -> Option<Self> {
         match number {
@@ -57,7 +56,7 @@ impl Packing {
     }
 }
 
-/// Packed pages that are not what they should be.
+/// Why packed pages are invalid.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum UnpackError {
     /// The bytes end too early.
@@ -66,7 +65,7 @@ pub enum UnpackError {
         /// The page, counted from 0.
         page: usize,
     },
-    /// A page with more bytes than a page has.
+    /// A page has more bytes than a page.
     #[error("page {page} has {bytes} bytes, {PAGE_SIZE} is the limit")]
     TooLong {
         /// The page, counted from 0.
@@ -74,34 +73,34 @@ pub enum UnpackError {
         /// Its length.
         bytes: usize,
     },
-    /// A block that is not LZ4, or gives more than a page.
+    /// A block is not LZ4, or decompresses to more than a page.
     #[error("page {page} is no LZ4 block of a page: {why}")]
     Block {
         /// The page, counted from 0.
         page: usize,
-        /// What the decoder says.
+        /// The decoder's error.
         why: String,
     },
-    /// A block that gives less than a page.
+    /// A block decompresses to less than a page.
     #[error("page {page} gives {bytes} bytes, {PAGE_SIZE} are wanted")]
     TooShort {
         /// The page, counted from 0.
         page: usize,
-        /// What it gives.
+        /// Its decompressed size.
         bytes: usize,
     },
-    /// There is something behind the last page.
+    /// Bytes follow the last page.
     #[error("{bytes} bytes are behind the last page")]
     Behind {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
 }
 
-/// Packs pages. Allocates nothing after it is made.
+/// Packs pages. No allocation after its creation.
 pub struct Packer {
     table: CompressTable,
-    /// Room for what is wanted of the longest run, and for one page that turns out too long.
+    /// Buffer for the largest useful result, and for one page that turns out too long.
     packed: Box<[u8]>,
     pages_max: usize,
 }
@@ -115,7 +114,7 @@ impl fmt::Debug for Packer {
 }
 
 impl Packer {
-    /// A packer of `pages_max` pages at once, at the most.
+    /// Creates a packer for up to `pages_max` pages at once.
     #[must_use]
     pub fn new(pages_max: usize) -> Self {
         let room = packed_bytes_max(pages_max) + LENGTH_BYTES + get_maximum_output_size(PAGE_SIZE);
@@ -126,18 +125,18 @@ impl Packer {
         }
     }
 
-    /// Packs whole pages. `None` when that does not make them smaller by an eighth: then they
-    /// are to be sent as they are.
+    /// Packs whole pages. Returns `None` when that does not save an eighth: they are then to be
+    /// sent as they are.
     ///
     /// # Panics
     ///
-    /// When there are no pages, parts of pages, or more than the packer is made for.
+    /// When there are no pages, parts of pages, or more than `pages_max`.
     pub fn pack(&mut self, pages: &[u8], packing: Packing) -> Option<&[u8]> {
         let (pages, rest) = pages.as_chunks::<PAGE_SIZE>();
         assert!(rest.is_empty() && (1..=self.pages_max).contains(&pages.len()));
         let promising = match packing {
             Packing::Plain => false,
-            // A page of something else mostly tells so by its first bytes.
+            // The first bytes usually show that a page is not zero.
             Packing::Zeroes => pages.iter().any(is_zero),
             Packing::Lz4 => true,
         };
@@ -159,7 +158,7 @@ impl Packer {
         Some(&self.packed[..used])
     }
 
-    /// Puts a page to `start`; gives the bytes it takes there.
+    /// Packs a page at `start`; returns the number of bytes used.
     fn pack_page(&mut self, page: &PageBytes, packing: Packing, start: usize) -> usize {
         if is_zero(page) {
             return 0;
@@ -177,12 +176,12 @@ impl Packer {
     }
 }
 
-/// Unpacks exactly as many pages as there is room for in `pages`, which has whole pages only.
-/// Gives how many of them took less than a page. After an error, `pages` has anything.
+/// Unpacks exactly as many pages as fit in `pages`, whose length is whole pages. Returns how many
+/// of them took less than a page. After an error the contents of `pages` are undefined.
 ///
 /// # Errors
 ///
-/// When the bytes are not so many packed pages and nothing else.
+/// Fails when the bytes are not exactly that many packed pages.
 pub fn unpack(packed: &[u8], pages: &mut [u8]) -> Result<u64, UnpackError> {
     let mut rest = packed;
     let mut smaller = 0;
@@ -210,7 +209,7 @@ pub fn unpack(packed: &[u8], pages: &mut [u8]) -> Result<u64, UnpackError> {
 }
 
 fn unpack_block(block: &[u8], target: &mut [u8], page: usize) -> Result<(), UnpackError> {
-    // Never writes behind `target`, whatever the block says.
+    // Never writes past `target`, whatever the block contains.
     match decompress_into(block, target) {
         Ok(PAGE_SIZE) => Ok(()),
         Ok(bytes) => Err(UnpackError::TooShort { page, bytes }),
@@ -226,7 +225,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Pages of all sorts: zero, of few values, of text, of noise.
+    /// Pages of various kinds: zero, of few values, of text, of noise.
     fn page() -> impl Strategy<Value = Vec<u8>> {
         let noise = prop::collection::vec(any::<u8>(), PAGE_SIZE);
         let part = (0..PAGE_SIZE, prop::collection::vec(any::<u8>(), 1..200));
@@ -317,13 +316,13 @@ mod tests {
         let bytes = PAGE_SIZE + 1;
         let too_long = with_length(&vec![1; bytes]);
         assert_eq!(fails(&too_long), UnpackError::TooLong { page: 0, bytes });
-        // A block that is right but for ending early: what is left of it gives less than a page.
+        // A valid block that ends early: the remainder decompresses to less than a page.
         let literals = with_length(&[0x50, 1, 2, 3, 4, 5]);
         assert_eq!(
             fails(&literals),
             UnpackError::TooShort { page: 0, bytes: 5 }
         );
-        // A match before the beginning; one that goes on for 65 KB; nothing at all.
+        // A match before the beginning; one of 65 KB; an empty one.
         for block in [&[0x10, 1, 9, 0][..], &[0x1f, 1, 1, 0, 255, 255], &[0xff]] {
             let mut endless = block.to_vec();
             endless.resize(block.len() + 300, 255);
@@ -343,7 +342,7 @@ mod tests {
         ) {
             let count = pages.len();
             let pages = pages.concat();
-            // The table is used again, as it is for page after page.
+            // The table is reused, as it is for page after page.
             let mut packer = Packer::new(5);
             for _ in 0..2 {
                 if let Some(packed) = packer.pack(&pages, packing) {

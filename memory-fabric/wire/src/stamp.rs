@@ -1,32 +1,31 @@
-//! Who sends a frame, and in which epoch of the VM's home table.
+//! The sender of a frame, and its epoch of the VM's home table.
 //!
-//! A frame is stamped when it is sent, and once more when it is sent again on another connection.
-//! The epoch may advance while frames travel, so a donor does not demand the newest one: requests
-//! of a connection are at least of the epoch in which the connection was made
-//! ([`Attached::check`]). An answer repeats the epoch of its request, and has the donor's id
-//! ([`Frame::check_answer`]).
+//! A frame is stamped when it is sent, and again when it is repeated on another connection. The
+//! epoch may advance while frames are in transit, so a donor does not require the newest one: the
+//! epoch of a request is at least that in which its connection was made ([`Attached::check`]). An
+//! answer repeats the epoch of its request, and has the donor's id ([`Frame::check_answer`]).
 
 use crate::{AttachRequest, Frame, Token, TrafficClass, WireError};
 use fabric_homes::{LocalNode, NodeId};
 
-/// What a frame says of its sender.
+/// Sender and epoch of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Stamp {
-    /// The node that sends it.
+    /// The sending node.
     pub node: NodeId,
-    /// The epoch of the home table in which it names pages; an answer has that of its request.
+    /// The epoch of the home table to which its pages belong; an answer has that of its request.
     pub epoch: u64,
 }
 
 impl Stamp {
-    /// That of frames which name no page. Tables begin with epoch 1.
+    /// The stamp of frames without pages. Tables start with epoch 1.
     pub const NONE: Self = Self {
         node: NodeId(0),
         epoch: 0,
     };
 }
 
-/// Both ends of the connections to a donor, as the VM knows them.
+/// Both ends of the connections to a donor, from the VM's view.
 #[derive(Clone, Debug)]
 pub struct Ends {
     /// This node.
@@ -36,7 +35,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// What is on a frame that is sent now.
+    /// Returns the stamp of a frame that is sent now.
     #[inline]
     #[must_use]
     pub fn stamp(&self) -> Stamp {
@@ -46,7 +45,7 @@ impl Ends {
         }
     }
 
-    /// What a connection begins with that is made now.
+    /// Returns the first request of a connection that is made now.
     #[must_use]
     pub fn attach(&self, token: Token, class: TrafficClass) -> AttachRequest {
         let Stamp { node, epoch } = self.stamp();
@@ -60,12 +59,12 @@ impl Ends {
     }
 }
 
-/// A connection for pages, as its donor knows it.
+/// A page connection, from its donor's view.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Attached {
-    /// The node at the other end.
+    /// The peer.
     node: NodeId,
-    /// What that one calls the donor.
+    /// The donor's id for the peer.
     donor: NodeId,
     /// The epoch in which the connection was made.
     epoch: u64,
@@ -74,7 +73,7 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// A connection that begins with this request.
+    /// Creates the state of a connection that starts with this request.
     #[must_use]
     pub fn new(request: &AttachRequest) -> Self {
         Self {
@@ -85,7 +84,7 @@ impl Attached {
         }
     }
 
-    /// Checks a request; gives what is on its answer.
+    /// Checks a request; returns the stamp of its answer.
     ///
     /// # Errors
     ///
@@ -112,13 +111,13 @@ impl Attached {
         Ok(self.stamp(epoch))
     }
 
-    /// What is on the answer that accepts the connection.
+    /// Returns the stamp of the answer that accepts the connection.
     #[must_use]
     pub fn accepted(&self) -> Stamp {
         self.stamp(self.epoch)
     }
 
-    /// The newest epoch of a request, or that in which the connection was made.
+    /// Returns the newest epoch of a request, or that in which the connection was made.
     #[must_use]
     pub fn newest_epoch(&self) -> u64 {
         self.newest

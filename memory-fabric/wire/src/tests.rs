@@ -132,7 +132,7 @@ fn a_probe_asks_for_at_least_a_byte_and_at_most_the_limit() {
         );
     }
     assert!(decode_probe(&[1, 0, 0]).is_err());
-    // Nothing about it is packed, and its answer is not empty.
+    // A probe has no packing, and its answer is not empty.
     let packed = Frame::new(FrameKind::Probe, 1, 0, false).with_packing(Packing::Lz4);
     let decoded = Frame::decode(&packed.encode(&encode_count(64)));
     assert!(matches!(decoded, Err(WireError::Packing { .. })));
@@ -172,7 +172,7 @@ proptest! {
     }
 
     /// A donor answers requests of its connection's node from the connection's epoch on, in any
-    /// order, and the VM accepts the answers to its own requests alone.
+    /// order, and the VM accepts the answers to its own requests only.
     #[test]
     fn requests_since_the_connection_was_made_are_answered_and_no_others(
         nodes in prop::collection::vec(any::<u8>(), 3), made in 1_u64..8,

@@ -1,4 +1,4 @@
-//! How guests are divided, and what is refused.
+//! The division of guests, and rejected ones.
 
 use super::*;
 use fabric_pages::page::PageIndex;
@@ -25,7 +25,7 @@ fn loans(pages: &[u64]) -> Vec<Loan> {
         .collect()
 }
 
-/// A guest with one range of RAM, and nothing that can be added.
+/// A guest with one range of RAM, without memory that can be added.
 fn plan(guest: u32, local: u64, local_use: LocalUse, lent: &[u64]) -> Result<Plan, PlanError> {
     let guest = GuestPages {
         ram: &[range(0, guest)],
@@ -34,7 +34,7 @@ fn plan(guest: u32, local: u64, local_use: LocalUse, lent: &[u64]) -> Result<Pla
     Plan::new(LOCAL, guest, local, local_use, &loans(lent))
 }
 
-/// The node of each extent, and its pages.
+/// The node and the size of each extent.
 fn homes(plan: &Plan) -> Vec<(NodeId, u32)> {
     let extents = plan.homes.ram_extents();
     extents.iter().map(|e| (e.home, e.pages.count)).collect()
@@ -80,7 +80,7 @@ fn the_last_block_of_a_guest_fits_into_the_end_of_a_loan() {
     assert_eq!(homes(&just), [(donor(0), 1000)]);
     let shared = plan(1000, 0, LocalUse::Cache, &[512, 488]).expect("fits");
     assert_eq!(homes(&shared), [(donor(0), 512), (donor(1), 488)]);
-    // Where it does not fit, it is at home here.
+    // A block that does not fit has its home here.
     let short = plan(1000, 1, LocalUse::Cache, &[999]).expect("fits");
     assert_eq!(homes(&short), [(LOCAL, 512), (donor(0), 488)]);
 }
@@ -109,7 +109,7 @@ fn local_memory_that_is_a_home_keeps_a_quarter_as_cache() {
             (LOCAL, 24_576)
         ]
     );
-    // Little local memory is all cache.
+    // A small local memory is used as cache completely.
     let least = CACHE_PAGES_MIN + 100;
     let all_cache = plan(262_144, least, LocalUse::Home, &[262_144]).expect("fits");
     assert_eq!(all_cache.home_here_pages, 0);
@@ -183,8 +183,7 @@ proptest! {
         prop_assert_eq!(here, plan.home_here_pages);
         prop_assert_eq!(here + slots.len() as u64, u64::from(low + high));
         prop_assert!(here + plan.cache_pages <= local + plan.beyond_budget_pages);
-        // Beyond the budget is a cache of the smallest size, and what is cut off of loans and of
-        // the ends of both ranges.
+        // The excess consists of a minimal cache, and of the cut ends of loans and of both ranges.
         let cut = u64::from(BLOCK_PAGES) * (lent.len() as u64 + 2);
         prop_assert!(plan.beyond_budget_pages <= CACHE_PAGES_MIN + cut);
     }

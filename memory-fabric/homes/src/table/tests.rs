@@ -1,4 +1,4 @@
-//! Homes are assigned, found, and taken away.
+//! Homes are assigned, found, and removed.
 
 use super::*;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ fn pages(block: u32, count: u32) -> PageRange {
     PageRange::new(PageIndex::new(block * BLOCK_PAGES), count)
 }
 
-/// 4 blocks and a half of a guest's start, and 100 that can be added.
+/// A guest with 4 blocks and a half at the start, and 100 that can be added.
 fn table() -> HomeTable {
     let ram = pages(0, 4 * BLOCK_PAGES + BLOCK_PAGES / 2);
     HomeTable::new(LOCAL, &[ram], Some(pages(FIRST, 100 * BLOCK_PAGES)))
@@ -152,7 +152,7 @@ fn readers_see_a_whole_home_and_no_epoch_from_before_it() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..100_000_u32 {
-                // Node and slot belong together, and the slot says when it was assigned.
+                // Node and slot belong together, and the slot shows when it was assigned.
                 table.assign(FIRST, at((round % 200) as u8, round));
                 table.unassign(FIRST);
             }
@@ -176,7 +176,7 @@ fn readers_see_a_whole_home_and_no_epoch_from_before_it() {
 }
 
 proptest! {
-    /// The table against a map, with any nodes and slots.
+    /// Compares the table with a map, for any nodes and slots.
     #[test]
     fn the_table_is_a_map_from_blocks_to_homes(
         steps in prop::collection::vec(

@@ -23,50 +23,50 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("page at offset {offset:#x} asked, the lease has {bytes:#x} bytes")]
 pub struct OutOfRange {
-    /// Offset asked for, bytes.
+    /// Requested offset, bytes.
     pub offset: u64,
     /// Size of the lease, bytes.
     pub bytes: u64,
 }
 
-/// Pages to be dropped that are not in the lease, or too many at once.
+/// Pages to drop that are not in the lease, or too many at once.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "{pages} pages at offset {offset:#x} to be dropped; 1 to {DROP_PAGES_MAX} whole pages of the lease's {bytes:#x} bytes are allowed"
 )]
 pub struct DropRefused {
-    /// Offset of the first, bytes.
+    /// Offset of the first page, bytes.
     pub offset: u64,
-    /// How many.
+    /// Number of pages.
     pub pages: u32,
     /// Size of the lease, bytes.
     pub bytes: u64,
 }
 
-/// Memory promised to one VM. Each lease has a mapping of its own, so that its pages are
-/// zeroed by the kernel before anyone else has them.
+/// Memory that is lent to one VM. Each lease has a separate mapping, so that the kernel zeroes its
+/// pages before they are reused.
 #[derive(Debug)]
 pub struct Lease {
     /// The VM's name.
     pub vm: String,
-    /// The secret.
+    /// The secret that authorizes its use.
     pub token: Token,
-    /// The lease ends when it was not renewed for so long.
+    /// The lease ends when it was not renewed for this long.
     pub duration: Duration,
-    // Before the memory, which adapters may reach by it.
+    // Dropped before the memory, which adapters access through it.
     export: Export,
     memory: Mapping,
-    // After the memory, which is free by then.
+    // Dropped after the memory, which is free by then.
     _taken: Taken,
     term: Mutex<Term>,
-    /// Control connections so far.
+    /// Number of control connections so far.
     controls: AtomicU64,
     sessions: Arc<Sessions>,
     /// Pages sent.
     pub pages_read: Counter,
     /// Pages stored.
     pub pages_written: Counter,
-    /// Pages that the VM told to forget.
+    /// Pages dropped at the VM's request.
     pub pages_dropped: Counter,
 }
 
@@ -78,7 +78,7 @@ struct Term {
 }
 
 impl Lease {
-    /// Fresh memory for a VM.
+    /// Creates a lease with fresh memory.
     pub(super) fn new(
         vm: String,
         token: Token,
@@ -105,7 +105,7 @@ impl Lease {
         })
     }
 
-    /// Bytes lent.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.memory.bytes() as u64
@@ -118,8 +118,8 @@ impl Lease {
     /// [`OutOfRange`].
     pub fn read(&self, offset: u64, target: &mut PageBytes) -> Result<(), OutOfRange> {
         let page = self.pages(offset, 1)?;
-        // SAFETY: `page` is a mapped page of this lease. A write by the VM's other
-        // connection may race; the VM, whose memory it is, orders its requests.
+        // SAFETY: `page` is a mapped page of this lease. A write by the VM's other connection may
+        // race; the VM, whose memory it is, orders its requests.
         unsafe { std::ptr::copy_nonoverlapping(page, target, 1) };
         self.pages_read.increment();
         Ok(())
@@ -140,8 +140,8 @@ impl Lease {
         let bytes = count as usize * PAGE_SIZE;
         target.reserve(bytes);
         let filled = target.len();
-        // SAFETY: the source is inside this lease, as was checked; the target has room for so
-        // much, which is initialized when its length grows. For races see `read`.
+        // SAFETY: the source is inside this lease, as was checked; the target has the capacity,
+        // which is initialized before its length grows. For races see `read`.
         unsafe {
             let room = target.as_mut_ptr().add(filled);
             std::ptr::copy_nonoverlapping(pages.cast::<u8>(), room, bytes);
@@ -155,7 +155,7 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// [`OutOfRange`], when any of them is outside, or the first begins no page.
+    /// [`OutOfRange`], when any of them is outside, or `offset` is not the start of a page.
     pub fn read_bytes(
         &self,
         offset: u64,
@@ -188,14 +188,15 @@ impl Lease {
         Ok(())
     }
 
-    /// Forgets `pages` pages from `offset` on: they read as zero, and take no memory. Where the
-    /// system does not let go of memory, as of what is locked, they stay as they are; and so they
-    /// do once the lease is registered for RDMA: the adapter would go on with the old pages, and
-    /// this processor with new ones.
+    /// Drops `pages` pages from `offset` on: they read as zero, and use no memory. Pages that the
+    /// system cannot release, such as locked ones, are unchanged; and so are all once the lease is
+    /// registered for RDMA: the adapter would continue to use the old pages, and the CPU would use
+    /// new ones.
     ///
     /// # Errors
     ///
-    /// When they are not pages of the lease, none, or more than [`DROP_PAGES_MAX`].
+    /// Fails when they are not pages of the lease, or their number is 0 or above
+    /// [`DROP_PAGES_MAX`].
     pub fn drop_pages(&self, offset: u64, pages: u32) -> Result<(), DropRefused> {
         let outside = || DropRefused {
             offset,
@@ -211,7 +212,7 @@ impl Lease {
             .checked_add(length)
             .filter(|&end| end <= self.memory.bytes())
             .ok_or_else(outside)?;
-        // The mapping is private and anonymous, so what is touched next is zero.
+        // The mapping is private and anonymous, so the next access finds zeroes.
         let drop = || self.memory.advise(start, length, libc::MADV_DONTNEED);
         match self.export.unless_pinned(drop) {
             Some(Ok(())) => self.pages_dropped.add(u64::from(pages)),
@@ -237,7 +238,7 @@ impl Lease {
         Ok(self.memory.at(start, bytes).cast())
     }
 
-    /// The counts for the VM.
+    /// Returns the counters for the VM.
     #[must_use]
     pub fn status(&self) -> LeaseStatus {
         LeaseStatus {
@@ -247,12 +248,12 @@ impl Lease {
         }
     }
 
-    /// The number of a control connection that begins to serve the lease.
+    /// Returns the number of a control connection that starts to serve the lease.
     pub fn begin_control(&self) -> u64 {
         self.controls.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Control connection `number` keeps the lease for another duration.
+    /// Renews the lease on control connection `number`.
     pub fn renew(&self, number: u64) {
         *lock(&self.term) = Term {
             ends_at: Instant::now() + self.duration,
@@ -260,10 +261,10 @@ impl Lease {
         };
     }
 
-    /// Control connection `number` was closed from the other side. If it was the last to renew,
-    /// the VM has ended, or connects again soon. The order in which connections began tells
-    /// nothing: after a pause of this host those that the VM gave up may be served after the one
-    /// that it kept.
+    /// Handles a control connection `number` that the peer has closed. If it was the last to renew,
+    /// the VM has ended, or reconnects soon. The order in which connections started is no
+    /// criterion: after a pause of this host, connections that the VM has abandoned may be served
+    /// after the one that it uses.
     pub fn orphan(&self, number: u64) {
         let soon = Instant::now() + ORPHAN_TIME.min(self.duration);
         let mut term = lock(&self.term);
@@ -276,13 +277,13 @@ impl Lease {
         lock(&self.term).ends_at
     }
 
-    /// Lets adapters read the lease's memory through `device`; see [`Export::open`].
+    /// Registers the lease's memory with `device`; see [`Export::open`].
     pub(in crate::donor) fn export(
         &self,
         device: &Arc<Device>,
     ) -> Result<Option<(Arc<ProtectionDomain>, RemoteMemory)>, RdmaError> {
-        // SAFETY: the memory is that of this lease, always. The export is declared before it, so
-        // that it is dropped first, and pages are dropped in `drop_pages` alone.
+        // SAFETY: the memory is always that of this lease. The export is declared before it, so it
+        // is dropped first, and pages are dropped in `drop_pages` only.
         unsafe { self.export.open(&self.memory, device) }
     }
 

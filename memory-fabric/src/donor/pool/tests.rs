@@ -154,7 +154,7 @@ fn a_connection_of_an_older_epoch_replaces_none() {
         other => panic!("{epoch}: {other:?}"),
     };
     refused(EPOCH - 1, EPOCH);
-    // The one that there is was left alone, and carried newer requests.
+    // The existing connection was not replaced, and carried newer requests.
     let busy = begin(kind, EPOCH);
     assert!(matches!(busy, Err(SessionRefused::Busy(_))), "{busy:?}");
     Arc::clone(&lease).end_session(kind, EPOCH + 2);
@@ -170,7 +170,7 @@ fn leases_that_hang_are_waited_for_together() {
     let mut pool = pool(LEASES.into());
     pool.closing_time_max = Duration::from_millis(300);
     let mut leases: Vec<_> = (0..LEASES).map(|_| hanging(&pool, "vm")).collect();
-    // The last of them ends when it is told to, which is before the first is given up.
+    // The last one ends when it is shut down, before the first one times out.
     let (last, kind, mut peer) = leases.pop().expect("some");
     let begin = Instant::now();
     std::thread::scope(|scope| {
@@ -185,9 +185,9 @@ fn leases_that_hang_are_waited_for_together() {
     let (once, each) = (pool.closing_time_max, pool.closing_time_max * (LEASES - 1));
     assert!(took >= once && took < each, "{took:?}");
     assert_eq!(pool.leases(), 0);
-    // What hangs may still use its memory.
+    // A hanging connection may still use its memory.
     assert_eq!(pool.lent_bytes(), u64::from(LEASES - 1) * PAGE);
-    // As `ibv_reg_mr` of much memory does, which ends after all.
+    // As `ibv_reg_mr` of much memory does, which ends eventually.
     for (lease, kind, _peer) in leases {
         lease.end_session(kind, EPOCH);
     }
@@ -222,7 +222,7 @@ fn a_deregistration_that_hangs_delays_the_expiry_of_no_lease() {
     hangs.hang_until(returns);
     drop((hangs, lend("other").expect("free memory")));
     let now = Instant::now() + SECOND * 2;
-    // Twice: the lease is given up in between.
+    // Twice: the lease is closed in between.
     let mut vms = pool.end_expired(now);
     vms.sort();
     assert_eq!(vms, ["hangs", "other"]);
@@ -248,7 +248,8 @@ fn a_lease_ends_soon_when_the_connection_that_renewed_it_last_is_closed() {
     lease.renew(given_up);
     lease.orphan(kept);
     assert!(!is_orphan(), "another had renewed it since");
-    // The VM gave up its later connection, whose end comes late, and goes on with the earlier.
+    // The VM abandoned its later connection, whose end arrives late, and continues with the earlier
+    // one.
     lease.renew(kept);
     lease.orphan(given_up);
     assert!(!is_orphan(), "the VM lives");

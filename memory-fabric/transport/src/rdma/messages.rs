@@ -1,20 +1,20 @@
-//! How the two ends of an RDMA connection agree on it, over TCP.
+//! The exchange of parameters of an RDMA connection, over TCP.
 
 use fabric_verbs::endpoint::{Endpoint, RemoteMemory};
 use fabric_wire::AttachRequest;
 use serde::{Deserialize, Serialize};
 
-/// From the VM: read pages of a lease through this.
+/// The VM's request for an RDMA connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ConnectRequest {
-    /// Of which lease, what for, and between which nodes.
+    /// The lease, the traffic class, and the nodes.
     pub attach: AttachRequest,
     /// The VM's end.
     pub endpoint: Endpoint,
 }
 
-/// The donor's answer: both ends are connected. The TCP connection stays open as long as the
-/// other; when it is closed, the donor takes its end away.
+/// The donor's answer: both ends are connected. The TCP connection stays open as long as the RDMA
+/// connection; when it is closed, the donor destroys its end.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ConnectAnswer {
     /// The donor's end.

@@ -1,12 +1,12 @@
-//! The connection of a transport: taken over from the link, given up when a request stays
-//! unanswered, and followed by another on which all outstanding requests are sent again.
+//! The connection of a transport: taken from the link, returned when a request stays unanswered,
+//! and replaced by another on which all outstanding requests are sent again.
 
 use super::{Part, TcpTransport};
 use crate::port::{Outage, STALL_TIMEOUT};
 use std::time::Instant;
 
 impl TcpTransport {
-    /// Takes over a connection that the link has made.
+    /// Takes a new connection from the link.
     pub(super) fn adopt_connection(&mut self) {
         if let Some(stream) = self.port.take_connection() {
             match stream.set_nonblocking() {
@@ -19,7 +19,7 @@ impl TcpTransport {
                     self.measured = self.received;
                     self.overdue = self.posted.front().copied();
                     self.choice.interrupted();
-                    // Not of the epoch in which they were sent before, which the donor may refuse.
+                    // Not the epoch in which they were sent before, which the donor may refuse.
                     let stamp = self.port.ends().stamp();
                     for &index in &self.posted {
                         let slot = &mut self.slots[usize::from(index)];
@@ -38,7 +38,7 @@ impl TcpTransport {
         self.port.request_connection(why);
     }
 
-    /// Fails when the oldest request is outstanding for too long, whatever has come meanwhile.
+    /// Fails when the oldest request is outstanding for too long, whatever was received since.
     pub(super) fn check_oldest(&self) -> Result<(), Outage> {
         let oldest = self.posted.front().map(|&oldest| usize::from(oldest));
         match oldest {
@@ -49,8 +49,8 @@ impl TcpTransport {
         }
     }
 
-    /// A request was completed, here or by other means: the donor is there, unless it left an
-    /// older one unanswered.
+    /// Records that a request was completed, here or by other means: the donor works, unless it
+    /// left an older request unanswered.
     #[inline]
     pub(crate) fn note_progress(&self) {
         if self.overdue.is_none() {

@@ -1,12 +1,12 @@
-//! What a donor has done for sure: fences, and pages that it drops, for who reads its memory by other
-//! means too.
+//! Requests whose execution must be certain: fences, and drops of pages, for users that also access
+//! the donor's memory by other means.
 
 use super::{Payload, TcpTransport};
 use crate::Ticket;
 use fabric_wire::FrameKind;
 
 impl TcpTransport {
-    /// Sends a fence before all that is posted from here on, unless one is under way already.
+    /// Sends a fence before all later requests, unless one is outstanding already.
     #[inline]
     pub(crate) fn post_fence(&mut self) {
         if self.fences == 0 {
@@ -16,13 +16,13 @@ impl TcpTransport {
         }
     }
 
-    /// Whether a fence has not been answered yet.
+    /// Returns whether a fence is outstanding.
     #[inline]
     pub(crate) fn is_fencing(&self) -> bool {
         self.fences > 0
     }
 
-    /// Whether the donor was told to drop pages, and may not have done so yet.
+    /// Returns whether drops are outstanding.
     #[inline]
     pub(crate) fn is_dropping(&self) -> bool {
         self.drops > 0

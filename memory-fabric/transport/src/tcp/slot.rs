@@ -1,4 +1,4 @@
-//! A request that is outstanding, with what is sent for it.
+//! An outstanding request, with the data to send.
 
 use super::super::choice::Part;
 use super::super::{PageSource, Ticket};
@@ -12,27 +12,27 @@ pub(super) struct Slot {
     pub(super) ticket: Ticket,
     pub(super) kind: FrameKind,
     pub(super) offset: u64,
-    /// Distinguishes the uses of a slot, so that a late answer is not taken for another's.
+    /// Distinguishes the uses of a slot, so that a late answer is not mistaken for another's.
     pub(super) generation: u64,
     pub(super) in_use: bool,
-    /// The epoch that the request names.
+    /// The epoch of the request.
     pub(super) epoch: u64,
     pub(super) header: [u8; HEADER_BYTES],
-    /// How many pages a request that names several is about.
+    /// Number of pages of a request that names several.
     pub(super) count: [u8; COUNT_BYTES],
-    /// The page of a write; reads have none. Made at the first write and kept.
+    /// The page of a write; reads have none. Allocated at the first write and kept.
     pub(super) page: Option<Box<PageBytes>>,
-    /// How many bytes of that are sent: less than a page if it is packed.
+    /// Number of its bytes to send: less than a page if it is packed.
     pub(super) page_bytes: usize,
-    /// How the pages are packed, or may be at the most.
+    /// The packing of the pages, or the most compact one allowed.
     pub(super) packing: Packing,
     pub(super) part: Part,
-    /// When it was posted, or the connection made on which it is sent again.
+    /// When it was posted, or sent again on a new connection.
     pub(super) since: Instant,
 }
 
 impl Slot {
-    /// One that is not in use.
+    /// Creates an unused slot.
     pub(super) fn new() -> Self {
         Self {
             ticket: Ticket(0),
@@ -51,7 +51,7 @@ impl Slot {
         }
     }
 
-    /// Makes the header, for the connection that the request is sent on next.
+    /// Encodes the header for the connection on which the request is sent next.
     pub(super) fn encode(&mut self, index: u16, checksum: bool, stamp: Stamp) {
         let request = (self.generation << 16) | u64::from(index);
         let frame = Frame::new(self.kind, request, self.offset, checksum);
@@ -60,7 +60,7 @@ impl Slot {
         self.epoch = stamp.epoch;
     }
 
-    /// What follows the header.
+    /// Returns the payload.
     pub(super) fn payload(&self) -> &[u8] {
         match (self.kind, &self.page) {
             (FrameKind::WritePage, Some(page)) => &page[..self.page_bytes],
@@ -73,7 +73,7 @@ impl Slot {
         HEADER_BYTES + self.payload().len()
     }
 
-    /// How many pages it is about.
+    /// Returns its number of pages.
     pub(super) fn pages(&self) -> u32 {
         match self.kind {
             FrameKind::ReadPages | FrameKind::DropPages => u32::from_le_bytes(self.count),
@@ -81,8 +81,8 @@ impl Slot {
         }
     }
 
-    /// The pages that came in answer, and how many of them took less than a page. Those that
-    /// were packed are unpacked into `room`, and the time for that is added to `unpacking`.
+    /// Returns the pages of the answer, and how many of them took less than a page. Packed pages
+    /// are unpacked into `room`, and the duration is added to `unpacking`.
     pub(super) fn pages_of<'a>(
         &self,
         frame: &Frame,
@@ -109,12 +109,12 @@ impl Slot {
         Ok((pages, compressed))
     }
 
-    /// Takes the page of a write, smaller if that is wanted and possible.
+    /// Copies the page of a write, packed if requested and possible.
     pub(super) fn take_page(&mut self, source: PageSource, packer: &mut Packer) {
         let page = self.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
         source.copy_to(page);
         self.page_bytes = PAGE_SIZE;
-        // What is packed is the copy: a guest may write to the page meanwhile.
+        // Packs the copy, since a guest may write to the page concurrently.
         if let Some(packed) = packer.pack(page.as_slice(), self.packing) {
             self.page_bytes = packed.len();
             page[..packed.len()].copy_from_slice(packed);

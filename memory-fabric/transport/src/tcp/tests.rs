@@ -1,4 +1,4 @@
-//! Donors that answer too little, over a real connection.
+//! Donors that answer incompletely, over a real connection.
 
 use super::*;
 use crate::port::{LinkRequest, STALL_TIMEOUT};
@@ -10,13 +10,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Nothing here takes so long unless it hangs.
+/// Timeout of every wait, far longer than any takes unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const BLOCK: u32 = 1;
 const DONOR: NodeId = NodeId(7);
 
-/// A transport, and what its link and its donor see.
+/// A transport, with the views of its link and its donor.
 struct Bed {
     homes: HomeTable,
     transport: TcpTransport,
@@ -48,7 +48,7 @@ impl Bed {
         }
     }
 
-    /// Makes a connection, on which all requests are sent; gives the donor's end.
+    /// Establishes a connection, on which all requests are sent; returns the donor's end.
     fn connect(&mut self) -> TcpStream {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
         let here = TcpStream::connect(listener.local_addr().expect("bound")).expect("accepted");
@@ -67,7 +67,7 @@ impl Bed {
         answers
     }
 
-    /// Begins another epoch.
+    /// Starts another epoch.
     fn advance(&self) {
         let (node, slot) = (DONOR, 0);
         if self.homes.unassign(BLOCK).is_none() {
@@ -75,7 +75,7 @@ impl Bed {
         }
     }
 
-    /// Polls until the connection has failed; gives why.
+    /// Polls until the connection has failed; returns the reason.
     fn await_outage(&mut self) -> Outage {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -87,7 +87,7 @@ impl Bed {
         }
     }
 
-    /// Polls until an answer has come.
+    /// Polls until an answer has arrived.
     fn await_answer(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         while self.poll() == 0 {
@@ -95,7 +95,7 @@ impl Bed {
         }
     }
 
-    /// All that is outstanding has been so for as long as is allowed.
+    /// Makes all outstanding requests reach their timeout.
     fn let_time_pass(&mut self) {
         for slot in &mut self.transport.slots {
             slot.since -= STALL_TIMEOUT;
@@ -114,7 +114,7 @@ fn next_request(donor: &mut TcpStream) -> Frame {
     Frame::decode(&header).expect("a frame")
 }
 
-/// The stamp of an answer that is right.
+/// Returns the stamp of a correct answer.
 fn right(asked: &Frame) -> Stamp {
     Stamp {
         node: DONOR,
@@ -243,7 +243,7 @@ fn requests_are_sent_again_in_the_epoch_of_then() {
     donor.read_exact(&mut sent).expect("the page");
     assert_eq!(sent, page);
     let written = Frame::new(FrameKind::Written, again.request, again.offset, false);
-    // In the epoch in which it was sent before: an answer to no request of this connection.
+    // With the epoch of the previous connection: an answer to no request of this connection.
     let stale = Stamp {
         node: DONOR,
         ..before.stamp

@@ -1,4 +1,4 @@
-//! The connections of a lease, of which there is one of each kind.
+//! The connections of a lease, at most one of each kind.
 
 use super::Lease;
 use crate::stream::Closer;
@@ -9,7 +9,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What a connection of a VM is for. There is one of each kind at the most.
+/// The purpose of a VM's connection. A lease has at most one of each kind.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum SessionKind {
     /// Pages.
@@ -21,7 +21,7 @@ pub(crate) enum SessionKind {
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     table: Mutex<Table>,
-    /// A connection or the registration of memory has ended.
+    /// Signalled when a connection or a registration of memory has ended.
     changed: Condvar,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Sessions {
 struct Table {
     /// Whether the lease has ended.
     ended: bool,
-    /// Whether a queue pair for write-backs could not be ended, so that it may write at any time.
+    /// Whether destroying a queue pair for write-backs failed, so that it may still write.
     late_writes: bool,
     active: HashMap<SessionKind, Closer>,
     /// The newest epoch on connections of each kind so far.
@@ -38,7 +38,7 @@ struct Table {
     deregistrations: u32,
 }
 
-/// Why a connection does not become the lease's one of its kind.
+/// Why a connection is not accepted for the lease.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SessionRefused {
     #[error("the previous connection does not end")]
@@ -80,7 +80,8 @@ impl Sessions {
         }
     }
 
-    /// Waits for `timeout` until `goes_on` is false. The second value says whether that was in vain.
+    /// Waits until `goes_on` returns false, or up to `timeout`. The second value says whether the
+    /// wait timed out.
     fn wait_while<'a>(
         &self,
         table: MutexGuard<'a, Table>,
@@ -96,13 +97,13 @@ impl Sessions {
 }
 
 impl Lease {
-    /// Makes `stream` the lease's connection of a kind. One that was there before is shut
-    /// down, and has served its last request when this returns: so nothing that was sent on
-    /// it can take effect after what is sent on the new one.
+    /// Makes `stream` the lease's connection of a kind. A previous one is shut down, and has served
+    /// its last request when this returns: so nothing that was sent on it can take effect after
+    /// requests on the new one.
     ///
-    /// A VM knows the newest epoch of its requests when it makes the next connection. So one of an
-    /// older epoch is one that the VM gave up and the network held back, or that of a node which
-    /// lost its part in the VM; it replaces none.
+    /// A VM knows the newest epoch of its requests when it makes the next connection. A connection
+    /// of an older epoch is therefore one that the VM abandoned and the network delayed, or that of
+    /// a node which lost its part in the VM; it replaces none.
     pub(crate) fn begin_session(
         &self,
         kind: SessionKind,
@@ -131,9 +132,9 @@ impl Lease {
         Ok(())
     }
 
-    /// The connection of a kind has served its last request. It gives up its reference to the
-    /// lease first: when the last connection has ended, none of them keeps memory lent. `newest` is
-    /// the newest epoch of a request on the connection.
+    /// Ends the connection of a kind after its last request. Its reference to the lease is dropped
+    /// first, so that no connection keeps memory lent when the last one has ended. `newest` is the
+    /// newest epoch of a request on the connection.
     pub(crate) fn end_session(self: Arc<Self>, kind: SessionKind, newest: u64) {
         let sessions = Arc::clone(&self.sessions);
         drop(self);
@@ -144,23 +145,23 @@ impl Lease {
         sessions.changed.notify_all();
     }
 
-    /// Begins its end: shuts its connections down and deregisters its memory.
+    /// Starts its end: shuts its connections down and deregisters its memory.
     pub(in crate::donor::pool) fn close(self: &Arc<Self>) {
         lock(&self.sessions.table).ended = true;
-        // None begins any more.
+        // No new connections are accepted.
         self.sessions.shut_down(|_| true);
         if let Some(region) = self.export.end() {
             self.deregister(region);
         }
     }
 
-    /// Whether its connections and registrations have ended.
+    /// Returns whether its connections and registrations have ended.
     pub(in crate::donor::pool) fn has_closed(&self) -> bool {
         self.has_closed_by(Instant::now())
     }
 
-    /// Waits until its connections and registrations have ended. False when one has not at the
-    /// deadline; it may still use the memory then.
+    /// Waits until its connections and registrations have ended. Returns false if one has not at
+    /// the deadline; it may then still use the memory.
     pub(in crate::donor::pool) fn has_closed_by(&self, deadline: Instant) -> bool {
         let left = deadline.saturating_duration_since(Instant::now());
         let open = |table: &mut Table| !table.active.is_empty() || table.deregistrations > 0;
@@ -170,16 +171,18 @@ impl Lease {
     }
 
     /// Ends the lease's RDMA connection for write-backs, if there is one. When this returns its
-    /// queue pair is gone, so that no WRITE, however late, changes the lease any more.
+    /// queue pair is destroyed, so that no delayed WRITE can change the lease.
     ///
     /// # Errors
     ///
-    /// When it does not end within `timeout`, or was not ended in order: then it may still write.
+    /// Fails when it does not end within `timeout`, or destroying the queue pair failed: it may
+    /// then still write.
     pub(crate) fn fence_writes(&self, timeout: Duration) -> io::Result<()> {
         let kind = SessionKind::Rdma(TrafficClass::Bulk);
         let table = lock(&self.sessions.table);
         if let Some(session) = table.active.get(&kind) {
-            // Its thread waits for nothing else, and takes the pair away before it says so.
+            // Its thread only waits for this, and destroys the queue pair before it ends the
+            // session.
             session.close();
         }
         let busy = |table: &mut Table| table.active.contains_key(&kind);
@@ -193,8 +196,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Notes that a queue pair for write-backs could not be ended and may still write, so that every
-    /// later fence fails. To be called before its session counts as ended.
+    /// Records that destroying a queue pair for write-backs failed, so that every later fence
+    /// fails. Call it before its session counts as ended.
     pub(crate) fn expect_late_writes(&self) {
         lock(&self.sessions.table).late_writes = true;
     }
