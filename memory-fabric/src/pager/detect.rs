@@ -1,10 +1,16 @@
 //! Streams in the sequence of faults: what will be touched next. No I/O and no clock.
 //!
 //! Two tables watch the faults. *Near* streams are places in memory where accesses go on close
-//! by; each belongs to a thread until it has a stride, and then to whoever follows it. So many
-//! vCPUs, or one that walks through several arrays, do not disturb each other. *Sources* are
+//! by; each belongs to a thread until it has a stride, and then to any thread that follows it. So
+//! many vCPUs, or one that walks through several arrays, do not disturb each other. *Sources* are
 //! threads, each with the distances between its last accesses, wherever they are: strides too
-//! long for a place are seen here. In both the stride is found by the vote of the majority
+//! long for a place are seen here.
+//!
+//! The thread of a fault is not always the vCPU's: KVM resolves faults of a guest with an
+//! in-kernel interrupt controller through kernel threads, another one each time. So every access
+//! is also seen as one of [`ANY`], a source that stands for all threads: its streams are places
+//! alone. They find what changing threads do, and are confused where several threads with streams
+//! of their own meet; what the thread's own streams find goes first. In all of these the stride is found by the vote of the majority
 //! (Boyer and Moore, 1981) over the last 4 distances, and then 8, as Leap does it for a process
 //! (Al Maruf and Chowdhury, USENIX ATC 2020).
 //!
@@ -12,11 +18,17 @@
 //! it has moved on by a whole one. What was ordered and evicted untouched counts against all
 //! streams: with much waste the largest window halves, and a stream has to prove itself longer.
 
-/// Streams watched at once.
-const STREAMS: usize = 32;
+/// Streams watched at once: an access that belongs to none takes two places.
+const STREAMS: usize = 64;
 
-/// Threads watched at once: the vCPUs of the largest guest.
+/// Threads watched at once.
 const SOURCES: usize = 64;
+
+/// The source that stands for all threads. No thread has this id.
+const ANY: u32 = u32::MAX;
+
+/// The source of an access whose thread is not known.
+const UNKNOWN: u32 = 0;
 
 /// Pages within which an access belongs to a stream that has no stride yet.
 const REACH: i64 = 32;
@@ -154,14 +166,16 @@ impl Detector {
         }
     }
 
-    /// Thread `source` touched `page`. Gives what to fetch now, if anything.
+    /// Thread `source` touched `page`. Returns what to fetch now, if anything.
     pub(super) fn observe(&mut self, source: u32, page: u32) -> Option<Order> {
         self.clock += 1;
-        let far = self.far_trend(source, page);
+        let own = (source != UNKNOWN).then_some(source);
+        let far_any = self.far_trend(ANY, page);
+        let far_own = own.and_then(|source| self.far_trend(source, page));
         if let Some(index) = self.followed(page) {
             return self.advance(index, page);
         }
-        if let Some(stride) = far {
+        if let Some(stride) = far_own.or(far_any) {
             let index = self.oldest();
             self.streams[index] = Stream {
                 source,
@@ -174,6 +188,13 @@ impl Detector {
             };
             return self.order(index);
         }
+        own.and_then(|source| self.step_near(source, page))
+            .or_else(|| self.step_near(ANY, page))
+    }
+
+    /// An access of `source` that is on no stream's way: it goes on at a place near by, or begins
+    /// at another.
+    fn step_near(&mut self, source: u32, page: u32) -> Option<Order> {
         let Some(index) = self.near(source, page) else {
             let index = self.oldest();
             self.streams[index] = Stream {

@@ -95,6 +95,55 @@ fn close_streams_of_two_threads_are_told_apart() {
     assert!(misses <= 20, "{misses}");
 }
 
+/// Accesses whose threads are those of a pool of workers, in any order.
+fn by_workers(pages: impl Iterator<Item = u32>, workers: u32) -> impl Iterator<Item = (u32, u32)> {
+    let mut random = 11_u32;
+    pages.map(move |page| {
+        random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (100 + (random >> 16) % workers, page)
+    })
+}
+
+#[test]
+fn a_reader_whose_faults_come_from_changing_threads_is_followed() {
+    for workers in [2, 8, 1000] {
+        let (_, misses) = play(by_workers(1000..9000, workers));
+        assert!(misses <= 4, "{workers} workers: {misses}");
+    }
+    // Not one thread is seen twice.
+    let (_, misses) = play((0..8000).map(|step| (step + 1, 1000 + step)));
+    assert!(misses <= 4, "{misses}");
+    // Nor is any thread known.
+    let (_, misses) = play((1000..9000).map(|page| (UNKNOWN, page)));
+    assert!(misses <= 4, "{misses}");
+}
+
+#[test]
+fn strides_of_changing_threads_are_found() {
+    for stride in [2_i64, 7, 33, 1000, -1, -3, -500] {
+        let pages = (0..400_i64).map(|step| 1_000_000 + step * stride);
+        let pages = pages.map(|page| u32::try_from(page).expect("positive"));
+        let (_, misses) = play(by_workers(pages, 8));
+        assert!(misses <= 8, "stride {stride}: {misses}");
+    }
+}
+
+#[test]
+fn interleaved_streams_of_changing_threads_do_not_disturb_each_other() {
+    let pages =
+        (0..1000_u32).flat_map(|step| [10_000 + step, 10_100_000 + step * 3, 500_000 - step]);
+    let (_, misses) = play(by_workers(pages, 8));
+    assert!(misses <= 24, "{misses}");
+}
+
+#[test]
+fn neighbours_that_disturb_each_other_by_address_are_told_apart_by_thread() {
+    // Within reach of each other, and in step: by address alone there is no stride.
+    let accesses = (0..400_u32).flat_map(|step| [(1, 1000 + step * 3), (2, 1016 + step * 3)]);
+    let (_, misses) = play(accesses);
+    assert!(misses <= 12, "{misses}");
+}
+
 #[test]
 fn the_majority_decides_in_spite_of_noise() {
     let mut random = 7_u32;
