@@ -37,7 +37,6 @@ const SAMPLES: u64 = 4;
 pub(crate) struct Touches {
     /// An `AtomicU64` for each group, allocated by the kernel at the first write.
     words: Mapping,
-    groups: usize,
     started: Instant,
 }
 
@@ -49,7 +48,6 @@ impl Touches {
             .max(1);
         Ok(Self {
             words: Mapping::anonymous(groups * size_of::<AtomicU64>())?,
-            groups,
             started: Instant::now(),
         })
     }
@@ -57,7 +55,7 @@ impl Touches {
     /// Records a touch that caused a fault.
     pub fn record(&self, page: PageIndex, at: Instant) {
         let tick = self.tick(at);
-        let word = &self.words()[(page.number() / GROUP_PAGES) as usize];
+        let word = &self.words.words()[(page.number() / GROUP_PAGES) as usize];
         // Relaxed: nothing else depends on the count.
         let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |word| {
             Some(counted(word, tick))
@@ -66,7 +64,7 @@ impl Touches {
 
     /// Returns the touches of a group in the last one to two ticks.
     fn recent(&self, group: u32, tick: u32) -> u32 {
-        let word = self.words().get(group as usize);
+        let word = self.words.words().get(group as usize);
         word.map_or(0, |word| recent(word.load(Ordering::Relaxed), tick))
     }
 
@@ -74,13 +72,6 @@ impl Touches {
     fn tick(&self, at: Instant) -> u32 {
         let ticks = at.saturating_duration_since(self.started).as_secs() / TICK.as_secs();
         u32::try_from(ticks + 2).unwrap_or(u32::MAX)
-    }
-
-    fn words(&self) -> &[AtomicU64] {
-        let first = self.words.as_ptr().cast::<AtomicU64>();
-        // SAFETY: the mapping holds `groups` words, is page-aligned, lives as long as self and
-        // starts zeroed, which is a valid value; all access is atomic.
-        unsafe { std::slice::from_raw_parts(first, self.groups) }
     }
 }
 

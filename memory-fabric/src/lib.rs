@@ -71,7 +71,7 @@ pub mod transport {
 
 pub(crate) use fabric_host as mapping;
 pub(crate) use fabric_host as spin;
-pub(crate) use fabric_pages::{page_map, zap};
+pub(crate) use fabric_pages::{fingerprint, page_map, zap};
 
 #[cfg(test)]
 #[path = "../transport/src/measure/slow.rs"]

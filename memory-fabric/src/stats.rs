@@ -38,6 +38,9 @@ pub struct PagerStats {
     pub evictions_clean: Counter,
     /// Of these, pages of zeroes that needed no write-back.
     pub evictions_zero: Counter,
+    /// Of these, pages that counted as dirty, were equal to their home's copy, and needed no
+    /// write-back.
+    pub evictions_unchanged: Counter,
     /// Evictions that a fault cancelled.
     pub evictions_cancelled: Counter,
     /// Faults that had to wait because no local memory was free.

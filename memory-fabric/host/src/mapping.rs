@@ -4,6 +4,7 @@ use crate::PAGE_SIZE;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 /// A private or shared mapping, unmapped on drop.
 #[derive(Debug)]
@@ -81,6 +82,16 @@ impl Mapping {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Returns the mapping as words that threads share, without bytes after the last whole word.
+    #[must_use]
+    pub fn words(&self) -> &[AtomicU64] {
+        let first = self.as_ptr().cast::<AtomicU64>();
+        // SAFETY: the mapping is aligned to a page, lives as long as self, holds so many words,
+        // and any bytes are a valid `AtomicU64`. Users of a mapping either share its words or
+        // use its address, never both.
+        unsafe { std::slice::from_raw_parts(first, self.bytes / size_of::<AtomicU64>()) }
     }
 
     /// Returns the address of `length` bytes at `offset`.

@@ -3,10 +3,12 @@
 //!
 //! - [`page`]: page numbers and ranges;
 //! - [`page_map`]: the state word of each page, modelled with loom;
+//! - [`fingerprint`]: which pages that count as dirty are equal to their home's copy;
 //! - [`guest_memory`]: the guest view and the fabric view of one memfd;
 //! - [`uffd`]: page faults of the guest view, and the calls that resolve them;
 //! - [`zap`]: unmapping scattered pages of the guest view.
 
+pub mod fingerprint;
 #[cfg(not(loom))]
 pub mod guest_memory;
 pub mod page;

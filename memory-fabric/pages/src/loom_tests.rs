@@ -1,7 +1,10 @@
 //! Every interleaving of a fault thread, an evictor and a second fault on one page's state
 //! word, with the mapping and the bytes modelled beside it.
 
-use crate::page_map::{Kind, PageEntry};
+mod ahead;
+mod fingerprints;
+
+use crate::page_map::{Kind, PageEntry, State};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use loom::thread;
@@ -19,6 +22,11 @@ struct World {
     handed_back: AtomicBool,
     /// How many queues the page is in.
     queues: AtomicU32,
+    /// What the fingerprint in each slot is of; `GONE` in a free one. There are two, since a slot
+    /// is freed after its page was dropped, when it may be fetched again.
+    remembered: [AtomicU32; 2],
+    /// Writes to its home.
+    written: AtomicU32,
 }
 
 const GONE: u32 = u32::MAX;
@@ -49,6 +57,8 @@ impl World {
             home: AtomicU32::new(if dirty { 3 } else { 7 }),
             handed_back: AtomicBool::new(false),
             queues: AtomicU32::new(u32::from(queued)),
+            remembered: [AtomicU32::new(GONE), AtomicU32::new(GONE)],
+            written: AtomicU32::new(0),
         })
     }
 
@@ -70,9 +80,16 @@ impl World {
                 Kind::Remote => {
                     if self.entry.begin_fetch(seen) {
                         assert_eq!(self.here.load(SeqCst), GONE, "fetched over bytes");
-                        self.here.store(self.home.load(SeqCst), SeqCst);
+                        let came = self.home.load(SeqCst);
+                        self.here.store(came, SeqCst);
                         self.entry.mark_dirty();
                         self.mapping.store(WRITABLE, SeqCst);
+                        let free = |slot: &AtomicU32| {
+                            slot.compare_exchange(GONE, came, SeqCst, SeqCst).is_ok()
+                        };
+                        let slot = self.remembered.iter().position(free);
+                        let slot = slot.expect("one is free");
+                        self.entry.set_fingerprint(u32::try_from(slot).unwrap());
                         self.release();
                         return true;
                     }
@@ -141,7 +158,7 @@ impl World {
                     if self.entry.begin_discard(seen) {
                         self.mapping.store(UNMAPPED, SeqCst);
                         self.here.store(GONE, SeqCst);
-                        if self.entry.finish_drop(Kind::Untouched) {
+                        if self.finish_drop(Kind::Untouched) {
                             self.handed_back.store(true, SeqCst);
                         }
                         return true;
@@ -159,7 +176,7 @@ impl World {
         assert!(world.entry.begin_drop(Kind::Probation));
         world.mapping.store(UNMAPPED, SeqCst);
         world.here.store(GONE, SeqCst);
-        assert!(!world.entry.finish_drop(Kind::Remote));
+        assert!(!world.entry.finish_drop(Kind::Remote).is_contended());
         world
     }
 
@@ -196,7 +213,7 @@ impl World {
                 "dropped a page that is mapped"
             );
             self.here.store(GONE, SeqCst);
-            if self.entry.finish_drop(Kind::Remote) {
+            if self.finish_drop(Kind::Remote) {
                 self.handed_back.store(true, SeqCst);
             }
         } else {
@@ -215,7 +232,22 @@ impl World {
             if !self.entry.begin_write_back() {
                 return;
             }
-            self.home.store(self.here.load(SeqCst), SeqCst);
+            let seen = self.entry.state();
+            if seen.kind() != Kind::WritingBack {
+                return;
+            }
+            let here = self.here.load(SeqCst);
+            let slot = seen.fingerprint().map(|slot| slot as usize);
+            if slot.is_none_or(|slot| self.remembered[slot].load(SeqCst) != here) {
+                if slot.is_some() {
+                    if !self.entry.clear_fingerprint(seen) {
+                        return;
+                    }
+                    self.free_slot(seen);
+                }
+                self.home.store(here, SeqCst);
+                self.written.fetch_add(1, SeqCst);
+            }
             self.entry.begin_drop(Kind::WritingBack)
         } else {
             self.entry.begin_drop(Kind::Probation)
@@ -227,9 +259,22 @@ impl World {
                 "dropped a page that is mapped"
             );
             self.here.store(GONE, SeqCst);
-            if self.entry.finish_drop(Kind::Remote) {
+            if self.finish_drop(Kind::Remote) {
                 self.handed_back.store(true, SeqCst);
             }
+        }
+    }
+
+    /// Ends a drop, and frees the slot; whether somebody waits.
+    fn finish_drop(&self, to: Kind) -> bool {
+        let before = self.entry.finish_drop(to);
+        self.free_slot(before);
+        before.is_contended()
+    }
+
+    fn free_slot(&self, before: State) {
+        if let Some(slot) = before.fingerprint() {
+            self.remembered[slot as usize].store(GONE, SeqCst);
         }
     }
 
@@ -359,7 +404,7 @@ fn loom_a_write_fault_against_a_discard_during_a_write_back() {
         if world.entry.begin_drop(Kind::WritingBack) {
             world.queues.fetch_sub(1, SeqCst);
             world.here.store(GONE, SeqCst);
-            if world.entry.finish_drop(Kind::Remote) {
+            if world.finish_drop(Kind::Remote) {
                 world.handed_back.store(true, SeqCst);
             }
         }
@@ -399,73 +444,5 @@ fn loom_a_page_that_arrives_while_it_is_discarded_is_in_one_queue() {
         assert_eq!(listed, world.queues.load(SeqCst) == 1);
         let has_bytes = !matches!(world.entry.state().kind(), Kind::Untouched);
         assert_eq!(listed, has_bytes);
-    });
-}
-
-#[test]
-fn loom_a_write_fault_against_a_page_that_is_fetched_ahead_and_dropped() {
-    loom::model(|| {
-        let world = World::remote();
-        let prefetcher = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.fetch_ahead())
-        };
-        let evictor = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.drop_unused())
-        };
-        let served = world.serve_write_fault();
-        prefetcher.join().unwrap();
-        evictor.join().unwrap();
-        if !served {
-            // Mapped for reading by the prefetcher, or dropped: the write faults again.
-            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
-            assert!(world.serve_write_fault());
-        }
-        assert_eq!(world.mapping.load(SeqCst), WRITABLE);
-        world.check(7);
-        world.here.store(8, SeqCst);
-        world.check(8);
-    });
-}
-
-#[test]
-fn loom_a_discard_against_a_page_that_is_fetched_ahead_and_touched() {
-    // Three threads: all interleavings would take hours.
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
-        let world = World::remote();
-        let prefetcher = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || world.fetch_ahead())
-        };
-        let evictor = {
-            let world = Arc::clone(&world);
-            thread::spawn(move || {
-                let discarded = world.discard();
-                world.drop_unused();
-                discarded
-            })
-        };
-        let served = world.serve_write_fault();
-        prefetcher.join().unwrap();
-        // Whoever held the page has let go of it.
-        let mut discarded = evictor.join().unwrap();
-        if !served {
-            assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
-            assert!(world.serve_write_fault());
-        }
-        if !discarded {
-            discarded = world.discard();
-        }
-        assert!(discarded, "the page is still held");
-        // Its old bytes, which were on their way, have not come back.
-        world.check(0);
-        assert!(world.serve_write_fault());
-        world.check(0);
-        let state = world.entry.state();
-        assert!(state.is_listed(), "a page with bytes that no queue has");
-        assert_eq!(world.queues.load(SeqCst), 1);
     });
 }

@@ -41,130 +41,23 @@
 //!   here is listed only when it was discarded; the evictor takes it out when it comes across it.
 //! - *ahead*: fetched before anybody asked for it, and not touched since. *chained*: the same,
 //!   and mapped along when the page before it is touched.
+//!
+//! # Fingerprint
+//!
+//! The rest of the word is the slot of the page's [fingerprint](crate::fingerprint), if it has
+//! one: that of the bytes that its home holds. The slot belongs to the page from the fetch until
+//! the word lets it go: the thread that fetched the page sets it before it releases the page, and
+//! the evictor alone clears it, when the page is dropped or before it posts a write-back. So a
+//! slot in the word is that of this stay of the page, and no later one's.
+
+mod state;
 
 use crate::page::PageIndex;
 #[cfg(not(loom))]
 use crate::page::{PAGES_MAX, PageRange};
 use crate::sync::{AtomicU32, Ordering};
-use std::fmt;
-
-const KIND_MASK: u32 = 0xf;
-const DIRTY: u32 = 1 << 4;
-const CONTENDED: u32 = 1 << 5;
-const LISTED: u32 = 1 << 6;
-const AHEAD: u32 = 1 << 7;
-const CHAINED: u32 = 1 << 8;
-
-/// What is true of a page, apart from its flags.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[repr(u32)]
-pub enum Kind {
-    /// All bytes are zero, and stored nowhere.
-    Untouched = 0,
-    /// The only valid bytes are at home.
-    Remote = 1,
-    /// A fault thread waits for the bytes.
-    Fetching = 2,
-    /// A fault thread maps the page or changes its protection.
-    Installing = 3,
-    /// The bytes are here; the page is mapped, or a touch maps it at no cost but its fault.
-    Resident = 4,
-    /// Unmapped by the evictor to see whether it is touched again, or fetched ahead and not
-    /// mapped yet.
-    Probation = 5,
-    /// The evictor sends the bytes home.
-    WritingBack = 6,
-    /// The evictor frees the bytes here.
-    Dropping = 7,
-}
-
-/// A state word: a [`Kind`] and flags.
-#[derive(Clone, Copy, Eq, PartialEq)]
-pub struct State(u32);
-
-impl State {
-    /// A state without flags.
-    #[must_use]
-    pub const fn new(kind: Kind) -> Self {
-        Self(kind as u32)
-    }
-
-    /// The kind.
-    #[must_use]
-    pub fn kind(self) -> Kind {
-        match self.0 & KIND_MASK {
-            0 => Kind::Untouched,
-            1 => Kind::Remote,
-            2 => Kind::Fetching,
-            3 => Kind::Installing,
-            4 => Kind::Resident,
-            5 => Kind::Probation,
-            6 => Kind::WritingBack,
-            7 => Kind::Dropping,
-            // The word is private to this file, which stores kinds only.
-            other => unreachable!("page state {other}"),
-        }
-    }
-
-    /// Whether the bytes here differ from those at home.
-    #[must_use]
-    pub const fn is_dirty(self) -> bool {
-        self.0 & DIRTY != 0
-    }
-
-    /// Whether a fault waits for the holder of the page.
-    #[must_use]
-    pub const fn is_contended(self) -> bool {
-        self.0 & CONTENDED != 0
-    }
-
-    /// Whether the page is in one of the evictor's places.
-    #[must_use]
-    pub const fn is_listed(self) -> bool {
-        self.0 & LISTED != 0
-    }
-
-    /// Whether the page was fetched before anybody asked for it, and not touched since.
-    #[must_use]
-    pub const fn is_ahead(self) -> bool {
-        self.0 & AHEAD != 0
-    }
-
-    /// Whether it is to be mapped along with the page before it.
-    #[must_use]
-    pub const fn is_chained(self) -> bool {
-        self.0 & CHAINED != 0
-    }
-
-    /// The same flags with another kind.
-    const fn with_kind(self, kind: Kind) -> Self {
-        Self((self.0 & !KIND_MASK) | kind as u32)
-    }
-
-    /// Another kind, with no flag but that of the evictor's places.
-    const fn only_listed(self, kind: Kind) -> Self {
-        Self((self.0 & LISTED) | kind as u32)
-    }
-}
-
-impl fmt::Debug for State {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let dirty = if self.is_dirty() { "+dirty" } else { "" };
-        let contended = if self.is_contended() {
-            "+contended"
-        } else {
-            ""
-        };
-        let listed = if self.is_listed() { "+listed" } else { "" };
-        let ahead = if self.is_ahead() { "+ahead" } else { "" };
-        let chained = if self.is_chained() { "+chained" } else { "" };
-        write!(
-            f,
-            "{:?}{dirty}{contended}{listed}{ahead}{chained}",
-            self.kind()
-        )
-    }
-}
+use state::{AHEAD, CHAINED, CONTENDED, DIRTY, FLAG_BITS, LISTED, SLOT};
+pub use state::{Kind, SLOTS_MAX, State};
 
 /// The entry of one page.
 #[derive(Debug)]
@@ -241,6 +134,24 @@ impl PageEntry {
         self.state.fetch_or(DIRTY, Ordering::AcqRel);
     }
 
+    /// Holder of `Fetching`, whose bytes are here: their fingerprint is in this slot.
+    pub fn set_fingerprint(&self, slot: u32) {
+        debug_assert!(slot < SLOTS_MAX);
+        debug_assert_eq!(self.state().kind(), Kind::Fetching);
+        debug_assert_eq!(self.state().fingerprint(), None);
+        // AcqRel: pairs with the evictor's Acquire, so that it finds the fingerprint there.
+        self.state
+            .fetch_or((slot + 1) << FLAG_BITS, Ordering::AcqRel);
+    }
+
+    /// Evictor: a write-back is posted next, so the fingerprint is not that of the bytes at home
+    /// any more. False when the page is no longer in the state `seen`: it was touched.
+    #[must_use]
+    pub fn clear_fingerprint(&self, seen: State) -> bool {
+        debug_assert_eq!(seen.kind(), Kind::WritingBack);
+        self.swap_if(seen, State(seen.0 & !SLOT))
+    }
+
     /// Holder of `Installing` or `Fetching`: the page is mapped. True when somebody else
     /// faulted on it meanwhile and must be woken.
     #[must_use]
@@ -249,7 +160,7 @@ impl PageEntry {
         loop {
             debug_assert!(matches!(seen.kind(), Kind::Installing | Kind::Fetching));
             debug_assert!(seen.is_listed(), "{seen:?} would never be evicted");
-            let resident = State(seen.0 & (DIRTY | LISTED)).with_kind(Kind::Resident);
+            let resident = seen.with_only(Kind::Resident, DIRTY | LISTED);
             if self.swap_if(seen, resident) {
                 return seen.is_contended();
             }
@@ -264,7 +175,7 @@ impl PageEntry {
         let flags = AHEAD | if chained { CHAINED } else { 0 };
         let seen = self.state();
         debug_assert!(seen.kind() == Kind::Fetching && seen.is_listed());
-        let ahead = State(seen.only_listed(Kind::Probation).0 | flags);
+        let ahead = State(seen.with_only(Kind::Probation, LISTED).0 | flags);
         !seen.is_contended() && self.swap_if(seen, ahead)
     }
 
@@ -292,7 +203,7 @@ impl PageEntry {
     pub fn begin_drop(&self, from: Kind) -> bool {
         debug_assert!(matches!(from, Kind::Probation | Kind::WritingBack));
         let seen = self.state();
-        seen.kind() == from && self.swap_if(seen, State::new(Kind::Dropping))
+        seen.kind() == from && self.swap_if(seen, seen.with_only(Kind::Dropping, 0))
     }
 
     /// Evictor: takes a page whose bytes are here (`Resident`, `Probation`, `WritingBack`) to
@@ -304,7 +215,7 @@ impl PageEntry {
             seen.kind(),
             Kind::Resident | Kind::Probation | Kind::WritingBack
         ));
-        self.swap_if(seen, seen.only_listed(Kind::Dropping))
+        self.swap_if(seen, seen.with_only(Kind::Dropping, LISTED))
     }
 
     /// Evictor: a `Remote` page whose bytes the guest does not want any more. False when it is
@@ -364,14 +275,15 @@ impl PageEntry {
         seen.kind() == Kind::Probation && self.swap_if(seen, seen.with_kind(Kind::WritingBack))
     }
 
-    /// Evictor, holder of `Dropping`: the bytes here are gone. True when somebody faulted
-    /// meanwhile; that fault must then be handled anew.
+    /// Evictor, holder of `Dropping`: the bytes here are gone. Returns the state before: when it
+    /// was contended, a fault came meanwhile and must be handled anew; when it had a fingerprint,
+    /// the slot is free now.
     #[must_use]
-    pub fn finish_drop(&self, to: Kind) -> bool {
+    pub fn finish_drop(&self, to: Kind) -> State {
         debug_assert!(matches!(to, Kind::Untouched | Kind::Remote));
         let before = self.change(|seen| seen.only_listed(to));
         debug_assert_eq!(before.kind(), Kind::Dropping);
-        before.is_contended()
+        before
     }
 
     /// Changes the state whatever it is, for the page's holder; others may set flags at the

@@ -7,6 +7,7 @@ use super::hotplug::{Hotplug, Parts};
 use super::sources::Sources;
 use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
 use crate::discard::Discarder;
+use crate::fingerprint::FingerprintTable;
 use crate::heat::Touches;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Link, describe};
@@ -150,6 +151,8 @@ impl Engine {
             homes: Arc::clone(homes),
             nodes: Arc::clone(nodes),
             map: PageMap::new(span_pages).map_err(system("create the page map"))?,
+            fingerprints: FingerprintTable::new(vm.plan.cache_pages)
+                .map_err(system("create the table of fingerprints"))?,
             uffd,
             stats: Arc::clone(&vm.stats),
             touches: Touches::new(span_pages).map_err(system("create the heat map"))?,

@@ -31,9 +31,16 @@ pub(super) fn take_chain(shared: &Shared, page: PageIndex) -> PageRange {
     PageRange::new(page, count)
 }
 
-/// Maps pages that the caller holds, whose bytes are in the file and which are not mapped. They
-/// are writable when the touch was a write: who writes one page of a run mostly goes on.
+/// Maps pages that the caller holds, whose bytes are in the file and which are not mapped, and
+/// releases them. They are writable when the touch was a write: a guest that writes one page of a
+/// run mostly goes on.
 pub(super) fn map_held(shared: &Shared, run: PageRange, write: bool) -> Result<(), PagerError> {
+    map_run(shared, run, write)?;
+    release_run(shared, run)
+}
+
+/// The first part of [`map_held`]: vCPUs that wait for the pages go on.
+pub(super) fn map_run(shared: &Shared, run: PageRange, write: bool) -> Result<(), PagerError> {
     let protection = if write || !shared.continue_write_protected {
         for page in run.iter() {
             shared.map.entry(page).mark_dirty();
@@ -46,7 +53,11 @@ pub(super) fn map_held(shared: &Shared, run: PageRange, write: bool) -> Result<(
     let mapped = shared
         .uffd
         .map_existing_run(target, run.count as usize, protection);
-    mapped.map_err(failed("CONTINUE", run.first))?;
+    mapped.map_err(failed("CONTINUE", run.first))
+}
+
+/// The second part of [`map_held`].
+pub(super) fn release_run(shared: &Shared, run: PageRange) -> Result<(), PagerError> {
     for page in run.iter() {
         shared.release(page, Arrival::Touched)?;
     }

@@ -2,9 +2,10 @@
 //!
 //! User space cannot see which pages a guest uses. So the oldest pages are unmapped and put
 //! on probation: one that is touched again comes back by a minor fault, which costs no
-//! traffic, and counts as used; one that is not goes home. A clean page is dropped, a page
-//! of zeros becomes untouched again, any other is written back first. Which pages count as
-//! the oldest, `ranking` decides.
+//! traffic, and counts as used; one that is not goes home. A clean page is dropped, and so is one
+//! that counts as dirty but has the fingerprint of what its home holds; a page of zeros becomes
+//! untouched again; any other is written back first. Which pages count as the oldest, `ranking`
+//! decides.
 
 mod discard;
 
@@ -294,26 +295,47 @@ impl Evictor {
             self.rescued(page);
             return Ok(true);
         }
-        let bytes = shared.memory.fabric_page(page);
+        let seen = entry.state();
+        if seen.kind() != Kind::WritingBack {
+            self.rescued(page);
+            return Ok(true);
+        }
+        let source = shared.memory.fabric_page(page);
         // SAFETY: the fabric view is mapped while `shared` lives, and the page's bytes are
         // here until this thread drops them. A fault may map the page for writing right now;
         // then these bytes are stale, but then the state has changed as well and what was
         // found here is not used.
-        if is_zero(unsafe { &*bytes }) {
+        let bytes = unsafe { &*source };
+        let dropped = if is_zero(bytes) {
+            Some((Kind::Untouched, &shared.stats.evictions_zero))
+        } else if shared.fingerprints.is_equal(page, seen, bytes) {
+            Some((Kind::Remote, &shared.stats.evictions_unchanged))
+        } else {
+            None
+        };
+        if let Some((to, counter)) = dropped {
             if entry.begin_drop(Kind::WritingBack) {
-                self.drop_page(page, Kind::Untouched)?;
-                shared.stats.evictions_zero.increment();
+                self.drop_page(page, to)?;
+                counter.increment();
             } else {
                 self.rescued(page);
             }
             return Ok(true);
+        }
+        if seen.fingerprint().is_some() {
+            // From the request on it is not known which bytes the home holds.
+            if !entry.clear_fingerprint(seen) {
+                self.rescued(page);
+                return Ok(true);
+            }
+            shared.fingerprints.release(page, seen);
         }
         let ticket = self
             .free_tickets
             .pop()
             .expect("one for each place on a transport");
         // SAFETY: as above.
-        let source = unsafe { PageSource::new(bytes) };
+        let source = unsafe { PageSource::new(source) };
         self.transports[link]
             .post_write(Ticket(ticket), home.offset_of(page), source)
             .expect("a free place was seen");
@@ -423,7 +445,9 @@ impl Evictor {
             } else {
                 self.inbox.clock().tick()
             });
-            if entry.finish_drop(to) {
+            let before = entry.finish_drop(to);
+            shared.fingerprints.release(page, before);
+            if before.is_contended() {
                 shared.faults.retry(page);
                 contended = true;
             }

@@ -382,12 +382,18 @@ impl FaultThread {
             Protection::WriteProtected
         };
         make(shared, page, bytes, protection)?;
+        let done_at = Instant::now();
+        // Only now that the vCPU goes on, and of the bytes that came: those of the guest's view
+        // may have been written by now.
+        shared
+            .fingerprints
+            .remember(page, shared.map.entry(page), bytes);
         shared.release(page, fetch.arrival)?;
         let times = RemoteTimes {
             read_at: fetch.read_at,
             posted_at: fetch.posted_at,
             arrived_at,
-            done_at: Instant::now(),
+            done_at,
         };
         shared.stats.record_remote(fetch.donor, &times);
         shared.touches.record(page, arrived_at);

@@ -20,6 +20,7 @@ mod testing;
 mod transports;
 pub(crate) mod wait;
 
+use crate::fingerprint::FingerprintTable;
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
 use crate::homes::{Home, HomeTable};
@@ -72,6 +73,7 @@ pub(crate) struct Shared {
     pub homes: Arc<HomeTable>,
     pub nodes: Arc<Nodes>,
     pub map: PageMap,
+    pub fingerprints: FingerprintTable,
     pub uffd: Uffd,
     pub stats: Arc<PagerStats>,
     pub touches: Touches,

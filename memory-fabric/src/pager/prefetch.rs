@@ -14,7 +14,7 @@
 
 mod target;
 
-use super::ahead::map_held;
+use super::ahead::{map_held, map_run, release_run};
 use super::detect::{Detector, Order};
 use super::found::{WRITING, failed};
 use super::mailbox::{Arrival, PrefetcherInbox};
@@ -382,15 +382,27 @@ impl Prefetcher {
             .pages_fetched
             .add(run.count.into());
         let mut rest = run;
+        let (pages, _) = bytes.as_chunks::<PAGE_SIZE>();
+        let mut pages = pages.iter();
         while rest.count > 0 {
             let (group, others) = rest.split_at(chain);
             rest = others;
+            // Of the bytes that came, since a guest may write a page as soon as it is mapped.
+            let mut remember = || {
+                for (page, bytes) in group.iter().zip(&mut pages) {
+                    let entry = shared.map.entry(page);
+                    shared.fingerprints.remember(page, entry, bytes);
+                }
+            };
             let waits = |page| shared.map.entry(page).state().is_contended();
             if group.iter().any(waits) {
                 shared.stats.prefetch_late.increment();
-                map_held(shared, group, shared.forecast.map_writable(group.count))?;
+                map_run(shared, group, shared.forecast.map_writable(group.count))?;
+                remember();
+                release_run(shared, group)?;
                 continue;
             }
+            remember();
             for page in group.iter() {
                 let entry = shared.map.entry(page);
                 let is_new = entry.list();

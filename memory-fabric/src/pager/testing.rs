@@ -4,6 +4,7 @@ use super::mailbox::{
     EvictorInbox, EvictorMailbox, FaultInbox, FaultMailbox, PrefetcherInbox, PrefetcherMailbox,
 };
 use super::{Budget, Lifecycle, Policies, Shared};
+use crate::fingerprint::FingerprintTable;
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
 use crate::homes::{HomeTable, NodeIds};
@@ -38,6 +39,7 @@ pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<
         )),
         homes: Arc::new(homes),
         map: PageMap::new(span_pages).expect("a small map"),
+        fingerprints: FingerprintTable::new(cache_pages).expect("a small table"),
         uffd: Uffd::new().expect("userfaultfd, as root has it"),
         stats: Arc::new(PagerStats::new(donors)),
         touches: Touches::new(span_pages).expect("a small map"),
@@ -68,5 +70,5 @@ pub(super) fn make_remote(shared: &Shared, page: PageIndex) {
     assert!(!entry.finish_install());
     assert!(entry.begin_probation());
     assert!(entry.begin_drop(Kind::Probation));
-    assert!(!entry.finish_drop(Kind::Remote));
+    assert!(!entry.finish_drop(Kind::Remote).is_contended());
 }

@@ -11,6 +11,7 @@ mod discard;
 mod donor_shrinks;
 mod eviction;
 mod faults;
+mod fingerprints;
 mod hostile_client;
 mod hotplug;
 mod huge_pages;

@@ -170,6 +170,7 @@ pub fn status() -> VmStatus {
             total: 99,
             clean: 41,
             zero: 17,
+            unchanged: 23,
             cancelled: 5,
         },
         stalled_for_memory: 4,

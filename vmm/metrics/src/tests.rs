@@ -181,6 +181,7 @@ fn values_are_those_of_the_status_in_base_units() {
         ("ssi_hv_evictions_total", 99.0),
         ("ssi_hv_evictions_clean_total", 41.0),
         ("ssi_hv_evictions_zero_total", 17.0),
+        ("ssi_hv_evictions_unchanged_total", 23.0),
         ("ssi_hv_evictions_cancelled_total", 5.0),
         ("ssi_hv_memory_stalls_total", 4.0),
         ("ssi_hv_vm_errors_total", 1.0),

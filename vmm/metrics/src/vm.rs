@@ -143,6 +143,11 @@ fn add_memory(all: &mut Families, status: &VmStatus) {
             evictions.zero,
         ),
         (
+            "ssi_hv_evictions_unchanged_total",
+            "Of these, pages that counted as dirty and were equal to their home's copy.",
+            evictions.unchanged,
+        ),
+        (
             "ssi_hv_evictions_cancelled_total",
             "Evictions that a touch cancelled; not among the others.",
             evictions.cancelled,

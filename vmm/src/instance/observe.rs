@@ -93,6 +93,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
             total: stats.evictions.get(),
             clean: stats.evictions_clean.get(),
             zero: stats.evictions_zero.get(),
+            unchanged: stats.evictions_unchanged.get(),
             cancelled: stats.evictions_cancelled.get(),
         },
         stalled_for_memory: stats.stalled_for_memory.get(),
@@ -126,6 +127,7 @@ pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
     let stats = view.stats();
     report.nodes = nodes(summaries, view);
     report.evictions = stats.evictions.get();
+    report.evictions_unchanged = stats.evictions_unchanged.get();
     report.free_pages = FreePages {
         reported: stats.free_pages.reported.get(),
         dropped_here: stats.free_pages.dropped_here.get(),

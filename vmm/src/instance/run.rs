@@ -441,6 +441,7 @@ fn finish(
         stalled_for_memory = stats.stalled_for_memory.get(),
         evictions_clean = stats.evictions_clean.get(),
         evictions_zero = stats.evictions_zero.get(),
+        evictions_unchanged = stats.evictions_unchanged.get(),
         evictions_cancelled = stats.evictions_cancelled.get(),
         write_protect = stats.write_protect.summary().count,
         "pager"

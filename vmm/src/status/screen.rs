@@ -68,10 +68,11 @@ pub fn vm(status: &VmStatus) -> String {
         ));
     }
     line(format!(
-        "evictions  {}: {} clean, {} zero; {} cancelled; {} faults waited for memory",
+        "evictions  {}: {} clean, {} zero, {} unchanged; {} cancelled; {} faults waited for memory",
         status.evictions.total,
         status.evictions.clean,
         status.evictions.zero,
+        status.evictions.unchanged,
         status.evictions.cancelled,
         status.stalled_for_memory
     ));

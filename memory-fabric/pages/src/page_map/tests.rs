@@ -31,7 +31,7 @@ fn a_touch_while_a_page_is_dropped_is_handed_to_the_evictor() {
     assert!(entry.begin_probation());
     assert!(entry.begin_drop(Kind::Probation));
     assert!(entry.contend(entry.state()));
-    assert!(entry.finish_drop(Kind::Remote));
+    assert!(entry.finish_drop(Kind::Remote).is_contended());
     assert_eq!(entry.state(), State::new(Kind::Remote));
 }
 
@@ -62,7 +62,7 @@ fn a_fault_on_a_page_that_is_given_back_is_told_to_who_held_it() {
 fn a_discarded_page_stays_listed_until_the_evictor_comes_across_it() {
     let entry = resident(true);
     assert!(entry.begin_discard(entry.state()));
-    assert!(!entry.finish_drop(Kind::Untouched));
+    assert!(!entry.finish_drop(Kind::Untouched).is_contended());
     assert!(entry.state().is_listed() && !entry.state().is_dirty());
     // Touched again before that: it has its place already.
     assert!(entry.begin_install(entry.state()));
@@ -71,7 +71,7 @@ fn a_discarded_page_stays_listed_until_the_evictor_comes_across_it() {
     assert!(!entry.finish_install());
     // Discarded once more, and found.
     assert!(entry.begin_discard(entry.state()));
-    assert!(!entry.finish_drop(Kind::Untouched));
+    assert!(!entry.finish_drop(Kind::Untouched).is_contended());
     assert!(entry.unlist() && !entry.unlist());
     assert_eq!(entry.state(), State::new(Kind::Untouched));
 }
@@ -82,7 +82,7 @@ fn an_eviction_takes_a_page_off_the_list_and_a_forgotten_page_is_zero() {
     assert!(entry.state().is_listed());
     assert!(entry.begin_probation());
     assert!(entry.begin_drop(Kind::Probation));
-    assert!(!entry.finish_drop(Kind::Remote));
+    assert!(!entry.finish_drop(Kind::Remote).is_contended());
     assert_eq!(entry.state(), State::new(Kind::Remote));
     assert!(entry.forget(entry.state()));
     assert_eq!(entry.state(), State::new(Kind::Untouched));
@@ -122,11 +122,11 @@ fn a_page_fetched_ahead_is_known_as_such_until_it_is_touched_or_dropped() {
             }
             Kind::Remote => {
                 assert!(entry.begin_drop(Kind::Probation));
-                assert!(!entry.finish_drop(Kind::Remote));
+                assert!(!entry.finish_drop(Kind::Remote).is_contended());
             }
             _ => {
                 assert!(entry.begin_discard(seen));
-                assert!(!entry.finish_drop(Kind::Untouched));
+                assert!(!entry.finish_drop(Kind::Untouched).is_contended());
             }
         }
         assert_eq!(entry.state(), left);

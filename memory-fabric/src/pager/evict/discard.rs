@@ -198,7 +198,9 @@ impl Evictor {
             .add(u64::from(run.count));
         let mut contended = false;
         for page in run.iter() {
-            if shared.map.entry(page).finish_drop(Kind::Untouched) {
+            let before = shared.map.entry(page).finish_drop(Kind::Untouched);
+            shared.fingerprints.release(page, before);
+            if before.is_contended() {
                 contended = true;
                 shared.faults.retry(page);
             }

@@ -37,6 +37,9 @@ pub struct Report {
     pub faults: Faults,
     /// Pages dropped locally to free memory.
     pub evictions: u64,
+    /// Of these, pages that counted as dirty and were equal to their home's copy.
+    #[serde(default)]
+    pub evictions_unchanged: u64,
     /// Pages that the guest did not use.
     pub free_pages: FreePages,
     /// Pages fetched before they were touched.

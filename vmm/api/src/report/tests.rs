@@ -90,6 +90,7 @@ fn the_fields_have_the_promised_names() {
             "stages": stages,
         },
         "evictions": 0,
+        "evictions_unchanged": 0,
         "free_pages": { "reported": 0, "dropped_here": 0, "dropped_at_home": 0 },
         "prefetch": { "issued": 0, "used": 0, "wasted": 0, "late": 0 },
         "distributions": { "remote": [[12.5, 3]], "zero": [], "minor": [], "write_protect": [] },

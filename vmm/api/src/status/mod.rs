@@ -116,6 +116,9 @@ pub struct Evictions {
     pub clean: u64,
     /// Pages of zeroes.
     pub zero: u64,
+    /// Pages that counted as dirty and were equal to their home's copy.
+    #[serde(default)]
+    pub unchanged: u64,
     /// Evictions cancelled by a touch; not part of the total.
     pub cancelled: u64,
 }

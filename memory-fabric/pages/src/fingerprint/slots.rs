@@ -1,0 +1,86 @@
+//! Free slots: a stack that several threads take from and one gives back to, linked through the
+//! free slots themselves, so that slots which were never used take no memory.
+
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// The free slots among `capacity` slots. The link of a free slot is in its first word.
+#[derive(Debug)]
+pub(crate) struct FreeSlots {
+    /// The number of the top slot plus one, or 0, and above it how often the stack has changed,
+    /// so that a slot which was taken and given back meanwhile is noticed.
+    top: AtomicU64,
+    /// The first slot that was never used.
+    unused: AtomicU32,
+    capacity: u32,
+}
+
+impl FreeSlots {
+    pub(crate) fn new(capacity: u32) -> Self {
+        Self {
+            top: AtomicU64::new(0),
+            unused: AtomicU32::new(0),
+            capacity,
+        }
+    }
+
+    /// Takes a slot; `None` when all are in use. `word` gives a slot's first word.
+    pub(crate) fn take<'a>(&self, word: impl Fn(u32) -> &'a AtomicU64) -> Option<u32> {
+        // Acquire: pairs with the Release of `give_back`, so that the link is seen, and what the
+        // slot's owner before has read is read.
+        let mut top = self.top.load(Ordering::Acquire);
+        while let Some(slot) = slot_of(top) {
+            // The link is meaningless when somebody took the slot meanwhile; then `top` has
+            // changed.
+            let below = word(slot).load(Ordering::Relaxed);
+            let next = changed(top) | (below & u64::from(u32::MAX));
+            match self
+                .top
+                .compare_exchange(top, next, Ordering::Acquire, Ordering::Acquire)
+            {
+                Ok(_) => return Some(slot),
+                Err(now) => top = now,
+            }
+        }
+        // Relaxed here and below: nothing was stored in such a slot.
+        let mut unused = self.unused.load(Ordering::Relaxed);
+        while unused < self.capacity {
+            match self.unused.compare_exchange(
+                unused,
+                unused + 1,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(unused),
+                Err(now) => unused = now,
+            }
+        }
+        None
+    }
+
+    /// Gives a slot back that was taken.
+    pub(crate) fn give_back<'a>(&self, slot: u32, word: impl Fn(u32) -> &'a AtomicU64) {
+        let mut top = self.top.load(Ordering::Relaxed);
+        loop {
+            word(slot).store(top & u64::from(u32::MAX), Ordering::Relaxed);
+            let next = changed(top) | u64::from(slot + 1);
+            // Release: pairs with the Acquire of `take`.
+            match self
+                .top
+                .compare_exchange(top, next, Ordering::Release, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(now) => top = now,
+            }
+        }
+    }
+}
+
+fn slot_of(top: u64) -> Option<u32> {
+    let number = u32::try_from(top & u64::from(u32::MAX)).expect("32 bits");
+    number.checked_sub(1)
+}
+
+/// The upper half of a changed stack.
+fn changed(top: u64) -> u64 {
+    ((top >> 32).wrapping_add(1)) << 32
+}
