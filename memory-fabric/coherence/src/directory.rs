@@ -127,14 +127,13 @@ impl<const PAGES: usize> Directory<PAGES> {
             Message::Unblock {
                 page,
                 number,
-                dirty,
                 written,
             } => {
                 let Block::Split(place) = self.block_of(from, page)? else {
                     return Err(Violation::UnblockNotAsked(page).of(from));
                 };
                 let (entry, mut context) = self.entry(place, page, sink);
-                context.unblock(entry, from, page, number, (dirty, written))
+                context.unblock(entry, from, page, number, written)
             }
             Message::Taken { block, number } => self.taken(from, block, number, sink),
             Message::SplitState {

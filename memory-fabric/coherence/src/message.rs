@@ -154,7 +154,7 @@ pub enum Message {
         /// The node lost the page before its vCPU progressed: its next hold is longer.
         early: bool,
     },
-    /// Node to directory: the node dropped its clean shared copy. Not answered.
+    /// Node to directory: the node, which is not the owner, dropped its shared copy. Not answered.
     PutShared {
         /// The page.
         page: PageIndex,
@@ -181,9 +181,7 @@ pub enum Message {
         page: PageIndex,
         /// The number of the grant.
         number: Number,
-        /// The bytes differ from those behind the copies.
-        dirty: bool,
-        /// The previous owner had written them.
+        /// The previous owner had written it.
         written: bool,
     },
     /// Node to directory: the state of each page of a block that is being split.

@@ -2,6 +2,7 @@
 
 mod checks;
 mod explore;
+mod hostile;
 mod mutants;
 mod node;
 mod owner;

@@ -42,9 +42,9 @@ pub enum Violation {
     /// A request for a right that the node has.
     #[error("asks for {0}, which it has")]
     AlreadyHeld(PageIndex),
-    /// The only up-to-date copy was dropped.
-    #[error("dropped the only up-to-date copy of {0}")]
-    DroppedDirty(PageIndex),
+    /// The owner of a page dropped it as if it were a mere sharer.
+    #[error("dropped {0}, which it owns")]
+    DroppedOwned(PageIndex),
     /// A number that was never granted.
     #[error("uses {1} for {0}, which was never granted")]
     NumberNotGranted(PageIndex, Number),

@@ -29,6 +29,11 @@ struct Args {
     /// failed. Use it in jobs with a time limit, which would otherwise end without results.
     #[arg(long, value_name = "SECONDS")]
     until: Option<u64>,
+
+    /// Also runs what takes minutes: a million simulations of the coherence protocol, and explorations of
+    /// larger worlds.
+    #[arg(long)]
+    long: bool,
 }
 
 /// Steps that need no build of the product, in this order. Steps of the same profile cannot run at
@@ -124,6 +129,25 @@ const LOOM: Step<'static> = Step {
     runs_tests: true,
 };
 
+/// What takes too long for every run. In release, because the simulated worlds are many.
+const LONG: Step<'static> = Step {
+    name: "long simulations",
+    args: &[
+        "test",
+        "--release",
+        "-p",
+        "fabric-coherence",
+        "--lib",
+        "--target-dir",
+        "target/long",
+        "--",
+        "--ignored",
+        "--show-output",
+    ],
+    env: &[],
+    runs_tests: true,
+};
+
 fn main() -> ExitCode {
     let mut summary = Summary::default();
     let begin = Instant::now();
@@ -213,6 +237,9 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
     let built = build(args, &workspace, &logs, summary)?;
     if built.tests {
         test_binaries::run(&TEST_BUILD.log(&logs), &logs, summary)?;
+    }
+    if args.long {
+        LONG.run(&workspace, &logs, summary)?;
     }
     if built.product {
         native::run(&workspace, native::CHECKS, summary);

@@ -3,7 +3,7 @@
 use fabric_pages::page::PageIndex;
 
 use super::blocks::Rights;
-use super::word::{ALONE, DIRTY, IN_FLIGHT, State, WANTED, Word};
+use super::word::{ALONE, DIRTY, IN_FLIGHT, OWNER, State, WANTED, Word};
 use super::{Cache, Evict, Written};
 use crate::action::{CacheAction, Sink};
 use crate::members::Member;
@@ -32,12 +32,13 @@ impl<const PAGES: usize> Cache<PAGES> {
         }
         sink.push(CacheAction::Zap(page));
         let is_shared = word.state() == State::Shared;
-        if is_dirty && !(is_shared && mutated!(self, DropOwned)) {
-            let alone = if is_shared { 0 } else { ALONE };
+        let is_dropped = is_shared && (!word.has(OWNER) || mutated!(self, DropOwned));
+        let alone = if is_shared { 0 } else { ALONE };
+        if is_dirty && !is_dropped {
             self.set_word(page, word.with(State::Cleaning, alone | IN_FLIGHT, 0));
             let number = word.number();
             sink.push(CacheAction::WriteBack { page, number });
-        } else if is_shared {
+        } else if is_dropped {
             let state = if mutated!(self, DropWithoutWait) {
                 State::Invalid
             } else {
@@ -50,7 +51,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         } else {
             self.put(
                 page,
-                word.with(State::Exclusive, ALONE, 0),
+                word.with(word.state(), alone, 0),
                 Left::Unchanged,
                 sink,
             );
@@ -67,7 +68,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         }
     }
 
-    /// The drop of a clean copy is done: all actions before [`CacheAction::Dropped`].
+    /// The drop of a shared copy is done: all actions before [`CacheAction::Dropped`].
     pub fn dropped(&mut self, page: PageIndex, sink: &mut impl Sink<CacheAction>) {
         let word = self.word(page);
         if word.state() == State::Dropping {

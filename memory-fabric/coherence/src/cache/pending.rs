@@ -21,10 +21,14 @@ pub(super) struct Pending {
     pub(super) page: PageIndex,
     pub(super) want: Want,
     pub(super) grant: Option<Grant>,
-    /// The transaction, from the first message of it.
-    number: Option<Number>,
+    /// The transaction, as who answered before the grant calls it.
+    first: Option<(Number, Member)>,
+    /// Those who answered before the grant and call it otherwise.
+    odd: MemberSet,
     acks: MemberSet,
     pub(super) data: Option<Data>,
+    /// Who sent the page before the grant, too.
+    rival: Option<Member>,
     home_read: bool,
     /// The page is being installed.
     pub(super) is_installing: bool,
@@ -38,9 +42,11 @@ impl Pending {
             page,
             want,
             grant: None,
-            number: None,
+            first: None,
+            odd: MemberSet::EMPTY,
             acks: MemberSet::EMPTY,
             data: None,
+            rival: None,
             home_read: false,
             is_installing: false,
             is_held: false,
@@ -57,46 +63,65 @@ impl Pending {
         if !fits || self.grant.is_some() {
             return Err(Violation::GrantNotAsked(self.page).of(directory));
         }
-        if let Some(data) = self.data
-            && (self.number != Some(grant.number) || grant.source != Source::Member(data.from))
+        // What came before the grant was not compared with anything.
+        let mut wrong = self.odd;
+        if let Some((number, first)) = self.first
+            && number != grant.number
         {
-            return Err(Violation::DataNotAsked(self.page).of(data.from));
+            wrong = MemberSet::of(first);
         }
-        let mut unasked = self.acks.minus(grant.acks);
-        if self.number.is_some_and(|number| number != grant.number) {
-            unasked = self.acks;
+        if let Some(peer) = wrong.first() {
+            return Err(Violation::NumberNotGranted(self.page, grant.number).of(peer));
         }
-        if let Some(peer) = unasked.first() {
+        if let Some(peer) = self.acks.minus(grant.acks).first() {
             return Err(Violation::AckNotAsked(self.page).of(peer));
         }
-        self.number = Some(grant.number);
+        let senders = [self.data.map(|data| data.from), self.rival];
+        let is_wrong = |sender: &Member| grant.source != Source::Member(*sender);
+        if let Some(peer) = senders.into_iter().flatten().find(is_wrong) {
+            return Err(Violation::DataNotAsked(self.page).of(peer));
+        }
         self.grant = Some(grant);
         Ok(())
     }
 
     pub(super) fn acknowledged(&mut self, from: Member, number: Number) -> Result<(), Offence> {
         let is_asked = self.grant.is_none_or(|grant| grant.acks.contains(from));
-        if !is_asked || self.acks.contains(from) || !self.is_number(number) {
+        if !is_asked || self.acks.contains(from) || !self.is_number(from, number) {
             return Err(Violation::AckNotAsked(self.page).of(from));
         }
-        self.number = Some(number);
         self.acks = self.acks.with(from);
         Ok(())
     }
 
+    /// Notes the page's bytes. Of two members that send them before the grant, one breaks the protocol,
+    /// and the grant tells which.
     pub(super) fn received(&mut self, number: Number, data: Data) -> Result<(), Offence> {
-        let source = Source::Member(data.from);
+        let from = data.from;
+        let source = Source::Member(from);
         let is_asked = self.grant.is_none_or(|grant| grant.source == source);
-        if !is_asked || self.data.is_some() || !self.is_number(number) {
-            return Err(Violation::DataNotAsked(self.page).of(data.from));
+        let has_sent = self.data.is_some_and(|data| data.from == from) || self.rival == Some(from);
+        if !is_asked || has_sent || !self.is_number(from, number) {
+            return Err(Violation::DataNotAsked(self.page).of(from));
         }
-        self.number = Some(number);
-        self.data = Some(data);
+        if self.data.is_some() {
+            self.rival = Some(from);
+        } else {
+            self.data = Some(data);
+        }
         Ok(())
     }
 
-    fn is_number(&self, number: Number) -> bool {
-        self.number.is_none_or(|known| known == number)
+    /// Whether a number is that of the grant, or is compared with it later.
+    fn is_number(&mut self, from: Member, number: Number) -> bool {
+        if let Some(grant) = self.grant {
+            return grant.number == number;
+        }
+        let (first, _) = *self.first.get_or_insert((number, from));
+        if first != number {
+            self.odd = self.odd.with(from);
+        }
+        true
     }
 
     pub(super) fn home_was_read(&mut self) {
@@ -115,10 +140,10 @@ impl Pending {
         Some(grant).filter(|_| has_bytes && acknowledged)
     }
 
-    /// The peers that the request waits for; the directory if that has not answered.
-    pub(super) fn missing(&self, directory: Member) -> MemberSet {
+    /// The peers that the request waits for, as far as the grant names them.
+    pub(super) fn missing(&self) -> MemberSet {
         let Some(grant) = self.grant else {
-            return MemberSet::of(directory);
+            return MemberSet::EMPTY;
         };
         let missing = grant.acks.minus(self.acks);
         match grant.source {
@@ -132,7 +157,6 @@ impl Pending {
         Some(Message::Unblock {
             page: grant.page,
             number: grant.number,
-            dirty: self.data.is_some_and(|data| data.dirty),
             written: self.data.is_some_and(|data| data.written),
         })
     }

@@ -4,7 +4,7 @@ use fabric_pages::page::PageIndex;
 
 use super::Cache;
 use super::blocks::Rights;
-use super::word::{ALONE, DIRTY, State, WRITTEN};
+use super::word::{ALONE, DIRTY, OWNER, State, WRITTEN};
 use crate::action::{CacheAction, Sink};
 use crate::members::Member;
 use crate::message::{Message, Number, Right};
@@ -67,7 +67,7 @@ impl<const PAGES: usize> Cache<PAGES> {
     ) -> Result<(), Offence> {
         self.check_revocation(from, page, number)?;
         let word = self.word(page);
-        if !word.is_alone() && !word.has(DIRTY) {
+        if !word.is_alone() && !word.has(OWNER) {
             return Err(Violation::NotHeld(page).of(from));
         }
         let is_shared = right == Right::Shared;
@@ -96,7 +96,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         self.set_word(
             page,
             if is_shared {
-                word.with(state, 0, ALONE)
+                word.with(state, OWNER, ALONE)
             } else {
                 word.lost(state)
             },

@@ -9,13 +9,13 @@ use crate::message::Number;
 pub(super) enum State {
     /// Nothing.
     Invalid,
-    /// A copy to read. With [`DIRTY`] this node is the owner: it writes the page back.
+    /// A copy to read. With [`OWNER`] this node answers for the bytes.
     Shared,
     /// The only copy, mapped read-only.
     Exclusive,
     /// The only copy, mapped writable.
     Modified,
-    /// The clean shared copy is being dropped.
+    /// The shared copy is being dropped.
     Dropping,
     /// Unmapped, and being written back.
     Cleaning,
@@ -33,6 +33,9 @@ pub(super) const WRITTEN: u8 = 1 << 1;
 pub(super) const ALONE: u8 = 1 << 2;
 /// A write-back is in flight; it may be one that was cancelled.
 pub(super) const IN_FLIGHT: u8 = 1 << 3;
+/// This node had the page alone before others got shared copies: it sends the bytes to those who ask,
+/// and puts the page back.
+pub(super) const OWNER: u8 = 1 << 5;
 /// A vCPU waits for the end of the state.
 pub(super) const WANTED: u8 = 1 << 4;
 
@@ -86,7 +89,7 @@ impl Word {
 
     /// The page is lost; a write-back in flight and a waiter stay known.
     pub(super) fn lost(self, state: State) -> Self {
-        self.with(state, 0, DIRTY | WRITTEN | ALONE)
+        self.with(state, 0, DIRTY | WRITTEN | ALONE | OWNER)
     }
 }
 

@@ -9,7 +9,7 @@ use crate::message::{Behind, Number};
 pub(super) enum Copies {
     /// Nobody.
     None,
-    /// The sharers, to read. One of them may be the owner, whose copy is dirty.
+    /// The sharers, to read. One of them may be the owner, who answers for the bytes.
     Shared,
     /// The owner, to read and write.
     Exclusive,
@@ -22,6 +22,7 @@ const NOBODY: u8 = u8::MAX;
 const ZERO_BEHIND: u8 = 1;
 const MIGRATORY: u8 = 1 << 1;
 const FROM_EXCLUSIVE: u8 = 1 << 2;
+const OWNER_WRITTEN: u8 = 1 << 3;
 const HEAT_SHIFT: u32 = 4;
 /// Most doublings of the minimum hold.
 pub(super) const HEAT_MAX: u8 = 8;
@@ -74,7 +75,7 @@ impl Entry {
         self.number_high = u16::from_le_bytes([e, f]);
     }
 
-    /// Who has the exclusive copy, or the dirty one of shared copies.
+    /// Who has the exclusive copy, or had it before others got shared ones.
     pub(super) fn owner(&self) -> Option<Member> {
         Member::at(self.owner)
     }
@@ -121,6 +122,15 @@ impl Entry {
 
     pub(super) fn set_from_exclusive(&mut self, is: bool) {
         self.set_flag(FROM_EXCLUSIVE, is);
+    }
+
+    /// The owner wrote the page before it shared it, as the requester was told.
+    pub(super) fn has_owner_written(&self) -> bool {
+        self.flags & OWNER_WRITTEN != 0
+    }
+
+    pub(super) fn set_owner_written(&mut self, has: bool) {
+        self.set_flag(OWNER_WRITTEN, has);
     }
 
     /// How often the minimum hold was doubled.

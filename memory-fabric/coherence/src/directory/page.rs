@@ -117,7 +117,8 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
         let mut acks = MemberSet::EMPTY;
         if right == Right::Exclusive {
             let upgraded = want == Want::Upgrade && has_copy;
-            if upgraded && owner.is_some_and(|owner| others == MemberSet::of(owner)) {
+            let alone = owner.is_some_and(|owner| others == MemberSet::of(owner));
+            if upgraded && alone && entry.has_owner_written() {
                 entry.set_migratory(true);
             }
             acks = others;
@@ -165,7 +166,7 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
             entry.set_owner(Some(from));
             entry.sharers = MemberSet::EMPTY;
         } else {
-            // An owner that was exclusive may turn out to be clean: see `unblock`.
+            // An owner that was exclusive stays the owner: it alone knows whether it wrote.
             entry.sharers = entry.holders().with(from);
             entry.copies = Copies::Shared;
         }
@@ -195,6 +196,7 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
                 violation,
             });
         }
+        // Not the owner: the page was taken while the put was on its way.
         if is_owner {
             entry.set_owner(None);
             match left {
@@ -206,10 +208,8 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
             if entry.copies == Copies::Exclusive {
                 entry.copies = Copies::None;
             }
+            remove_sharer(entry, from);
         }
-        // Not the owner: the page was taken while the put was on its way, or a clean page was shared
-        // in that time.
-        remove_sharer(entry, from);
         self.waiting.close(from);
         self.send(from, Message::PutDone { page, number });
         Ok(())
@@ -223,12 +223,10 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
         from: Member,
         page: PageIndex,
     ) -> Result<(), Offence> {
-        let is_owner = entry.owner() == Some(from);
-        let may_be_clean = entry.copies == Copies::Shared && entry.is_from_exclusive();
-        if is_owner && !may_be_clean {
+        if entry.owner() == Some(from) {
             return Err(Offence {
                 peer: from,
-                violation: Violation::DroppedDirty(page),
+                violation: Violation::DroppedOwned(page),
             });
         }
         remove_sharer(entry, from);
@@ -241,7 +239,7 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
         from: Member,
         page: PageIndex,
         number: Number,
-        (dirty, written): (bool, bool),
+        written: bool,
     ) -> Result<(), Offence> {
         if mutated!(self, SkipUnblock) {
             self.waiting.close(from);
@@ -254,26 +252,16 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
             });
         }
         if entry.is_from_exclusive() {
+            entry.set_owner_written(written);
             if !written {
                 entry.set_migratory(false);
-            }
-            if entry.copies == Copies::Shared && !dirty {
-                entry.set_owner(None);
             }
         }
         entry.set_from_exclusive(false);
         entry.set_requester(None);
         self.waiting.close(from);
-        if entry.copies == Copies::Shared {
-            if let Some(owner) = entry.owner().filter(|one| !entry.sharers.contains(*one)) {
-                return Err(Offence {
-                    peer: owner,
-                    violation: Violation::DroppedDirty(page),
-                });
-            }
-            if entry.sharers.is_empty() {
-                entry.copies = Copies::None;
-            }
+        if entry.copies == Copies::Shared && entry.sharers.is_empty() {
+            entry.copies = Copies::None;
         }
         self.serve_waiting(entry)
     }

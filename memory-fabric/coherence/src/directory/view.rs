@@ -3,9 +3,11 @@
 use fabric_pages::page::PageIndex;
 
 use super::block::Block;
-use super::{Directory, block_index, page_in_block};
+use super::entry::Copies;
+use super::{Directory, block_index, first_page, page_in_block};
 use crate::members::{Member, MemberSet};
 use crate::message::{Behind, BlockIndex, Number};
+use crate::offence::Offence;
 
 /// What the directory knows of a page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,6 +40,49 @@ impl<const PAGES: usize> Directory<PAGES> {
             }
             Some(Block::Busy(_)) => View::Busy,
             _ => View::Unowned,
+        }
+    }
+
+    /// The first offence if the deadlines of all transactions were over.
+    pub(crate) fn overdue(&self) -> Result<(), Offence> {
+        for number in 0..self.blocks.len() {
+            let block = BlockIndex(u32::try_from(number).expect("a block"));
+            match self.word(block) {
+                Some(Block::Busy(place)) => {
+                    let busy = self.busy.get(place).expect("a busy block");
+                    self.block_overdue(block, busy.number)?;
+                }
+                Some(Block::Split(place)) => {
+                    let split = self.split.get(place).expect("a split block");
+                    for (entry, page) in split.entries.iter().zip(first_page::<PAGES>(block)..) {
+                        self.page_overdue(PageIndex::new(page), entry.number())?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What holds in every state, whatever came from peers.
+    pub(crate) fn check(&self) {
+        for word in &self.blocks {
+            let Block::Split(place) = word.block() else {
+                continue;
+            };
+            for entry in &self.split.get(place).expect("a split block").entries {
+                assert!(entry.holders().is_within(self.members), "{entry:?}");
+                let is_shared = entry.copies == Copies::Shared;
+                let is_alone = entry.copies == Copies::Exclusive;
+                let is_settled = !is_shared || !entry.sharers.is_empty() || !entry.is_idle();
+                assert!(is_settled, "{entry:?}");
+                assert!(is_shared || entry.sharers.is_empty(), "{entry:?}");
+                assert!(!is_alone || entry.owner().is_some(), "{entry:?}");
+                assert!(
+                    entry.copies != Copies::None || entry.owner().is_none(),
+                    "{entry:?}"
+                );
+            }
         }
     }
 

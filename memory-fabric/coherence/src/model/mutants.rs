@@ -58,7 +58,6 @@ fn explorations_find_broken_evictions() {
         Mutation::IgnoreTouch,
         Mutation::PutWhileBusy,
         Mutation::DropWithoutWait,
-        Mutation::CallItClean,
         Mutation::DropOwned,
     ] {
         explore(mutation, Explored::<1>::new(2, 1, true, budget(2, 1)));
@@ -99,8 +98,9 @@ fn explorations_find_repeated_messages_and_forgotten_survivors() {
 }
 
 #[test]
-fn simulations_find_a_home_that_takes_stale_bytes() {
+fn simulations_find_broken_write_backs() {
     find(Mutation::HomeTakesAll);
+    find(Mutation::CallItClean);
 }
 
 #[test]

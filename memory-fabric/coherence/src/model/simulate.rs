@@ -9,7 +9,7 @@ use super::world::{Access, Budget, Kind, Step, World, member};
 use crate::mutation::Mutation;
 
 /// Pages of a block here.
-const P: usize = 4;
+pub(super) const P: usize = 4;
 
 /// A generator of numbers that only depend on the seed (splitmix64).
 #[derive(Debug)]
@@ -66,10 +66,10 @@ impl Plan {
     }
 }
 
-struct Simulation {
-    world: World<P>,
+pub(super) struct Simulation {
+    pub(super) world: World<P>,
     plan: Plan,
-    random: Random,
+    pub(super) random: Random,
     now: u64,
     count: u64,
     ahead: BinaryHeap<Reverse<(u64, u64, Step)>>,
@@ -79,7 +79,7 @@ struct Simulation {
 const EVENTS_MAX: u64 = 200_000;
 
 impl Simulation {
-    fn new(plan: Plan, random: Random, mutation: Option<Mutation>) -> Self {
+    pub(super) fn new(plan: Plan, random: Random, mutation: Option<Mutation>) -> Self {
         let budget = Budget {
             accesses: plan.accesses,
             evictions: u8::MAX,
@@ -139,6 +139,62 @@ impl Simulation {
         self.schedule(Step::Access(member(node), access), delay);
     }
 
+    /// The next step in time. When nothing moves any more because of a hostile node, the deadlines of
+    /// the others end.
+    fn next_step(&mut self) -> Option<Step> {
+        let Some(Reverse((time, _, step))) = self.ahead.pop() else {
+            self.world.end_deadlines();
+            if self.world.is_exposed && self.world.crashed.is_none() {
+                self.expose();
+                return self.next_step();
+            }
+            return None;
+        };
+        self.now = time;
+        if self.world.is_exposed && self.world.crashed.is_none() {
+            self.expose();
+        }
+        Some(step)
+    }
+
+    /// The others fence the hostile node.
+    fn expose(&mut self) {
+        self.world.crashed = self.world.hostile;
+        for node in 0..self.plan.nodes {
+            let is_hostile = self.world.hostile == Some(member(node));
+            self.world.nodes[node].is_alive &= !is_hostile;
+            let delay = self.delay();
+            self.schedule(Step::Fence(member(node)), delay);
+        }
+    }
+
+    /// A message of the hostile node is lost, or another one is sent beside it.
+    fn misbehave(&mut self, step: Step) -> bool {
+        let Step::Deliver(from, to, lane) = step else {
+            return false;
+        };
+        if self.world.hostile != Some(from) || self.world.crashed.is_some() {
+            return false;
+        }
+        match self.random.below(6) {
+            0 => {
+                let at = self.world.queue_at(from, to, lane);
+                let queue = &mut self.world.queues[at];
+                if let Some(item) = queue.items.pop_front() {
+                    queue.expected = queue.expected.max(item.sequence + 1);
+                }
+                true
+            }
+            1 if self.count < EVENTS_MAX / 4 => {
+                let message = super::hostile::any_message(&mut self.random);
+                let to = member(self.random.below(self.plan.nodes));
+                self.world.send(from, to, message, 7);
+                false
+            }
+            _ => false,
+        }
+    }
+
     /// Something from outside, now and then.
     fn disturb(&mut self) {
         let nodes = self.plan.nodes;
@@ -196,7 +252,7 @@ impl Simulation {
         Some(can)
     }
 
-    fn run(mut self) -> Result<u64, String> {
+    pub(super) fn run(mut self) -> Result<u64, String> {
         for node in 0..self.plan.nodes {
             self.access(node);
         }
@@ -205,8 +261,7 @@ impl Simulation {
             let at = 20 * self.delay();
             self.schedule(Step::Crash(lost), at);
         }
-        while let Some(Reverse((time, _, step))) = self.ahead.pop() {
-            self.now = time;
+        while let Some(step) = self.next_step() {
             if self.count > EVENTS_MAX {
                 return Err("the simulation does not end".into());
             }
@@ -218,6 +273,9 @@ impl Simulation {
                     continue;
                 }
                 Some(true) => {}
+            }
+            if self.misbehave(step) {
+                continue;
             }
             match step {
                 Step::HomeWrite(me) if self.plan.disturbs && self.random.one_in(3) => {
@@ -258,6 +316,12 @@ impl Simulation {
             if self.plan.disturbs && self.random.one_in(24) && !self.ahead.is_empty() {
                 self.disturb();
             }
+        }
+        if let Some(failure) = self.world.failure.take() {
+            return Err(failure);
+        }
+        if self.world.hostile.is_some() {
+            return self.world.honest_nodes_end().map(|()| self.count);
         }
         self.world.settled()?;
         let is_done =

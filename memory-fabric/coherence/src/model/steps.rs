@@ -139,7 +139,7 @@ impl<const P: usize> World<P> {
         let mut actions = Vec::new();
         let node = &mut self.nodes[me.index()];
         if let Err(offence) = node.cache.written(page, written, &mut actions) {
-            self.fail(offence.to_string());
+            self.blame(me, offence);
         }
         self.execute_all(me, actions);
     }
@@ -160,12 +160,14 @@ impl<const P: usize> World<P> {
 
     pub(super) fn node_receives(&mut self, from: Member, to: Member, item: &Item) {
         let node = &mut self.nodes[to.index()];
-        if let Message::Data { page, .. } = item.message {
-            node.frames[page.index()].peer = Some((from, item.value));
+        if let Message::Data { page, .. } = item.message
+            && let Some(frame) = node.frames.get_mut(page.index())
+        {
+            frame.peer = Some((from, item.value));
         }
         let mut actions = Vec::new();
         if let Err(offence) = node.cache.handle(from, &item.message, &mut actions) {
-            self.fail(offence.to_string());
+            self.blame(to, offence);
         }
         match item.message {
             Message::Invalidate { .. }
@@ -446,7 +448,7 @@ impl<const P: usize> World<P> {
                 self.send(to, next, Message::TokenGrant { number }, 0);
             }
             Ok(None) => {}
-            Err(offence) => self.fail(offence.to_string()),
+            Err(offence) => self.blame(to, offence),
         }
     }
 }

@@ -11,12 +11,13 @@ use crate::lanes::{Arrival, Header, Inbox};
 use crate::members::{Member, MemberSet};
 use crate::message::{Lane, Message, Number, Role};
 use crate::mutation::Mutation;
+use crate::offence::Offence;
 use crate::token::Keeper;
 
 /// A message on its way, and the value of the page that travels beside it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Item {
-    sequence: u64,
+    pub(super) sequence: u64,
     pub(super) message: Message,
     pub(super) value: u16,
 }
@@ -26,7 +27,7 @@ pub(super) struct Item {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Queue {
     next: u64,
-    expected: u64,
+    pub(super) expected: u64,
     pub(super) items: VecDeque<Item>,
     /// Delivered, and not confirmed by the receiver: a restored connection repeats them.
     pub(super) delivered: VecDeque<Item>,
@@ -98,6 +99,9 @@ pub(super) struct World<const P: usize> {
     pub(super) keeper: Keeper,
     pub(super) budget: Budget,
     pub(super) crashed: Option<Member>,
+    /// A node that breaks the protocol, and whether another one has found out.
+    pub(super) hostile: Option<Member>,
+    pub(super) is_exposed: bool,
     pub(super) mutation: Option<Mutation>,
     /// The first property that did not hold.
     pub(super) failure: Option<String>,
@@ -179,6 +183,8 @@ impl<const P: usize> World<P> {
             keeper: Keeper::default(),
             budget,
             crashed: None,
+            hostile: None,
+            is_exposed: false,
             mutation: None,
             failure: None,
             news: None,
@@ -195,7 +201,32 @@ impl<const P: usize> World<P> {
     }
 
     pub(super) fn fail(&mut self, failure: impl Into<String>) {
-        self.failure.get_or_insert(failure.into());
+        // A hostile node may well break the memory; that is not what is looked for.
+        if self.hostile.is_none() {
+            self.failure.get_or_insert(failure.into());
+        }
+    }
+
+    /// A directory that lies about its transactions can make others look silent.
+    fn has_hostile_directory(&self) -> bool {
+        let keepers = self.homes.len().div_ceil(P);
+        self.hostile
+            .is_some_and(|hostile| hostile.index() < keepers)
+    }
+
+    /// A node found an offence.
+    pub(super) fn blame(&mut self, at: Member, offence: Offence) {
+        if self.hostile.is_none() || self.hostile == Some(at) {
+            self.fail(offence.to_string());
+        } else if self.hostile == Some(offence.peer) || self.has_hostile_directory() {
+            self.is_exposed = true;
+        } else {
+            self.failure = Some(format!("{at} blames an honest node: {offence}"));
+        }
+    }
+
+    pub(super) fn members(&self) -> impl Iterator<Item = Member> + use<P> {
+        (0..self.nodes.len()).map(member)
     }
 
     pub(super) fn note(&mut self, step: Step) {
@@ -309,7 +340,7 @@ impl<const P: usize> World<P> {
         let mut actions = Vec::new();
         let directory = &mut self.nodes[to.index()].directory;
         if let Err(offence) = directory.handle(from, &item.message, &mut actions) {
-            self.fail(offence.to_string());
+            self.blame(to, offence);
         }
         self.direct(to, actions);
     }
@@ -332,7 +363,7 @@ impl<const P: usize> World<P> {
 
     /// Steps that the protocol, its runtime or the network will do.
     pub(super) fn system_steps(&self, steps: &mut Vec<Step>) {
-        let members = || (0..self.nodes.len()).map(member);
+        let members = || self.members();
         for from in members() {
             for to in members() {
                 for lane in Lane::ALL {
@@ -374,7 +405,7 @@ impl<const P: usize> World<P> {
     pub(super) fn outside_steps(&self, steps: &mut Vec<Step>) {
         let budget = &self.budget;
         let pages = || (0..).take(self.homes.len()).map(PageIndex::new);
-        let members = || (0..self.nodes.len()).map(member);
+        let members = || self.members();
         for (me, node) in members().zip(&self.nodes).filter(|(_, node)| node.runs()) {
             if node.vcpu == Vcpu::Idle && node.accesses < budget.accesses {
                 for page in pages() {
