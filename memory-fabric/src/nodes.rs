@@ -4,7 +4,7 @@
 //! configuration, then those for donors that join. Everything that exists once for each link is
 //! kept in that order.
 
-use crate::homes::NodeId;
+use crate::homes::{Home, NodeId};
 
 /// The value of [`Nodes::places`] for ids without a link.
 const NO_LINK: u8 = u8::MAX;
@@ -62,6 +62,12 @@ impl Nodes {
     pub fn link_to(&self, node: NodeId) -> Option<usize> {
         let place = self.places[node.index()];
         (place != NO_LINK).then_some(place.into())
+    }
+
+    /// The place of the link to a home on another node.
+    pub fn link_to_home(&self, home: Home) -> usize {
+        let link = self.link_to(home.node);
+        link.expect("every node that is a home is the local one, or has a link")
     }
 }
 

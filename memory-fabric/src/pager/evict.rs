@@ -285,7 +285,7 @@ impl Evictor {
     /// not keep pages with other homes here.
     fn send_home(&mut self, page: PageIndex, home: Home) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
-        let link = shared.link_to(home);
+        let link = shared.nodes.link_to_home(home);
         if self.transports[link].in_flight() >= IN_FLIGHT_MAX {
             self.ranking.on_probation(&shared.map, page);
             return Ok(false);

@@ -6,7 +6,7 @@
 mod zero;
 
 use super::ahead::{map_held, take_chain};
-use super::found::{failed, make, map_here};
+use super::found::{failed, map_here, write_over};
 use super::mailbox::{Arrival, FaultInbox};
 use super::prefetch::Foresight;
 use super::wait::Waiter;
@@ -319,7 +319,7 @@ impl FaultThread {
         let page = pending.page;
         let home = self.shared.homes.remote_home_of(page);
         let home = home.expect("a remote page is at home on another node");
-        let donor = self.shared.link_to(home);
+        let donor = self.shared.nodes.link_to_home(home);
         // None left: every transport is full.
         let Some(ticket) = self.free_tickets.pop() else {
             return false;
@@ -381,7 +381,13 @@ impl FaultThread {
         } else {
             Protection::WriteProtected
         };
-        make(shared, page, bytes, protection)?;
+        let target = shared.memory.guest_page(page);
+        match shared.uffd.copy(target, bytes, protection) {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                write_over(shared, page, bytes, protection)?;
+            }
+            copied => copied.map_err(failed("COPY", page))?,
+        }
         let done_at = Instant::now();
         // Only now that the vCPU goes on, and of the bytes that came: those of the guest's view
         // may have been written by now.

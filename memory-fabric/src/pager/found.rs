@@ -15,24 +15,8 @@ pub(super) const WRITING: &str = "writing into the memory file";
 
 static ZEROES: PageBytes = [0; PAGE_SIZE];
 
-/// Fills a page that the caller holds, maps it, and wakes its waiters. If it is to be writable, it
-/// is already dirty.
-pub(super) fn make(
-    shared: &Shared,
-    page: PageIndex,
-    bytes: &PageBytes,
-    protection: Protection,
-) -> Result<(), PagerError> {
-    let target = shared.memory.guest_page(page);
-    match shared.uffd.copy(target, bytes, protection) {
-        Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
-            write_over(shared, page, bytes, protection)
-        }
-        made => made.map_err(failed("COPY", page)),
-    }
-}
-
-/// Fills pages that the caller holds with zeroes, as [`make`] does. They are writable.
+/// Fills pages that the caller holds with zeroes, maps them, and wakes their waiters. They are
+/// writable.
 pub(super) fn make_zero(shared: &Shared, run: PageRange) -> Result<(), PagerError> {
     for page in run.iter() {
         // Writes from now on do not fault.
@@ -54,7 +38,7 @@ pub(super) fn make_zero(shared: &Shared, run: PageRange) -> Result<(), PagerErro
 
 /// Overwrites a page that exists in the file, and maps it. It is not mapped writable: the caller
 /// holds it, and its bytes were not local.
-fn write_over(
+pub(super) fn write_over(
     shared: &Shared,
     page: PageIndex,
     bytes: &PageBytes,

@@ -23,7 +23,7 @@ pub(crate) mod wait;
 use crate::fingerprint::FingerprintTable;
 use crate::guest_memory::GuestMemory;
 use crate::heat::Touches;
-use crate::homes::{Home, HomeTable};
+use crate::homes::HomeTable;
 use crate::nodes::Nodes;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
@@ -116,12 +116,6 @@ impl Shared {
             TrafficClass::Bulk => self.evictor.port(),
             TrafficClass::Prefetch | TrafficClass::Probe => self.prefetcher.port(),
         }
-    }
-
-    /// The place of the link to a home on another node.
-    pub fn link_to(&self, home: Home) -> usize {
-        let link = self.nodes.link_to(home.node);
-        link.expect("every node that is a home is the local one, or has a link")
     }
 
     /// Releases a held, mapped page and wakes its waiters. A page in no queue of the evictor is
