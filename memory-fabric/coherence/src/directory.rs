@@ -27,9 +27,8 @@ use waiting::{Kind, List, Request, Waiting};
 /// Sweeps of a split block without a request of a second node, after which it is merged.
 pub const MERGE_SWEEPS: u8 = 4;
 
-/// Most requests of one node that one directory keeps open, so that no node can fill the table:
-/// twice what an instruction needs at once for each of 64 vCPUs is not reached, because a vCPU waits
-/// for one page at a time.
+/// Most requests of one node that one directory keeps open: twice what a cache can have open, with as
+/// many puts. Each node has places of its own, so that none can take those of others.
 pub const OPEN_MAX: u16 = 256;
 
 /// A page of a lost node, and what is known of its bytes.

@@ -270,6 +270,9 @@ pub enum Message {
     },
 }
 
+/// Longest minimum hold: 128 units, because an instruction may need about 30 pages, one after the other.
+pub const HOLD_MAX: u8 = 8;
+
 /// What a directory grants to a requester.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Grant {
@@ -283,7 +286,8 @@ pub struct Grant {
     pub source: Source,
     /// Who acknowledges to the requester, besides the member that sends the bytes.
     pub acks: MemberSet,
-    /// How long to hold the page before the unblock: 0 for not at all, else 2^(hold - 1) units.
+    /// How long to hold the page before the unblock: 0 for not at all, else 2^(hold - 1) units, up to
+    /// [`HOLD_MAX`].
     pub hold: u8,
 }
 

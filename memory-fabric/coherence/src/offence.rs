@@ -51,22 +51,22 @@ pub enum Violation {
     /// A number of an earlier transaction, from the directory.
     #[error("uses {1} for {0} again")]
     NumberReused(PageIndex, Number),
-    /// An unblock that nobody waits for.
+    /// An unblock without a transaction.
     #[error("unblocks {0}, which does not wait for it")]
     UnblockNotAsked(PageIndex),
-    /// An answer for a block that nobody waits for.
+    /// An answer for a block without a transaction.
     #[error("answers for {0}, which does not wait for it")]
     BlockNotAsked(BlockIndex),
     /// A table of a block's pages with another length than a block has.
     #[error("sent {1} page states for {0}")]
     BlockLength(BlockIndex, usize),
-    /// An acknowledgement that nobody waits for.
+    /// An acknowledgement without a request for it.
     #[error("acknowledges {0}, which was not asked")]
     AckNotAsked(PageIndex),
-    /// A page that nobody waits for.
+    /// A page without a request for it.
     #[error("sent {0}, which was not asked")]
     DataNotAsked(PageIndex),
-    /// A grant that nobody waits for, or of another kind than was asked.
+    /// A grant without a request, or of another kind than the request.
     #[error("grants {0} in a way that was not asked")]
     GrantNotAsked(PageIndex),
     /// A request to give up what the node does not have.

@@ -7,7 +7,7 @@ use super::blocks::Rights;
 use super::word::{DIRTY, IN_FLIGHT, State, WRITTEN, Word};
 use crate::action::{Bytes, CacheAction, Sink};
 use crate::members::Member;
-use crate::message::{Grant, Right, Source, Want};
+use crate::message::{Grant, HOLD_MAX, Right, Source, Want};
 use crate::mutation::mutated;
 use crate::offence::{Offence, Violation};
 
@@ -139,7 +139,7 @@ impl<const PAGES: usize> Cache<PAGES> {
         if grant.hold == 0 || mutated!(self, NoHold) {
             self.unblock(place, sink);
         } else {
-            let hold = grant.hold;
+            let hold = grant.hold.min(HOLD_MAX);
             sink.push(CacheAction::Hold { page, hold });
         }
     }

@@ -95,7 +95,7 @@ impl Pending {
     }
 
     /// Notes the page's bytes. Of two members that send them before the grant, one breaks the protocol,
-    /// and the grant tells which.
+    /// and the grant shows which.
     pub(super) fn received(&mut self, number: Number, data: Data) -> Result<(), Offence> {
         let from = data.from;
         let source = Source::Member(from);

@@ -78,7 +78,7 @@ pub(super) struct BusyBlock {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct SplitBlock<const PAGES: usize> {
     pub(super) entries: [Entry; PAGES],
-    /// Who asked last, and how many sweeps ago somebody else did.
+    /// Who asked last, and the sweeps since another member did.
     pub(super) last: Member,
     pub(super) quiet_sweeps: u8,
 }

@@ -1,7 +1,7 @@
 //! The directory's word for one page of a split block.
 
 use crate::members::{Member, MemberSet};
-use crate::message::{Behind, Number};
+use crate::message::{Behind, HOLD_MAX, Number};
 
 /// Who has copies of a page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -24,8 +24,6 @@ const MIGRATORY: u8 = 1 << 1;
 const FROM_EXCLUSIVE: u8 = 1 << 2;
 const OWNER_WRITTEN: u8 = 1 << 3;
 const HEAT_SHIFT: u32 = 4;
-/// Most doublings of the minimum hold.
-pub(super) const HEAT_MAX: u8 = 8;
 
 /// State, owner, sharers, transaction and waiting requests of a page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -124,7 +122,7 @@ impl Entry {
         self.set_flag(FROM_EXCLUSIVE, is);
     }
 
-    /// The owner wrote the page before it shared it, as the requester was told.
+    /// The owner wrote the page before it shared it, as it said to the requester.
     pub(super) fn has_owner_written(&self) -> bool {
         self.flags & OWNER_WRITTEN != 0
     }
@@ -139,7 +137,7 @@ impl Entry {
     }
 
     pub(super) fn set_heat(&mut self, heat: u8) {
-        self.flags = self.flags & ((1 << HEAT_SHIFT) - 1) | heat.min(HEAT_MAX) << HEAT_SHIFT;
+        self.flags = self.flags & ((1 << HEAT_SHIFT) - 1) | heat.min(HOLD_MAX) << HEAT_SHIFT;
     }
 
     /// Whether no copy is left, no transaction in progress and no request waiting.

@@ -379,7 +379,7 @@ impl<const P: usize> World<P> {
         let node = &mut self.nodes[me.index()];
         node.cache.fence(&mut actions);
         node.is_fenced = true;
-        // Of what the threads still had to do, only wakes count, and who waits for a block.
+        // Of what the threads still had to do, only wakes count, and waiters of a block.
         for action in node.evictor.drain(..).chain(node.responder.drain(..)) {
             match action {
                 CacheAction::Wake(_) => actions.push(action),
