@@ -6,7 +6,6 @@ mod config;
 mod connections;
 mod engine;
 mod hotplug;
-mod kinds;
 mod sources;
 
 use crate::discard::Discarder;
@@ -18,15 +17,15 @@ use crate::nodes::Nodes;
 use crate::page::{PAGE_SHIFT, PageRange};
 pub use crate::policy::{FAST_ROUND_TRIP_MAX, RDMA_ROUND_TRIP_MAX, Tier};
 use crate::stats::PagerStats;
-pub use crate::transport::Compression;
+use crate::transport::select::Selection;
 pub use crate::transport::udp::{Fingerprint, FingerprintError};
+pub use crate::transport::{Compression, PathKind, TransportKind};
 use crate::uffd::Uffd;
 pub use crate::view::{AddedSummary, NodeSummary, RdmaSummary};
 use crate::view::{FabricView, LentBy, VmMemory};
 pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, SPIN_DEFAULT};
 use engine::Engine;
 pub use hotplug::{Hotplug, HotplugError, PlugError};
-pub use kinds::{PathKind, TransportKind};
 use sources::Sources;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -51,8 +50,6 @@ pub struct Fabric {
     view: FabricView,
     discarder: Discarder,
     transport: TransportKind,
-    /// Donors of the start that are reached over UDP.
-    by_udp: usize,
     /// `None` when all memory is local.
     engine: Option<Engine>,
 }
@@ -132,7 +129,6 @@ impl Fabric {
             lent_by: Arc::new(RwLock::new(lent_by.collect())),
             requested_blocks: Arc::default(),
         };
-        let by_udp = sources.by_udp();
         let is_paged = config.hotplug.is_some() || !matches!(sources, Sources::None);
         let engine = is_paged
             .then(|| Engine::start(config, &vm, sources, observer))
@@ -143,7 +139,6 @@ impl Fabric {
             discarder: discarder.unwrap_or_else(|| vm.discarder(None)),
             view: FabricView::new(vm, pager),
             transport: config.transport,
-            by_udp,
             engine,
         })
     }
@@ -187,29 +182,13 @@ impl Fabric {
     /// What pages of remote faults came by at the start.
     #[must_use]
     pub fn path(&self) -> PathKind {
-        let donors = self.donors();
-        match self.engine.as_ref().map_or(0, Engine::rdma_links) {
-            _ if donors == 0 => PathKind::None,
-            _ if self.plan().cache_pages == 0 => PathKind::None,
-            _ if self.transport == TransportKind::Loopback => PathKind::Loopback,
-            0 if self.by_udp == donors => PathKind::Udp,
-            0 if self.by_udp == 0 => PathKind::Tcp,
-            links if links == donors => PathKind::Rdma,
-            _ => PathKind::Mixed,
-        }
+        self.summary(|selection| selection.faults)
     }
 
     /// What pages that are fetched ahead came by at the start.
     #[must_use]
     pub fn bulk_path(&self) -> PathKind {
-        let paths = self.view.paths().into_iter().take(self.donors()).flatten();
-        let by_rdma: Vec<bool> = paths.map(|path| path.selection.bulk_by_rdma).collect();
-        match self.path() {
-            path @ (PathKind::None | PathKind::Loopback | PathKind::Udp) => path,
-            _ if by_rdma.iter().all(|&by_rdma| by_rdma) => PathKind::Rdma,
-            _ if by_rdma.contains(&true) || self.by_udp > 0 => PathKind::Mixed,
-            _ => PathKind::Tcp,
-        }
+        self.summary(|selection| selection.bulk)
     }
 
     /// Why donors are not read by RDMA where that was tried, and this host has it.
@@ -275,6 +254,17 @@ impl Fabric {
     /// Donors of the start.
     fn donors(&self) -> usize {
         self.view.vm().nodes.fixed()
+    }
+
+    fn summary(&self, wanted: impl Fn(Selection) -> PathKind) -> PathKind {
+        if self.donors() == 0 || self.plan().cache_pages == 0 {
+            return PathKind::None;
+        }
+        if self.transport == TransportKind::Loopback {
+            return PathKind::Loopback;
+        }
+        let paths = self.view.paths().into_iter().take(self.donors()).flatten();
+        PathKind::of_all(paths.map(|path| wanted(path.selection)))
     }
 
     fn slowest(&self) -> Option<(Tier, Duration)> {

@@ -9,6 +9,7 @@ use crate::nodes::Nodes;
 use crate::pager::Policies;
 use crate::policy::Steady;
 use crate::stats::{DonorStats, PagerStats, Recent};
+use crate::transport::PathKind;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use std::io;
 use std::sync::Arc;
@@ -109,8 +110,12 @@ impl Followed {
         }
     }
 
-    fn by_rdma(&self) -> bool {
-        self.rdma.as_deref().is_some_and(RdmaStats::is_connected)
+    /// What faults go by now.
+    fn kind(&self) -> PathKind {
+        match self.rdma.as_deref() {
+            Some(rdma) if rdma.is_connected() => PathKind::Rdma,
+            _ => self.config.carrier.kind(),
+        }
     }
 
     /// What a fetch takes now, if there is something new to say.
@@ -136,7 +141,7 @@ impl Followed {
 
     /// Asks for some pages on a connection for that alone.
     fn try_it(&self) -> Result<Duration, String> {
-        let gauge = if self.by_rdma() {
+        let gauge = if self.kind() == PathKind::Rdma {
             probe::rdma(&self.config).map_err(|error| describe(&error))
         } else {
             probe::stream(&self.config).map_err(|error| describe(&error))
@@ -171,9 +176,9 @@ fn follow(
                 continue;
             };
             donor.path.set_latency(latency);
-            let by_rdma = donor.by_rdma();
+            let kind = donor.kind();
             let before = donor.path.tier();
-            if let Some(tier) = donor.steady.observe(by_rdma, latency) {
+            if let Some(tier) = donor.steady.observe(kind, latency) {
                 donor.path.set_tier(tier);
                 policies.renew();
                 let node: NodeId = donor.config.ends.donor;

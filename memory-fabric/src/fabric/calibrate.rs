@@ -6,6 +6,7 @@ use crate::link::rdma::{RdmaLinkConfig, RdmaLinkError, registering_time};
 use crate::link::{describe, probe};
 use crate::slices::request_short_slices;
 use crate::stream::Carrier;
+use crate::transport::PathKind;
 use crate::transport::measure::{Gauge, MeasureError, Measured, Silence};
 use crate::transport::rdma::LANE_STALL_TIMEOUT;
 use crate::transport::select::Selection;
@@ -26,7 +27,8 @@ const STREAM_SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// What was found out about one donor.
 pub(super) struct Calibration {
-    pub tcp: Option<Measured>,
+    /// Of connections by TCP, or by UDP in its place.
+    pub streams: Option<Measured>,
     pub rdma: Option<Measured>,
     pub selection: Selection,
     /// Why it is not read by RDMA, where that was tried.
@@ -39,7 +41,7 @@ pub(super) fn calibrate(
     link: &RdmaLinkConfig,
 ) -> Result<Calibration, FabricError> {
     let kind = config.transport;
-    let (by_tcp, by_rdma) = match kind {
+    let (on_streams, by_rdma) = match kind {
         TransportKind::Auto | TransportKind::Hybrid => (true, true),
         TransportKind::Rdma => (false, true),
         TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => (true, false),
@@ -48,9 +50,9 @@ pub(super) fn calibrate(
     let possible = link.carrier == Carrier::Tcp && !config.checksum;
     let by_rdma = by_rdma && (possible || kind != TransportKind::Auto);
     let ways = u32::try_from(config.donors.len().max(1)).unwrap_or(u32::MAX)
-        * (u32::from(by_tcp) + u32::from(by_rdma));
+        * (u32::from(on_streams) + u32::from(by_rdma));
     let time = (TIME_MAX / ways).max(TIME_MIN);
-    let tcp = by_tcp.then(|| measure_tcp(link, time)).flatten();
+    let streams = on_streams.then(|| measure_streams(link, time)).flatten();
     let mut refusal = None;
     let mut rdma = None;
     if by_rdma {
@@ -67,7 +69,9 @@ pub(super) fn calibrate(
         }
     }
     // The choice is for as long as the VM runs, so TCP has to be clearly faster twice.
-    if kind == TransportKind::Auto && !Selection::best(tcp.as_ref(), rdma.as_ref()).faults_by_rdma {
+    let carried = link.carrier.kind();
+    let best = |rdma: Option<&Measured>| Selection::best(carried, streams.as_ref(), rdma);
+    if kind == TransportKind::Auto && best(rdma.as_ref()).faults != PathKind::Rdma {
         rdma = rdma.map(|once| match measure_rdma(link, time) {
             Ok(Ok(again)) => once.better_of(again),
             _ => once,
@@ -76,12 +80,14 @@ pub(super) fn calibrate(
     let selection = match kind {
         TransportKind::Rdma => Selection::RDMA,
         TransportKind::Hybrid => Selection::HYBRID,
-        TransportKind::Auto => Selection::best(tcp.as_ref(), rdma.as_ref()),
-        TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => Selection::TCP,
+        TransportKind::Auto => best(rdma.as_ref()),
+        TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => {
+            Selection::all(carried)
+        }
     };
-    tracing::debug!(node = %link.ends.donor, ?tcp, ?rdma, ?selection, "measured");
+    tracing::debug!(node = %link.ends.donor, ?streams, ?rdma, ?selection, "measured");
     Ok(Calibration {
-        tcp,
+        streams,
         rdma,
         selection,
         refusal,
@@ -89,7 +95,7 @@ pub(super) fn calibrate(
 }
 
 /// On a thread of its own, for its short turns.
-fn measure_tcp(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
+fn measure_streams(link: &RdmaLinkConfig, time: Duration) -> Option<Measured> {
     let measured = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             request_short_slices();

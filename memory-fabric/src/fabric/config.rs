@@ -1,13 +1,12 @@
 //! Configuration of a VM's memory, and the errors of starting it.
 
-use super::kinds::TransportKind;
 use crate::control::ControlError;
 use crate::donor::pool::LeaseError;
 use crate::homes::{LocalUse, NodeIds, NodeIdsError, PlanError};
 use crate::link::rdma::RdmaLinkError;
 use crate::page::{PAGES_MAX, PageRange};
-use crate::transport::Compression;
 use crate::transport::udp::Fingerprint;
+use crate::transport::{Compression, TransportKind};
 use crate::uffd::UffdError;
 use std::io;
 use std::net::SocketAddr;

@@ -9,11 +9,11 @@ use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
 use crate::link::{Leased, Link, LinkPort, LinkStats, describe};
 use crate::stats::{PagerStats, Traffic};
 use crate::stream::Carrier;
-use crate::transport::PageTransport;
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
 use crate::transport::select::Selection;
 use crate::transport::tcp::TcpTransport;
+use crate::transport::{PageTransport, PathKind};
 use crate::view::LentBy;
 use crate::wire::TrafficClass;
 use std::sync::Arc;
@@ -130,8 +130,15 @@ impl Connections {
         let latency = rdma
             .as_ref()
             .map_or(link_stats.round_trip_min(), RdmaLink::round_trip);
-        let selection = rdma.as_ref().map_or(Selection::TCP, |_| found.selection);
-        let path = PathStats::new(carrier, selection, found.tcp, found.rdma, latency);
+        let selection = rdma
+            .as_ref()
+            .map_or(Selection::all(carrier.kind()), |_| found.selection);
+        let path = PathStats::new(
+            selection,
+            (carrier.kind(), found.streams),
+            found.rdma,
+            latency,
+        );
         let path = Arc::new(path);
         lent_by.link = Some(Arc::clone(&link_stats));
         lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));
@@ -181,13 +188,16 @@ impl Connections {
         classes: &[(TrafficClass, &EventFd)],
         selection: Selection,
     ) -> Result<(Option<RdmaLink>, Vec<LanePort>), FabricError> {
-        if !selection.faults_by_rdma {
+        if selection.faults != PathKind::Rdma {
             return Ok((None, Vec::new()));
         }
         let classes: Vec<_> = classes
             .iter()
             .copied()
-            .filter(|(class, _)| *class == TrafficClass::Urgent || selection.bulk_by_rdma)
+            .filter(|(class, _)| match class {
+                TrafficClass::Urgent => true,
+                _ => selection.bulk == PathKind::Rdma,
+            })
             .collect();
         match RdmaLink::start(link_config, bells(&classes)?) {
             Ok((link, lanes)) => Ok((Some(link), lanes)),

@@ -224,11 +224,6 @@ impl Engine {
         self.hotplug.as_ref().map(|hotplug| &hotplug.0)
     }
 
-    /// Returns the number of initial donors that are used over RDMA.
-    pub(super) fn rdma_links(&self) -> usize {
-        self.rdma_links.len()
-    }
-
     /// Returns why donors are not used over RDMA although this was tried.
     pub(super) fn rdma_refusals(&self) -> &[String] {
         &self.rdma_refusals

@@ -70,17 +70,6 @@ impl Sources {
         Ok(Self::Donors(leases))
     }
 
-    /// How many donors are reached over UDP.
-    pub(super) fn by_udp(&self) -> usize {
-        match self {
-            Self::None | Self::Loopback(..) => 0,
-            Self::Donors(leases) => leases
-                .iter()
-                .filter(|leased| leased.carrier() != Carrier::Tcp)
-                .count(),
-        }
-    }
-
     /// Address and bytes of each loan.
     pub(super) fn lent(&self) -> Vec<(Option<SocketAddr>, u64)> {
         match self {

@@ -81,12 +81,19 @@ impl Policies {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::transport::PathKind;
+    use crate::transport::select::Selection;
     use std::time::Duration;
 
     /// A way that takes so many microseconds.
     fn path(us: u64) -> Arc<PathStats> {
         let latency = Duration::from_micros(us);
-        let path = PathStats::new(Default::default(), Default::default(), None, None, latency);
+        let path = PathStats::new(
+            Selection::all(PathKind::Tcp),
+            (PathKind::Tcp, None),
+            None,
+            latency,
+        );
         Arc::new(path)
     }
 

@@ -28,7 +28,10 @@ fn a_link_is_measured_and_followed_when_it_gets_slow_and_fast_again() {
     let measured = path().tcp.expect("measured at the start");
     assert_eq!(path().rdma, None, "this donor has none");
     assert_eq!(running.fabric.round_trip(), Some(measured.page));
-    assert_eq!(running.fabric.tier(), Some(Tier::of(false, measured.page)));
+    assert_eq!(
+        running.fabric.tier(),
+        Some(Tier::of(PathKind::Tcp, measured.page))
+    );
     assert_eq!(
         path().policy().window_pages,
         Policy::of(path().tier()).window_pages

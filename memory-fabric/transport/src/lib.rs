@@ -10,6 +10,7 @@ extern crate self as fabric_transport;
 
 mod choice;
 pub mod control;
+mod kind;
 pub mod measure;
 pub mod path;
 pub mod policy;
@@ -27,6 +28,7 @@ pub mod udp;
 pub mod vacant;
 
 pub use choice::Compression;
+pub use kind::{PathKind, TransportKind};
 pub use traffic::Traffic;
 
 use fabric_pages::page::{PAGE_SHIFT, PageBytes};

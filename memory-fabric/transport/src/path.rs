@@ -1,9 +1,9 @@
 //! How fast the way to a donor is: measured at the start, and followed while the VM runs.
 
+use crate::PathKind;
 use crate::measure::Measured;
 use crate::policy::{Policy, PolicyCell, Tier};
 use crate::select::Selection;
-use crate::stream::Carrier;
 use fabric_host::metrics::Counter;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,12 +11,12 @@ use std::time::Duration;
 /// What is known of the way to one donor.
 #[derive(Debug)]
 pub struct PathStats {
-    /// What connections to the donor are made of.
-    pub carrier: Carrier,
     /// By what pages travel, as it was selected at the start.
     pub selection: Selection,
-    /// What TCP measured at the start, or UDP in its place.
+    /// What TCP measured at the start.
     pub tcp: Option<Measured>,
+    /// What UDP measured at the start, where it is used in place of TCP.
+    pub udp: Option<Measured>,
     /// What RDMA measured at the start.
     pub rdma: Option<Measured>,
     /// How often the tier changed.
@@ -27,30 +27,43 @@ pub struct PathStats {
 }
 
 impl PathStats {
-    /// With what the start found; `latency` is what counts where nothing was measured.
+    /// With what the start found, on connections of the kind `streams` and by RDMA; `latency` is
+    /// what counts where nothing was measured.
     pub fn new(
-        carrier: Carrier,
         selection: Selection,
-        tcp: Option<Measured>,
+        streams: (PathKind, Option<Measured>),
         rdma: Option<Measured>,
         latency: Duration,
     ) -> Self {
-        let by_rdma = selection.faults_by_rdma;
-        let faults = if by_rdma { rdma } else { tcp };
-        let bulk = if selection.bulk_by_rdma { rdma } else { tcp };
-        let latency = faults.map_or(latency, |measured| measured.page);
-        let policy = PolicyCell::new(Tier::of(by_rdma, latency));
-        if let Some(measured) = bulk {
-            policy.set_stream(measured.stream_bytes_per_second);
-        }
-        Self {
-            carrier,
+        let (kind, measured) = streams;
+        let of = |wanted| measured.filter(|_| kind == wanted);
+        let mut path = Self {
             selection,
-            tcp,
+            tcp: of(PathKind::Tcp),
+            udp: of(PathKind::Udp),
             rdma,
             tier_changes: Counter::default(),
-            latency_ns: AtomicU64::new(nanos(latency)),
-            policy,
+            latency_ns: AtomicU64::default(),
+            policy: PolicyCell::new(Tier::Slow),
+        };
+        let faults = path.measured(selection.faults);
+        let latency = faults.map_or(latency, |measured| measured.page);
+        path.policy = PolicyCell::new(Tier::of(selection.faults, latency));
+        if let Some(measured) = path.measured(selection.bulk) {
+            path.policy.set_stream(measured.stream_bytes_per_second);
+        }
+        path.set_latency(latency);
+        path
+    }
+
+    /// What was measured of a kind at the start.
+    #[must_use]
+    pub fn measured(&self, kind: PathKind) -> Option<Measured> {
+        match kind {
+            PathKind::Tcp => self.tcp,
+            PathKind::Udp => self.udp,
+            PathKind::Rdma => self.rdma,
+            PathKind::None | PathKind::Loopback | PathKind::Mixed => None,
         }
     }
 

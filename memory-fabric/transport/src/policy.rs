@@ -1,6 +1,7 @@
 //! What the pager does differently on fast and slow links: the tier of a link, and what follows.
 
 use crate::PAGE_BYTES;
+use crate::PathKind;
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -35,11 +36,11 @@ const TIERS: [(Tier, bool, Duration); 3] = [
 const FOUND_IN_A_ROW: u32 = 3;
 
 impl Tier {
-    /// The tier of a link on which a page takes so long.
+    /// The tier of a link on which a page takes so long by this kind.
     #[must_use]
-    pub fn of(by_rdma: bool, page: Duration) -> Self {
+    pub fn of(kind: PathKind, page: Duration) -> Self {
         let fits = |&&(_, rdma_only, most): &&(Self, bool, Duration)| {
-            (by_rdma || !rdma_only) && page <= most
+            (kind == PathKind::Rdma || !rdma_only) && page <= most
         };
         TIERS.iter().find(fits).map_or(Self::Slow, |tier| tier.0)
     }
@@ -80,14 +81,14 @@ impl Steady {
 
     /// Takes in what a page took lately. Gives the tier when it is another one from now on: found
     /// three times in a row, and each time by a quarter beyond the boundary.
-    pub fn observe(&mut self, by_rdma: bool, page: Duration) -> Option<Tier> {
-        let found = Tier::of(by_rdma, page);
+    pub fn observe(&mut self, kind: PathKind, page: Duration) -> Option<Tier> {
+        let found = Tier::of(kind, page);
         let clear = match found.cmp(&self.tier) {
             std::cmp::Ordering::Equal => found,
             // The times of RDMA say nothing once there is none.
-            _ if self.tier == Tier::Rdma && !by_rdma => found,
-            std::cmp::Ordering::Greater => Tier::of(by_rdma, page * 4 / 5).max(self.tier),
-            std::cmp::Ordering::Less => Tier::of(by_rdma, page * 5 / 4).min(self.tier),
+            _ if self.tier == Tier::Rdma && kind != PathKind::Rdma => found,
+            std::cmp::Ordering::Greater => Tier::of(kind, page * 4 / 5).max(self.tier),
+            std::cmp::Ordering::Less => Tier::of(kind, page * 5 / 4).min(self.tier),
         };
         if clear == self.tier {
             self.other = None;
@@ -247,13 +248,20 @@ mod tests {
             (RDMA_ROUND_TRIP_MAX, Tier::Rdma, Tier::FastTcp),
             (FAST_ROUND_TRIP_MAX, Tier::FastTcp, Tier::Slow),
         ] {
-            assert_eq!(Tier::of(true, most), tier);
-            assert_eq!(Tier::of(true, most + NS), next);
+            assert_eq!(Tier::of(PathKind::Rdma, most), tier);
+            assert_eq!(Tier::of(PathKind::Rdma, most + NS), next);
         }
-        assert_eq!(Tier::of(false, NS), Tier::FastTcp, "TCP, however fast");
-        assert_eq!(Tier::of(false, FAST_ROUND_TRIP_MAX), Tier::FastTcp);
-        assert_eq!(Tier::of(false, FAST_ROUND_TRIP_MAX + NS), Tier::Slow);
-        assert_eq!(Tier::of(false, Duration::MAX), Tier::Slow);
+        assert_eq!(
+            Tier::of(PathKind::Tcp, NS),
+            Tier::FastTcp,
+            "TCP, however fast"
+        );
+        assert_eq!(Tier::of(PathKind::Tcp, FAST_ROUND_TRIP_MAX), Tier::FastTcp);
+        assert_eq!(
+            Tier::of(PathKind::Tcp, FAST_ROUND_TRIP_MAX + NS),
+            Tier::Slow
+        );
+        assert_eq!(Tier::of(PathKind::Tcp, Duration::MAX), Tier::Slow);
         for tier in [Tier::Rdma, Tier::FastTcp, Tier::Slow] {
             assert_eq!(Tier::from_number(tier as u8), tier);
         }
@@ -263,24 +271,24 @@ mod tests {
     fn a_tier_changes_when_another_was_found_three_times() {
         let us = Duration::from_micros;
         let mut steady = Steady::new(Tier::FastTcp);
-        assert_eq!(steady.observe(false, us(300)), None);
-        assert_eq!(steady.observe(false, us(300)), None);
-        assert_eq!(steady.observe(false, us(150)), None, "begins anew");
-        assert_eq!(steady.observe(false, us(300)), None);
-        assert_eq!(steady.observe(false, us(300)), None);
-        assert_eq!(steady.observe(false, us(300)), Some(Tier::Slow));
+        assert_eq!(steady.observe(PathKind::Tcp, us(300)), None);
+        assert_eq!(steady.observe(PathKind::Tcp, us(300)), None);
+        assert_eq!(steady.observe(PathKind::Tcp, us(150)), None, "begins anew");
+        assert_eq!(steady.observe(PathKind::Tcp, us(300)), None);
+        assert_eq!(steady.observe(PathKind::Tcp, us(300)), None);
+        assert_eq!(steady.observe(PathKind::Tcp, us(300)), Some(Tier::Slow));
         for _ in 0..2 {
-            assert_eq!(steady.observe(false, us(100)), None);
+            assert_eq!(steady.observe(PathKind::Tcp, us(100)), None);
         }
-        assert_eq!(steady.observe(false, us(100)), Some(Tier::FastTcp));
+        assert_eq!(steady.observe(PathKind::Tcp, us(100)), Some(Tier::FastTcp));
     }
 
     #[test]
     fn a_link_that_lost_rdma_is_no_rdma_link_however_fast() {
         let mut steady = Steady::new(Tier::Rdma);
-        let found = [0; 3].map(|_| steady.observe(false, Duration::from_micros(90)));
+        let found = [0; 3].map(|_| steady.observe(PathKind::Tcp, Duration::from_micros(90)));
         assert_eq!(found, [None, None, Some(Tier::FastTcp)]);
-        let found = [0; 3].map(|_| steady.observe(true, Duration::from_micros(70)));
+        let found = [0; 3].map(|_| steady.observe(PathKind::Rdma, Duration::from_micros(70)));
         assert_eq!(found, [None, None, Some(Tier::Rdma)]);
     }
 
@@ -292,7 +300,7 @@ mod tests {
             let tier = if slow { Tier::Slow } else { Tier::FastTcp };
             let mut steady = Steady::new(tier);
             for us in times {
-                prop_assert_eq!(steady.observe(false, Duration::from_micros(us)), None);
+                prop_assert_eq!(steady.observe(PathKind::Tcp, Duration::from_micros(us)), None);
             }
         }
     }

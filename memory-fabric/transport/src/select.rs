@@ -1,5 +1,6 @@
 //! By what pages travel to one donor: decided by what was measured.
 
+use super::PathKind;
 use super::measure::Measured;
 
 /// RDMA is taken for faults unless a page by TCP takes at most 3 / 4 of its time: it needs no
@@ -10,47 +11,48 @@ const FAULTS_TCP_SHARE: (u32, u32) = (3, 4);
 /// bytes a second.
 const BULK_TCP_GAIN: f64 = 4.0 / 3.0;
 
-/// What goes by RDMA. What does not goes by TCP.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+/// By what pages travel to and from a donor.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Selection {
     /// Pages that vCPUs wait for.
-    pub faults_by_rdma: bool,
-    /// Pages that nobody waits for yet.
-    pub bulk_by_rdma: bool,
+    pub faults: PathKind,
+    /// Pages that nobody waits for yet, and write-backs.
+    pub bulk: PathKind,
 }
 
 impl Selection {
-    /// Everything by TCP.
-    pub const TCP: Self = Self {
-        faults_by_rdma: false,
-        bulk_by_rdma: false,
-    };
     /// All that can go by RDMA does.
-    pub const RDMA: Self = Self {
-        faults_by_rdma: true,
-        bulk_by_rdma: true,
-    };
+    pub const RDMA: Self = Self::all(PathKind::Rdma);
     /// Faults by RDMA, and all else by TCP.
     pub const HYBRID: Self = Self {
-        faults_by_rdma: true,
-        bulk_by_rdma: false,
+        faults: PathKind::Rdma,
+        bulk: PathKind::Tcp,
     };
 
-    /// The best of what was measured. Without a measurement of TCP, RDMA is the better one; without
-    /// one of RDMA there is none.
+    /// Everything by one.
     #[must_use]
-    pub fn best(tcp: Option<&Measured>, rdma: Option<&Measured>) -> Self {
+    pub const fn all(kind: PathKind) -> Self {
+        Self {
+            faults: kind,
+            bulk: kind,
+        }
+    }
+
+    /// The best of what was measured on streams of a kind, and by RDMA. Without a measurement of
+    /// the streams, RDMA is the better one; without one of RDMA there is none.
+    #[must_use]
+    pub fn best(kind: PathKind, streams: Option<&Measured>, rdma: Option<&Measured>) -> Self {
         let Some(rdma) = rdma else {
-            return Self::TCP;
+            return Self::all(kind);
         };
-        let Some(tcp) = tcp else {
+        let Some(streams) = streams else {
             return Self::RDMA;
         };
         let (part, of) = FAULTS_TCP_SHARE;
-        if tcp.page * of <= rdma.page * part {
-            return Self::TCP;
+        if streams.page * of <= rdma.page * part {
+            return Self::all(kind);
         }
-        if tcp.stream_bytes_per_second >= rdma.stream_bytes_per_second * BULK_TCP_GAIN {
+        if streams.stream_bytes_per_second >= rdma.stream_bytes_per_second * BULK_TCP_GAIN {
             return Self::HYBRID;
         }
         Self::RDMA
@@ -73,7 +75,7 @@ mod tests {
 
     fn best(tcp: (u64, f64), rdma: (u64, f64)) -> Selection {
         let (tcp, rdma) = (measured(tcp.0, tcp.1), measured(rdma.0, rdma.1));
-        Selection::best(Some(&tcp), Some(&rdma))
+        Selection::best(PathKind::Tcp, Some(&tcp), Some(&rdma))
     }
 
     #[test]
@@ -82,7 +84,7 @@ mod tests {
         assert_eq!(best((100, 3e9), (100, 3e9)), Selection::RDMA);
         // The boundary of faults: TCP has to take three quarters at the most.
         assert_eq!(best((76, 3e9), (100, 3e9)), Selection::RDMA);
-        assert_eq!(best((75, 3e9), (100, 3e9)), Selection::TCP);
+        assert_eq!(best((75, 3e9), (100, 3e9)), Selection::all(PathKind::Tcp));
         // And that of the rest.
         assert_eq!(best((100, 3.9e9), (100, 3e9)), Selection::RDMA);
         assert_eq!(best((100, 4e9), (100, 3e9)), Selection::HYBRID);
@@ -91,9 +93,12 @@ mod tests {
     #[test]
     fn what_was_not_measured_is_not_compared() {
         let one = measured(100, 1e9);
-        assert_eq!(Selection::best(Some(&one), None), Selection::TCP);
-        assert_eq!(Selection::best(None, None), Selection::TCP);
-        assert_eq!(Selection::best(None, Some(&one)), Selection::RDMA);
+        for kind in [PathKind::Tcp, PathKind::Udp] {
+            let best = |streams, rdma| Selection::best(kind, streams, rdma);
+            assert_eq!(best(Some(&one), None), Selection::all(kind));
+            assert_eq!(best(None, None), Selection::all(kind));
+            assert_eq!(best(None, Some(&one)), Selection::RDMA);
+        }
     }
 
     proptest! {
@@ -104,7 +109,7 @@ mod tests {
             // RDMA at half the time and twice the rate of TCP, and the other way round.
             let noisy = page * wobble / 100;
             prop_assert_eq!(best((noisy, stream), (page / 2, stream * 2.0)), Selection::RDMA);
-            prop_assert_eq!(best((noisy / 2, stream), (page, stream * 2.0)), Selection::TCP);
+            prop_assert_eq!(best((noisy / 2, stream), (page, stream * 2.0)), Selection::all(PathKind::Tcp));
         }
     }
 }

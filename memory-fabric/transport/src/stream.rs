@@ -1,5 +1,6 @@
 //! A connection that carries frames: TCP, or QUIC over UDP.
 
+use crate::PathKind;
 use crate::udp::{Fingerprint, UdpCloser, UdpStream};
 use fabric_host::poll::sleep_on;
 use std::io::{self, IoSlice, Read, Write};
@@ -15,6 +16,17 @@ pub enum Carrier {
     Tcp,
     /// QUIC over UDP, to the donor with this fingerprint, or to any.
     Udp(Option<Fingerprint>),
+}
+
+impl Carrier {
+    /// What pages travel by on such connections.
+    #[must_use]
+    pub const fn kind(self) -> PathKind {
+        match self {
+            Self::Tcp => PathKind::Tcp,
+            Self::Udp(_) => PathKind::Udp,
+        }
+    }
 }
 
 /// A connection. What was sent on it before it broke may have arrived or not.

@@ -6,7 +6,6 @@ use crate::size::ByteSize;
 use memory_fabric::fabric::{Fabric, PathKind, Tier};
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
-use memory_fabric::stream::Carrier;
 use memory_fabric::transport::measure::Measured;
 
 /// Where the guest's memory is, and how it travels, in a line.
@@ -79,7 +78,7 @@ pub fn advice(fabric: &Fabric) -> Option<String> {
     Some(format!(
         "a page takes {} us, which is slow, and the guest waits for it: {}; see docs/hardware.md",
         time.as_micros(),
-        remedy(fabric.path(), slowest.tcp.as_ref())
+        remedy(fabric.path(), slowest.tcp.or(slowest.udp).as_ref())
     ))
 }
 
@@ -100,22 +99,19 @@ fn remedy(path: PathKind, tcp: Option<&Measured>) -> &'static str {
 
 /// How fast the way to a donor is.
 pub fn path_used(path: &PathStats) -> PathUsed {
-    let is_tcp = path.carrier == Carrier::Tcp;
-    let carrier = if is_tcp { "tcp" } else { "udp" };
-    let by = |rdma| if rdma { "rdma" } else { carrier }.to_owned();
     let measured = |measured: &Measured| PathMeasured {
         small_us: measured.small.as_secs_f64() * 1e6,
         page_us: measured.page.as_secs_f64() * 1e6,
         stream_bytes_per_second: measured.stream_bytes_per_second,
     };
     PathUsed {
-        faults: by(path.selection.faults_by_rdma),
-        bulk: by(path.selection.bulk_by_rdma),
+        faults: path.selection.faults.name().to_owned(),
+        bulk: path.selection.bulk.name().to_owned(),
         tier: path.tier().name().to_owned(),
         tier_changes: path.tier_changes.get(),
         latency_estimate_us: path.latency_estimate().as_secs_f64() * 1e6,
-        tcp: path.tcp.as_ref().filter(|_| is_tcp).map(measured),
-        udp: path.tcp.as_ref().filter(|_| !is_tcp).map(measured),
+        tcp: path.tcp.as_ref().map(measured),
+        udp: path.udp.as_ref().map(measured),
         rdma: path.rdma.as_ref().map(measured),
     }
 }

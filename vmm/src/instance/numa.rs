@@ -69,11 +69,10 @@ const JOINER_LATENCY: Duration = Duration::from_micros(20);
 
 /// What it takes to fetch a page from a donor, and what its way carries, as measured at the start.
 fn reach(path: &PathStats) -> (Duration, Option<u64>) {
-    let by = |rdma| if rdma { path.rdma } else { path.tcp };
-    let faults = by(path.selection.faults_by_rdma);
+    let faults = path.measured(path.selection.faults);
     // The estimate is of now: it may be what the first look at an idle link has found.
     let latency = faults.map_or_else(|| path.latency_estimate(), |measured| measured.page);
-    let bulk = by(path.selection.bulk_by_rdma);
+    let bulk = path.measured(path.selection.bulk);
     // Rates of links are far below 2^52 bytes a second.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     let bandwidth = bulk.map(|measured| (measured.stream_bytes_per_second / 1e6) as u64);

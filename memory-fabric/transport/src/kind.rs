@@ -1,4 +1,4 @@
-//! How pages travel.
+//! How pages are to travel, and what they travel by.
 
 /// How pages travel.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -29,24 +29,38 @@ impl TransportKind {
     }
 }
 
-/// What pages of remote faults came by at the start.
+/// What pages travel by: to one donor, or in a summary of all.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PathKind {
-    /// All memory is local.
+    /// In a summary: nothing, since all memory is local.
     None,
     /// A slab in this process.
     Loopback,
-    /// TCP, from every donor.
+    /// TCP.
     Tcp,
-    /// QUIC over UDP, from every donor.
+    /// QUIC over UDP.
     Udp,
-    /// RDMA, from every donor.
+    /// RDMA.
     Rdma,
-    /// By one of these from some donors, and by another from others.
+    /// In a summary: one of these from some donors, and another from others.
     Mixed,
 }
 
 impl PathKind {
+    /// The summary of what is used with each donor.
+    #[must_use]
+    pub fn of_all(donors: impl IntoIterator<Item = Self>) -> Self {
+        let mut donors = donors.into_iter();
+        let Some(first) = donors.next() else {
+            return Self::None;
+        };
+        if donors.all(|kind| kind == first) {
+            first
+        } else {
+            Self::Mixed
+        }
+    }
+
     /// Its name in reports.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -57,6 +71,24 @@ impl PathKind {
             Self::Udp => "udp",
             Self::Rdma => "rdma",
             Self::Mixed => "mixed",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PathKind::{self, Mixed, None, Rdma, Tcp};
+
+    #[test]
+    fn a_summary_names_what_all_donors_have_in_common() {
+        let cases = [
+            (&[][..], None),
+            (&[Tcp], Tcp),
+            (&[Rdma, Rdma], Rdma),
+            (&[Rdma, Tcp, Rdma], Mixed),
+        ];
+        for (donors, wanted) in cases {
+            assert_eq!(PathKind::of_all(donors.iter().copied()), wanted);
         }
     }
 }
