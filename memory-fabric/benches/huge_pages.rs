@@ -1,11 +1,11 @@
 //! Random touches of memory that is all local, through the guest view, in turns without and with
 //! huge pages. Says something only where `shmem_enabled` is `advise`, `within_size` or `always`.
 
+use fabric_homes::NodeIds;
 use memory_fabric::fabric::{
     Compression, Fabric, FabricConfig, FabricEvent, LocalUse, SPIN_DEFAULT, TransportKind,
 };
 use memory_fabric::guest_memory::huge_bytes;
-use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,7 +42,6 @@ fn measure(round: u64, huge_pages: bool) {
         spin: SPIN_DEFAULT,
         huge_pages,
         hotplug: None,
-        without_continue_write_protected: false,
     };
     let observer = Arc::new(|_: FabricEvent| {});
     let fabric = Fabric::start(&config, &(observer as _)).expect("all of it is local");

@@ -45,6 +45,15 @@ pub enum FabricEvent {
 /// Takes events. Must return soon, and must not touch guest memory.
 pub type FabricObserver = Arc<dyn Fn(FabricEvent) + Send + Sync>;
 
+/// Which features of the host's kernel are used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kernel {
+    /// All that it has.
+    Present,
+    /// Those of kernels before 6.4, which lack CONTINUE with write protection.
+    Old,
+}
+
 /// The memory of a running VM.
 pub struct Fabric {
     view: FabricView,
@@ -69,6 +78,27 @@ impl Fabric {
     ///
     /// See [`FabricError`]; leases obtained until then are released.
     pub fn start(config: &FabricConfig, observer: &FabricObserver) -> Result<Self, FabricError> {
+        Self::start_on(Kernel::Present, config, observer)
+    }
+
+    /// The same without what kernels before 6.4 lack. For tests.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    #[doc(hidden)]
+    pub fn start_as_on_old_kernels(
+        config: &FabricConfig,
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        Self::start_on(Kernel::Old, config, observer)
+    }
+
+    fn start_on(
+        kernel: Kernel,
+        config: &FabricConfig,
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
         let span_pages = config.check()?;
         let span_bytes = usize::try_from(span_pages << PAGE_SHIFT).expect("64-bit host");
         let system = |what| move |error| FabricError::System(what, error);
@@ -131,7 +161,7 @@ impl Fabric {
         };
         let is_paged = config.hotplug.is_some() || !matches!(sources, Sources::None);
         let engine = is_paged
-            .then(|| Engine::start(config, &vm, sources, observer))
+            .then(|| Engine::start(config, &vm, sources, observer, kernel))
             .transpose()?;
         let discarder = engine.as_ref().map(|engine| engine.discarder().clone());
         let pager = engine.as_ref().map(|engine| Arc::clone(engine.shared()));

@@ -56,22 +56,30 @@ pub mod stats;
 pub mod view;
 pub mod working_set;
 
-pub use fabric_homes as homes;
-pub use fabric_host::slices;
-pub use fabric_pages::{guest_memory, page, uffd};
-pub use fabric_transport::{control, policy, stream};
-pub use fabric_wire as wire;
-pub use fabric_wire::packing;
+pub use fabric_homes::{BLOCK_BYTES, NodeId, NodeIds};
+pub use fabric_pages::{guest_memory, page};
+pub use fabric_transport::measure::Measured;
 
-/// How pages travel between nodes.
-pub mod transport {
+/// RDMA devices of this host.
+pub mod rdma {
+    pub use fabric_transport::rdma::resources::{DeviceUsage, Usage, pinned_bytes};
+    pub use fabric_transport::rdma::{DeviceChoice, RdmaError, summaries, usage};
+}
+
+// The crates below, by the names that this one has for them.
+use fabric_homes as homes;
+use fabric_host as mapping;
+use fabric_host as spin;
+use fabric_host::slices;
+use fabric_pages::{fingerprint, page_map, uffd, zap};
+use fabric_transport::{control, policy, stream};
+use fabric_wire as wire;
+use fabric_wire::packing;
+
+mod transport {
     pub use crate::donor::loopback;
     pub use fabric_transport::*;
 }
-
-pub(crate) use fabric_host as mapping;
-pub(crate) use fabric_host as spin;
-pub(crate) use fabric_pages::{fingerprint, page_map, zap};
 
 #[cfg(test)]
 #[path = "../transport/src/measure/slow.rs"]

@@ -2,7 +2,7 @@
 
 use devices::virtio::{DiskError, HostSocketError, TapError};
 use memory_fabric::donor::server::DonorError;
-use memory_fabric::transport::rdma::RdmaError;
+use memory_fabric::rdma::RdmaError;
 
 use crate::cluster::ClusterError;
 use crate::config::ValidationError;

@@ -62,8 +62,6 @@ pub struct FabricConfig {
     pub huge_pages: bool,
     /// Pages above `ram`, whole blocks of 2 MiB, that may be added while the VM runs.
     pub hotplug: Option<PageRange>,
-    /// Avoids CONTINUE with write protection, as on kernels before 6.4. For tests.
-    pub without_continue_write_protected: bool,
 }
 
 impl FabricConfig {

@@ -5,7 +5,7 @@ use super::adapt::Adapter;
 use super::connections::Connections;
 use super::hotplug::{Hotplug, Parts};
 use super::sources::Sources;
-use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
+use super::{FabricConfig, FabricError, FabricEvent, FabricObserver, Kernel};
 use crate::discard::Discarder;
 use crate::fingerprint::FingerprintTable;
 use crate::heat::Touches;
@@ -97,6 +97,7 @@ impl Engine {
         vm: &VmMemory,
         sources: Sources,
         observer: &FabricObserver,
+        kernel: Kernel,
     ) -> Result<Self, FabricError> {
         let uffd = Uffd::new()?;
         let homes = &vm.plan.homes;
@@ -140,7 +141,7 @@ impl Engine {
         *vm.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
         let failed = Arc::clone(observer);
         let continue_write_protected =
-            uffd.can_continue_write_protected() && !config.without_continue_write_protected;
+            kernel == Kernel::Present && uffd.can_continue_write_protected();
         let recorder = config.record.then(|| Recorder::new(homes)).transpose();
         let span_pages = homes.span_pages();
         let joiners = nodes.links() - nodes.fixed();

@@ -1,6 +1,6 @@
 //! A network with delayed answers: a proxy that holds back what the donor sends.
 
-use memory_fabric::wire::{AttachRequest, FrameKind, HEADER_BYTES, TrafficClass, decode_message};
+use fabric_wire::{AttachRequest, FrameKind, HEADER_BYTES, TrafficClass, decode_message};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;

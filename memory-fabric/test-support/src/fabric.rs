@@ -1,13 +1,13 @@
 //! A fabric with a real donor, and threads that access it as vCPUs do.
 
+use fabric_homes::NodeIds;
+use fabric_transport::rdma::DeviceChoice;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
-    Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
-    TransportKind,
+    Compression, DonorAddress, Fabric, FabricConfig, FabricError, FabricEvent, FabricObserver,
+    LocalUse, TransportKind,
 };
-use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
-use memory_fabric::transport::rdma::DeviceChoice;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -132,7 +132,6 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         spin: Duration::from_micros(20),
         huge_pages: true,
         hotplug: None,
-        without_continue_write_protected: false,
     }
 }
 
@@ -143,9 +142,21 @@ pub struct Running {
 }
 
 pub fn start(config: &FabricConfig) -> Running {
+    start_by(Fabric::start, config)
+}
+
+/// The same on a host whose kernel lacks CONTINUE with write protection.
+pub fn start_as_on_old_kernels(config: &FabricConfig) -> Running {
+    start_by(Fabric::start_as_on_old_kernels, config)
+}
+
+fn start_by(
+    start: fn(&FabricConfig, &FabricObserver) -> Result<Fabric, FabricError>,
+    config: &FabricConfig,
+) -> Running {
     let (sender, events): (Sender<FabricEvent>, _) = channel();
     let sender = Mutex::new(sender);
-    let fabric = Fabric::start(
+    let fabric = start(
         config,
         &(Arc::new(move |event| {
             if let FabricEvent::Failed(why) = &event {

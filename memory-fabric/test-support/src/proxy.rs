@@ -1,6 +1,6 @@
 //! A faulty network: a proxy between a VM and a real donor.
 
-use memory_fabric::wire::{FLAGS_PACKING, FrameKind, HEADER_BYTES};
+use fabric_wire::{FLAGS_PACKING, FrameKind, HEADER_BYTES};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};

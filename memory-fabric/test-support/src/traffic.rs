@@ -1,8 +1,8 @@
 //! Counters of the connections of each class, and threads that generate traffic.
 
 use super::{Random, Running, WORDS_PER_PAGE, Words, pattern};
+use fabric_wire::TrafficClass;
 use memory_fabric::stats::Traffic;
-use memory_fabric::wire::TrafficClass;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -3,8 +3,8 @@
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::traffic::{CLASSES, touch, traffic};
 use fabric_test_support::*;
+use fabric_wire::{FrameKind, TrafficClass};
 use memory_fabric::fabric::Compression;
-use memory_fabric::wire::{FrameKind, TrafficClass};
 
 const GUEST: u64 = 48 * MIB;
 const LOCAL: u64 = 16 * MIB;

@@ -3,10 +3,10 @@
 use fabric_test_support::throttle::throttled;
 use fabric_test_support::traffic::{CLASSES, touch, traffic};
 use fabric_test_support::*;
+use fabric_wire::{HEADER_BYTES, TrafficClass};
 use memory_fabric::fabric::Compression;
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::stats::Traffic;
-use memory_fabric::wire::{HEADER_BYTES, TrafficClass};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 

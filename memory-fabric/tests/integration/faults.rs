@@ -2,12 +2,12 @@
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::*;
-use memory_fabric::control::ControlStream;
+use fabric_transport::IN_FLIGHT_MAX;
+use fabric_transport::control::ControlStream;
+use fabric_transport::stream::Stream;
+use fabric_wire::{FrameKind, LeaseGrant, ORPHAN_TIME, Token};
 use memory_fabric::fabric::FabricEvent;
 use memory_fabric::link::LinkEvent;
-use memory_fabric::stream::Stream;
-use memory_fabric::transport::IN_FLIGHT_MAX;
-use memory_fabric::wire::{FrameKind, LeaseGrant, ORPHAN_TIME, Token};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;

@@ -97,9 +97,7 @@ fn neither_are_pages_that_were_prefetched() {
 #[test]
 fn reads_cause_no_write_back_where_the_kernel_cannot_continue_write_protected() {
     let donor = donor(GUEST);
-    let mut config = config(GUEST, LOCAL, &[donor.address()]);
-    config.without_continue_write_protected = true;
-    let running = start(&config);
+    let running = start_as_on_old_kernels(&config(GUEST, LOCAL, &[donor.address()]));
     let words = Words::of(&running.fabric);
     filled(&running, 12);
     let (stats, status) = (running.fabric.stats(), || donor.pool().status());

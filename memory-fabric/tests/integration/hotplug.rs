@@ -1,11 +1,11 @@
 //! Memory that is added at run time: zeroes at first, then what was written, never the contents of
 //! another block; and donors that join for it, and leave.
 
+use fabric_homes::{BLOCK_BYTES, BLOCK_PAGES, NodeId};
 use fabric_test_support::*;
 use memory_fabric::fabric::{
     DonorAddress, FabricConfig, FabricEvent, Hotplug, HotplugError, PlugError,
 };
-use memory_fabric::homes::{BLOCK_BYTES, BLOCK_PAGES, NodeId};
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use std::net::SocketAddr;
 use std::ops::Range;

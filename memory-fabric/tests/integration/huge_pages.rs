@@ -3,10 +3,10 @@
 //! Where the host does not use huge pages for shared memory, the advice and the contents are
 //! verified all the same.
 
+use fabric_homes::NodeId;
 use fabric_test_support::*;
 use memory_fabric::fabric::Fabric;
 use memory_fabric::guest_memory::{HUGE_PAGE_BYTES, huge_bytes};
-use memory_fabric::homes::NodeId;
 use memory_fabric::page::PAGE_SIZE;
 use std::sync::atomic::Ordering;
 

@@ -2,8 +2,8 @@
 
 use fabric_test_support::delay::delayed;
 use fabric_test_support::*;
+use fabric_transport::policy::Policy;
 use memory_fabric::fabric::{Compression, PathKind, Tier, TransportKind};
-use memory_fabric::policy::Policy;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

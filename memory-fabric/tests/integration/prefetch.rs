@@ -172,8 +172,7 @@ fn faults_and_guesses_race_for_the_same_pages() {
 fn they_race_over_loopback_and_without_continue_write_protected() {
     let mut config = config(GUEST, LOCAL, &[]);
     config.transport = TransportKind::Loopback;
-    config.without_continue_write_protected = true;
-    readers_race(&start(&config), 3);
+    readers_race(&start_as_on_old_kernels(&config), 3);
 }
 
 #[test]

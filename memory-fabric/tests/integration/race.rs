@@ -142,9 +142,8 @@ fn no_update_is_lost_with_pages_compressed_or_never() {
 #[test]
 fn no_update_is_lost_without_continue_write_protected() {
     let donor = donor(GUEST);
-    let mut config = config(GUEST, LOCAL, &[donor.address()]);
-    config.without_continue_write_protected = true;
-    race(&start(&config), 2_000_000, |_| {});
+    let config = config(GUEST, LOCAL, &[donor.address()]);
+    race(&start_as_on_old_kernels(&config), 2_000_000, |_| {});
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use fabric_test_support::*;
 use memory_fabric::discard::{DiscardError, Discarder};
-use memory_fabric::fabric::{FabricConfig, TransportKind};
+use memory_fabric::fabric::TransportKind;
 use memory_fabric::page::PageRange;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -126,8 +126,7 @@ fn own(
     check(0, &wanted);
 }
 
-fn race(config: &FabricConfig, rounds: usize, disturb: impl Fn() + Sync) {
-    let running = start(config);
+fn race(running: Running, rounds: usize, disturb: impl Fn() + Sync) {
     let words = Words::of(&running.fabric);
     let pages = words.pages();
     let share = pages / OWNERS;
@@ -209,22 +208,21 @@ fn within_budget(running: &Running) {
 #[test]
 fn readers_find_what_may_be_there_over_tcp() {
     let donor = donor(GUEST);
-    race(&config(GUEST, LOCAL, &[donor.address()]), 500, || {});
+    race(start(&config(GUEST, LOCAL, &[donor.address()])), 500, || {});
 }
 
 #[test]
 fn readers_find_what_may_be_there_over_loopback() {
     let mut config = config(GUEST, LOCAL, &[]);
     config.transport = TransportKind::Loopback;
-    race(&config, 500, || {});
+    race(start(&config), 500, || {});
 }
 
 #[test]
 fn readers_find_what_may_be_there_without_continue_write_protected() {
     let mut config = config(GUEST, LOCAL, &[]);
     config.transport = TransportKind::Loopback;
-    config.without_continue_write_protected = true;
-    race(&config, 300, || {});
+    race(start_as_on_old_kernels(&config), 300, || {});
 }
 
 #[test]
@@ -234,7 +232,7 @@ fn readers_find_what_may_be_there_while_connections_break() {
     let mut config = config(GUEST, LOCAL, &addresses);
     config.checksum = true;
     let breaker = Breaker::new(&donors, BREAK_INTERVAL);
-    race(&config, 300, || breaker.tick());
+    race(start(&config), 300, || breaker.tick());
     breaker.assert_broke();
 }
 

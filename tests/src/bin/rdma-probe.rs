@@ -14,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
+use fabric_transport::tcp::TcpTransport;
+use fabric_transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
+use fabric_wire::TrafficClass;
 use memory_fabric::fabric::Compression;
 use memory_fabric::link::LinkPort;
 use memory_fabric::link::rdma::{RdmaLink, RdmaStats, Reader};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
-use memory_fabric::transport::tcp::TcpTransport;
-use memory_fabric::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
-use memory_fabric::wire::TrafficClass;
 use ssi_hv_tests::rdma_tool::{PATIENCE, lease};
 use vmm_sys_util::eventfd::EventFd;
 

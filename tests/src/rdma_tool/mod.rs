@@ -11,11 +11,11 @@ pub mod walk;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use memory_fabric::control::ControlError;
-use memory_fabric::homes::NodeId;
+use fabric_homes::NodeId;
+use fabric_transport::control::ControlError;
+use fabric_transport::stream::Carrier;
 use memory_fabric::link::{Leased, LinkConfig};
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
-use memory_fabric::stream::Carrier;
 
 /// Deadline of operations that take milliseconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);

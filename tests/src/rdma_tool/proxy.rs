@@ -5,9 +5,9 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 
 use clap::ValueEnum;
-use memory_fabric::transport::rdma::endpoint::NUMBER_MAX;
-use memory_fabric::transport::rdma::messages::{ConnectAnswer, ConnectRequest};
-use memory_fabric::wire::{Frame, FrameKind, HEADER_BYTES, decode_message, encode_message};
+use fabric_transport::rdma::endpoint::NUMBER_MAX;
+use fabric_transport::rdma::messages::{ConnectAnswer, ConnectRequest};
+use fabric_wire::{Frame, FrameKind, HEADER_BYTES, decode_message, encode_message};
 
 /// The parameter to falsify.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -115,11 +115,11 @@ fn falsified(frame: Frame, bytes: Vec<u8>, lie: Lie) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use memory_fabric::homes::NodeId;
-    use memory_fabric::transport::rdma::LinkLayer;
-    use memory_fabric::transport::rdma::device::Gid;
-    use memory_fabric::transport::rdma::endpoint::{Endpoint, RemoteMemory};
-    use memory_fabric::wire::{AttachRequest, Token, TrafficClass};
+    use fabric_homes::NodeId;
+    use fabric_transport::rdma::LinkLayer;
+    use fabric_transport::rdma::device::Gid;
+    use fabric_transport::rdma::endpoint::{Endpoint, RemoteMemory};
+    use fabric_wire::{AttachRequest, Token, TrafficClass};
 
     fn endpoint() -> Endpoint {
         Endpoint {

@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use fabric_homes::{CACHE_PAGES_MIN, NodeIds};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
     SPIN_DEFAULT, TransportKind,
 };
-use memory_fabric::homes::{CACHE_PAGES_MIN, NodeIds};
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::view::FabricView;
@@ -74,7 +74,6 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         spin: SPIN_DEFAULT,
         huge_pages: false,
         hotplug: None,
-        without_continue_write_protected: false,
     }
 }
 

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use memory_fabric::transport::rdma::DeviceChoice;
+use memory_fabric::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
 use super::address::HostPort;

@@ -7,7 +7,7 @@ use super::{Finding, Host};
 /// Returns the devices that libibverbs finds, a line for each port, or the reason why it finds
 /// none.
 pub(super) fn verbs() -> Result<Vec<String>, String> {
-    let ports = memory_fabric::transport::rdma::summaries();
+    let ports = memory_fabric::rdma::summaries();
     ports
         .map(|ports| ports.iter().map(ToString::to_string).collect())
         .map_err(|error| error.to_string())

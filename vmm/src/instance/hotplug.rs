@@ -9,8 +9,8 @@ use crate::machine::MachineHandle;
 use anyhow::anyhow;
 use crossbeam_channel::bounded;
 use devices::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
+use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, Fabric, Hotplug, HotplugError, PlugError};
-use memory_fabric::homes::BLOCK_BYTES;
 use memory_fabric::page::PAGE_SHIFT;
 
 /// How long a request waits for a donor to join; after that it goes on without being waited for.

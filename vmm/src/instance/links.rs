@@ -3,10 +3,10 @@
 use crate::config::RunConfig;
 use crate::report::{PathMeasured, PathUsed, TransportUsed};
 use crate::size::ByteSize;
+use memory_fabric::Measured;
 use memory_fabric::fabric::{Fabric, PathKind, Tier};
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
-use memory_fabric::transport::measure::Measured;
 
 /// Where the guest's memory is, and how it travels, in a line.
 pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {

@@ -18,9 +18,9 @@ use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
 use crate::{host, metrics};
 use anyhow::{Context as _, anyhow};
+use memory_fabric::NodeIds;
 use memory_fabric::fabric::{DonorAddress, Fabric, FabricConfig, LocalUse, SPIN_DEFAULT};
 use memory_fabric::guest_memory::GuestMemory;
-use memory_fabric::homes::NodeIds;
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
@@ -374,7 +374,6 @@ pub(super) fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure>
             Some(range) => Some(pages(range).context(above)?),
             None => None,
         },
-        without_continue_write_protected: false,
     })
 }
 

@@ -3,8 +3,8 @@
 use memory_fabric::donor::rdma::{PairAddress, RdmaConnection};
 use memory_fabric::donor::server::Donor;
 use memory_fabric::heat::{BlockHeat, Heat};
-use memory_fabric::transport::rdma::resources::{DeviceUsage, Usage, pinned_bytes};
-use memory_fabric::transport::rdma::usage;
+use memory_fabric::rdma::usage;
+use memory_fabric::rdma::{DeviceUsage, Usage, pinned_bytes};
 
 use super::heat::{BlockStatus, ExtentStatus, HeatStatus};
 use super::rdma::{DeviceInUse, Endpoint, Endpoints, InUse, NodeRdma, RdmaResources};

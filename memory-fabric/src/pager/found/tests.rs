@@ -1,10 +1,11 @@
 //! What the file has of a page whose bytes are elsewhere is never what the guest sees.
 
 use super::*;
-use crate::fabric::{FabricConfig, TransportKind};
+use crate::fabric::TransportKind;
 use crate::page_map::Kind;
 use crate::support::{
-    MIB, Running, WORDS_PER_PAGE, Words, assert_all, config, donor, pattern, start, verify_page,
+    MIB, Running, WORDS_PER_PAGE, Words, assert_all, config, donor, pattern, start,
+    start_as_on_old_kernels, verify_page,
 };
 use std::sync::atomic::Ordering;
 
@@ -59,8 +60,7 @@ fn untouched_pages_are_zero(running: &Running, first: usize) {
     }
 }
 
-fn pages_that_are_found_are_written_over(config: &FabricConfig) {
-    let running = start(config);
+fn pages_that_are_found_are_written_over(running: Running) {
     let words = Words::of(&running.fabric);
     // While memory is plentiful, and neighbours are filled too.
     untouched_pages_are_zero(&running, WRITTEN + 1024);
@@ -108,7 +108,7 @@ fn pages_that_are_found_in_the_file_are_written_over() {
     let donor = donor(GUEST);
     let mut config = config(GUEST, LOCAL, &[donor.address()]);
     config.prefetch = false;
-    pages_that_are_found_are_written_over(&config);
+    pages_that_are_found_are_written_over(start(&config));
 }
 
 #[test]
@@ -116,6 +116,5 @@ fn they_are_without_continue_write_protected() {
     let mut config = config(GUEST, LOCAL, &[]);
     config.transport = TransportKind::Loopback;
     config.prefetch = false;
-    config.without_continue_write_protected = true;
-    pages_that_are_found_are_written_over(&config);
+    pages_that_are_found_are_written_over(start_as_on_old_kernels(&config));
 }

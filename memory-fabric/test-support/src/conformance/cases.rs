@@ -3,12 +3,12 @@
 //! Each case opens a lease of its own, uses it as the pager does, and compares every byte. All
 //! waits have a deadline; a case that fails panics.
 
-use memory_fabric::fabric::Compression;
-use memory_fabric::page::{PAGE_SIZE, PageBytes};
-use memory_fabric::transport::{
+use fabric_transport::{
     Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket,
 };
-use memory_fabric::wire::RUN_PAGES_MAX;
+use fabric_wire::RUN_PAGES_MAX;
+use memory_fabric::fabric::Compression;
+use memory_fabric::page::{PAGE_SIZE, PageBytes};
 use std::any::Any;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

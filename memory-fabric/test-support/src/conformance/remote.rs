@@ -1,16 +1,16 @@
 //! Leases from a donor, over connections of links.
 
 use super::cases::{Bed, CASES, Lines, Options, PAGES, User};
+use fabric_homes::NodeId;
+use fabric_transport::rdma::DeviceChoice;
+use fabric_transport::stream::Carrier;
+use fabric_transport::tcp::TcpTransport;
+use fabric_wire::TrafficClass;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{Compression, SPIN_DEFAULT};
-use memory_fabric::homes::NodeId;
 use memory_fabric::link::rdma::{RdmaLink, RdmaStats};
 use memory_fabric::link::{Leased, LinkConfig, LinkEvent};
 use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::stream::Carrier;
-use memory_fabric::transport::rdma::DeviceChoice;
-use memory_fabric::transport::tcp::TcpTransport;
-use memory_fabric::wire::TrafficClass;
 use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

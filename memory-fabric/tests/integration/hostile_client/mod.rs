@@ -4,17 +4,17 @@ mod leases;
 mod packing;
 mod stamps;
 
-use memory_fabric::control::{ControlError, ControlStream};
+use fabric_transport::control::{ControlError, ControlStream};
 
+use fabric_homes::NodeId;
 use fabric_test_support::*;
-use memory_fabric::homes::NodeId;
-use memory_fabric::packing::{Packer, Packing, unpack};
-use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::wire::{
+use fabric_wire::packing::{Packer, Packing, unpack};
+use fabric_wire::{
     DROP_PAGES_MAX, Ends, ErrorMessage, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest,
     LeaseStatus, ORPHAN_TIME, PROBE_BYTES_MAX, RUN_PAGES_MAX, Refusal, Token, TrafficClass,
     encode_count,
 };
+use memory_fabric::page::PAGE_SIZE;
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -268,8 +268,8 @@ fn stream_frames(stream: TcpStream) -> impl ReceiveFrame {
             let mut payload = vec![0; frame.length];
             self.0.read_exact(&mut payload).map_err(broken)?;
             if frame.kind == FrameKind::Error {
-                let message: memory_fabric::wire::ErrorMessage =
-                    memory_fabric::wire::decode_message(frame.kind, &payload).expect("a message");
+                let message: fabric_wire::ErrorMessage =
+                    fabric_wire::decode_message(frame.kind, &payload).expect("a message");
                 let (refusal, text) = (message.refusal, message.text);
                 return Err(ControlError::Refused {
                     address: peer,

@@ -1,7 +1,7 @@
 //! Frames of other nodes, other epochs and other versions.
 
 use super::*;
-use memory_fabric::wire::{AttachRequest, Stamp, VERSION};
+use fabric_wire::{AttachRequest, Stamp, VERSION};
 
 /// The nodes and the epoch of connections here.
 const VM: NodeId = NodeId(3);

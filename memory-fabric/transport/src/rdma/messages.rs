@@ -33,20 +33,18 @@ mod tests {
     };
     use proptest::prelude::*;
 
-    fn endpoint() -> Endpoint {
-        Endpoint {
-            queue_pair: 17,
-            packet_number: 0x00ab_cdef,
-            link: LinkLayer::Ethernet,
-            lid: 0,
-            gid: Gid::from_ip("10.77.0.2".parse().expect("an address")),
-            mtu_bytes: 4096,
-            reads_answered: 16,
-        }
-    }
-
     #[test]
     fn both_messages_go_into_a_control_frame() {
+        // None takes more bytes.
+        let endpoint = Endpoint {
+            queue_pair: u32::MAX,
+            packet_number: u32::MAX,
+            link: LinkLayer::Ethernet,
+            lid: u16::MAX,
+            gid: Gid([u8::MAX; 16]),
+            mtu_bytes: u16::MAX,
+            reads_answered: u8::MAX,
+        };
         let request = ConnectRequest {
             attach: AttachRequest {
                 token: Token([0xff; 16]),
@@ -55,13 +53,13 @@ mod tests {
                 donor: NodeId(u8::MAX),
                 epoch: u64::MAX,
             },
-            endpoint: endpoint(),
+            endpoint,
         };
         let bytes = encode_message(&request);
         assert!(bytes.len() <= CONTROL_BYTES_MAX);
         assert_eq!(decode_message(FrameKind::Connect, &bytes), Ok(request));
         let answer = ConnectAnswer {
-            endpoint: endpoint(),
+            endpoint,
             memory: RemoteMemory {
                 key: u32::MAX,
                 pinned: false,

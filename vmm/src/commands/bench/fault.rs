@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use fabric_transport::stream::Carrier;
+use memory_fabric::NodeIds;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, SPIN_DEFAULT,
     TransportKind,
 };
-use memory_fabric::homes::NodeIds;
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
+use memory_fabric::rdma::DeviceChoice;
 use memory_fabric::stats::Histogram;
-use memory_fabric::stream::Carrier;
-use memory_fabric::transport::rdma::DeviceChoice;
 use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
@@ -188,7 +188,6 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             spin: SPIN_DEFAULT,
             huge_pages: false,
             hotplug: None,
-            without_continue_write_protected: false,
         },
         &observer,
     )?;

@@ -6,17 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use memory_fabric::control::ControlStream;
+use fabric_host::slices::request_short_slices;
+use fabric_pages::uffd::{Protection, Uffd};
+use fabric_transport::control::ControlStream;
+use fabric_transport::stream::{Carrier, Stream};
+use fabric_wire::{Ends, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass};
+use memory_fabric::NodeId;
 use memory_fabric::guest_memory::GuestMemory;
-use memory_fabric::homes::NodeId;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
-use memory_fabric::slices::request_short_slices;
 use memory_fabric::stats::Histogram;
-use memory_fabric::stream::{Carrier, Stream};
-use memory_fabric::uffd::{Protection, Uffd};
-use memory_fabric::wire::{
-    Ends, Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseRequest, TrafficClass,
-};
 use userfaultfd::EventBuffer;
 
 /// Number of samples in each round.
@@ -136,7 +134,7 @@ fn exchange_here(donor: SocketAddr, carrier: Carrier, checksum: bool) -> Result<
         }
         times.record(started.elapsed());
     }
-    let _: memory_fabric::wire::LeaseStatus =
+    let _: fabric_wire::LeaseStatus =
         control.call(FrameKind::Release, &grant.token, FrameKind::Status)?;
     Ok(times)
 }

@@ -7,7 +7,7 @@ use anyhow::Result;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
 use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::transport::rdma::DeviceChoice;
+use memory_fabric::rdma::DeviceChoice;
 use serde::Serialize;
 use ssi_hv::progress::Progress;
 use ssi_hv::size::ByteSize;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{Compression, SPIN_DEFAULT, TransportKind};
 use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::transport::rdma::DeviceChoice;
+use memory_fabric::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use ssi_hv::exit::ExitCode;

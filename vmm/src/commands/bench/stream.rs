@@ -5,11 +5,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use memory_fabric::control::ControlStream;
+use fabric_transport::IN_FLIGHT_MAX;
+use fabric_transport::control::ControlStream;
+use fabric_transport::stream::{Carrier, Stream as Connection};
+use fabric_wire::{Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseStatus, TrafficClass};
 use memory_fabric::page::PAGE_SIZE;
-use memory_fabric::stream::{Carrier, Stream as Connection};
-use memory_fabric::transport::IN_FLIGHT_MAX;
-use memory_fabric::wire::{Frame, FrameKind, HEADER_BYTES, LeaseGrant, LeaseStatus, TrafficClass};
 
 use super::fault::{WORDS_PER_PAGE, content, differing_bytes};
 use super::floor;
@@ -142,7 +142,7 @@ fn corrupt_bytes(page: usize, bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use memory_fabric::donor::server::{Donor, DonorConfig};
-    use memory_fabric::transport::rdma::DeviceChoice;
+    use memory_fabric::rdma::DeviceChoice;
 
     #[test]
     fn what_was_written_is_read_back_and_a_wrong_byte_is_counted() {

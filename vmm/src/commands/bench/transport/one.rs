@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use fabric_transport::IN_FLIGHT_MAX;
+use fabric_transport::measure::{Effort, Gauge};
 use memory_fabric::stats::Histogram;
-use memory_fabric::transport::IN_FLIGHT_MAX;
-use memory_fabric::transport::measure::{Effort, Gauge};
 
 use ssi_hv::progress::Steps;
 use ssi_hv::size::ByteSize;
