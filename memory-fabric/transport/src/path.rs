@@ -15,7 +15,7 @@ pub struct PathStats {
     pub selection: Selection,
     /// What TCP measured at the start.
     pub tcp: Option<Measured>,
-    /// What UDP measured at the start, where it is used in place of TCP.
+    /// What UDP measured at the start, where it is used instead of TCP.
     pub udp: Option<Measured>,
     /// What RDMA measured at the start.
     pub rdma: Option<Measured>,
