@@ -5,6 +5,8 @@ mod changes;
 mod entry;
 mod page;
 #[cfg(test)]
+mod tests;
+#[cfg(test)]
 mod view;
 mod waiting;
 

@@ -42,9 +42,17 @@ impl<const P: usize> Explored<P> {
         }
     }
 
-    /// Explores with stateright. Returns the number of states, or the first failure.
+    /// Explores with stateright. Returns the number of states, or the shortest way to a failure.
     pub(super) fn run(self) -> Result<usize, String> {
-        let checker = self.checker().threads(2).spawn_bfs().join();
+        Self::result(&self.checker().threads(2).spawn_bfs().join())
+    }
+
+    /// Like [`Self::run`], with less memory and longer ways.
+    fn run_deep(self) -> Result<usize, String> {
+        Self::result(&self.checker().threads(2).spawn_dfs().join())
+    }
+
+    fn result(checker: &impl Checker<Self>) -> Result<usize, String> {
         match checker.discovery("every state is right") {
             None => Ok(checker.unique_state_count()),
             Some(path) => {
@@ -147,7 +155,7 @@ pub(super) const NOTHING: Budget = Budget {
 };
 
 fn explore<const P: usize>(name: &str, explored: Explored<P>) {
-    match explored.run() {
+    match explored.run_deep() {
         Ok(states) => println!("{name}: {states} states"),
         Err(failure) => panic!("{name}: {failure}"),
     }
