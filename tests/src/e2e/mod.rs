@@ -18,6 +18,7 @@ mod free_pages;
 mod guest;
 mod hotplug;
 mod huge_shmem;
+mod irqchip;
 mod native_demo;
 mod network;
 mod numa;
@@ -163,6 +164,7 @@ impl Plan {
             exec::SCENARIOS,
             boot::SCENARIOS,
             cpus::SCENARIOS,
+            irqchip::SCENARIOS,
             cli::SCENARIOS,
         ];
         let alone = [

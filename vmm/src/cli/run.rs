@@ -16,7 +16,8 @@ use crate::config::name::VmName;
 use crate::config::net::NetArg;
 use crate::config::vsock::VsockArg;
 use crate::config::{
-    DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,
+    DEFAULT_DONOR_GRACE_SECONDS, HugePages, Irqchip, Numa, OnReboot, Prefetching, RunSettings,
+    Switch,
 };
 use crate::size::ByteSize;
 
@@ -70,6 +71,17 @@ pub(super) struct RunArgs {
     /// Host CPUs to pin to, one for each vCPU: 2-5 or 0,0,1
     #[arg(long, value_name = "CPUS", help_heading = "Guest")]
     cpu_pinning: Option<CpuList>,
+
+    /// Interrupt controllers: kernel or user
+    #[arg(
+        long,
+        value_name = "WHERE",
+        help_heading = "Guest",
+        value_parser = words::<Irqchip>(),
+        default_value = "kernel",
+        hide_possible_values = true,
+    )]
+    irqchip: Irqchip,
 
     /// Memory of the guest
     #[arg(
@@ -288,6 +300,7 @@ impl RunArgs {
             cmdline: self.cmdline,
             cpus: self.cpus,
             cpu_pinning: self.cpu_pinning,
+            irqchip: self.irqchip,
             memory: self.memory,
             hotplug_memory: self.hotplug_memory,
             balloon: self.balloon,

@@ -82,6 +82,11 @@ choices! {
         Auto "auto" "Huge pages, where the kernel provides them",
         Off "off" "Pages of 4 KiB only",
     }
+    /// Where the guest's interrupt controllers are.
+    Irqchip {
+        Kernel "kernel" "In the kernel (KVM)",
+        User "user" "In this process: KVM then makes no asynchronous page faults",
+    }
     /// Whether a device or feature is enabled.
     Switch {
         On "on" "Enabled",
@@ -158,6 +163,7 @@ mod tests {
         check::<Compression>();
         check::<Numa>();
         check::<HugePages>();
+        check::<Irqchip>();
         check::<Switch>();
         check::<OnReboot>();
         check::<Prefetching>();

@@ -8,7 +8,7 @@ use devices::virtio::MEM_BLOCK_BYTES;
 use memory_fabric::fabric::{Compression, Fingerprint, TransportKind};
 
 use super::address::{Donor, HostPort};
-use super::choice::{HugePages, Numa, OnReboot, Prefetching, Switch};
+use super::choice::{HugePages, Irqchip, Numa, OnReboot, Prefetching, Switch};
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
@@ -61,6 +61,8 @@ pub struct RunConfig {
     pub cpus: u8,
     /// The host's CPU for each vCPU, allowed for this process.
     pub cpu_pinning: Option<CpuList>,
+    /// Where the guest's interrupt controllers are.
+    pub irqchip: Irqchip,
     /// Memory of the guest, a multiple of the page size.
     pub memory: ByteSize,
     /// How much memory may be added while it runs, whole blocks.
@@ -171,6 +173,7 @@ impl RunSettings {
             kernel_parameters,
             cpus,
             cpu_pinning: self.cpu_pinning.clone(),
+            irqchip: self.irqchip,
             memory: self.memory,
             hotplug_memory: self.hotplug_memory,
             balloon: self.balloon == Switch::On,

@@ -6,7 +6,7 @@ use memory_fabric::fabric::{Compression, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::address::{Donor, HostPort};
-use super::choice::{self, HugePages, Numa, OnReboot, Prefetching, Switch};
+use super::choice::{self, HugePages, Irqchip, Numa, OnReboot, Prefetching, Switch};
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
@@ -48,6 +48,9 @@ pub struct RunSettings {
     /// Host CPUs to pin to, one for each vCPU: 2-5 or 0,0,1
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_pinning: Option<CpuList>,
+    /// Where the guest's interrupt controllers are: kernel or user
+    #[serde(with = "choice")]
+    pub irqchip: Irqchip,
     /// Memory of the guest
     pub memory: ByteSize,
     /// Limit of memory that is added at run time
@@ -134,6 +137,7 @@ impl Default for RunSettings {
             cmdline: String::new(),
             cpus: 1,
             cpu_pinning: None,
+            irqchip: Irqchip::Kernel,
             memory: DEFAULT_MEMORY,
             hotplug_memory: None,
             balloon: Switch::On,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::config::name::called;
-use crate::config::{Numa, OnReboot, RunConfig, RunSettings};
+use crate::config::{self, Choice as _, Numa, OnReboot, RunConfig, RunSettings};
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
@@ -61,6 +61,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
         memory_bytes: config.memory.bytes(),
         cpus: config.cpus.into(),
         cpu_pinning: config.cpu_pinning.clone().map(|list| list.0),
+        irqchip: config.irqchip.word().to_owned(),
         kernel: Some(config.kernel.display().to_string()),
     };
     let instance = Arc::new(Instance::new(
@@ -274,7 +275,10 @@ impl Run<'_> {
             },
             cpus: config.cpus,
             pinning: config.cpu_pinning.clone().unwrap_or_default().0,
-            irqchip: Irqchip::Kernel,
+            irqchip: match config.irqchip {
+                config::Irqchip::Kernel => Irqchip::Kernel,
+                config::Irqchip::User => Irqchip::User,
+            },
             hotplug_bytes: config.hotplug_memory.map_or(0, ByteSize::bytes),
             devices: devices.devices,
             numa,

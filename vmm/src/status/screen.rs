@@ -35,8 +35,13 @@ pub fn vm(status: &VmStatus) -> String {
         || "init not seen".to_owned(),
         |ms| format!("init after {}", duration(ms / 1e3)),
     );
+    let irqchip = if status.guest.irqchip == "user" {
+        ", irqchip user"
+    } else {
+        ""
+    };
     line(format!(
-        "{} vCPU(s), {}; transport {}, tier {}",
+        "{} vCPU(s){irqchip}, {}; transport {}, tier {}",
         status.guest.cpus, init, status.transport.kind, status.transport.tier
     ));
     if let Some(cpus) = &status.guest.cpu_pinning {
@@ -68,7 +73,7 @@ pub fn vm(status: &VmStatus) -> String {
         ));
     }
     line(format!(
-        "evictions  {}: {} clean, {} zero, {} unchanged; {} cancelled; {} faults waited for memory",
+        "evictions  {}: {} clean, {} zero, {} unchanged; {} cancelled; {} faults waited",
         status.evictions.total,
         status.evictions.clean,
         status.evictions.zero,

@@ -54,6 +54,14 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
 }
 
 #[test]
+fn interrupt_controllers_are_shown_where_they_are_not_in_the_kernel() {
+    let mut status = status();
+    assert!(screen::vm(&status).contains("vCPU(s), irqchip user, init"));
+    status.guest.irqchip = "kernel".into();
+    assert!(!screen::vm(&status).contains("irqchip"));
+}
+
+#[test]
 fn pinning_is_shown_where_there_is_some_and_cut_where_it_is_long() {
     let pinned = |cpus: Option<Vec<u32>>| {
         let mut status = status();

@@ -110,9 +110,17 @@ pub struct Guest {
     /// The host CPU of each vCPU, in order; `null` without pinning.
     #[serde(default)]
     pub cpu_pinning: Option<Vec<u32>>,
+    /// Where its interrupt controllers are: `kernel` or `user`.
+    #[serde(default = "kernel")]
+    pub irqchip: String,
     /// The file of its kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
+}
+
+/// Where the interrupt controllers of older releases are.
+fn kernel() -> String {
+    "kernel".to_owned()
 }
 
 /// Memory of the compute node that the guest uses.
