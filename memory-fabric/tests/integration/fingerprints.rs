@@ -28,7 +28,7 @@ fn all_go_home(running: &Running) {
     let donors = &running.fabric.stats().donors;
     let written = || -> u64 { donors.iter().map(|d| d.pages_written_back.get()).sum() };
     let mut idle = 0;
-    for _ in 0..100 {
+    for _ in 0..40 {
         let before = written();
         let pages = (0..words.pages()).map(|_| random.below(words.pages()));
         touch_by_write(words, pages);

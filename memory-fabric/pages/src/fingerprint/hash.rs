@@ -167,28 +167,4 @@ mod tests {
         }
         assert_eq!(key.of(&page), before);
     }
-
-    /// How long a page takes, beside what the pager does for it anyway:
-    /// `cargo test --release -p fabric-pages --lib -- --ignored --nocapture cost_of`.
-    #[test]
-    #[ignore = "a measurement"]
-    fn cost_of_a_fingerprint() {
-        let key = FingerprintKey::random().expect("random numbers");
-        let pages: Vec<_> = (0..4096)
-            .map(|seed| *page_of(|word| (word ^ seed) as u64))
-            .collect();
-        let mut best = f64::INFINITY;
-        for _ in 0..20 {
-            let started = std::time::Instant::now();
-            for page in &pages {
-                std::hint::black_box(key.of(std::hint::black_box(page)));
-            }
-            best = best.min(started.elapsed().as_secs_f64() / 4096.0);
-        }
-        println!(
-            "{:.0} ns a page, {:.1} GB/s",
-            best * 1e9,
-            4096.0 / best / 1e9
-        );
-    }
 }
