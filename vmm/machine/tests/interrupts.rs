@@ -11,7 +11,9 @@ use ssi_hv_machine::{
     ConsoleConfig, Irqchip, KVM_PATH, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
     guest_memory_ranges,
 };
-use tiny_guests::apic::{ACTIVITY, X2APIC_FLAG, ping_pong, restart_cpu, take_interrupts};
+use tiny_guests::apic::{
+    ACTIVITY, X2APIC_FLAG, lower_cr8, ping_pong, restart_cpu, take_interrupts,
+};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 /// No step takes longer on a host that works, however loaded.
@@ -149,6 +151,23 @@ fn interrupts_of_each_kind_arrive_by_model_specific_registers() {
         x2apic: true,
         ..USER
     });
+}
+
+#[test]
+fn an_interrupt_comes_when_cr8_is_lowered_below_it() {
+    if !kvm_is_there() {
+        return;
+    }
+    for x2apic in [false, true] {
+        let guest = Guest { x2apic, ..USER };
+        let (outcome, said) = Running::start(guest, lower_cr8::code()).finish();
+        assert_eq!(outcome, Outcome::Shutdown);
+        match said.as_str() {
+            "c" => {}
+            "x" => println!("SKIPPED: this KVM does not exit when CR8 is lowered"),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// What these guests expect is so with KVM's own controllers too.

@@ -273,6 +273,7 @@ fn flags_override_the_file_and_nothing_else() {
         printed,
         r#"kernel = "vmlinux"
 cpus = 4
+irqchip = "kernel"
 memory = "2 GiB"
 balloon = "on"
 disk = ["path=a.img", "path=b.img,readonly"]

@@ -240,6 +240,27 @@ apic_guest!(
     "spin_until 0x50, 3",
     "say 'm'",
 );
+// Lowers CR8 below an interrupt that waits, and does nothing that exits. Says `c` when the interrupt
+// comes then, and `x` when it does not; it must come after that.
+apic_guest!(
+    lower_cr8,
+    "sti",
+    "mov eax, 5",
+    "mov cr8, rax",
+    "send 0, 0x45",
+    "xor eax, eax",
+    "mov cr8, rax",
+    "mov ecx, 1000000",
+    "2: cmp dword ptr [r14 + 0x45 * 4], 1",
+    "je 3f",
+    "dec ecx",
+    "jnz 2b",
+    "say 'x'",
+    "spin_until 0x45, 1",
+    "power_off",
+    "2: jmp 2b",
+    "3: say 'c'",
+);
 // Starts its second CPU a hundred times, whatever that CPU does. It counts at 0x8f00 with its first
 // instruction. One more start-up message, without an INIT, has no effect.
 apic_guest!(
