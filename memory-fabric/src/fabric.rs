@@ -16,6 +16,7 @@ use crate::link::LinkEvent;
 use crate::nodes::Nodes;
 use crate::page::{PAGE_SHIFT, PageRange};
 pub use crate::policy::{FAST_ROUND_TRIP_MAX, RDMA_ROUND_TRIP_MAX, Tier};
+use crate::protection::WriteProtection;
 use crate::stats::PagerStats;
 use crate::transport::select::Selection;
 pub use crate::transport::udp::{Fingerprint, FingerprintError};
@@ -45,15 +46,6 @@ pub enum FabricEvent {
 /// Takes events. Must return soon, and must not touch guest memory.
 pub type FabricObserver = Arc<dyn Fn(FabricEvent) + Send + Sync>;
 
-/// Which features of the host's kernel are used.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Kernel {
-    /// All that it has.
-    Present,
-    /// Those of kernels before 6.4, which lack CONTINUE with write protection.
-    Old,
-}
-
 /// The memory of a running VM.
 pub struct Fabric {
     view: FabricView,
@@ -78,7 +70,7 @@ impl Fabric {
     ///
     /// See [`FabricError`]; leases obtained until then are released.
     pub fn start(config: &FabricConfig, observer: &FabricObserver) -> Result<Self, FabricError> {
-        Self::start_on(Kernel::Present, config, observer)
+        Self::start_with(WriteProtection::Full, config, observer)
     }
 
     /// The same without what kernels before 6.4 lack. For tests.
@@ -91,11 +83,25 @@ impl Fabric {
         config: &FabricConfig,
         observer: &FabricObserver,
     ) -> Result<Self, FabricError> {
-        Self::start_on(Kernel::Old, config, observer)
+        Self::start_with(WriteProtection::OnlyByCopy, config, observer)
     }
 
-    fn start_on(
-        kernel: Kernel,
+    /// The same as on kernels that lose write protection. For tests.
+    ///
+    /// # Errors
+    ///
+    /// As for [`start`](Self::start).
+    #[doc(hidden)]
+    pub fn start_without_write_protection(
+        config: &FabricConfig,
+        observer: &FabricObserver,
+    ) -> Result<Self, FabricError> {
+        Self::start_with(WriteProtection::None, config, observer)
+    }
+
+    /// Uses no more of userfaultfd's write protection than that.
+    fn start_with(
+        protection_max: WriteProtection,
         config: &FabricConfig,
         observer: &FabricObserver,
     ) -> Result<Self, FabricError> {
@@ -161,7 +167,7 @@ impl Fabric {
         };
         let is_paged = config.hotplug.is_some() || !matches!(sources, Sources::None);
         let engine = is_paged
-            .then(|| Engine::start(config, &vm, sources, observer, kernel))
+            .then(|| Engine::start(config, &vm, sources, observer, protection_max))
             .transpose()?;
         let discarder = engine.as_ref().map(|engine| engine.discarder().clone());
         let pager = engine.as_ref().map(|engine| Arc::clone(engine.shared()));

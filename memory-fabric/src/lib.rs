@@ -57,7 +57,7 @@ pub mod view;
 pub mod working_set;
 
 pub use fabric_homes::{BLOCK_BYTES, NodeId, NodeIds};
-pub use fabric_pages::{guest_memory, page};
+pub use fabric_pages::{guest_memory, page, protection};
 pub use fabric_transport::measure::Measured;
 
 /// RDMA devices of this host.

@@ -123,6 +123,17 @@ impl Mapping {
         }
     }
 
+    /// Applies `mprotect` to a part.
+    pub fn protect(&self, offset: usize, length: usize, protection: libc::c_int) -> io::Result<()> {
+        let start = self.at(offset, length);
+        // SAFETY: the range is inside this mapping; no memory comes or goes.
+        if unsafe { libc::mprotect(start.cast(), length, protection) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
     /// Applies `madvise` to a part.
     pub fn advise(&self, offset: usize, length: usize, advice: libc::c_int) -> io::Result<()> {
         let start = self.at(offset, length);

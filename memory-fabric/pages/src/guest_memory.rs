@@ -117,6 +117,21 @@ impl GuestMemory {
         self.guest.at(page.index() * PAGE_SIZE, PAGE_SIZE)
     }
 
+    /// Writes a zero to a page through the guest view, as a guest does; may fault.
+    pub(crate) fn write_as_guest(&self, page: PageIndex) {
+        // SAFETY: the page is mapped in the guest view, and a byte of it has no type to break.
+        unsafe { self.guest_page(page).write_volatile(0) };
+    }
+
+    /// Makes the kernel map a page of the guest view anew, with the protection of the view.
+    pub(crate) fn map_anew(&self, page: PageIndex) -> io::Result<()> {
+        for protection in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
+            let start = page.index() * PAGE_SIZE;
+            self.guest.protect(start, PAGE_SIZE, protection)?;
+        }
+        Ok(())
+    }
+
     /// A page in the fabric view. The page must have bytes here: reading one that has none
     /// would create it.
     pub fn fabric_page(&self, page: PageIndex) -> *const PageBytes {

@@ -5,7 +5,7 @@ use super::adapt::Adapter;
 use super::connections::Connections;
 use super::hotplug::{Hotplug, Parts};
 use super::sources::Sources;
-use super::{FabricConfig, FabricError, FabricEvent, FabricObserver, Kernel};
+use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
 use crate::discard::Discarder;
 use crate::fingerprint::FingerprintTable;
 use crate::heat::Touches;
@@ -18,13 +18,14 @@ use crate::pager::mailbox::{EvictorMailbox, FaultMailbox, PrefetcherMailbox};
 use crate::pager::prefetch::{Foresight, Prefetcher};
 use crate::pager::{Budget, Lifecycle, PagerError, Policies, Shared};
 use crate::policy::Tier;
+use crate::protection::{self, WriteProtection};
 use crate::uffd::Uffd;
 use crate::view::VmMemory;
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
 use crossbeam_channel::bounded;
 use std::io;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -90,6 +91,32 @@ impl Drop for ClosedOnDrop {
     }
 }
 
+/// What of write protection can be relied on: probed once in a process, and logged once.
+fn write_protection(uffd: &Uffd) -> WriteProtection {
+    static FOUND: OnceLock<WriteProtection> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let kept = protection::is_kept();
+        let found = WriteProtection::of(&kept, uffd.can_continue_write_protected());
+        if found == WriteProtection::None {
+            let cause = match &kept {
+                Ok(_) => {
+                    "this kernel loses userfaultfd's write protection when it maps a page anew"
+                }
+                Err(_) => {
+                    "it is not known whether this kernel keeps userfaultfd's write protection"
+                }
+            };
+            let error = kept.err().map(|error| describe(&error));
+            tracing::warn!(
+                error,
+                "{cause}; every page that is fetched counts as changed and is written back \
+                 (`ssi-hv doctor` has the remedy)"
+            );
+        }
+        found
+    })
+}
+
 impl Engine {
     /// Connects to all lenders, and starts the pager.
     pub(super) fn start(
@@ -97,7 +124,7 @@ impl Engine {
         vm: &VmMemory,
         sources: Sources,
         observer: &FabricObserver,
-        kernel: Kernel,
+        protection_max: WriteProtection,
     ) -> Result<Self, FabricError> {
         let uffd = Uffd::new()?;
         let homes = &vm.plan.homes;
@@ -140,8 +167,7 @@ impl Engine {
             .max();
         *vm.lent_by.write().unwrap_or_else(PoisonError::into_inner) = lent_by;
         let failed = Arc::clone(observer);
-        let continue_write_protected =
-            kernel == Kernel::Present && uffd.can_continue_write_protected();
+        let protection = write_protection(&uffd).min(protection_max);
         let recorder = config.record.then(|| Recorder::new(homes)).transpose();
         let span_pages = homes.span_pages();
         let joiners = nodes.links() - nodes.fixed();
@@ -166,7 +192,8 @@ impl Engine {
             faults,
             evictor,
             prefetcher,
-            continue_write_protected,
+            copy_write_protected: protection >= WriteProtection::OnlyByCopy,
+            continue_write_protected: protection == WriteProtection::Full,
             spin: config.spin,
         });
         let discarder = vm.discarder(Some(shared.evictor.discards()));

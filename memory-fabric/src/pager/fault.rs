@@ -371,8 +371,9 @@ impl FaultThread {
     }
 
     fn install(&mut self, fetch: Fetch, bytes: &PageBytes) -> Result<(), PagerError> {
-        let writable = fetch.write || self.shared.forecast.map_writable(1);
         let shared = &self.shared;
+        let writable =
+            fetch.write || !shared.copy_write_protected || shared.forecast.map_writable(1);
         let page = fetch.page;
         let arrived_at = Instant::now();
         let protection = if writable {

@@ -82,6 +82,8 @@ pub(crate) struct Shared {
     pub forecast: forecast::WriteForecast,
     /// Records first touches, when the configuration requests it.
     pub recorder: Option<Recorder>,
+    /// Whether a page that was fetched for a read is mapped write-protected.
+    pub copy_write_protected: bool,
     /// Whether `UFFDIO_CONTINUE` can map a page write-protected.
     pub continue_write_protected: bool,
     /// How long a thread polls for work before it sleeps.

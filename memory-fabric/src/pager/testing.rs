@@ -47,6 +47,7 @@ pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<
         policies: Arc::new(Policies::new(Vec::new(), 0, donors)),
         forecast: Default::default(),
         recorder: None,
+        copy_write_protected: true,
         continue_write_protected: true,
         spin: Duration::ZERO,
         lifecycle: Lifecycle::new(Arc::new(|error| panic!("{error}"))),

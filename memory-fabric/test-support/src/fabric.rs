@@ -150,6 +150,11 @@ pub fn start_as_on_old_kernels(config: &FabricConfig) -> Running {
     start_by(Fabric::start_as_on_old_kernels, config)
 }
 
+/// The same on a host whose kernel loses write protection.
+pub fn start_without_write_protection(config: &FabricConfig) -> Running {
+    start_by(Fabric::start_without_write_protection, config)
+}
+
 fn start_by(
     start: fn(&FabricConfig, &FabricObserver) -> Result<Fabric, FabricError>,
     config: &FabricConfig,

@@ -147,6 +147,20 @@ fn no_update_is_lost_without_continue_write_protected() {
 }
 
 #[test]
+fn no_update_is_lost_without_write_protection() {
+    let donor = donor(GUEST);
+    let mut config = config(GUEST, LOCAL, &[donor.address()]);
+    // Pages that were fetched ahead and never touched are dropped without a write-back.
+    config.prefetch = false;
+    let running = start_without_write_protection(&config);
+    race(&running, 2_000_000, |_| {});
+    let stats = running.fabric.stats();
+    assert!(stats.evictions.get() > 1000, "too few evictions");
+    assert_eq!(stats.evictions_clean.get(), 0);
+    assert_eq!(stats.write_protect.summary().count, 0);
+}
+
+#[test]
 fn no_update_is_lost_over_loopback() {
     let mut config = config(GUEST, LOCAL, &[]);
     config.transport = TransportKind::Loopback;

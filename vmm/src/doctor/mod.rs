@@ -10,6 +10,7 @@ mod kernel;
 mod kvm;
 mod memory;
 pub mod output;
+mod protection;
 pub mod userfaultfd;
 
 use std::fs::{self, OpenOptions};
@@ -151,6 +152,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
         kernel::version(host),
         kvm::judge(&kvm::gather(host)),
         userfaultfd::judge(&userfaultfd::gather(host)),
+        protection::judge(&protection::gather(host)),
         memory::available(host),
         memory::memfd(host, memory::create_memfd()),
         memory::huge_pages(host),

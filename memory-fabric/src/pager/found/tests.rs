@@ -5,7 +5,7 @@ use crate::fabric::TransportKind;
 use crate::page_map::Kind;
 use crate::support::{
     MIB, Running, WORDS_PER_PAGE, Words, assert_all, config, donor, pattern, start,
-    start_as_on_old_kernels, verify_page,
+    start_as_on_old_kernels, start_without_write_protection, verify_page,
 };
 use std::sync::atomic::Ordering;
 
@@ -117,4 +117,29 @@ fn they_are_without_continue_write_protected() {
     config.transport = TransportKind::Loopback;
     config.prefetch = false;
     pages_that_are_found_are_written_over(start_as_on_old_kernels(&config));
+}
+
+/// What a kernel does that loses write protection: a write to a page that was read is not seen.
+#[test]
+fn writes_that_the_kernel_does_not_show_are_kept_without_write_protection() {
+    let mut config = config(GUEST, LOCAL, &[]);
+    config.transport = TransportKind::Loopback;
+    config.prefetch = false;
+    let running = start_without_write_protection(&config);
+    let words = Words::of(&running.fabric);
+    for page in 0..WRITTEN {
+        write(words, page, SEED);
+    }
+    for page in 0..WRITTEN {
+        verify_page(words, SEED, page);
+        // Here, unless it was evicted just now; then the write is an ordinary fault.
+        let target = shared(&running).memory.guest_page(index(page));
+        shared(&running).uffd.allow_writes(target).expect("allowed");
+        write(words, page, SEED + 1);
+    }
+    for page in 0..WRITTEN {
+        verify_page(words, SEED + 1, page);
+    }
+    assert_eq!(shared(&running).stats.evictions_clean.get(), 0);
+    running.fabric.shutdown();
 }
