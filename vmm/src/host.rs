@@ -1,4 +1,4 @@
-//! What a report states about the host.
+//! The host's data in a report.
 
 use std::fs;
 
@@ -27,14 +27,14 @@ pub(crate) fn available_bytes(meminfo: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// The memory that this host can give to processes now, where its kernel tells.
+/// Returns the memory that this host can give to processes now, if its kernel reports it.
 #[must_use]
 pub fn available_memory() -> Option<ByteSize> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     available_bytes(&meminfo).map(ByteSize::from_bytes)
 }
 
-/// The value of a field in `/proc/cpuinfo`, of the first processor.
+/// Returns the value of a field in `/proc/cpuinfo`, for the first CPU.
 pub(crate) fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> &'a str {
     cpuinfo
         .lines()
@@ -43,7 +43,7 @@ pub(crate) fn cpuinfo_field<'a>(cpuinfo: &'a str, name: &str) -> &'a str {
         .map_or("unknown", |(_, value)| value.trim())
 }
 
-/// Whether the processor has a virtualization extension, as `/proc/cpuinfo` says.
+/// Returns whether the CPU has a virtualization extension, according to `/proc/cpuinfo`.
 fn has_virtualization_extension(cpuinfo: &str) -> bool {
     cpuinfo_field(cpuinfo, "flags")
         .split_whitespace()

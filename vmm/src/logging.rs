@@ -1,11 +1,11 @@
-//! What is said on stderr.
+//! Messages on stderr.
 //!
 //! | level | meaning |
 //! |---|---|
 //! | error | the command fails, or data is lost |
-//! | warning | it goes on, but not as was asked: slower, or with less |
-//! | info | what a user wants to know once: the transport, an address, a phase that is done |
-//! | debug | decisions, for finding out why; nothing for each fault |
+//! | warning | the command continues, but not as requested: slower, or with less |
+//! | info | what a user needs to know once: the transport, an address, a completed phase |
+//! | debug | decisions, for analysis; nothing for each fault |
 //! | trace | messages of the control connections; nothing for each fault |
 
 use std::io::{self, IsTerminal, Write as _};
@@ -80,7 +80,7 @@ pub fn init(verbosity: Verbosity) {
     let lines = tracing_subscriber::fmt()
         .with_max_level(level(verbosity))
         .with_writer(Stderr::default)
-        // They would be told by what panics when stderr is gone.
+        // Reporting them panics when stderr is closed.
         .log_internal_errors(false)
         .with_ansi(may_colour(&io::stderr()))
         .with_timer(time::uptime());
@@ -89,7 +89,7 @@ pub fn init(verbosity: Verbosity) {
             .with_target(verbosity.verbose > 0)
             .compact()
             .try_init(),
-        // The time of the day: lines of several hosts are put together.
+        // The time of day, since lines of several hosts are merged.
         LogFormat::Json => lines
             .with_timer(time::SystemTime)
             .json()
@@ -101,12 +101,12 @@ pub fn init(verbosity: Verbosity) {
     }
 }
 
-/// Tells why a command fails, in one line.
+/// Prints why a command fails, in one line.
 pub fn report_failure(code: ExitCode, why: &str) {
     if stderr::is_json() {
         tracing::error!(exit_code = code.code(), "{why}");
     } else {
-        // Nobody to tell when stderr is closed; the exit code says it.
+        // Best effort: if stderr is closed, only the exit code remains.
         let _ = writeln!(Stderr::default(), "ssi-hv: error: {why}");
     }
 }

@@ -1,4 +1,4 @@
-//! The `ssi-hv` command: reads the command line, does what it says, and ends with one exit code.
+//! The `ssi-hv` command: parses the command line, runs the command, and ends with its exit code.
 
 mod commands;
 
@@ -21,7 +21,7 @@ fn main() -> process::ExitCode {
             error: CliError::NothingAsked(help),
             ..
         }) => {
-            // Nobody to tell when stderr is closed; the exit code says it.
+            // Best effort: if stderr is closed, only the exit code remains.
             let _ = write!(io::stderr(), "{help}");
             return ExitCode::Usage.into();
         }
@@ -60,17 +60,17 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         _ => false,
     };
     if bench && verbosity.is_default() {
-        // Its own donors would tell of every lease between the results.
+        // Its own donors would log every lease between the results.
         verbosity.quiet = true;
     }
     if exec && verbosity.is_default() {
-        // What the command says on stderr is not to be mixed with what is not asked for.
+        // Messages must not interleave with the output of the guest's command.
         verbosity.log_level = Some(LogLevel::Error);
     }
     progress::allow(invocation.verbosity);
     logging::init(verbosity);
     if bench || matches!(invocation.action, Action::Hotplug(_)) {
-        // The others look at signals themselves.
+        // The other commands handle signals themselves.
         progress::clear_on_signals();
     }
     if bench || matches!(invocation.action, Action::Run(_) | Action::Node(_)) {

@@ -1,7 +1,7 @@
-//! Bars for work that takes long, at the bottom of a terminal.
+//! Progress bars at the bottom of a terminal.
 //!
-//! They are on stderr, which has to be a terminal, and never while the console of a guest is on that
-//! terminal. Messages go through [`Stderr`], which makes room for them. There is no colour in them.
+//! They are on stderr, which must be a terminal, and are hidden while the console of a guest is on
+//! that terminal. Messages go through [`Stderr`], which makes room for them. They have no colours.
 
 mod terminal;
 
@@ -19,25 +19,25 @@ use self::terminal::FreeLine;
 use crate::logging::{LogFormat, LogLevel, Verbosity};
 use crate::stderr::{self, Stderr};
 
-/// How often a bar moves that shows only time.
+/// Update interval of a bar that only shows time.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Bars may be shown. Nothing else is published by it.
+/// Whether bars are allowed. It publishes no other data.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
-/// From now on bars are shown, if the user has not asked for less and stderr is a terminal that can.
+/// Allows bars, unless the verbosity excludes them, or stderr is not a capable terminal.
 pub fn allow(verbosity: Verbosity) {
     let capable = std::env::var_os("TERM").is_some_and(|term| term != "dumb");
     let allowed = is_wanted(verbosity) && capable && io::stderr().is_terminal();
     ALLOWED.store(allowed, Ordering::Relaxed);
 }
 
-/// Whether what the user has said leaves room for a bar.
+/// Returns whether the verbosity allows a bar.
 fn is_wanted(verbosity: Verbosity) -> bool {
     let few = matches!(verbosity.log_level, Some(LogLevel::Error | LogLevel::Warn));
     !verbosity.quiet && !few && verbosity.log_format == LogFormat::Text
 }
 
-/// Takes the bar off the terminal, if one is there.
+/// Removes the bar from the terminal.
 pub fn clear() {
     let bar = stderr::bar().take();
     if let Some(bar) = bar {
@@ -45,12 +45,12 @@ pub fn clear() {
     }
 }
 
-/// Has the bar go before a signal ends the process, for commands that have nothing else to do then.
+/// Removes the bar before a signal ends the process, for commands without other signal handling.
 pub fn clear_on_signals() {
     if !ALLOWED.load(Ordering::Relaxed) {
         return;
     }
-    // Without it a bar may stay behind, which is not worth an error.
+    // Best effort: otherwise the bar may remain.
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else {
         return;
     };
@@ -63,15 +63,15 @@ pub fn clear_on_signals() {
     let _ = thread::Builder::new().name("signals".into()).spawn(end);
 }
 
-/// Work of so many steps. Its bar goes when it is dropped, and leaves nothing on the terminal.
+/// Work of a known number of steps. Its bar is removed on drop, without a trace.
 #[derive(Debug)]
 pub struct Progress {
-    /// None where bars are not to be seen, or another one is.
+    /// `None` when bars are not allowed, or another one is displayed.
     bar: Option<ProgressBar>,
 }
 
 impl Progress {
-    /// Shows a bar for `what`, with what is done just now.
+    /// Displays a bar for `what`, with the current activity.
     #[must_use]
     pub fn begin(what: &str, steps: u64, doing: &str) -> Self {
         let progress = Self::still(what, steps, doing);
@@ -81,13 +81,13 @@ impl Progress {
         progress
     }
 
-    /// Shows a bar that moves with the steps alone: nothing is to run beside what is measured.
+    /// Displays a bar without a timer, since nothing may run in parallel with a measurement.
     #[must_use]
     pub fn rounds(steps: u32) -> Self {
         Self::still("rounds", steps.into(), "")
     }
 
-    /// The same, of other steps than rounds.
+    /// Like [`rounds`](Self::rounds), for other steps.
     #[must_use]
     pub fn still(what: &str, steps: u64, doing: &str) -> Self {
         let mut shown = stderr::bar();
@@ -104,27 +104,27 @@ impl Progress {
         Self { bar: Some(bar) }
     }
 
-    /// What takes steps on another thread. That the bar goes waits for none of these.
+    /// Returns a handle for another thread. Removing the bar does not wait for it.
     #[must_use]
     pub fn steps(&self) -> Steps {
         Steps(self.bar.clone())
     }
 
-    /// So many steps are done in all.
+    /// Sets the number of completed steps.
     pub fn reach(&self, done: u64) {
         if let Some(bar) = &self.bar {
             bar.set_position(done);
         }
     }
 
-    /// One step more is done.
+    /// Adds a completed step.
     pub fn step(&self) {
         if let Some(bar) = &self.bar {
             bar.inc(1);
         }
     }
 
-    /// What is done now.
+    /// Sets the current activity.
     pub fn say(&self, doing: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(doing.to_owned());
@@ -141,19 +141,19 @@ impl Drop for Progress {
     }
 }
 
-/// Takes the steps of a bar that somebody else shows; without effect once that is gone.
+/// Updates the bar of another thread; without effect once that is removed.
 #[derive(Clone, Debug, Default)]
 pub struct Steps(Option<ProgressBar>);
 
 impl Steps {
-    /// One step more is done.
+    /// Adds a completed step.
     pub fn step(&self) {
         if let Some(bar) = &self.0 {
             bar.inc(1);
         }
     }
 
-    /// What is done now.
+    /// Sets the current activity.
     pub fn say(&self, doing: &str) {
         if let Some(bar) = &self.0 {
             bar.set_message(doing.to_owned());
@@ -161,16 +161,17 @@ impl Steps {
     }
 }
 
-/// Work that goes on elsewhere and is looked at now and then, until this is dropped. What takes less than
-/// one such interval shows no bar.
+/// Displays work that another thread does, by polling its progress until this is dropped. Work
+/// shorter than one interval shows no bar.
 #[derive(Debug)]
 pub struct Followed {
-    /// None where bars are not to be seen.
+    /// `None` when bars are not allowed.
     thread: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Followed {
-    /// Follows `what`, of so many steps, by asking how many are done. The bar is there until all are.
+    /// Follows `what` with this many steps by polling the number of completed ones. The bar is
+    /// removed when all are.
     #[must_use]
     pub fn begin(
         what: &'static str,
@@ -181,8 +182,8 @@ impl Followed {
         Self::below("", what, steps, doing, done)
     }
 
-    /// The same on a terminal on which somebody else has written, whose last line may have no end: `end` goes
-    /// before the bar.
+    /// Like [`begin`](Self::begin), on a terminal whose last line may be incomplete: `end` is
+    /// printed before the bar.
     #[must_use]
     pub fn below(
         end: &'static str,
@@ -203,7 +204,7 @@ impl Followed {
                     return;
                 }
                 let bar = shown.get_or_insert_with(|| {
-                    // A bar is not worth an error, here and below.
+                    // Best effort, here and below.
                     let _ = Stderr::default().write_all(end.as_bytes());
                     Progress::begin(what, steps, doing)
                 });
@@ -226,8 +227,8 @@ impl Drop for Followed {
     }
 }
 
-/// What, a bar, how far, for how long, and what just now, as far as the terminal is wide. The rest of the
-/// line stays free: what is typed there goes with the bar.
+/// Name, bar, position, time and activity, as far as the terminal is wide. The rest of the line
+/// stays free, so that typed text is removed with the bar.
 fn style() -> ProgressStyle {
     ProgressStyle::with_template("{prefix} [{bar:20}] {pos}/{len} {elapsed} {msg}")
         .expect("the template is right")

@@ -1,4 +1,4 @@
-//! Waiting until there is something to read, or nobody to read from.
+//! Waits for input, or for the end of it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-/// Whether there is something to read, or an end, within `limit`.
+/// Returns whether there is input, or its end, within `limit`.
 pub fn readable_within(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
     let deadline = Instant::now() + limit;
     loop {
@@ -18,14 +18,14 @@ pub fn readable_within(fd: impl AsFd, limit: Duration) -> io::Result<bool> {
     }
 }
 
-/// Waits until the other end is gone.
+/// Waits until the other end is closed.
 pub fn hung_up(fd: impl AsFd) -> io::Result<()> {
-    // That is told of without being asked for.
+    // A hang-up is always reported, without being requested.
     while poll(&fd, PollFlags::empty(), None)? != Some(true) {}
     Ok(())
 }
 
-/// Whether the other end is gone.
+/// Returns whether the other end is closed.
 pub fn is_hung_up(fd: impl AsFd) -> io::Result<bool> {
     loop {
         if let Some(gone) = poll(&fd, PollFlags::empty(), Some(Duration::ZERO))? {
@@ -34,7 +34,7 @@ pub fn is_hung_up(fd: impl AsFd) -> io::Result<bool> {
     }
 }
 
-/// Whether one of `events` happened within a time, or at all; `None` when a signal came before.
+/// Waits for one of `events`, optionally with a limit; returns `None` when a signal came first.
 fn poll(fd: &impl AsFd, events: PollFlags, limit: Option<Duration>) -> io::Result<Option<bool>> {
     let limit = limit.map(Timespec::try_from).transpose();
     let limit = limit.map_err(io::Error::other)?;

@@ -1,7 +1,7 @@
-//! Standard error: the lines of messages, and the bar below them.
+//! Standard error: the lines of messages, and the progress bar below them.
 //!
-//! Whoever has something to say may be what keeps a lease alive, or what ends the process. So nobody waits
-//! long here for a reader that stands still, and nobody fails because of one that is gone.
+//! A thread that prints a message may be the one that renews a lease, or ends the process.
+//! Therefore no thread waits long here for a blocked reader, and a closed stderr is not an error.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -12,42 +12,44 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 
-/// What is kept for a reader that does not keep up; what comes on top is left out, and that is told.
+/// Limit of queued bytes for a slow reader; further messages are dropped, and their number is
+/// reported.
 const KEPT_BYTES_MAX: usize = 256 << 10;
 
-/// How long a message's author waits until it is out, so that what he writes elsewhere comes after it. When a
-/// reader has stood still for so long, nobody waits for it until it goes on.
+/// How long the author of a message waits until it is written, which keeps its other output in
+/// order. When a reader has been blocked for that long, no thread waits for it until it reads
+/// again.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long the end of the process waits for what is kept.
+/// How long the end of the process waits for queued messages.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 static MESSAGES: Messages = Messages::new();
 
-/// The bar that is on the terminal.
+/// The bar on the terminal.
 static BAR: Mutex<Option<ProgressBar>> = Mutex::new(None);
 
-/// Whether messages are objects of JSON. Nothing else is published by it.
+/// Whether messages are JSON objects. It publishes no other data.
 static AS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// The place of the bar. No message is written while it is locked.
+/// Returns the slot of the bar. No message is written while it is locked.
 pub(crate) fn bar() -> MutexGuard<'static, Option<ProgressBar>> {
     BAR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets whether messages are objects of JSON.
+/// Sets whether messages are JSON objects.
 pub(crate) fn set_json(as_json: bool) {
     AS_JSON.store(as_json, Ordering::Relaxed);
 }
 
-/// Whether messages are objects of JSON.
+/// Returns whether messages are JSON objects.
 pub(crate) fn is_json() -> bool {
     AS_JSON.load(Ordering::Relaxed)
 }
 
-/// What stands for messages that nobody could be shown.
+/// Returns the line that replaces dropped messages.
 fn lost_line(count: u64) -> String {
-    let text = format!("{count} messages are left out here: stderr was not read");
+    let text = format!("{count} messages are omitted here: stderr was not read");
     if is_json() {
         format!("{{\"level\":\"WARN\",\"message\":\"{text}\"}}\n")
     } else {
@@ -55,7 +57,7 @@ fn lost_line(count: u64) -> String {
     }
 }
 
-/// Waits until all messages are out, but not for ever. To be called before the process ends.
+/// Waits until all messages are written, up to a limit. Call it before the process ends.
 pub fn flush() {
     MESSAGES.flush(FLUSH_TIME_MAX);
 }
@@ -75,7 +77,7 @@ impl Write for Stderr {
                 .spawn(pump)
                 .is_err()
             {
-                // Better late than never.
+                // Writes directly, since no thread can be started.
                 MESSAGES.stop();
             }
         }
@@ -90,9 +92,9 @@ impl Write for Stderr {
     }
 }
 
-/// Writes to standard error. A bar stays away until the text is out, and no other begins.
+/// Writes to standard error. The bar is hidden meanwhile, and no other is displayed.
 fn out(bytes: &[u8]) {
-    // Nobody to tell when it is closed.
+    // Best effort: stderr may be closed.
     let write = || drop(io::stderr().write_all(bytes));
     match &*bar() {
         Some(bar) => bar.suspend(write),
@@ -104,18 +106,18 @@ fn out(bytes: &[u8]) {
 struct State {
     texts: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Messages that were taken, and that are out.
+    /// Number of queued messages, and of written ones.
     taken: u64,
     written: u64,
-    /// Messages for which there was no room.
+    /// Number of dropped messages.
     lost: u64,
-    /// The reader stands still.
+    /// Whether the reader is blocked.
     stalled: bool,
-    /// There is a thread that writes.
+    /// Whether the writing thread exists.
     started: bool,
 }
 
-/// Texts on their way to a thread that writes them.
+/// Messages in transit to the thread that writes them.
 #[derive(Debug)]
 struct Messages {
     state: Mutex<State>,
@@ -142,7 +144,7 @@ impl Messages {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the caller is the first, who has to start the thread.
+    /// Returns whether the caller is the first, which must start the thread.
     fn starts(&self) -> bool {
         !std::mem::replace(&mut self.lock().started, true)
     }
@@ -151,7 +153,8 @@ impl Messages {
         self.lock().started = false;
     }
 
-    /// Takes a message, and waits for a while until it is out; false when no thread writes.
+    /// Queues a message, and waits up to a limit until it is written; returns false without a
+    /// writing thread.
     fn write(&self, bytes: &[u8]) -> bool {
         let mut state = self.lock();
         if !state.started {
@@ -177,7 +180,7 @@ impl Messages {
         true
     }
 
-    /// Writes what comes, for ever.
+    /// Writes queued messages forever.
     fn pump(&self, mut out: impl FnMut(&[u8])) {
         loop {
             let mut state = self
@@ -218,10 +221,10 @@ mod tests {
 
     use super::*;
 
-    /// No step of a test takes longer on a host that works, however loaded.
+    /// Timeout of each step, far longer than on the most loaded host.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// A reader that takes one text for each permit.
+    /// A reader that accepts one text for each permit.
     fn gated(messages: &'static Messages) -> (mpsc::Sender<()>, mpsc::Receiver<Vec<u8>>) {
         let (permit, permits) = mpsc::channel();
         let (seen, read) = mpsc::channel();
@@ -246,7 +249,7 @@ mod tests {
         for _ in 0..count {
             assert!(MESSAGES.write(&text));
         }
-        // The first waits for a while, the others not at all.
+        // The first message waits up to the limit, the others not at all.
         assert!(begun.elapsed() < PATIENCE * 50, "{:?}", begun.elapsed());
         MESSAGES.flush(Duration::ZERO);
         let kept = KEPT_BYTES_MAX / text.len();
@@ -255,9 +258,9 @@ mod tests {
         permit.send(()).expect("it reads");
         let told = read.recv_timeout(LIMIT).expect("what was lost");
         let told = String::from_utf8(told).expect("UTF-8");
-        let lost = format!("{} messages are left out here", count - kept);
+        let lost = format!("{} messages are omitted here", count - kept);
         assert!(told.contains(&lost), "{told}");
-        // It goes on: all that was kept comes, in order, and new ones after it.
+        // The reader continues: all queued messages arrive in order, then new ones.
         drop(permit);
         assert!(MESSAGES.write(b"last"));
         for _ in 1..kept {
@@ -272,7 +275,7 @@ mod tests {
         static MESSAGES: Messages = Messages::new();
         let (permit, read) = gated(&MESSAGES);
         drop(permit);
-        // Not in the time of patience alone: the machine may be busy.
+        // Flushes too, since a busy machine may need longer than `PATIENCE`.
         for _ in 0..100 {
             assert!(MESSAGES.write(b"one"));
             MESSAGES.flush(LIMIT);

@@ -1,4 +1,4 @@
-//! The guest's virtio devices, and what of this host they use.
+//! The guest's virtio devices, and the host resources that they use.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,31 +17,31 @@ use super::free_memory::FreeMemory;
 use super::hotplug::HotplugMemory;
 use crate::failure::Failure;
 
-/// What tells this host from others (machine-id(5)), where it is there.
+/// Identifies this host (machine-id(5)), if it exists.
 const MACHINE_ID_PATH: &str = "/etc/machine-id";
 
-/// The devices that use something of this host: opened before anything is started, so that what is
-/// wrong with it is told before a donor is asked, and kept while the guest restarts.
+/// The devices that use host resources. They are opened before anything is started, so that an
+/// error is reported before a donor is contacted, and kept over restarts of the guest.
 #[derive(Debug)]
 pub struct HostDevices {
     devices: Vec<Arc<dyn VirtioDevice>>,
-    /// They go at the end of the run.
+    /// Removed at the end of the run.
     _sockets: Vec<HostSocket>,
 }
 
-/// The devices of one start of the guest.
+/// The devices of one boot of the guest.
 #[derive(Debug)]
 pub struct GuestDevices {
     /// All of them, in order.
     pub devices: Vec<Arc<dyn VirtioDevice>>,
-    /// The balloon among them.
+    /// The balloon, which is also in `devices`.
     pub balloon: Option<Arc<Balloon>>,
-    /// The one by which memory is added.
+    /// The memory device, which is also in `devices`.
     pub hotplug: Option<HotplugMemory>,
 }
 
 impl HostDevices {
-    /// Opens all that a configuration names.
+    /// Opens all devices of a configuration.
     pub fn open(config: &RunConfig) -> Result<Self, Failure> {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         if config.rng {
@@ -76,9 +76,9 @@ impl HostDevices {
         })
     }
 
-    /// The devices of a guest that starts, in the order in which it finds them. No earlier guest
-    /// uses them any more; what it left in them is forgotten. `node` is the NUMA node to which memory
-    /// may be added, if the guest sees nodes; what becomes of that is told to `hotplug_changes`.
+    /// Returns the devices of a guest that starts, in their order on the bus. No earlier guest uses
+    /// them any more, and their state is reset. `node` is the NUMA node to which memory may be
+    /// added, if the guest sees nodes; changes of added memory are reported to `hotplug_changes`.
     pub fn for_guest(
         &self,
         config: &RunConfig,
@@ -110,15 +110,15 @@ impl HostDevices {
     }
 }
 
-/// Listens for programs of the host; the socket goes however this process ends, unless it is killed.
+/// Listens for host programs; the socket is removed however this process ends, unless it is killed.
 fn listen(what: &'static str, path: &Path) -> Result<HostSocket, HostSocketError> {
     let socket = HostSocket::listen(what, path)?;
     remove_with_ours(path.to_owned());
     Ok(socket)
 }
 
-/// The address of a card for which none was given: the same at each start, since guests keep
-/// settings by it, and others on other hosts and taps.
+/// Returns the default address of a network card: the same at each start, since guests associate
+/// settings with it, and different for other hosts and taps.
 fn derived_address(tap: &str) -> MacAddress {
     let host = std::fs::read(MACHINE_ID_PATH).unwrap_or_default();
     MacAddress::derived_from(&[&host, tap.as_bytes()])

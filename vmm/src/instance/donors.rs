@@ -1,4 +1,4 @@
-//! A run's donors: how it gets their memory and gives it back, each with a bar.
+//! Obtains and returns the memory of a run's donors, each with a progress bar.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use memory_fabric::link::rdma::RdmaLinkError;
 use super::supervisor::Supervisor;
 use crate::failure::Failure;
 
-/// Connects to the donors, which takes long where their memory is registered with adapters.
+/// Connects to the donors, which takes long if their memory is registered with adapters.
 pub fn connect(
     config: &RunConfig,
     fabric: &FabricConfig,
@@ -24,24 +24,26 @@ pub fn connect(
     Fabric::start(fabric, &supervisor.observer()).map_err(donors_failed)
 }
 
-/// Whether bars may be on the terminal while nothing of the guest is: `ssi-hv up` has its own.
+/// Returns whether progress bars are allowed before the guest's output starts: `ssi-hv up` has its
+/// own.
 pub fn bars_are_ours(config: &RunConfig) -> bool {
     config.end_with_fd.is_none()
 }
 
-/// The same, beside the guest or after it: the output of a command in it stays as it is.
+/// Returns whether progress bars are allowed during and after the guest's output, which that of a
+/// command excludes.
 pub fn has_terminal(config: &RunConfig) -> bool {
     bars_are_ours(config) && config.exec.is_none()
 }
 
-/// Ends the fabric: what is on its way to donors gets there, then each of them gets its lease back.
+/// Stops the fabric: outstanding data is sent to the donors, then each lease is returned.
 pub fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
     let donors = fabric.nodes().len().saturating_sub(1) as u64;
     let returned = Arc::new(AtomicU64::new(0));
     let done = Arc::clone(&returned);
     let _progress = has_terminal(config).then(|| {
         let done = move || done.load(Ordering::Relaxed);
-        // The guest has perhaps been stopped in the middle of a line.
+        // The guest's last line may be incomplete.
         let end = if config.console.is_none() { "\n" } else { "" };
         Followed::below(end, "giving memory back", donors, "leases", done)
     });
@@ -50,7 +52,7 @@ pub fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
     })
 }
 
-/// Donors that do not lend, or too little, have an exit code of their own.
+/// Assigns donors that do not lend enough their own exit code.
 fn donors_failed(error: FabricError) -> Failure {
     match &error {
         FabricError::Donor { .. }

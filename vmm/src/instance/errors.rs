@@ -1,11 +1,11 @@
-//! What went wrong in a run, in bounded room: donors may come and go for weeks.
+//! The errors of a run, in bounded memory: donors may disconnect and return for weeks.
 
 use std::collections::VecDeque;
 
-/// So many of the first errors are kept, and so many of the newest.
+/// Number of the first errors that are kept, and of the newest.
 const KEPT: usize = 50;
 
-/// The errors of a run, a line each.
+/// The errors of a run, one line each.
 #[derive(Clone, Debug, Default)]
 pub struct Errors {
     total: u64,
@@ -14,7 +14,7 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Adds one; where there are too many, one between the first and the newest goes.
+    /// Adds an error; when there are too many, drops one between the first and the newest.
     pub fn push(&mut self, error: String) {
         self.total += 1;
         if self.first.len() < KEPT {
@@ -27,12 +27,12 @@ impl Errors {
         }
     }
 
-    /// How many there were.
+    /// Returns the total number.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Those that were kept, the oldest first, with a line in the place of the others.
+    /// Returns the kept errors, the oldest first, with a line that replaces the others.
     pub fn lines(self) -> Vec<String> {
         let kept = (self.first.len() + self.newest.len()) as u64;
         let mut lines = self.first;

@@ -1,4 +1,4 @@
-//! `ssi-hv run --exec`: one command in the guest, and what came of it.
+//! `ssi-hv run --exec`: one command in the guest, and its result.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -22,10 +22,10 @@ use anyhow::{Context as _, anyhow};
 use super::donors::bars_are_ours;
 use crate::failure::Failure;
 
-/// How long a guest may take to switch itself off once its command has ended. Some kernels
-/// cannot; the monitor then does it.
+/// How long a guest may take to power itself off after its command has ended. Some kernels cannot;
+/// the monitor then stops the machine.
 const POWER_OFF_TIME_MAX: Duration = Duration::from_secs(5);
-/// How many lines of a console that nobody watched are shown when there is no result.
+/// Lines of an unobserved console to print when there is no result.
 const LINES_SHOWN: usize = 20;
 
 /// A command to run in the guest.
@@ -35,13 +35,13 @@ pub struct Exec {
     archive: Arc<[u8]>,
     channel: Channel,
     tail: Tail,
-    /// The console goes to a file too.
+    /// Whether the console is also written to a file.
     console_is_kept: bool,
-    /// A bar may show that the guest boots.
+    /// Whether a progress bar for the boot is allowed.
     shows_boot: bool,
 }
 
-/// Where the guest's console goes, opened before anything is started.
+/// Opens the file for the guest's console, before anything is started.
 pub fn console_file(config: &RunConfig) -> Result<Option<File>, Failure> {
     let Some(path) = config.console.as_deref() else {
         return Ok(None);
@@ -57,11 +57,11 @@ pub fn console_file(config: &RunConfig) -> Result<Option<File>, Failure> {
     ))
 }
 
-/// The console of a guest without a command.
+/// Returns the console of a guest without a command.
 pub fn console(file: Option<File>) -> ConsoleConfig {
     match file {
         Some(file) => ConsoleConfig::output_only(Box::new(file)),
-        // The raw terminal no longer turns Ctrl-C into a signal.
+        // The raw terminal does not convert Ctrl-C into a signal.
         None => ConsoleConfig::stdio().on_raw_mode(|| {
             // Writing to it never fails.
             let _ = writeln!(Stderr::default(), "ssi-hv: type Ctrl-A x to stop the guest");
@@ -70,7 +70,7 @@ pub fn console(file: Option<File>) -> ConsoleConfig {
 }
 
 impl Exec {
-    /// Makes ready what the guest boots with, if there is a command to run.
+    /// Prepares the guest's initial RAM disk if there is a command to run.
     pub fn prepare(config: &RunConfig) -> Result<Option<Self>, Failure> {
         let Some(command) = &config.exec else {
             return Ok(None);
@@ -85,20 +85,20 @@ impl Exec {
         }))
     }
 
-    /// The initial RAM disk.
+    /// Returns the initial RAM disk.
     pub fn initrd(&self) -> Initrd {
         Initrd::Built(Arc::clone(&self.archive))
     }
 
-    /// The kernel's command line. A console that nobody reads costs time at the boot.
+    /// Returns the kernel's command line. An unread console would slow the boot.
     pub fn command_line(&self, extra: &str) -> String {
         let quiet = if self.console_is_kept { "" } else { "quiet " };
         let init = archive::kernel_parameter();
         command_line(&format!("{quiet}{init} {extra}"))
     }
 
-    /// The console, which is not shown, and the second serial port, by which the command's
-    /// output comes. Until then a bar shows that the guest boots.
+    /// Returns the hidden console, and the second serial port, which carries the command's output.
+    /// Until then a progress bar is displayed.
     pub fn console(&self, file: Option<File>) -> Result<ConsoleConfig, Failure> {
         let console: Box<dyn Write + Send> = match file {
             Some(file) => Box::new(Both(self.tail.clone(), file)),
@@ -114,7 +114,7 @@ impl Exec {
         Ok(ConsoleConfig::output_only(console).with_second_port(Box::new(receiver)))
     }
 
-    /// Stops the machine when the command has ended and the guest does not switch itself off.
+    /// Stops the machine if the guest does not power off after the command's end.
     pub fn watch(&self, machine: MachineHandle) -> Result<Watch, Failure> {
         let channel = self.channel.clone();
         let thread = std::thread::Builder::new().name("exec".into()).spawn({
@@ -136,7 +136,7 @@ impl Exec {
         })
     }
 
-    /// What the report says of it.
+    /// Returns the report's entry.
     pub fn report(&self) -> ExecReport {
         let progress = self.channel.progress();
         ExecReport {
@@ -150,13 +150,13 @@ impl Exec {
         }
     }
 
-    /// What the run comes to.
+    /// Determines the result of the run.
     pub fn verdict(
         &self,
         outcome: Result<Outcome, MachineError>,
         init_reached: bool,
     ) -> Result<ExitCode, Failure> {
-        // A guest that has not come so far leaves its bar behind.
+        // A guest that has not booted leaves its progress bar behind.
         progress::clear();
         let progress = self.channel.progress();
         let failed = |error| Err(Failure::new(ExitCode::HostError, error));
@@ -183,7 +183,7 @@ impl Exec {
         }
     }
 
-    /// The end of a console that went nowhere else, for whoever has to find out why.
+    /// Prints the end of a console that was not shown elsewhere, for analysis.
     fn show_console(&self) {
         if self.console_is_kept {
             return;
@@ -194,7 +194,7 @@ impl Exec {
     }
 }
 
-/// How a guest ended that has not told the command's status.
+/// Describes the end of a guest that has not sent the command's status.
 fn no_result(outcome: &Outcome, progress: &Progress, init_reached: bool) -> (ExitCode, String) {
     let when = if progress.opened {
         "before the command had ended"
@@ -221,7 +221,7 @@ fn no_result(outcome: &Outcome, progress: &Progress, init_reached: bool) -> (Exi
     }
 }
 
-/// While it lives, a thread waits for the end of the command.
+/// Stops its thread on drop, which waits for the end of the command.
 #[derive(Debug)]
 pub struct Watch {
     channel: Channel,
@@ -232,13 +232,13 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.channel.close();
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say.
+            // It has no result.
             let _ = thread.join();
         }
     }
 }
 
-/// Writes to two places; the first never fails.
+/// Writes to two destinations; the first never fails.
 #[derive(Debug)]
 struct Both(Tail, File);
 

@@ -4,7 +4,7 @@ use devices::virtio::{FreePages, FreeRange};
 use memory_fabric::discard::{DiscardError, Discarder};
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 
-/// Has the fabric forget what the guest does not use.
+/// Discards the guest's free pages in the fabric.
 #[derive(Debug)]
 pub struct FreeMemory(pub Discarder);
 
@@ -15,11 +15,11 @@ impl FreePages for FreeMemory {
             let count = u32::try_from(range.bytes >> PAGE_SHIFT).ok()?;
             Some(PageRange::new(first, count))
         };
-        // The balloon gives ranges inside guest memory only, which ends below the limit.
+        // The balloon only passes ranges inside guest memory, which ends below the limit.
         let ranges: Vec<_> = ranges.iter().filter_map(pages).collect();
         match self.0.discard(&ranges) {
             Ok(()) => {}
-            // They stay as they are, which costs memory and nothing else.
+            // The pages are unchanged, which only costs memory.
             Err(error @ (DiscardError::Late | DiscardError::Stopped)) => {
                 tracing::debug!(%error, "free pages of the guest are kept");
             }

@@ -13,13 +13,13 @@ use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, Fabric, Hotplug, HotplugError, PlugError};
 use memory_fabric::page::PAGE_SHIFT;
 
-/// How long a request waits for a donor to join; after that it goes on without being waited for.
+/// How long a request waits for a donor to join; joining continues after that.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(8);
 
-/// The device and the fabric have one idea of a block.
+/// The device and the fabric must agree on the size of a block.
 const _: () = assert!(MEM_BLOCK_BYTES == BLOCK_BYTES);
 
-/// What a guest's memory device works on.
+/// The blocks of a guest's memory device.
 #[derive(Debug)]
 struct Blocks {
     hotplug: Hotplug,
@@ -29,7 +29,7 @@ struct Blocks {
 impl Blocks {
     fn of(&self, range: FreeRange) -> std::ops::Range<u32> {
         let start = u64::from(self.hotplug.pages().first.number()) << PAGE_SHIFT;
-        // The device gives blocks of its region alone.
+        // The device only passes blocks of its region.
         let block = |address: u64| u32::try_from((address - start) / BLOCK_BYTES).unwrap_or(0);
         block(range.start.0)..block(range.start.0 + range.bytes)
     }
@@ -54,29 +54,29 @@ impl Pluggable for Blocks {
     }
 }
 
-/// The memory device of a boot, and what is behind it.
+/// The memory device of a boot, with its state.
 #[derive(Clone, Debug)]
 pub struct HotplugMemory {
     pub device: Arc<Mem>,
     hotplug: Hotplug,
     joining: Arc<Mutex<Joining>>,
-    /// Told of all that a look shows.
+    /// Notified of all visible changes.
     changes: Changes,
 }
 
-/// Of donors that were asked to join.
+/// State of donors that were asked to join.
 #[derive(Debug, Default)]
 struct Joining {
-    /// The one that is about to.
+    /// The donor that is joining.
     who: Option<String>,
-    /// Why the last one did not.
+    /// Why the last one could not join.
     error: Option<String>,
     /// Whether the guest has ended.
     ended: bool,
 }
 
 impl HotplugMemory {
-    /// A device for a guest of this fabric, if it was started for that; `node` is its NUMA node.
+    /// Creates a device for a guest of this fabric, if it is configured; `node` is its NUMA node.
     pub fn new(fabric: &Fabric, node: Option<u16>, changes: &Changes) -> Option<Self> {
         let hotplug = fabric.hotplug()?;
         let pages = hotplug.pages();
@@ -98,7 +98,7 @@ impl HotplugMemory {
         })
     }
 
-    /// The guest has ended: nothing of this changes any more, and nobody waits for that.
+    /// Records that the guest has ended: nothing changes any more, and all waits end.
     pub fn end(&self) {
         self.joining().ended = true;
         self.changes.notify();
@@ -108,24 +108,24 @@ impl HotplugMemory {
         self.joining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the guest has ended.
+    /// Returns whether the guest has ended.
     pub fn has_ended(&self) -> bool {
         self.joining().ended
     }
 
-    /// What a look at it is told of.
+    /// Returns the counter of visible changes.
     pub fn changes(&self) -> &Changes {
         &self.changes
     }
 
-    /// How much of this host's memory a guest with so much added needs beyond what it has.
+    /// Returns how much of this host's memory is missing for this much added memory.
     pub fn missing_bytes(&self, bytes: u64) -> u64 {
         self.hotplug.missing_bytes(bytes)
     }
 
-    /// How much can be added, was asked for, and is there.
+    /// Returns how much can be added, was requested, and is plugged.
     pub fn body(&self) -> HotplugBody {
-        // First, so that what is told is not older.
+        // Read first, so that the count is not newer than the rest.
         let changes = self.changes.count();
         let joining = self.joining();
         HotplugBody {
@@ -139,7 +139,7 @@ impl HotplugMemory {
         }
     }
 
-    /// Asks the guest for so much, once there is memory for it.
+    /// Requests a size from the guest once there is memory for it.
     pub fn ask(&self, bytes: u64, donor: Option<DonorAddress>, machine: &MachineHandle) -> Outcome {
         self.hotplug.request(bytes, donor)?;
         let change = || self.device.set_requested_bytes(bytes);
@@ -149,7 +149,7 @@ impl HotplugMemory {
         Ok(())
     }
 
-    /// Asks a donor to join, and waits for that for a while.
+    /// Asks a donor to join, and waits up to a limit.
     pub fn ask_with(
         &self,
         bytes: u64,
@@ -180,7 +180,7 @@ impl HotplugMemory {
                 joining.error = result.as_ref().err().map(|refusal| refusal.text.clone());
             }
             plugged.changes.notify();
-            // That nobody waits any more is no error.
+            // The receiver may have timed out.
             let _ = told.try_send(result);
         };
         let thread = std::thread::Builder::new().name("join".into()).spawn(join);
@@ -189,14 +189,14 @@ impl HotplugMemory {
             self.changes.notify();
             return Err(Refusal::new(RefusalCode::Failed, error.to_string()));
         }
-        // What comes later is told by who looks.
+        // A later result is visible in the status.
         outcome.recv_timeout(JOIN_TIME_MAX).unwrap_or(Ok(()))
     }
 }
 
 type Outcome = Result<(), HotplugError>;
 
-/// The refusal that says why memory cannot be added.
+/// Returns the refusal for an error.
 pub fn refusal(error: &HotplugError) -> Refusal {
     let code = match error {
         HotplugError::TooMuch { .. } | HotplugError::NotBlocks(_) => RefusalCode::Malformed,

@@ -1,4 +1,4 @@
-//! The routes of memory that is added: `GET` and `PUT /v1/hotplug`.
+//! The routes of added memory: `GET` and `PUT /v1/hotplug`.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::control_socket::route::{Answer, answer};
 use crate::host;
 use crate::size::ByteSize;
 
-/// How much can be added, was asked for, and is there.
+/// Returns how much can be added, was requested, and is plugged.
 pub fn look(instance: &Instance) -> Answer {
     let booted = instance.booted()?;
     answer(200, &memory_of(&booted)?.body())
 }
 
-/// What a look with parameters waits for.
+/// Returns the change that a request with parameters waits for.
 pub fn next_change(instance: &Arc<Instance>, query: &str) -> Result<NextChange, Refusal> {
     let seen = Seen::parse(query)?;
     let booted = instance.booted()?;
@@ -39,7 +39,7 @@ fn memory_of(booted: &BootedVm) -> Result<&HotplugMemory, Refusal> {
     Ok(memory)
 }
 
-/// Asks the guest to have so much memory.
+/// Requests a size from the guest.
 pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
     let malformed = |text: String| Refusal::new(RefusalCode::Malformed, text);
     let target: HotplugTarget = serde_json::from_slice(body).map_err(|error| {
@@ -99,7 +99,7 @@ fn one_line(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// Refuses what this host has no memory for just now.
+/// Refuses a size for which this host has no memory at the moment.
 fn fits_here(memory: &HotplugMemory, bytes: u64) -> Result<(), Refusal> {
     let missing = memory.missing_bytes(bytes);
     match host::available_memory() {

@@ -1,4 +1,4 @@
-//! How pages travel: in a line at the start, and in the report.
+//! Describes how pages travel: in a line at the start, and in the report.
 
 use crate::config::RunConfig;
 use crate::report::{PathMeasured, PathUsed, TransportUsed};
@@ -8,7 +8,7 @@ use memory_fabric::fabric::{Fabric, PathKind, Tier};
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
 
-/// Where the guest's memory is, and how it travels, in a line.
+/// Describes the locations of the guest's memory and their transports.
 pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
     let plan = fabric.plan();
     let size = |pages: u64| ByteSize::from_bytes(pages << PAGE_SHIFT);
@@ -44,7 +44,7 @@ pub fn describe(fabric: &Fabric, config: &RunConfig) -> String {
     )
 }
 
-/// By what pages travelled, and how fast the slowest link was, at the start.
+/// Returns the transports at the start, and the tier of the slowest link.
 pub fn transport_used(fabric: &Fabric) -> TransportUsed {
     TransportUsed {
         kind: fabric.path().name().to_owned(),
@@ -53,7 +53,7 @@ pub fn transport_used(fabric: &Fabric) -> TransportUsed {
     }
 }
 
-/// What to say of donors that were named and are not asked for anything.
+/// Describes donors that were named but lend nothing.
 pub fn unused(fabric: &Fabric, config: &RunConfig) -> Option<String> {
     let (local, count) = (config.local_memory, config.donors.len());
     (count > 0 && fabric.nodes().len() == 1).then(|| {
@@ -64,7 +64,7 @@ pub fn unused(fabric: &Fabric, config: &RunConfig) -> Option<String> {
     })
 }
 
-/// What would make a slow link faster, where there is one.
+/// Suggests how to make a slow link faster, if there is one.
 pub fn advice(fabric: &Fabric) -> Option<String> {
     let (tier, time) = (fabric.tier()?, fabric.round_trip()?);
     if tier != Tier::Slow {
@@ -82,8 +82,8 @@ pub fn advice(fabric: &Fabric) -> Option<String> {
     ))
 }
 
-/// How many times what a small request takes a page may take, where it is not the link's bandwidth
-/// that is missing.
+/// Largest ratio of a page's time to that of a small request at which bandwidth is not the
+/// bottleneck.
 const PAGE_TO_SMALL_MAX: u32 = 3;
 
 fn remedy(path: PathKind, tcp: Option<&Measured>) -> &'static str {
@@ -97,7 +97,7 @@ fn remedy(path: PathKind, tcp: Option<&Measured>) -> &'static str {
     }
 }
 
-/// How fast the way to a donor is.
+/// Returns the speed of the path to a donor.
 pub fn path_used(path: &PathStats) -> PathUsed {
     let measured = |measured: &Measured| PathMeasured {
         small_us: measured.small.as_secs_f64() * 1e6,

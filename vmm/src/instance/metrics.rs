@@ -10,11 +10,11 @@ use super::timeline::distribution;
 use super::vm::Instance;
 use crate::control_socket::route::{Answer, Route, text};
 
-/// What `run --metrics` answers.
+/// Requests to `run --metrics`.
 pub const OF_VM: &[Route<Arc<Instance>>] = &[Route::look("/metrics", of_vm)];
 
-/// The metrics of a VM now. Huge pages are not counted: that takes time, and a scrape comes again
-/// and again.
+/// Returns the current metrics of a VM. Huge pages are not counted, since that takes long and
+/// scrapes are frequent.
 pub fn of_vm(instance: &Arc<Instance>, _: &[u8]) -> Answer {
     let Ok(booted) = instance.booted() else {
         let uptime_s = instance.started.elapsed().as_secs_f64();

@@ -1,4 +1,4 @@
-//! A running VM: its boot, the watch over it, what changes while it runs, and what is reported of it.
+//! A running VM: its boot, its supervision, changes at run time, and its reports.
 
 mod devices;
 mod donors;

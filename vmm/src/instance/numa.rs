@@ -1,4 +1,4 @@
-//! The NUMA nodes that the guest is told of.
+//! The NUMA nodes that the guest sees.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use memory_fabric::fabric::Fabric;
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
 
-/// This node and every donor that gives memory, in order; none for a guest that is to see one
-/// kind of memory, or has it.
+/// Returns this node and every donor that lends memory, in order; empty for a guest with one kind
+/// of memory, or one that sees only one.
 pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     let homes = &fabric.plan().homes;
     let alone = fabric.view().paths().is_empty() && homes.added().is_none();
@@ -55,7 +55,7 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
         nodes.push(NumaNode {
             memory: Vec::new(),
             hotplug: Some((start, added.bytes())),
-            // Who joins is not known yet.
+            // The donor that will join is not known yet.
             latency: farthest.unwrap_or(JOINER_LATENCY),
             bandwidth_mb_s: None,
         });
@@ -63,14 +63,15 @@ pub fn nodes(config: &RunConfig, fabric: &Fabric) -> Vec<NumaNode> {
     nodes
 }
 
-/// What an access to memory that is added later counts as, where there is no donor to go by: a page
-/// over a fast network.
+/// Assumed latency of memory that is added later if there is no donor to compare with: a page over
+/// a fast network.
 const JOINER_LATENCY: Duration = Duration::from_micros(20);
 
-/// What it takes to fetch a page from a donor, and what its way carries, as measured at the start.
+/// Returns the latency of a page from a donor, and the bandwidth of its path, as measured at the
+/// start.
 fn reach(path: &PathStats) -> (Duration, Option<u64>) {
     let faults = path.measured(path.selection.faults);
-    // The estimate is of now: it may be what the first look at an idle link has found.
+    // The estimate is current: it may be the first measurement of an idle link.
     let latency = faults.map_or_else(|| path.latency_estimate(), |measured| measured.page);
     let bulk = path.measured(path.selection.bulk);
     // Rates of links are far below 2^52 bytes a second.

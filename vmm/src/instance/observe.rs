@@ -1,4 +1,4 @@
-//! What is known of a VM, for its report at the end and for clients meanwhile.
+//! The observable state of a VM, for its report at the end and for clients.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use super::links::path_used;
 use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
 
-/// Most memory in small pages whose huge neighbours are counted while the guest runs: the kernel
-/// walks the page tables, and whoever changes mappings meanwhile waits for that.
+/// Limit of memory in small pages up to which huge pages are counted at run time: the kernel walks
+/// the page tables, and blocks changes of mappings during the walk.
 const HUGE_WALK_BYTES_MAX: u64 = 16 << 30;
 
 fn may_walk(view: &FabricView) -> bool {
@@ -27,7 +27,7 @@ fn may_walk(view: &FabricView) -> bool {
         .is_ok_and(|bytes| bytes <= HUGE_WALK_BYTES_MAX)
 }
 
-/// The report of a VM as it would be now.
+/// Returns the report of a VM as of now.
 pub fn report(instance: &Instance, booted: &BootedVm) -> Report {
     let view = &booted.view;
     let mut report = Report::new(instance.host.clone());
@@ -48,12 +48,12 @@ fn boot(instance: &Instance, booted: &BootedVm) -> Boot {
     }
 }
 
-/// What a VM is doing, and how it does.
+/// Returns the status of a VM.
 pub fn status(instance: &Instance, booted: &BootedVm) -> VmStatus {
     status_with(instance, booted, may_walk(&booted.view))
 }
 
-/// The same; huge pages are counted only if that is wanted.
+/// Like [`status`]; counts huge pages only on request.
 pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> VmStatus {
     let now = instance.supervisor.now();
     let errors_total = now.errors.total();
@@ -105,7 +105,7 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
     }
 }
 
-/// How much memory there is here, and of which kind.
+/// Returns the amounts of local memory by kind.
 pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
     let plan = view.plan();
     MemoryUsed {
@@ -122,7 +122,7 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
     }
 }
 
-/// What the pager counted, into a report.
+/// Copies the pager's counters into a report.
 pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
     let stats = view.stats();
     report.nodes = nodes(summaries, view);
@@ -138,7 +138,7 @@ pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
     report.prefetch = prefetch(stats);
 }
 
-/// Every node's part, for donors with the faults that they served.
+/// Returns every node's part, for donors with the faults that they served.
 fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
     let faults = std::iter::once(None).chain(view.stats().donors.iter().map(Some));
     let paths = std::iter::once(None).chain(view.paths());
@@ -189,7 +189,7 @@ fn traffic(donor: &DonorStats) -> Traffic {
     }
 }
 
-/// The faults so far, by kind.
+/// Returns the faults so far, by kind.
 fn faults(stats: &PagerStats) -> Faults {
     let stages = Stages {
         queue: percentiles(&stats.queue.summary()),
@@ -205,7 +205,7 @@ fn faults(stats: &PagerStats) -> Faults {
     }
 }
 
-/// The pages that were fetched ahead so far.
+/// Returns the prefetched pages so far.
 fn prefetch(stats: &PagerStats) -> Prefetch {
     Prefetch {
         issued: stats.prefetch_issued.get(),
@@ -232,7 +232,7 @@ fn kind(total: &Histogram, stages: Stages) -> FaultKind {
     }
 }
 
-/// Percentiles in microseconds.
+/// Converts percentiles to microseconds.
 pub fn percentiles(summary: &Summary) -> Percentiles {
     Percentiles {
         p50: micros(summary.p50),

@@ -1,4 +1,4 @@
-//! The document of the interface has what the tables have, and the other way round.
+//! Compares the interface document with the tables.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::vm_routes;
 use crate::node;
 
-/// What is known of an operation: its status codes, who answers, and whether it takes a body, and
+/// Properties of an operation: its status codes, its servers, and whether it has a body and
 /// parameters.
 type Operation = (BTreeSet<u16>, BTreeSet<&'static str>, bool, bool);
 

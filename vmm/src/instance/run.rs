@@ -40,7 +40,7 @@ use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 use crate::failure::Failure;
 
-/// Boots a guest and stays until it ends. With a command in it the exit code is that command's.
+/// Boots a guest and waits for its end. With a command, returns the command's exit code.
 pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let result = run_to_end(settings);
     match settings.exec {
@@ -77,7 +77,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let (end, errors) = supervisor.finish();
     report.errors = errors;
     if let Some(end) = end {
-        // Whatever came of it inside, this is why.
+        // The supervisor's reason takes precedence over errors that it caused.
         result = match end.error {
             Some(error) => Err(Failure::new(end.code, anyhow!(error))),
             None => Ok(end.code),
@@ -98,7 +98,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     };
     if let Some(file) = report_file {
         let written = file.write(&report);
-        // A failure of the run matters more than that of its report.
+        // A failure of the run takes precedence over one of its report.
         if result.is_ok() {
             written?;
         } else if let Err(error) = written {
@@ -108,8 +108,8 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     result
 }
 
-/// Takes what the run needs of this host, boots the guest, and stays until it ends. Whatever fails in
-/// here is told by the report.
+/// Opens the host resources, boots the guest, and waits for its end. Failures are part of the
+/// report.
 fn open_and_boot(
     config: &RunConfig,
     instance: &Arc<Instance>,
@@ -122,7 +122,7 @@ fn open_and_boot(
         lifeline::watch_pipe(fd, move || supervisor.kill())
             .with_context(|| format!("cannot watch --end-with-fd {fd}"))?;
     }
-    // First of all, so that of two with one name the second leaves the files of the first alone.
+    // First, so that the second of two VMs with one name does not touch the files of the first.
     let server = listen(config, instance)?;
     let metrics = metrics::serve(
         config.metrics,
@@ -145,13 +145,13 @@ fn open_and_boot(
         instance,
     };
     let result = run.boot_until_it_ends(&devices, report);
-    // Who asks from now on is told by the report.
+    // From now on clients use the report.
     drop((server, metrics));
     result
 }
 
-/// From now on this run can be asked about and told things, if there is a place for that. A name
-/// that another VM has is refused before anything is started.
+/// Starts the control socket, if a directory is usable. A name that another VM has is refused
+/// before anything is started.
 fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>, Failure> {
     let service = Service {
         subject: Arc::clone(instance),
@@ -159,7 +159,7 @@ fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>
     };
     let start = || {
         let directory = Directory::for_listening()?;
-        // A login and a service of one user listen in different places.
+        // A login session and a service of one user listen in different directories.
         let _locks = Directory::lock_all()?;
         if let Some(name) = &config.name
             && let Some(other) = Directory::vm_named(name)?
@@ -174,7 +174,7 @@ fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>
     match start() {
         Ok(server) => Ok(Some(server)),
         Err(error @ ServerError::NameTaken { .. }) => Err(Failure::new(ExitCode::Usage, error)),
-        // Whether another VM has the name is not known then.
+        // It is then unknown whether another VM has the name.
         Err(error @ ServerError::Directory(DirectoryError::Locked { .. }))
             if config.name.is_some() =>
         {
@@ -190,18 +190,18 @@ fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>
     }
 }
 
-/// A run whose configuration was found valid.
+/// A run with a valid configuration.
 struct Run<'a> {
     config: &'a RunConfig,
     supervisor: &'a Arc<Supervisor>,
     instance: &'a Instance,
     exec: Option<&'a Exec>,
-    /// Where the guest's console goes, if not to the terminal.
+    /// File for the guest's console, if it is not the terminal.
     console: Option<&'a File>,
 }
 
 impl Run<'_> {
-    /// Boots the guest, and again each time that it reboots, where that is config.
+    /// Boots the guest, and boots it again after each reboot, if so configured.
     fn boot_until_it_ends(
         &self,
         devices: &HostDevices,
@@ -229,8 +229,8 @@ impl Run<'_> {
         }
     }
 
-    /// Boots the guest and runs it to its end; fills the report with what was seen. Beside the exit
-    /// code it gives whether nothing of the machine and its memory is left.
+    /// Boots the guest and runs it to its end; fills the report. Returns the exit code, and whether
+    /// the machine and its memory were released completely.
     fn boot(
         &self,
         devices: &HostDevices,
@@ -305,7 +305,7 @@ impl Run<'_> {
         }
         drop((watch, replay));
         if let Some(error) = working_set.save(&fabric) {
-            // The guest has run all the same.
+            // The guest has run nevertheless.
             supervisor.note(error);
         }
         report.timeline = sampler.finish();
@@ -317,7 +317,7 @@ impl Run<'_> {
         let code = match outcome? {
             Outcome::Shutdown => ExitCode::Success,
             Outcome::Reboot => ExitCode::GuestReboot,
-            // The console's escape sequence; why else is for the supervisor to say.
+            // The console's escape sequence; other reasons come from the supervisor.
             Outcome::Stopped => ExitCode::Interrupted,
             Outcome::Crash(detail) => {
                 return Err(Failure::new(
@@ -330,7 +330,7 @@ impl Run<'_> {
     }
 }
 
-/// The name of the VM at donors and for who asks.
+/// Returns the name of the VM for donors and clients.
 fn vm_name(config: &RunConfig) -> String {
     called(config.name.as_ref(), std::process::id())
 }
@@ -381,7 +381,7 @@ pub(super) fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure>
     })
 }
 
-/// The guest view as KVM and the device models see it.
+/// Returns the guest view for KVM and the device models.
 fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMemoryMmap, Failure> {
     let mut regions = Vec::new();
     let added = config
@@ -399,9 +399,9 @@ fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMemoryM
         {
             return Err(anyhow!("guest memory at {:#x} is not in the fabric", start.0).into());
         }
-        // SAFETY: the range is inside the guest view, as checked above. The view is mapped
-        // readable and writable for as long as the fabric lives, and that is until the machine
-        // has ended, or until the process ends.
+        // SAFETY: the range is inside the guest view, as checked above. The view is mapped readable
+        // and writable for as long as the fabric lives, which is until the machine has ended, or
+        // until the process ends.
         let region = unsafe {
             MmapRegionBuilder::new(bytes)
                 .with_raw_mmap_pointer(memory.guest_view().add(offset))
@@ -415,7 +415,7 @@ fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMemoryM
     Ok(GuestMemoryMmap::from_regions(regions).context("guest memory overlaps")?)
 }
 
-/// Ends the fabric and reports what it did. False when the fabric has to stay as it is.
+/// Stops the fabric and reports its counters. Returns false if the fabric must not be stopped.
 fn finish(
     config: &RunConfig,
     fabric: Fabric,
@@ -432,8 +432,9 @@ fn finish(
     let summaries = if is_all_gone {
         give_back(config, fabric)
     } else {
-        // A vCPU or a device waits for a page, or may touch one later. Were its userfaultfd closed it
-        // would go on with zeros; so it stays as it is until the process ends, which is now.
+        // A vCPU or a device waits for a page, or may access one later. If its userfaultfd were
+        // closed, it would continue with zeroes. The fabric therefore stays until the process ends,
+        // which follows.
         let summaries = fabric.nodes();
         std::mem::forget(fabric);
         summaries

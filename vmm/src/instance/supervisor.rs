@@ -1,5 +1,5 @@
-//! Watches over a run from outside: signals, donors that leave and come back, a pager that
-//! fails. Ends the machine in order, or the process when that does not end in time.
+//! Supervises a run: signals, donors that disconnect and return, failures of the pager. Stops the
+//! machine in order, or ends the process when that takes too long.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,61 +21,61 @@ use signal_hook::iterator::Signals;
 
 use super::errors::Errors;
 
-/// How long the process may take to end after it was told to: the machine's own limits, and as
-/// much again for reports and leases.
+/// Deadline of the process to end after a request: the machine's own limits, and the same again for
+/// reports and leases.
 const END_TIME_MAX: Duration = STOP_TIME_MAX
     .saturating_add(CONSOLE_DRAIN_TIME_MAX)
     .saturating_mul(2);
 
-/// How long it may take at the most: while a disk is at work, and in the end by force.
+/// Upper bound of that time: while a disk is busy, and finally by force.
 pub const LATE_END_TIME_MAX: Duration = END_TIME_MAX
     .saturating_add(DISK_TIME_MAX)
     .saturating_add(FORCED_END_TIME_MAX);
 
-/// The same of a run that is not further than its start, which may be waiting for a donor.
+/// The same for a run that is still starting, which may be waiting for a donor.
 const START_END_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Why a run is ended from outside.
 #[derive(Clone, Debug)]
 pub struct End {
-    /// The exit code it leads to.
+    /// The resulting exit code.
     pub code: ExitCode,
-    /// What to tell the user; nothing when it was the user who ended it.
+    /// The message for the user; `None` when the user ended it.
     pub error: Option<String>,
 }
 
-/// What is known of the run, by all who watch it.
+/// State of the run, shared by all threads that supervise it.
 #[derive(Debug, Default)]
 struct State {
     machine: Option<MachineHandle>,
     end: Option<End>,
     finished: bool,
     errors: Errors,
-    /// Donors that cannot be reached now.
+    /// Number of donors that are unreachable.
     away: u32,
-    /// Whether somebody has paused the guest.
+    /// Whether a user has paused the guest.
     held: bool,
 }
 
-/// What a run is doing.
+/// Current state of a run.
 #[derive(Clone, Debug)]
 pub struct Now {
-    /// What the guest is doing.
+    /// State of the guest.
     pub state: VmState,
-    /// Whether somebody has paused it.
+    /// Whether a user has paused it.
     pub held: bool,
     /// The errors so far.
     pub errors: Errors,
 }
 
-/// Why a run does not do what it was told.
+/// Why a run does not follow a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotDone {
     /// It ends.
     Ending,
-    /// Its processors do not run yet.
+    /// Its vCPUs do not run yet.
     Starting,
-    /// Something in it does not stand still in time.
+    /// Its vCPUs and devices did not pause in time.
     Late,
     /// The guest does not listen to its power button.
     NoButton,
@@ -108,7 +108,7 @@ impl State {
         }
     }
 
-    /// What follows from a donor's return.
+    /// Describes the effect of a donor's return.
     fn prospect(&self) -> &'static str {
         match (self.away, self.held) {
             (0, false) => "resumes",
@@ -118,19 +118,19 @@ impl State {
     }
 }
 
-/// Watches over one run.
+/// Supervises one run.
 #[derive(Debug, Default)]
 pub struct Supervisor {
     state: Mutex<State>,
     changed: Condvar,
     report: Option<ReportFile>,
-    /// The exit code is that of a command in the guest.
+    /// Whether the exit code is that of a command in the guest.
     exec: bool,
 }
 
 impl Supervisor {
-    /// Starts to watch the run of this configuration. Should the process have to be ended by
-    /// force, a report is left.
+    /// Starts to supervise the run of this configuration. If the process has to be ended by force,
+    /// a report is written.
     pub fn start(config: &RunConfig, report: Option<ReportFile>) -> io::Result<Arc<Self>> {
         let supervisor = Arc::new(Self {
             report,
@@ -159,7 +159,7 @@ impl Supervisor {
                         forced_end::at_once(code);
                     }
                     told = true;
-                    // When the run is ending already, why it does is what counts.
+                    // If the run is already ending, the earlier reason counts.
                     of_signals.end(End { code, error: None });
                 }
             })?;
@@ -170,14 +170,14 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// Takes the events of the fabric.
+    /// Returns the observer for events of the fabric.
     pub fn observer(self: &Arc<Self>) -> FabricObserver {
         let supervisor = Arc::clone(self);
         Arc::new(move |event| supervisor.take(event))
     }
 
-    /// From now on the machine is paused, resumed and stopped as it is called for. False when
-    /// the run is to end already.
+    /// Starts to pause, resume and stop the machine as required. Returns false when the run is to
+    /// end already.
     pub fn attend(&self, machine: MachineHandle) -> bool {
         let mut state = self.lock();
         if state.away > 0 || state.held {
@@ -190,8 +190,8 @@ impl Supervisor {
         true
     }
 
-    /// The machine is gone, with its donors' links, and another one follows. False when the run is to
-    /// end instead.
+    /// Prepares for another boot after the machine and its donors' links were released. Returns
+    /// false when the run is to end instead.
     pub fn begin_anew(&self) -> bool {
         let mut state = self.lock();
         state.machine = None;
@@ -199,7 +199,7 @@ impl Supervisor {
         state.end.is_none()
     }
 
-    /// What the run is doing.
+    /// Returns the current state of the run.
     pub fn now(&self) -> Now {
         let state = self.lock();
         Now {
@@ -209,8 +209,8 @@ impl Supervisor {
         }
     }
 
-    /// Pauses the guest, and waits up to `limit` until it stands still. If it does not, the pause
-    /// stays asked for.
+    /// Pauses the guest, and waits up to `limit` until it is paused. If it is not, the request
+    /// stays in force.
     pub fn hold(&self, limit: Duration) -> Result<VmState, NotDone> {
         let machine = {
             let mut state = self.lock();
@@ -221,14 +221,14 @@ impl Supervisor {
             }
             state.machine.clone()
         };
-        // One that is not there yet begins paused.
+        // A machine that does not exist yet starts paused.
         if machine.is_some_and(|machine| !machine.wait_until_paused(limit)) {
             return Err(NotDone::Late);
         }
         Ok(self.now().state)
     }
 
-    /// Lets the guest go on, as far as its donors are there.
+    /// Resumes the guest, unless a donor is unreachable.
     pub fn release(&self) -> Result<VmState, NotDone> {
         let mut state = self.lock();
         state.not_ending()?;
@@ -237,8 +237,8 @@ impl Supervisor {
         Ok(state.doing())
     }
 
-    /// Presses the guest's power button. One that somebody has paused goes on, or it would not
-    /// notice.
+    /// Presses the guest's power button. Resumes a guest that a user has paused, which could not
+    /// react otherwise.
     pub fn press_power_button(&self) -> Result<VmState, NotDone> {
         let mut state = self.lock();
         state.not_ending()?;
@@ -259,8 +259,7 @@ impl Supervisor {
         });
     }
 
-    /// The run has ended by itself or as it was told. Gives why it was told, and the errors
-    /// seen on the way.
+    /// Records the end of the run. Returns the reason if it was requested, and the errors so far.
     pub fn finish(&self) -> (Option<End>, Vec<String>) {
         let mut state = self.lock();
         state.finished = true;
@@ -310,7 +309,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives what follows from it.
+    /// Returns the effect.
     fn donor_came(&self) -> &'static str {
         let mut state = self.lock();
         state.away = state.away.saturating_sub(1);
@@ -318,13 +317,13 @@ impl Supervisor {
         state.prospect()
     }
 
-    /// Warns of what went wrong, and keeps it for the report.
+    /// Logs an error as a warning, and keeps it for the report.
     pub fn note(&self, error: String) {
         tracing::warn!("{error}");
         self.lock().errors.push(error);
     }
 
-    /// Ends the run, unless it ends already.
+    /// Ends the run, unless it is already ending.
     fn end(&self, end: End) {
         let mut state = self.lock();
         if state.end.is_some() || state.finished {
@@ -337,7 +336,7 @@ impl Supervisor {
         self.changed.notify_all();
     }
 
-    /// Ends the run when it lasts for longer than `--timeout`.
+    /// Ends the run after `--timeout`.
     fn end_after(&self, limit: Duration) {
         let over = |state: &mut State| state.end.is_none() && !state.finished;
         let (state, waited) = self
@@ -356,8 +355,8 @@ impl Supervisor {
         }
     }
 
-    /// Waits for the run to finish within `limit`, and longer while a disk is at work; `None` when it
-    /// has.
+    /// Waits up to `limit` for the run to finish, and longer while a disk is busy; returns `None`
+    /// when it has.
     fn late<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -384,8 +383,8 @@ impl Supervisor {
         }
     }
 
-    /// Ends the process when the run does not: a thread that waits for a page of a lost donor
-    /// waits for ever.
+    /// Ends the process when the run does not end: a thread that waits for a page of a lost donor
+    /// waits forever.
     fn watch_end(&self) {
         let state = self.lock();
         let state = self
@@ -395,7 +394,7 @@ impl Supervisor {
         if state.finished {
             return;
         }
-        // What does not run yet ends when it is about to, if nothing is in its way.
+        // A machine that does not run yet ends before its start, if nothing blocks it.
         let limit = if state.machine.is_some() {
             END_TIME_MAX
         } else {
@@ -406,7 +405,7 @@ impl Supervisor {
         };
         let Some(end) = state.end.clone() else { return };
         let mut errors = state.errors.clone().lines();
-        // Signals are still heard.
+        // Unlocked, so that signals are still handled.
         drop(state);
         let code = if self.exec {
             end.code.with_exec()

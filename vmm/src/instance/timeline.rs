@@ -1,4 +1,4 @@
-//! Counts faults now and then, for the report's picture of them over time.
+//! Samples the counts of faults, for the report's chart over time.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use crate::report::{Distribution, Distributions, FaultCounts, Timeline};
 use memory_fabric::stats::{Histogram, PagerStats};
 
-/// The first length of an interval.
+/// Initial length of an interval.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Counts faults on a thread of its own.
+/// Samples the counts of faults on a separate thread.
 #[derive(Debug)]
 pub struct Sampler {
     ended: Arc<(Mutex<bool>, Condvar)>,
@@ -19,7 +19,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Begins to count.
+    /// Starts sampling.
     pub fn start(stats: Arc<PagerStats>) -> io::Result<Self> {
         let ended = Arc::new((Mutex::new(false), Condvar::new()));
         let of_thread = Arc::clone(&ended);
@@ -29,7 +29,7 @@ impl Sampler {
         Ok(Self { ended, thread })
     }
 
-    /// Ends, and gives what was counted.
+    /// Stops sampling, and returns the samples.
     pub fn finish(self) -> Option<Timeline> {
         let (ended, changed) = &*self.ended;
         *ended.lock().unwrap_or_else(PoisonError::into_inner) = true;
@@ -74,7 +74,7 @@ fn counts(stats: &PagerStats) -> FaultCounts {
     }
 }
 
-/// How many faults took how long.
+/// Returns the distributions of fault latencies.
 pub fn distributions(stats: &PagerStats) -> Distributions {
     Distributions {
         remote: distribution(&stats.remote),
@@ -84,7 +84,7 @@ pub fn distributions(stats: &PagerStats) -> Distributions {
     }
 }
 
-/// The same of one histogram.
+/// Converts one histogram.
 pub fn distribution(histogram: &Histogram) -> Distribution {
     let counts = histogram.counts();
     counts

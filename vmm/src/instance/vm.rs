@@ -1,4 +1,4 @@
-//! A running VM as its routes and its report see it. Nothing in it leads to guest memory.
+//! A running VM, as its routes and its report see it. It provides no access to guest memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -18,41 +18,41 @@ use crate::report::{Guest, Host, TransportUsed};
 /// A VM from the start of its process to the end, over all boots of its guest.
 #[derive(Debug)]
 pub struct Instance {
-    /// Its name at donors and for clients.
+    /// Its name for donors and clients.
     pub name: String,
-    /// When its process started.
+    /// Start time of its process.
     pub started: Instant,
     /// The host it runs on.
     pub host: Host,
-    /// The guest as it was configured.
+    /// The configured guest.
     pub guest: Guest,
-    /// How it was started.
+    /// Its configuration.
     pub config: RunConfig,
-    /// What pauses, resumes and ends it.
+    /// Pauses, resumes and ends it.
     pub supervisor: Arc<Supervisor>,
-    /// How often its added memory has changed, over all boots.
+    /// Counts the changes of its added memory, over all boots.
     pub hotplug_changes: Changes,
     restarts: AtomicU64,
     booted: Mutex<Option<Arc<BootedVm>>>,
 }
 
-/// One boot of the guest: there from the moment that its memory and devices are.
+/// One boot of the guest, from the creation of its memory and devices.
 #[derive(Debug)]
 pub struct BootedVm {
     /// The counters and the map of its memory.
     pub view: FabricView,
-    /// How its pages travelled at the start.
+    /// Its transports at the start.
     pub transport: TransportUsed,
     /// The balloon, unless it is off.
     pub balloon: Option<Arc<Balloon>>,
-    /// The memory that can be added, where the VM was started for that.
+    /// The added memory, if the VM is configured for it.
     pub hotplug: Option<HotplugMemory>,
-    /// The machine, once its kernel is loaded, and how long everything until then took.
+    /// The machine, once its kernel is loaded, and the time of all preparations.
     machine: OnceLock<(MachineHandle, Duration)>,
 }
 
 impl Instance {
-    /// A VM whose guest is not booted yet.
+    /// Creates a VM whose guest is not booted yet.
     pub fn new(
         name: String,
         started: Instant,
@@ -74,24 +74,24 @@ impl Instance {
         }
     }
 
-    /// This boot; refused as long as there is none.
+    /// Returns the current boot, or a refusal if there is none.
     pub fn booted(&self) -> Result<Arc<BootedVm>, Refusal> {
         self.slot().clone().ok_or_else(starting)
     }
 
-    /// Shows a boot to clients.
+    /// Publishes a boot.
     pub fn set_booted(&self, booted: Arc<BootedVm>) {
         *self.slot() = Some(booted);
     }
 
-    /// Forgets the boot that has ended. Returns how often the guest was restarted.
+    /// Removes the boot that has ended. Returns the number of restarts.
     pub fn restart(&self) -> u64 {
         *self.slot() = None;
-        // Relaxed: a number to look at.
+        // Relaxed: only for display.
         self.restarts.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// How often the guest was restarted.
+    /// Returns the number of restarts of the guest.
     pub fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::Relaxed)
     }
@@ -102,7 +102,7 @@ impl Instance {
 }
 
 impl BootedVm {
-    /// A boot whose machine follows.
+    /// Creates a boot whose machine follows.
     pub fn new(
         view: FabricView,
         transport: TransportUsed,
@@ -118,19 +118,19 @@ impl BootedVm {
         }
     }
 
-    /// Shows the machine, which was ready after this time.
+    /// Publishes the machine, with the time of its preparation.
     pub fn set_machine(&self, machine: MachineHandle, prepared: Duration) {
         // A boot has one machine.
         let _ = self.machine.set((machine, prepared));
     }
 
-    /// The machine; refused until its kernel is loaded.
+    /// Returns the machine, or a refusal until its kernel is loaded.
     pub fn machine(&self) -> Result<&MachineHandle, Refusal> {
         let (machine, _) = self.machine.get().ok_or_else(starting)?;
         Ok(machine)
     }
 
-    /// From the start of the boot until the guest's init ran, in milliseconds.
+    /// Returns the time from the start of the boot until the guest's init ran, in milliseconds.
     pub fn time_to_init_ms(&self) -> Option<f64> {
         let (machine, prepared) = self.machine.get()?;
         let time = machine.time_to_init()?;
@@ -138,7 +138,7 @@ impl BootedVm {
     }
 }
 
-/// The refusal of what needs a guest that is there.
+/// Returns the refusal of requests that need a booted guest.
 pub fn starting() -> Refusal {
     let text = "the VM is starting; try again";
     Refusal::new(RefusalCode::Starting, text)

@@ -1,4 +1,4 @@
-//! What a VM can be asked and told on its control socket.
+//! The requests to a VM's control socket.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::supervisor::NotDone;
 use super::vm::{BootedVm, Instance, starting};
 use super::{hotplug_routes, metrics, observe};
 
-/// The table; `docs/openapi.json` has the same for readers.
+/// The table; `docs/openapi.json` documents it.
 pub const ROUTES: &[Route<Arc<Instance>>] = &[
     look("/v1/status", |instance, _| {
         answer(200, &observe::status(instance, &*instance.booted()?))

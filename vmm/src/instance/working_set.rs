@@ -12,17 +12,17 @@ use memory_fabric::working_set::{self, Subject, WorkingSetError};
 
 use crate::failure::Failure;
 
-/// What is to be recorded of this run.
+/// The working set to record.
 #[derive(Debug)]
 pub struct WorkingSet {
     record: Option<(PathBuf, Subject)>,
-    /// Pages that are replayed.
+    /// Number of pages to replay.
     replayed: u64,
 }
 
 impl WorkingSet {
-    /// Reads what an earlier run recorded, and finds out whether this one can be. What does not
-    /// fit is left alone with a warning: the guest boots without.
+    /// Reads the working set of an earlier run, and checks whether this one can be recorded. An
+    /// unsuitable file is ignored with a warning: the guest boots without it.
     pub fn prepare(config: &RunConfig, fabric: &mut FabricConfig) -> Result<Self, Failure> {
         let (record, replay) = (&config.record_working_set, &config.replay_working_set);
         if record.is_none() && replay.is_none() {
@@ -60,8 +60,8 @@ impl WorkingSet {
         })
     }
 
-    /// Shows how far the replay is, which goes on while the guest boots. What memory has no room for counts
-    /// as done.
+    /// Displays the progress of the replay, which continues while the guest boots. Pages without
+    /// room in memory count as done.
     #[must_use]
     pub fn follow(&self, fabric: &Fabric) -> Followed {
         let (stats, pages) = (Arc::clone(fabric.stats()), self.replayed);
@@ -69,10 +69,10 @@ impl WorkingSet {
         Followed::begin("replaying the working set", pages, "pages", done)
     }
 
-    /// Writes what was recorded. What comes back is why that was not possible, in one line.
+    /// Writes the recorded working set. Returns an error as a single line.
     pub fn save(&self, fabric: &Fabric) -> Option<String> {
         let (path, subject) = self.record.as_ref()?;
-        // Nothing is recorded when all memory is here.
+        // Nothing is recorded when all memory is local.
         let (runs, cut) = fabric.working_set().unwrap_or_default();
         if cut {
             tracing::warn!(

@@ -1,18 +1,18 @@
-//! The terminal of a bar, with the cursor behind it.
+//! The terminal of a bar, with the cursor after it.
 
 use std::io;
 
 use console::Term;
 use indicatif::TermLike;
 
-/// Standard error, where the rest of the bar's line stays free. By itself the bar's crate fills that with
-/// spaces, so that what is typed, as the `^C` of Ctrl-C, begins another line, and the bar is left there when
-/// it goes.
+/// Standard error, on which the rest of the bar's line stays free. The bar's crate would fill it
+/// with spaces, so that typed text, such as the `^C` of Ctrl-C, would start another line, and the
+/// bar would remain.
 #[derive(Debug)]
 pub struct FreeLine(Term);
 
 impl FreeLine {
-    /// The terminal that stderr is.
+    /// Returns the terminal on stderr.
     #[must_use]
     pub fn stderr() -> Self {
         Self(Term::buffered_stderr())
@@ -64,7 +64,7 @@ impl TermLike for FreeLine {
     }
 }
 
-/// Whether that is no part of a bar: the line was cleared before.
+/// Returns whether this is not a part of a bar: the line was cleared before.
 fn is_filling(text: &str) -> bool {
     text.bytes().all(|byte| byte == b' ')
 }

@@ -10,53 +10,53 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
-/// How long a pipe's reader may keep a report waiting.
+/// How long the reader of a pipe may block a report.
 pub const REPORT_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// Pause between attempts to open a named pipe that nobody reads: of its reader nobody is told.
+/// Pause between attempts to open a named pipe without a reader: no event reports its reader.
 const OPEN_PAUSE: Duration = Duration::from_millis(20);
 
 /// Why a report cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// Its directory or the file does not allow it.
+    /// The file or its directory cannot be written.
     #[error("cannot write --report {}; name a file in a directory that exists, has room and that you may write to", path.display())]
     Write {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Its error.
         source: io::Error,
     },
-    /// The contents cannot be JSON.
+    /// The contents cannot be serialized.
     #[error("cannot express the report as JSON")]
     Json(#[source] serde_json::Error),
 }
 
-/// A place for a report that was found to be writable before the work began.
+/// The destination of a report, whose writability was checked before the run.
 ///
-/// A regular file is replaced as a whole: readers see the old one or the new one. Anything else
-/// (a pipe, a device) is written to.
+/// A regular file is replaced atomically: readers see the old one or the new one. Anything else (a
+/// pipe, a device) is written to.
 #[derive(Clone, Debug)]
 pub struct ReportFile {
-    /// As it was named, for messages.
+    /// Its path as given, for messages.
     named: PathBuf,
     target: Target,
 }
 
 #[derive(Clone, Debug)]
 enum Target {
-    /// A file to replace, and the temporary one beside it.
+    /// A file to replace, and the temporary one next to it.
     Replace { file: PathBuf, temporary: PathBuf },
-    /// Something that is not a file.
+    /// Not a regular file.
     Direct(PathBuf),
 }
 
 impl ReportFile {
-    /// Finds out whether a report can be written to `path`, and leaves nothing behind.
+    /// Checks whether a report can be written to `path`, without leaving a file behind.
     ///
     /// # Errors
     ///
-    /// If it cannot.
+    /// Fails if it cannot.
     pub fn prepare(path: &Path) -> Result<Self, ReportError> {
         let failed = |source| ReportError::Write {
             path: path.into(),
@@ -68,7 +68,7 @@ impl ReportFile {
                 create_new(temporary).map_err(failed)?;
                 fs::remove_file(temporary).map_err(failed)?;
             }
-            // A pipe is not opened early: its reader would see an end.
+            // A pipe is not opened early, since its reader would see an end.
             Target::Direct(_) => {}
         }
         Ok(Self {
@@ -77,12 +77,12 @@ impl ReportFile {
         })
     }
 
-    /// Writes a report, or anything else that is written the same way.
+    /// Writes a report, or any other serializable data.
     ///
     /// # Errors
     ///
-    /// If the file cannot be written; an older file is then still there, whole. If nobody has read a pipe
-    /// for [`REPORT_TIME_MAX`].
+    /// Fails if the file cannot be written; an older file then remains intact. Fails if a pipe has
+    /// no reader for [`REPORT_TIME_MAX`].
     pub fn write(&self, report: &impl Serialize) -> Result<(), ReportError> {
         let mut text = serde_json::to_vec_pretty(report).map_err(ReportError::Json)?;
         text.push(b'\n');
@@ -97,7 +97,7 @@ impl ReportFile {
     }
 }
 
-/// Writes to what is no file, such as a pipe.
+/// Writes to something that is not a regular file, such as a pipe.
 fn write_direct(path: &Path, mut text: &[u8]) -> io::Result<()> {
     let deadline = Instant::now() + REPORT_TIME_MAX;
     let mut options = OpenOptions::new();
@@ -106,7 +106,7 @@ fn write_direct(path: &Path, mut text: &[u8]) -> io::Result<()> {
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
     let mut file = loop {
         match options.open(path) {
-            // Nobody reads it yet.
+            // It has no reader yet.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
                 if Instant::now() >= deadline {
                     return Err(not_read());
@@ -136,7 +136,7 @@ fn wait_for_reader(file: &File, deadline: Instant) -> io::Result<()> {
         return Err(not_read());
     }
     let left = Timespec::try_from(left).map_err(io::Error::other)?;
-    // Whatever the result is, the next write shows it.
+    // The next write reports any error.
     let _ = rustix::event::poll(&mut [PollFd::new(file, PollFlags::OUT)], Some(&left));
     Ok(())
 }
@@ -150,7 +150,7 @@ fn target_of(path: &Path) -> io::Result<Target> {
     let file = match fs::metadata(path) {
         Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
         Ok(found) if !found.is_file() => return Ok(Target::Direct(path.into())),
-        // Through a symbolic link, so that what it points to is replaced and not the link.
+        // Follows a symbolic link, so that its target is replaced.
         Ok(_) => fs::canonicalize(path)?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.into(),
         Err(error) => return Err(error),
@@ -166,8 +166,8 @@ fn target_of(path: &Path) -> io::Result<Target> {
     Ok(Target::Replace { file, temporary })
 }
 
-/// Makes a file in the place of one that a process of this number was killed before it removed it, as happens
-/// again and again in containers, where the number is always the same.
+/// Creates a file, replacing the remains of a killed process with the same id, which is common in
+/// containers.
 fn create_new(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -182,7 +182,7 @@ fn replace(file: &Path, temporary: &Path, text: &[u8]) -> io::Result<()> {
         fs::rename(temporary, file)
     });
     if written.is_err() {
-        // The error that matters is the first; a temporary file that was never made is no other.
+        // The first error is the one to report; the temporary file may not exist.
         let _ = fs::remove_file(temporary);
     }
     written

@@ -1,4 +1,5 @@
-//! The status of a running VM or node: its types, how the fabric fills them, and how they are drawn.
+//! The status of a running VM or node: its types, their conversion from the fabric, and their
+//! display.
 
 pub mod observed;
 pub mod screen;

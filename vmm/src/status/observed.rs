@@ -1,4 +1,4 @@
-//! The parts of a status that the fabric supplies, as types of the API.
+//! The parts of a status that come from the fabric, as types of the API.
 
 use memory_fabric::donor::rdma::{PairAddress, RdmaConnection};
 use memory_fabric::donor::server::Donor;
@@ -9,7 +9,7 @@ use memory_fabric::rdma::{DeviceUsage, Usage, pinned_bytes};
 use super::heat::{BlockStatus, ExtentStatus, HeatStatus};
 use super::rdma::{DeviceInUse, Endpoint, Endpoints, InUse, NodeRdma, RdmaResources};
 
-/// The heat map of the fabric.
+/// Converts the fabric's heat map.
 #[must_use]
 pub fn heat(heat: &Heat) -> HeatStatus {
     let extents = heat.extents.iter().map(|extent| ExtentStatus {
@@ -40,7 +40,8 @@ fn block(heat: &BlockHeat) -> BlockStatus {
     }
 }
 
-/// What this process uses of RDMA devices. Calls no verb and takes no lock that a verb's caller holds.
+/// Returns the RDMA resources that this process uses. Calls no verb and takes no lock that a caller
+/// of verbs holds.
 #[must_use]
 pub fn rdma_resources() -> RdmaResources {
     RdmaResources {
@@ -49,7 +50,7 @@ pub fn rdma_resources() -> RdmaResources {
     }
 }
 
-/// What the node of this donor has of RDMA.
+/// Returns the RDMA resources of this donor.
 #[must_use]
 pub fn node_rdma(donor: &Donor) -> NodeRdma {
     let (connections, active) = donor.rdma_connections();

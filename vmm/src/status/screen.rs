@@ -1,4 +1,4 @@
-//! The status for people: one screen a VM.
+//! The status as text: one screen for each VM.
 
 pub mod heat;
 mod rdma;
@@ -10,7 +10,7 @@ use crate::config::cpu_list::CpuList;
 use crate::report::{FaultKind, Percentiles, Role, Traffic, TrafficClass};
 use crate::size::ByteSize;
 
-/// A VM on one screen.
+/// Formats a VM on one screen.
 #[must_use]
 pub fn vm(status: &VmStatus) -> String {
     let mut text = String::new();
@@ -117,10 +117,10 @@ pub fn vm(status: &VmStatus) -> String {
     text
 }
 
-/// The longest list of CPUs that fits a line.
+/// Longest list of CPUs that fits a line.
 const CPU_LIST_CHARS_MAX: usize = 30;
 
-/// On which CPU of the host each vCPU runs.
+/// Describes the host CPU of each vCPU.
 fn pinning(cpus: &[u32]) -> String {
     let mut list = CpuList(cpus.to_vec()).to_string();
     if list.len() > CPU_LIST_CHARS_MAX {
@@ -131,7 +131,7 @@ fn pinning(cpus: &[u32]) -> String {
     format!("pinned     each vCPU to a CPU of the host, in order: {list}")
 }
 
-/// What pages took on the network, over all donors, and where they are compressed now.
+/// Describes the network traffic of pages with all donors, and where they are compressed now.
 fn wire(nodes: &[NodeNow]) -> String {
     let all: Vec<Traffic> = nodes.iter().filter_map(|now| now.node.traffic).collect();
     let classes = || all.iter().flat_map(Traffic::classes);
@@ -185,7 +185,7 @@ fn nodes(line: &mut impl FnMut(String), nodes: &[NodeNow]) {
     }
 }
 
-/// A line for a kind of fault, and one for each of its stages that took time.
+/// Adds a line for a kind of fault, and one for each of its stages with a duration.
 fn fault_rows(line: &mut impl FnMut(String), name: &str, kind: &FaultKind) {
     line(row(
         name,
@@ -217,7 +217,7 @@ fn row<T: AsRef<str>>(name: &str, count: &str, times: [T; 4]) -> String {
     line
 }
 
-/// A node in some lines.
+/// Formats a node in several lines.
 #[must_use]
 pub fn node(status: &NodeStatus) -> String {
     let counters = &status.counters;
@@ -252,7 +252,7 @@ fn micros(us: f64) -> String {
     format!("{us:.1}")
 }
 
-/// A time for people.
+/// Formats a duration.
 pub(crate) fn duration(seconds: f64) -> String {
     if seconds < 120.0 {
         return format!("{seconds:.1} s");

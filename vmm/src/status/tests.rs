@@ -1,4 +1,4 @@
-//! Tests of what is shown.
+//! Tests of the displayed status.
 
 use ssi_hv_api::fixtures::{block, node_status, status};
 

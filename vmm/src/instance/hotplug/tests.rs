@@ -1,4 +1,4 @@
-//! What a look at added memory shows, and what it is told of.
+//! The visible state of added memory, and its notifications.
 
 use super::*;
 use crate::config::RunSettings;
@@ -18,7 +18,7 @@ fn grown(region: MemRegion, first: u64, count: u64) -> FreeRange {
 fn each_block_that_comes_or_goes_is_told_and_what_fails_is_not() {
     let size = |bytes| ByteSize::from_bytes(bytes);
     let settings = RunSettings {
-        // It is not looked at.
+        // The file is not read.
         kernel: Some(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml").into()),
         memory: size(64 << 20),
         hotplug_memory: Some(size(BLOCKS * MEM_BLOCK_BYTES)),

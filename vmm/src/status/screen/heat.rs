@@ -6,17 +6,17 @@ use crate::config::PAGE_SIZE_BYTES;
 use crate::size::ByteSize;
 use crate::status::heat::{BlockStatus, ExtentStatus, HeatStatus};
 
-/// Blocks on a line.
+/// Blocks per line.
 const COLUMNS: usize = 64;
 
-/// What the characters mean.
+/// Meaning of the characters.
 const LEGEND: &str = "\
 .  never written, or all zero        -  touched, and nothing of it is here
 1 to 9  tenths of what was touched that are here     #  all of it is here
 *  here in part, with faults in the last 20 s on a quarter of its pages or more
 ";
 
-/// The map as text; blocks with recent faults are in colour if `colour` is set.
+/// Formats the map; blocks with recent faults are in colour if `colour` is set.
 #[must_use]
 pub fn map(heat: &HeatStatus, colour: bool) -> String {
     let mut text = String::new();
@@ -71,7 +71,7 @@ fn push_rows(text: &mut String, extent: &ExtentStatus, colour: bool) {
     }
 }
 
-/// The character that stands for a block.
+/// Returns the character for a block.
 pub(in crate::status) fn character(block: &BlockStatus) -> char {
     let here = block.resident + block.leaving + block.arriving;
     let touched = here + block.remote;
@@ -84,7 +84,7 @@ pub(in crate::status) fn character(block: &BlockStatus) -> char {
     } else if block.remote == 0 {
         '#'
     } else {
-        // Something is here and something is not: neither none nor all.
+        // A partly local block is shown as neither none nor all.
         let tenths = u64::from(here) * 10 / u64::from(touched);
         let digit = u32::try_from(tenths.clamp(1, 9)).unwrap_or(9);
         char::from_digit(digit, 10).unwrap_or('9')

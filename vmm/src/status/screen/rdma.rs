@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::size::ByteSize;
 use crate::status::rdma::{InUse, RdmaResources};
 
-/// Two lines for each device.
+/// Formats two lines for each device.
 pub(super) fn lines(resources: &RdmaResources) -> String {
     let mut text = String::new();
     for used in &resources.resources {
@@ -25,7 +25,7 @@ pub(super) fn lines(resources: &RdmaResources) -> String {
     text
 }
 
-/// "2 of 10".
+/// Formats "2 of 10".
 fn of_limit(used: InUse) -> String {
     let limit = used.limit.map(|limit| format!(" of {limit}"));
     format!("{}{}", used.in_use, limit.unwrap_or_default())
