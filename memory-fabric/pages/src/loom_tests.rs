@@ -18,14 +18,14 @@ struct World {
     here: AtomicU32,
     /// The page's bytes at home.
     home: AtomicU32,
-    /// A fault was handed back by the evictor.
+    /// Whether the evictor handed a fault back.
     handed_back: AtomicBool,
-    /// How many queues the page is in.
+    /// Number of queues that contain the page.
     queues: AtomicU32,
-    /// What the fingerprint in each slot is of; `GONE` in a free one. There are two, since a slot
-    /// is freed after its page was dropped, when it may be fetched again.
+    /// The bytes of the fingerprint in each slot; `GONE` in a free one. There are two, since a slot
+    /// is freed after its page was dropped, when the page may be fetched again.
     remembered: [AtomicU32; 2],
-    /// Writes to its home.
+    /// Number of writes to its home.
     written: AtomicU32,
 }
 
@@ -62,7 +62,7 @@ impl World {
         })
     }
 
-    /// One write fault, as `pager::fault` serves it. True when the page was mapped; false
+    /// One write fault, as `pager::fault` serves it. Returns true when the page was mapped; false
     /// when the fault was left to the evictor.
     fn serve_write_fault(&self) -> bool {
         loop {
@@ -99,7 +99,7 @@ impl World {
                         return false;
                     }
                 }
-                // The page was discarded: it is made of zeros, and is dirty.
+                // The page was discarded: it is filled with zeroes, and is dirty.
                 Kind::Untouched => {
                     if self.entry.begin_install(seen) {
                         assert_eq!(self.here.load(SeqCst), GONE, "zeros over bytes");
@@ -114,8 +114,8 @@ impl World {
         }
     }
 
-    /// Releases the page, which is mapped, as `pager::Shared::release` does. Returns whether somebody
-    /// waits for that.
+    /// Releases the mapped page, as `pager::Shared::release` does. Returns whether a fault waits
+    /// for it.
     fn release(&self) -> bool {
         let is_new = self.entry.list();
         let contended = self.entry.finish_install();
@@ -130,8 +130,8 @@ impl World {
         assert_eq!(self.queues.fetch_add(1, SeqCst), 0, "in two queues at once");
     }
 
-    /// Takes the page out of its queue, as the evictor does when it comes across it; puts it
-    /// back when it has bytes.
+    /// Takes the page out of its queue, as the evictor does when it reaches it; puts it back when
+    /// it has bytes.
     fn pop(&self) {
         if self.queues.load(SeqCst) == 0 {
             return;
@@ -142,8 +142,8 @@ impl World {
         }
     }
 
-    /// One discard, as `pager::evict::discard` makes it. False when somebody else holds the
-    /// page, and it must be tried again.
+    /// One discard, as `pager::evict::discard` makes it. Returns false when another thread holds
+    /// the page, and it must be retried.
     fn discard(&self) -> bool {
         loop {
             let seen = self.entry.state();
@@ -180,7 +180,7 @@ impl World {
         world
     }
 
-    /// One page fetched ahead, as `pager::prefetch` does it.
+    /// One prefetched page, as `pager::prefetch` does it.
     fn fetch_ahead(&self) {
         let seen = self.entry.state();
         if seen.kind() != Kind::Remote || !self.entry.begin_fetch(seen) {
@@ -197,7 +197,7 @@ impl World {
         self.arrive();
     }
 
-    /// The oldest page that was fetched ahead, one too many, as `pager::ahead` takes it out.
+    /// The oldest prefetched page, one too many, as `pager::ahead` takes it out.
     fn drop_unused(&self) {
         if self.queues.load(SeqCst) == 0 {
             return;
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// Ends a drop, and frees the slot; whether somebody waits.
+    /// Ends a drop, and frees the slot; returns whether a fault waits.
     fn finish_drop(&self, to: Kind) -> bool {
         let before = self.entry.finish_drop(to);
         self.free_slot(before);
@@ -308,7 +308,7 @@ fn fault_against_eviction(dirty: bool) {
             assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
             assert!(world.serve_write_fault());
         }
-        // The write that faulted goes on, unless the page was unmapped again meanwhile.
+        // The write that faulted proceeds, unless the page was unmapped again in the meantime.
         if world.mapping.load(SeqCst) != UNMAPPED {
             assert_eq!(world.mapping.load(SeqCst), WRITABLE);
             world.here.store(8, SeqCst);
@@ -347,8 +347,8 @@ fn loom_two_faults_on_one_page_leave_one_owner_and_wake_both() {
     });
 }
 
-/// A discard while a write fault comes in, in the middle of whatever `before` and `after` do to
-/// the page: the fault gets the bytes or zeros, and the page is zero once it was discarded.
+/// A discard concurrent with a write fault, during whatever `before` and `after` do to the page:
+/// the fault gets the bytes or zeroes, and the page is zero after the discard.
 fn discard_against_fault(dirty: bool, before: fn(&World), after: fn(&World)) {
     loom::model(move || {
         let world = World::in_queue(dirty, true);
@@ -368,7 +368,7 @@ fn discard_against_fault(dirty: bool, before: fn(&World), after: fn(&World)) {
             assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
             assert!(world.serve_write_fault());
         }
-        // The holder has let go by now.
+        // The holder has released the page by now.
         if !discarded {
             discarded = world.discard();
         }
@@ -437,7 +437,7 @@ fn loom_a_page_that_arrives_while_it_is_discarded_is_in_one_queue() {
         if !second.join().unwrap() {
             assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
         }
-        // Unless the second fault held it just then.
+        // Unless the second fault held it at that moment.
         assert!(discarded || world.discard());
         world.pop();
         let listed = world.entry.state().is_listed();

@@ -1,5 +1,5 @@
-//! One 8-byte entry for each page: a state word that decides everything, and a queue link, which
-//! tells of a remote page when it was evicted.
+//! One 8-byte entry for each page: a state word that determines all actions, and a queue link,
+//! which stores the eviction stamp of a remote page.
 //!
 //! # States
 //!
@@ -15,40 +15,40 @@
 //!      +-- Dropping <---------------------------+- WritingBack
 //! ```
 //!
-//! `Installing` and `Fetching` are held by a fault thread, `Dropping` by the evictor: nobody
-//! else changes the page's bytes or its mapping while they last. The three states in which
-//! the page is not mapped but its bytes are still here (`Probation`, `WritingBack` and,
-//! briefly, `Dropping`) are only entered by the evictor, and only it unmaps. So a fault that
-//! finds `Probation` or `WritingBack` takes the page back by one compare-and-swap, and the
-//! evictor notices when its own fails.
+//! A fault thread holds pages in `Installing` and `Fetching`, and the evictor holds those in
+//! `Dropping`: no other thread changes the page's bytes or its mapping in these states. The three
+//! states in which the page is not mapped but its bytes are still local (`Probation`, `WritingBack`
+//! and, briefly, `Dropping`) are only entered by the evictor, and only the evictor unmaps. A fault
+//! that finds `Probation` or `WritingBack` therefore takes the page back with one compare-and-swap,
+//! and the evictor detects it when its own fails.
 //!
-//! A page that the guest has freed is discarded: the evictor takes it from `Remote` straight to
-//! `Untouched`, and from any of the states with bytes here by way of `Dropping`. It stays where
-//! it is in the evictor's queues, which cannot be left in the middle; *listed* remembers that.
+//! A page that the guest has freed is discarded: the evictor moves it from `Remote` directly to
+//! `Untouched`, and from any state with local bytes through `Dropping`. It stays in its queue of
+//! the evictor, from whose middle it cannot be removed; *listed* records that.
 //!
-//! Pages may also be fetched before anybody asks for them (`pager::prefetch`). Such a page goes
-//! from `Fetching` straight to `Probation`, flagged *ahead*: its bytes are here, it is not
-//! mapped, so that its first touch is seen, and the evictor may drop it as any other there.
+//! Pages may also be prefetched (`pager::prefetch`). Such a page goes from `Fetching` directly to
+//! `Probation`, flagged *ahead*: its bytes are local, it is not mapped, so that its first touch
+//! faults, and the evictor may drop it like any other page there.
 //!
 //! # Flags
 //!
-//! - *dirty*: the bytes here differ from those at home. A page that is not dirty is never
-//!   mapped writable.
-//! - *contended*: somebody faulted on the page while it was held; the holder must see to it.
+//! - *dirty*: the local bytes differ from those at home. A page that is not dirty is never mapped
+//!   writable.
+//! - *contended*: a fault occurred on the page while it was held; the holder must handle it.
 //! - *listed*: the page is in the arrivals, in a queue of the evictor or in its table of
-//!   write-backs, or whoever set the flag is about to put it there; nobody else may. It is set
-//!   by the holder of a page that gets bytes, before the page is let go of. A page without bytes
-//!   here is listed only when it was discarded; the evictor takes it out when it comes across it.
-//! - *ahead*: fetched before anybody asked for it, and not touched since. *chained*: the same,
-//!   and mapped along when the page before it is touched.
+//!   write-backs, or the thread that set the flag is about to put it there; no other thread may.
+//!   The holder of a page that gets bytes sets it before the release. A page without local bytes is
+//!   listed only when it was discarded; the evictor takes it out when it reaches it.
+//! - *ahead*: prefetched, and not touched since. *chained*: the same, and mapped along when the
+//!   page before it is touched.
 //!
 //! # Fingerprint
 //!
-//! The rest of the word is the slot of the page's [fingerprint](crate::fingerprint), if it has
-//! one: that of the bytes that its home holds. The slot belongs to the page from the fetch until
-//! the word lets it go: the thread that fetched the page sets it before it releases the page, and
-//! the evictor alone clears it, when the page is dropped or before it posts a write-back. So a
-//! slot in the word is that of this stay of the page, and no later one's.
+//! The rest of the word is the slot of the page's [fingerprint](crate::fingerprint), if it has one:
+//! that of the bytes at its home. The slot belongs to the page from the fetch until the word no
+//! longer contains it: the thread that fetched the page sets it before it releases the page, and
+//! only the evictor clears it, when the page is dropped or before a write-back is posted. A slot in
+//! the word thus belongs to the current residency of the page, and to no later one.
 
 mod state;
 
@@ -63,7 +63,7 @@ pub use state::{Kind, SLOTS_MAX, State};
 #[derive(Debug)]
 pub struct PageEntry {
     state: AtomicU32,
-    /// The next page in the queue that this page is in: its number plus one, or 0.
+    /// The next page in this page's queue: its number plus one, or 0.
     link: AtomicU32,
 }
 
@@ -71,7 +71,7 @@ pub struct PageEntry {
 const _: () = assert!(size_of::<PageEntry>() == 8);
 
 impl PageEntry {
-    /// The entry of an untouched page.
+    /// Creates the entry of an untouched page.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -80,22 +80,22 @@ impl PageEntry {
         }
     }
 
-    /// The state now. Acquire: pairs with the Release of every change, so that whoever sees
-    /// a state also sees the bytes and mappings that came before it.
+    /// Returns the current state. Acquire: pairs with the Release of every change, so that the
+    /// bytes and mappings that preceded a state are visible with it.
     #[must_use]
     pub fn state(&self) -> State {
         State(self.state.load(Ordering::Acquire))
     }
 
     fn swap_if(&self, from: State, to: State) -> bool {
-        // AcqRel: takes over what the previous holder did, hands on what we did.
+        // AcqRel: acquires the previous holder's effects, and releases ours.
         self.state
             .compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Acquire)
             .is_ok()
     }
 
-    /// Fault thread: takes an `Untouched` page to fill it, or one whose bytes are here
-    /// (`Resident`, `Probation`, `WritingBack`) to map it. False when the page is no longer
+    /// For the fault thread: takes an `Untouched` page to fill it, or one whose bytes are local
+    /// (`Resident`, `Probation`, `WritingBack`) to map it. Returns false when the page is no longer
     /// in the state `seen`.
     #[must_use]
     pub fn begin_install(&self, seen: State) -> bool {
@@ -106,15 +106,15 @@ impl PageEntry {
         self.swap_if(seen, seen.with_kind(Kind::Installing))
     }
 
-    /// Fault thread: takes a `Remote` page to fetch it.
+    /// For the fault thread: takes a `Remote` page to fetch it.
     #[must_use]
     pub fn begin_fetch(&self, seen: State) -> bool {
         debug_assert_eq!(seen.kind(), Kind::Remote);
         self.swap_if(seen, seen.only_listed(Kind::Fetching))
     }
 
-    /// Fault thread: remembers that somebody waits for the holder of the page, who sees
-    /// to it when done. False when the page is no longer in the state `seen`.
+    /// For the fault thread: records that a fault waits for the holder of the page, which handles
+    /// it when done. Returns false when the page is no longer in the state `seen`.
     #[must_use]
     pub fn contend(&self, seen: State) -> bool {
         debug_assert!(matches!(
@@ -124,8 +124,8 @@ impl PageEntry {
         self.swap_if(seen, State(seen.0 | CONTENDED))
     }
 
-    /// Holder of `Installing`: the page is dirty from now on. To be called before it is
-    /// mapped writable.
+    /// For the holder of `Installing`: marks the page dirty. Call it before the page is mapped
+    /// writable.
     pub fn mark_dirty(&self) {
         debug_assert!(matches!(
             self.state().kind(),
@@ -134,26 +134,26 @@ impl PageEntry {
         self.state.fetch_or(DIRTY, Ordering::AcqRel);
     }
 
-    /// Holder of `Fetching`, whose bytes are here: their fingerprint is in this slot.
+    /// For the holder of `Fetching` with the bytes: stores the slot of their fingerprint.
     pub fn set_fingerprint(&self, slot: u32) {
         debug_assert!(slot < SLOTS_MAX);
         debug_assert_eq!(self.state().kind(), Kind::Fetching);
         debug_assert_eq!(self.state().fingerprint(), None);
-        // AcqRel: pairs with the evictor's Acquire, so that it finds the fingerprint there.
+        // AcqRel: pairs with the evictor's Acquire, so that the fingerprint is visible to it.
         self.state
             .fetch_or((slot + 1) << FLAG_BITS, Ordering::AcqRel);
     }
 
-    /// Evictor: a write-back is posted next, so the fingerprint is not that of the bytes at home
-    /// any more. False when the page is no longer in the state `seen`: it was touched.
+    /// For the evictor: a write-back is posted next, so the fingerprint no longer belongs to the
+    /// bytes at home. Returns false when the page is no longer in the state `seen`: it was touched.
     #[must_use]
     pub fn clear_fingerprint(&self, seen: State) -> bool {
         debug_assert_eq!(seen.kind(), Kind::WritingBack);
         self.swap_if(seen, State(seen.0 & !SLOT))
     }
 
-    /// Holder of `Installing` or `Fetching`: the page is mapped. True when somebody else
-    /// faulted on it meanwhile and must be woken.
+    /// For the holder of `Installing` or `Fetching`: the page is mapped. Returns true when another
+    /// fault occurred in the meantime, whose thread must be woken.
     #[must_use]
     pub fn finish_install(&self) -> bool {
         let mut seen = self.state();
@@ -168,8 +168,8 @@ impl PageEntry {
         }
     }
 
-    /// Prefetcher, holder of `Fetching`: the bytes are here, and nobody asked for them yet. False
-    /// when somebody does: the page is still held, and must be mapped.
+    /// For the prefetcher, holder of `Fetching`: the bytes are local, and no fault waits for them
+    /// yet. Returns false when one does: the page is still held, and must be mapped.
     #[must_use]
     pub fn finish_ahead(&self, chained: bool) -> bool {
         let flags = AHEAD | if chained { CHAINED } else { 0 };
@@ -179,8 +179,8 @@ impl PageEntry {
         !seen.is_contended() && self.swap_if(seen, ahead)
     }
 
-    /// Holder of `Fetching`: the bytes did not come; the page is remote again. True when somebody
-    /// faulted meanwhile; that fault must then be handled anew.
+    /// For the holder of `Fetching`: the bytes did not arrive; the page is remote again. Returns
+    /// true when a fault occurred in the meantime, which must be handled again.
     #[must_use]
     pub fn abandon_fetch(&self) -> bool {
         let before = self.change(|seen| seen.only_listed(Kind::Remote));
@@ -188,17 +188,17 @@ impl PageEntry {
         before.is_contended()
     }
 
-    /// Evictor: puts a `Resident` page on probation. False when it is not resident. The
-    /// caller unmaps it next.
+    /// For the evictor: puts a `Resident` page on probation. Returns false when it is not resident.
+    /// The caller unmaps it next.
     #[must_use]
     pub fn begin_probation(&self) -> bool {
         let seen = self.state();
         seen.kind() == Kind::Resident && self.swap_if(seen, seen.with_kind(Kind::Probation))
     }
 
-    /// Evictor: takes an unmapped page that was not touched (`Probation`), or one that is
-    /// home (`WritingBack`), to drop it; the caller has taken it out of its queue. False when
-    /// it was touched.
+    /// For the evictor: takes an unmapped page that was not touched (`Probation`), or one that was
+    /// written back (`WritingBack`), to drop it; the caller has taken it out of its queue. Returns
+    /// false when it was touched.
     #[must_use]
     pub fn begin_drop(&self, from: Kind) -> bool {
         debug_assert!(matches!(from, Kind::Probation | Kind::WritingBack));
@@ -206,8 +206,8 @@ impl PageEntry {
         seen.kind() == from && self.swap_if(seen, seen.with_only(Kind::Dropping, 0))
     }
 
-    /// Evictor: takes a page whose bytes are here (`Resident`, `Probation`, `WritingBack`) to
-    /// free them, because the guest does not want them any more. It stays in its queue. False
+    /// For the evictor: takes a page whose bytes are local (`Resident`, `Probation`, `WritingBack`)
+    /// to free them, because the guest has freed the page. It stays in its queue. Returns false
     /// when it is no longer in the state `seen`.
     #[must_use]
     pub fn begin_discard(&self, seen: State) -> bool {
@@ -218,18 +218,18 @@ impl PageEntry {
         self.swap_if(seen, seen.with_only(Kind::Dropping, LISTED))
     }
 
-    /// Evictor: a `Remote` page whose bytes the guest does not want any more. False when it is
-    /// no longer in the state `seen`.
+    /// For the evictor: a `Remote` page that the guest has freed. Returns false when it is no
+    /// longer in the state `seen`.
     #[must_use]
     pub fn forget(&self, seen: State) -> bool {
         debug_assert_eq!(seen.kind(), Kind::Remote);
         self.swap_if(seen, seen.only_listed(Kind::Untouched))
     }
 
-    /// Holder of `Installing` or `Fetching`, before it lets go: true when it must put the page
-    /// into one of the evictor's places next; false when the page is in one already, and must be
-    /// left there. Listed while it is held, the page cannot come into a second place meanwhile,
-    /// whatever becomes of it.
+    /// For the holder of `Installing` or `Fetching`, before the release: returns true when it must
+    /// put the page into one of the evictor's places next; false when the page is in one already,
+    /// and must stay there. Listed while it is held, the page cannot enter a second place, whatever
+    /// happens to it.
     #[must_use]
     pub fn list(&self) -> bool {
         debug_assert!(matches!(
@@ -240,8 +240,8 @@ impl PageEntry {
         self.state.fetch_or(LISTED, Ordering::AcqRel) & LISTED == 0
     }
 
-    /// Evictor, which has taken the page out of a queue: true when there are no bytes here, so
-    /// that it stays out; false when it belongs into a queue.
+    /// For the evictor, which has taken the page out of a queue: returns true when it has no local
+    /// bytes, so that it stays out; false when it belongs into a queue.
     #[must_use]
     pub fn unlist(&self) -> bool {
         let mut seen = self.state();
@@ -254,8 +254,8 @@ impl PageEntry {
         false
     }
 
-    /// Evictor, which has taken the page out of a queue: leaves it out, bytes and all, until it is
-    /// touched again. False when somebody holds it.
+    /// For the evictor, which has taken the page out of a queue: leaves it out, with its bytes,
+    /// until it is touched again. Returns false when another thread holds it.
     #[must_use]
     pub fn set_aside(&self) -> bool {
         loop {
@@ -268,16 +268,17 @@ impl PageEntry {
         }
     }
 
-    /// Evictor: starts to send home a page on probation. False when it was touched.
+    /// For the evictor: starts to write back a page on probation. Returns false when it was
+    /// touched.
     #[must_use]
     pub fn begin_write_back(&self) -> bool {
         let seen = self.state();
         seen.kind() == Kind::Probation && self.swap_if(seen, seen.with_kind(Kind::WritingBack))
     }
 
-    /// Evictor, holder of `Dropping`: the bytes here are gone. Returns the state before: when it
-    /// was contended, a fault came meanwhile and must be handled anew; when it had a fingerprint,
-    /// the slot is free now.
+    /// For the evictor, holder of `Dropping`: the local bytes are freed. Returns the state before:
+    /// when it was contended, a fault occurred in the meantime and must be handled again; when it
+    /// had a fingerprint, the slot is free now.
     #[must_use]
     pub fn finish_drop(&self, to: Kind) -> State {
         debug_assert!(matches!(to, Kind::Untouched | Kind::Remote));
@@ -286,8 +287,8 @@ impl PageEntry {
         before
     }
 
-    /// Changes the state whatever it is, for the page's holder; others may set flags at the
-    /// same time. Gives the state before.
+    /// Changes any state, for the page's holder; others may set flags concurrently. Returns the
+    /// state before.
     fn change(&self, to: impl Fn(State) -> State) -> State {
         loop {
             let seen = self.state();
@@ -297,30 +298,30 @@ impl PageEntry {
         }
     }
 
-    /// The page that follows this one in its queue.
+    /// Returns the page that follows this one in its queue.
     pub fn link(&self) -> Option<PageIndex> {
-        // Relaxed: a link is only read by the queue's owner, which got it through the
-        // Acquire of the queue's head.
+        // Relaxed: a link is only read by the queue's owner, which obtained it through the Acquire
+        // of the queue's head.
         self.link
             .load(Ordering::Relaxed)
             .checked_sub(1)
             .map(PageIndex::new)
     }
 
-    /// Makes `next` the page that follows this one in its queue.
+    /// Sets the page that follows this one in its queue.
     pub fn set_link(&self, next: Option<PageIndex>) {
         let raw = next.map_or(0, |page| page.number() + 1);
         self.link.store(raw, Ordering::Relaxed);
     }
 
-    /// Holder of `Fetching`: what the eviction of the page left, which only a page that is in
-    /// no queue has.
+    /// For the holder of `Fetching`: returns the stamp from the page's eviction, which only a page
+    /// in no queue has.
     pub fn stamp(&self) -> u32 {
-        // Relaxed: the state, which the holder got by Acquire, came after it.
+        // Relaxed: the state, which the holder read with Acquire, was stored after it.
         self.link.load(Ordering::Relaxed)
     }
 
-    /// Holder of `Dropping`: leaves a number with the page, for whoever fetches it again.
+    /// For the holder of `Dropping`: stores a stamp for the next fetch of the page.
     pub fn set_stamp(&self, stamp: u32) {
         self.link.store(stamp, Ordering::Relaxed);
     }
@@ -332,8 +333,8 @@ impl Default for PageEntry {
     }
 }
 
-/// The entries of all pages of a guest: 8 bytes a page, taken from the host only when a page
-/// near it is first touched.
+/// The entries of all pages of a guest: 8 bytes per page, allocated by the kernel when a page near
+/// it is first touched.
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct PageMap {
@@ -343,11 +344,11 @@ pub struct PageMap {
 
 #[cfg(not(loom))]
 impl PageMap {
-    /// A map for the pages below number `pages`, all untouched.
+    /// Creates a map of untouched pages below number `pages`.
     ///
     /// # Errors
     ///
-    /// When the host has no address space left.
+    /// Fails when the host has no address space left.
     ///
     /// # Panics
     ///
@@ -365,7 +366,7 @@ impl PageMap {
         })
     }
 
-    /// The entry of a page.
+    /// Returns the entry of a page.
     ///
     /// # Panics
     ///
@@ -377,13 +378,12 @@ impl PageMap {
 
     fn entries(&self) -> &[PageEntry] {
         let first = self.entries.as_ptr().cast::<PageEntry>();
-        // SAFETY: the mapping holds `pages` entries, is page-aligned, lives as long as self,
-        // and starts zeroed, which is a valid `PageEntry`; all access is by atomics.
+        // SAFETY: the mapping holds `pages` entries, is page-aligned, lives as long as self, and
+        // starts zeroed, which is a valid `PageEntry`; all access is atomic.
         unsafe { std::slice::from_raw_parts(first, self.pages) }
     }
 
-    /// How many pages of `range` are in each kind of state now: a snapshot that is not
-    /// atomic over pages.
+    /// Counts the pages of `range` in wanted states: a snapshot that is not atomic over pages.
     #[must_use]
     pub fn count(&self, range: PageRange, wanted: impl Fn(State) -> bool) -> u64 {
         range

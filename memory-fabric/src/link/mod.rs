@@ -30,7 +30,7 @@ use vmm_sys_util::eventfd::EventFd;
 /// Round trips measured when a lease begins.
 const ROUND_TRIPS_MEASURED: usize = 8;
 
-/// What a link tells its VM.
+/// An event of a link.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum LinkEvent {
     /// The donor cannot be reached; attempts go on.

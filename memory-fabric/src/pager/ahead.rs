@@ -1,5 +1,4 @@
-//! Pages that are here before anybody asked for them: mapping them when somebody does, and
-//! dropping them when nobody did.
+//! Prefetched pages: mapping them when they are touched, and dropping unused ones.
 
 use super::detect::CHAIN_MAX;
 use super::found::failed;
@@ -10,8 +9,8 @@ use crate::page::{PageIndex, PageRange};
 use crate::page_map::{Kind, State};
 use crate::uffd::Protection;
 
-/// Takes the pages that are to be mapped along with `page`, which the caller holds. Gives them
-/// all, `page` included.
+/// Takes the pages that are to be mapped along with `page`, which the caller holds. Returns all of
+/// them, including `page`.
 pub(super) fn take_chain(shared: &Shared, page: PageIndex) -> PageRange {
     let mut count = 1;
     let mut end = page.number();
@@ -33,13 +32,13 @@ pub(super) fn take_chain(shared: &Shared, page: PageIndex) -> PageRange {
 
 /// Maps pages that the caller holds, whose bytes are in the file and which are not mapped, and
 /// releases them. They are writable when the touch was a write: a guest that writes one page of a
-/// run mostly goes on.
+/// run mostly continues.
 pub(super) fn map_held(shared: &Shared, run: PageRange, write: bool) -> Result<(), PagerError> {
     map_run(shared, run, write)?;
     release_run(shared, run)
 }
 
-/// The first part of [`map_held`]: vCPUs that wait for the pages go on.
+/// The first part of [`map_held`], after which vCPUs that wait for the pages continue.
 pub(super) fn map_run(shared: &Shared, run: PageRange, write: bool) -> Result<(), PagerError> {
     let protection = if write || !shared.continue_write_protected {
         for page in run.iter() {
@@ -65,25 +64,25 @@ pub(super) fn release_run(shared: &Shared, run: PageRange) -> Result<(), PagerEr
     Ok(())
 }
 
-/// The evictor's queue of pages that were fetched ahead, oldest first.
+/// The evictor's queue of prefetched pages, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct AheadQueue {
     pages: PageQueue,
 }
 
-/// What is to become of the oldest page that was fetched ahead.
+/// The handling of the oldest prefetched page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Oldest {
-    /// It was touched: it is a page as others are.
+    /// It was touched: it is handled like any other page.
     Touched(PageIndex),
-    /// The guest has freed it, so that nothing of it is here.
+    /// The guest has freed it, so it has no local bytes.
     Gone,
-    /// It was not, there are too many, and the caller holds it now, to drop it.
+    /// It was not touched, there are too many, and the caller now holds it, to drop it.
     Unused(PageIndex),
 }
 
 impl AheadQueue {
-    /// Takes in the pages that were prefetched.
+    /// Moves prefetched pages into the queue.
     pub(super) fn drain(&mut self, shared: &Shared, inbox: &EvictorInbox) {
         inbox.drain_into(Arrival::Prefetched, &shared.map, &mut self.pages);
     }
@@ -98,8 +97,8 @@ impl AheadQueue {
             return None;
         }
         let page = self.pages.pop(&shared.map)?;
-        // Only this thread puts a page that was touched on probation, and not before it has
-        // left this queue.
+        // Only this thread puts a touched page on probation, and not before the page has left this
+        // queue.
         Some(if entry.unlist() {
             Oldest::Gone
         } else if entry.begin_drop(Kind::Probation) {

@@ -1,27 +1,28 @@
-//! Streams in the sequence of faults: what will be touched next. No I/O and no clock.
+//! Detects streams in the sequence of faults, and predicts the next pages. No I/O and no clock.
 //!
-//! Two tables watch the faults. *Near* streams are places in memory where accesses go on close
-//! by; each belongs to a thread until it has a stride, and then to any thread that follows it. So
-//! many vCPUs, or one that walks through several arrays, do not disturb each other. *Sources* are
-//! threads, each with the distances between its last accesses, wherever they are: strides too
-//! long for a place are seen here.
+//! Two tables observe the faults. *Near* streams are regions of memory with nearby accesses; each
+//! belongs to a thread until it has a stride, and then to any thread that follows it. Many vCPUs,
+//! or one that walks through several arrays, thus do not disturb each other. *Sources* are threads,
+//! each with the distances between its last accesses anywhere: strides that exceed a region are
+//! detected here.
 //!
-//! The thread of a fault is not always the vCPU's: KVM resolves faults of a guest with an
-//! in-kernel interrupt controller through kernel threads, another one each time. So every access
-//! is also seen as one of [`ANY`], a source that stands for all threads: its streams are places
-//! alone. They find what changing threads do, and are confused where several threads with streams
-//! of their own meet; what the thread's own streams find goes first. In all of these the stride is found by the vote of the majority
-//! (Boyer and Moore, 1981) over the last 4 distances, and then 8, as Leap does it for a process
-//! (Al Maruf and Chowdhury, USENIX ATC 2020).
+//! The thread of a fault is not always the vCPU's: KVM resolves faults of a guest with an in-kernel
+//! interrupt controller through kernel threads, a different one each time. Every access is
+//! therefore also recorded as one of [`ANY`], a source that stands for all threads, whose streams
+//! are defined by address alone. They detect patterns across changing threads, and fail where
+//! several threads with separate streams meet; the streams of the thread itself take precedence. In
+//! all of these the stride is determined by majority vote (Boyer and Moore, 1981) over the last 4
+//! distances, and then 8, as Leap does it for a process (Al Maruf and Chowdhury, USENIX ATC 2020).
 //!
-//! A stream that has a stride gets pages ordered ahead of it. Its window doubles each time that
-//! it has moved on by a whole one. What was ordered and evicted untouched counts against all
-//! streams: with much waste the largest window halves, and a stream has to prove itself longer.
+//! A stream with a stride gets pages ordered ahead of it. Its window doubles each time that it has
+//! advanced by a whole window. Pages that were ordered and evicted untouched count against all
+//! streams: with much waste the largest window halves, and a stream needs more steps before its
+//! first order.
 
-/// Streams watched at once: an access that belongs to none takes two places.
+/// Limit of watched streams: an access that belongs to none takes two entries.
 const STREAMS: usize = 64;
 
-/// Threads watched at once.
+/// Limit of watched threads.
 const SOURCES: usize = 64;
 
 /// The source that stands for all threads. No thread has this id.
@@ -30,37 +31,37 @@ const ANY: u32 = u32::MAX;
 /// The source of an access whose thread is not known.
 const UNKNOWN: u32 = 0;
 
-/// Pages within which an access belongs to a stream that has no stride yet.
+/// Distance within which an access belongs to a stream without a stride.
 const REACH: i64 = 32;
 
-/// Distances remembered.
+/// Number of distances in a history.
 const HISTORY: usize = 8;
 
 /// Smallest window, pages.
 const WINDOW_MIN: u32 = 4;
 
-/// The window of a new detector at the most, pages; see [`Policy`](crate::policy::Policy).
+/// Largest window of a new detector, pages; see [`Policy`](crate::policy::Policy).
 pub(super) const WINDOW_MAX: u32 = 128;
 
-/// Most pages that are mapped along with one that is touched: a quarter of what was the largest
-/// window when it was chosen, so that a stream which ends has few of them.
+/// Limit of pages that are mapped along with a touched one: a quarter of the largest window when it
+/// was chosen, so that a stream which ends has few of them.
 pub(super) const CHAIN_MAX: u32 = 32;
 
-/// Steps that a stream must have made before pages are ordered for it: when guesses have been
-/// good, and when many were wasted.
+/// Steps that a stream must have made before pages are ordered for it: with good predictions, and
+/// with many wasted ones.
 const STREAK_MIN: u32 = 2;
 const STREAK_DOUBTED: u32 = 8;
 
-/// Pages used or wasted after which the largest window is decided upon again.
+/// Number of used or wasted pages after which the largest window is reviewed.
 const REVIEW_PAGES: u64 = 256;
 
-/// Pages to be fetched before they are asked for: `first`, and so on in steps of `stride`.
+/// Pages to prefetch: `first`, and further ones in steps of `stride`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Order {
     pub first: u32,
     pub stride: i32,
     pub count: u32,
-    /// How many of them are mapped when one is touched.
+    /// Number of pages that are mapped when one is touched.
     pub chain: u32,
 }
 
@@ -68,7 +69,7 @@ pub(super) struct Order {
 #[derive(Clone, Copy, Debug, Default)]
 struct History {
     deltas: [i32; HISTORY],
-    /// How many there have been, up to a whole history.
+    /// Number of distances, up to a whole history.
     filled: usize,
     next: usize,
 }
@@ -80,13 +81,13 @@ impl History {
         self.filled = (self.filled + 1).min(HISTORY);
     }
 
-    /// The last `count` distances.
+    /// Returns the last `count` distances.
     fn last(&self, count: usize) -> impl Iterator<Item = i32> {
         (1..=count).map(|back| self.deltas[(self.next + HISTORY - back) % HISTORY])
     }
 
-    /// The distance that more than half of the last few have; the last two when they are equal
-    /// and nothing else is known.
+    /// Returns the distance that more than half of the last few have, or the last two if they are
+    /// equal and nothing else is known.
     fn trend(&self) -> Option<i32> {
         if self.filled < HISTORY / 2 {
             let mut last = self.last(2);
@@ -118,7 +119,7 @@ struct Stream {
     source: u32,
     last: u32,
     history: History,
-    /// 0 until one is found.
+    /// 0 while unknown.
     stride: i32,
     /// Steps made with this stride.
     streak: u32,
@@ -127,11 +128,11 @@ struct Stream {
     window: u32,
     /// Steps from `last` to the farthest page that was ordered.
     lead: u32,
-    /// When it was last followed; 0 when the place is free.
+    /// When it was last followed; 0 when the entry is free.
     used_at: u64,
 }
 
-/// A thread, and how it moves.
+/// A thread and its distances.
 #[derive(Clone, Copy, Debug, Default)]
 struct Source {
     source: u32,
@@ -140,15 +141,15 @@ struct Source {
     used_at: u64,
 }
 
-/// Watches accesses that had to fault, and guesses the next.
+/// Observes accesses that faulted, and predicts the next.
 #[derive(Debug)]
 pub(super) struct Detector {
     streams: [Stream; STREAMS],
     sources: [Source; SOURCES],
-    /// Accesses so far: the age of what is in the tables.
+    /// Number of accesses so far, which gives the age of entries.
     clock: u64,
     window_max: u32,
-    /// What that may be at the most, as long as guesses are good.
+    /// Upper bound of the window while predictions are good.
     window_limit: u32,
     /// Counts at the last review.
     reviewed: (u64, u64),
@@ -166,7 +167,7 @@ impl Detector {
         }
     }
 
-    /// Thread `source` touched `page`. Returns what to fetch now, if anything.
+    /// Records that thread `source` touched `page`. Returns the pages to fetch now, if any.
     pub(super) fn observe(&mut self, source: u32, page: u32) -> Option<Order> {
         self.clock += 1;
         let own = (source != UNKNOWN).then_some(source);
@@ -192,8 +193,8 @@ impl Detector {
             .or_else(|| self.step_near(ANY, page))
     }
 
-    /// An access of `source` that is on no stream's way: it goes on at a place near by, or begins
-    /// at another.
+    /// Handles an access of `source` that follows no stream: it continues a nearby stream, or
+    /// starts another.
     fn step_near(&mut self, source: u32, page: u32) -> Option<Order> {
         let Some(index) = self.near(source, page) else {
             let index = self.oldest();
@@ -222,7 +223,7 @@ impl Detector {
         self.order(index)
     }
 
-    /// The largest window that the links allow. One that was at the limit stays there.
+    /// Sets the largest window that the links allow. A window at the limit stays at it.
     pub(super) fn limit_windows(&mut self, pages: u32) {
         if self.window_limit != pages {
             let at_limit = self.window_max == self.window_limit;
@@ -235,7 +236,8 @@ impl Detector {
         }
     }
 
-    /// How many pages that were ordered have been touched, and evicted untouched, so far.
+    /// Reviews the largest window, given the numbers of prefetched pages that were touched, and
+    /// evicted untouched.
     pub(super) fn review(&mut self, used: u64, wasted: u64) {
         let (used_before, wasted_before) = self.reviewed;
         let (good, bad) = (
@@ -253,7 +255,7 @@ impl Detector {
         }
     }
 
-    /// The stride of a thread whose accesses are too far apart for any place.
+    /// Returns the stride of a thread whose accesses are too far apart for a stream.
     fn far_trend(&mut self, source: u32, page: u32) -> Option<i32> {
         let clock = self.clock;
         let known = self
@@ -276,19 +278,19 @@ impl Detector {
             return None;
         }
         let trend = entry.history.trend()?;
-        // As large as the stride of the others, it is theirs.
+        // A stride as small as those of streams belongs to a stream.
         (i64::from(trend).abs() > REACH && entry.history.last(1).next() == Some(trend))
             .then_some(trend)
     }
 
-    /// The stream on whose way `page` is.
+    /// Returns the stream that leads to `page`.
     fn followed(&self, page: u32) -> Option<usize> {
         self.streams
             .iter()
             .position(|stream| stream.used_at > 0 && steps(stream, page).is_some())
     }
 
-    /// The nearest place of `source` without a stride.
+    /// Returns the nearest stream of `source` without a stride.
     fn near(&self, source: u32, page: u32) -> Option<usize> {
         let mine =
             |stream: &Stream| stream.used_at > 0 && stream.source == source && stream.stride == 0;
@@ -323,7 +325,7 @@ impl Detector {
         self.order(index)
     }
 
-    /// What to order for a stream, when half of its window is used up.
+    /// Returns the pages to order for a stream, when half of its window is used.
     fn order(&mut self, index: usize) -> Option<Order> {
         let doubted = self.window_max == WINDOW_MIN;
         let stream = &mut self.streams[index];
@@ -354,14 +356,14 @@ fn distance(from: u32, to: u32) -> i64 {
     i64::from(to) - i64::from(from)
 }
 
-/// How many steps a stream with a stride makes to `page`, when that is on its way.
+/// Returns the number of steps of a stream to `page`, if it leads there.
 fn steps(stream: &Stream, page: u32) -> Option<u32> {
     if stream.stride == 0 {
         return None;
     }
     let (delta, stride) = (distance(stream.last, page), i64::from(stream.stride));
     let steps = u32::try_from(delta / stride).ok()?;
-    // Pages that are mapped along with another are not seen, so it may leap.
+    // Pages that are mapped along with another are not observed, so a stream may skip some.
     let most = stream.lead.max(1) + CHAIN_MAX;
     (delta % stride == 0 && (1..=most).contains(&steps)).then_some(steps)
 }

@@ -1,11 +1,10 @@
-//! The evictor: keeps a reserve of free memory, ahead of the faults that will want it.
+//! The evictor: keeps a reserve of free memory ahead of the faults that need it.
 //!
-//! User space cannot see which pages a guest uses. So the oldest pages are unmapped and put
-//! on probation: one that is touched again comes back by a minor fault, which costs no
-//! traffic, and counts as used; one that is not goes home. A clean page is dropped, and so is one
-//! that counts as dirty but has the fingerprint of what its home holds; a page of zeros becomes
-//! untouched again; any other is written back first. Which pages count as the oldest, `ranking`
-//! decides.
+//! User space cannot see which pages a guest uses. Therefore the oldest pages are unmapped and put
+//! on probation: one that is touched again returns by a minor fault, which costs no traffic, and
+//! counts as used; one that is not is evicted. A clean page is dropped, and so is one that counts
+//! as dirty but has the fingerprint of its home's copy; a page of zeroes becomes untouched again;
+//! any other is written back first. `ranking` determines which pages count as the oldest.
 
 mod discard;
 
@@ -22,10 +21,10 @@ use crate::zap::{ZapError, Zapper};
 use discard::Discards;
 use std::sync::Arc;
 
-/// Pages put on probation or judged before the thread looks for completions again.
+/// Pages put on probation or decided on between polls for completions.
 const BATCH: usize = 64;
 
-/// The evictor's own data.
+/// State of the evictor.
 #[derive(Debug)]
 pub(crate) struct Evictor {
     shared: Arc<Shared>,
@@ -34,7 +33,7 @@ pub(crate) struct Evictor {
     inbox: EvictorInbox,
     ranking: Ranking,
     zapper: Zapper,
-    /// Pages that were fetched before anybody asked for them.
+    /// Prefetched pages.
     ahead: AheadQueue,
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
@@ -47,22 +46,22 @@ pub(crate) struct Evictor {
     waiter: Waiter,
 }
 
-/// A run of pages that are to be dropped.
+/// A run of pages to drop.
 #[derive(Clone, Copy, Debug)]
 struct Dropping {
     run: PageRange,
-    /// What they are then.
+    /// Their kind afterwards.
     to: Kind,
-    /// Whether they were fetched ahead, and nobody ever touched them.
+    /// Whether they were prefetched, and never touched.
     unused: bool,
 }
 
-/// How it goes to fill the reserve, since it was low.
+/// The current refill of the reserve.
 #[derive(Clone, Copy, Debug)]
 struct Filling {
-    /// Faults that had waited for memory before.
+    /// Number of faults that had waited for memory before.
     waited_before: u64,
-    /// The fewest free pages seen.
+    /// Minimum of free pages so far.
     least_free: u64,
 }
 
@@ -127,7 +126,7 @@ impl Evictor {
         }
     }
 
-    /// Whether the reserve is being filled: from when half of it is gone until it is full.
+    /// Returns whether the reserve is being refilled: from half-empty until full.
     fn is_filling(&mut self) -> bool {
         let shared = &self.shared;
         let budget = &shared.budget;
@@ -152,8 +151,8 @@ impl Evictor {
         self.filling.is_some()
     }
 
-    /// Makes pages that were fetched ahead and touched since pages as others are, and drops the
-    /// oldest of the others when there are too many.
+    /// Moves touched prefetched pages to the other pages, and drops the oldest untouched ones when
+    /// there are too many.
     fn settle_ahead(&mut self) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
         self.ahead.drain(&shared, &self.inbox);
@@ -179,7 +178,7 @@ impl Evictor {
         Ok(worked)
     }
 
-    /// Puts the oldest mapped pages on probation, as far as too few are.
+    /// Puts the oldest mapped pages on probation while too few are.
     fn probe(&mut self) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
         let wanted = self.probation_wanted();
@@ -192,7 +191,7 @@ impl Evictor {
                 break;
             };
             if shared.map.entry(page).unlist() {
-                // Discarded since it came into the queue.
+                // Discarded since it entered the queue.
                 worked = true;
                 continue;
             }
@@ -202,7 +201,7 @@ impl Evictor {
                 continue;
             }
             if !shared.map.entry(page).begin_probation() {
-                // A fault thread holds it this moment: it is in use.
+                // A fault thread holds it at the moment: it is in use.
                 self.ranking.used(&shared.map, page);
                 continue;
             }
@@ -214,19 +213,19 @@ impl Evictor {
         Ok(worked)
     }
 
-    /// How many pages should be on probation while memory is short.
+    /// Returns how many pages should be on probation while memory is short.
     fn probation_wanted(&self) -> u64 {
         let budget = &self.shared.budget;
         let share = self.shared.policies.all().probation_share;
         (budget.cache() / share).max(budget.shortfall())
     }
 
-    /// Judges the pages that were longest on probation, as far as memory is wanted.
+    /// Decides on the pages that were longest on probation, while memory is needed.
     fn judge(&mut self) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
         let under_way = self.writing.len() - self.free_tickets.len();
         let shortfall = shared.budget.shortfall().saturating_sub(under_way as u64);
-        // Pages get the time that the whole queue takes to prove themselves.
+        // A page's time on probation is that of passing through the whole queue.
         let probed = self.ranking.probed();
         if (probed as u64) < self.probation_wanted() && self.ranking.mapped() > 0 {
             return Ok(false);
@@ -273,16 +272,16 @@ impl Evictor {
         Ok(worked)
     }
 
-    /// A page with its home here, in memory that was added, needs no eviction: it is left alone.
+    /// A page of added memory with its home here needs no eviction: it is left out of the queues.
     fn set_aside(&mut self, page: PageIndex) {
         if !self.shared.map.entry(page).set_aside() {
-            // Somebody holds it this moment.
+            // Another thread holds it at the moment.
             self.ranking.used(&self.shared.map, page);
         }
     }
 
-    /// Writes a page back, unless it is touched meanwhile. False when its home is busy: that must
-    /// not keep pages with other homes here.
+    /// Writes a page back, unless it is touched in the meantime. Returns false when its home is
+    /// busy, which must not block pages with other homes.
     fn send_home(&mut self, page: PageIndex, home: Home) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
         let link = shared.nodes.link_to_home(home);
@@ -301,10 +300,9 @@ impl Evictor {
             return Ok(true);
         }
         let source = shared.memory.fabric_page(page);
-        // SAFETY: the fabric view is mapped while `shared` lives, and the page's bytes are
-        // here until this thread drops them. A fault may map the page for writing right now;
-        // then these bytes are stale, but then the state has changed as well and what was
-        // found here is not used.
+        // SAFETY: the fabric view is mapped while `shared` lives, and the page's bytes are local
+        // until this thread drops them. A fault may map the page writable concurrently; then these
+        // bytes are stale, but the state has changed as well, and the result is not used.
         let bytes = unsafe { &*source };
         let dropped = if is_zero(bytes) {
             Some((Kind::Untouched, &shared.stats.evictions_zero))
@@ -323,7 +321,7 @@ impl Evictor {
             return Ok(true);
         }
         if seen.fingerprint().is_some() {
-            // From the request on it is not known which bytes the home holds.
+            // After the request it is unknown which bytes the home holds.
             if !entry.clear_fingerprint(seen) {
                 self.rescued(page);
                 return Ok(true);
@@ -343,7 +341,7 @@ impl Evictor {
         Ok(true)
     }
 
-    /// A page that was touched while it was to be evicted stays. One that was discarded goes.
+    /// Keeps a page that was touched during its eviction; drops one that was discarded.
     fn rescued(&mut self, page: PageIndex) {
         if self.shared.map.entry(page).unlist() {
             return;
@@ -398,7 +396,7 @@ impl Evictor {
         }
     }
 
-    /// Frees the bytes of a page that this thread holds: soon, along with its neighbours.
+    /// Frees the bytes of a page that this thread holds, soon and together with its neighbours.
     fn drop_page(&mut self, page: PageIndex, to: Kind) -> Result<(), PagerError> {
         self.drop_along(page, to, false)
     }
@@ -423,8 +421,8 @@ impl Evictor {
         Ok(())
     }
 
-    /// Frees what was dropped. One call frees a whole run: each takes the file's lock, which
-    /// those who make pages want too, and interrupts the other processors.
+    /// Frees the dropped run in one call: each call takes the file's lock, which threads that
+    /// create pages need too, and interrupts the other CPUs.
     fn free_dropped(&mut self) -> Result<(), PagerError> {
         let Some(Dropping { run, to, unused }) = self.dropping.take() else {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The fault thread: reads a fault, sends the request, installs the page.
 //!
-//! It never waits for one thing alone: faults, completions and free memory are all looked
-//! for in one loop, so faults of many vCPUs are under way at once.
+//! It never waits for a single event: one loop polls for faults, completions and free memory, so
+//! that faults of many vCPUs are served concurrently.
 
 mod zero;
 
@@ -25,8 +25,8 @@ use std::time::Instant;
 /// Faults read at once.
 const FAULT_BATCH: usize = 32;
 
-/// Faults put off, for want of memory or of a place on a transport, after which no more are
-/// read: the rest wait in the kernel.
+/// Limit of deferred faults, for lack of memory or of room on a transport, after which no more are
+/// read: further ones wait in the kernel.
 const DEFERRED_MAX: usize = 256;
 
 /// A fault to be served.
@@ -35,48 +35,48 @@ struct Pending {
     page: PageIndex,
     write: bool,
     write_protected: bool,
-    /// Who waits, or 0 when that is not known any more.
+    /// The waiting thread, or 0 when it is unknown.
     thread: u32,
     read_at: Instant,
 }
 
-/// A page on its way here.
+/// A page in transit to this node.
 #[derive(Clone, Copy, Debug)]
 struct Fetch {
     page: PageIndex,
     donor: usize,
     write: bool,
-    /// How it arrives when its bytes are here.
+    /// Its kind of arrival.
     arrival: Arrival,
     read_at: Instant,
     posted_at: Instant,
 }
 
-/// What became of a fault.
+/// Result of serving a fault.
 #[derive(Debug, Eq, PartialEq)]
 enum Served {
-    /// It is done, or under way.
+    /// It is served, or in progress.
     Yes,
-    /// There is no memory for the page just now.
+    /// There is no memory for the page at the moment.
     NoMemory,
-    /// There is no place on the transport to its donor just now.
+    /// The transport to its donor is full at the moment.
     DonorBusy,
 }
 
-/// The fault thread's own data.
+/// State of the fault thread.
 #[derive(Debug)]
 pub(crate) struct FaultThread {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
-    /// The one that a request was posted to last, as long as it was not flushed for that.
+    /// The transport of the last request, until it is flushed.
     posted_to: Option<usize>,
     inbox: FaultInbox,
     deferred: VecDeque<Pending>,
     /// Indexed by ticket.
     fetches: Vec<Option<Fetch>>,
     free_tickets: Vec<u32>,
-    /// `None` when nothing is to be fetched ahead.
+    /// `None` without prefetching.
     foresight: Option<Foresight>,
     waiter: Waiter,
 }
@@ -116,7 +116,7 @@ impl FaultThread {
         let mut faults = Vec::with_capacity(FAULT_BATCH);
         let shared = Arc::clone(&self.shared);
         let fds = [shared.uffd.as_raw_fd(), self.inbox.fd()];
-        // Not when an answer ended the sleep: it is not to wait for a look at something else.
+        // False when an answer ended the sleep, so that it is handled first.
         let mut looks_for_faults = true;
         loop {
             let mut worked = self.retry()?;
@@ -142,8 +142,8 @@ impl FaultThread {
             if lifecycle.is_stopping() && lifecycle.has_drained(&self.transports) {
                 return Ok(());
             }
-            // While too many faults are deferred userfaultfd may be readable all the time; then
-            // only the wake-up and the transports are watched.
+            // While too many faults are deferred, userfaultfd may stay readable; then only the
+            // wake-up and the transports are watched.
             let watched = if self.deferred.len() < DEFERRED_MAX {
                 &fds[..]
             } else {
@@ -179,23 +179,23 @@ impl FaultThread {
             thread,
             read_at,
         })?;
-        // What `retry` posted is sent by `complete`.
+        // `complete` flushes what `retry` posted.
         if let Some(donor) = self.posted_to.take() {
             self.transports[donor].flush();
         }
-        // Only now that the request is on its way.
+        // After the request was sent.
         if let Some(foresight) = &mut self.foresight {
             foresight.guess(&self.shared);
         }
         Ok(())
     }
 
-    /// Takes up again what was put off or handed back by the evictor.
+    /// Retries faults that were deferred, or handed back by the evictor.
     fn retry(&mut self) -> Result<bool, PagerError> {
         let mut worked = false;
         while let Some(page) = self.inbox.next_retry() {
-            // Whether it was a write is not known any more; if it was, the page is mapped
-            // read-only first and the write faults once again.
+            // The kind of access is unknown; if it was a write, the page is mapped read-only first
+            // and the write faults again.
             let read_at = Instant::now();
             let pending = Pending {
                 page,
@@ -217,7 +217,7 @@ impl FaultThread {
                     self.deferred.push_front(pending);
                     break;
                 }
-                // A slow donor must not keep faults on other donors' pages waiting.
+                // A slow donor must not delay faults on other donors' pages.
                 Served::DonorBusy => self.deferred.push_back(pending),
             }
         }
@@ -263,7 +263,7 @@ impl FaultThread {
                         }
                         return Ok(Served::Yes);
                     } else {
-                        // This thread is the one that would tell of another fault.
+                        // No other thread could have marked it as contended.
                         let _ = entry.abandon_fetch();
                         self.uncharge();
                         return Ok(Served::DonorBusy);
@@ -293,7 +293,7 @@ impl FaultThread {
         }
     }
 
-    /// Remembers a touch that may tell what is touched next.
+    /// Records a touch for the prediction.
     fn note(&mut self, pending: Pending) {
         if let Some(foresight) = &mut self.foresight {
             foresight.note(pending.thread, pending.page);
@@ -310,17 +310,17 @@ impl FaultThread {
     }
 
     fn uncharge(&self) {
-        // This thread is the one that would wait.
+        // Only this thread waits for free pages.
         let _ = self.shared.budget.release(1);
     }
 
-    /// Asks the page's home for it. False when its transport takes no more.
+    /// Requests the page from its home. Returns false when its transport is full.
     fn post_fetch(&mut self, pending: Pending) -> bool {
         let page = pending.page;
         let home = self.shared.homes.remote_home_of(page);
         let home = home.expect("a remote page is at home on another node");
         let donor = self.shared.nodes.link_to_home(home);
-        // None left: every transport is full.
+        // Every transport is full.
         let Some(ticket) = self.free_tickets.pop() else {
             return false;
         };
@@ -346,7 +346,7 @@ impl FaultThread {
         true
     }
 
-    /// Installs what has come.
+    /// Installs pages that have arrived.
     fn complete(&mut self) -> Result<bool, PagerError> {
         let mut result = Ok(());
         let mut any = false;
@@ -390,8 +390,8 @@ impl FaultThread {
             copied => copied.map_err(failed("COPY", page))?,
         }
         let done_at = Instant::now();
-        // Only now that the vCPU goes on, and of the bytes that came: those of the guest's view
-        // may have been written by now.
+        // After the vCPU was woken, and from the received bytes: those in the guest view may have
+        // been written by now.
         shared
             .fingerprints
             .remember(page, shared.map.entry(page), bytes);
@@ -407,7 +407,7 @@ impl FaultThread {
         Ok(())
     }
 
-    /// Serves a fault on a page that was fetched ahead, and which this thread holds now.
+    /// Serves a fault on a prefetched page, which this thread holds.
     fn map_ahead(&self, pending: Pending) -> Result<(), PagerError> {
         let taken_up_at = Instant::now();
         let run = take_chain(&self.shared, pending.page);
@@ -422,8 +422,8 @@ impl FaultThread {
         Ok(())
     }
 
-    /// Serves a fault on a page whose bytes are here. This thread holds it; `seen` is what
-    /// it was before.
+    /// Serves a fault on a page with local bytes, which this thread holds; `seen` is the state
+    /// before.
     fn map_again(&mut self, pending: Pending, seen: State) -> Result<(), PagerError> {
         if pending.write_protected && !seen.is_dirty() {
             self.shared.forecast.was_written();
@@ -437,7 +437,7 @@ impl FaultThread {
             entry.mark_dirty();
         }
         if pending.write_protected {
-            // If the page is not mapped any more this wakes who waits, and it faults again.
+            // If the page is no longer mapped, this wakes the waiters, and they fault again.
             let target = shared.memory.guest_page(page);
             let allowed = shared.uffd.allow_writes(target);
             allowed.map_err(failed("WRITEPROTECT", page))?;

@@ -1,4 +1,4 @@
-//! The pager: serves faults and makes room.
+//! The pager: serves faults and frees memory.
 
 pub(crate) mod ahead;
 mod budget;
@@ -66,8 +66,8 @@ pub enum PagerError {
 /// Receives a failure of the pager, once from each thread that fails.
 pub(crate) type FailureObserver = Arc<dyn Fn(PagerError) + Send + Sync>;
 
-/// What the pager's threads share: constants, data with its own synchronization, and the mailbox
-/// of each thread. What one thread owns is in that thread's struct and inbox.
+/// State that the pager's threads share: constants, data with its own synchronization, and the
+/// mailbox of each thread. State with one owner is in that thread's struct and inbox.
 pub(crate) struct Shared {
     pub memory: Arc<GuestMemory>,
     pub homes: Arc<HomeTable>,
@@ -111,7 +111,7 @@ impl Shared {
         self.prefetcher.wake_if_asleep();
     }
 
-    /// The port of the thread that uses this class of traffic.
+    /// Returns the port of the thread that uses this class of traffic.
     pub fn port_of(&self, class: TrafficClass) -> &Port {
         match class {
             TrafficClass::Urgent => self.faults.port(),

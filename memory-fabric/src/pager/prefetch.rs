@@ -1,16 +1,14 @@
-//! Fetching pages before they are asked for.
+//! Fetches pages before they are touched.
 //!
-//! The fault thread watches the faults that it serves ([`Foresight`]): that costs no system call
+//! The fault thread observes the faults that it serves ([`Foresight`]): that costs no system call
 //! and no other thread's time as long as nothing can be predicted, which for random touches is
-//! always. A prediction becomes an order in the prefetcher's mailbox, which wakes a prefetcher
-//! that sleeps.
-//! The prefetcher ([`Prefetcher`]) fetches what is ordered in runs of consecutive pages, on
-//! connections of its own, so that no fault waits behind a guess.
+//! always. A prediction becomes an order in the prefetcher's mailbox, which wakes a sleeping
+//! prefetcher. The prefetcher ([`Prefetcher`]) fetches ordered pages in runs, on separate
+//! connections, so that no fault waits behind a prediction.
 //!
-//! What comes is written into the memory file, and not mapped: a first touch is then a minor
-//! fault, which tells that the guess was right, and that the stream has come so far. In a
-//! sequential stream several pages are mapped by it at once. Pages that somebody waits for by
-//! the time they come are mapped here.
+//! Received pages are written into the memory file without being mapped: the first touch is then a
+//! minor fault, which confirms the prediction and the position of the stream. In a sequential
+//! stream it maps several pages at once. Pages with waiting faults are mapped on arrival.
 
 mod target;
 
@@ -32,7 +30,7 @@ use target::{Target, give_back};
 /// Pages that a replay fills in one call.
 const RUN_PAGES: u32 = 32;
 
-/// The fault thread's part: watches faults, and leaves orders.
+/// The fault thread's part: observes faults, and sends orders.
 #[derive(Debug)]
 pub(crate) struct Foresight {
     detector: Detector,
@@ -40,7 +38,7 @@ pub(crate) struct Foresight {
 }
 
 impl Foresight {
-    /// No stream is known yet.
+    /// Creates the state without known streams.
     pub(crate) fn new() -> Self {
         Self {
             detector: Detector::new(),
@@ -48,12 +46,12 @@ impl Foresight {
         }
     }
 
-    /// Thread `source` touched `page`. A later touch takes the place of one before.
+    /// Records that thread `source` touched `page`, replacing an earlier record.
     pub(super) fn note(&mut self, source: u32, page: PageIndex) {
         self.noted = Some((source, page));
     }
 
-    /// Guesses from what was noted.
+    /// Predicts from the last recorded touch.
     pub(super) fn guess(&mut self, shared: &Shared) {
         let Some((source, page)) = self.noted.take() else {
             return;
@@ -70,7 +68,7 @@ impl Foresight {
     }
 }
 
-/// A run of pages on its way here.
+/// A run of pages in transit to this node.
 #[derive(Clone, Copy, Debug)]
 struct Fetch {
     run: PageRange,
@@ -78,21 +76,21 @@ struct Fetch {
     chain: u32,
 }
 
-/// The prefetcher's own data.
+/// State of the prefetcher.
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
     shared: Arc<Shared>,
     /// One for each donor, in order.
     transports: Vec<Box<dyn PageTransport>>,
     inbox: PrefetcherInbox,
-    /// What is left of the order that is being carried out.
+    /// The rest of the current order.
     order: Option<Order>,
     /// Indexed by ticket.
     fetches: Vec<Option<Fetch>>,
     free_tickets: Vec<u32>,
-    /// For each donor, pages on their way.
+    /// For each donor, the number of pages in transit.
     pages_in_flight: Vec<u32>,
-    /// What an earlier run touched first, and is not looked at yet.
+    /// First touches of an earlier run that were not processed yet.
     replay: VecDeque<PageRange>,
     waiter: Waiter,
 }
@@ -122,7 +120,7 @@ impl Prefetcher {
         }
     }
 
-    /// Carries out orders until the pager stops or fails.
+    /// Executes orders until the pager stops or fails.
     pub(crate) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         shared
@@ -165,16 +163,16 @@ impl Prefetcher {
         }
     }
 
-    /// Whether answers are outstanding: then sleeping ends by itself.
+    /// Returns whether answers are outstanding, which end a sleep.
     fn is_waiting(&self) -> bool {
         self.transports
             .iter()
             .any(|transport| transport.in_flight() > 0)
     }
 
-    /// Makes ready the next pages of an earlier run, while memory is plentiful: untouched ones
-    /// are filled with zeros, remote ones are fetched. Nothing is evicted for that: it ends when
-    /// memory is no longer plentiful.
+    /// Prepares the next pages of an earlier run while memory is plentiful: untouched ones are
+    /// filled with zeroes, remote ones are fetched. Nothing is evicted for it: it ends when memory
+    /// is no longer plentiful.
     fn replay(&mut self) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
         if self.order.is_some() {
@@ -198,7 +196,7 @@ impl Prefetcher {
             let passed = part
                 .iter()
                 .take_while(|&page| !can_be_filled(&shared, page));
-            // At least one: a page may have changed meanwhile, or memory be short.
+            // At least one: a page may have changed in the meantime, or memory may be short.
             done = u32::try_from(passed.count()).unwrap_or(1).max(1);
             self.order = self.begin(Order {
                 first: part.first.number(),
@@ -213,7 +211,7 @@ impl Prefetcher {
         let (_, rest) = run.split_at(done);
         let looked_at = u64::from(run.count - rest.count);
         let left = &shared.stats.replay_left;
-        // This thread alone changes it.
+        // Only this thread changes it.
         left.fetch_sub(looked_at, Ordering::Relaxed);
         if rest.count > 0 {
             self.replay.push_front(rest);
@@ -221,7 +219,7 @@ impl Prefetcher {
         Ok(true)
     }
 
-    /// Asks for what is ordered, as far as there is room for it.
+    /// Requests ordered pages while there is room.
     fn carry_out(&mut self) -> bool {
         let mut worked = false;
         while let Some(order) = self.order.take().or_else(|| self.inbox.next_order()) {
@@ -238,8 +236,7 @@ impl Prefetcher {
         worked
     }
 
-    /// Asks for the pages of an order that are remote. What comes back is what there is no room
-    /// for now.
+    /// Requests the remote pages of an order. Returns the part without room.
     fn begin(&mut self, order: Order) -> Option<Order> {
         let mut low = false;
         let rest = self.ask(ascending(order), &mut low);
@@ -249,15 +246,17 @@ impl Prefetcher {
         rest
     }
 
-    /// The same, for the evictor to be told afterwards whether memory became `low`.
+    /// Like [`begin`](Self::begin); sets `low` if the evictor must be notified of low memory
+    /// afterwards.
     fn ask(&mut self, mut rest: Order, low: &mut bool) -> Option<Order> {
         let shared = Arc::clone(&self.shared);
         while rest.count > 0 {
             let page = PageIndex::new(rest.first);
-            // So that no page is taken in vain, as a rule: until one is held, its block may be
-            // unplugged, and plugged at another home.
+            // Avoids taking pages needlessly. Before a page is held, its block may be unplugged,
+            // and plugged with another home.
             let Some(likely) = Target::of(&shared, rest) else {
-                // At home here or nowhere, or past the end: there is nothing to fetch.
+                // The home is here or nowhere, or the page is past the end: there is nothing to
+                // fetch.
                 rest = skip(rest, 1)?;
                 continue;
             };
@@ -275,7 +274,7 @@ impl Prefetcher {
                     break;
                 }
             }
-            // Its home stays from here on.
+            // Its home cannot change from here on.
             let target = Target::of(&shared, rest).filter(|target| self.has_room(target));
             let Some(target) = target else {
                 give_back(&shared, page);
@@ -308,8 +307,8 @@ impl Prefetcher {
         (rest.count > 0).then_some(rest)
     }
 
-    /// Whether as many pages may be asked for now as come in one request. What is on its way is
-    /// bounded, so that what is wanted now does not wait long for what may be wanted later.
+    /// Returns whether the pages of one request may be requested now. The number in transit is
+    /// limited, so that a fault does not wait long for predicted pages.
     fn has_room(&self, target: &Target) -> bool {
         let donor = target.donor;
         self.transports[donor].in_flight() < IN_FLIGHT_MAX
@@ -347,7 +346,7 @@ impl Prefetcher {
         self.shared.stats.prefetch_issued.add(run.count.into());
     }
 
-    /// Sets aside what has come, and maps what somebody waits for.
+    /// Stores pages that have arrived, and maps those with waiting faults.
     fn complete(&mut self) -> Result<bool, PagerError> {
         let mut result = Ok(());
         let mut any = false;
@@ -387,7 +386,7 @@ impl Prefetcher {
         while rest.count > 0 {
             let (group, others) = rest.split_at(chain);
             rest = others;
-            // Of the bytes that came, since a guest may write a page as soon as it is mapped.
+            // From the received bytes, since a guest may write a page as soon as it is mapped.
             let mut remember = || {
                 for (page, bytes) in group.iter().zip(&mut pages) {
                     let entry = shared.map.entry(page);
@@ -410,7 +409,7 @@ impl Prefetcher {
                 if entry.finish_ahead(page != group.first) {
                     shared.evictor.push(&shared.map, page, Arrival::Prefetched);
                 } else {
-                    // Touched just now.
+                    // It has just been touched.
                     shared.stats.prefetch_late.increment();
                     let writable = shared.forecast.map_writable(1);
                     map_held(shared, PageRange::new(page, 1), writable)?;
@@ -422,18 +421,18 @@ impl Prefetcher {
     }
 }
 
-/// What came of an attempt to take a page.
+/// Result of an attempt to take a page.
 #[derive(Clone, Copy, Debug)]
 enum Taken {
-    /// It is held now; whether the evictor is to be woken.
+    /// It is held now; `low` requests waking the evictor.
     Yes { low: bool },
-    /// It is here, on its way, or nowhere.
+    /// It is local, in transit, or nowhere.
     NotRemote,
     /// There is no memory to spare.
     NoMemory,
 }
 
-/// A run downwards as one upwards: it comes in one piece then.
+/// Converts a descending run to an ascending one, which is fetched in one request.
 fn ascending(order: Order) -> Order {
     if order.stride != -1 {
         return order;
@@ -447,7 +446,7 @@ fn ascending(order: Order) -> Order {
     }
 }
 
-/// The order without its first `pages`; `None` when nothing is left of it in memory.
+/// Returns the order without its first `pages`; `None` when nothing of it is left.
 fn skip(order: Order, pages: u32) -> Option<Order> {
     let moved = i64::from(order.stride) * i64::from(pages);
     let first = u32::try_from(i64::from(order.first) + moved).ok()?;

@@ -1,4 +1,4 @@
-//! What the threads of the pager share, without the threads.
+//! The shared state of the pager, without its threads.
 
 use super::mailbox::{
     EvictorInbox, EvictorMailbox, FaultInbox, FaultMailbox, PrefetcherInbox, PrefetcherMailbox,
@@ -16,14 +16,14 @@ use crate::uffd::Uffd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The inboxes of the threads, which the test owns in their place.
+/// The inboxes of the threads, which the test owns instead.
 pub(super) struct Inboxes {
     pub faults: FaultInbox,
     pub evictor: EvictorInbox,
     pub prefetcher: PrefetcherInbox,
 }
 
-/// For the pages of a table, with links to `donors` donors that join.
+/// Creates the state for the pages of a table, with links for `donors` donors that join.
 pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<Shared>, Inboxes) {
     let span_pages = homes.span_pages();
     let bytes = usize::try_from(span_pages).expect("a small guest") * PAGE_SIZE;
@@ -63,7 +63,7 @@ pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<
     (Arc::new(shared), inboxes)
 }
 
-/// An untouched page has been written, and sent home.
+/// Makes an untouched page one that was written and then written back.
 pub(super) fn make_remote(shared: &Shared, page: PageIndex) {
     let entry = shared.map.entry(page);
     assert!(entry.begin_install(entry.state()));

@@ -22,11 +22,11 @@ pub struct FingerprintKey {
 }
 
 impl FingerprintKey {
-    /// A key from the host's random numbers.
+    /// Creates a key from the host's random numbers.
     ///
     /// # Errors
     ///
-    /// When the host has none.
+    /// Fails when the host has none.
     pub fn random() -> io::Result<Self> {
         let mut bytes = vec![0_u8; KEY_WORDS * 8 + 6 * 16];
         getrandom::fill(&mut bytes)?;
@@ -45,7 +45,7 @@ impl FingerprintKey {
         Ok(key)
     }
 
-    /// The fingerprint of a page.
+    /// Returns the fingerprint of a page.
     #[must_use]
     pub fn of(&self, page: &PageBytes) -> Fingerprint {
         let (mut first, mut second) = (0_u128, 0_u128);
@@ -105,12 +105,12 @@ mod tests {
         }
     }
 
-    /// One whose reductions keep the high halves of the sums.
+    /// Returns a key whose reductions keep the high halves of the sums.
     fn high_halves(word: impl Fn(usize) -> u64) -> FingerprintKey {
         key(word, [[0, 0, 1 << 64]; 2])
     }
 
-    /// One whose reductions keep the low halves.
+    /// Returns a key whose reductions keep the low halves.
     fn low_halves(word: impl Fn(usize) -> u64) -> FingerprintKey {
         key(word, [[0, 1 << 64, 0]; 2])
     }

@@ -1,13 +1,13 @@
-//! Free slots: a stack that several threads take from and one gives back to, linked through the
-//! free slots themselves, so that slots which were never used take no memory.
+//! Free slots: a stack from which several threads take and to which one thread returns, linked
+//! through the free slots themselves, so that unused slots take no memory.
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The free slots among `capacity` slots. The link of a free slot is in its first word.
 #[derive(Debug)]
 pub(crate) struct FreeSlots {
-    /// The number of the top slot plus one, or 0, and above it how often the stack has changed,
-    /// so that a slot which was taken and given back meanwhile is noticed.
+    /// The number of the top slot plus one, or 0, and in the upper half the number of changes of
+    /// the stack, which detects a slot that was taken and returned in between.
     top: AtomicU64,
     /// The first slot that was never used.
     unused: AtomicU32,
@@ -23,14 +23,14 @@ impl FreeSlots {
         }
     }
 
-    /// Takes a slot; `None` when all are in use. `word` gives a slot's first word.
+    /// Takes a slot; returns `None` when all are in use. `word` returns a slot's first word.
     pub(crate) fn take<'a>(&self, word: impl Fn(u32) -> &'a AtomicU64) -> Option<u32> {
-        // Acquire: pairs with the Release of `give_back`, so that the link is seen, and what the
-        // slot's owner before has read is read.
+        // Acquire: pairs with the Release of `give_back`, so that the link is visible, and the
+        // reads of the slot's previous owner have finished.
         let mut top = self.top.load(Ordering::Acquire);
         while let Some(slot) = slot_of(top) {
-            // The link is meaningless when somebody took the slot meanwhile; then `top` has
-            // changed.
+            // The link is meaningless when another thread took the slot in the meantime; then `top`
+            // has changed.
             let below = word(slot).load(Ordering::Relaxed);
             let next = changed(top) | (below & u64::from(u32::MAX));
             match self
@@ -57,7 +57,7 @@ impl FreeSlots {
         None
     }
 
-    /// Gives a slot back that was taken.
+    /// Returns a slot that was taken.
     pub(crate) fn give_back<'a>(&self, slot: u32, word: impl Fn(u32) -> &'a AtomicU64) {
         let mut top = self.top.load(Ordering::Relaxed);
         loop {
@@ -80,7 +80,7 @@ fn slot_of(top: u64) -> Option<u32> {
     number.checked_sub(1)
 }
 
-/// The upper half of a changed stack.
+/// Returns the upper half of a changed stack.
 fn changed(top: u64) -> u64 {
     ((top >> 32).wrapping_add(1)) << 32
 }

@@ -1,4 +1,4 @@
-//! Pages that are fetched before they are touched.
+//! Prefetched pages.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn loom_a_discard_against_a_page_that_is_fetched_ahead_and_touched() {
         };
         let served = world.serve_write_fault();
         prefetcher.join().unwrap();
-        // Whoever held the page has let go of it.
+        // The holder of the page has released it.
         let mut discarded = evictor.join().unwrap();
         if !served {
             assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
@@ -60,7 +60,7 @@ fn loom_a_discard_against_a_page_that_is_fetched_ahead_and_touched() {
             discarded = world.discard();
         }
         assert!(discarded, "the page is still held");
-        // Its old bytes, which were on their way, have not come back.
+        // Its old bytes, which were in transit, have not returned.
         world.check(0);
         assert!(world.serve_write_fault());
         world.check(0);

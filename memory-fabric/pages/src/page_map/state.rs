@@ -1,4 +1,4 @@
-//! The state word of a page: what is true of it, flags, and the slot of its fingerprint.
+//! The state word of a page: its kind, flags, and the slot of its fingerprint.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ pub(super) const SLOT: u32 = !0 << FLAG_BITS;
 /// Fingerprint slots that a state word can name.
 pub const SLOTS_MAX: u32 = (1 << (u32::BITS - FLAG_BITS)) - 1;
 
-/// What is true of a page, apart from its flags.
+/// The kind of a state, without flags.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Kind {
@@ -23,18 +23,18 @@ pub enum Kind {
     Untouched = 0,
     /// The only valid bytes are at home.
     Remote = 1,
-    /// A fault thread waits for the bytes.
+    /// A fault thread or the prefetcher waits for the bytes.
     Fetching = 2,
     /// A fault thread maps the page or changes its protection.
     Installing = 3,
-    /// The bytes are here; the page is mapped, or a touch maps it at no cost but its fault.
+    /// The bytes are local; the page is mapped, or a touch maps it with a minor fault.
     Resident = 4,
-    /// Unmapped by the evictor to see whether it is touched again, or fetched ahead and not
-    /// mapped yet.
+    /// Unmapped by the evictor to see whether it is touched again, or prefetched and not mapped
+    /// yet.
     Probation = 5,
-    /// The evictor sends the bytes home.
+    /// The evictor is writing the bytes back.
     WritingBack = 6,
-    /// The evictor frees the bytes here.
+    /// The evictor is freeing the local bytes.
     Dropping = 7,
 }
 
@@ -43,13 +43,13 @@ pub enum Kind {
 pub struct State(pub(super) u32);
 
 impl State {
-    /// A state without flags.
+    /// Creates a state without flags.
     #[must_use]
     pub const fn new(kind: Kind) -> Self {
         Self(kind as u32)
     }
 
-    /// The kind.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(self) -> Kind {
         match self.0 & KIND_MASK {
@@ -66,53 +66,53 @@ impl State {
         }
     }
 
-    /// Whether the bytes here differ from those at home.
+    /// Returns whether the local bytes differ from those at home.
     #[must_use]
     pub const fn is_dirty(self) -> bool {
         self.0 & DIRTY != 0
     }
 
-    /// Whether a fault waits for the holder of the page.
+    /// Returns whether a fault waits for the holder of the page.
     #[must_use]
     pub const fn is_contended(self) -> bool {
         self.0 & CONTENDED != 0
     }
 
-    /// Whether the page is in one of the evictor's places.
+    /// Returns whether the page is in one of the evictor's places.
     #[must_use]
     pub const fn is_listed(self) -> bool {
         self.0 & LISTED != 0
     }
 
-    /// Whether the page was fetched before anybody asked for it, and not touched since.
+    /// Returns whether the page was prefetched, and not touched since.
     #[must_use]
     pub const fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
     }
 
-    /// Whether it is to be mapped along with the page before it.
+    /// Returns whether it is to be mapped along with the page before it.
     #[must_use]
     pub const fn is_chained(self) -> bool {
         self.0 & CHAINED != 0
     }
 
-    /// The slot of the fingerprint of the bytes at home.
+    /// Returns the slot of the fingerprint of the bytes at home.
     #[must_use]
     pub const fn fingerprint(self) -> Option<u32> {
         (self.0 >> FLAG_BITS).checked_sub(1)
     }
 
-    /// The same flags and slot with another kind.
+    /// Returns the same flags and slot with another kind.
     pub(super) const fn with_kind(self, kind: Kind) -> Self {
         Self((self.0 & !KIND_MASK) | kind as u32)
     }
 
-    /// Another kind, with no flag but that of the evictor's places, and no slot.
+    /// Returns another kind, with only the flag of the evictor's places, and no slot.
     pub(super) const fn only_listed(self, kind: Kind) -> Self {
         Self((self.0 & LISTED) | kind as u32)
     }
 
-    /// Another kind with only these flags, and the slot.
+    /// Returns another kind with only these flags, and the slot.
     pub(super) const fn with_only(self, kind: Kind, flags: u32) -> Self {
         Self((self.0 & (flags | SLOT)) | kind as u32)
     }

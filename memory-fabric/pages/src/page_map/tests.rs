@@ -69,7 +69,7 @@ fn a_discarded_page_stays_listed_until_the_evictor_comes_across_it() {
     assert!(!entry.unlist(), "it is being filled");
     assert!(!entry.list());
     assert!(!entry.finish_install());
-    // Discarded once more, and found.
+    // Discarded once more, and reached in its queue.
     assert!(entry.begin_discard(entry.state()));
     assert!(!entry.finish_drop(Kind::Untouched).is_contended());
     assert!(entry.unlist() && !entry.unlist());

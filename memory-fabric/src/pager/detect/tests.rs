@@ -1,12 +1,12 @@
-//! Tests of finding patterns, on sequences of touches.
+//! Tests of pattern detection, with sequences of touches.
 
 use super::*;
 use proptest::prelude::*;
 use std::collections::HashSet;
 
-/// Plays a sequence of touches. Pages that were ordered are here at once, each seen when it
-/// is touched unless it is mapped along with the one before. Gives the pages that were
-/// ordered, and how many touches of remote pages there were.
+/// Replays a sequence of touches. Ordered pages arrive at once; the touch of each is observed
+/// unless it is mapped along with the one before. Returns the ordered pages, and the number of
+/// touches of remote pages.
 fn play(accesses: impl IntoIterator<Item = (u32, u32)>) -> (HashSet<u32>, usize) {
     let mut detector = Detector::new();
     let mut ordered = HashSet::new();
@@ -49,7 +49,7 @@ fn a_reader_whose_neighbours_are_mapped_along_is_still_followed() {
     for touch in 0..200 {
         let order = detector.observe(1, page);
         if touch > 10 {
-            // Nothing was missed: there is always something ordered ahead.
+            // Nothing was missed: there is always a page ordered ahead.
             assert!(
                 ordered > page,
                 "touch {touch} of {page}, ordered to {ordered}"
@@ -95,7 +95,7 @@ fn close_streams_of_two_threads_are_told_apart() {
     assert!(misses <= 20, "{misses}");
 }
 
-/// Accesses whose threads are those of a pool of workers, in any order.
+/// Accesses by the threads of a pool of workers, in any order.
 fn by_workers(pages: impl Iterator<Item = u32>, workers: u32) -> impl Iterator<Item = (u32, u32)> {
     let mut random = 11_u32;
     pages.map(move |page| {
@@ -110,10 +110,10 @@ fn a_reader_whose_faults_come_from_changing_threads_is_followed() {
         let (_, misses) = play(by_workers(1000..9000, workers));
         assert!(misses <= 4, "{workers} workers: {misses}");
     }
-    // Not one thread is seen twice.
+    // No thread is seen twice.
     let (_, misses) = play((0..8000).map(|step| (step + 1, 1000 + step)));
     assert!(misses <= 4, "{misses}");
-    // Nor is any thread known.
+    // No thread is known.
     let (_, misses) = play((1000..9000).map(|page| (UNKNOWN, page)));
     assert!(misses <= 4, "{misses}");
 }
@@ -193,7 +193,7 @@ fn the_links_limit_the_windows() {
             "{limit}: {longest}"
         );
     }
-    // What was wasted counts more than what the links allow.
+    // Waste takes precedence over the limit of the links.
     detector.review(0, REVIEW_PAGES);
     detector.limit_windows(256);
     assert!(longest(&mut detector, 300_000) <= 64);

@@ -1,14 +1,14 @@
 //! Pages that the guest has freed: the evictor's part.
 //!
-//! The evictor takes the pages away, because it alone unmaps pages and frees their bytes. A page
-//! that somebody else holds (one that is being fetched, say) is waited for. A page that is
-//! in a queue stays there; the evictor takes it out when it comes across it.
+//! The evictor discards the pages, because only the evictor unmaps pages and frees their bytes. It
+//! waits for a page that another thread holds, such as one that is being fetched. A page in a queue
+//! stays there; the evictor takes it out when it reaches it.
 //!
-//! What the donor has of the pages is dropped by frames on the bulk connection, behind the
-//! write-backs that were posted before. Such a frame waits until there is room for it, and the
-//! guest may use its pages meanwhile; so only those are named that are untouched when it is
-//! posted. This thread alone could make their slots valid again, by a later write-back, and that
-//! is posted behind the frame.
+//! The donor's copies are dropped by frames on the bulk connection, behind the write-backs that
+//! were posted before. Such a frame waits until there is room for it, and the guest may use its
+//! pages in the meantime; therefore only pages that are untouched when it is posted are named. Only
+//! this thread could make their slots valid again, by a later write-back, which is posted behind
+//! the frame.
 
 use super::{Evictor, PagerError, Shared};
 use crate::discard::Request;
@@ -21,38 +21,38 @@ use crossbeam_channel::Sender;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Pages looked at before the evictor sees to its other work.
+/// Pages examined before the evictor does other work.
 const SLICE: u32 = 512;
 
-/// Runs of pages that wait for being dropped at home, at the most. What comes beyond that stays
-/// there, unused, until it is written again or the lease ends.
+/// Limit of runs that wait to be dropped at home. Pages beyond it stay there, unused, until they
+/// are written again or the lease ends.
 const DROPS_MAX: usize = 1024;
 
-/// Requests outstanding on a transport up to which drops are posted: the rest is for write-backs.
+/// Limit of outstanding requests on a transport for posting drops: the rest is for write-backs.
 const IN_FLIGHT_FOR_DROPS: usize = IN_FLIGHT_MAX / 2;
 
-/// What there is to discard.
+/// Pending discards.
 #[derive(Debug, Default)]
 pub(super) struct Discards {
     current: Option<Progress>,
-    /// Runs of pages whose homes are to drop them.
+    /// Runs of pages that their homes have to drop.
     drops: VecDeque<PageRange>,
 }
 
 impl Discards {
-    /// The run with which dropping goes on; an empty one is none.
+    /// Sets the run with which dropping continues, unless it is empty.
     fn resume_with(&mut self, run: PageRange) {
         if run.count > 0 {
             self.drops.push_front(run);
         }
     }
 
-    /// Remembers that a page's bytes at home are of no use.
+    /// Records that a page's bytes at home are obsolete.
     fn drop_at_home(&mut self, page: PageIndex, shared: &Shared) {
         if shared.homes.remote_home_of(page).is_none() {
             return;
         }
-        // Where the run is not stored one behind the other, it is split when it is posted.
+        // A run that is not contiguous at home is split when it is posted.
         if let Some(last) = self.drops.back_mut()
             && last.end() == u64::from(page.number())
             && last.count < DROP_PAGES_MAX
@@ -64,32 +64,32 @@ impl Discards {
     }
 }
 
-/// A request that is being carried out.
+/// A request in progress.
 #[derive(Debug)]
 struct Progress {
     request: Arc<Request>,
     done: Sender<()>,
-    /// The range that is next, and the pages of it that are done.
+    /// The current range, and the number of its pages that are done.
     range: usize,
     offset: u32,
-    /// Pages that somebody else held.
+    /// Pages that another thread held.
     held: Vec<PageIndex>,
 }
 
-/// What became of a page.
+/// Result of taking a page.
 enum Taken {
-    /// It has no bytes anywhere.
+    /// It had no bytes anywhere.
     Nothing,
-    /// It had none here.
+    /// It had no local bytes.
     Forgotten,
-    /// It has bytes here, which the caller must free.
+    /// It has local bytes, which the caller must free.
     WithBytes,
-    /// Somebody else holds it.
+    /// Another thread holds it.
     Held,
 }
 
 impl Evictor {
-    /// Discards some pages, if there is a request; true when there was something to do.
+    /// Discards some pages if there is a request; returns true when there was work.
     pub(super) fn discard_freed(&mut self) -> Result<bool, PagerError> {
         let mut worked = self.post_drops();
         let mut current = match self.discards.current.take() {
@@ -125,13 +125,13 @@ impl Evictor {
             let before = held.len();
             self.take_pages(held.into_iter(), &mut current.held)?;
             if current.held.is_empty() && (!request.settles || self.is_settled(&request)) {
-                // That nobody waits any more is no error.
+                // The waiter may have timed out.
                 let _ = current.done.send(());
                 self.post_drops();
                 return Ok(worked);
             }
             if current.held.len() == before || current.held.is_empty() {
-                // Whoever holds them needs the processor.
+                // The threads that hold them need the CPU.
                 std::thread::yield_now();
             }
         }
@@ -139,7 +139,8 @@ impl Evictor {
         Ok(worked)
     }
 
-    /// Whether nothing of a request is on its way home, and its homes were told what to drop.
+    /// Returns whether no write-back of a request's pages is in progress, and their homes were
+    /// notified.
     fn is_settled(&self, request: &Request) -> bool {
         let meets = |run: PageRange| {
             let after = |a: PageRange, b: PageRange| a.end() <= u64::from(b.first.number());
@@ -151,7 +152,7 @@ impl Evictor {
             && !self.discards.drops.iter().any(|&run| meets(run))
     }
 
-    /// Discards pages; those that somebody else holds go to `held`.
+    /// Discards pages; those that another thread holds are added to `held`.
     fn take_pages(
         &mut self,
         pages: impl Iterator<Item = PageIndex>,
@@ -212,12 +213,12 @@ impl Evictor {
         Ok(())
     }
 
-    /// Tells donors what to drop, as far as there is room; true when something was posted.
+    /// Sends drops to donors while there is room; returns true when any was posted.
     fn post_drops(&mut self) -> bool {
         let shared = Arc::clone(&self.shared);
         let mut worked = false;
         while let Some(run) = self.discards.drops.pop_front() {
-            // Only pages whose bytes at home no request will ask for; see above.
+            // Only pages whose bytes at home no request will read; see above.
             let untouched = |page| shared.map.entry(page).state().kind() == Kind::Untouched;
             let skipped = run.iter().take_while(|&page| !untouched(page)).count();
             let (_, rest) = run.split_at(u32::try_from(skipped).unwrap_or(u32::MAX));
@@ -225,9 +226,9 @@ impl Evictor {
                 continue;
             }
             let first = rest.first;
-            // Node and slots are of one look: a block may get another home meanwhile.
+            // Node and slots come from one read: the block may get another home concurrently.
             let Some(home) = shared.homes.remote_home_of(first) else {
-                // Of a block that was unplugged meanwhile.
+                // Its block was unplugged in the meantime.
                 let left = BLOCK_PAGES - first.number() % BLOCK_PAGES;
                 self.discards.resume_with(rest.split_at(left).1);
                 continue;
@@ -258,7 +259,7 @@ impl Evictor {
     }
 }
 
-/// Takes a page away from the guest.
+/// Takes a page from the guest.
 fn take(shared: &Shared, page: PageIndex) -> Taken {
     let entry = shared.map.entry(page);
     loop {

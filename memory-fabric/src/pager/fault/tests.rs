@@ -1,4 +1,4 @@
-//! What a fault costs the donors that it is not about.
+//! The effect of a fault on other donors.
 
 use super::*;
 use crate::homes::{BLOCK_PAGES, Home, HomeTable, NodeId};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const DONORS: usize = 3;
 
-/// Takes requests, and counts how often it is flushed.
+/// Accepts requests, and counts flushes.
 #[derive(Debug)]
 struct Counting(Arc<AtomicUsize>);
 
@@ -74,7 +74,7 @@ fn a_fault_flushes_the_transport_to_its_home_and_no_other() {
         thread.begin(fault, Instant::now()).expect("served");
         assert_eq!(counts(), wanted);
     }
-    // The page is under way: nothing is posted.
+    // The page is in transit: nothing is posted.
     let fault = fault_on(PageIndex::new(BLOCK_PAGES));
     thread.begin(fault, Instant::now()).expect("served");
     assert_eq!(counts(), [0, 1, 1]);
