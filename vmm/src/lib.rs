@@ -1,17 +1,16 @@
 //! The machine monitor of SSI-HV: one KVM guest whose memory the fabric spreads over nodes.
 
-pub mod cli;
 pub mod cluster;
 pub mod config;
 pub mod doctor;
-pub mod exec;
+mod exec;
 pub mod failure;
 pub mod forced_end;
 pub mod host;
 pub mod instance;
 pub mod lifeline;
 pub mod logging;
-pub mod memory_speed;
+mod memory_speed;
 pub mod metrics;
 pub mod node;
 pub mod open_files;

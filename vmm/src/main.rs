@@ -1,15 +1,16 @@
 //! The `ssi-hv` command: parses the command line, runs the command, and ends with its exit code.
 
+mod cli;
 mod commands;
 
 use std::io::{self, Write as _};
 use std::process;
 
-use ssi_hv::cli::{self, Action, CliError, Invocation, Refused};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging::LogLevel;
 use ssi_hv::{instance, logging, open_files, progress, stderr};
 
+use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
     Failure, bench, control, doctor, man, node, plug, print, report, status, top, up,
 };

@@ -1,15 +1,15 @@
 //! `ssi-hv bench`: what is measured.
 
-use clap::{Args, Subcommand, ValueEnum};
-use memory_fabric::fabric::{Compression, TransportKind};
-
 use std::net::SocketAddr;
 
+use clap::{Args, Subcommand, ValueEnum};
+use memory_fabric::fabric::{Compression, TransportKind};
+use ssi_hv::config::address::HostPort;
+use ssi_hv::config::validation::{ValidationError, check_range, check_size, resolve_permitted};
+use ssi_hv::config::{CPUS_MAX, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN};
+use ssi_hv::size::ByteSize;
+
 use super::words;
-use crate::config::address::HostPort;
-use crate::config::validation::{ValidationError, check_range, check_size, resolve_permitted};
-use crate::config::{CPUS_MAX, GUEST_MEMORY_MAX, LOCAL_MEMORY_MIN};
-use crate::size::ByteSize;
 
 /// Limit of threads that touch memory: as many as a guest has vCPUs.
 pub const BENCH_THREADS_MAX: u32 = CPUS_MAX as u32;

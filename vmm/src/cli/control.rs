@@ -1,9 +1,8 @@
 //! The commands that tell a VM what to do.
 
 use clap::Args;
-
-use crate::config::address::Donor;
-use crate::size::ByteSize;
+use ssi_hv::config::address::Donor;
+use ssi_hv::size::ByteSize;
 
 /// Limit of `--wait`, in seconds: a day.
 const WAIT_SECONDS_MAX: i64 = 86_400;

@@ -16,6 +16,10 @@ use std::ffi::OsString;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgMatches, Args, FromArgMatches, Parser, Subcommand};
+use ssi_hv::cluster::{self, ClusterError};
+use ssi_hv::config::file::ConfigFileError;
+use ssi_hv::config::{Choice, NodeSettings, RunSettings, file, planned};
+use ssi_hv::logging::Verbosity;
 
 use self::bench::{
     BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig, BenchTransportConfig,
@@ -29,10 +33,6 @@ use self::status::StatusConfig;
 use self::top::TopConfig;
 use self::up::UpConfig;
 use self::verbosity::VerbosityArgs;
-use crate::cluster::{self, ClusterError};
-use crate::config::file::ConfigFileError;
-use crate::config::{Choice, NodeSettings, RunSettings, file, planned};
-use crate::logging::Verbosity;
 
 /// One virtual machine whose memory is spread over several hosts.
 #[derive(Clone, Debug, Parser)]

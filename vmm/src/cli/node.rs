@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-
-use crate::config::address::HostPort;
-use crate::config::{DEFAULT_LEASE_SECONDS, NodeSettings};
-use crate::size::ByteSize;
+use ssi_hv::config::address::HostPort;
+use ssi_hv::config::{DEFAULT_LEASE_SECONDS, NodeSettings};
+use ssi_hv::size::ByteSize;
 
 /// The flags of `node`.
 #[derive(Clone, Debug, Args)]
@@ -72,7 +71,7 @@ mod tests {
     use clap::Command;
 
     use super::*;
-    use crate::config::file::keys_of;
+    use ssi_hv::config::file::keys_of;
 
     #[test]
     fn a_file_has_the_flags_as_keys_but_the_one_that_ties_a_node_to_its_parent() {

@@ -5,21 +5,21 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, Command};
 use memory_fabric::fabric::{Compression, TransportKind};
-use toml::Table;
-
-use super::words;
-use crate::config::address::{Donor, HostPort};
-use crate::config::cpu_list::CpuList;
-use crate::config::disk::DiskArg;
-use crate::config::file::{self, ConfigFileError};
-use crate::config::name::VmName;
-use crate::config::net::NetArg;
-use crate::config::vsock::VsockArg;
-use crate::config::{
+use ssi_hv::config::address::{Donor, HostPort};
+use ssi_hv::config::cpu_list::CpuList;
+use ssi_hv::config::disk::DiskArg;
+use ssi_hv::config::file::{self, ConfigFileError};
+use ssi_hv::config::name::VmName;
+use ssi_hv::config::net::NetArg;
+use ssi_hv::config::vsock::VsockArg;
+use ssi_hv::config::{
     DEFAULT_DONOR_GRACE_SECONDS, HugePages, Irqchip, Numa, OnReboot, Prefetching, RunSettings,
     Switch,
 };
-use crate::size::ByteSize;
+use ssi_hv::size::ByteSize;
+use toml::Table;
+
+use super::words;
 
 /// The flags of `run`: the settings, and where else to take them from.
 #[derive(Clone, Debug, Args)]

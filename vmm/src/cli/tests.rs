@@ -1,5 +1,7 @@
 //! Tests of reading the command line, without running anything.
 
+use std::collections::BTreeSet;
+
 use super::*;
 
 fn usage_error(arguments: &str) -> String {
@@ -73,4 +75,32 @@ fn flags_and_the_file_have_the_same_defaults() {
         panic!("`run` without flags can be read");
     };
     assert_eq!(*config, RunSettings::default());
+}
+
+/// Returns all arguments of a command and of its subcommands.
+fn arguments_of(command: &clap::Command) -> Vec<clap::Arg> {
+    let below = command.get_subcommands().flat_map(arguments_of);
+    command.get_arguments().cloned().chain(below).collect()
+}
+
+#[test]
+fn help_names_every_value_of_an_argument_that_has_few() {
+    let mut looked_at = 0;
+    for argument in arguments_of(&generate::command()) {
+        if !argument.is_hide_possible_values_set() || argument.is_hide_set() {
+            continue;
+        }
+        let help = argument.get_help().map(ToString::to_string);
+        let names = argument.get_value_names().unwrap_or_default();
+        let shown = names.join(" ") + " " + &help.unwrap_or_default();
+        let words: BTreeSet<&str> = shown
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '-')
+            .collect();
+        for value in argument.get_possible_values() {
+            let value = value.get_name();
+            assert!(words.contains(value), "{value} of {argument}: {shown}");
+            looked_at += 1;
+        }
+    }
+    assert!(looked_at > 30, "{looked_at}");
 }

@@ -1,9 +1,9 @@
 //! The flags that say how much is written on stderr, and in which form.
 
 use clap::{ArgAction, Args};
+use ssi_hv::logging::{LogFormat, LogLevel, Verbosity};
 
 use super::words;
-use crate::logging::{LogFormat, LogLevel, Verbosity};
 
 /// The verbosity of stderr.
 #[derive(Clone, Copy, Debug, Args)]

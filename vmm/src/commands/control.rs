@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use anyhow::{Context as _, anyhow};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use ssi_hv::cli::control::ControlCommand;
 use ssi_hv::config::name::called;
 use ssi_hv::control_socket::client::{ClientError, call};
 use ssi_hv::control_socket::directory::{Entry, Kind};
 use ssi_hv::control_socket::protocol::StateBody;
 use ssi_hv::control_socket::route::Method;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::instance::LATE_END_TIME_MAX;
+use ssi_hv::readable::readable_within;
 use ssi_hv::status::VmState;
 
 use super::status::{named, running};
 use super::{Failure, print};
-use ssi_hv::instance::LATE_END_TIME_MAX;
-use ssi_hv::readable::readable_within;
+use crate::cli::control::ControlCommand;
 
 /// Deadline for the end of a killed VM: more than the VM's own limit.
 const KILL_TIME_MAX: Duration = LATE_END_TIME_MAX.saturating_add(Duration::from_secs(5));

@@ -2,13 +2,13 @@
 
 use std::io::{self, IsTerminal};
 
-use ssi_hv::cli::DoctorConfig;
 use ssi_hv::doctor::output::{self, Style};
 use ssi_hv::doctor::{Host, examine, is_ready};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging::may_colour;
 
 use super::{Failure, print};
+use crate::cli::DoctorConfig;
 
 /// Checks this host and prints the findings.
 pub fn doctor(config: DoctorConfig) -> Result<ExitCode, Failure> {

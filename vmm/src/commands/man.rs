@@ -3,10 +3,10 @@
 use std::fs;
 
 use anyhow::Context as _;
-use ssi_hv::cli::generate::{self, ManConfig};
 use ssi_hv::exit::ExitCode;
 
 use super::{Failure, print};
+use crate::cli::generate::{self, ManConfig};
 
 /// Writes a man page for each command.
 pub fn man(config: &ManConfig) -> Result<ExitCode, Failure> {

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use ssi_hv::cli::control::HotplugConfig;
 use ssi_hv::control_socket::changes::Seen;
 use ssi_hv::control_socket::client::{ask, call};
 use ssi_hv::control_socket::protocol::{HotplugBody, HotplugTarget};
@@ -15,6 +14,7 @@ use ssi_hv::size::ByteSize;
 use super::control::{of_vm, vm_entry};
 use super::status::running;
 use super::{Failure, print};
+use crate::cli::control::HotplugConfig;
 
 const PATH: &str = "/v1/hotplug";
 

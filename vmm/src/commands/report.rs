@@ -6,11 +6,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
-use ssi_hv::cli::report::ReportConfig;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::report::{Report, SCHEMA};
 
 use super::{Failure, print};
+use crate::cli::report::ReportConfig;
 
 /// Size limit of the file: a report has some kilobytes, and a wrong name may refer to a disk image.
 const REPORT_BYTES_MAX: u64 = 16 << 20;

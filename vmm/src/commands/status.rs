@@ -3,7 +3,6 @@
 use std::io;
 
 use anyhow::anyhow;
-use ssi_hv::cli::status::StatusConfig;
 use ssi_hv::control_socket::client::{ClientError, ask};
 use ssi_hv::control_socket::directory::{Directory, DirectoryError, Entry, Kind};
 use ssi_hv::control_socket::protocol::RefusalCode;
@@ -12,6 +11,7 @@ use ssi_hv::logging::may_colour;
 use ssi_hv::status::{Everything, SCHEMA, VmStatus, screen};
 
 use super::{Failure, print};
+use crate::cli::status::StatusConfig;
 
 /// Queries the running processes and prints their status.
 pub fn status(config: &StatusConfig) -> Result<ExitCode, Failure> {

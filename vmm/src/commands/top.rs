@@ -14,18 +14,18 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use ssi_hv::cli::top::TopConfig;
 use ssi_hv::config::name::called;
 use ssi_hv::control_socket::client::{ClientError, ask};
 use ssi_hv::control_socket::directory::{Entry, Kind};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging::may_colour;
+use ssi_hv::readable::{hung_up, is_hung_up};
 use ssi_hv::status::VmStatus;
 use ssi_hv::top::{Choice, Key, Seen, View, screen};
 
 use super::Failure;
 use super::status::{is_end, named, running};
-use ssi_hv::readable::{hung_up, is_hung_up};
+use crate::cli::top::TopConfig;
 
 /// Longest delay of a key or a signal.
 const KEY_PAUSE: Duration = Duration::from_millis(50);

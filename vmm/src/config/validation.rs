@@ -291,14 +291,6 @@ pub enum ValidationError {
         /// The address.
         address: HostPort,
     },
-    /// A value that is planned.
-    #[error("{setting} is not there yet in this build; {instead}")]
-    NotThereYet {
-        /// The flag and its value.
-        setting: &'static str,
-        /// The present alternative.
-        instead: &'static str,
-    },
 }
 
 /// Resolves an address, and rejects one beyond this host unless `insecure` is set.
@@ -307,7 +299,7 @@ pub enum ValidationError {
 ///
 /// Fails if the name has no address, or one of its addresses is not loopback and `insecure` is
 /// false.
-pub(crate) fn resolve_permitted(
+pub fn resolve_permitted(
     what: &'static str,
     address: &HostPort,
     insecure: bool,
@@ -340,7 +332,7 @@ pub(crate) fn check_metrics(
 }
 
 /// Checks a size: whole pages, and at least `least`.
-pub(crate) fn check_size(
+pub fn check_size(
     flag: &'static str,
     size: ByteSize,
     least: ByteSize,
@@ -360,7 +352,7 @@ pub(crate) fn check_size(
 }
 
 /// Checks a number against its range, both ends included.
-pub(crate) fn check_range(
+pub fn check_range(
     flag: &'static str,
     value: u32,
     min: u32,

@@ -8,6 +8,10 @@
 
 pub mod archive;
 pub mod channel;
+#[allow(
+    dead_code,
+    reason = "the init writes headers, and the monitor reads them"
+)]
 pub mod frame;
 #[cfg(test)]
 #[allow(dead_code, reason = "the rest is for the first process of a machine")]

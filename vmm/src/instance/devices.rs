@@ -3,9 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::config::RunConfig;
-use crate::control_socket::changes::Changes;
-use crate::control_socket::files::remove_with_ours;
 use anyhow::Context as _;
 use devices::virtio::{
     Balloon, Block, Console, Disk, Entropy, HostSocket, HostSocketError, MacAddress, Net, Tap,
@@ -15,6 +12,9 @@ use memory_fabric::fabric::Fabric;
 
 use super::free_memory::FreeMemory;
 use super::hotplug::HotplugMemory;
+use crate::config::RunConfig;
+use crate::control_socket::changes::Changes;
+use crate::control_socket::files::remove_with_ours;
 use crate::failure::Failure;
 
 /// Identifies this host (machine-id(5)), if it exists.

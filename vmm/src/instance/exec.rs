@@ -6,21 +6,21 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use anyhow::{Context as _, anyhow};
+
+use super::memory::bars_are_ours;
 use crate::config::RunConfig;
 use crate::exec::archive;
 use crate::exec::channel::{Channel, CommandEnd, Progress};
 use crate::exec::tail::Tail;
 use crate::exit::ExitCode;
+use crate::failure::Failure;
 use crate::machine::{
     BlockingWriter, ConsoleConfig, Initrd, MachineError, MachineHandle, Outcome, command_line,
 };
 use crate::progress::{self, Progress as Bar};
 use crate::report::Exec as ExecReport;
 use crate::stderr::Stderr;
-use anyhow::{Context as _, anyhow};
-
-use super::donors::bars_are_ours;
-use crate::failure::Failure;
 
 /// How long a guest may take to power itself off after its command has ended. Some kernels cannot;
 /// the monitor then stops the machine.

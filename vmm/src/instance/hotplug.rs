@@ -3,15 +3,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::control_socket::changes::Changes;
-use crate::control_socket::protocol::{HotplugBody, Refusal, RefusalCode};
-use crate::machine::MachineHandle;
 use anyhow::anyhow;
 use crossbeam_channel::bounded;
 use devices::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
 use memory_fabric::BLOCK_BYTES;
 use memory_fabric::fabric::{DonorAddress, Fabric, Hotplug, HotplugError, PlugError};
 use memory_fabric::page::PAGE_SHIFT;
+
+use crate::control_socket::changes::Changes;
+use crate::control_socket::protocol::{HotplugBody, Refusal, RefusalCode};
+use crate::machine::MachineHandle;
 
 /// How long a request waits for a donor to join; joining continues after that.
 const JOIN_TIME_MAX: Duration = Duration::from_secs(8);

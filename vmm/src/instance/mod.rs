@@ -1,13 +1,13 @@
 //! A running VM: its boot, its supervision, changes at run time, and its reports.
 
 mod devices;
-mod donors;
 mod errors;
 mod exec;
 mod free_memory;
 mod hotplug;
 mod hotplug_routes;
 mod links;
+mod memory;
 mod metrics;
 mod numa;
 mod observe;
@@ -23,4 +23,3 @@ mod working_set;
 pub use self::observe::percentiles;
 pub use self::run::run;
 pub use self::supervisor::LATE_END_TIME_MAX;
-pub use self::timeline::distribution;

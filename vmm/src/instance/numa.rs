@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use crate::config::{Numa, RunConfig};
-use crate::machine::NumaNode;
-use crate::memory_speed;
 use memory_fabric::fabric::Fabric;
 use memory_fabric::link::path::PathStats;
 use memory_fabric::page::PAGE_SHIFT;
+
+use crate::config::{Numa, RunConfig};
+use crate::machine::NumaNode;
+use crate::memory_speed;
 
 /// Returns this node and every donor that lends memory, in order; empty for a guest with one kind
 /// of memory, or one that sees only one.

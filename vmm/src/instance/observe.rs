@@ -2,11 +2,6 @@
 
 use std::time::Duration;
 
-use crate::report::{
-    Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
-    RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass,
-};
-use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus, observed};
 use memory_fabric::fabric::NodeSummary;
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::link::rdma::RdmaStats;
@@ -17,6 +12,11 @@ use memory_fabric::view::FabricView;
 use super::links::path_used;
 use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
+use crate::report::{
+    Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
+    RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass,
+};
+use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus, observed};
 
 /// Limit of memory in small pages up to which huge pages are counted at run time: the kernel walks
 /// the page tables, and blocks changes of mappings during the walk.

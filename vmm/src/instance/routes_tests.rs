@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::control_socket::protocol::{PREFIX, RefusalCode};
-use crate::control_socket::route::Route;
 use serde_json::Value;
 
 use super::vm_routes;
+use crate::control_socket::protocol::{PREFIX, RefusalCode};
+use crate::control_socket::route::Route;
 use crate::node;
 
 /// Properties of an operation: its status codes, its servers, and whether it has a body and

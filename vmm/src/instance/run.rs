@@ -4,41 +4,34 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::config::name::called;
-use crate::config::{self, Choice as _, Numa, OnReboot, RunConfig, RunSettings};
-use crate::control_socket::directory::{Directory, DirectoryError, Kind};
-use crate::control_socket::route::Service;
-use crate::control_socket::server::{Server, ServerError};
-use crate::exit::ExitCode;
-use crate::machine::{
-    Initrd, Irqchip, Machine, MachineConfig, MachineHandle, Outcome, command_line,
-    guest_memory_ranges, hotplug_start,
-};
-use crate::report::{Guest, Report, ReportFile};
-use crate::size::ByteSize;
-use crate::{host, metrics};
 use anyhow::{Context as _, anyhow};
-use memory_fabric::NodeIds;
-use memory_fabric::fabric::{DonorAddress, Fabric, FabricConfig, LocalUse, SPIN_DEFAULT};
-use memory_fabric::guest_memory::GuestMemory;
-use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
-use vm_memory::mmap::MmapRegionBuilder;
-use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+use memory_fabric::fabric::Fabric;
 
 use super::devices::HostDevices;
-use super::donors::{connect, give_back, has_terminal};
 use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used, unused};
+use super::memory::{connect, fabric_config, give_back, guest_memory, has_terminal};
 use super::metrics::OF_VM;
-use crate::lifeline;
-
 use super::observe::{fill, memory};
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
+use crate::config::name::called;
+use crate::config::{self, Choice as _, OnReboot, RunConfig, RunSettings};
+use crate::control_socket::directory::{Directory, DirectoryError, Kind};
+use crate::control_socket::route::Service;
+use crate::control_socket::server::{Server, ServerError};
+use crate::exit::ExitCode;
 use crate::failure::Failure;
+use crate::lifeline;
+use crate::machine::{
+    Initrd, Irqchip, Machine, MachineConfig, MachineHandle, Outcome, command_line,
+};
+use crate::report::{Guest, Report, ReportFile};
+use crate::size::ByteSize;
+use crate::{host, metrics};
 
 /// Boots a guest and waits for its end. With a command, returns the command's exit code.
 pub fn run(settings: &RunSettings) -> Result<ExitCode, Failure> {
@@ -333,86 +326,6 @@ impl Run<'_> {
 /// Returns the name of the VM for donors and clients.
 fn vm_name(config: &RunConfig) -> String {
     called(config.name.as_ref(), std::process::id())
-}
-
-pub(super) fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
-    let pages = |(start, bytes): (GuestAddress, u64)| {
-        let first = PageIndex::containing(start.0)?;
-        let count = u32::try_from(bytes >> PAGE_SHIFT).ok()?;
-        Some(PageRange::new(first, count))
-    };
-    let above = "guest memory is above the limit of 16 TiB";
-    let memory = config.memory.bytes();
-    let ram = guest_memory_ranges(memory).into_iter().map(pages);
-    let hotplug = config
-        .hotplug_memory
-        .map(|size| (hotplug_start(memory), size.bytes()));
-    Ok(FabricConfig {
-        vm: vm_name(config),
-        nodes: NodeIds::in_order(config.transport.lenders(config.donors.len())),
-        ram: ram.collect::<Option<_>>().context(above)?,
-        local_bytes: config.local_memory.bytes(),
-        local_use: match config.numa {
-            Numa::Flat => LocalUse::Cache,
-            Numa::Expose => LocalUse::Home,
-        },
-        donors: config
-            .donors
-            .iter()
-            .map(|donor| DonorAddress {
-                address: donor.address,
-                fingerprint: donor.fingerprint,
-                bytes: donor.memory.map(ByteSize::bytes),
-            })
-            .collect(),
-        transport: config.transport,
-        checksum: config.checksum,
-        compression: config.compression,
-        grace: config.donor_grace,
-        prefetch: config.prefetch,
-        record: config.record_working_set.is_some(),
-        replay: Vec::new(),
-        spin: SPIN_DEFAULT,
-        huge_pages: config.huge_pages,
-        hotplug: match hotplug {
-            Some(range) => Some(pages(range).context(above)?),
-            None => None,
-        },
-    })
-}
-
-/// Returns the guest view for KVM and the device models.
-fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMemoryMmap, Failure> {
-    let mut regions = Vec::new();
-    let added = config
-        .hotplug_memory
-        .map(|size| (hotplug_start(config.memory.bytes()), size.bytes()));
-    for (start, bytes) in guest_memory_ranges(config.memory.bytes())
-        .into_iter()
-        .chain(added)
-    {
-        let offset = usize::try_from(start.0).context("guest address")?;
-        let bytes = usize::try_from(bytes).context("guest memory")?;
-        if offset
-            .checked_add(bytes)
-            .is_none_or(|end| end > memory.bytes())
-        {
-            return Err(anyhow!("guest memory at {:#x} is not in the fabric", start.0).into());
-        }
-        // SAFETY: the range is inside the guest view, as checked above. The view is mapped readable
-        // and writable for as long as the fabric lives, which is until the machine has ended, or
-        // until the process ends.
-        let region = unsafe {
-            MmapRegionBuilder::new(bytes)
-                .with_raw_mmap_pointer(memory.guest_view().add(offset))
-                .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-                .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
-                .build()
-        };
-        let region = region.context("cannot use guest memory")?;
-        regions.push(GuestRegionMmap::new(region, start).context("guest memory overflows")?);
-    }
-    Ok(GuestMemoryMmap::from_regions(regions).context("guest memory overlaps")?)
 }
 
 /// Stops the fabric and reports its counters. Returns false if the fabric must not be stopped.

@@ -5,6 +5,13 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
+use memory_fabric::fabric::{FabricEvent, FabricObserver};
+use memory_fabric::link::LinkEvent;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::errors::Errors;
 use crate::config::RunConfig;
 use crate::exit::ExitCode;
 use crate::forced_end::{self, FORCED_END_TIME_MAX};
@@ -13,13 +20,6 @@ use crate::logging;
 use crate::machine::{CONSOLE_DRAIN_TIME_MAX, DISK_TIME_MAX, MachineHandle, STOP_TIME_MAX};
 use crate::report::{Report, ReportFile};
 use crate::status::VmState;
-use anyhow::anyhow;
-use memory_fabric::fabric::{FabricEvent, FabricObserver};
-use memory_fabric::link::LinkEvent;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-
-use super::errors::Errors;
 
 /// Deadline of the process to end after a request: the machine's own limits, and the same again for
 /// reports and leases.

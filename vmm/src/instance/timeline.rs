@@ -5,8 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::report::{Distribution, Distributions, FaultCounts, Timeline};
 use memory_fabric::stats::{Histogram, PagerStats};
+
+use crate::report::{Distribution, Distributions, FaultCounts, Timeline};
 
 /// Initial length of an interval.
 const INTERVAL: Duration = Duration::from_millis(250);

@@ -2,6 +2,11 @@
 
 use std::sync::Arc;
 
+use devices::virtio::Balloon;
+
+use super::supervisor::NotDone;
+use super::vm::{BootedVm, Instance, starting};
+use super::{hotplug_routes, metrics, observe};
 use crate::config::GUEST_MEMORY_MIN;
 use crate::control_socket::protocol::{
     BalloonBody, BalloonTarget, PAUSE_TIME_MAX, Refusal, RefusalCode, StateBody,
@@ -9,11 +14,6 @@ use crate::control_socket::protocol::{
 use crate::control_socket::route::{Answer, Method, Route, Work, answer};
 use crate::machine::{MachineHandle, PAGE_BYTES};
 use crate::status::{VmState, observed};
-use devices::virtio::Balloon;
-
-use super::supervisor::NotDone;
-use super::vm::{BootedVm, Instance, starting};
-use super::{hotplug_routes, metrics, observe};
 
 /// The table; `docs/openapi.json` documents it.
 pub const ROUTES: &[Route<Arc<Instance>>] = &[

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::config::RunConfig;
-use crate::progress::Followed;
 use anyhow::anyhow;
 use memory_fabric::fabric::{Fabric, FabricConfig};
 use memory_fabric::working_set::{self, Subject, WorkingSetError};
 
+use crate::config::RunConfig;
 use crate::failure::Failure;
+use crate::progress::Followed;
 
 /// The working set to record.
 #[derive(Debug)]

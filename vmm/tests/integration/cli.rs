@@ -8,7 +8,6 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use ssi_hv::cli::generate::command;
 use ssi_hv::exit::ExitCode;
 
 use crate::running::end;
@@ -167,25 +166,30 @@ fn what_is_planned_says_so() {
     }
 }
 
-/// Returns the words of a command and of each of its subcommands.
-fn paths(command: &clap::Command) -> Vec<Vec<String>> {
-    let below = command.get_subcommands().flat_map(|below| {
-        let name = below.get_name();
-        let paths = if name == "help" {
-            Vec::new()
-        } else {
-            paths(below)
-        };
-        paths
-            .into_iter()
-            .map(move |path| [vec![name.to_owned()], path].concat())
-    });
-    std::iter::once(Vec::new()).chain(below).collect()
+/// Returns the words of every command that the help lists, beginning with the program itself, which
+/// has none.
+pub(crate) fn commands() -> Vec<Vec<String>> {
+    let mut found = vec![Vec::new()];
+    let mut next = 0;
+    while let Some(path) = found.get(next).cloned() {
+        next += 1;
+        let mut arguments: Vec<&str> = path.iter().map(String::as_str).collect();
+        arguments.push("--help");
+        let output = output(&arguments);
+        let lines = text(&output.stdout).lines();
+        let listed = lines.skip_while(|line| *line != "Commands:").skip(1);
+        let listed = listed.take_while(|line| line.starts_with("  "));
+        // The further lines of a description are indented more.
+        let names = listed.filter(|line| !line.starts_with("   "));
+        let names = names.filter_map(|line| line.split_whitespace().next());
+        found.extend(names.map(|name| [path.clone(), vec![name.to_owned()]].concat()));
+    }
+    found
 }
 
 #[test]
 fn help_fits_80_columns_and_names_what_is_there() {
-    let all = paths(&command());
+    let all = commands();
     assert!(all.len() > 18, "{all:?}");
     for path in all {
         let arguments = [path, vec!["--help".to_owned()]].concat();

@@ -6,9 +6,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
-use ssi_hv::cli::generate::command;
 use ssi_hv::host;
 use ssi_hv::report::{Host, Report};
+
+use crate::cli::commands;
 
 use crate::running::end;
 
@@ -105,13 +106,9 @@ fn every_command_has_a_man_page_with_its_flags() {
     let written: BTreeSet<String> = entries
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
-    let mut commands = vec![(command(), "ssi-hv".to_owned())];
-    while let Some((command, name)) = commands.pop() {
-        let page = format!("{name}.1");
+    for command in commands() {
+        let page = [vec!["ssi-hv".to_owned()], command].concat().join("-") + ".1";
         assert!(written.contains(&page), "{page} in {written:?}");
-        let below = command.get_subcommands();
-        let below = below.filter(|below| below.get_name() != "help");
-        commands.extend(below.map(|below| (below.clone(), format!("{name}-{}", below.get_name()))));
     }
     let run = fs::read_to_string(pages.join("ssi-hv-run.1")).expect("a page");
     for flag in ["exec", "local\\-memory", "donor\\-grace"] {

@@ -4,10 +4,10 @@ use anyhow::Result;
 use memory_fabric::donor::server::Donor;
 use memory_fabric::fabric::{Compression, Fabric, TransportKind};
 use memory_fabric::stats::PagerStats;
-use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::size::ByteSize;
 
 use super::fault::{View, start_donors, start_fabric};
+use crate::cli::bench::BenchFaultConfig;
 
 /// A fabric and its donors. The view must not be accessed after the drop.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::cli::bench::BenchFaultConfig;
 use anyhow::{Context as _, Result};
 use fabric_transport::stream::Carrier;
 use memory_fabric::NodeIds;
@@ -16,7 +17,6 @@ use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::rdma::DeviceChoice;
 use memory_fabric::stats::Histogram;
-use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
 use ssi_hv::host;

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Result;
 use serde::Serialize;
-use ssi_hv::cli::bench::{BenchMeasure, BenchMemoryConfig};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::host;
 use ssi_hv::report::Host;
@@ -18,6 +17,7 @@ use super::scan::{self, Scans};
 use super::stalls::{self, Stalls};
 use super::threads::{self, Scaled};
 use super::writes::{self, Writes};
+use crate::cli::bench::{BenchMeasure, BenchMemoryConfig};
 use crate::commands::{Failure, print};
 
 /// Divisor of the memory that gives the local part in scans and in faults of several threads.

@@ -15,21 +15,20 @@ mod usage;
 mod working_set;
 mod writes;
 
-pub use memory::memory;
-pub use start::start;
-pub use transport::transport;
-
 use std::fmt::Write as _;
 use std::time::Duration;
 
+pub use memory::memory;
 use memory_fabric::stats::{Histogram, Summary};
 use serde::Serialize;
-use ssi_hv::cli::bench::BenchFaultConfig;
 use ssi_hv::exit::ExitCode;
+use ssi_hv::instance::percentiles;
 use ssi_hv::report::{Host, Percentiles, Stages, Virtualization};
+pub use start::start;
+pub use transport::transport;
 
 use super::{Failure, print};
-use ssi_hv::instance::percentiles;
+use crate::cli::bench::BenchFaultConfig;
 
 /// Rounds, in each of which everything is measured once, so that disturbances affect all
 /// measurements equally.

@@ -5,12 +5,12 @@ use std::time::Duration;
 use anyhow::Result;
 use memory_fabric::stats::Histogram;
 use serde::Serialize;
+use ssi_hv::instance::percentiles;
 use ssi_hv::report::Percentiles;
 use ssi_hv::size::ByteSize;
 
 use super::fault::Tally;
 use super::working_set::{THREADS, WorkingSet};
-use ssi_hv::instance::percentiles;
 
 /// Divisor of the time that gives the duration of the preceding run with all memory local.
 const ALL_LOCAL_SHARE: u32 = 6;

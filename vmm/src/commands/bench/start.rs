@@ -10,7 +10,6 @@ use memory_fabric::fabric::{Compression, SPIN_DEFAULT, TransportKind};
 use memory_fabric::page::PAGE_SIZE;
 use memory_fabric::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
-use ssi_hv::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use ssi_hv::exit::ExitCode;
 use ssi_hv::host;
 use ssi_hv::progress::Progress;
@@ -19,6 +18,7 @@ use ssi_hv::size::ByteSize;
 
 use super::fault::{View, WORDS_PER_PAGE, content, start_fabric};
 use super::usage::Memory;
+use crate::cli::bench::{BenchFaultConfig, BenchStartConfig};
 use crate::commands::{Failure, print};
 
 /// Local memory: more than is accessed, so that nothing is evicted.

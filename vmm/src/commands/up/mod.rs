@@ -19,20 +19,20 @@ use anyhow::{Context as _, anyhow};
 use devices::lock_file;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use ssi_hv::cli::up::UpConfig;
 use ssi_hv::cluster::{Cluster, command_line};
 use ssi_hv::config::file::has_key;
 use ssi_hv::config::{Choice as _, RunSettings};
 use ssi_hv::control_socket::directory::Directory;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::forced_end;
+use ssi_hv::instance::LATE_END_TIME_MAX;
 use ssi_hv::logging::{LogFormat, Verbosity};
 
 use self::child::{Outputs, Running, ending};
 use self::events::{Event, EventReceiver, EventSender};
 use self::nodes::Nodes;
 use super::{Failure, print};
-use ssi_hv::instance::LATE_END_TIME_MAX;
+use crate::cli::up::UpConfig;
 
 /// How long the file may still be locked after another `up` was killed: a process that it was
 /// starting has the lock until it ends, which is at once.

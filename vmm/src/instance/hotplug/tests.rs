@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::RunSettings;
-use crate::instance::run::fabric_config;
+use crate::instance::memory::fabric_config;
 use crate::size::ByteSize;
 
 const BLOCKS: u64 = 8;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
+use crate::cli::bench::BenchTransportConfig;
 use anyhow::{Context as _, Result, anyhow};
 use fabric_host::slices::request_short_slices;
 use fabric_transport::rdma::probe::{registrations, staging_time};
@@ -20,7 +21,6 @@ use memory_fabric::link::rdma::RdmaLinkConfig;
 use memory_fabric::link::{Leased, Link, LinkConfig, probe};
 use memory_fabric::rdma::DeviceChoice;
 use serde::Serialize;
-use ssi_hv::cli::bench::BenchTransportConfig;
 use ssi_hv::exit::ExitCode;
 use ssi_hv::host;
 use ssi_hv::progress::{Progress, Steps};

@@ -2,8 +2,9 @@
 
 use std::fmt::{self, Write as _};
 
-use super::{Bar, Measured, TransportBench};
 use ssi_hv::size::ByteSize;
+
+use super::{Bar, Measured, TransportBench};
 
 /// Length of the longest bar.
 const BAR_COLUMNS: u64 = 40;

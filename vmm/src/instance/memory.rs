@@ -1,0 +1,158 @@
+//! The guest's memory: what is asked of the fabric, the connection to donors, the view of KVM and
+//! devices, and the return of leases.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyhow::{Context as _, anyhow};
+use memory_fabric::NodeIds;
+use memory_fabric::fabric::{
+    DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, SPIN_DEFAULT,
+};
+use memory_fabric::guest_memory::GuestMemory;
+use memory_fabric::link::rdma::RdmaLinkError;
+use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+use super::supervisor::Supervisor;
+use crate::config::name::called;
+use crate::config::{Numa, RunConfig};
+use crate::exit::ExitCode;
+use crate::failure::Failure;
+use crate::machine::{guest_memory_ranges, hotplug_start};
+use crate::progress::Followed;
+use crate::size::ByteSize;
+
+/// What the fabric is asked for.
+pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
+    let pages = |(start, bytes): (GuestAddress, u64)| {
+        let first = PageIndex::containing(start.0)?;
+        let count = u32::try_from(bytes >> PAGE_SHIFT).ok()?;
+        Some(PageRange::new(first, count))
+    };
+    let above = "guest memory is above the limit of 16 TiB";
+    let memory = config.memory.bytes();
+    let ram = guest_memory_ranges(memory).into_iter().map(pages);
+    let hotplug = config
+        .hotplug_memory
+        .map(|size| (hotplug_start(memory), size.bytes()));
+    Ok(FabricConfig {
+        vm: called(config.name.as_ref(), std::process::id()),
+        nodes: NodeIds::in_order(config.transport.lenders(config.donors.len())),
+        ram: ram.collect::<Option<_>>().context(above)?,
+        local_bytes: config.local_memory.bytes(),
+        local_use: match config.numa {
+            Numa::Flat => LocalUse::Cache,
+            Numa::Expose => LocalUse::Home,
+        },
+        donors: config
+            .donors
+            .iter()
+            .map(|donor| DonorAddress {
+                address: donor.address,
+                fingerprint: donor.fingerprint,
+                bytes: donor.memory.map(ByteSize::bytes),
+            })
+            .collect(),
+        transport: config.transport,
+        checksum: config.checksum,
+        compression: config.compression,
+        grace: config.donor_grace,
+        prefetch: config.prefetch,
+        record: config.record_working_set.is_some(),
+        replay: Vec::new(),
+        spin: SPIN_DEFAULT,
+        huge_pages: config.huge_pages,
+        hotplug: match hotplug {
+            Some(range) => Some(pages(range).context(above)?),
+            None => None,
+        },
+    })
+}
+
+/// Connects to the donors, which takes long if their memory is registered with adapters.
+pub fn connect(
+    config: &RunConfig,
+    fabric: &FabricConfig,
+    supervisor: &Arc<Supervisor>,
+) -> Result<Fabric, Failure> {
+    let donors = fabric.donors.len() as u64;
+    let _progress =
+        bars_are_ours(config).then(|| Followed::begin("connecting to donors", donors, "", || 0));
+    Fabric::start(fabric, &supervisor.observer()).map_err(donors_failed)
+}
+
+/// Returns the guest view for KVM and the device models.
+pub fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMemoryMmap, Failure> {
+    let mut regions = Vec::new();
+    let added = config
+        .hotplug_memory
+        .map(|size| (hotplug_start(config.memory.bytes()), size.bytes()));
+    for (start, bytes) in guest_memory_ranges(config.memory.bytes())
+        .into_iter()
+        .chain(added)
+    {
+        let offset = usize::try_from(start.0).context("guest address")?;
+        let bytes = usize::try_from(bytes).context("guest memory")?;
+        if offset
+            .checked_add(bytes)
+            .is_none_or(|end| end > memory.bytes())
+        {
+            return Err(anyhow!("guest memory at {:#x} is not in the fabric", start.0).into());
+        }
+        // SAFETY: the range is inside the guest view, as checked above. The view is mapped
+        // readable and writable for as long as the fabric lives, and that is until the machine
+        // has ended, or until the process ends.
+        let region = unsafe {
+            MmapRegionBuilder::new(bytes)
+                .with_raw_mmap_pointer(memory.guest_view().add(offset))
+                .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+                .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+                .build()
+        };
+        let region = region.context("cannot use guest memory")?;
+        regions.push(GuestRegionMmap::new(region, start).context("guest memory overflows")?);
+    }
+    Ok(GuestMemoryMmap::from_regions(regions).context("guest memory overlaps")?)
+}
+
+/// Returns whether progress bars are allowed before the guest's output starts: `ssi-hv up` has its
+/// own.
+pub fn bars_are_ours(config: &RunConfig) -> bool {
+    config.end_with_fd.is_none()
+}
+
+/// Returns whether progress bars are allowed during and after the guest's output, which that of a
+/// command excludes.
+pub fn has_terminal(config: &RunConfig) -> bool {
+    bars_are_ours(config) && config.exec.is_none()
+}
+
+/// Stops the fabric: outstanding data is sent to the donors, then each lease is returned.
+pub fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
+    let donors = fabric.nodes().len().saturating_sub(1) as u64;
+    let returned = Arc::new(AtomicU64::new(0));
+    let done = Arc::clone(&returned);
+    let _progress = has_terminal(config).then(|| {
+        let done = move || done.load(Ordering::Relaxed);
+        // The guest's last line may be incomplete.
+        let end = if config.console.is_none() { "\n" } else { "" };
+        Followed::below(end, "giving memory back", donors, "leases", done)
+    });
+    fabric.shutdown_telling(|| {
+        returned.fetch_add(1, Ordering::Relaxed);
+    })
+}
+
+/// Assigns donors that do not lend enough their own exit code.
+fn donors_failed(error: FabricError) -> Failure {
+    match &error {
+        FabricError::Donor { .. }
+        | FabricError::Plan(_)
+        | FabricError::Rdma(RdmaLinkError::Donor { .. } | RdmaLinkError::Late { .. }) => {
+            Failure::new(ExitCode::DonorUnavailable, error)
+        }
+        _ => error.into(),
+    }
+}
