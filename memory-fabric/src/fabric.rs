@@ -34,10 +34,10 @@ use std::time::Duration;
 /// The slab of the loopback transport has nobody to renew its lease; nobody ends it either.
 const LOOPBACK_LEASE: Duration = Duration::from_secs(3600);
 
-/// What the fabric tells the monitor, on one of its own threads.
+/// An event that the fabric reports to the monitor, on one of the fabric's threads.
 #[derive(Debug)]
 pub enum FabricEvent {
-    /// A donor left, came back, or is lost.
+    /// A donor became unreachable or reachable, or is lost.
     Link(LinkEvent),
     /// The pager failed: faults are no longer served.
     Failed(String),
@@ -265,12 +265,12 @@ impl Fabric {
         self.view.nodes()
     }
 
-    /// Stops the pager and returns the leases. What comes back are the nodes' parts with the
+    /// Stops the pager and releases the leases. Returns the summaries of the nodes, with the
     /// donors' own counts.
     ///
-    /// Nothing may touch the guest view any more, now or later: whoever waits for a page
-    /// would go on with zeros. A monitor with a vCPU that cannot be stopped must end its
-    /// process instead, without calling this.
+    /// No thread may touch the guest view from now on: a thread that waits for a page would
+    /// continue with zeroes. A monitor with a vCPU that cannot be stopped must end its process
+    /// instead of calling this.
     pub fn shutdown(self) -> Vec<NodeSummary> {
         self.shutdown_telling(|| {})
     }

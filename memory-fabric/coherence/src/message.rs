@@ -199,7 +199,7 @@ pub enum Message {
         page: PageIndex,
         /// The number of the transaction.
         number: Number,
-        /// Who waits for the acknowledgement.
+        /// The node that needs the acknowledgement.
         requester: Member,
     },
     /// Directory to owner: send the page to the requester.
@@ -208,7 +208,7 @@ pub enum Message {
         page: PageIndex,
         /// The number of the transaction.
         number: Number,
-        /// Who waits for the page.
+        /// The node that needs the page.
         requester: Member,
         /// What the requester will have: after [`Right::Shared`] the owner keeps a read-only copy.
         right: Right,

@@ -79,8 +79,9 @@ impl ServerCertVerifier for DonorVerifier {
         let found = fingerprint_of(certificate);
         match self.wanted {
             Some(wanted) if wanted != found => Err(Error::General(format!(
-                "its fingerprint is {found}, and not {wanted}: it is another node, or was started \
-                 again, or somebody is in between; give the fingerprint that the node printed"
+                "its fingerprint is {found}, and not {wanted}: it is another node, or was \
+                 restarted, or a third party intercepts the connection; give the fingerprint that the \
+                 node printed"
             ))),
             _ => Ok(ServerCertVerified::assertion()),
         }

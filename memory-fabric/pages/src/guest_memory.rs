@@ -142,7 +142,7 @@ impl GuestMemory {
     }
 
     /// Writes the bytes of pages from `first` on into the file, and leaves them mapped nowhere.
-    /// Whoever calls this must hold the pages, and they must not be mapped in the guest view.
+    /// The caller must hold the pages, and they must not be mapped in the guest view.
     ///
     /// By `pwrite` the kernel makes the pages from the bytes, and zeroes none before. But it may
     /// make a huge page then, zeroes for neighbours with it, since a write into a file has no view
@@ -243,7 +243,7 @@ fn advise_if_known(
 
 /// Bytes of guest memory that are mapped by huge pages in this process now. Walks the page tables
 /// of the whole process, which takes about a millisecond for each GiB of small pages; `None`
-/// when the kernel does not tell.
+/// when the kernel does not report it.
 #[must_use]
 pub fn huge_bytes() -> Option<u64> {
     mapped_huge(&std::fs::read_to_string("/proc/self/smaps_rollup").ok()?)
@@ -258,7 +258,7 @@ fn mapped_huge(rollup: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Whether the page at an address is mapped there in this process, as the kernel tells.
+/// Returns whether the page at an address is mapped there in this process, by the kernel's page map.
 #[cfg(test)]
 pub fn is_mapped(address: *const u8) -> bool {
     use std::os::unix::fs::FileExt;

@@ -34,8 +34,7 @@ pub enum WriteProtection {
 
 impl WriteProtection {
     /// What can be relied on: `kept` is the answer of [`is_kept`], and `continues` that of
-    /// [`Uffd::can_continue_write_protected`]. A probe that failed tells nothing, so that nothing
-    /// is relied on.
+    /// [`Uffd::can_continue_write_protected`]. After a probe that failed nothing is relied on.
     #[must_use]
     pub fn of(kept: &Result<bool, ProbeError>, continues: bool) -> Self {
         match (kept, continues) {
@@ -90,7 +89,7 @@ fn is_kept_after(
     });
     let writer = writer.map_err(system("start a thread"))?;
     let seen = is_write_seen(&uffd, ended.as_raw_fd());
-    // Whoever waits for the descriptor goes on when it is closed, so that the thread ends.
+    // Closing the descriptor wakes its waiters, so that the thread ends.
     drop(uffd);
     let _ = writer.join();
     seen

@@ -25,7 +25,7 @@ const IDLE_MIN: Duration = Duration::from_secs(2);
 const IDLE_MAX: Duration = Duration::from_secs(32);
 /// How long such a try may take.
 const TRY_TIME: Duration = Duration::from_millis(20);
-/// How long the end of the thread is waited for: one that hangs in a verb is left behind.
+/// Longest wait for the end of the thread: one that hangs in a verb is detached.
 const END_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// The thread that follows the links. Dropping it ends it.

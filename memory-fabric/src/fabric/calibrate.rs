@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 /// How long measuring takes altogether where answers come in time; what is shorter on fast links is bounded
 /// by the number of requests. Making the connections, and registering memory for RDMA, come on top.
 const TIME_MAX: Duration = Duration::from_millis(200);
-/// Each way to each donor has so long at the least.
+/// Minimum time for each path to each donor.
 const TIME_MIN: Duration = Duration::from_millis(2);
-/// How often a way is measured at most where answers come too late: for a lost packet a while passes
-/// until it is sent again, and a busy host hesitates, which tells nothing of the link's speed.
+/// Limit of attempts to measure a path whose answers come too late: the retransmission of a lost
+/// packet and a busy host cause delays that are not the link's.
 const ATTEMPTS_MAX: u32 = 3;
-/// How long an answer by TCP or UDP is waited for in the last attempt: with many donors the time of
-/// each is shorter than the way to one that is far away.
+/// Longest wait for an answer by TCP or UDP in the last attempt: with many donors the time of each
+/// is shorter than the round trip to a distant one.
 const STREAM_SILENCE_MAX: Duration = Duration::from_secs(1);
 
 /// What was found out about one donor.
@@ -124,7 +124,7 @@ fn measure_rdma(
         .spawn(move || {
             request_short_slices();
             let found = probe::rdma(&config).map(|mut gauge| measure(&mut gauge, time, time));
-            // That nobody waits any more is no error.
+            // The waiter may have timed out.
             let _ = give.send(found);
         })
         .map_err(RdmaLinkError::Thread)?;
@@ -140,8 +140,9 @@ fn measure_rdma(
     }
 }
 
-/// A silence that ends is measured again, and in the last attempt one of `patience` is none. One that
-/// does not end is waited for until the connection says why: it tries for longer than measuring does.
+/// Measures again after a silence that ended; in the last attempt a silence of up to `patience`
+/// counts as an answer. A silence that does not end lasts until the connection fails and reports
+/// why, since a connection retries for longer than a measurement takes.
 fn measure(gauge: &mut Gauge, time: Duration, patience: Duration) -> Result<Measured, String> {
     let until = Instant::now() + LANE_STALL_TIMEOUT;
     let mut attempts = 0;
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
     use crate::slow::{Slow, slow};
 
-    /// Answers at once, but for the first requests, which take so long.
+    /// A gauge that answers at once, except the first requests, which take `time`.
     fn hesitant(requests: u32, time: Duration) -> Gauge {
         Slow {
             late: (requests, time),

@@ -45,7 +45,7 @@ pub enum LinkEvent {
         /// The donor.
         node: NodeId,
     },
-    /// The donor's memory is lost for good.
+    /// The donor's memory is lost permanently.
     Lost {
         /// The donor.
         node: NodeId,
@@ -57,7 +57,7 @@ pub enum LinkEvent {
 /// Takes events of a link, on the link's thread. Must return soon.
 pub type LinkObserver = Arc<dyn Fn(LinkEvent) + Send + Sync>;
 
-/// What a link is to be.
+/// The configuration of a link.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
     /// This node.
@@ -66,15 +66,15 @@ pub struct LinkConfig {
     pub node: NodeId,
     /// The donor's address.
     pub address: SocketAddr,
-    /// What connections to it are made of.
+    /// The protocol of its connections.
     pub carrier: Carrier,
     /// The VM's name.
     pub vm: String,
     /// Bytes wanted.
     pub bytes: u64,
-    /// Whether less will do.
+    /// Whether a smaller grant is accepted.
     pub or_less: bool,
-    /// How long an unreachable donor is waited for.
+    /// How long an unreachable donor may take to return.
     pub grace: Duration,
 }
 

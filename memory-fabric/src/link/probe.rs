@@ -40,7 +40,7 @@ pub fn stream(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
     ))
 }
 
-/// A connection by RDMA. Verbs may hang: to be called on a thread that nobody has to wait for.
+/// Connects by RDMA. Verbs may hang: call this on a thread that no other thread has to join.
 ///
 /// # Errors
 ///

@@ -29,7 +29,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 const TRIAL_TIME_MAX: Duration = Duration::from_secs(3);
 /// The least speed, bytes a second, at which a donor is expected to make and pin its memory.
 const REGISTERING_SPEED_MIN: u64 = 128 << 20;
-/// How long the end of the thread is waited for: one that hangs in a verb is left behind.
+/// Longest wait for the end of the thread: one that hangs in a verb is detached.
 const END_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Why there is no RDMA connection to a donor.
@@ -127,7 +127,7 @@ impl RdmaLink {
         classes: Vec<(TrafficClass, EventFd)>,
     ) -> Result<(Self, Vec<LanePort>), RdmaLinkError> {
         let stats = Arc::new(RdmaStats::default());
-        // Each class has a lane in use and one that waits, at the most; and one stop.
+        // At most one lane in use and one waiting for each class, and one stop request.
         let (requests, requested) = bounded(2 * classes.len() + 1);
         let (ended_by, ended) = bounded(1);
         let (first, came) = bounded(1);
@@ -148,7 +148,7 @@ impl RdmaLink {
             .name(name)
             .spawn(move || {
                 keeper.run(&first, &requested);
-                // That nobody waits any more is no error.
+                // The waiter may have timed out.
                 let _ = ended_by.send(());
             })
             .map_err(RdmaLinkError::Thread)?;

@@ -366,8 +366,7 @@ fn a_donor_that_speaks_something_else_is_an_error() {
     assert!(text.contains("not an ssi-hv node"), "{text}");
 }
 
-/// Such a number would also be the size of the memory for which RDMA is waited for, and of the home
-/// table.
+/// Such a number would also determine the deadline of RDMA set-up and the size of the home table.
 #[test]
 fn a_grant_of_more_than_was_asked_is_refused_with_value_and_limit() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");

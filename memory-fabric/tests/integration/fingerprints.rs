@@ -41,7 +41,7 @@ fn all_go_home(running: &Running) {
     panic!("pages that do not change are written back again and again");
 }
 
-/// Every page has a pattern, and has gone home since it was written.
+/// Every page has a pattern, and was written back since.
 fn filled(running: &Running, seed: u64) {
     fill(Words::of(&running.fabric), seed);
     all_go_home(running);

@@ -142,7 +142,10 @@ fn an_absent_donor_is_named_within_the_deadline() {
     assert!(started.elapsed() < Duration::from_secs(10));
     drop(nobody);
     let text = refusal(&over_udp(silent));
-    assert!(text.contains("nobody listens on that UDP port"), "{text}");
+    assert!(
+        text.contains("no process listens on that UDP port"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -67,7 +67,7 @@ impl PageSource {
 
     /// Copies the page.
     pub fn copy_to(self, target: &mut PageBytes) {
-        // SAFETY: mapped, as whoever made self promised, and `target` is exclusive. The bytes
+        // SAFETY: mapped, as the caller of the constructor promised, and `target` is exclusive. The bytes
         // may race with a guest's writes; a byte copy of shared memory takes them as they are.
         unsafe { std::ptr::copy_nonoverlapping(self.0, target, 1) };
     }
@@ -149,8 +149,8 @@ pub trait PageTransport: Send + fmt::Debug {
     /// [`Full`].
     fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full>;
 
-    /// Tells the home to forget `pages` pages from `offset` on, in the order of posting with
-    /// the writes. At most [`DROP_PAGES_MAX`](fabric_wire::DROP_PAGES_MAX).
+    /// Makes the home drop `pages` pages from `offset` on, in the order of posting with the
+    /// writes. At most [`DROP_PAGES_MAX`](fabric_wire::DROP_PAGES_MAX).
     ///
     /// # Errors
     ///

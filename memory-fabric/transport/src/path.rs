@@ -67,8 +67,8 @@ impl PathStats {
         }
     }
 
-    /// What it takes to fetch a page with little else in its way: of real fetches, what the
-    /// fastest quarter took at the most; of an idle link, the median of some tries.
+    /// The time to fetch a page without other traffic: the 25th percentile of recent fetches, or on
+    /// an idle link the median of some probes.
     #[must_use]
     pub fn latency_estimate(&self) -> Duration {
         Duration::from_nanos(self.latency_ns.load(Ordering::Relaxed))

@@ -114,7 +114,7 @@ pub struct Policy {
     pub window_pages: u32,
     /// Most pages in one request.
     pub run_pages: u32,
-    /// Most pages on their way that nobody waits for.
+    /// Limit of prefetched pages in flight.
     pub in_flight_pages: u32,
     /// The part of the cache on probation while memory is short: 1 / so many. A quarter on slow
     /// links, with twice the reserve, cost a guest 1.7 times as many remote faults.
@@ -172,10 +172,10 @@ impl Policy {
     }
 }
 
-/// The policy of a link, or of all: written when it is measured, read by who follows it.
+/// The policy of a link, or of all: written when the link is measured, read by the pager's threads.
 #[derive(Debug)]
 pub struct PolicyCell {
-    // Relaxed, both: they tell of nothing else.
+    // Both are relaxed: no other data is published by them.
     tier: AtomicU8,
     in_flight_pages: AtomicU32,
 }

@@ -1,4 +1,4 @@
-//! By what pages travel to one donor: decided by what was measured.
+//! The choice of a path to one donor, by its measurements.
 
 use super::PathKind;
 use super::measure::Measured;
@@ -7,16 +7,15 @@ use super::measure::Measured;
 /// processor of the donor's, and what little TCP may be ahead is noise.
 const FAULTS_TCP_SHARE: (u32, u32) = (3, 4);
 
-/// Pages that nobody waits for go the same way as faults, unless TCP carries at least 4 / 3 as many
-/// bytes a second.
+/// Bulk pages use the path of faults, unless TCP carries at least 4 / 3 as many bytes per second.
 const BULK_TCP_GAIN: f64 = 4.0 / 3.0;
 
-/// By what pages travel to and from a donor.
+/// The paths to and from a donor.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Selection {
     /// Pages that vCPUs wait for.
     pub faults: PathKind,
-    /// Pages that nobody waits for yet, and write-backs.
+    /// Prefetched pages, and write-backs.
     pub bulk: PathKind,
 }
 
@@ -82,7 +81,7 @@ mod tests {
     fn what_is_faster_is_taken_and_rdma_when_it_is_a_draw() {
         assert_eq!(best((30, 3e9), (6, 10e9)), Selection::RDMA);
         assert_eq!(best((100, 3e9), (100, 3e9)), Selection::RDMA);
-        // The boundary of faults: TCP has to take three quarters at the most.
+        // The boundary of faults: TCP may take at most three quarters.
         assert_eq!(best((76, 3e9), (100, 3e9)), Selection::RDMA);
         assert_eq!(best((75, 3e9), (100, 3e9)), Selection::all(PathKind::Tcp));
         // And that of the rest.

@@ -48,7 +48,7 @@ pub enum Closer {
 }
 
 impl Closer {
-    /// Whoever waits for the connection or uses it gets an error, or its end, from now on.
+    /// Closes the connection: its waiters and users get an error, or its end, from now on.
     pub fn close(&self) {
         match self {
             // It may be over already.

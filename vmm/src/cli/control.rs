@@ -1,4 +1,4 @@
-//! The commands that tell a VM what to do.
+//! The commands that control a VM.
 
 use clap::Args;
 use ssi_hv::config::address::Donor;

@@ -109,7 +109,7 @@ pub enum Action {
     Status(StatusConfig),
     /// Watch a VM.
     Top(TopConfig),
-    /// Tell a VM what to do.
+    /// Control a VM: pause, resume or end it.
     Control(ControlCommand),
     /// Give a VM more memory.
     Hotplug(control::HotplugConfig),

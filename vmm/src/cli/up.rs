@@ -1,4 +1,4 @@
-//! `ssi-hv up`: what it is told.
+//! The arguments of `ssi-hv up`.
 
 use std::path::PathBuf;
 

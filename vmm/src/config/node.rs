@@ -57,7 +57,7 @@ const fn default_lease_seconds() -> u32 {
     DEFAULT_LEASE_SECONDS
 }
 
-/// A node that can be started, as far as its settings tell.
+/// A node whose settings are valid. Starting it may still fail.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeConfig {
     /// The address to listen on.

@@ -40,7 +40,7 @@ pub struct ResolvedDonor {
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// A virtual machine that can be started, as far as its settings tell.
+/// A virtual machine whose settings are valid. Starting it may still fail.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunConfig {
     /// The name that the user gave it.

@@ -59,7 +59,7 @@ pub fn unused(fabric: &Fabric, config: &RunConfig) -> Option<String> {
     (count > 0 && fabric.nodes().len() == 1).then(|| {
         format!(
             "--local-memory {local} is all that the guest has, so that none of the {count} donor(s) is \
-             used; lower it, or leave --donor away"
+             used; lower it, or omit --donor"
         )
     })
 }

@@ -65,7 +65,7 @@ fn staging_pages(class: TrafficClass) -> usize {
 pub struct Reader(Lane);
 
 impl Reader {
-    /// Connects to a lease by RDMA, in place of another connection for faults.
+    /// Connects to a lease by RDMA; replaces another connection for faults.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Reader {
         Self::connect_for(config, TrafficClass::Urgent)
     }
 
-    /// The same in place of another connection for `class`.
+    /// Connects to a lease by RDMA; replaces another connection for `class`.
     ///
     /// # Errors
     ///

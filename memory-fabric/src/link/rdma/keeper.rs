@@ -54,7 +54,7 @@ impl End {
     }
 }
 
-/// What tells that a lane has to be let go of, and how to call it back.
+/// Observes whether a lane has to be released, and revokes it.
 #[derive(Debug)]
 struct Watch {
     device: Weak<Device>,
@@ -76,7 +76,7 @@ impl Watch {
     }
 }
 
-/// The thread's own.
+/// The state of the thread.
 pub(super) struct LaneKeeper {
     config: RdmaLinkConfig,
     ends: Vec<End>,
@@ -92,7 +92,7 @@ impl LaneKeeper {
         }
     }
 
-    /// Makes a lane of each class, tells how fast they are, and keeps them until it is told to stop.
+    /// Makes a lane of each class, reports their round trip, and maintains them until a stop request.
     pub(super) fn run(
         mut self,
         first: &Sender<Result<Duration, RdmaLinkError>>,
@@ -199,7 +199,7 @@ impl LaneKeeper {
             session,
             revoked: lane.revocation(),
         });
-        // There is room: the one before came back.
+        // There is room: the previous lane was returned.
         let _ = end.lanes.try_send(Box::new(lane));
         let _ = end.wake.write(1);
         Ok(shortest)

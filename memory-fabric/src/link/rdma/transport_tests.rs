@@ -358,7 +358,7 @@ impl LateWrites {
         let registered = stream.try_clone().map(Closer::Tcp).expect("a clone");
         let begun = lease.begin_session(kind, registered, 1, PATIENCE);
         begun.expect("there is none");
-        let (tell, told) = crossbeam_channel::bounded(1);
+        let (send, told) = crossbeam_channel::bounded(1);
         let (end, ends) = crossbeam_channel::bounded(1);
         let lease = Arc::clone(lease);
         let thread = std::thread::spawn(move || {
@@ -366,7 +366,7 @@ impl LateWrites {
             let mut stream = stream;
             let read = std::io::Read::read(&mut stream, &mut [0]);
             assert_eq!(read.expect("an end"), 0);
-            tell.send(()).expect("the test listens");
+            send.send(()).expect("the test listens");
             ends.recv_timeout(PATIENCE).expect("the test continues");
             for number in numbers {
                 let page = [byte; PAGE_SIZE];

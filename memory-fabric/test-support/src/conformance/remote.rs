@@ -109,9 +109,9 @@ impl Bed for Remote<'_> {
     }
 }
 
-/// Runs every case over RDMA, with donor and VM at one address of this host; calls `tell` with each
+/// Runs every case over RDMA, with donor and VM at one address of this host; calls `report` with each
 /// duration.
-pub fn run_over_rdma(here: IpAddr, mut tell: impl FnMut(&str, Duration)) {
+pub fn run_over_rdma(here: IpAddr, mut report: impl FnMut(&str, Duration)) {
     let donor = Donor::start(&DonorConfig {
         listen: (here, 0).into(),
         memory_bytes: BYTES,
@@ -132,7 +132,7 @@ pub fn run_over_rdma(here: IpAddr, mut tell: impl FnMut(&str, Duration)) {
     for &(name, case) in CASES {
         let started = Instant::now();
         case(&bed, options);
-        tell(name, started.elapsed());
+        report(name, started.elapsed());
     }
     let stats = bed.by_rdma.expect("there is RDMA").into_inner();
     let count = |of: fn(&RdmaStats) -> u64| stats.iter().map(|stats| of(stats)).sum::<u64>();

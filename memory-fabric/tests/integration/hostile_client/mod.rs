@@ -311,7 +311,7 @@ proptest! {
         // It answers or hangs up, but it does not wait for ever...
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
-        // ...and goes on to lend to others.
+        // ...and still lends to others.
         let (_control, grant) = lease(donor.address(), MIB / 2);
         prop_assert_eq!(grant.bytes, MIB / 2);
     }

@@ -50,7 +50,7 @@ impl ProbeLane {
         Ok(())
     }
 
-    fn tell(&self, result: Result<(), RdmaError>) {
+    fn report(&self, result: Result<(), RdmaError>) {
         if let Err(error) = result {
             // If it is full, the first failure counts.
             let _ = self.failed.try_send(describe(&error));
@@ -87,7 +87,7 @@ impl PageTransport for ProbeLane {
 
     fn flush(&mut self) {
         let posted = self.lane.post();
-        self.tell(posted);
+        self.report(posted);
     }
 
     fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
@@ -102,7 +102,7 @@ impl PageTransport for ProbeLane {
                 _ => complete(Completion::ReadRun(ticket, bytes)),
             }
         });
-        self.tell(polled.map(drop));
+        self.report(polled.map(drop));
     }
 
     fn in_flight(&self) -> usize {

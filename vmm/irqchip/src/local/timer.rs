@@ -34,7 +34,7 @@ impl Timer {
         self.expires = (initial != 0).then(|| now.saturating_add(self.period()));
     }
 
-    /// Writes the divide-configuration register. A timer that runs goes on from its count.
+    /// Writes the divide-configuration register. A running timer continues from its count.
     pub fn set_divide(&mut self, divide: u32, now: u64) {
         let left = self.current(now);
         self.divide = divide & 0b1011;

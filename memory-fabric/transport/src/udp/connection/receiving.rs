@@ -65,7 +65,7 @@ impl UdpStream {
     /// or detected by silence.
     pub(super) fn note_socket_error(&mut self, error: &io::Error) {
         if error.kind() == io::ErrorKind::ConnectionRefused {
-            let text = "nobody listens on that UDP port".to_owned();
+            let text = "no process listens on that UDP port".to_owned();
             self.fail(error.kind(), text);
         }
     }
