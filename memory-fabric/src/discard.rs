@@ -12,8 +12,9 @@ use crate::homes::{BLOCK_PAGES, HomeTable};
 use crate::page::{PageIndex, PageRange};
 use crate::stats::PagerStats;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use fabric_host::lock;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -57,26 +58,63 @@ pub enum DiscardError {
 pub(crate) struct Request {
     /// Pages that the pager manages.
     pub ranges: Vec<PageRange>,
-    /// Whether completion requires that no write-back of the pages is in progress, and that their
-    /// homes were notified.
-    pub settles: bool,
-    /// Whether the waiter has timed out. Held while pages are discarded, so that none is discarded
-    /// after the waiter has returned: the guest may use them again.
-    given_up: Mutex<bool>,
+    pub manner: Manner,
+    /// Held while pages are discarded, so that none is discarded after the waiter has returned: the
+    /// guest may use them again.
+    stage: Mutex<Stage>,
+}
+
+/// What a request needs beside that its pages are discarded.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Manner {
+    /// Nothing.
+    Freely,
+    /// At its end no write-back of the pages is in progress, and their homes were notified.
+    Settled,
+    /// All pages or none: as [`Manner::Settled`], and no page is discarded before all can be. At the
+    /// deadline a request that has begun to discard ends although homes were not notified, or the
+    /// guest has touched pages meanwhile.
+    Whole {
+        /// When that is.
+        deadline: Instant,
+    },
+}
+
+/// How far a request is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Stage {
+    /// The waiter may time out.
+    Open,
+    /// All pages will be discarded, soon and whatever happens; the waiter waits for that.
+    Committed,
+    /// The waiter has timed out.
+    GivenUp,
 }
 
 impl Request {
-    pub(crate) fn new(ranges: Vec<PageRange>, settles: bool) -> Self {
+    pub(crate) fn new(ranges: Vec<PageRange>, manner: Manner) -> Self {
         Self {
             ranges,
-            settles,
-            given_up: Mutex::new(false),
+            manner,
+            stage: Mutex::new(Stage::Open),
         }
     }
 
-    /// Returns whether the waiter has timed out, which does not change while the guard is held.
-    pub(crate) fn given_up(&self) -> MutexGuard<'_, bool> {
-        self.given_up.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether a run has pages of it.
+    pub(crate) fn meets(&self, run: PageRange) -> bool {
+        let after = |a: PageRange, b: PageRange| a.end() <= u64::from(b.first.number());
+        let mut ranges = self.ranges.iter();
+        ranges.any(|&range| !after(run, range) && !after(range, run))
+    }
+
+    /// Whether it ends now although it is not complete.
+    pub(crate) fn is_overdue(&self) -> bool {
+        matches!(self.manner, Manner::Whole { deadline } if Instant::now() >= deadline)
+    }
+
+    /// How far it is, which does not change while the guard is held.
+    pub(crate) fn stage(&self) -> MutexGuard<'_, Stage> {
+        lock(&self.stage)
     }
 }
 
@@ -149,14 +187,25 @@ impl Discarder {
             return Ok(());
         }
         let deadline = Instant::now() + DISCARD_TIME_MAX;
-        self.hand_over(Request::new(elsewhere, false), deadline)
+        self.hand_over(Request::new(elsewhere, Manner::Freely), deadline)
     }
 
     /// Drops the bytes of pages that were added to the guest, as [`Self::discard`] does. Afterwards
     /// no write-back of them is in progress, and copies at home are dropped as far as possible.
     /// Waits until `deadline` at most.
     pub(crate) fn clear(&self, pages: PageRange, deadline: Instant) -> Result<(), DiscardError> {
-        self.hand_over(Request::new(vec![pages], true), deadline)
+        self.hand_over(Request::new(vec![pages], Manner::Settled), deadline)
+    }
+
+    /// Discards pages of plugged blocks as [`Self::clear`] does, all or none: on an error they have
+    /// their bytes. Returns soon after `deadline` at the latest.
+    pub(crate) fn clear_whole(
+        &self,
+        pages: PageRange,
+        deadline: Instant,
+    ) -> Result<(), DiscardError> {
+        let request = Request::new(vec![pages], Manner::Whole { deadline });
+        self.hand_over(request, deadline)
     }
 
     /// Splits a range into home pages of this node, and pages that the pager manages.
@@ -225,7 +274,14 @@ impl Discarder {
         if outcome.is_ok() {
             return Ok(());
         }
-        *request.given_up() = true;
+        let mut stage = request.stage();
+        if *stage == Stage::Committed {
+            drop(stage);
+            // The evictor waits for nobody when it has begun: it takes some 100 us for each block.
+            return ended.recv().map_err(|_| DiscardError::Stopped);
+        }
+        *stage = Stage::GivenUp;
+        drop(stage);
         match (ended.try_recv(), outcome) {
             // It completed at the last moment.
             (Ok(()), _) => Ok(()),

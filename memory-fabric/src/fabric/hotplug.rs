@@ -255,21 +255,17 @@ impl Hotplug {
     ///
     /// # Errors
     ///
-    /// Fails when the evictor does not respond in time. The blocks then keep their memory; some may
-    /// have lost their bytes.
+    /// When not all of their pages can be taken in time: one is being fetched or written back by a
+    /// donor that does not answer. The blocks keep their memory and its bytes then (virtio 1.2,
+    /// section 5.15.6: "the device MUST NOT modify memory ... of plugged memory blocks").
     pub fn unplug(&self, blocks: Range<u32>) -> Result<(), PlugError> {
         let inner = &self.0;
         let homes = &inner.shared.homes;
         let in_table = |block| inner.first_block() + block;
-        for block in blocks.clone().map(in_table) {
-            homes.set_leaving(block, true);
-        }
-        if let Err(error) = inner.clear(&blocks) {
-            for block in blocks.map(in_table) {
-                homes.set_leaving(block, false);
-            }
-            return Err(error.into());
-        }
+        let deadline = Instant::now() + CLEAR_TIME_MAX;
+        inner
+            .discarder
+            .clear_whole(inner.pages_of(&blocks), deadline)?;
         let unassigned = blocks.map(in_table).filter_map(|b| homes.unassign(b));
         let places: Vec<_> = unassigned.collect();
         let here = inner.pages_here(&places);
@@ -336,6 +332,12 @@ impl Inner {
         HomeTable::block_of(self.pages.first)
     }
 
+    /// Returns the pages of blocks that are counted from the first that can be added.
+    fn pages_of(&self, blocks: &Range<u32>) -> PageRange {
+        let (_, rest) = self.pages.split_at(blocks.start * BLOCK_PAGES);
+        rest.split_at((blocks.end - blocks.start) * BLOCK_PAGES).0
+    }
+
     /// Returns the number of pages whose home is this node.
     fn pages_here(&self, homes: &[Home]) -> u64 {
         let local = self.shared.nodes.local();
@@ -357,11 +359,7 @@ impl Inner {
         in_pieces(
             blocks,
             Instant::now() + CLEAR_TIME_MAX,
-            |piece, deadline| {
-                let (_, rest) = self.pages.split_at(piece.start * BLOCK_PAGES);
-                let (pages, _) = rest.split_at((piece.end - piece.start) * BLOCK_PAGES);
-                self.discarder.clear(pages, deadline)
-            },
+            |piece, deadline| self.discarder.clear(self.pages_of(&piece), deadline),
         )
     }
 }
@@ -384,6 +382,9 @@ fn in_pieces(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod unplug_tests;
 
 #[cfg(test)]
 mod tests {

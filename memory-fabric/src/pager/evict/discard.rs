@@ -11,8 +11,8 @@
 //! the frame.
 
 use super::{Evictor, PagerError, Shared};
-use crate::discard::Request;
-use crate::homes::BLOCK_PAGES;
+use crate::discard::{Manner, Request, Stage};
+use crate::homes::{BLOCK_PAGES, HomeTable};
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
 use crate::transport::IN_FLIGHT_MAX;
@@ -107,9 +107,25 @@ impl Evictor {
         };
         worked = true;
         let request = Arc::clone(&current.request);
-        let given_up = request.given_up();
-        if *given_up {
-            return Ok(worked);
+        let mut stage = request.stage();
+        match (*stage, request.manner) {
+            (Stage::GivenUp, _) => return Ok(worked),
+            (Stage::Open, Manner::Whole { .. }) => {
+                if !self.can_take_all(&request, &mut current.held) {
+                    self.discards.current = Some(current);
+                    // Whoever holds a page needs the processor.
+                    std::thread::yield_now();
+                    return Ok(worked);
+                }
+                for range in &request.ranges {
+                    let last = PageIndex::new(range.first.number() + (range.count - 1));
+                    for block in HomeTable::block_of(range.first)..=HomeTable::block_of(last) {
+                        self.shared.homes.set_leaving(block, true);
+                    }
+                }
+                *stage = Stage::Committed;
+            }
+            _ => {}
         }
         if let Some(range) = request.ranges.get(current.range) {
             let (_, rest) = range.split_at(current.offset);
@@ -124,7 +140,8 @@ impl Evictor {
             let held = std::mem::take(&mut current.held);
             let before = held.len();
             self.take_pages(held.into_iter(), &mut current.held)?;
-            if current.held.is_empty() && (!request.settles || self.is_settled(&request)) {
+            let is_done = current.held.is_empty() && self.is_settled(&request);
+            if is_done || request.is_overdue() {
                 // The waiter may have timed out.
                 let _ = current.done.send(());
                 self.post_drops();
@@ -139,17 +156,35 @@ impl Evictor {
         Ok(worked)
     }
 
-    /// Returns whether no write-back of a request's pages is in progress, and their homes were
-    /// notified.
-    fn is_settled(&self, request: &Request) -> bool {
-        let meets = |run: PageRange| {
-            let after = |a: PageRange, b: PageRange| a.end() <= u64::from(b.first.number());
-            let mut ranges = request.ranges.iter();
-            ranges.any(|&range| !after(run, range) && !after(range, run))
+    /// Returns whether every page of a request can be discarded at once: no thread holds one, and no
+    /// write-back of one is in progress. That remains true while this thread does nothing else, unless
+    /// the guest touches the pages. `held` has a page that could not be taken, which is checked first.
+    fn can_take_all(&self, request: &Request, held: &mut Vec<PageIndex>) -> bool {
+        let is_held = |page: &PageIndex| {
+            let kind = self.shared.map.entry(*page).state().kind();
+            matches!(kind, Kind::Fetching | Kind::Installing | Kind::Dropping)
         };
+        if held.iter().any(is_held) || self.is_written(request) {
+            return false;
+        }
+        held.clear();
+        let mut pages = request.ranges.iter().flat_map(|range| range.iter());
+        held.extend(pages.find(is_held));
+        held.is_empty()
+    }
+
+    /// Returns whether the request is complete: where it matters, no write-back of its pages is in
+    /// progress, and their homes were notified.
+    fn is_settled(&self, request: &Request) -> bool {
+        let drops = &self.discards.drops;
+        request.manner == Manner::Freely
+            || !self.is_written(request) && !drops.iter().any(|&run| request.meets(run))
+    }
+
+    /// Returns whether a write-back of a page of the request is in progress.
+    fn is_written(&self, request: &Request) -> bool {
         let mut writing = self.writing.iter().flatten();
-        !writing.any(|&(page, _)| meets(PageRange::new(page, 1)))
-            && !self.discards.drops.iter().any(|&run| meets(run))
+        writing.any(|&(page, _)| request.meets(PageRange::new(page, 1)))
     }
 
     /// Discards pages; those that another thread holds are added to `held`.
