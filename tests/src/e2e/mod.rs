@@ -26,6 +26,7 @@ mod prometheus;
 mod rdma;
 mod rdma_faults;
 mod rdma_removed;
+mod reads;
 mod repeat;
 mod runner;
 mod status;
@@ -145,6 +146,7 @@ impl Plan {
             free_pages::SCENARIOS,
             faults::SCENARIOS,
             huge_shmem::SCENARIOS,
+            reads::SCENARIOS,
             rdma::SCENARIOS,
             rdma_removed::SCENARIOS,
             rdma_faults::SCENARIOS,
