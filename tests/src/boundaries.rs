@@ -50,6 +50,14 @@ const FORBIDDEN: &[Forbidden] = &[
         dependencies: &[FABRIC_NETWORK, SOCKET_CRATES, KVM_CRATES, MONITOR_CRATES],
     },
     Forbidden {
+        package: "fabric-peers",
+        dependencies: &[KVM_CRATES, MONITOR_CRATES, &["memory-fabric"]],
+    },
+    Forbidden {
+        package: "fabric-sharing",
+        dependencies: &[KVM_CRATES, MONITOR_CRATES, &["memory-fabric"]],
+    },
+    Forbidden {
         package: "fabric-pages",
         dependencies: &[FABRIC_NETWORK, SOCKET_CRATES],
     },

@@ -14,7 +14,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
         2,
         "memory under test; the time-stamp counter and an I/O port",
     ),
-    ("memory-fabric", 30, "guest memory, userfaultfd, verbs"),
+    ("memory-fabric", 31, "guest memory, userfaultfd, verbs"),
     (
         "tests/agent/src/check.rs",
         1,

@@ -371,6 +371,12 @@ impl<const PAGES: usize> Cache<PAGES> {
         block.map(|block| &block.rights)
     }
 
+    /// The member that keeps the directory of a page.
+    #[must_use]
+    pub fn directory_of(&self, page: PageIndex) -> Member {
+        self.directory(page)
+    }
+
     fn directory(&self, page: PageIndex) -> Member {
         let block = self.blocks.get(block_index::<PAGES>(page).index());
         block.map_or(self.me, |block| block.directory)

@@ -319,6 +319,24 @@ impl<const PAGES: usize> Directory<PAGES> {
         context.request(entry, request)
     }
 
+    /// Number of blocks of the memory.
+    #[must_use]
+    pub fn blocks(&self) -> u32 {
+        u32::try_from(self.blocks.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Whether the pages of some block have entries.
+    #[must_use]
+    pub fn has_split_blocks(&self) -> bool {
+        !self.split.is_empty()
+    }
+
+    /// Whether the pages of a block have entries.
+    #[must_use]
+    pub fn is_split(&self, block: BlockIndex) -> bool {
+        matches!(self.word(block), Some(Block::Split(_)))
+    }
+
     fn word(&self, block: BlockIndex) -> Option<Block> {
         self.blocks.get(block.index()).map(|word| word.block())
     }

@@ -5,35 +5,15 @@
 //! for some features; those calls are made here on its descriptor, with the structures of
 //! `include/uapi/linux/userfaultfd.h`.
 
+mod features;
+
 use crate::page::{PAGE_SIZE, PageBytes};
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+
+pub use features::{REQUIRED_FEATURES, probe_features};
 pub use userfaultfd::EventBuffer;
 use userfaultfd::{Event, FaultKind, FeatureFlags, ReadWrite, RegisterMode, UffdBuilder};
-
-/// `UFFDIO_API` features, `include/uapi/linux/userfaultfd.h`.
-mod feature {
-    pub const PAGEFAULT_FLAG_WP: u64 = 1 << 0;
-    pub const MISSING_SHMEM: u64 = 1 << 5;
-    /// Linux 4.14, long before the others.
-    pub const THREAD_ID: u64 = 1 << 8;
-    pub const MINOR_SHMEM: u64 = 1 << 10;
-    pub const WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
-}
-
-/// The required features, each with the kernel version that introduced it.
-pub const REQUIRED_FEATURES: [(u64, &str); 4] = [
-    (feature::PAGEFAULT_FLAG_WP, "write protection (5.7)"),
-    (
-        feature::MISSING_SHMEM,
-        "missing faults on shared memory (4.11)",
-    ),
-    (feature::MINOR_SHMEM, "minor faults on shared memory (5.14)"),
-    (
-        feature::WP_HUGETLBFS_SHMEM,
-        "write protection of shared memory (5.19)",
-    ),
-];
 
 /// Why no userfaultfd can be used.
 #[derive(Debug, thiserror::Error)]
@@ -56,26 +36,6 @@ pub enum UffdError {
         #[source]
         source: userfaultfd::Error,
     },
-}
-
-/// Returns the features of the kernel's userfaultfd, without creating one for guest memory.
-///
-/// # Errors
-///
-/// Fails when the descriptor cannot be created: no permission, or no userfaultfd.
-pub fn probe_features() -> io::Result<u64> {
-    let uffd = builder().create().map_err(into_io)?;
-    drop(uffd);
-    // A descriptor allows one handshake, whose answer the crate does not expose. Each feature is
-    // therefore requested on a new descriptor: the kernel rejects those that it lacks.
-    let mut features = 0;
-    for bit in 0..u64::BITS {
-        let wanted = FeatureFlags::from_bits_retain(1 << bit);
-        if builder().require_features(wanted).create().is_ok() {
-            features |= 1 << bit;
-        }
-    }
-    Ok(features)
 }
 
 fn into_io(error: userfaultfd::Error) -> io::Error {
@@ -176,6 +136,7 @@ const UFFDIO_CONTINUE: u32 = request(3, 0x07, size_of::<RangeMode>());
 
 const COPY_MODE_WP: u64 = 1 << 1;
 const CONTINUE_MODE_WP: u64 = 1 << 1;
+const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 
 /// Limit of retries while the kernel refuses a call because the address space is changing.
 const BUSY_RETRIES_MAX: u32 = 1_000_000;
@@ -194,12 +155,12 @@ impl Uffd {
     /// See [`UffdError`].
     pub fn new() -> Result<Self, UffdError> {
         let wanted = REQUIRED_FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
-        let wanted = FeatureFlags::from_bits_retain(wanted | feature::THREAD_ID);
+        let wanted = FeatureFlags::from_bits_retain(wanted | features::bits::THREAD_ID);
         match builder().require_features(wanted).create() {
             Ok(inner) => Ok(Self { inner }),
             Err(error) => Err(match builder().create() {
                 Err(_) => UffdError::Create(error),
-                Ok(_) => UffdError::Lacks(missing_features()),
+                Ok(_) => UffdError::Lacks(features::missing()),
             }),
         }
     }
@@ -408,10 +369,23 @@ impl Uffd {
     ///
     /// The kernel's errors.
     pub fn allow_writes(&self, page: *mut u8) -> io::Result<()> {
+        self.write_protect(page, 0)
+    }
+
+    /// Write-protects a page, if it is mapped. When this returns, no CPU can write it.
+    ///
+    /// # Errors
+    ///
+    /// The kernel's errors.
+    pub fn forbid_writes(&self, page: *mut u8) -> io::Result<()> {
+        self.write_protect(page, WRITEPROTECT_MODE_WP)
+    }
+
+    fn write_protect(&self, page: *mut u8, mode: u64) -> io::Result<()> {
         self.while_busy(|uffd| {
             let mut call = WriteProtect {
                 range: range_of(page),
-                mode: 0,
+                mode,
             };
             // SAFETY: layout asserted above; the kernel rejects ranges that are not registered.
             unsafe { uffd.ioctl(UFFDIO_WRITEPROTECT, &raw mut call) }
@@ -479,14 +453,4 @@ fn range_mode(page: *mut u8, mode: u64) -> RangeMode {
         mode,
         done: 0,
     }
-}
-
-fn missing_features() -> String {
-    let have = probe_features().unwrap_or(0);
-    let lacks: Vec<_> = REQUIRED_FEATURES
-        .iter()
-        .filter(|(bit, _)| have & bit == 0)
-        .map(|&(_, name)| name)
-        .collect();
-    lacks.join(", ")
 }

@@ -6,6 +6,7 @@
 pub mod message;
 
 use std::os::fd::RawFd;
+use std::time::Instant;
 
 use fabric_coherence::Member;
 use fabric_pages::page::PageBytes;
@@ -33,6 +34,12 @@ pub trait Peers {
 
     /// A descriptor that is readable when [`Self::receive`] or [`Self::flush`] has work.
     fn poll_fd(&self) -> RawFd;
+
+    /// When [`Self::receive`] has to be called at the latest, without a message: for heartbeats
+    /// and deadlines.
+    fn wake_by(&self) -> Option<Instant> {
+        None
+    }
 }
 
 /// A peer with which the VM cannot go on.

@@ -118,8 +118,7 @@ impl<T> Table<T> {
         self.0.get_mut(place as usize)?.as_mut()
     }
 
-    #[cfg(test)]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(super) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }

@@ -1,0 +1,214 @@
+//! Carrying out what the protocol asks a node to do, in order, each action before the next.
+
+use std::time::Instant;
+
+use fabric_coherence::message::Want;
+use fabric_coherence::{Bytes, CacheAction, Message, Number, Written};
+use fabric_pages::page::{PageBytes, PageIndex};
+use fabric_peers::{HomeMessage, PeerMessage, Peers};
+
+use crate::Failure;
+use crate::engine::{Engine, Inbound};
+
+impl<P: Peers> Engine<P> {
+    /// Carries out actions, and those that follow from them.
+    pub(crate) fn carry_out(&mut self, mut actions: Vec<CacheAction>) -> Result<(), Failure> {
+        for action in actions.drain(..) {
+            self.carry(action)?;
+        }
+        self.spare_actions.push(actions);
+        Ok(())
+    }
+
+    fn carry(&mut self, action: CacheAction) -> Result<(), Failure> {
+        match action {
+            CacheAction::Send { to, message } => {
+                self.count(&message);
+                self.send(to, message);
+                Ok(())
+            }
+            CacheAction::SendPage { to, message, free } => {
+                let Message::Data { page, .. } = message else {
+                    let page = PageIndex::new(0);
+                    return Err(Failure::Defect("a page without a data message", page));
+                };
+                let bytes = self.frames.bytes(page);
+                self.peers
+                    .send(to, PeerMessage::Coherence(message), Some(bytes));
+                self.stats.sent.increment();
+                if free { self.free(page) } else { Ok(()) }
+            }
+            CacheAction::Zap(page) => self.frames.zap(page),
+            CacheAction::WriteProtect(page) => self.frames.protect(page),
+            CacheAction::Map { page, writable } => {
+                self.frames.map(page, writable)?;
+                self.arrived(page)
+            }
+            CacheAction::Install {
+                page,
+                writable,
+                bytes,
+            } => self.install(page, writable, bytes),
+            CacheAction::Wake(page) | CacheAction::Fail(page) => {
+                self.woken(page);
+                self.frames.wake(page)
+            }
+            CacheAction::Free(page) => self.free(page),
+            CacheAction::ReadHome(page) => self.read_home(page),
+            CacheAction::WriteBack { page, number } => self.write_back(page, number),
+            CacheAction::Dropped(page) => {
+                let mut actions = self.actions();
+                self.cache.dropped(page, &mut actions);
+                self.carry_out(actions)
+            }
+            CacheAction::Hold { page, hold } => {
+                let units = 1 << (hold - 1);
+                let until = Instant::now() + self.config.hold_unit * units;
+                self.stats.holds.increment();
+                self.holds.begin(page, until);
+                Ok(())
+            }
+            CacheAction::SplitBlock(block) => {
+                self.stats.blocks_split.increment();
+                self.owned.stop(block);
+                self.give_up_blocks()
+            }
+            CacheAction::OwnBlock { block, pages } => {
+                self.stats.blocks_taken.increment();
+                self.owned.start(block, &pages);
+                let mut actions = self.actions();
+                self.cache.owned(block, &mut actions);
+                self.carry_out(actions)
+            }
+        }
+    }
+
+    fn count(&self, message: &Message) {
+        let stats = &self.stats;
+        let counter = match message {
+            Message::Get { want, .. } => match want {
+                Want::Read => &stats.reads,
+                Want::Write => &stats.writes,
+                Want::Upgrade => &stats.upgrades,
+            },
+            Message::Ack { .. } => &stats.invalidated,
+            _ => return,
+        };
+        counter.increment();
+    }
+
+    fn free(&mut self, page: PageIndex) -> Result<(), Failure> {
+        self.frames.free(page)
+    }
+
+    fn install(&mut self, page: PageIndex, writable: bool, bytes: Bytes) -> Result<(), Failure> {
+        match bytes {
+            Bytes::Zero => {
+                self.stats.zeroes.increment();
+                self.frames.install_zeroes(page, writable)?;
+            }
+            Bytes::Here => self.frames.upgrade(page)?,
+            Bytes::Home => {
+                self.stats.from_home.increment();
+                self.install_inbound(page, writable, |inbound| inbound.from.is_none())?;
+            }
+            Bytes::Member(member) => {
+                self.stats.from_member.increment();
+                self.install_inbound(page, writable, |inbound| inbound.from == Some(member))?;
+            }
+        }
+        self.arrived(page)?;
+        let mut actions = self.actions();
+        self.cache.installed(page, &mut actions);
+        self.carry_out(actions)
+    }
+
+    fn install_inbound(
+        &mut self,
+        page: PageIndex,
+        writable: bool,
+        is_it: impl Fn(&Inbound) -> bool,
+    ) -> Result<(), Failure> {
+        let is_it = |inbound: &Inbound| inbound.page == page && is_it(inbound);
+        let place = self.inbound.iter().position(is_it);
+        let place = place.ok_or(Failure::Defect("no bytes for a grant", page))?;
+        let inbound = self.inbound.swap_remove(place);
+        let installed = self.frames.install(page, &inbound.bytes, writable);
+        self.spare_pages.push(inbound.bytes);
+        installed
+    }
+
+    /// Reads a page of a split or owned block from its home.
+    pub(crate) fn read_home(&mut self, page: PageIndex) -> Result<(), Failure> {
+        let home = self.home_of(page);
+        if home != self.config.me {
+            let message = PeerMessage::Home(HomeMessage::Read { page });
+            self.peers.send(home, message, None);
+            self.home_waits.begin(page, false);
+            return Ok(());
+        }
+        let mut place = self.spare_page();
+        let Some(bytes) = self.home.read(page) else {
+            return Err(Failure::NotStored { peer: home, page });
+        };
+        place.copy_from_slice(bytes);
+        self.home_bytes(page, place)
+    }
+
+    /// The bytes of a page came from its home.
+    pub(crate) fn home_bytes(
+        &mut self,
+        page: PageIndex,
+        bytes: Box<PageBytes>,
+    ) -> Result<(), Failure> {
+        if let Some(writable) = self.owned.was_read(page) {
+            self.stats.from_home.increment();
+            let installed = self.frames.install(page, &bytes, writable);
+            self.spare_pages.push(bytes);
+            installed?;
+            self.arrived(page)?;
+            return self.give_up_blocks();
+        }
+        self.inbound.push(Inbound {
+            page,
+            from: None,
+            bytes,
+        });
+        let mut actions = self.actions();
+        self.cache.home_read(page, &mut actions);
+        self.carry_out(actions)
+    }
+
+    /// Gives up blocks that were to be split, and can be now.
+    fn give_up_blocks(&mut self) -> Result<(), Failure> {
+        while let Some((block, pages)) = self.owned.stopped() {
+            let mut actions = self.actions();
+            self.cache.split(block, &pages, &mut actions);
+            self.carry_out(actions)?;
+        }
+        Ok(())
+    }
+
+    /// Writes an unmapped page to its home.
+    pub(crate) fn write_back(&mut self, page: PageIndex, number: Number) -> Result<(), Failure> {
+        if self.is_zero(page) {
+            return self.written(page, Written::Zero);
+        }
+        self.stats.write_backs.increment();
+        let home = self.home_of(page);
+        if home != self.config.me {
+            let message = PeerMessage::Home(HomeMessage::Write { page, number });
+            let bytes = self.frames.bytes(page);
+            self.peers.send(home, message, Some(bytes));
+            self.home_waits.begin(page, true);
+            return Ok(());
+        }
+        let bytes = self.frames.bytes(page);
+        let written = if self.home.write(page, number, bytes) {
+            Written::Home
+        } else {
+            Written::Refused
+        };
+        self.written(page, written)
+    }
+}

@@ -1,0 +1,385 @@
+//! The thread that serves shared memory.
+
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fabric_coherence::message::Role;
+use fabric_coherence::token::Keeper;
+use fabric_coherence::{
+    BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Number,
+};
+use fabric_host::Spin;
+use fabric_host::poll::poll_until;
+use fabric_pages::guest_memory::GuestMemory;
+use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex};
+use fabric_peers::{PeerError, PeerMessage, Peers};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::evict::EvictionQueue;
+use crate::faults::{DEFERRED_MAX, Open, Pending};
+use crate::frames::Frames;
+use crate::home::HomeStore;
+use crate::owned::{OwnedBlocks, PAGES};
+use crate::progress::Progress;
+use crate::timers::{Deadlines, Holds, HomeWaits, Sweeper};
+use crate::{Config, Failure, FailureObserver, Losses, SharingStats};
+
+/// A message that arrived, with the page beside it.
+pub(crate) struct Arrival {
+    pub(crate) from: Member,
+    pub(crate) message: PeerMessage,
+    pub(crate) bytes: Option<Box<PageBytes>>,
+}
+
+/// A page's bytes that wait for their grant.
+pub(crate) struct Inbound {
+    pub(crate) page: PageIndex,
+    /// `None` for the page's home.
+    pub(crate) from: Option<Member>,
+    pub(crate) bytes: Box<PageBytes>,
+}
+
+/// Everything of one node.
+pub(crate) struct Engine<P> {
+    pub(crate) config: Config,
+    pub(crate) frames: Frames,
+    pub(crate) cache: Cache,
+    pub(crate) directory: Directory,
+    pub(crate) keeper: Keeper,
+    pub(crate) peers: P,
+    pub(crate) home: HomeStore,
+    pub(crate) owned: OwnedBlocks,
+    pub(crate) queue: EvictionQueue,
+    pub(crate) progress: Progress,
+    pub(crate) holds: Holds,
+    transactions: Deadlines<(PageIndex, Number)>,
+    blocks: Deadlines<(BlockIndex, Number)>,
+    pub(crate) requests: Deadlines<PageIndex>,
+    pub(crate) unanswered: Deadlines<PageIndex>,
+    pub(crate) tokens: Deadlines<Number>,
+    pub(crate) home_waits: HomeWaits,
+    sweeper: Sweeper,
+    /// The token of this node.
+    pub(crate) token: Option<(Number, Instant)>,
+    pub(crate) wants_token: bool,
+    /// Messages of this node to itself.
+    pub(crate) local: VecDeque<Message>,
+    pub(crate) inbound: Vec<Inbound>,
+    arrivals: Vec<Arrival>,
+    pub(crate) open: Vec<Open>,
+    pub(crate) deferred: VecDeque<Pending>,
+    /// Buffers for later use.
+    pub(crate) spare_pages: Vec<Box<PageBytes>>,
+    pub(crate) spare_actions: Vec<Vec<CacheAction>>,
+    spare_orders: Vec<Vec<DirectoryAction>>,
+    pub(crate) stats: Arc<SharingStats>,
+    stop: Arc<EventFd>,
+    spin: Spin,
+}
+
+/// Runs the engine until it is stopped or fails, and reports a failure.
+pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver) {
+    fabric_host::slices::request_short_slices();
+    // The engine's data is used again only to name what is lost.
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| engine.run()));
+    let failure = match result {
+        Ok(Ok(())) => return,
+        Ok(Err(failure)) => failure,
+        Err(_) => Failure::Panicked,
+    };
+    let losses = engine.fence(&failure);
+    failed(failure, losses);
+}
+
+impl<P: Peers> Engine<P> {
+    pub(crate) fn new(
+        config: Config,
+        memory: Arc<GuestMemory>,
+        peers: P,
+        stop: Arc<EventFd>,
+        stats: Arc<SharingStats>,
+    ) -> Result<Self, Failure> {
+        let pages = memory.bytes() / PAGE_SIZE;
+        let members: Vec<Member> = config.members.iter().collect();
+        let blocks = pages / PAGES;
+        let directory_of = |block: usize| members[block % members.len()];
+        let mine = (0..blocks).map(|block| directory_of(block) == config.me);
+        let directory = Directory::new(config.members, mine, fabric_coherence::directory::OPEN_MAX);
+        let time = config.transaction_time_max;
+        Ok(Self {
+            frames: Frames::new(memory)?,
+            cache: Cache::new(config.me, config.members, (0..blocks).map(directory_of)),
+            directory,
+            keeper: Keeper::default(),
+            peers,
+            home: HomeStore::new(pages),
+            owned: OwnedBlocks::default(),
+            queue: EvictionQueue::new(config.local_pages),
+            progress: Progress::new(config.hold_unit),
+            holds: Holds::default(),
+            transactions: Deadlines::new(time),
+            blocks: Deadlines::new(time),
+            requests: Deadlines::new(time / 2),
+            unanswered: Deadlines::new(time * 16),
+            tokens: Deadlines::new(time),
+            home_waits: HomeWaits::new(time),
+            sweeper: Sweeper::default(),
+            token: None,
+            wants_token: false,
+            local: VecDeque::new(),
+            inbound: Vec::new(),
+            arrivals: Vec::new(),
+            open: Vec::new(),
+            deferred: VecDeque::new(),
+            spare_pages: Vec::new(),
+            spare_actions: Vec::new(),
+            spare_orders: Vec::new(),
+            stats,
+            stop,
+            spin: Spin::new(config.spin),
+            config,
+        })
+    }
+
+    fn run(&mut self) -> Result<(), Failure> {
+        let mut faults = Vec::new();
+        let mut idle_since = None;
+        loop {
+            let mut worked = self.receive()?;
+            worked |= self.run_timers()?;
+            worked |= self.retry()?;
+            if self.deferred.len() < DEFERRED_MAX {
+                self.frames.read_faults(&mut faults)?;
+                let read_at = Instant::now();
+                for (page, fault) in faults.drain(..) {
+                    worked = true;
+                    self.begin(page, fault, read_at)?;
+                }
+            }
+            self.peers.flush();
+            if worked {
+                idle_since = None;
+                continue;
+            }
+            let now = Instant::now();
+            let since = *idle_since.get_or_insert(now);
+            if self.spin.goes_on(now - since) {
+                continue;
+            }
+            if self.sleep()? {
+                return Ok(());
+            }
+            self.spin.slept(since.elapsed());
+            idle_since = None;
+        }
+    }
+
+    /// Sleeps until there may be work. Returns whether to stop.
+    fn sleep(&self) -> Result<bool, Failure> {
+        let fds = [
+            self.stop.as_raw_fd(),
+            self.peers.poll_fd(),
+            self.frames.fd(),
+        ];
+        let mut fds = fds.map(|fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        let watched = if self.deferred.len() < DEFERRED_MAX {
+            3
+        } else {
+            2
+        };
+        let until = [
+            self.holds.next(),
+            self.transactions.next(),
+            self.blocks.next(),
+            self.requests.next(),
+            self.unanswered.next(),
+            self.tokens.next(),
+            self.home_waits.next(),
+            self.sweeper.next(&self.directory),
+            self.token.map(|(_, until)| until),
+            self.peers.wake_by(),
+        ];
+        let until = until.into_iter().flatten().min();
+        poll_until(&mut fds[..watched], until).map_err(|error| Failure::System("poll", error))?;
+        Ok(fds[0].revents != 0)
+    }
+
+    fn receive(&mut self) -> Result<bool, Failure> {
+        let Self {
+            peers,
+            arrivals,
+            spare_pages,
+            ..
+        } = self;
+        peers.receive(&mut |from, message, bytes| {
+            let bytes = bytes.map(|bytes| {
+                let mut place = spare_pages
+                    .pop()
+                    .unwrap_or_else(|| Box::new([0; PAGE_SIZE]));
+                place.copy_from_slice(bytes);
+                place
+            });
+            arrivals.push(Arrival {
+                from,
+                message,
+                bytes,
+            });
+        })?;
+        if self.arrivals.is_empty() {
+            return Ok(false);
+        }
+        let mut arrivals = std::mem::take(&mut self.arrivals);
+        for arrival in arrivals.drain(..) {
+            self.arrive(arrival)?;
+            self.deliver_local()?;
+        }
+        self.arrivals = arrivals;
+        Ok(true)
+    }
+
+    fn arrive(&mut self, arrival: Arrival) -> Result<(), Failure> {
+        let Arrival {
+            from,
+            message,
+            bytes,
+        } = arrival;
+        match message {
+            PeerMessage::Coherence(message) => {
+                if let (Message::Data { page, .. }, Some(bytes)) = (&message, bytes) {
+                    self.inbound.push(Inbound {
+                        page: *page,
+                        from: Some(from),
+                        bytes,
+                    });
+                }
+                self.handle(from, &message)
+            }
+            PeerMessage::Home(message) => self.home_message(from, message, bytes),
+        }
+    }
+
+    /// Handles the messages that this node sent to itself.
+    pub(crate) fn deliver_local(&mut self) -> Result<(), Failure> {
+        while let Some(message) = self.local.pop_front() {
+            self.handle(self.config.me, &message)?;
+        }
+        Ok(())
+    }
+
+    fn handle(&mut self, from: Member, message: &Message) -> Result<(), Failure> {
+        match message.role() {
+            Role::Directory => {
+                let mut orders = self.spare_orders.pop().unwrap_or_default();
+                self.directory.handle(from, message, &mut orders)?;
+                self.order(orders);
+                Ok(())
+            }
+            Role::Cache => {
+                let mut actions = self.actions();
+                self.cache.handle(from, message, &mut actions)?;
+                self.carry_out(actions)
+            }
+            Role::Token => self.token(from, message),
+        }
+    }
+
+    /// Carries out what the directory asks for.
+    fn order(&mut self, mut orders: Vec<DirectoryAction>) {
+        for order in orders.drain(..) {
+            match order {
+                DirectoryAction::Send { to, message } => self.send(to, message),
+                DirectoryAction::PageDeadline { page, number } => {
+                    let directory = &self.directory;
+                    let is_over = |(page, number)| directory.page_overdue(page, number).is_ok();
+                    self.transactions
+                        .begin((page, number), Instant::now(), is_over);
+                }
+                DirectoryAction::BlockDeadline { block, number } => {
+                    let directory = &self.directory;
+                    let is_over = |(block, number)| directory.block_overdue(block, number).is_ok();
+                    self.blocks.begin((block, number), Instant::now(), is_over);
+                }
+            }
+        }
+        self.spare_orders.push(orders);
+    }
+
+    pub(crate) fn send(&mut self, to: Member, message: Message) {
+        if to == self.config.me {
+            self.local.push_back(message);
+        } else {
+            self.peers.send(to, PeerMessage::Coherence(message), None);
+        }
+    }
+
+    pub(crate) fn spare_page(&mut self) -> Box<PageBytes> {
+        let spare = self.spare_pages.pop();
+        spare.unwrap_or_else(|| Box::new([0; PAGE_SIZE]))
+    }
+
+    pub(crate) fn actions(&mut self) -> Vec<CacheAction> {
+        self.spare_actions.pop().unwrap_or_default()
+    }
+
+    fn run_timers(&mut self) -> Result<bool, Failure> {
+        let now = Instant::now();
+        let mut worked = false;
+        while let Some(page) = self.holds.over(now) {
+            let mut actions = self.actions();
+            self.cache.released(page, &mut actions);
+            self.carry_out(actions)?;
+            worked = true;
+        }
+        while let Some((page, number)) = self.transactions.overdue(now) {
+            self.directory.page_overdue(page, number)?;
+        }
+        while let Some((block, number)) = self.blocks.overdue(now) {
+            self.directory.block_overdue(block, number)?;
+        }
+        while let Some(page) = self.requests.overdue(now) {
+            self.cache.overdue(page)?;
+        }
+        while let Some(page) = self.unanswered.overdue(now) {
+            self.cache.unanswered(page)?;
+        }
+        while let Some(number) = self.tokens.overdue(now) {
+            self.keeper.overdue(number)?;
+        }
+        if let Some(page) = self.home_waits.overdue(now) {
+            let peer = self.home_of(page);
+            let seconds = self.config.transaction_time_max.as_secs();
+            let reason = format!("it did not serve {page} as its home within {seconds} s");
+            return Err(PeerError::Lost { peer, reason }.into());
+        }
+        while let Some(block) = self.sweeper.turn(now, &self.directory) {
+            let mut orders = self.spare_orders.pop().unwrap_or_default();
+            self.directory.sweep(block, &mut orders);
+            worked |= !orders.is_empty();
+            self.order(orders);
+        }
+        if self.token.is_some_and(|(_, until)| until <= now) {
+            self.return_token()?;
+            worked = true;
+        }
+        self.deliver_local()?;
+        Ok(worked)
+    }
+
+    /// Stops the protocol after a failure. Returns what is lost with the node that failed.
+    fn fence(&mut self, failure: &Failure) -> Losses {
+        let lost = match failure {
+            Failure::Offence(offence) => Some(offence.peer),
+            Failure::Peer(PeerError::Lost { peer, .. } | PeerError::Broken { peer, .. }) => {
+                Some(*peer)
+            }
+            _ => None,
+        };
+        lost.map_or_else(Losses::new, |lost| self.directory.fence(lost))
+    }
+}

@@ -1,0 +1,150 @@
+//! Keeping the guest view within this node's budget.
+
+use std::collections::VecDeque;
+
+use fabric_coherence::{Evict, Written};
+use fabric_pages::page::{PageIndex, is_zero};
+use fabric_peers::Peers;
+
+use crate::Failure;
+use crate::engine::Engine;
+use crate::owned::Give;
+
+/// Pages that leave ahead of the faults that need their memory.
+const RESERVE: usize = 64;
+
+/// Pages tried for each one that is needed.
+const TRIES: usize = 8;
+
+/// Resident pages in the order in which they came, and the limit of their number.
+#[derive(Debug)]
+pub(crate) struct EvictionQueue {
+    limit: usize,
+    pages: VecDeque<PageIndex>,
+}
+
+impl EvictionQueue {
+    pub(crate) const fn new(limit: usize) -> Self {
+        Self {
+            limit,
+            pages: VecDeque::new(),
+        }
+    }
+}
+
+impl<P: Peers> Engine<P> {
+    /// Whether one more page fits the budget.
+    pub(crate) fn has_room(&mut self) -> Result<bool, Failure> {
+        if self.frames.resident() + self.expected() < self.queue.limit {
+            return Ok(true);
+        }
+        self.make_room()?;
+        Ok(self.frames.resident() + self.expected() < self.queue.limit)
+    }
+
+    /// The page got bytes and was mapped.
+    pub(crate) fn arrived(&mut self, page: PageIndex) -> Result<(), Failure> {
+        self.woken(page);
+        if self.frames.enqueue(page) {
+            self.queue.pages.push_back(page);
+        }
+        if self.frames.resident() + RESERVE > self.queue.limit {
+            self.make_room()?;
+        }
+        Ok(())
+    }
+
+    /// Evicts the pages that came first, until the reserve is free or on its way.
+    fn make_room(&mut self) -> Result<(), Failure> {
+        let wanted = self.queue.limit.saturating_sub(RESERVE);
+        let mut excess = self.frames.resident().saturating_sub(wanted);
+        excess = excess.saturating_sub(self.frames.leaving());
+        let mut tries = (TRIES * excess).min(self.queue.pages.len());
+        while excess > 0 && tries > 0 {
+            tries -= 1;
+            let Some(page) = self.queue.pages.pop_front() else {
+                break;
+            };
+            if !self.frames.dequeue(page) {
+                continue;
+            }
+            if self.evict(page)? {
+                excess -= 1;
+            } else if self.frames.enqueue(page) {
+                self.queue.pages.push_back(page);
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts to evict a page; false if that is not possible now.
+    fn evict(&mut self, page: PageIndex) -> Result<bool, Failure> {
+        let mut actions = self.actions();
+        match self.cache.evict(page, &mut actions) {
+            Evict::Started => {
+                self.stats.evictions.increment();
+                self.frames.leaves(page);
+                self.carry_out(actions)?;
+                Ok(true)
+            }
+            Evict::Owned => {
+                self.spare_actions.push(actions);
+                self.evict_owned(page)
+            }
+            Evict::InUse | Evict::NotHere => {
+                self.spare_actions.push(actions);
+                Ok(false)
+            }
+        }
+    }
+
+    fn evict_owned(&mut self, page: PageIndex) -> Result<bool, Failure> {
+        match self.owned.evict(page) {
+            Give::Nothing => return Ok(false),
+            Give::Drop => {
+                self.frames.zap(page)?;
+                self.frames.free(page)?;
+            }
+            Give::WriteBack => {
+                self.frames.zap(page)?;
+                self.frames.leaves(page);
+                let block = crate::owned::block_of(page);
+                let number = self.cache.owned_number(block);
+                let number = number.ok_or(Failure::Defect("no number for a write-back", page))?;
+                self.write_back(page, number)?;
+            }
+        }
+        self.stats.evictions.increment();
+        Ok(true)
+    }
+
+    /// Whether the page, which is unmapped, is all zero.
+    pub(crate) fn is_zero(&self, page: PageIndex) -> bool {
+        is_zero(self.frames.bytes(page))
+    }
+
+    /// A write-back ended.
+    pub(crate) fn written(&mut self, page: PageIndex, written: Written) -> Result<(), Failure> {
+        self.end_write_back(page, written)?;
+        // The write-back was cancelled while the page was in no queue.
+        if self.frames.is_resident(page) && self.frames.enqueue(page) {
+            self.queue.pages.push_back(page);
+        }
+        Ok(())
+    }
+
+    fn end_write_back(&mut self, page: PageIndex, written: Written) -> Result<(), Failure> {
+        if self.owned.has(page) {
+            if written == Written::Refused {
+                return Err(Failure::Defect("the home refused its block's owner", page));
+            }
+            if self.owned.was_written(page, written == Written::Zero) == Some(true) {
+                self.frames.free(page)?;
+            }
+            return Ok(());
+        }
+        let mut actions = self.actions();
+        self.cache.written(page, written, &mut actions)?;
+        self.carry_out(actions)
+    }
+}

@@ -1,0 +1,156 @@
+//! Serving faults of the guest view.
+
+use std::time::Instant;
+
+use fabric_coherence::token::STARVING_FAULTS;
+use fabric_coherence::{Member, Message, Touch};
+use fabric_pages::page::PageIndex;
+use fabric_pages::uffd::Fault;
+use fabric_peers::Peers;
+
+use crate::Failure;
+use crate::engine::Engine;
+use crate::owned::Need;
+
+/// Faults that wait for memory or for a block, after which no more are read.
+pub(crate) const DEFERRED_MAX: usize = 256;
+
+/// A request in progress, for its latency.
+#[derive(Clone, Copy)]
+pub(crate) struct Open {
+    page: PageIndex,
+    since: Instant,
+}
+
+/// A fault, or one that has to be tried again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pending {
+    page: PageIndex,
+    write: bool,
+    /// The thread lost the page before it progressed.
+    early: bool,
+    read_at: Instant,
+}
+
+impl<P: Peers> Engine<P> {
+    pub(crate) fn begin(
+        &mut self,
+        page: PageIndex,
+        fault: Fault,
+        read_at: Instant,
+    ) -> Result<(), Failure> {
+        self.stats.faults.increment();
+        let Fault { write, thread, .. } = fault;
+        let seen = self.progress.waits(thread, page, read_at);
+        let early = seen.early;
+        if early {
+            self.stats.early.increment();
+        } else if self.token.is_some() {
+            self.return_token()?;
+        }
+        if seen.faults >= STARVING_FAULTS && !self.wants_token && self.token.is_none() {
+            self.wants_token = true;
+            self.send_token(Message::TokenWant);
+        }
+        let pending = Pending {
+            page,
+            write,
+            early,
+            read_at,
+        };
+        if !self.serve(pending)? {
+            self.deferred.push_back(pending);
+        }
+        Ok(())
+    }
+
+    /// Pages that requests in progress will bring.
+    pub(crate) fn expected(&self) -> usize {
+        self.open.len() + self.home_waits.reads()
+    }
+
+    /// The node that stores the page while nobody has a copy: that of its directory.
+    pub(crate) fn home_of(&self, page: PageIndex) -> Member {
+        self.cache.directory_of(page)
+    }
+
+    /// Tries deferred faults again.
+    pub(crate) fn retry(&mut self) -> Result<bool, Failure> {
+        let mut worked = false;
+        for _ in 0..self.deferred.len() {
+            let Some(pending) = self.deferred.pop_front() else {
+                break;
+            };
+            if self.serve(pending)? {
+                worked = true;
+            } else {
+                self.deferred.push_back(pending);
+            }
+        }
+        Ok(worked)
+    }
+
+    /// Serves a fault; false if it has to be tried again after the next event.
+    fn serve(&mut self, pending: Pending) -> Result<bool, Failure> {
+        let Pending {
+            page,
+            write,
+            early,
+            read_at,
+        } = pending;
+        if !self.frames.is_resident(page) && !self.has_room()? {
+            self.stats.stalled_for_memory.increment();
+            return Ok(false);
+        }
+        let mut actions = self.actions();
+        let touch = self.cache.touch(page, write, early, &mut actions);
+        if touch == Touch::Waiting {
+            self.await_answer(page, read_at);
+        }
+        self.carry_out(actions)?;
+        if touch == Touch::Owned {
+            self.touch_owned(page, write)?;
+        }
+        self.deliver_local()?;
+        Ok(touch != Touch::Later)
+    }
+
+    fn await_answer(&mut self, page: PageIndex, read_at: Instant) {
+        if self.open.iter().any(|open| open.page == page) {
+            return;
+        }
+        self.open.push(Open {
+            page,
+            since: read_at,
+        });
+        let Self { cache, open, .. } = self;
+        let is_over = |page| cache.overdue(page).is_ok() && open.iter().all(|one| one.page != page);
+        self.requests.begin(page, read_at, is_over);
+        self.unanswered.begin(page, read_at, is_over);
+    }
+
+    fn touch_owned(&mut self, page: PageIndex, write: bool) -> Result<(), Failure> {
+        match self.owned.touch(page, write) {
+            Need::Zeroes => {
+                self.frames.install_zeroes(page, write)?;
+                self.arrived(page)
+            }
+            Need::Home => self.read_home(page),
+            Need::Map { writable } => {
+                self.frames.map(page, writable)?;
+                self.arrived(page)
+            }
+            Need::Nothing => Ok(()),
+        }
+    }
+
+    /// Waiters of the page were woken.
+    pub(crate) fn woken(&mut self, page: PageIndex) {
+        let now = Instant::now();
+        self.progress.woken(page, now);
+        if let Some(place) = self.open.iter().position(|open| open.page == page) {
+            let open = self.open.swap_remove(place);
+            self.stats.request.record(now - open.since);
+        }
+    }
+}

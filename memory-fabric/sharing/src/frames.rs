@@ -1,0 +1,231 @@
+//! The pages of the guest view as the protocol needs them: installed, protected, unmapped, freed.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use fabric_pages::guest_memory::GuestMemory;
+use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex};
+use fabric_pages::uffd::{EventBuffer, Fault, Mapped, Protection, Uffd};
+
+use crate::Failure;
+
+/// Faults read at once.
+const FAULT_BATCH: usize = 32;
+
+static ZEROES: PageBytes = [0; PAGE_SIZE];
+
+/// The page has bytes in the memory file.
+const RESIDENT: u8 = 1;
+/// The page is in the evictor's queue.
+const QUEUED: u8 = 1 << 1;
+/// The page is unmapped, and its bytes are freed after an answer.
+const LEAVING: u8 = 1 << 2;
+
+/// The guest's memory on this node, and what is in it. Only the engine's thread uses it.
+pub(crate) struct Frames {
+    memory: Arc<GuestMemory>,
+    uffd: Uffd,
+    events: EventBuffer,
+    /// Flags of each page.
+    flags: Vec<u8>,
+    resident: usize,
+    leaving: usize,
+}
+
+fn failed(call: &'static str, page: PageIndex) -> impl FnOnce(io::Error) -> Failure {
+    move |source| Failure::Userfaultfd { call, page, source }
+}
+
+const fn protection(writable: bool) -> Protection {
+    if writable {
+        Protection::Writable
+    } else {
+        Protection::WriteProtected
+    }
+}
+
+impl Frames {
+    /// Registers the whole guest view.
+    pub(crate) fn new(memory: Arc<GuestMemory>) -> Result<Self, Failure> {
+        let uffd = Uffd::new()?;
+        if !uffd.can_continue_write_protected() {
+            return Err(Failure::OldKernel);
+        }
+        uffd.register(memory.guest_view(), memory.bytes())?;
+        let pages = memory.bytes() / PAGE_SIZE;
+        Ok(Self {
+            memory,
+            uffd,
+            events: EventBuffer::new(FAULT_BATCH),
+            flags: vec![0; pages],
+            resident: 0,
+            leaving: 0,
+        })
+    }
+
+    pub(crate) fn fd(&self) -> RawFd {
+        use std::os::fd::AsRawFd;
+        self.uffd.as_raw_fd()
+    }
+
+    /// Reads waiting faults.
+    pub(crate) fn read_faults(
+        &mut self,
+        found: &mut Vec<(PageIndex, Fault)>,
+    ) -> Result<(), Failure> {
+        let memory = &self.memory;
+        let mut stray = None;
+        let read = self.uffd.read_faults(&mut self.events, |fault| {
+            match memory.page_at(fault.address) {
+                Some(page) => found.push((page, fault)),
+                None => stray = Some(fault.address),
+            }
+        });
+        read.map_err(|source| Failure::System("reading userfaultfd", source))?;
+        stray.map_or(Ok(()), |address| Err(Failure::Stray(address)))
+    }
+
+    /// Pages with bytes in the memory file.
+    pub(crate) const fn resident(&self) -> usize {
+        self.resident
+    }
+
+    pub(crate) fn is_resident(&self, page: PageIndex) -> bool {
+        self.flags[page.index()] & RESIDENT != 0
+    }
+
+    /// Pages whose bytes are freed after an answer.
+    pub(crate) const fn leaving(&self) -> usize {
+        self.leaving
+    }
+
+    /// The page's bytes are freed after an answer, unless it is mapped again before.
+    pub(crate) fn leaves(&mut self, page: PageIndex) {
+        let flags = &mut self.flags[page.index()];
+        if *flags & (RESIDENT | LEAVING) == RESIDENT {
+            *flags |= LEAVING;
+            self.leaving += 1;
+        }
+    }
+
+    fn stays(&mut self, page: PageIndex) {
+        let flags = &mut self.flags[page.index()];
+        self.leaving -= usize::from(*flags & LEAVING != 0);
+        *flags &= !LEAVING;
+    }
+
+    /// Marks the page as queued for eviction; false if it was.
+    pub(crate) fn enqueue(&mut self, page: PageIndex) -> bool {
+        let flags = &mut self.flags[page.index()];
+        let is_new = *flags & QUEUED == 0;
+        *flags |= QUEUED;
+        is_new
+    }
+
+    /// The page left the evictor's queue. Returns whether it has bytes.
+    pub(crate) fn dequeue(&mut self, page: PageIndex) -> bool {
+        self.flags[page.index()] &= !QUEUED;
+        self.is_resident(page)
+    }
+
+    /// Fills the page, which has no bytes, maps it, and wakes its waiters.
+    pub(crate) fn install(
+        &mut self,
+        page: PageIndex,
+        bytes: &PageBytes,
+        writable: bool,
+    ) -> Result<(), Failure> {
+        let target = self.memory.guest_page(page);
+        let copied = self.uffd.copy(target, bytes, protection(writable));
+        self.now_resident(page);
+        match copied {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                // The host made a huge page around it, or could not split one when it was freed.
+                self.memory.write_by_view();
+                let written = self.memory.write(page, bytes);
+                written.map_err(failed("writing into the memory file", page))?;
+                self.map(page, writable)
+            }
+            copied => copied.map_err(failed("COPY", page)),
+        }
+    }
+
+    /// Fills the page, which has no bytes, with zeroes, maps it, and wakes its waiters.
+    pub(crate) fn install_zeroes(
+        &mut self,
+        page: PageIndex,
+        writable: bool,
+    ) -> Result<(), Failure> {
+        if writable {
+            let made = self.uffd.zero(self.memory.guest_page(page), 1);
+            if made.map_err(failed("ZEROPAGE", page))? == 1 {
+                self.now_resident(page);
+                return Ok(());
+            }
+        }
+        self.install(page, &ZEROES, writable)
+    }
+
+    fn now_resident(&mut self, page: PageIndex) {
+        let flags = &mut self.flags[page.index()];
+        self.resident += usize::from(*flags & RESIDENT == 0);
+        *flags |= RESIDENT;
+    }
+
+    /// Maps the page, whose bytes are here, and wakes its waiters. A mapping that allows writes
+    /// stays.
+    pub(crate) fn map(&mut self, page: PageIndex, writable: bool) -> Result<(), Failure> {
+        self.stays(page);
+        let target = self.memory.guest_page(page);
+        let mapped = self.uffd.map_existing(target, protection(writable));
+        if mapped.map_err(failed("CONTINUE", page))? == Mapped::Now {
+            return Ok(());
+        }
+        if writable {
+            let allowed = self.uffd.allow_writes(target);
+            allowed.map_err(failed("WRITEPROTECT", page))?;
+        }
+        self.wake(page)
+    }
+
+    /// Allows writes to the page if it is mapped, maps it otherwise, and wakes its waiters.
+    pub(crate) fn upgrade(&mut self, page: PageIndex) -> Result<(), Failure> {
+        self.map(page, true)
+    }
+
+    pub(crate) fn wake(&self, page: PageIndex) -> Result<(), Failure> {
+        let woken = self.uffd.wake(self.memory.guest_page(page));
+        woken.map_err(failed("WAKE", page))
+    }
+
+    /// Forbids writes to the page. When this returns, no CPU can write it.
+    pub(crate) fn protect(&self, page: PageIndex) -> Result<(), Failure> {
+        let protected = self.uffd.forbid_writes(self.memory.guest_page(page));
+        protected.map_err(failed("WRITEPROTECT", page))
+    }
+
+    /// Unmaps the page; its bytes stay. When this returns, no CPU can use it.
+    pub(crate) fn zap(&self, page: PageIndex) -> Result<(), Failure> {
+        self.memory.zap(page, 1).map_err(failed("DONTNEED", page))
+    }
+
+    /// Frees the bytes of an unmapped page.
+    pub(crate) fn free(&mut self, page: PageIndex) -> Result<(), Failure> {
+        self.stays(page);
+        let flags = &mut self.flags[page.index()];
+        self.resident -= usize::from(*flags & RESIDENT != 0);
+        *flags &= !RESIDENT;
+        self.memory
+            .punch(page, 1)
+            .map_err(failed("PUNCH_HOLE", page))
+    }
+
+    /// The bytes of a page that no CPU can write: it is unmapped or protected, which only the
+    /// thread that has `self` changes.
+    pub(crate) fn bytes(&self, page: PageIndex) -> &PageBytes {
+        // SAFETY: the fabric view is mapped while `memory` lives. The borrow of `self` keeps this
+        // thread from mapping the page writable, and no other thread maps pages.
+        unsafe { &*self.memory.fabric_page(page) }
+    }
+}

@@ -1,0 +1,223 @@
+//! One guest memory on several compute nodes: runs the protocol of `fabric-coherence` over
+//! userfaultfd, the memory of this node, and its peers.
+//!
+//! One thread does everything: it reads faults, handles messages, unmaps and maps pages, and calls
+//! the protocol's pure functions. So a fault is answered with the least number of hand-offs between
+//! threads, and no lock is taken. Threads that touch the guest view wait in the kernel; the engine
+//! never touches it.
+
+mod carry;
+mod engine;
+mod evict;
+mod faults;
+mod frames;
+mod home;
+mod owned;
+mod progress;
+mod starvation;
+mod stats;
+mod timers;
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use fabric_coherence::{Loss, Member, MemberSet, Offence};
+use fabric_homes::BLOCK_BYTES;
+use fabric_pages::guest_memory::GuestMemory;
+use fabric_pages::page::PageIndex;
+use fabric_pages::uffd::UffdError;
+use fabric_peers::{PeerError, Peers};
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+pub use stats::SharingStats;
+
+/// Why the shared memory cannot be served any longer, or not at all.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// No userfaultfd can be used.
+    #[error(transparent)]
+    Uffd(#[from] UffdError),
+    /// The kernel is too old.
+    #[error(
+        "this kernel cannot map a page write-protected by UFFDIO_CONTINUE: coherent memory needs \
+         Linux 6.4 or newer"
+    )]
+    OldKernel,
+    /// A call on guest memory failed.
+    #[error("{call} failed on {page}")]
+    Userfaultfd {
+        /// The call.
+        call: &'static str,
+        /// The page.
+        page: PageIndex,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// Another system call failed.
+    #[error("{0} failed")]
+    System(&'static str, #[source] io::Error),
+    /// A fault outside the guest's memory.
+    #[error("fault at host address {0:#x}, which is no guest memory")]
+    Stray(usize),
+    /// A node broke the protocol, or did not answer in time.
+    #[error("{0}; it is fenced, and the VM ends")]
+    Offence(#[from] Offence),
+    /// A peer is lost.
+    #[error(transparent)]
+    Peer(#[from] PeerError),
+    /// The home of a page has no bytes of it.
+    #[error("{peer} asked for {page}, which nobody wrote back")]
+    NotStored {
+        /// Who asked.
+        peer: Member,
+        /// The page.
+        page: PageIndex,
+    },
+    /// This node did what it must not do.
+    #[error("{0} on {1}: a defect of this program")]
+    Defect(&'static str, PageIndex),
+    /// The engine's thread panicked.
+    #[error("the thread that serves shared memory panicked")]
+    Panicked,
+    /// A value of the configuration.
+    #[error("{name} is {value}, {limit}")]
+    Invalid {
+        /// Its name.
+        name: &'static str,
+        /// Its value.
+        value: u64,
+        /// What is allowed.
+        limit: &'static str,
+    },
+}
+
+/// What is lost with a node whose failure ended the engine.
+pub type Losses = Vec<Loss>;
+
+/// Receives the failure of an engine, once.
+pub type FailureObserver = Box<dyn FnOnce(Failure, Losses) + Send>;
+
+/// The time in which a vCPU that got a page surely progressed, and the unit of holds. Larger than
+/// a wake-up.
+const HOLD_UNIT: Duration = Duration::from_micros(50);
+
+/// Longest time that one transaction may take.
+const TRANSACTION_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// What an engine is started with. The same on every node, except for `me` and `local_pages`.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// This node.
+    pub me: Member,
+    /// All compute nodes.
+    pub members: MemberSet,
+    /// Most pages with bytes in this node's guest view.
+    pub local_pages: usize,
+    /// How long the thread polls for work before it sleeps.
+    pub spin: Duration,
+    /// Unit of the minimum hold of a page.
+    pub hold_unit: Duration,
+    /// Longest time of one transaction, after which the node that delays it is fenced.
+    pub transaction_time_max: Duration,
+}
+
+impl Config {
+    /// The usual values, with all memory local.
+    #[must_use]
+    pub const fn new(me: Member, members: MemberSet) -> Self {
+        Self {
+            me,
+            members,
+            local_pages: usize::MAX,
+            spin: Duration::from_micros(50),
+            hold_unit: HOLD_UNIT,
+            transaction_time_max: TRANSACTION_TIME_MAX,
+        }
+    }
+}
+
+/// Least pages that an engine can work with: what all vCPUs of a node may wait for and hold, twice.
+pub const LOCAL_PAGES_MIN: usize = 2 * fabric_coherence::cache::PENDING_MAX;
+
+/// A guest memory that this node shares with its peers. Dropping it stops the engine, after which
+/// threads that wait for a page wait for ever.
+#[derive(Debug)]
+pub struct SharedMemory {
+    memory: Arc<GuestMemory>,
+    stats: Arc<SharingStats>,
+    stop: Arc<EventFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SharedMemory {
+    /// Starts the engine. The directory and the home of block `b` is the member at place `b` modulo
+    /// their number.
+    ///
+    /// # Errors
+    /// When a value is out of its range, or the host lacks something.
+    pub fn start<P: Peers + Send + 'static>(
+        config: Config,
+        memory: Arc<GuestMemory>,
+        peers: P,
+        failed: FailureObserver,
+    ) -> Result<Self, Failure> {
+        if config.local_pages < LOCAL_PAGES_MIN {
+            return Err(Failure::Invalid {
+                name: "the number of local pages",
+                value: config.local_pages as u64,
+                limit: "256 is the least",
+            });
+        }
+        if !(memory.bytes() as u64).is_multiple_of(BLOCK_BYTES) {
+            return Err(Failure::Invalid {
+                name: "the size of shared memory",
+                value: memory.bytes() as u64,
+                limit: "it has to be whole blocks of 2 MiB",
+            });
+        }
+        let stop = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);
+        let stop = Arc::new(stop.map_err(|error| Failure::System("create an eventfd", error))?);
+        let stats = Arc::new(SharingStats::default());
+        let engine = engine::Engine::new(
+            config,
+            Arc::clone(&memory),
+            peers,
+            Arc::clone(&stop),
+            Arc::clone(&stats),
+        )?;
+        let thread = std::thread::Builder::new().name("sharing".into());
+        let thread = thread.spawn(move || engine::supervise(engine, failed));
+        let thread = thread.map_err(|error| Failure::System("start a thread", error))?;
+        Ok(Self {
+            memory,
+            stats,
+            stop,
+            thread: Some(thread),
+        })
+    }
+
+    /// The memory, whose guest view may be touched by any thread.
+    #[must_use]
+    pub const fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Counters of the engine.
+    #[must_use]
+    pub const fn stats(&self) -> &Arc<SharingStats> {
+        &self.stats
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // A full counter is readable as well.
+        let _ = self.stop.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

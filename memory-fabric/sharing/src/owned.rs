@@ -1,0 +1,292 @@
+//! The owner's protocol: blocks that this node alone uses.
+//!
+//! No message is sent for them, except to homes on other nodes.
+
+use std::collections::HashMap;
+
+use fabric_coherence::message::Behind;
+use fabric_coherence::{BlockIndex, LocalPage};
+use fabric_homes::BLOCK_PAGES;
+use fabric_pages::page::PageIndex;
+
+/// Pages of a block.
+pub(crate) const PAGES: usize = BLOCK_PAGES as usize;
+
+/// A page that is read from its home on another node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Reading {
+    page: PageIndex,
+    write: bool,
+}
+
+/// A page that is written to its home on another node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Writing {
+    page: PageIndex,
+    /// The page was touched in the meantime.
+    is_cancelled: bool,
+}
+
+/// What a touch needs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Need {
+    /// Fill the page with zeroes and map it.
+    Zeroes,
+    /// Read the page from its home, then call [`OwnedBlocks::was_read`].
+    Home,
+    /// Map the page, whose bytes are here.
+    Map {
+        /// Whether writes are allowed.
+        writable: bool,
+    },
+    /// Nothing: the page is being read.
+    Nothing,
+}
+
+/// What an eviction needs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Give {
+    /// Unmap and free the page.
+    Drop,
+    /// Unmap the page, and free it if it is zero; else write it home, then call
+    /// [`OwnedBlocks::was_written`].
+    WriteBack,
+    /// Nothing: the page cannot be evicted now, or is not here.
+    Nothing,
+}
+
+/// The blocks that this node owns.
+#[derive(Debug, Default)]
+pub(crate) struct OwnedBlocks {
+    blocks: HashMap<BlockIndex, Box<[LocalPage; PAGES]>>,
+    reading: Vec<Reading>,
+    writing: Vec<Writing>,
+    /// Blocks that are to be given up when no page of them is being read.
+    splitting: Vec<BlockIndex>,
+}
+
+/// The block of a page.
+pub(crate) const fn block_of(page: PageIndex) -> BlockIndex {
+    BlockIndex(page.number() / BLOCK_PAGES)
+}
+
+impl OwnedBlocks {
+    /// Starts a block whose pages are in these states, all zero if there are none.
+    pub(crate) fn start(&mut self, block: BlockIndex, pages: &[LocalPage]) {
+        let at = |place: usize| pages.get(place).copied().unwrap_or(LocalPage::Zero);
+        self.blocks.insert(block, Box::new(std::array::from_fn(at)));
+    }
+
+    pub(crate) fn has(&self, page: PageIndex) -> bool {
+        self.blocks.contains_key(&block_of(page))
+    }
+
+    fn page(&mut self, page: PageIndex) -> Option<&mut LocalPage> {
+        let block = self.blocks.get_mut(&block_of(page))?;
+        Some(&mut block[page.index() % PAGES])
+    }
+
+    /// A thread touched a page of an owned block.
+    pub(crate) fn touch(&mut self, page: PageIndex, write: bool) -> Need {
+        if let Some(reading) = self.reading.iter_mut().find(|one| one.page == page) {
+            reading.write |= write;
+            return Need::Nothing;
+        }
+        let Some(local) = self.page(page) else {
+            return Need::Nothing;
+        };
+        let dirty = LocalPage::Dirty {
+            writable: true,
+            in_flight: false,
+        };
+        match *local {
+            LocalPage::Zero => {
+                *local = if write {
+                    dirty
+                } else {
+                    LocalPage::Clean(Behind::Zero)
+                };
+                Need::Zeroes
+            }
+            LocalPage::Home => {
+                self.reading.push(Reading { page, write });
+                Need::Home
+            }
+            LocalPage::Clean(_) => {
+                if write {
+                    *local = dirty;
+                }
+                Need::Map { writable: write }
+            }
+            LocalPage::Dirty {
+                writable,
+                in_flight,
+            } => {
+                let writable = writable || write;
+                *local = LocalPage::Dirty {
+                    writable,
+                    in_flight,
+                };
+                if let Some(writing) = self.writing.iter_mut().find(|one| one.page == page) {
+                    writing.is_cancelled = true;
+                }
+                Need::Map { writable }
+            }
+        }
+    }
+
+    /// The page came from its home. Returns whether it is mapped writable, or `None` if nobody asked
+    /// for it here.
+    pub(crate) fn was_read(&mut self, page: PageIndex) -> Option<bool> {
+        let place = self.reading.iter().position(|one| one.page == page)?;
+        let Reading { write, .. } = self.reading.swap_remove(place);
+        let local = self.page(page)?;
+        *local = if write {
+            LocalPage::Dirty {
+                writable: true,
+                in_flight: false,
+            }
+        } else {
+            LocalPage::Clean(Behind::Home)
+        };
+        Some(write)
+    }
+
+    /// The evictor chose a page of an owned block.
+    pub(crate) fn evict(&mut self, page: PageIndex) -> Give {
+        let Some(local) = self.page(page) else {
+            return Give::Nothing;
+        };
+        match *local {
+            LocalPage::Clean(behind) => {
+                *local = match behind {
+                    Behind::Zero => LocalPage::Zero,
+                    Behind::Home => LocalPage::Home,
+                };
+                Give::Drop
+            }
+            LocalPage::Dirty {
+                in_flight: false, ..
+            } => {
+                *local = LocalPage::Dirty {
+                    writable: false,
+                    in_flight: true,
+                };
+                self.writing.push(Writing {
+                    page,
+                    is_cancelled: false,
+                });
+                Give::WriteBack
+            }
+            LocalPage::Zero | LocalPage::Home | LocalPage::Dirty { .. } => Give::Nothing,
+        }
+    }
+
+    /// A write-back ended: the home has the bytes, or the page is `zero`. Returns whether to free
+    /// the page, or `None` if the write-back was not of an owned block.
+    pub(crate) fn was_written(&mut self, page: PageIndex, zero: bool) -> Option<bool> {
+        let place = self.writing.iter().position(|one| one.page == page);
+        let writing = place.map(|place| self.writing.swap_remove(place));
+        let local = self.page(page)?;
+        if let LocalPage::Dirty { in_flight, .. } = local {
+            if writing.is_some_and(|one| !one.is_cancelled) {
+                *local = if zero {
+                    LocalPage::Zero
+                } else {
+                    LocalPage::Home
+                };
+                return Some(true);
+            }
+            *in_flight = false;
+        }
+        Some(false)
+    }
+
+    /// The block is to be given up; [`Self::stopped`] returns it when it can be.
+    pub(crate) fn stop(&mut self, block: BlockIndex) {
+        self.splitting.push(block);
+    }
+
+    /// A block that was to be given up and of which no page is being read, with its pages.
+    pub(crate) fn stopped(&mut self) -> Option<(BlockIndex, Box<[LocalPage; PAGES]>)> {
+        let reading = &self.reading;
+        let is_read = |block: BlockIndex| reading.iter().any(|one| block_of(one.page) == block);
+        let place = self.splitting.iter().position(|block| !is_read(*block))?;
+        let block = self.splitting.swap_remove(place);
+        let pages = self.blocks.remove(&block)?;
+        // What is being written back is here still: the answer ends a cancelled write-back.
+        self.writing.retain(|one| block_of(one.page) != block);
+        Some((block, pages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIRTY: LocalPage = LocalPage::Dirty {
+        writable: true,
+        in_flight: false,
+    };
+
+    fn one_block() -> OwnedBlocks {
+        let mut owned = OwnedBlocks::default();
+        owned.start(BlockIndex(0), &[]);
+        owned
+    }
+
+    #[test]
+    fn a_page_is_written_back_and_read_again() {
+        let mut owned = one_block();
+        let page = PageIndex::new(3);
+        assert_eq!(owned.touch(page, true), Need::Zeroes);
+        assert_eq!(owned.evict(page), Give::WriteBack);
+        assert_eq!(owned.evict(page), Give::Nothing, "on its way");
+        assert_eq!(owned.was_written(page, false), Some(true));
+        assert_eq!(owned.touch(page, false), Need::Home);
+        assert_eq!(owned.touch(page, true), Need::Nothing, "being read");
+        assert_eq!(owned.was_read(page), Some(true), "for the write");
+        assert_eq!(owned.page(page), Some(&mut DIRTY.clone()));
+    }
+
+    #[test]
+    fn a_touch_cancels_a_write_back() {
+        let mut owned = one_block();
+        let page = PageIndex::new(3);
+        owned.touch(page, true);
+        owned.evict(page);
+        assert_eq!(owned.touch(page, true), Need::Map { writable: true });
+        assert_eq!(owned.evict(page), Give::Nothing, "one write-back at a time");
+        assert_eq!(owned.was_written(page, false), Some(false));
+        assert_eq!(owned.page(page), Some(&mut DIRTY.clone()));
+        assert_eq!(owned.evict(page), Give::WriteBack);
+    }
+
+    #[test]
+    fn a_block_is_given_up_when_no_page_is_being_read() {
+        let mut owned = one_block();
+        let [read, written] = [3, 4].map(PageIndex::new);
+        owned.touch(written, true);
+        owned.evict(written);
+        owned.start(BlockIndex(1), &[LocalPage::Home; PAGES]);
+        let other = PageIndex::new(BLOCK_PAGES + 3);
+        assert_eq!(owned.touch(other, false), Need::Home);
+        owned.stop(BlockIndex(1));
+        assert!(owned.stopped().is_none());
+        owned.stop(BlockIndex(0));
+        let (block, pages) = owned.stopped().expect("nothing is being read");
+        assert_eq!(
+            (block, pages[read.index()]),
+            (BlockIndex(0), LocalPage::Zero)
+        );
+        let in_flight = LocalPage::Dirty {
+            writable: false,
+            in_flight: true,
+        };
+        assert_eq!(pages[written.index()], in_flight);
+        assert_eq!(owned.was_written(written, false), None, "of a split block");
+        assert_eq!(owned.was_read(other), Some(false));
+        let (_, pages) = owned.stopped().expect("it was read");
+        assert_eq!(pages[3], LocalPage::Clean(Behind::Home));
+    }
+}

@@ -1,0 +1,4 @@
+//! Nodes in one process that share a memory: contents, under races.
+
+mod increments;
+mod mesh;
