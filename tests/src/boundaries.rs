@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 /// Crates of the fabric that communicate with other hosts.
 const FABRIC_NETWORK: &[&str] = &[
     "fabric-identity",
+    "fabric-peers",
     "fabric-transport",
     "fabric-verbs",
     "fabric-wire",
@@ -94,6 +95,20 @@ const FORBIDDEN: &[Forbidden] = &[
                 "fabric-pages",
                 "fabric-transport",
                 "fabric-verbs",
+                "fabric-wire",
+                "memory-fabric",
+            ],
+        ],
+    },
+    // What compute nodes send each other is no part of what donors are sent.
+    Forbidden {
+        package: "fabric-peers",
+        dependencies: &[
+            KVM_CRATES,
+            MONITOR_CRATES,
+            &[
+                "devices",
+                "fabric-transport",
                 "fabric-wire",
                 "memory-fabric",
             ],

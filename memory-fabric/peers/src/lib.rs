@@ -3,6 +3,9 @@
 //! Each node has one [`Peers`], which one thread uses: it never blocks, keeps the order of each
 //! [`PeerLane`], and delivers each message once, also over connections that are restored.
 
+pub mod codec;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 pub mod message;
 
 use std::os::fd::RawFd;
