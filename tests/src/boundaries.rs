@@ -51,10 +51,6 @@ const FORBIDDEN: &[Forbidden] = &[
         dependencies: &[FABRIC_NETWORK, SOCKET_CRATES, KVM_CRATES, MONITOR_CRATES],
     },
     Forbidden {
-        package: "fabric-peers",
-        dependencies: &[KVM_CRATES, MONITOR_CRATES, &["memory-fabric"]],
-    },
-    Forbidden {
         package: "fabric-sharing",
         dependencies: &[KVM_CRATES, MONITOR_CRATES, &["memory-fabric"]],
     },

@@ -30,21 +30,22 @@ struct Progress {
 }
 
 /// The lanes from one peer. A peer repeats what was not confirmed when a connection is restored, so
-/// that a lane continues where it was, or a little before.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
-pub struct Inbox {
+/// that a lane continues where it was, or a little before. A transport may have more lanes than the
+/// protocol.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Inbox<const LANES: usize = { Lane::ALL.len() }> {
     epoch: u32,
-    lanes: [Progress; 3],
+    lanes: [Progress; LANES],
 }
 
-impl Inbox {
+impl<const LANES: usize> Inbox<LANES> {
     /// The lanes of an epoch, before their first messages.
     #[must_use]
     pub fn new(epoch: u32) -> Self {
         let progress = Progress { epoch: 0, next: 0 };
         Self {
             epoch,
-            lanes: [progress; 3],
+            lanes: [progress; LANES],
         }
     }
 
@@ -55,22 +56,22 @@ impl Inbox {
 
     /// The sequence number that the lane continues with.
     #[must_use]
-    pub fn expected(&self, lane: Lane) -> u64 {
-        self.lanes[lane as usize].next
+    pub fn expected(&self, lane: impl Into<usize>) -> u64 {
+        self.lanes[lane.into()].next
     }
 
     /// A lane that was received up to a message before.
     #[cfg(test)]
     pub(crate) fn resume(&mut self, lane: Lane, next: u64) {
-        self.lanes[lane as usize].next = next;
+        self.lanes[usize::from(lane)].next = next;
     }
 
     /// Compares a message's header with what came before on its lane.
     ///
     /// # Errors
     /// When the peer skipped messages, went back to an epoch, or invented one.
-    pub fn accept(&mut self, lane: Lane, header: Header) -> Result<Arrival, Violation> {
-        let progress = &mut self.lanes[lane as usize];
+    pub fn accept(&mut self, lane: impl Into<usize>, header: Header) -> Result<Arrival, Violation> {
+        let progress = &mut self.lanes[lane.into()];
         let Header { epoch, sequence } = header;
         if epoch > self.epoch {
             let current = self.epoch;
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn repeated_messages_are_dropped_and_skipped_ones_are_an_offence() {
-        let mut inbox = Inbox::new(3);
+        let mut inbox = <Inbox>::new(3);
         let mut accept = |sequence| inbox.accept(Lane::Data, header(3, sequence));
         assert_eq!(accept(0), Ok(Arrival::Fresh));
         assert_eq!(accept(1), Ok(Arrival::Fresh));
@@ -136,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_peer_moves_to_a_new_epoch_once_and_does_not_return() {
-        let mut inbox = Inbox::new(0);
+        let mut inbox = <Inbox>::new(0);
         let lane = Lane::Requests;
         assert_eq!(inbox.accept(lane, header(0, 0)), Ok(Arrival::Fresh));
         let future = Violation::FutureEpoch {

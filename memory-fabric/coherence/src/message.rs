@@ -89,6 +89,12 @@ impl Lane {
     pub const ALL: [Self; 3] = [Self::Requests, Self::Responses, Self::Data];
 }
 
+impl From<Lane> for usize {
+    fn from(lane: Lane) -> Self {
+        lane as Self
+    }
+}
+
 /// What a node asks a directory for.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Want {

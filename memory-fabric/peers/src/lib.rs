@@ -7,6 +7,7 @@ pub mod codec;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod message;
+pub mod tcp;
 
 use std::os::fd::RawFd;
 use std::time::Instant;
@@ -15,6 +16,7 @@ use fabric_coherence::Member;
 use fabric_pages::page::PageBytes;
 
 pub use message::{HomeMessage, PeerLane, PeerMessage};
+pub use tcp::{Secret, TcpPeers, TcpPeersConfig};
 
 /// Receives the messages of peers, with the page that travels beside a message.
 pub type Receiver<'a> = dyn FnMut(Member, PeerMessage, Option<&PageBytes>) + 'a;
@@ -56,6 +58,17 @@ pub enum PeerError {
         /// Why.
         reason: String,
     },
+    /// The peer refused this node, or this node the peer.
+    #[error("{peer} is no peer of this node: {reason}")]
+    Refused {
+        /// The peer.
+        peer: Member,
+        /// Why.
+        reason: String,
+    },
+    /// A system call failed that does not fail for a reason of the network.
+    #[error("connections between compute nodes cannot be watched")]
+    System(#[source] std::io::Error),
     /// The peer sent what no correct peer sends.
     #[error("{peer} broke the protocol: {reason}")]
     Broken {

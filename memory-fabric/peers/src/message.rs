@@ -57,6 +57,20 @@ pub enum PeerLane {
     Bulk,
 }
 
+impl PeerLane {
+    /// Number of lanes.
+    pub const COUNT: usize = 4;
+
+    /// Every lane, in the order of sending.
+    pub const ALL: [Self; Self::COUNT] = [Self::Responses, Self::Requests, Self::Data, Self::Bulk];
+}
+
+impl From<PeerLane> for usize {
+    fn from(lane: PeerLane) -> Self {
+        lane as Self
+    }
+}
+
 impl PeerMessage {
     /// The lane that the message takes.
     #[must_use]

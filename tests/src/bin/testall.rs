@@ -137,6 +137,8 @@ const LONG: Step<'static> = Step {
         "--release",
         "-p",
         "fabric-coherence",
+        "-p",
+        "fabric-peers",
         "--lib",
         "--target-dir",
         "target/long",

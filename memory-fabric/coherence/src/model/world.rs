@@ -298,7 +298,7 @@ impl<const P: usize> World<P> {
             return;
         }
         // The filter of the real inbox, whose state is the number that the lane continues with.
-        let mut inbox = Inbox::new(0);
+        let mut inbox = <Inbox>::new(0);
         inbox.resume(lane, queue.expected);
         let header = Header {
             epoch: 0,

@@ -1,0 +1,253 @@
+//! What is known of one peer: its connection, and what has to arrive there and here.
+
+mod input;
+mod output;
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use fabric_coherence::Member;
+use fabric_coherence::lanes::Inbox;
+use fabric_pages::page::PageBytes;
+use rustix::event::epoll;
+
+use super::frame::Sequences;
+use super::outbox::{Head, Outbox};
+use crate::codec::Bounds;
+use crate::message::{PeerLane, PeerMessage};
+use input::Input;
+
+/// Delay of a confirmation while nothing else is sent.
+pub(super) const CONFIRM_DELAY: Duration = Duration::from_millis(10);
+
+/// Messages after which a confirmation is not delayed: a fraction of what may be outstanding.
+const CONFIRM_MESSAGES: u32 = 64;
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Fault {
+    /// The connection broke: a new one continues.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The peer sent what no correct peer sends.
+    #[error("{0}")]
+    Broken(String),
+}
+
+/// A time without a working connection.
+#[derive(Debug)]
+pub(super) struct Outage {
+    pub(super) began: Instant,
+    pub(super) reason: String,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum State {
+    /// Each side has to report what it expects.
+    Resuming,
+    Up,
+}
+
+#[derive(Debug)]
+struct Connection {
+    stream: TcpStream,
+    state: State,
+    /// [`super::frame::KIND_RESUME`] is not written yet.
+    must_resume: bool,
+    /// The frame that is written in part, and how much of it.
+    partial: Option<(Head, usize)>,
+    /// The kernel reports when there is room to write.
+    waits_for_room: bool,
+    /// When something arrived.
+    heard: Instant,
+    /// When something was written.
+    said: Instant,
+    /// Since when something waits for a confirmation, and none came.
+    waiting_since: Option<Instant>,
+    /// Since when something is not confirmed to the peer, and how many messages.
+    unconfirmed_since: Option<Instant>,
+    unconfirmed: u32,
+}
+
+/// One peer.
+#[derive(Debug)]
+pub(super) struct Link {
+    peer: Member,
+    epoch: u32,
+    bounds: Bounds,
+    stall: Duration,
+    connection: Option<Connection>,
+    outbox: Outbox,
+    inbox: Inbox<{ PeerLane::COUNT }>,
+    input: Input,
+    /// A time in which nothing is confirmed, which a connection alone does not end.
+    pub(super) outage: Option<Outage>,
+    /// What [`Self::tick`] reports: a failure where none could be returned.
+    failure: Option<Fault>,
+}
+
+impl Link {
+    pub(super) fn new(peer: Member, epoch: u32, bounds: Bounds, stall: Duration) -> Self {
+        Self {
+            peer,
+            epoch,
+            bounds,
+            stall,
+            connection: None,
+            outbox: Outbox::new(epoch),
+            inbox: Inbox::new(epoch),
+            input: Input::new(),
+            outage: None,
+            failure: None,
+        }
+    }
+
+    pub(super) fn peer(&self) -> Member {
+        self.peer
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Whether everything is confirmed, in both directions, over a connection that works.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        let is_up = |one: &Connection| one.state == State::Up && one.unconfirmed_since.is_none();
+        self.connection.as_ref().is_some_and(is_up) && self.outbox.is_empty()
+    }
+
+    /// The other end of the connection.
+    #[cfg(test)]
+    pub(super) fn remote(&self) -> std::net::SocketAddr {
+        let connection = self.connection.as_ref().expect("connected");
+        connection.stream.peer_addr().expect("connected")
+    }
+
+    /// Queues a message.
+    pub(super) fn push(&mut self, message: &PeerMessage, page: Option<&PageBytes>) {
+        if let Err(overflow) = self.outbox.push(message, page) {
+            self.failure = Some(Fault::Broken(overflow.to_string()));
+        }
+    }
+
+    /// Continues on a new connection, in place of any other.
+    pub(super) fn attach(
+        &mut self,
+        stream: TcpStream,
+        epoll: impl AsFd,
+        now: Instant,
+    ) -> Result<(), Fault> {
+        self.connection = None;
+        self.input.clear();
+        let data = epoll::EventData::new_u64(self.peer.place().into());
+        epoll::add(epoll, &stream, data, epoll::EventFlags::IN).map_err(io::Error::from)?;
+        self.connection = Some(Connection {
+            stream,
+            state: State::Resuming,
+            must_resume: true,
+            partial: None,
+            waits_for_room: false,
+            heard: now,
+            said: now,
+            waiting_since: None,
+            unconfirmed_since: None,
+            unconfirmed: 0,
+        });
+        Ok(())
+    }
+
+    /// Ends the connection. What was not confirmed is sent again on the next one.
+    pub(super) fn detach(&mut self, reason: String, now: Instant) {
+        self.connection = None;
+        self.outage.get_or_insert(Outage { began: now, reason });
+    }
+
+    /// Has the next [`Self::tick`] report a fault.
+    pub(super) fn fail(&mut self, fault: Fault) {
+        self.failure.get_or_insert(fault);
+    }
+
+    /// The last attempt to end an outage failed for another reason.
+    pub(super) fn set_reason(&mut self, reason: String) {
+        if let Some(outage) = &mut self.outage {
+            outage.reason = reason;
+        }
+    }
+
+    /// The connection works: an outage is over.
+    fn note_progress(&mut self) {
+        self.outage = None;
+    }
+
+    fn expected(&self) -> Sequences {
+        PeerLane::ALL.map(|lane| self.inbox.expected(lane))
+    }
+
+    /// Does what is due without anything having arrived.
+    pub(super) fn tick(&mut self, epoll: impl AsFd, now: Instant) -> Result<(), Fault> {
+        if let Some(failure) = self.failure.take() {
+            return Err(failure);
+        }
+        let stall = self.stall;
+        let Some(connection) = &self.connection else {
+            return Ok(());
+        };
+        if now >= connection.heard + stall {
+            let text = format!("nothing arrived for {stall:?}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text).into());
+        }
+        if connection
+            .waiting_since
+            .is_some_and(|since| now >= since + stall)
+        {
+            let text = format!("nothing was confirmed for {stall:?}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, text).into());
+        }
+        if self.must_speak(now) {
+            self.send(epoll, now)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a frame without a message is due.
+    fn must_speak(&self, now: Instant) -> bool {
+        let Some(connection) = &self.connection else {
+            return false;
+        };
+        let is_late = |since: Instant| now >= since + CONFIRM_DELAY;
+        connection.must_resume
+            || connection.state == State::Up
+                && (connection.unconfirmed_since.is_some_and(is_late)
+                    || connection.unconfirmed >= CONFIRM_MESSAGES
+                    || now >= connection.said + self.stall / 4)
+    }
+
+    /// When [`Self::tick`] has something to do, unless something arrives before.
+    pub(super) fn due(&self, grace: Duration) -> Option<Instant> {
+        if self.failure.is_some() {
+            return Some(Instant::now());
+        }
+        let Some(connection) = &self.connection else {
+            return self.outage.as_ref().map(|outage| outage.began + grace);
+        };
+        let heartbeat = connection.said + self.stall / 4;
+        let dues = [
+            Some(connection.heard + self.stall),
+            (connection.state == State::Up).then_some(heartbeat),
+            connection.waiting_since.map(|since| since + self.stall),
+            connection
+                .unconfirmed_since
+                .map(|since| since + CONFIRM_DELAY),
+        ];
+        dues.into_iter().flatten().min()
+    }
+
+    /// Whether the peer has been out of reach for the grace time.
+    pub(super) fn is_lost(&self, grace: Duration, now: Instant) -> bool {
+        let is_over = |outage: &Outage| now >= outage.began + grace;
+        self.connection.is_none() && self.outage.as_ref().is_some_and(is_over)
+    }
+}
