@@ -7,6 +7,7 @@ mod connections;
 mod engine;
 mod hotplug;
 mod sources;
+mod threads;
 
 use crate::discard::Discarder;
 use crate::guest_memory::GuestMemory;
@@ -268,9 +269,10 @@ impl Fabric {
     /// Stops the pager and releases the leases. Returns the summaries of the nodes, with the
     /// donors' own counts.
     ///
-    /// No thread may touch the guest view from now on: a thread that waits for a page would
-    /// continue with zeroes. A monitor with a vCPU that cannot be stopped must end its process
-    /// instead of calling this.
+    /// No thread may touch the guest view from now on: accesses to pages at home elsewhere end in
+    /// SIGSEGV, and those of system calls and vCPUs in EFAULT; so do accesses that still wait for a
+    /// page of a lost donor. A monitor with a vCPU or a device that cannot be stopped must end its
+    /// process instead of calling this.
     pub fn shutdown(self) -> Vec<NodeSummary> {
         self.shutdown_telling(|| {})
     }

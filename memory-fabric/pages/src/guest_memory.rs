@@ -132,6 +132,13 @@ impl GuestMemory {
         Ok(())
     }
 
+    /// Makes `bytes` of the guest view from `first` on inaccessible: a thread that touches them is
+    /// ended by SIGSEGV, and a system call that does fails with EFAULT.
+    pub(crate) fn forbid(&self, first: PageIndex, bytes: usize) -> io::Result<()> {
+        let start = first.index() * PAGE_SIZE;
+        self.guest.protect(start, bytes, libc::PROT_NONE)
+    }
+
     /// A page in the fabric view. The page must have bytes here: reading one that has none
     /// would create it.
     pub fn fabric_page(&self, page: PageIndex) -> *const PageBytes {

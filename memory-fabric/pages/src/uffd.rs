@@ -5,11 +5,14 @@
 //! for some features; those calls are made here on its descriptor, with the structures of
 //! `include/uapi/linux/userfaultfd.h`.
 
+mod end;
 mod features;
+mod number;
 
 use crate::page::{PAGE_SIZE, PageBytes};
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, RawFd};
+use std::sync::Mutex;
 
 pub use features::{REQUIRED_FEATURES, probe_features};
 pub use userfaultfd::EventBuffer;
@@ -145,6 +148,8 @@ const BUSY_RETRIES_MAX: u32 = 1_000_000;
 #[derive(Debug)]
 pub struct Uffd {
     inner: userfaultfd::Uffd,
+    /// Address and bytes of each.
+    registered: Mutex<Vec<(usize, usize)>>,
 }
 
 impl Uffd {
@@ -157,7 +162,10 @@ impl Uffd {
         let wanted = REQUIRED_FEATURES.iter().fold(0, |all, (bit, _)| all | bit);
         let wanted = FeatureFlags::from_bits_retain(wanted | features::bits::THREAD_ID);
         match builder().require_features(wanted).create() {
-            Ok(inner) => Ok(Self { inner }),
+            Ok(inner) => Ok(Self {
+                inner: with_high_number(inner),
+                registered: Mutex::default(),
+            }),
             Err(error) => Err(match builder().create() {
                 Err(_) => UffdError::Create(error),
                 Ok(_) => UffdError::Lacks(features::missing()),
@@ -176,9 +184,9 @@ impl Uffd {
         let mode = RegisterMode::MISSING | RegisterMode::WRITE_PROTECT;
         let mode = RegisterMode::from_bits_retain(mode.bits() | MINOR);
         let registered = self.inner.register_with_mode(start.cast(), bytes, mode);
-        registered
-            .map(drop)
-            .map_err(|source| UffdError::Register { bytes, source })
+        registered.map_err(|source| UffdError::Register { bytes, source })?;
+        self.ranges().push((start.addr(), bytes));
+        Ok(())
     }
 
     /// Returns whether CONTINUE can map a page write-protected (6.4 or newer). It is tried on a
@@ -437,6 +445,17 @@ impl Uffd {
 impl AsRawFd for Uffd {
     fn as_raw_fd(&self) -> RawFd {
         self.inner.as_raw_fd()
+    }
+}
+
+/// Moves the descriptor to a high number, where one is free.
+fn with_high_number(uffd: userfaultfd::Uffd) -> userfaultfd::Uffd {
+    // SAFETY: the descriptor is open until this function returns.
+    let low = unsafe { BorrowedFd::borrow_raw(uffd.as_raw_fd()) };
+    match number::high(low) {
+        // SAFETY: a duplicate of a userfaultfd, which nobody else has. The other one is closed.
+        Some(high) => unsafe { userfaultfd::Uffd::from_raw_fd(high.into_raw_fd()) },
+        None => uffd,
     }
 }
 

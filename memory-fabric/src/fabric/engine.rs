@@ -5,6 +5,7 @@ use super::adapt::Adapter;
 use super::connections::Connections;
 use super::hotplug::{Hotplug, Parts};
 use super::sources::Sources;
+use super::threads::PagerThreads;
 use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
 use crate::discard::Discarder;
 use crate::fingerprint::FingerprintTable;
@@ -26,45 +27,10 @@ use crate::working_set::Recorder;
 use crossbeam_channel::bounded;
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError};
-use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 fn system(what: &'static str) -> impl FnOnce(io::Error) -> FabricError {
     move |error| FabricError::System(what, error)
-}
-
-/// The threads of the pager. Dropping them stops them, each after its current work.
-struct PagerThreads {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl PagerThreads {
-    fn new(shared: &Arc<Shared>) -> Self {
-        Self {
-            shared: Arc::clone(shared),
-            threads: Vec::new(),
-        }
-    }
-
-    fn spawn(
-        &mut self,
-        name: &str,
-        run: impl FnOnce() + Send + 'static,
-    ) -> Result<(), FabricError> {
-        let thread = Builder::new().name(name.into()).spawn(run);
-        self.threads.push(thread.map_err(system("start a thread"))?);
-        Ok(())
-    }
-}
-
-impl Drop for PagerThreads {
-    fn drop(&mut self) {
-        self.shared.stop();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
 }
 
 /// The engine of a fabric. Dropping it stops it, and returns the leases; the fields are dropped in
@@ -241,7 +207,7 @@ impl Engine {
 
     /// Returns the state that the pager's threads share.
     pub(super) fn shared(&self) -> &Arc<Shared> {
-        &self.threads.shared
+        self.threads.shared()
     }
 
     pub(super) fn discarder(&self) -> &Discarder {

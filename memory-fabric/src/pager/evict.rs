@@ -104,19 +104,20 @@ impl Evictor {
             let mut worked = self.complete()?;
             worked |= self.inbox.apply_changes(&mut self.transports);
             worked |= self.discard_freed()?;
-            if self.is_filling() && !shared.lifecycle.is_stopping() {
+            if self.is_filling() && shared.lifecycle.needs_memory() {
                 self.ranking.take_in(&shared.map, &self.inbox);
                 worked |= self.settle_ahead()?;
                 self.inbox.clock().set_recent(self.ranking.settled());
                 worked |= self.probe()?;
                 worked |= self.judge()?;
             }
-            if worked {
+            let lifecycle = &shared.lifecycle;
+            if worked && !lifecycle.is_late() {
                 self.waiter.worked();
                 continue;
             }
-            let lifecycle = &shared.lifecycle;
-            if lifecycle.is_stopping() && lifecycle.has_drained(&self.transports) {
+            let is_done = || !lifecycle.needs_memory() && lifecycle.has_drained(&self.transports);
+            if lifecycle.is_late() || is_done() {
                 return Ok(());
             }
             let slept = self.waiter.idle(&fds, &mut self.transports);

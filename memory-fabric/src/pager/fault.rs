@@ -109,6 +109,8 @@ impl FaultThread {
         request_short_slices();
         let shared = Arc::clone(&self.shared);
         shared.lifecycle.supervise("pager-fault", || self.serve());
+        shared.lifecycle.faults_end();
+        shared.evictor.port().wake();
     }
 
     fn serve(&mut self) -> Result<(), PagerError> {
@@ -134,12 +136,11 @@ impl FaultThread {
             }
             looks_for_faults = true;
             worked |= self.complete()?;
-            if worked {
+            if worked && !shared.lifecycle.is_late() {
                 self.waiter.worked();
                 continue;
             }
-            let lifecycle = &shared.lifecycle;
-            if lifecycle.is_stopping() && lifecycle.has_drained(&self.transports) {
+            if shared.lifecycle.is_stopping() && self.may_end() {
                 return Ok(());
             }
             // While too many faults are deferred, userfaultfd may stay readable; then only the
@@ -158,6 +159,12 @@ impl FaultThread {
                 looks_for_faults = wake == 0 || self.waiter.is_ready(0);
             }
         }
+    }
+
+    /// Whether the stopping thread may end: each fault is served, or it is late.
+    fn may_end(&self) -> bool {
+        let lifecycle = &self.shared.lifecycle;
+        lifecycle.is_late() || (self.deferred.is_empty() && lifecycle.has_drained(&self.transports))
     }
 
     fn begin(&mut self, fault: Fault, read_at: Instant) -> Result<(), PagerError> {

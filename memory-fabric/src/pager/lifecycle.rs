@@ -7,14 +7,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a stopping thread waits for outstanding requests, so that both ends count the same
-/// pages.
-const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
+/// pages, and for faults that are not served yet.
+pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Whether the pager runs, stops or has failed.
 pub(crate) struct Lifecycle {
     stopping: AtomicBool,
-    /// When a thread first noticed that.
+    /// Since when it stops.
     stopped_at: OnceLock<Instant>,
+    /// Whether the fault thread has ended: nobody needs memory any more.
+    faults_ended: AtomicBool,
     failed: FailureObserver,
 }
 
@@ -23,12 +25,14 @@ impl Lifecycle {
         Self {
             stopping: AtomicBool::new(false),
             stopped_at: OnceLock::new(),
+            faults_ended: AtomicBool::new(false),
             failed,
         }
     }
 
     /// Requests that the threads end. The caller wakes them afterwards.
     pub(super) fn stop(&self) {
+        self.stopped_at.get_or_init(Instant::now);
         // SeqCst: precedes the wake-ups, after which the threads read it.
         self.stopping.store(true, Ordering::SeqCst);
     }
@@ -37,11 +41,26 @@ impl Lifecycle {
         self.stopping.load(Ordering::SeqCst)
     }
 
-    /// Whether a stopping thread may end: nothing is outstanding on its transports, or
-    /// [`DRAIN_TIME_MAX`] has passed.
+    /// Records that no fault is served any more. The caller wakes the evictor afterwards.
+    pub(super) fn faults_end(&self) {
+        self.faults_ended.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether pages have to be evicted: also while the pager stops, as long as faults are served,
+    /// which may wait for memory.
+    pub(super) fn needs_memory(&self) -> bool {
+        !(self.is_stopping() && self.faults_ended.load(Ordering::SeqCst))
+    }
+
+    /// Whether a stopping thread may end although it has work: [`DRAIN_TIME_MAX`] has passed.
+    pub(super) fn is_late(&self) -> bool {
+        let stopped_at = self.stopped_at.get();
+        stopped_at.is_some_and(|at| at.elapsed() >= DRAIN_TIME_MAX)
+    }
+
+    /// Whether a stopping thread may end: nothing is outstanding on its transports, or it is late.
     pub(super) fn has_drained(&self, transports: &[Box<dyn PageTransport>]) -> bool {
-        let stopped_at = self.stopped_at.get_or_init(Instant::now);
-        stopped_at.elapsed() >= DRAIN_TIME_MAX
+        self.is_late()
             || transports
                 .iter()
                 .all(|transport| transport.in_flight() == 0)

@@ -32,7 +32,7 @@ use crate::uffd::Uffd;
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
 pub(crate) use budget::Budget;
-pub(crate) use lifecycle::Lifecycle;
+pub(crate) use lifecycle::{DRAIN_TIME_MAX, Lifecycle};
 use mailbox::{Arrival, EvictorMailbox, FaultMailbox, Port, PrefetcherMailbox};
 pub(crate) use policies::Policies;
 use std::sync::Arc;

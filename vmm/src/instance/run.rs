@@ -329,6 +329,9 @@ fn vm_name(config: &RunConfig) -> String {
 }
 
 /// Stops the fabric and reports its counters. Returns false if the fabric must not be stopped.
+///
+/// The machine is held until memory has ended: the end of KVM's virtual machine waits for its
+/// kernel threads, and these may wait for a page until then.
 fn finish(
     config: &RunConfig,
     fabric: Fabric,
@@ -345,9 +348,9 @@ fn finish(
     let summaries = if is_all_gone {
         give_back(config, fabric)
     } else {
-        // A vCPU or a device waits for a page, or may access one later. If its userfaultfd were
-        // closed, it would continue with zeroes. The fabric therefore stays until the process ends,
-        // which follows.
+        // A vCPU or a device waits for a page, or may access one later. It must get its bytes or
+        // never continue. The fabric therefore stays until the process ends, which follows: all
+        // threads end before the userfaultfd is closed.
         let summaries = fabric.nodes();
         std::mem::forget(fabric);
         summaries
