@@ -141,6 +141,16 @@ const FORBIDDEN: &[Forbidden] = &[
         ],
     },
     Forbidden {
+        package: "ssi-hv-nodes",
+        dependencies: &[
+            FABRIC_NETWORK,
+            KVM_CRATES,
+            MONITOR_CRATES,
+            SOCKET_CRATES,
+            &["clap", "devices", "libc", "serde"],
+        ],
+    },
+    Forbidden {
         package: "ssi-hv-api",
         dependencies: &[
             FABRIC_NETWORK,

@@ -1,0 +1,466 @@
+//! Messages as bytes: a length of 2 bytes, the kind, and its fields in order, little-endian.
+
+use ssi_hv_irqchip::{Event, Routing, Trigger};
+
+use crate::message::{Access, CpuidEntry, End, Message, Space, Start};
+
+/// Most bytes of a frame, with its length.
+pub const FRAME_BYTES_MAX: usize = 2 + u16::MAX as usize;
+
+/// Most bytes of a text in a message.
+pub const TEXT_BYTES_MAX: usize = 1024;
+
+/// A frame that no correct node sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a message of kind {kind} is malformed")]
+pub struct Malformed {
+    /// Its kind.
+    pub kind: u8,
+}
+
+const HELLO: u8 = 1;
+const EVENT: u8 = 2;
+const ROUTING: u8 = 3;
+const END_OF_INTERRUPT: u8 = 4;
+const ACCESS: u8 = 5;
+const ANSWER: u8 = 6;
+const START: u8 = 7;
+const STARTED: u8 = 8;
+const PAUSE: u8 = 9;
+const PAUSED: u8 = 10;
+const RESUME: u8 = 11;
+const END: u8 = 12;
+const ENDED: u8 = 13;
+const ALIVE: u8 = 14;
+
+/// The codes of events; those of interrupts carry their trigger.
+const EDGE: u8 = 0;
+const LEVEL: u8 = 1;
+const NMI: u8 = 2;
+const INIT: u8 = 3;
+const STARTUP: u8 = 4;
+
+/// Appends the frame of a message.
+pub(crate) fn encode(message: &Message, to: &mut Vec<u8>) {
+    let start = to.len();
+    to.extend([0, 0]);
+    match message {
+        Message::Hello { version, vm, node } => {
+            to.push(HELLO);
+            to.extend(version.to_le_bytes());
+            to.extend(vm);
+            to.push(*node);
+        }
+        Message::Event { cpu, event } => {
+            let (code, value) = match *event {
+                Event::Interrupt { vector, trigger } => match trigger {
+                    Trigger::Edge => (EDGE, vector),
+                    Trigger::Level => (LEVEL, vector),
+                },
+                Event::Nmi => (NMI, 0),
+                Event::Init => (INIT, 0),
+                Event::Startup { page } => (STARTUP, page),
+            };
+            to.extend([EVENT, *cpu, code, value]);
+        }
+        Message::Routing { call, cpu, routing } => {
+            to.push(ROUTING);
+            to.extend(call.to_le_bytes());
+            to.push(*cpu);
+            to.extend(routing.pack().to_le_bytes());
+        }
+        Message::EndOfInterrupt { vector } => to.extend([END_OF_INTERRUPT, *vector]),
+        Message::Access { call, access } => {
+            to.push(ACCESS);
+            to.extend(call.to_le_bytes());
+            to.push(match access.space {
+                Space::Ports => 0,
+                Space::Memory => 1,
+            });
+            to.extend(access.address.to_le_bytes());
+            to.push(access.len);
+            to.extend(access.write.iter().flatten());
+        }
+        Message::Answer { call, data } => {
+            to.push(ANSWER);
+            to.extend(call.to_le_bytes());
+            to.extend(data);
+        }
+        Message::Start(values) => {
+            to.push(START);
+            encode_start(values, to);
+        }
+        Message::Started => to.push(STARTED),
+        Message::Pause { number } => {
+            to.push(PAUSE);
+            to.extend(number.to_le_bytes());
+        }
+        Message::Paused { number } => {
+            to.push(PAUSED);
+            to.extend(number.to_le_bytes());
+        }
+        Message::Resume => to.push(RESUME),
+        Message::End(end) => {
+            let (code, text) = match end {
+                End::Shutdown => (0, ""),
+                End::Reboot => (1, ""),
+                End::Stopped => (2, ""),
+                End::Crash(text) => (3, text.as_str()),
+                End::Failed(text) => (4, text.as_str()),
+            };
+            to.extend([END, code]);
+            to.extend(&text.as_bytes()[..text.floor_char_boundary_of(TEXT_BYTES_MAX)]);
+        }
+        Message::Ended => to.push(ENDED),
+        Message::Alive => to.push(ALIVE),
+    }
+    let len = u16::try_from(to.len() - start - 2).expect("every message is shorter");
+    to[start..start + 2].copy_from_slice(&len.to_le_bytes());
+}
+
+/// Where a text is cut so that it has at most so many bytes.
+trait Cut {
+    fn floor_char_boundary_of(&self, most: usize) -> usize;
+}
+
+impl Cut for &str {
+    fn floor_char_boundary_of(&self, most: usize) -> usize {
+        let most = most.min(self.len());
+        (0..=most)
+            .rev()
+            .find(|at| self.is_char_boundary(*at))
+            .unwrap_or(0)
+    }
+}
+
+fn encode_start(values: &Start, to: &mut Vec<u8>) {
+    to.extend(
+        u16::try_from(values.owners.len())
+            .unwrap_or(u16::MAX)
+            .to_le_bytes(),
+    );
+    to.extend(&values.owners);
+    to.extend(values.memory_bytes.to_le_bytes());
+    to.extend(values.hotplug_bytes.to_le_bytes());
+    to.extend(values.tsc_khz.to_le_bytes());
+    to.extend(values.tsc_offset.to_le_bytes());
+    to.push(u8::from(values.emulated));
+    for entry in &values.cpuid {
+        let CpuidEntry {
+            function,
+            index,
+            flags,
+            eax,
+            ebx,
+            ecx,
+            edx,
+        } = *entry;
+        for word in [function, index, flags, eax, ebx, ecx, edx] {
+            to.extend(word.to_le_bytes());
+        }
+    }
+}
+
+/// The fields that are left of a frame.
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, left) = self.0.split_at_checked(count)?;
+        self.0 = left;
+        Some(taken)
+    }
+
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    fn flag(&mut self) -> Option<bool> {
+        match self.byte()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+
+    fn half(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn word(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn long(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+}
+
+/// The first message in `bytes` and the length of its frame, or `None` when the frame is not there
+/// as a whole.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Message, usize)>, Malformed> {
+    let mut all = Fields(bytes);
+    let Some(len) = all.half() else {
+        return Ok(None);
+    };
+    let Some(frame) = all.take(len.into()) else {
+        return Ok(None);
+    };
+    let mut fields = Fields(frame);
+    let kind = fields.byte().ok_or(Malformed { kind: 0 })?;
+    let message = decode_fields(kind, &mut fields).filter(|_| fields.0.is_empty());
+    let message = message.ok_or(Malformed { kind })?;
+    Ok(Some((message, 2 + usize::from(len))))
+}
+
+fn decode_fields(kind: u8, fields: &mut Fields<'_>) -> Option<Message> {
+    Some(match kind {
+        HELLO => Message::Hello {
+            version: fields.half()?,
+            vm: fields.array()?,
+            node: fields.byte()?,
+        },
+        EVENT => Message::Event {
+            cpu: fields.byte()?,
+            event: event(fields.byte()?, fields.byte()?)?,
+        },
+        ROUTING => Message::Routing {
+            call: fields.word()?,
+            cpu: fields.byte()?,
+            routing: Routing::unpack(fields.long()?),
+        },
+        END_OF_INTERRUPT => Message::EndOfInterrupt {
+            vector: fields.byte()?,
+        },
+        ACCESS => {
+            let call = fields.word()?;
+            let space = if fields.flag()? {
+                Space::Memory
+            } else {
+                Space::Ports
+            };
+            let address = fields.long()?;
+            let len = fields.byte().filter(|len| (1..=8).contains(len))?;
+            let write = match fields.0 {
+                [] => None,
+                _ => Some(fields.array()?),
+            };
+            let access = Access {
+                space,
+                address,
+                len,
+                write,
+            };
+            Message::Access { call, access }
+        }
+        ANSWER => Message::Answer {
+            call: fields.word()?,
+            data: fields.array()?,
+        },
+        START => Message::Start(start(fields)?),
+        STARTED => Message::Started,
+        PAUSE => Message::Pause {
+            number: fields.word()?,
+        },
+        PAUSED => Message::Paused {
+            number: fields.word()?,
+        },
+        RESUME => Message::Resume,
+        END => {
+            let code = fields.byte()?;
+            let text = fields
+                .take(fields.0.len())
+                .filter(|text| text.len() <= TEXT_BYTES_MAX)?;
+            let text = std::str::from_utf8(text).ok()?;
+            Message::End(match (code, text) {
+                (0, "") => End::Shutdown,
+                (1, "") => End::Reboot,
+                (2, "") => End::Stopped,
+                (3, text) => End::Crash(text.to_owned()),
+                (4, text) => End::Failed(text.to_owned()),
+                _ => return None,
+            })
+        }
+        ENDED => Message::Ended,
+        ALIVE => Message::Alive,
+        _ => return None,
+    })
+}
+
+fn event(code: u8, value: u8) -> Option<Event> {
+    let interrupt = |trigger| Event::Interrupt {
+        vector: value,
+        trigger,
+    };
+    Some(match (code, value) {
+        // Lower vectors are those of exceptions.
+        (EDGE, 16..) => interrupt(Trigger::Edge),
+        (LEVEL, 16..) => interrupt(Trigger::Level),
+        (NMI, 0) => Event::Nmi,
+        (INIT, 0) => Event::Init,
+        (STARTUP, page) => Event::Startup { page },
+        _ => return None,
+    })
+}
+
+fn start(fields: &mut Fields<'_>) -> Option<Start> {
+    let cpus = fields.half()?;
+    let mut values = Start {
+        owners: fields.take(cpus.into())?.to_vec(),
+        memory_bytes: fields.long()?,
+        hotplug_bytes: fields.long()?,
+        tsc_khz: fields.word()?,
+        tsc_offset: fields.long()?,
+        emulated: fields.flag()?,
+        cpuid: Vec::new(),
+    };
+    while !fields.0.is_empty() {
+        values.cpuid.push(CpuidEntry {
+            function: fields.word()?,
+            index: fields.word()?,
+            flags: fields.word()?,
+            eax: fields.word()?,
+            ebx: fields.word()?,
+            ecx: fields.word()?,
+            edx: fields.word()?,
+        });
+    }
+    Some(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn messages() -> Vec<Message> {
+        let interrupt = |vector, trigger| Event::Interrupt { vector, trigger };
+        let events = [
+            interrupt(16, Trigger::Edge),
+            interrupt(255, Trigger::Level),
+            Event::Nmi,
+            Event::Init,
+            Event::Startup { page: 9 },
+        ];
+        let mut all: Vec<_> = events
+            .map(|event| Message::Event { cpu: 253, event })
+            .into();
+        let access = Access {
+            space: Space::Ports,
+            address: 0x3f8,
+            len: 1,
+            write: None,
+        };
+        let wide = Access {
+            space: Space::Memory,
+            address: u64::MAX,
+            len: 8,
+            write: Some([1, 2, 3, 4, 5, 6, 7, 8]),
+        };
+        all.extend([access, wide].map(|access| Message::Access { call: 7, access }));
+        let ends = [
+            End::Shutdown,
+            End::Reboot,
+            End::Stopped,
+            End::Crash("triple fault".into()),
+            End::Failed(String::new()),
+        ];
+        all.extend(ends.map(Message::End));
+        all.extend([
+            Message::Hello {
+                version: 3,
+                vm: [9; 16],
+                node: 2,
+            },
+            Message::Routing {
+                call: 8,
+                cpu: 1,
+                routing: Routing {
+                    logical: 0x1234_5678,
+                    x2apic: true,
+                    ..Routing::default()
+                },
+            },
+            Message::EndOfInterrupt { vector: 0x31 },
+            Message::Answer {
+                call: u32::MAX,
+                data: [8; 8],
+            },
+            Message::Start(Start {
+                owners: vec![0, 1, 1],
+                memory_bytes: 1 << 40,
+                hotplug_bytes: 5,
+                tsc_khz: 2_000_000,
+                tsc_offset: u64::MAX,
+                emulated: true,
+                cpuid: vec![CpuidEntry::default(); 256],
+            }),
+            Message::Started,
+            Message::Pause { number: 1 },
+            Message::Paused { number: 2 },
+            Message::Resume,
+            Message::Ended,
+            Message::Alive,
+        ]);
+        all
+    }
+
+    #[test]
+    fn every_message_is_read_as_it_was_written() {
+        for message in messages() {
+            let mut bytes = Vec::new();
+            encode(&message, &mut bytes);
+            for part in 0..bytes.len() {
+                assert_eq!(decode(&bytes[..part]), Ok(None), "{message:?}");
+            }
+            let len = bytes.len();
+            bytes.push(0xff);
+            assert_eq!(decode(&bytes), Ok(Some((message, len))));
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_too_long_or_short_is_malformed() {
+        for message in messages() {
+            let mut bytes = Vec::new();
+            encode(&message, &mut bytes);
+            let mut longer = bytes.clone();
+            longer.push(1);
+            longer[..2].copy_from_slice(&u16::try_from(bytes.len() - 1).unwrap().to_le_bytes());
+            let is_text = matches!(message, Message::End(End::Crash(_) | End::Failed(_)));
+            let read = matches!(message, Message::Access { access, .. } if access.write.is_none());
+            assert_eq!(decode(&longer).is_err(), !is_text || read, "{message:?}");
+        }
+        assert_eq!(decode(&[1, 0, 99]), Err(Malformed { kind: 99 }));
+        assert_eq!(decode(&[0, 0]), Err(Malformed { kind: 0 }));
+        assert!(decode(&[4, 0, EVENT, 0, EDGE, 15]).is_err(), "an exception");
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        let text = "\u{20ac}".repeat(1000);
+        let mut bytes = Vec::new();
+        encode(&Message::End(End::Crash(text)), &mut bytes);
+        let Ok(Some((Message::End(End::Crash(text)), _))) = decode(&bytes) else {
+            panic!("not a crash")
+        };
+        assert_eq!(text.len(), 1023);
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(Some((message, len))) = decode(&bytes) {
+                let mut again = Vec::new();
+                encode(&message, &mut again);
+                // Flags of a routing that are not known are dropped.
+                prop_assert_eq!(again.len(), len);
+            }
+        }
+    }
+}

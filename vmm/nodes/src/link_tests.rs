@@ -1,0 +1,163 @@
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ssi_hv_irqchip::{Event, Trigger};
+
+use crate::{Link, LinkConfig, LinkError, Message, Receiver};
+
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+fn config(me: u8, silence_max: Duration) -> LinkConfig {
+    LinkConfig {
+        vm: [7; 16],
+        me,
+        peer: 1 - me,
+        silence_max,
+    }
+}
+
+/// Both ends of a connection, that have not greeted.
+fn pair(silence_max: Duration) -> [Receiver; 2] {
+    let (one, other) = UnixStream::pair().unwrap();
+    [(0, one), (1, other)].map(|(me, stream)| {
+        let (_, receiver) = Link::new(config(me, silence_max), Box::new(stream)).unwrap();
+        receiver
+    })
+}
+
+fn soon() -> Instant {
+    Instant::now() + Duration::from_secs(20)
+}
+
+fn greeted(silence_max: Duration) -> [Receiver; 2] {
+    let mut ends = pair(silence_max);
+    ends.iter_mut().for_each(|end| end.greet(soon()).unwrap());
+    ends
+}
+
+fn next(receiver: &mut Receiver) -> Message {
+    receiver.next(Some(soon())).unwrap().expect("a message")
+}
+
+const fn edge(vector: u8) -> Event {
+    Event::Interrupt {
+        vector,
+        trigger: Trigger::Edge,
+    }
+}
+
+#[test]
+fn a_node_of_another_vm_or_number_is_refused() {
+    for wrong in [
+        LinkConfig {
+            vm: [8; 16],
+            ..config(1, SILENCE_MAX)
+        },
+        LinkConfig {
+            me: 2,
+            ..config(1, SILENCE_MAX)
+        },
+    ] {
+        let (one, other) = UnixStream::pair().unwrap();
+        let (_, mut receiver) = Link::new(config(0, SILENCE_MAX), Box::new(one)).unwrap();
+        let _other = Link::new(wrong, Box::new(other)).unwrap();
+        let error = receiver.greet(soon()).unwrap_err();
+        assert!(
+            matches!(error, LinkError::Broken { peer: 1, .. }),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn an_event_that_nobody_reads_is_merged_and_nothing_is_lost() {
+    let [sender, mut receiver] = greeted(SILENCE_MAX);
+    let link = sender.link();
+    // Until the connection takes no more, and then as many again.
+    let mut posted = 0_u32;
+    while !link.is_queued() {
+        link.post(3, edge(0x40));
+        posted += 1;
+    }
+    for _ in 0..posted {
+        link.post(3, edge(0x40));
+        link.post(3, edge(0x41));
+        link.post(4, Event::Nmi);
+    }
+    link.post(4, Event::Init);
+    link.post(4, Event::Startup { page: 9 });
+    link.send(&Message::Resume);
+    let queued = link.queued_bytes();
+    assert!(queued < 100, "{queued} bytes wait");
+    let flusher = thread::spawn(move || {
+        let mut sender = sender;
+        // Ends when the peer closes.
+        while sender.next(None).is_ok() {}
+    });
+    let (mut seen, mut others) = (0, Vec::new());
+    while others.len() < 4 {
+        match next(&mut receiver) {
+            Message::Event {
+                cpu: 3,
+                event: Event::Interrupt { vector: 0x40, .. },
+            } => seen += 1,
+            message => others.push(message),
+        }
+    }
+    assert!(seen == posted || seen == posted + 1, "{seen} of {posted}");
+    // The NMI came before the INIT, which drops it.
+    let of_cpu_4: Vec<_> = others
+        .iter()
+        .filter(|message| matches!(message, Message::Event { cpu: 4, .. }))
+        .collect();
+    let due = [Event::Init, Event::Startup { page: 9 }];
+    assert_eq!(
+        of_cpu_4,
+        due.map(|event| Message::Event { cpu: 4, event }).each_ref()
+    );
+    assert!(others.contains(&Message::Resume));
+    receiver.link().close();
+    flusher.join().unwrap();
+}
+
+#[test]
+fn calls_are_answered_until_the_link_ends() {
+    let [mut asks, mut answers] = greeted(SILENCE_MAX);
+    let link = asks.link().clone();
+    let caller = thread::spawn(move || {
+        let message = |number| Message::Pause { number };
+        (link.call(message), link.call(message))
+    });
+    let Message::Pause { number } = next(&mut answers) else {
+        panic!("not the call")
+    };
+    let (call, data) = (number, [5; 8]);
+    answers.link().send(&Message::Answer { call, data });
+    assert_eq!(next(&mut asks), Message::Answer { call, data });
+    assert!(asks.link().answer(call, data));
+    assert!(!asks.link().answer(call, data), "nobody waits");
+    next(&mut answers);
+    asks.link().close();
+    assert_eq!(caller.join().unwrap(), (Some([5; 8]), None));
+    let error = answers.next(Some(soon())).unwrap_err();
+    assert!(matches!(error, LinkError::Closed(0)), "{error}");
+}
+
+#[test]
+fn a_peer_that_lives_is_heard_and_one_that_does_not_is_lost() {
+    let silence = Duration::from_millis(400);
+    let [mut one, mut other] = greeted(silence);
+    let until = Instant::now() + 3 * silence;
+    let lives = thread::spawn(move || other.next(Some(until)).map(|_| other));
+    assert!(
+        one.next(Some(until)).unwrap().is_none(),
+        "only signs of life"
+    );
+    let _silent = lives.join().unwrap().unwrap();
+    let error = one.next(Some(soon())).unwrap_err();
+    assert!(
+        matches!(error, LinkError::Silent { peer: 1, .. }),
+        "{error}"
+    );
+}
