@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use devices::BusError;
+use ssi_hv_nodes::{LinkError, NodeNumber};
 use thiserror::Error;
 
 use crate::boot::kernel_error::KernelError;
@@ -241,6 +242,29 @@ pub enum MachineError {
         /// The answer of the host.
         #[source]
         source: io::Error,
+    },
+    /// The connection to another node has ended.
+    #[error(transparent)]
+    NodeLost(#[from] LinkError),
+    /// Another node of the machine cannot go on.
+    #[error("node {node} cannot go on: {reason}")]
+    NodeFailed {
+        /// The node.
+        node: NodeNumber,
+        /// What it says.
+        reason: String,
+    },
+    /// What the nodes of the machine were given does not fit together.
+    #[error("the nodes of the machine are wrong: {reason}")]
+    Nodes {
+        /// What is wrong.
+        reason: String,
+    },
+    /// What serves the memory that nodes share has failed.
+    #[error("the memory of the guest is lost: {reason}")]
+    SharedMemory {
+        /// How.
+        reason: String,
     },
     /// The thread of a virtio device panicked: a bug in the monitor.
     #[error("the thread of the virtio device {device} panicked; this is a bug in ssi-hv")]

@@ -28,8 +28,11 @@ use crate::lifecycle::ending;
 use crate::lifecycle::handle::MachineHandle;
 use crate::lifecycle::shared::Shared;
 use crate::limits::{CONSOLE_DRAIN_TIME_MAX, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MAX};
+use crate::nodes::primary::Primary;
+use crate::nodes::{Connections, NodesConfig};
 use crate::outcome::Outcome;
 use crate::ports::{port_bus, serial_port};
+use crate::vcpu::model::CpuModel;
 use crate::vcpu::{Vcpu, cpuid, regs};
 use crate::virtio::VirtioDevices;
 use crate::{kvm, layout, memory};
@@ -45,6 +48,9 @@ pub struct Machine {
     on_raw_mode: Option<Box<dyn FnOnce() + Send>>,
     second_output: Option<ConsoleOutput>,
     boot_timer: Arc<BootTimer>,
+    power: Arc<PmRegisters>,
+    /// The other nodes, until the end.
+    nodes: Option<Primary>,
 }
 
 impl fmt::Debug for Machine {
@@ -66,6 +72,31 @@ impl Machine {
         config: &MachineConfig,
         memory: GuestMemoryMmap,
         console: ConsoleConfig,
+    ) -> Result<Self, MachineError> {
+        Self::build(config, memory, console, None)
+    }
+
+    /// Builds a machine that has vCPUs on other nodes as well, which run
+    /// [`Secondary`](crate::Secondary), with the same `memory`. This node is the primary.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`]; and when a node does not answer, or cannot run its vCPUs.
+    pub fn with_nodes(
+        config: &MachineConfig,
+        memory: GuestMemoryMmap,
+        console: ConsoleConfig,
+        nodes: NodesConfig,
+    ) -> Result<Self, MachineError> {
+        let nodes = Connections::of_primary(nodes, config.cpus)?;
+        Self::build(config, memory, console, Some(nodes))
+    }
+
+    fn build(
+        config: &MachineConfig,
+        memory: GuestMemoryMmap,
+        console: ConsoleConfig,
+        connections: Option<Connections>,
     ) -> Result<Self, MachineError> {
         MachineError::check_cpus(u32::from(config.cpus), u32::from(VCPUS_MAX))?;
         let size = memory::check_memory(&memory, config.hotplug_bytes)?;
@@ -95,9 +126,16 @@ impl Machine {
 
         let vm = Arc::new(kvm::create_vm(&kvm)?);
         kvm::map_memory(&vm, &memory)?;
-        let control = Control::new(usize::from(config.cpus))
+        let nodes = connections.as_ref().map(Connections::nodes);
+        let followers = connections.as_ref().map(Connections::followers);
+        let control = Control::with_followers(config.cpus.into(), followers.unwrap_or_default())
             .map_err(MachineError::host("prepare for the control of vCPUs"))?;
-        let interrupts = InterruptController::new(config.irqchip, &vm, &control)?;
+        let interrupts = InterruptController::new(
+            config.irqchip,
+            &vm,
+            &control,
+            nodes.as_ref().map(Arc::clone),
+        )?;
 
         let serial_port = |irq, writer| serial_port(&vm, &interrupts, irq, writer);
         let (serial, console_output) = serial_port(COM1_IRQ, console.output)?;
@@ -116,38 +154,33 @@ impl Machine {
         virtio.connect(&vm, &interrupts, &mut mmio)?;
         interrupts.add_devices(&mut ports, &mut mmio)?;
 
-        let tsc_deadline = interrupts.has_tsc_deadline(&vm);
-        let emulated = is_emulated();
-        let mut pinning = config.pinning.iter();
-        let vcpus = (0..config.cpus)
-            .map(|id| {
-                let mut cpuid = cpuid::for_cpu(supported.as_slice(), id, config.cpus, tsc_deadline);
-                if emulated {
-                    cpuid::hide_xsave(&mut cpuid);
-                }
-                interrupts.hide_features(&mut cpuid);
-                let vcpu = kvm::create_vcpu(&vm, &interrupts, id, &cpuid)?;
-                Ok(Vcpu {
-                    pinned_to: pinning.next().copied(),
-                    ..vcpu
-                })
-            })
-            .collect::<Result<Vec<_>, MachineError>>()?;
+        let model = CpuModel {
+            supported: supported.as_slice(),
+            cpus: config.cpus,
+            emulated: is_emulated(),
+            nodes: nodes.as_deref(),
+        };
+        let vcpus = model.create_vcpus(&vm, &interrupts, &config.pinning)?;
         if let Some(boot_processor) = vcpus.first() {
             regs::set_boot_registers(&boot_processor.fd, kernel.entry)?;
         }
 
+        let shared = Arc::new(Shared {
+            ports,
+            mmio,
+            events,
+            control,
+            transports: virtio.transports(),
+            _vm: vm,
+            _memory: memory,
+        });
+        let nodes = connections.map(|connections| {
+            let start = model.start(&vcpus, size.total, config.hotplug_bytes)?;
+            Primary::start(connections, &interrupts, &shared, &start)
+        });
         Ok(Self {
-            shared: Arc::new(Shared {
-                ports,
-                mmio,
-                events,
-                control,
-                power,
-                transports: virtio.transports(),
-                _vm: vm,
-                _memory: memory,
-            }),
+            nodes: nodes.transpose()?,
+            shared,
             vcpus,
             virtio,
             serial,
@@ -156,6 +189,7 @@ impl Machine {
             on_raw_mode: console.on_raw_mode,
             second_output,
             boot_timer,
+            power,
         })
     }
 
@@ -164,6 +198,7 @@ impl Machine {
         MachineHandle {
             shared: Arc::clone(&self.shared),
             boot_timer: Arc::clone(&self.boot_timer),
+            power: Arc::clone(&self.power),
         }
     }
 
@@ -184,6 +219,7 @@ impl Machine {
             output.map(ConsoleOutput::let_go);
         }
         ending::wait_for_threads(&self.shared);
+        drop(self.nodes.take());
         let lost_bytes = self.console_output.close(CONSOLE_DRAIN_TIME_MAX);
         if lost_bytes > 0 {
             tracing::warn!(lost_bytes, "the console did not take all output");

@@ -4,11 +4,13 @@
 
 #[macro_use]
 mod assembler;
+#[macro_use]
 pub mod apic;
 mod console;
 mod elf;
 mod exec;
 mod machine;
+pub mod nodes;
 mod virtio;
 mod walk;
 mod xsave;

@@ -21,6 +21,7 @@ use crate::config::Irqchip;
 use crate::error::MachineError;
 use crate::layout;
 use crate::lifecycle::control::Control;
+use crate::nodes::Nodes;
 use crate::vcpu::cpuid;
 use user::cpu::UserCpu;
 use user::{UserChip, UserLine};
@@ -37,15 +38,23 @@ pub(crate) enum InterruptController {
 impl InterruptController {
     /// Creates the controllers of a machine whose vCPUs are kicked by `control`. Comes before the
     /// first vCPU.
-    pub fn new(irqchip: Irqchip, vm: &VmFd, control: &Control) -> Result<Self, MachineError> {
+    pub fn new(
+        irqchip: Irqchip,
+        vm: &VmFd,
+        control: &Control,
+        nodes: Option<Arc<Nodes>>,
+    ) -> Result<Self, MachineError> {
         match irqchip {
+            Irqchip::Kernel if nodes.is_some() => Err(MachineError::Nodes {
+                reason: "KVM's interrupt controllers do not reach other hosts".to_owned(),
+            }),
             Irqchip::Kernel => {
                 kernel::create(vm)?;
                 Ok(Self::Kernel)
             }
             Irqchip::User => {
                 user::prepare(vm)?;
-                Ok(Self::User(Arc::new(UserChip::new(control.kicks()))))
+                Ok(Self::User(Arc::new(UserChip::new(control.kicks(), nodes))))
             }
         }
     }

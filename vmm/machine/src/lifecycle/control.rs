@@ -1,5 +1,6 @@
 //! Pausing, resuming and ending: what the vCPU threads, the device loop and the handles share.
 
+use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -25,18 +26,33 @@ pub(crate) enum Next {
     Exit,
 }
 
+/// Another node of the machine, which pauses, resumes and ends with this one. No call waits.
+pub(crate) trait Follower: fmt::Debug + Send + Sync {
+    /// No vCPU may run. Whoever finds that none does calls [`Control::node_parked`].
+    fn pause(&self, number: u32);
+
+    /// vCPUs may run again.
+    fn resume(&self);
+
+    /// The run has ended.
+    fn end(&self, end: &End);
+}
+
 #[derive(Debug, Default)]
 struct State {
     paused: bool,
     end: Option<End>,
     /// Set with `end`, and kept when `end` was taken.
     ended: bool,
-    /// vCPU threads that have not ended.
+    /// vCPU threads that have not ended, and other nodes whose vCPUs have not.
     live: usize,
     /// Threads of devices that touch guest memory and have not ended.
     device_threads: usize,
     /// vCPU threads that wait for the machine to be resumed.
     parked: usize,
+    /// The number of the last pause, and the other nodes of which no vCPU runs since.
+    pauses: u32,
+    parked_nodes: usize,
 }
 
 /// State shared by all parts of a running machine.
@@ -53,6 +69,7 @@ pub(crate) struct Control {
     /// Device threads that serve, and so may touch guest memory. Pairs with `attention`.
     serving: AtomicUsize,
     kicks: Vec<Arc<Kick>>,
+    followers: Vec<Arc<dyn Follower>>,
     /// Readable from the moment the run has ended.
     wake: EventFd,
 }
@@ -66,7 +83,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Control {
     /// The state of a machine with `cpus` vCPUs, none of them started.
+    #[cfg(test)]
     pub fn new(cpus: usize) -> io::Result<Self> {
+        Self::with_followers(cpus, Vec::new())
+    }
+
+    /// The state of a machine with `cpus` vCPUs, none of them started, and with other nodes.
+    pub fn with_followers(cpus: usize, followers: Vec<Arc<dyn Follower>>) -> io::Result<Self> {
         install_kick_handler()?;
         Ok(Self {
             state: Mutex::default(),
@@ -74,6 +97,7 @@ impl Control {
             attention: AtomicBool::new(false),
             serving: AtomicUsize::new(0),
             kicks: (0..cpus).map(|_| Arc::default()).collect(),
+            followers,
             wake: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,
         })
     }
@@ -96,6 +120,8 @@ impl Control {
                 return;
             }
             state.ended = true;
+            // Under the lock, as all that followers are told: they learn of it in order.
+            self.followers.iter().for_each(|node| node.end(&end));
             state.end = Some(end);
             self.attention.store(true, Ordering::SeqCst);
         }
@@ -119,6 +145,12 @@ impl Control {
     pub fn pause(&self) {
         {
             let mut state = lock(&self.state);
+            if !state.paused {
+                state.pauses = state.pauses.wrapping_add(1);
+                state.parked_nodes = 0;
+                let number = state.pauses;
+                self.followers.iter().for_each(|node| node.pause(number));
+            }
             state.paused = true;
             self.attention.store(true, Ordering::SeqCst);
         }
@@ -129,6 +161,9 @@ impl Control {
     pub fn resume(&self) {
         {
             let mut state = lock(&self.state);
+            if state.paused {
+                self.followers.iter().for_each(|node| node.resume());
+            }
             state.paused = false;
             if !state.ended {
                 self.attention.store(false, Ordering::SeqCst);
@@ -142,7 +177,9 @@ impl Control {
     pub fn wait_paused(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = lock(&self.state);
-        while state.paused && (state.parked < state.live || self.serving.load(Ordering::SeqCst) > 0)
+        while state.paused
+            && (state.parked + state.parked_nodes < state.live
+                || self.serving.load(Ordering::SeqCst) > 0)
         {
             let now = Instant::now();
             if now >= deadline {
@@ -151,6 +188,20 @@ impl Control {
             state = self.wait_changed(state, deadline - now);
         }
         state.paused
+    }
+
+    /// Whether a pause was asked for and not taken back.
+    pub fn is_paused(&self) -> bool {
+        lock(&self.state).paused
+    }
+
+    /// No vCPU of another node runs since the pause with this number.
+    pub fn node_parked(&self, number: u32) {
+        let mut state = lock(&self.state);
+        if state.paused && state.pauses == number {
+            state.parked_nodes += 1;
+            self.changed.notify_all();
+        }
     }
 
     /// Waits until every thread that touches guest memory has ended, of vCPUs and of devices;

@@ -100,3 +100,50 @@ fn the_first_end_wins_and_is_given_once() {
     control.resume();
     assert_eq!(control.checkpoint(), Next::Exit);
 }
+
+/// What another node was told.
+#[derive(Debug, Default)]
+struct Told(Mutex<Vec<String>>);
+
+impl Follower for Told {
+    fn pause(&self, number: u32) {
+        lock(&self.0).push(format!("pause {number}"));
+    }
+
+    fn resume(&self) {
+        lock(&self.0).push("resume".into());
+    }
+
+    fn end(&self, end: &End) {
+        lock(&self.0).push(format!("end {end:?}"));
+    }
+}
+
+#[test]
+fn other_nodes_pause_and_end_with_the_machine() {
+    let told = Arc::new(Told::default());
+    let control = Control::with_followers(0, vec![Arc::clone(&told) as _]).unwrap();
+    control.vcpu_starts();
+    control.pause();
+    control.pause();
+    assert!(
+        !control.wait_paused(Duration::ZERO),
+        "the node has not said so"
+    );
+    control.node_parked(7);
+    assert!(!control.wait_paused(Duration::ZERO), "another pause");
+    control.node_parked(1);
+    assert!(control.wait_paused(Duration::ZERO));
+    control.resume();
+    control.resume();
+    control.pause();
+    control.node_parked(1);
+    assert!(!control.wait_paused(Duration::ZERO), "the pause before");
+    control.end(Ok(Outcome::Reboot));
+    control.end(Ok(Outcome::Stopped));
+    assert!(!control.wait_all_ended(Duration::ZERO));
+    control.vcpu_ended();
+    assert!(control.wait_all_ended(Duration::ZERO));
+    let due = ["pause 1", "resume", "pause 2", "end Ok(Reboot)"];
+    assert_eq!(*lock(&told.0), due);
+}

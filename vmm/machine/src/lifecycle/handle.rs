@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use devices::BootTimer;
 use devices::virtio::VirtioDevice;
+use devices::{BootTimer, PmRegisters};
 
+use crate::error::MachineError;
 use crate::lifecycle::shared::Shared;
 use crate::outcome::Outcome;
 
@@ -14,12 +15,20 @@ use crate::outcome::Outcome;
 pub struct MachineHandle {
     pub(crate) shared: Arc<Shared>,
     pub(crate) boot_timer: Arc<BootTimer>,
+    pub(crate) power: Arc<PmRegisters>,
 }
 
 impl MachineHandle {
     /// Ends the run with [`Outcome::Stopped`], unless it has ended. Does not wait.
     pub fn stop(&self) {
         self.shared.control.end(Ok(Outcome::Stopped));
+    }
+
+    /// Ends the run, unless it has ended, because what serves the guest's memory has failed. Does not
+    /// wait.
+    pub fn fail(&self, reason: String) {
+        let error = MachineError::SharedMemory { reason };
+        self.shared.control.end(Err(error));
     }
 
     /// Asks all vCPUs to leave the guest and wait, and devices to stop being served. Does not wait for
@@ -42,7 +51,7 @@ impl MachineHandle {
     /// Presses the power button. False when the guest has not enabled it, so that pressing
     /// has no effect.
     pub fn press_power_button(&self) -> bool {
-        self.shared.power.press_power_button()
+        self.power.press_power_button()
     }
 
     /// Changes this device's configuration and notifies the guest's driver. Without effect when the

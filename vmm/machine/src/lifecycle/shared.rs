@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use devices::virtio::{MmioTransport, VirtioDevice};
-use devices::{Bus, MachineEvents, PmRegisters};
+use devices::{Bus, MachineEvents};
 use kvm_ioctls::VmFd;
 use vm_memory::GuestMemoryMmap;
 
@@ -17,8 +17,6 @@ pub(crate) struct Shared {
     pub mmio: Bus,
     pub events: MachineEvents,
     pub control: Control,
-    /// Holds the VM, for its interrupt.
-    pub power: Arc<PmRegisters>,
     /// The virtio devices.
     pub transports: Vec<Arc<MmioTransport>>,
     pub _vm: Arc<VmFd>,

@@ -98,6 +98,25 @@ pub(crate) fn hide_in_kernel_apic(entries: &mut Vec<kvm_cpuid_entry2>) {
     }
 }
 
+/// Leaf 0x4000_0001, EAX: what a guest shares with one KVM, by its memory or a hypercall: the clock
+/// in its old and new form and its promise to be stable, stolen time, and flushing TLBs of CPUs that
+/// do not run (KVM_FEATURE_CLOCKSOURCE, _CLOCKSOURCE2, _STEAL_TIME, _PV_TLB_FLUSH,
+/// _CLOCKSOURCE_STABLE_BIT).
+const EAX_ONE_KVM: u32 = 1 << 0 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 24;
+/// Leaf 7, EBX: the TSC can be adjusted by a register.
+const EBX_7_TSC_ADJUST: u32 = 1 << 1;
+
+/// Takes away what KVMs of several hosts cannot do for one guest.
+pub(crate) fn hide_one_kvm(entries: &mut [kvm_cpuid_entry2]) {
+    for entry in entries {
+        match (entry.function, entry.index) {
+            (0x4000_0001, _) => entry.eax &= !EAX_ONE_KVM,
+            (0x7, 0) => set(&mut entry.ebx, EBX_7_TSC_ADJUST, false),
+            _ => {}
+        }
+    }
+}
+
 /// The CPUID entries of CPU `id` (also the number of its local APIC) of `cpus`, made from what
 /// KVM supports.
 pub(crate) fn for_cpu(

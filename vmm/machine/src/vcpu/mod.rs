@@ -2,7 +2,9 @@
 
 pub(crate) mod affinity;
 pub(crate) mod cpuid;
+pub(crate) mod model;
 pub(crate) mod regs;
+pub(crate) mod tsc;
 #[cfg(test)]
 mod xsave_tests;
 

@@ -64,7 +64,7 @@ fn host() -> Option<Host> {
     map_memory(&vm, &memory).unwrap();
     let interrupts = {
         let control = Control::new(0).unwrap();
-        InterruptController::new(Irqchip::Kernel, &vm, &control).unwrap()
+        InterruptController::new(Irqchip::Kernel, &vm, &control, None).unwrap()
     };
     Some(Host {
         vm,

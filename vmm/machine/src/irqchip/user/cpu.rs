@@ -13,7 +13,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::time::{ClockId, clock_gettime};
 use ssi_hv_irqchip::{Effect, LocalApic, Mode, PAGE_LEN, Posted, Routing};
 
-use super::{UserChip, registers, sys};
+use super::{UserChip, new_local_apic, registers, sys};
 use crate::error::MachineError;
 use crate::layout::LOCAL_APIC_START;
 use crate::lifecycle::kick::KickRegistration;
@@ -88,8 +88,7 @@ impl UserCpu {
         let flags = if is_boot_processor { BASE_BSP } else { 0 };
         let apic_base = u64::from(LOCAL_APIC_START) | BASE_ENABLED | flags;
         registers::set_apic_base(vcpu, apic_base)?;
-        let mut apic = LocalApic::new(index.into());
-        apic.set_up_inputs();
+        let apic = new_local_apic(index);
         let published = apic.routing();
         chip.publish(index.into(), published);
         Ok(Self {
@@ -223,7 +222,7 @@ impl UserCpu {
         let routing = self.apic.routing();
         if routing != self.published {
             self.published = routing;
-            self.chip.publish(self.index, routing);
+            self.chip.announce(self.index, routing);
         }
     }
 

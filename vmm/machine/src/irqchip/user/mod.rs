@@ -16,10 +16,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use devices::{BusDevice, InterruptLine};
 use kvm_bindings::{KVM_CAP_X86_USER_SPACE_MSR, KVM_MSR_EXIT_REASON_INVAL, kvm_enable_cap};
 use kvm_ioctls::{Cap, VmFd};
-use ssi_hv_irqchip::{Event, Inbox, IoApic, Message, Routing, Target, targets};
+use ssi_hv_irqchip::{Event, Inbox, IoApic, LocalApic, Message, Routing, Target, targets};
 
 use crate::error::MachineError;
 use crate::lifecycle::kick::Kick;
+use crate::nodes::Nodes;
 
 /// Makes KVM pass the registers of x2APIC mode to user space. Without local APICs of its own it
 /// knows the registers, and refuses them as invalid; the filter of model-specific registers never
@@ -48,11 +49,14 @@ pub(crate) struct UserChip {
     routings: Vec<AtomicU64>,
     targets: Vec<Arc<dyn Target>>,
     inboxes: Vec<Arc<LocalTarget>>,
+    /// The other nodes, if there are any.
+    nodes: Option<Arc<Nodes>>,
 }
 
 impl UserChip {
-    /// The controllers of a machine whose vCPUs are kicked by `kicks`, in order.
-    pub fn new(kicks: &[Arc<Kick>]) -> Self {
+    /// The controllers of a machine whose vCPUs are kicked by `kicks`, in order. vCPUs of other nodes
+    /// are reached through `nodes`.
+    pub fn new(kicks: &[Arc<Kick>], nodes: Option<Arc<Nodes>>) -> Self {
         let inboxes: Vec<_> = kicks
             .iter()
             .map(|kick| {
@@ -62,11 +66,19 @@ impl UserChip {
                 })
             })
             .collect();
+        let remote = |cpu| nodes.as_ref().and_then(|nodes| nodes.target(cpu));
+        let target = |(cpu, inbox): (usize, &Arc<LocalTarget>)| {
+            remote(cpu).unwrap_or_else(|| Arc::clone(inbox) as _)
+        };
+        let targets = inboxes.iter().enumerate().map(target).collect();
+        // As every local APIC is until its CPU has changed it.
+        let routing = new_local_apic(0).routing().pack();
         Self {
             io: Mutex::default(),
-            routings: kicks.iter().map(|_| AtomicU64::new(0)).collect(),
-            targets: inboxes.iter().map(|inbox| Arc::clone(inbox) as _).collect(),
+            routings: kicks.iter().map(|_| AtomicU64::new(routing)).collect(),
+            targets,
             inboxes,
+            nodes,
         }
     }
 
@@ -78,6 +90,26 @@ impl UserChip {
     fn publish(&self, cpu: usize, routing: Routing) {
         if let Some(published) = self.routings.get(cpu) {
             published.store(routing.pack(), Ordering::Relaxed);
+        }
+    }
+
+    /// Tells everyone what a local APIC of this node is from now on. Returns when all know.
+    fn announce(&self, cpu: usize, routing: Routing) {
+        self.publish(cpu, routing);
+        if let Some(nodes) = &self.nodes {
+            nodes.announce(cpu, routing);
+        }
+    }
+
+    /// Takes over what a local APIC of another node is.
+    pub fn learn(&self, cpu: u8, routing: Routing) {
+        self.publish(cpu.into(), routing);
+    }
+
+    /// Takes an event for a CPU of this node.
+    pub fn deliver(&self, cpu: u8, event: Event) {
+        if let Some(target) = self.targets.get(usize::from(cpu)) {
+            target.post(event);
         }
     }
 
@@ -95,8 +127,13 @@ impl UserChip {
         }
     }
 
-    /// A CPU has ended a level-triggered interrupt.
-    fn end_of_interrupt(&self, vector: u8) {
+    /// A CPU has ended a level-triggered interrupt. The I/O APIC is that of the primary.
+    pub fn end_of_interrupt(&self, vector: u8) {
+        if let Some(nodes) = &self.nodes
+            && nodes.forward_end_of_interrupt(vector)
+        {
+            return;
+        }
         self.io()
             .end_of_interrupt(vector, &mut |message| self.send(&message, None));
     }
@@ -116,6 +153,13 @@ impl BusDevice for UserChip {
         self.io()
             .write(offset, data, &mut |message| self.send(&message, None));
     }
+}
+
+/// The local APIC of CPU `index` as firmware leaves it.
+fn new_local_apic(index: u8) -> LocalApic {
+    let mut apic = LocalApic::new(index.into());
+    apic.set_up_inputs();
+    apic
 }
 
 /// A vCPU of this host.

@@ -1,0 +1,140 @@
+//! What is on other nodes, as this node uses it.
+
+use std::sync::Arc;
+
+use devices::BusDevice;
+use ssi_hv_irqchip::{Event, Target};
+use ssi_hv_nodes::{Access, Link, Message, Space};
+
+use crate::error::MachineError;
+use crate::lifecycle::control::{End, Follower};
+use crate::outcome::Outcome;
+
+/// A vCPU of another node.
+#[derive(Debug)]
+pub(super) struct RemoteTarget {
+    link: Arc<Link>,
+    cpu: u8,
+}
+
+impl RemoteTarget {
+    pub fn new(link: Arc<Link>, cpu: u8) -> Self {
+        Self { link, cpu }
+    }
+}
+
+impl Target for RemoteTarget {
+    fn post(&self, event: Event) {
+        self.link.post(self.cpu, event);
+    }
+}
+
+/// A node that follows the primary.
+#[derive(Debug)]
+pub(super) struct RemoteNode(pub Arc<Link>);
+
+/// The primary, which learns when the run ends on another node.
+#[derive(Debug)]
+pub(super) struct ToPrimary(pub Arc<Link>);
+
+/// An end as nodes tell each other.
+fn to_message(end: &End) -> ssi_hv_nodes::End {
+    match end {
+        Ok(Outcome::Shutdown) => ssi_hv_nodes::End::Shutdown,
+        Ok(Outcome::Reboot) => ssi_hv_nodes::End::Reboot,
+        Ok(Outcome::Stopped) => ssi_hv_nodes::End::Stopped,
+        Ok(Outcome::Crash(reason)) => ssi_hv_nodes::End::Crash(reason.clone()),
+        Err(error) => ssi_hv_nodes::End::Failed(with_causes(error)),
+    }
+}
+
+/// An error with its causes, in one line.
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// An end that node `node` has told.
+pub(super) fn from_message(end: ssi_hv_nodes::End, node: u8) -> End {
+    match end {
+        ssi_hv_nodes::End::Shutdown => Ok(Outcome::Shutdown),
+        ssi_hv_nodes::End::Reboot => Ok(Outcome::Reboot),
+        ssi_hv_nodes::End::Stopped => Ok(Outcome::Stopped),
+        ssi_hv_nodes::End::Crash(reason) => Ok(Outcome::Crash(reason)),
+        ssi_hv_nodes::End::Failed(reason) => Err(MachineError::NodeFailed { node, reason }),
+    }
+}
+
+impl Follower for RemoteNode {
+    fn pause(&self, number: u32) {
+        self.0.send(&Message::Pause { number });
+    }
+
+    fn resume(&self) {
+        self.0.send(&Message::Resume);
+    }
+
+    fn end(&self, end: &End) {
+        tell_end(&self.0, end);
+    }
+}
+
+impl Follower for ToPrimary {
+    // It asked for it.
+    fn pause(&self, _number: u32) {}
+
+    fn resume(&self) {}
+
+    fn end(&self, end: &End) {
+        tell_end(&self.0, end);
+    }
+}
+
+fn tell_end(link: &Link, end: &End) {
+    link.send(&Message::End(to_message(end)));
+    // A vCPU that waits for an answer of the other node must not keep the run from ending.
+    link.end_calls();
+}
+
+/// The devices of the primary, at all addresses of a space.
+#[derive(Debug)]
+pub(super) struct RemoteBus {
+    pub link: Arc<Link>,
+    pub space: Space,
+}
+
+impl RemoteBus {
+    /// What the access reads; `None` when there is no answer because the run ends.
+    fn access(&self, address: u64, len: usize, write: Option<[u8; 8]>) -> Option<[u8; 8]> {
+        let access = Access {
+            space: self.space,
+            address,
+            len: u8::try_from(len).ok().filter(|len| *len <= 8)?,
+            write,
+        };
+        self.link.call(|call| Message::Access { call, access })
+    }
+}
+
+impl BusDevice for RemoteBus {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        match self.access(offset, data.len(), None) {
+            Some(answer) => data.copy_from_slice(&answer[..data.len()]),
+            // As where no device is.
+            None => data.fill(0xff),
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let mut bytes = [0; 8];
+        for (to, from) in bytes.iter_mut().zip(data) {
+            *to = *from;
+        }
+        self.access(offset, data.len(), Some(bytes));
+    }
+}

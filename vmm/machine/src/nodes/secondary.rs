@@ -1,0 +1,372 @@
+//! A node that runs vCPUs of a machine, and nothing else of it.
+
+use std::sync::mpsc::{self, Receiver as Commands, SyncSender};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use devices::{Bus, MachineEvents};
+use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
+use ssi_hv_nodes::{Link, Message, NodeNumber, Receiver, Space, Start};
+use vm_memory::GuestMemoryMmap;
+
+use super::remote::{RemoteBus, ToPrimary, from_message, with_causes};
+use super::serve::Board;
+use super::{Nodes, NodesConfig, connect};
+use crate::config::Irqchip;
+use crate::error::MachineError;
+use crate::host_cpu::is_emulated;
+use crate::irqchip::InterruptController;
+use crate::lifecycle::control::Control;
+use crate::lifecycle::ending;
+use crate::lifecycle::shared::Shared;
+use crate::outcome::Outcome;
+use crate::vcpu::model::{CpuModel, from_entry, lacks};
+use crate::vcpu::{Vcpu, tsc};
+use crate::{kvm, memory};
+
+/// How long the primary may take to load the guest and to greet.
+const START_TIME_MAX: Duration = Duration::from_secs(120);
+/// How long the primary may take to end the connection after the end of the run.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(40);
+/// How often a pause is looked at that has not reached every vCPU.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Commands of the primary that wait.
+const COMMANDS_MAX: usize = 64;
+
+/// What a node is given to run its vCPUs of a machine.
+#[derive(Debug)]
+pub struct SecondaryConfig {
+    /// The nodes, without the owners of vCPUs: the primary knows them.
+    pub nodes: NodesConfig,
+    /// The primary.
+    pub primary: NodeNumber,
+    /// CPUs of the host, one per vCPU of the machine in order: its thread is pinned there.
+    pub pinning: Vec<u32>,
+    /// What to add to this host's time stamp counter to get that of the primary's host: 0 on the
+    /// same host.
+    pub tsc_difference: u64,
+}
+
+/// This node's part of a machine, whose primary is another node.
+#[derive(Debug)]
+pub struct Secondary {
+    config: SecondaryConfig,
+    primary: Arc<Link>,
+    /// The primary's comes first.
+    receivers: Vec<Receiver>,
+    links: Vec<Arc<Link>>,
+    shared: Arc<OnceLock<Arc<Shared>>>,
+}
+
+/// Ends a [`Secondary`] from any thread.
+#[derive(Clone, Debug)]
+pub struct SecondaryHandle {
+    primary: Arc<Link>,
+    shared: Arc<OnceLock<Arc<Shared>>>,
+}
+
+impl SecondaryHandle {
+    /// Ends the run because what serves the guest's memory has failed. Does not wait.
+    pub fn fail(&self, reason: String) {
+        let error = MachineError::SharedMemory { reason };
+        match self.shared.get() {
+            Some(shared) => shared.control.end(Err(error)),
+            None => {
+                let end = ssi_hv_nodes::End::Failed(error.to_string());
+                self.primary.send(&Message::End(end));
+                self.primary.close();
+            }
+        }
+    }
+}
+
+/// What the primary's receiving thread has the main thread do.
+enum Command {
+    /// Report when all vCPUs wait since this pause.
+    Pause(u32),
+    /// The run has ended.
+    End,
+}
+
+impl Secondary {
+    /// Greets the other nodes.
+    ///
+    /// # Errors
+    ///
+    /// When the primary is not among them, or a connection cannot be used.
+    pub fn new(mut config: SecondaryConfig) -> Result<Self, MachineError> {
+        let mut connections = std::mem::take(&mut config.nodes.connections);
+        connections.sort_by_key(|(peer, _)| *peer != config.primary);
+        if connections.first().map(|(peer, _)| *peer) != Some(config.primary) {
+            let reason = format!("there is no connection to node {}", config.primary);
+            return Err(MachineError::Nodes { reason });
+        }
+        let connect = |(peer, stream)| connect(&config.nodes, peer, stream);
+        let (links, receivers) = connections
+            .into_iter()
+            .map(connect)
+            .collect::<Result<(Vec<_>, Vec<_>), _>>()?;
+        Ok(Self {
+            primary: Arc::clone(&links[0]),
+            links,
+            receivers,
+            config,
+            shared: Arc::default(),
+        })
+    }
+
+    /// A handle to it.
+    #[must_use]
+    pub fn handle(&self) -> SecondaryHandle {
+        SecondaryHandle {
+            primary: Arc::clone(&self.primary),
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Creates this node's vCPUs as the primary says, and runs them until the run ends. Returns how
+    /// it ended, after the primary has ended the connection: until then it may need this node's part
+    /// of the memory. `memory` is the same as the primary's, with the same regions.
+    ///
+    /// # Errors
+    ///
+    /// Fails when a host cannot run the machine, or the primary is lost.
+    pub fn run(mut self, memory: GuestMemoryMmap) -> Result<Outcome, MachineError> {
+        let until = Instant::now() + START_TIME_MAX;
+        let receiver = &mut self.receivers[0];
+        receiver.greet(until)?;
+        let start = match receiver.next(Some(until))? {
+            Some(Message::Start(start)) => start,
+            Some(Message::End(end)) => return from_message(end, self.primary.peer()),
+            _ => return Err(receiver.broken("it does not start the VM").into()),
+        };
+        let primary = Arc::clone(&self.primary);
+        let built = Built::new(&mut self, memory, start).inspect_err(|error| {
+            let end = ssi_hv_nodes::End::Failed(with_causes(error));
+            primary.send(&Message::End(end));
+        })?;
+        // Set once, here.
+        let _ = self.shared.set(Arc::clone(&built.shared));
+        built.run(self)
+    }
+}
+
+/// The vCPUs of this node.
+struct Built {
+    shared: Arc<Shared>,
+    board: Board,
+    vcpus: Vec<Vcpu>,
+}
+
+impl Built {
+    fn new(
+        secondary: &mut Secondary,
+        memory: GuestMemoryMmap,
+        start: Start,
+    ) -> Result<Self, MachineError> {
+        let config = &secondary.config;
+        let size = memory::check_memory(&memory, start.hotplug_bytes)?;
+        if size.total != start.memory_bytes {
+            let reason = format!(
+                "this node has {} bytes of memory, not {}",
+                size.total, start.memory_bytes
+            );
+            return Err(MachineError::Nodes { reason });
+        }
+        let cpus = u8::try_from(start.owners.len()).unwrap_or(u8::MAX);
+        let nodes = Arc::new(Nodes {
+            me: config.nodes.me,
+            owners: start.owners,
+            links: secondary.links.clone(),
+            primary: Some(Arc::clone(&secondary.primary)),
+        });
+        nodes.check(cpus)?;
+        let kvm = kvm::open_kvm()?;
+        let here = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(MachineError::kvm("report its CPU features"))?;
+        let supported: Vec<_> = start.cpuid.iter().map(from_entry).collect();
+        if let Some((leaf, missing)) = lacks(here.as_slice(), &supported) {
+            let reason = format!(
+                "this host's CPU lacks features {missing:x?} of CPUID leaf {leaf:#x} of the primary's"
+            );
+            return Err(MachineError::Nodes { reason });
+        }
+        let vm = Arc::new(kvm::create_vm(&kvm)?);
+        kvm::map_memory(&vm, &memory)?;
+        let followers = vec![Arc::new(ToPrimary(Arc::clone(&secondary.primary))) as _];
+        let control = Control::with_followers(cpus.into(), followers)
+            .map_err(MachineError::host("prepare for the control of vCPUs"))?;
+        let interrupts =
+            InterruptController::new(Irqchip::User, &vm, &control, Some(Arc::clone(&nodes)))?;
+        let InterruptController::User(chip) = &interrupts else {
+            let reason = "no interrupt controller reaches other hosts".to_owned();
+            return Err(MachineError::Nodes { reason });
+        };
+        let board = Board {
+            nodes: Arc::clone(&nodes),
+            chip: Arc::clone(chip),
+        };
+        let model = CpuModel {
+            supported: &supported,
+            cpus,
+            emulated: start.emulated || is_emulated(),
+            nodes: Some(&nodes),
+        };
+        let vcpus = model.create_vcpus(&vm, &interrupts, &config.pinning)?;
+        let clock = tsc::Clock {
+            khz: start.tsc_khz,
+            offset: start.tsc_offset.wrapping_add(config.tsc_difference),
+        };
+        for vcpu in &vcpus {
+            clock.set(&vcpu.fd)?;
+        }
+        let bus = |space| RemoteBus {
+            link: Arc::clone(&secondary.primary),
+            space,
+        };
+        let (mut ports, mut mmio) = (Bus::port_io(), Bus::mmio());
+        ports.insert(0, 0x1_0000, Arc::new(bus(Space::Ports)))?;
+        mmio.insert(0, u64::MAX, Arc::new(bus(Space::Memory)))?;
+        let events =
+            MachineEvents::new().map_err(MachineError::host("create an event descriptor"))?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                ports,
+                mmio,
+                events,
+                control,
+                transports: Vec::new(),
+                _vm: vm,
+                _memory: memory,
+            }),
+            board,
+            vcpus,
+        })
+    }
+
+    fn run(self, mut secondary: Secondary) -> Result<Outcome, MachineError> {
+        let Self {
+            shared,
+            board,
+            vcpus,
+        } = self;
+        let (sender, commands) = mpsc::sync_channel(COMMANDS_MAX);
+        let mut threads = Vec::new();
+        let mut receivers = secondary.receivers.drain(..);
+        let first = receivers.next();
+        let started = first
+            .into_iter()
+            .map(|receiver| spawn(receiver, &board, &shared, Some(sender.clone())))
+            .chain(receivers.map(|receiver| spawn(receiver, &board, &shared, None)))
+            .try_for_each(|thread| {
+                threads.push(thread?);
+                Ok(())
+            })
+            .and_then(|()| {
+                for vcpu in vcpus {
+                    vcpu.spawn(Arc::clone(&shared))?;
+                }
+                Ok(())
+            });
+        match started {
+            Ok(()) => secondary.primary.send(&Message::Started),
+            Err(error) => shared.control.end(Err(error)),
+        }
+        drop(sender);
+        obey(&commands, &shared, &secondary.primary);
+        ending::wait_for_threads(&shared);
+        secondary.primary.send(&Message::Ended);
+        // The primary ends the connection when nobody needs this node's memory any more.
+        let primary = threads.remove(0);
+        let until = Instant::now() + CLOSE_TIME_MAX;
+        while !primary.is_finished() && Instant::now() < until {
+            match commands.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                // All senders are gone when the receiving thread is.
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Ok(_) | Err(mpsc::RecvTimeoutError::Timeout) => {}
+            }
+        }
+        for link in &secondary.links {
+            link.close();
+        }
+        for thread in threads.into_iter().chain([primary]) {
+            let _ = thread.join();
+        }
+        let end = shared.control.take_end();
+        end.unwrap_or(Ok(Outcome::Stopped))
+    }
+}
+
+/// Does what the primary asks for, until the run has ended.
+fn obey(commands: &Commands<Command>, shared: &Shared, primary: &Link) {
+    while !shared.control.has_ended() {
+        // A vCPU may end the run as well, which nobody sends a command for.
+        match commands.recv_timeout(LOOK_INTERVAL) {
+            Ok(Command::Pause(number)) => {
+                // Returns early when the pause is over, and then nobody waits for the answer.
+                while !shared.control.has_ended() && shared.control.is_paused() {
+                    if shared.control.wait_paused(LOOK_INTERVAL) {
+                        primary.send(&Message::Paused { number });
+                        break;
+                    }
+                }
+            }
+            Ok(Command::End) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
+/// Starts the receiving thread for a node, which is the primary if there are `commands`.
+fn spawn(
+    mut receiver: Receiver,
+    board: &Board,
+    shared: &Arc<Shared>,
+    commands: Option<SyncSender<Command>>,
+) -> Result<JoinHandle<()>, MachineError> {
+    let (board, shared) = (board.clone(), Arc::clone(shared));
+    let link = Arc::clone(receiver.link());
+    let thread = thread::Builder::new().name(format!("node{}", link.peer()));
+    let run = move || {
+        let greeted = match commands {
+            // It has greeted before.
+            Some(_) => Ok(()),
+            None => receiver.greet(Instant::now() + START_TIME_MAX),
+        };
+        let peer = link.peer();
+        let error = greeted.err().unwrap_or_else(|| {
+            board.serve(&mut receiver, |message| {
+                let Some(commands) = &commands else {
+                    return Err(message);
+                };
+                let command = match message {
+                    Message::Pause { number } => {
+                        shared.control.pause();
+                        Command::Pause(number)
+                    }
+                    Message::Resume => {
+                        shared.control.resume();
+                        return Ok(());
+                    }
+                    Message::End(end) => {
+                        shared.control.end(from_message(end, peer));
+                        Command::End
+                    }
+                    message => return Err(message),
+                };
+                // The main thread is slower only than a primary that does not wait for answers.
+                commands
+                    .try_send(command)
+                    .map_err(|_| Message::Pause { number: 0 })
+            })
+        });
+        // Without effect if the run has ended.
+        shared.control.end(Err(error.into()));
+        link.end_calls();
+    };
+    thread
+        .spawn(run)
+        .map_err(MachineError::host("start a thread"))
+}

@@ -1,0 +1,160 @@
+//! What the CPUs of a machine are, the same on each of its nodes.
+
+use kvm_bindings::kvm_cpuid_entry2;
+use kvm_ioctls::VmFd;
+use ssi_hv_nodes::{CpuidEntry, Start};
+
+use super::{Vcpu, cpuid, tsc};
+use crate::error::MachineError;
+use crate::irqchip::InterruptController;
+use crate::kvm;
+use crate::nodes::Nodes;
+
+/// What the CPUs are made of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CpuModel<'a> {
+    /// What KVM supports: on the primary's host, if there are several nodes.
+    pub supported: &'a [kvm_cpuid_entry2],
+    /// How many vCPUs the machine has, on all nodes.
+    pub cpus: u8,
+    /// The host is emulated.
+    pub emulated: bool,
+    /// The nodes, if there are several.
+    pub nodes: Option<&'a Nodes>,
+}
+
+impl CpuModel<'_> {
+    /// Creates the vCPUs of this node, each pinned to the CPU that is at its place in `pinning`.
+    pub fn create_vcpus(
+        &self,
+        vm: &VmFd,
+        interrupts: &InterruptController,
+        pinning: &[u32],
+    ) -> Result<Vec<Vcpu>, MachineError> {
+        let tsc_deadline = interrupts.has_tsc_deadline(vm);
+        let is_here = |id: &u8| self.nodes.is_none_or(|nodes| nodes.is_here(*id));
+        let create = |id: u8| {
+            let mut cpuid = cpuid::for_cpu(self.supported, id, self.cpus, tsc_deadline);
+            if self.emulated {
+                cpuid::hide_xsave(&mut cpuid);
+            }
+            interrupts.hide_features(&mut cpuid);
+            if self.nodes.is_some() {
+                cpuid::hide_one_kvm(&mut cpuid);
+            }
+            let vcpu = kvm::create_vcpu(vm, interrupts, id, &cpuid)?;
+            Ok(Vcpu {
+                pinned_to: pinning.get(usize::from(id)).copied(),
+                ..vcpu
+            })
+        };
+        (0..self.cpus).filter(is_here).map(create).collect()
+    }
+
+    /// What other nodes need to know to create the rest. `vcpus` are those of this node.
+    pub fn start(
+        &self,
+        vcpus: &[Vcpu],
+        memory_bytes: u64,
+        hotplug_bytes: u64,
+    ) -> Result<Start, MachineError> {
+        let clock = match vcpus.first() {
+            Some(vcpu) => tsc::Clock::of(&vcpu.fd)?,
+            None => tsc::Clock::default(),
+        };
+        // Each vCPU was given an offset of its own, if only by a few cycles.
+        for vcpu in vcpus {
+            clock.set(&vcpu.fd)?;
+        }
+        Ok(Start {
+            owners: self
+                .nodes
+                .map_or_else(Vec::new, |nodes| nodes.owners().to_vec()),
+            memory_bytes,
+            hotplug_bytes,
+            tsc_khz: clock.khz,
+            tsc_offset: clock.offset,
+            emulated: self.emulated,
+            cpuid: self.supported.iter().map(to_entry).collect(),
+        })
+    }
+}
+
+fn to_entry(entry: &kvm_cpuid_entry2) -> CpuidEntry {
+    CpuidEntry {
+        function: entry.function,
+        index: entry.index,
+        flags: entry.flags,
+        eax: entry.eax,
+        ebx: entry.ebx,
+        ecx: entry.ecx,
+        edx: entry.edx,
+    }
+}
+
+/// The inverse of what [`CpuModel::start`] does to the entries.
+pub(crate) fn from_entry(entry: &CpuidEntry) -> kvm_cpuid_entry2 {
+    kvm_cpuid_entry2 {
+        function: entry.function,
+        index: entry.index,
+        flags: entry.flags,
+        eax: entry.eax,
+        ebx: entry.ebx,
+        ecx: entry.ecx,
+        edx: entry.edx,
+        ..Default::default()
+    }
+}
+
+/// The registers of a leaf that are sets of features, which a guest relies on wherever it runs.
+fn features(entry: &kvm_cpuid_entry2) -> Option<[u32; 4]> {
+    match (entry.function, entry.index) {
+        // The upper half of EBX and the bit for OSXSAVE depend on the CPU that is asked.
+        (0x1, _) => Some([0, 0, entry.ecx & !(1 << 27), entry.edx]),
+        (0x7, 0) => Some([0, entry.ebx, entry.ecx, entry.edx]),
+        (0x8000_0001, _) => Some([0, 0, entry.ecx, entry.edx]),
+        _ => None,
+    }
+}
+
+/// A leaf of which this host's CPU lacks features that the primary's has, and which ones.
+pub(crate) fn lacks(
+    here: &[kvm_cpuid_entry2],
+    primary: &[kvm_cpuid_entry2],
+) -> Option<(u32, [u32; 4])> {
+    primary.iter().find_map(|due| {
+        let wanted = features(due)?;
+        let same = |one: &&kvm_cpuid_entry2| (one.function, one.index) == (due.function, due.index);
+        let there = here
+            .iter()
+            .find(same)
+            .and_then(features)
+            .unwrap_or_default();
+        let mut missing = wanted;
+        for (missing, there) in missing.iter_mut().zip(there) {
+            *missing &= !there;
+        }
+        (missing != [0; 4]).then_some((due.function, missing))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_whose_cpu_has_less_is_found() {
+        let entry = |function, ebx, ecx| kvm_cpuid_entry2 {
+            function,
+            ebx,
+            ecx,
+            ..Default::default()
+        };
+        let primary = [entry(1, 7 << 24, 0b110), entry(7, 0b11, 0)];
+        assert_eq!(lacks(&primary, &primary), None);
+        let more = [entry(1, 9 << 24, 0b111), entry(7, 0b111, 1)];
+        assert_eq!(lacks(&more, &primary), None);
+        assert_eq!(lacks(&primary, &more), Some((1, [0, 0, 1, 0])));
+        assert_eq!(lacks(&primary[..1], &primary), Some((7, [0, 0b11, 0, 0])));
+    }
+}

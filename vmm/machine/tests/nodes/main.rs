@@ -1,0 +1,190 @@
+//! Guests of a few instructions whose vCPUs are on several nodes, on the real KVM of the host. A test
+//! whose host has no KVM says `SKIPPED` and does nothing.
+
+#[path = "../../../../memory-fabric/sharing/tests/native/mesh.rs"]
+mod mesh;
+
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::Duration;
+
+use fabric_sharing::SharedMemory;
+use ssi_hv_machine::{
+    ConsoleConfig, Irqchip, KVM_PATH, Machine, MachineConfig, MachineError, MachineHandle,
+    NodesConfig, Outcome, Secondary, SecondaryConfig,
+};
+use tiny_guests::apic::X2APIC_FLAG;
+use tiny_guests::nodes::work_on_two_nodes;
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+/// No step takes longer on a host that works, however loaded.
+const LIMIT: Duration = Duration::from_secs(120);
+const SILENCE_MAX: Duration = Duration::from_secs(20);
+
+/// Sends each byte that it is given.
+struct Sender(mpsc::Sender<u8>);
+
+impl Write for Sender {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        for byte in bytes {
+            // The test may have ended.
+            let _ = self.0.send(*byte);
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn kvm_is_there() -> bool {
+    let opened = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(KVM_PATH);
+    if let Err(error) = &opened {
+        println!("SKIPPED: {KVM_PATH} cannot be opened: {error}");
+    }
+    opened.is_ok()
+}
+
+/// The guest's memory on one node.
+fn memory_of(node: &SharedMemory) -> GuestMemoryMmap {
+    let memory = node.memory();
+    // SAFETY: the view is mapped while `node` lives, which the tests drop after the machine.
+    let region = unsafe {
+        MmapRegionBuilder::new(memory.bytes())
+            .with_raw_mmap_pointer(memory.guest_view())
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+            .build()
+    };
+    let region = GuestRegionMmap::new(region.unwrap(), GuestAddress(0)).unwrap();
+    GuestMemoryMmap::from_regions(vec![region]).unwrap()
+}
+
+fn nodes_config(me: u8, peer: u8, owners: &[u8], stream: UnixStream) -> NodesConfig {
+    NodesConfig {
+        vm: *b"a test's machine",
+        me,
+        owners: owners.to_vec(),
+        connections: vec![(peer, Box::new(stream))],
+        silence_max: SILENCE_MAX,
+    }
+}
+
+/// A guest whose second vCPU is on another node, in this process.
+struct Running {
+    nodes: Vec<SharedMemory>,
+    handle: MachineHandle,
+    said: Receiver<u8>,
+    end: Receiver<Result<Outcome, MachineError>>,
+    secondary: Receiver<Result<Outcome, MachineError>>,
+}
+
+impl Running {
+    fn start(code: &[u8], x2apic: bool) -> Self {
+        let nodes = mesh::nodes(2, 2, usize::MAX);
+        let (here, there) = UnixStream::pair().unwrap();
+        let config = SecondaryConfig {
+            nodes: nodes_config(1, 0, &[], there),
+            primary: 0,
+            pinning: Vec::new(),
+            tsc_difference: 0,
+        };
+        let of_secondary = memory_of(&nodes[1]);
+        let (sender, secondary) = mpsc::channel();
+        thread::spawn(move || {
+            let run = Secondary::new(config).and_then(|secondary| secondary.run(of_secondary));
+            sender.send(run)
+        });
+
+        let memory = memory_of(&nodes[0]);
+        memory
+            .write_obj(u8::from(x2apic), GuestAddress(X2APIC_FLAG))
+            .unwrap();
+        let mut kernel = tempfile::NamedTempFile::new().unwrap();
+        kernel.write_all(&tiny_guests::elf(code)).unwrap();
+        let config = MachineConfig {
+            kernel: kernel.path().to_owned(),
+            initrd: None,
+            cmdline: String::new(),
+            cpus: 2,
+            pinning: Vec::new(),
+            irqchip: Irqchip::User,
+            hotplug_bytes: 0,
+            devices: Vec::new(),
+            numa: Vec::new(),
+        };
+        let (sender, said) = mpsc::channel();
+        let console = ConsoleConfig::output_only(Box::new(Sender(sender)));
+        let others = nodes_config(0, 1, &[0, 1], here);
+        let machine = Machine::with_nodes(&config, memory, console, others).unwrap();
+        let handle = machine.handle();
+        let (sender, end) = mpsc::channel();
+        thread::spawn(move || sender.send(machine.run()));
+        Self {
+            nodes,
+            handle,
+            said,
+            end,
+            secondary,
+        }
+    }
+
+    fn wait_for(&self, byte: u8) {
+        let mut so_far = Vec::new();
+        while so_far.last() != Some(&byte) {
+            match self.said.recv_timeout(LIMIT) {
+                Ok(said) => so_far.push(said),
+                Err(_) => {
+                    let ends =
+                        [&self.end, &self.secondary].map(|end| end.recv_timeout(SILENCE_MAX));
+                    let said = String::from_utf8_lossy(&so_far);
+                    panic!("it only said {said}, and ended as {ends:?}")
+                }
+            }
+        }
+    }
+
+    /// How it ended on both nodes, and all that it said since the last wait.
+    fn finish(self) -> (Outcome, Outcome, String) {
+        let ends = [&self.end, &self.secondary].map(|end| end.recv_timeout(LIMIT));
+        let said = String::from_utf8_lossy(&self.said.try_iter().collect::<Vec<_>>()).into_owned();
+        for node in &self.nodes {
+            println!("{:?}", node.stats());
+        }
+        let ends = ends.map(|end| {
+            let end = end.unwrap_or_else(|_| panic!("it does not end, and has said {said:?}"));
+            end.expect("the host can run it")
+        });
+        let [primary, secondary] = ends;
+        (primary, secondary, said)
+    }
+}
+
+fn works(x2apic: bool) {
+    if !kvm_is_there() {
+        return;
+    }
+    let running = Running::start(work_on_two_nodes::code(), x2apic);
+    running.wait_for(b'b');
+    assert!(running.handle.press_power_button());
+    let (primary, secondary, said) = running.finish();
+    assert_eq!(said, "lk");
+    assert_eq!((primary, secondary), (Outcome::Shutdown, Outcome::Shutdown));
+}
+
+#[test]
+fn two_cpus_on_two_nodes_work_together() {
+    works(false);
+}
+
+#[test]
+fn two_cpus_on_two_nodes_work_together_in_x2apic_mode() {
+    works(true);
+}
