@@ -200,10 +200,7 @@ mod tests {
         );
 
         summary.add("exec", Outcome::Passed, Duration::ZERO);
-        summary.flaky(
-            "exec",
-            "passed at attempt 3: the guest stalled before its init",
-        );
+        summary.flaky("exec", "passed at attempt 3: the emulator hung: host 2");
         assert!(summary.has_failures());
         let closing = summary.closing();
         assert!(

@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::Context;
 use super::donor::DONOR;
+use super::{Context, stall};
 use crate::published::Published;
-use crate::testbed::{Output, RemoteProcess};
+use crate::testbed::{Output, RemoteProcess, TestbedError};
 
 /// Deadline of a guest with faultprobe from start to exit.
 pub(super) const GUEST_DEADLINE: Duration = Duration::from_secs(600);
@@ -157,57 +157,19 @@ impl Guest {
     }
 }
 
-/// A guest that neither reached init nor ended. On emulated hosts this happens occasionally without
-/// a fault of the product, because the emulation of nested virtualization lost an interrupt. The
-/// scenario is therefore repeated, but counts as flaky, since a deadlock looks the same. The state
-/// of its threads is saved.
-#[derive(Debug, thiserror::Error)]
-#[error("the guest stalled before its init: {reason}")]
-pub(super) struct GuestStalled {
-    reason: String,
-}
-
-#[cfg(test)]
-impl GuestStalled {
-    /// An error as a scenario returns it.
-    pub(super) fn example() -> Self {
-        Self {
-            reason: "its console ends with \"[    0.1\"; see stalled.txt".into(),
-        }
-    }
-}
-
 /// Waits until the guest of this process prints that init runs, or until the process ends.
 pub(super) fn reach_init(
     context: &Context<'_>,
     process: &RemoteProcess,
     deadline: Duration,
 ) -> anyhow::Result<()> {
-    if let Err(error) = process.wait_for_line(INIT_REACHED, deadline)
-        && process.wait(Duration::ZERO).is_err()
-    {
-        return Err(stalled(context, process, &error.to_string()).into());
-    }
-    Ok(())
-}
-
-/// Saves the state of the threads of `ssi-hv` to `stalled.txt`.
-fn stalled(context: &Context<'_>, process: &RemoteProcess, error: &str) -> GuestStalled {
-    let script = format!(
-        "for round in 1 2 3; do for t in /proc/{}/task/*; do echo \"$(cat $t/comm) $(cut -d' ' -f3,14,15 $t/stat)\"; cat $t/syscall $t/stack; done; sleep 1; done",
-        process.pid()
-    );
-    let threads = match context.testbed.host(1).run(&["sh", "-c", &script], SHORT) {
-        Ok(output) => output.stdout,
-        Err(error) => error.to_string(),
-    };
-    let console = process.stdout();
-    let last = console.lines().last().unwrap_or_default().to_owned();
-    let text = format!("{error}\n\n{threads}\n\n{console}");
-    // Best effort: the error below is what matters.
-    let _ = std::fs::write(context.artifacts.join("stalled.txt"), text);
-    GuestStalled {
-        reason: format!("its console ends with {last:?}; see stalled.txt"),
+    match process.wait_for_line(INIT_REACHED, deadline) {
+        Err(TestbedError::Deadline { .. }) if process.wait(Duration::ZERO).is_err() => {
+            Err(stall::examine(context, process, deadline)?.into())
+        }
+        // The caller finds out why the guest ended.
+        Ok(_) | Err(TestbedError::Deadline { .. }) => Ok(()),
+        Err(testbed) => Err(testbed.into()),
     }
 }
 

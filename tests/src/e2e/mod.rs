@@ -29,6 +29,7 @@ mod rdma_removed;
 mod reads;
 mod repeat;
 mod runner;
+mod stall;
 mod status;
 mod three_hosts;
 mod torture;
@@ -168,6 +169,7 @@ impl Plan {
             cpus::SCENARIOS,
             irqchip::SCENARIOS,
             cli::SCENARIOS,
+            stall::SCENARIOS,
         ];
         let alone = [
             bed::SCENARIOS,

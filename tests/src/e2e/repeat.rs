@@ -1,14 +1,15 @@
 //! Repeats a scenario whose testbed hung, and records every repetition.
 //!
-//! Emulation is not perfect: a host hangs, or the emulator drops a link. A guest that stalls before
-//! its init looks the same as a deadlock of the product, so a scenario that passes only when it is
-//! repeated is flaky. The summary lists flaky scenarios and limits them.
+//! Emulation is not perfect: a host hangs, or the emulator drops a link. Only what the testbed itself
+//! shows, by its heartbeat or its links, is a reason to repeat. A guest that stalls is none: it looks
+//! the same as a deadlock of the product. A scenario that passes only when it is repeated is flaky.
+//! The summary lists flaky scenarios and limits them.
 
 use std::fmt;
 
 use anyhow::Error;
 
-use super::{Result, Verdict, guest};
+use super::{Result, Verdict};
 use crate::summary::Outcome;
 use crate::testbed::TestbedError;
 
@@ -22,19 +23,11 @@ pub(super) enum Hang {
     Host(String),
     /// The emulator no longer carries packets between two hosts.
     Link(usize, usize),
-    /// The guest stalled before its init: an interrupt that the emulator lost, or a deadlock.
-    Guest(String),
 }
 
 impl Hang {
     /// Returns the hang that an error reports.
     pub(super) fn of(error: &Error) -> Option<Self> {
-        let stalled = error
-            .chain()
-            .find(|cause| cause.is::<guest::GuestStalled>());
-        if let Some(stalled) = stalled {
-            return Some(Self::Guest(first_line(stalled)));
-        }
         let mut causes = error.chain().filter_map(|e| e.downcast_ref());
         let hung = causes.find(|cause: &&TestbedError| cause.is_hung_host())?;
         Some(Self::Host(first_line(hung)))
@@ -48,7 +41,6 @@ impl fmt::Display for Hang {
             Self::Link(a, b) => {
                 write!(f, "the emulator hung: the link {a}-{b} carries nothing")
             }
-            Self::Guest(what) => f.write_str(what),
         }
     }
 }
@@ -123,6 +115,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::e2e::stall::GuestStalled;
 
     fn hung_host() -> TestbedError {
         TestbedError::HostHung {
@@ -163,17 +156,17 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_stalled_is_not_said_to_be_a_hang_of_the_emulator() {
-        let error = Error::new(guest::GuestStalled::example()).context("while booting");
-        let hang = Hang::of(&error).expect("it stalled");
-        assert!(matches!(hang, Hang::Guest(_)));
-        assert!(!hang.to_string().contains("emulator"), "{hang}");
+    fn a_guest_that_stalls_while_its_host_answers_fails_at_once() {
+        let stalled = || Err(GuestStalled::example().into());
+        let (ended, restarts) = end_of(vec![stalled()]);
+        assert!(matches!(ended.outcome, Outcome::Failed(why) if why.contains("stalled")));
+        assert!(restarts.is_empty() && ended.flaky.is_none());
     }
 
     #[test]
     fn what_passes_only_when_repeated_is_flaky_and_says_why() {
-        let stalled = || Err(guest::GuestStalled::example().into());
-        let (ended, restarts) = end_of(vec![stalled(), Err(hung_host().into()), Ok(Verdict::Pass)]);
+        let hung = || Err(hung_host().into());
+        let (ended, restarts) = end_of(vec![hung(), hung(), Ok(Verdict::Pass)]);
         assert_eq!((ended.outcome, restarts.len()), (Outcome::Passed, 2));
         let reason = ended.flaky.expect("it was repeated");
         assert!(reason.starts_with("passed at attempt 3: "), "{reason}");

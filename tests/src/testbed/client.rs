@@ -38,6 +38,17 @@ struct Health {
     start: Instant,
     /// Milliseconds from `start` to the last answer.
     last_ms: AtomicU64,
+    /// The longest time between two answers, in milliseconds.
+    longest_ms: AtomicU64,
+}
+
+/// For how long a host's agent has not answered its heartbeat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Silence {
+    /// Time since the last answer.
+    pub now: Duration,
+    /// The longest time between two answers, or since the last one.
+    pub longest: Duration,
 }
 
 impl Endpoint {
@@ -46,6 +57,7 @@ impl Endpoint {
         let health = Health {
             start: Instant::now(),
             last_ms: AtomicU64::new(0),
+            longest_ms: AtomicU64::new(0),
         };
         Self {
             host,
@@ -105,8 +117,7 @@ impl Endpoint {
 
     /// Fails when the host counts as hung.
     pub fn check(&self) -> Result<(), TestbedError> {
-        let last = Duration::from_millis(self.health.last_ms.load(Ordering::Relaxed));
-        let silent = self.health.start.elapsed().saturating_sub(last);
+        let silent = self.silence().now;
         if silent <= HEARTBEAT_SILENCE_MAX {
             return Ok(());
         }
@@ -116,6 +127,17 @@ impl Endpoint {
             silent,
             log,
         })
+    }
+
+    /// Returns for how long the agent has not answered.
+    pub fn silence(&self) -> Silence {
+        let last = Duration::from_millis(self.health.last_ms.load(Ordering::Relaxed));
+        let longest = Duration::from_millis(self.health.longest_ms.load(Ordering::Relaxed));
+        let now = self.health.start.elapsed().saturating_sub(last);
+        Silence {
+            now,
+            longest: longest.max(now),
+        }
     }
 
     /// Pings the agent once, waiting no longer than `timeout`.
@@ -133,7 +155,13 @@ impl Endpoint {
 
     fn beat(&self) {
         let ms = u64::try_from(self.health.start.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.health.last_ms.store(ms, Ordering::Relaxed);
+        // Relaxed: one thread writes at a time, and readers need no order between the two.
+        let last = self.health.last_ms.swap(ms, Ordering::Relaxed);
+        // The host boots before its first answer.
+        if last > 0 {
+            let silent = ms.saturating_sub(last);
+            self.health.longest_ms.fetch_max(silent, Ordering::Relaxed);
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use testbed_agent::{Kind, Request};
 
-use super::client::{Endpoint, Heartbeat};
+use super::client::{Endpoint, Heartbeat, Silence};
 use super::process::{RemoteProcess, Tap};
 use super::{HostImage, TestbedConfig, TestbedError, qemu};
 use crate::cleanup::Process;
@@ -179,6 +179,12 @@ impl Host {
     /// [`TestbedError::HostHung`].
     pub fn check_health(&self) -> Result<(), TestbedError> {
         self.endpoint.check()
+    }
+
+    /// Returns for how long its agent has not answered.
+    #[must_use]
+    pub fn silence(&self) -> Silence {
+        self.endpoint.silence()
     }
 
     /// Runs a command to its end, or kills it at the deadline.

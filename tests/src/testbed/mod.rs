@@ -15,6 +15,7 @@ mod image;
 mod process;
 mod qemu;
 
+pub use client::Silence;
 pub use error::TestbedError;
 pub use host::{ExitStatus, Host, Output};
 pub use image::{HostImage, HostKernel};
