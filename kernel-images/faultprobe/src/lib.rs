@@ -7,13 +7,15 @@
 //! of the visits the page is rewritten with the next generation. A last pass compares what was
 //! written since it was last compared, so that every byte is compared after its last write.
 //!
-//! An access counts as remote if it took longer than a threshold that is derived from the
-//! time of accesses to pages touched just before; see [`report::threshold_ns`].
+//! An access counts as a fault if it took longer than a threshold that is derived from the
+//! time of accesses to pages touched just before; see [`report::threshold_ns`]. With `--kinds` it
+//! measures faults of one kind each instead; see [`kinds`].
 
 use clap::{Parser, ValueEnum};
 
 pub mod clock;
 pub mod cpu;
+pub mod kinds;
 pub mod memory;
 pub mod pattern;
 pub mod probe;
@@ -44,6 +46,10 @@ pub struct Args {
     /// Let the kernel move the memory to other nodes once it is filled.
     #[arg(long, requires = "node")]
     pub unbind: bool,
+    /// Measure remote faults and faults on pages fetched ahead, each on its own, in a guest with this
+    /// much local memory; wait for a line of standard input before each.
+    #[arg(long, value_name = "LOCAL", value_parser = parse_bytes, conflicts_with_all = ["node", "passes", "pattern"])]
+    pub kinds: Option<u64>,
 }
 
 /// Order in which pages are visited.
@@ -53,6 +59,17 @@ pub enum Order {
     Random,
     /// By ascending address.
     Sequential,
+}
+
+/// Measures faults by kind on `memory`, prints the line of results, and returns whether every byte was
+/// right.
+///
+/// # Errors
+/// When the memory is too small.
+pub fn run_kinds(memory: &mut memory::Memory, args: &Args, local: u64) -> Result<bool, String> {
+    let kinds = kinds::run(memory, args, local, &mut std::io::stdin().lock())?;
+    println!("FAULTPROBE {}", kinds.to_json());
+    Ok(kinds.is_sound())
 }
 
 /// Runs the probe on `memory`, prints its line of results, and returns whether every byte was

@@ -20,9 +20,16 @@ fn main() -> ExitCode {
         eprintln!("faultprobe: {error}");
         return ExitCode::from(2);
     }
-    if faultprobe::run_and_print(&mut memory, &args) {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    let sound = match args.kinds {
+        None => Ok(faultprobe::run_and_print(&mut memory, &args)),
+        Some(local) => faultprobe::run_kinds(&mut memory, &args, local),
+    };
+    match sound {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("faultprobe: {error}");
+            ExitCode::from(2)
+        }
     }
 }

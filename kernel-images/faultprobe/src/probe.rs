@@ -56,19 +56,8 @@ impl Visit {
 /// Fills the memory, visits it as the arguments say, and finally compares what was written since it
 /// was last compared.
 pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
-    let mut run = Run {
-        generations: vec![0; memory.pages()],
-        unverified: vec![true; memory.pages()],
-        seed: args.seed,
-        shown: 0,
-        outcome: Outcome {
-            pages: memory.pages(),
-            ..Outcome::default()
-        },
-    };
-    for page in 0..memory.pages() {
-        run.contents(page).fill(memory.page_mut(page));
-    }
+    let mut run = Run::new(memory.pages(), args.seed);
+    run.fill(memory);
     if args.unbind
         && let Err(error) = memory.unbind()
     {
@@ -108,17 +97,47 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
     run.outcome
 }
 
-struct Run {
+/// What each page must contain, and what was found.
+#[derive(Debug)]
+pub struct Run {
     /// How often each page was rewritten.
     generations: Vec<u32>,
     /// Which pages were written since they were last compared.
     unverified: Vec<bool>,
     seed: u64,
     shown: usize,
-    outcome: Outcome,
+    /// What was found so far.
+    pub outcome: Outcome,
 }
 
 impl Run {
+    /// The state of so many pages before they are filled.
+    pub fn new(pages: usize, seed: u64) -> Self {
+        Self {
+            generations: vec![0; pages],
+            unverified: vec![true; pages],
+            seed,
+            shown: 0,
+            outcome: Outcome {
+                pages,
+                ..Outcome::default()
+            },
+        }
+    }
+
+    /// Writes every page in order.
+    pub fn fill(&self, memory: &mut Memory) {
+        for page in 0..memory.pages() {
+            self.contents(page).fill(memory.page_mut(page));
+        }
+    }
+
+    /// Compares a page with what was last written to it.
+    pub fn compare_written(&mut self, memory: &Memory, page: usize) {
+        let contents = self.contents(page);
+        self.compare(memory.page(page), page, contents, 0);
+    }
+
     fn contents(&self, page: usize) -> Contents {
         Contents::new(self.seed, page, self.generations[page])
     }
@@ -193,7 +212,7 @@ impl Run {
 }
 
 /// Shuffles the numbers (Fisher and Yates).
-fn shuffle(order: &mut [usize], seed: u64) {
+pub fn shuffle(order: &mut [usize], seed: u64) {
     let mut state = seed;
     for i in (1..order.len()).rev() {
         state = mix(state);
@@ -216,19 +235,8 @@ mod tests {
     }
 
     fn start(memory: &mut Memory) -> Run {
-        let generations = vec![0; memory.pages()];
-        let mut run = Run {
-            generations,
-            unverified: vec![true; memory.pages()],
-            seed: 1,
-            shown: 0,
-            outcome: Outcome::default(),
-        };
-        for page in 0..memory.pages() {
-            let contents = run.contents(page);
-            contents.fill(memory.page_mut(page));
-        }
-        run.outcome = Outcome::default();
+        let run = Run::new(memory.pages(), 1);
+        run.fill(memory);
         run
     }
 

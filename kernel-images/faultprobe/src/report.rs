@@ -7,11 +7,11 @@ use crate::clock::Clock;
 use crate::probe::Outcome;
 use crate::{Args, Order};
 
-/// No faster access is counted as remote. A userfaultfd round trip alone costs 20 us, and the
+/// No faster access is counted as a fault. A userfaultfd round trip alone costs 20 us, and the
 /// fastest networks add some microseconds.
-const REMOTE_NS_MIN: u64 = 10_000;
-/// How many times slower than the slow end of local accesses a remote one must be.
-const REMOTE_FACTOR: u64 = 8;
+const FAULT_NS_MIN: u64 = 10_000;
+/// How many times slower than the slow end of local accesses one with a fault must be.
+const FAULT_FACTOR: u64 = 8;
 
 /// Percentiles, in microseconds; zeroes if there was nothing to measure.
 #[derive(Debug, Serialize)]
@@ -28,13 +28,14 @@ pub struct Latency {
 pub struct Report {
     pages: usize,
     touches: usize,
-    remote_faults: u64,
+    /// Touches that stopped the program, of whatever kind.
+    faults: u64,
     /// Per pass, the last one included.
-    remote_faults_by_pass: Vec<usize>,
+    faults_by_pass: Vec<usize>,
     verified_bytes: u64,
     corrupt_bytes: u64,
     rewritten_pages: u64,
-    /// Latencies of remote accesses.
+    /// Latencies of the faults.
     latency_us: Latency,
     /// Latencies of accesses to pages touched just before.
     local_us: Latency,
@@ -45,15 +46,14 @@ pub struct Report {
     elapsed_s: f64,
 }
 
-/// The time above which an access counts as remote: eight times the 99th percentile of local ones,
+/// The time above which an access counts as a fault: eight times the 99th percentile of local ones,
 /// and 10 us as a minimum.
 ///
 /// It cannot distinguish a fetch from another host from a fault that the pager resolves locally (a
-/// page on probation); both stop the program, and the pager's own counters distinguish them.
+/// page on probation, or fetched ahead); both stop the program. [`kinds`](crate::kinds) measures them
+/// separately.
 pub fn threshold_ns(local_p99_ns: u64) -> u64 {
-    local_p99_ns
-        .saturating_mul(REMOTE_FACTOR)
-        .max(REMOTE_NS_MIN)
+    local_p99_ns.saturating_mul(FAULT_FACTOR).max(FAULT_NS_MIN)
 }
 
 impl Report {
@@ -64,24 +64,24 @@ impl Report {
         let threshold = threshold_ns(local.value_at_quantile(0.99));
         let touches = outcome.touch_ticks.iter().map(|&t| to_ns(t, rate));
         let touches: Vec<u64> = touches.collect();
-        let is_remote = |ns: &u64| *ns > threshold;
-        let remote = histogram(touches.iter().copied().filter(is_remote));
+        let is_fault = |ns: &u64| *ns > threshold;
+        let faults = histogram(touches.iter().copied().filter(is_fault));
         let mut rest = touches.as_slice();
         let by_pass = outcome.pass_touches.iter().map(|&count| {
             let (pass, after) = rest.split_at(count.min(rest.len()));
             rest = after;
-            pass.iter().filter(|ns| is_remote(ns)).count()
+            pass.iter().filter(|ns| is_fault(ns)).count()
         });
-        let remote_faults_by_pass = by_pass.collect();
+        let faults_by_pass = by_pass.collect();
         Self {
             pages: outcome.pages,
             touches: outcome.touch_ticks.len(),
-            remote_faults: remote.len(),
-            remote_faults_by_pass,
+            faults: faults.len(),
+            faults_by_pass,
             verified_bytes: outcome.verified_bytes,
             corrupt_bytes: outcome.corrupt_bytes,
             rewritten_pages: outcome.rewritten_pages,
-            latency_us: latency(&remote),
+            latency_us: latency(&faults),
             local_us: latency(&local),
             threshold_us: to_us(threshold),
             pattern: match args.pattern {
@@ -98,6 +98,11 @@ impl Report {
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
     }
+}
+
+/// Percentiles of times in ticks.
+pub fn latency_of(ticks: &[u64], ns_per_tick: f64) -> Latency {
+    latency(&histogram(ticks.iter().map(|&t| to_ns(t, ns_per_tick))))
 }
 
 fn histogram(values: impl Iterator<Item = u64>) -> Histogram<u64> {
@@ -145,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_accesses_are_remote_and_others_are_not() {
+    fn slow_accesses_are_faults_and_others_are_not() {
         let args = Args::try_parse_from(["faultprobe", "--passes", "1"]).unwrap();
         let mut outcome = Outcome {
             pages: 500,
@@ -159,10 +164,10 @@ mod tests {
         outcome.pass_touches = vec![950, 50];
         let report = Report::new(&args, &outcome, &clock);
         assert_eq!(
-            (report.remote_faults, report.touches, report.pages),
+            (report.faults, report.touches, report.pages),
             (100, 1000, 500)
         );
-        assert_eq!(report.remote_faults_by_pass, [50, 50]);
+        assert_eq!(report.faults_by_pass, [50, 50]);
         assert!(report.latency_us.p50 > report.threshold_us);
         let json: serde_json::Value = serde_json::from_str(&report.to_json()).unwrap();
         for key in ["p50", "p90", "p99", "p999", "max"] {

@@ -17,12 +17,9 @@ pub(super) fn text(probe: &Value, report: &Value) -> String {
             number(pager, unit)
         );
     };
-    row(
-        "remote faults",
-        &probe["remote_faults"],
-        &pager["count"],
-        "",
-    );
+    // A program cannot see of what kind its faults are: in the guest they are all there were.
+    row("faults", &probe["faults"], &Value::Null, "");
+    row("remote faults", &Value::Null, &pager["count"], "");
     for key in ["p50", "p90", "p99"] {
         row(
             key,
@@ -86,7 +83,7 @@ mod tests {
 
     #[test]
     fn the_table_puts_guest_and_pager_side_by_side() {
-        let probe = json!({"remote_faults": 10, "latency_us": {"p50": 1.6}, "verified_bytes": 1 << 30, "corrupt_bytes": 0});
+        let probe = json!({"faults": 10, "latency_us": {"p50": 1.6}, "verified_bytes": 1 << 30, "corrupt_bytes": 0});
         let report = json!({
             "faults": {"remote": {"count": 12, "latency_us": {"p50": 1.1}}},
             "nodes": [{"id": 1, "role": "donor", "memory_bytes": 2 << 20, "pages_fetched": 5, "pages_written_back": 4}],
@@ -94,7 +91,8 @@ mod tests {
         });
         let text = super::text(&probe, &report);
         assert!(
-            text.contains("remote faults                 10              12"),
+            text.contains("faults                        10               -")
+                && text.contains("remote faults                  -              12"),
             "{text}"
         );
         assert!(

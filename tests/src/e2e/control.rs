@@ -195,7 +195,7 @@ fn resize(context: &Context<'_>, socket: &str, bytes: u64) -> anyhow::Result<()>
 }
 
 /// Sends a request to a control socket on host 1, as a program would, and returns the answer.
-fn ask(
+pub(super) fn ask(
     context: &Context<'_>,
     socket: &str,
     method: &str,

@@ -13,6 +13,7 @@ mod disks;
 mod distro;
 mod donor;
 mod exec;
+mod fault_kinds;
 mod faults;
 mod free_pages;
 mod guest;
@@ -174,6 +175,7 @@ impl Plan {
         let alone = [
             bed::SCENARIOS,
             boot::MEASURED,
+            fault_kinds::MEASURED,
             rdma::MEASURED,
             transports::MEASURED,
         ];

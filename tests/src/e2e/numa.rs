@@ -79,14 +79,14 @@ fn numa(context: &Context<'_>) -> Result {
         bail!("{} of 2 probes ended", probes.len());
     };
     check_bytes(moved)?;
-    let passes: Vec<u64> = serde_json::from_value(moved["remote_faults_by_pass"].clone())?;
+    let passes: Vec<u64> = serde_json::from_value(moved["faults_by_pass"].clone())?;
     context.note(format!(
-        "remote faults by pass while hot pages move near: {passes:?}"
+        "faults by pass while hot pages move near: {passes:?}"
     ));
     let [from, .., to, _] = passes[..] else {
         bail!("passes: {passes:?}");
     };
-    ensure!(to * 2 < from, "remote faults by pass: {passes:?}");
+    ensure!(to * 2 < from, "faults by pass: {passes:?}");
     ensure!(migrated(console)? > 0, "the guest has moved no page");
 
     for (donor, node) in [(first, 1), (second, 2)] {
@@ -107,13 +107,13 @@ fn bound_to(probes: &[Value], grown: impl Fn(usize) -> u64) -> anyhow::Result<St
         bail!("{} probes ended before the second one", probes.len());
     };
     check_bytes(bound)?;
-    let faults = number(bound, "/remote_faults")?;
+    let faults = number(bound, "/faults")?;
     let (there, elsewhere) = (grown(BOUND_TO), grown(MOVED_FROM));
     let said = format!(
-        "bound to node {BOUND_TO}: {faults} of {} touches were remote, {there} pages came from there and {elsewhere} from node {MOVED_FROM}",
+        "bound to node {BOUND_TO}: {faults} of {} touches were faults, {there} pages came from there and {elsewhere} from node {MOVED_FROM}",
         bound["touches"]
     );
-    // The guest counts slow accesses as remote, which includes local pages under eviction.
+    // The guest cannot see of what kind a fault is: some find a local page under eviction.
     ensure!(there >= FROM_DONOR_MIN, "{said}");
     ensure!(there * 4 >= faults * 3, "{said}");
     ensure!(elsewhere * 20 <= there, "{said}");

@@ -1,0 +1,153 @@
+//! A scenario that compares the latency of faults as the guest and as the pager measure it.
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::control::ask;
+use super::donor::Donor;
+use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
+use super::{Context, Hosts, Result, Scenario, Verdict};
+
+/// A press of the power button is four events of 24 bytes, and becomes a line of the probe's input. The
+/// guest has 128 MiB of local memory. A kernel that has just booted allocates pages in the order of
+/// their addresses, so a stride in the probe's memory is mostly a stride in the guest's.
+const WORK: &str = "exec 3</dev/input/event0; mkfifo /tmp/presses; \
+    (while head -c 96 <&3 >/dev/null; do echo; done) >/tmp/presses & \
+    faultprobe --bytes 288M --kinds 128M </tmp/presses";
+/// The visited pages are compared: twice 3000.
+const VERIFIED_BYTES: u64 = 6000 * 4096;
+const NAME: &str = "kinds";
+/// Share by which both medians may differ.
+const DIFFERENCE_MAX: f64 = 0.25;
+/// Share of the visits of a phase that the pager must have counted as faults of its kind. The guest's
+/// kernel has faults of its own, so they may be more.
+const OF_ITS_KIND_MIN: f64 = 0.8;
+
+/// Compares times.
+pub(super) const MEASURED: &[Scenario] = &[Scenario {
+    name: "fault_latency_agrees",
+    about: "the guest's median of remote faults is the pager's, plus what every fault costs outside the pager",
+    needs_product: true,
+    hosts: Hosts::TWO_6_12,
+    run: fault_latency_agrees,
+}];
+
+fn fault_latency_agrees(context: &Context<'_>) -> Result {
+    let donor = Donor::start(context)?;
+    let mut guest = Guest::remote(1, WORK);
+    guest.cmdline.push_str(" ssi_modules=\"button evdev\"");
+    guest.more.extend(["--name", NAME]);
+    let process = guest.boot(context)?;
+    let socket = format!("vm-{}-{NAME}", process.pid());
+    let host = context.testbed.host(1);
+    let at = |place: &str| -> anyhow::Result<Value> {
+        process.wait_for_line(&format!("FAULTPROBE-AT {place}"), GUEST_DEADLINE)?;
+        let report = ask(context, &socket, "GET", "/v1/report", "")?;
+        host.check(&["ssi-hv", "shutdown", NAME], SHORT)?;
+        Ok(report)
+    };
+    let filled = at("filled")?;
+    let fetched = at("remote pages visited")?;
+    let found = at("fetched pages visited")?;
+    let guest = Finished::read(context, process.wait(GUEST_DEADLINE)?)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    let probe = guest.faultprobe_over(VERIFIED_BYTES)?;
+    donor.stop(context)?;
+
+    let remote = Compared::new(&probe["remote"], &filled, &fetched, "remote")?;
+    let minor = Compared::new(&probe["ahead"], &fetched, &found, "minor")?;
+    // A minor fault is short in the pager; the rest of what it costs the guest, every fault costs.
+    let outside = minor.guest_us - minor.pager_us;
+    let difference = (remote.guest_us - outside) / remote.pager_us - 1.0;
+    context.note(format!(
+        "p50 of {} remote faults: {:.0} us in the guest, {:.0} us in the pager; of {} minor faults: {:.0} us in the \
+         guest, {:.0} us in the pager, so {outside:.0} us of each fault are outside the pager; without them the \
+         guest's differs by {:.1} % (emulated)",
+        remote.faults,
+        remote.guest_us,
+        remote.pager_us,
+        minor.faults,
+        minor.guest_us,
+        minor.pager_us,
+        difference * 100.0,
+    ));
+    ensure!(
+        outside > 0.0,
+        "minor faults take longer in the pager than in the guest"
+    );
+    ensure!(
+        difference.abs() <= DIFFERENCE_MAX,
+        "{:.1} % between guest and pager, {:.0} % is the limit",
+        difference * 100.0,
+        DIFFERENCE_MAX * 100.0
+    );
+    Ok(Verdict::Pass)
+}
+
+/// The medians of one phase.
+struct Compared {
+    faults: u64,
+    guest_us: f64,
+    pager_us: f64,
+}
+
+impl Compared {
+    /// Compares what the guest saw in a phase with what the pager counted between two reports.
+    fn new(seen: &Value, before: &Value, after: &Value, kind: &str) -> anyhow::Result<Self> {
+        let visits = seen["visits"].as_f64().context("visits")?;
+        let guest_us = seen["latency_us"]["p50"].as_f64().context("p50")?;
+        let of = |report: &Value| distribution(report, kind);
+        let (faults, pager_us) = median_between(&of(before)?, &of(after)?)
+            .with_context(|| format!("the pager counted no {kind} fault"))?;
+        ensure!(
+            faults as f64 >= visits * OF_ITS_KIND_MIN,
+            "{faults} {kind} faults in the pager for {visits} visits"
+        );
+        Ok(Self {
+            faults,
+            guest_us,
+            pager_us,
+        })
+    }
+}
+
+/// The pairs of a latency and how many faults took up to that and more than the one before.
+type Distribution = Vec<(f64, u64)>;
+
+fn distribution(report: &Value, kind: &str) -> anyhow::Result<Distribution> {
+    let pairs = report["distributions"][kind].clone();
+    serde_json::from_value(pairs).with_context(|| format!("distribution of {kind} faults"))
+}
+
+/// How many faults came between two distributions, and their median.
+fn median_between(before: &Distribution, after: &Distribution) -> Option<(u64, f64)> {
+    let count_before = |latency: f64| {
+        let same = before.iter().find(|(other, _)| *other == latency);
+        same.map_or(0, |(_, count)| *count)
+    };
+    let grown: Distribution = after
+        .iter()
+        .map(|(latency, count)| (*latency, count.saturating_sub(count_before(*latency))))
+        .collect();
+    let all: u64 = grown.iter().map(|(_, count)| count).sum();
+    let mut below = 0;
+    let (median, _) = grown.iter().find(|(_, count)| {
+        below += count;
+        below * 2 >= all && all > 0
+    })?;
+    Some((all, *median))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_that_of_the_faults_between() {
+        let before = vec![(10.0, 100), (20.0, 5)];
+        let after = vec![(10.0, 101), (20.0, 6), (30.0, 1), (40.0, 4)];
+        assert_eq!(median_between(&before, &after), Some((7, 40.0)));
+        assert_eq!(median_between(&before, &before), None);
+        assert_eq!(median_between(&Vec::new(), &before), Some((105, 10.0)));
+    }
+}
