@@ -39,6 +39,7 @@ mod transports;
 mod udp;
 mod up;
 mod vsock;
+mod working_set;
 
 pub(crate) use bed::add_rxe;
 pub(crate) use guest::parse_faultprobe;
@@ -171,6 +172,7 @@ impl Plan {
             irqchip::SCENARIOS,
             cli::SCENARIOS,
             stall::SCENARIOS,
+            working_set::SCENARIOS,
         ];
         let alone = [
             bed::SCENARIOS,

@@ -180,6 +180,7 @@ pub fn status() -> VmStatus {
             used: 512,
             wasted: 32,
             late: 3,
+            replayed: 70,
         },
         rdma: resources(),
         errors_total: 1,

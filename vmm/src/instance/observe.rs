@@ -212,6 +212,7 @@ fn prefetch(stats: &PagerStats) -> Prefetch {
         used: stats.prefetch_used.get(),
         wasted: stats.prefetch_wasted.get(),
         late: stats.prefetch_late.get(),
+        replayed: stats.replayed.get(),
     }
 }
 

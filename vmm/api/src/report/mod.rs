@@ -381,6 +381,8 @@ pub struct Prefetch {
     pub wasted: u64,
     /// Touches of a page while it was in transit.
     pub late: u64,
+    /// Untouched pages that were filled with zeroes, since a replayed working set has them.
+    pub replayed: u64,
 }
 
 #[cfg(test)]
