@@ -163,14 +163,18 @@ mod tests {
 
     use super::*;
 
-    /// A writer into a channel that takes a permit from another channel before each write.
+    /// A writer into a channel that announces each write, and takes a permit from another channel
+    /// before it.
     struct Gated {
+        begun: mpsc::Sender<()>,
         permits: mpsc::Receiver<()>,
         written: mpsc::Sender<Vec<u8>>,
     }
 
     impl Write for Gated {
         fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+            // A test that does not wait for it has dropped the receiver.
+            let _ = self.begun.send(());
             self.permits.recv().map_err(|_| io::ErrorKind::BrokenPipe)?;
             self.written
                 .send(buf.to_vec())
@@ -183,16 +187,32 @@ mod tests {
         }
     }
 
-    fn gated() -> (ConsoleOutput, mpsc::Sender<()>, mpsc::Receiver<Vec<u8>>) {
+    struct Gate {
+        begins: mpsc::Receiver<()>,
+        permit: mpsc::Sender<()>,
+        output: mpsc::Receiver<Vec<u8>>,
+    }
+
+    fn gated() -> (ConsoleOutput, Gate) {
+        let (begun, begins) = mpsc::channel();
         let (permit, permits) = mpsc::channel();
         let (written, output) = mpsc::channel();
-        let console = ConsoleOutput::spawn(Box::new(Gated { permits, written })).unwrap();
-        (console, permit, output)
+        let writer = Gated {
+            begun,
+            permits,
+            written,
+        };
+        let gate = Gate {
+            begins,
+            permit,
+            output,
+        };
+        (ConsoleOutput::spawn(Box::new(writer)).unwrap(), gate)
     }
 
     #[test]
     fn a_slow_writer_loses_nothing() {
-        let (console, permit, output) = gated();
+        let (console, Gate { permit, output, .. }) = gated();
         let total = CONSOLE_BUFFER_BYTES_MAX * 3;
         let producer = {
             let console = console.clone();
@@ -219,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_blocked_writer_does_not_hold_up_close_for_ever() {
-        let (console, _permit, _output) = gated();
+        let (console, _gate) = gated();
         let blocked = {
             let console = console.clone();
             thread::spawn(move || {
@@ -236,8 +256,13 @@ mod tests {
 
     #[test]
     fn who_is_let_go_waits_no_more_and_what_found_room_is_written() {
-        let (console, permit, output) = gated();
-        for _ in 0..CONSOLE_BUFFER_BYTES_MAX * 2 {
+        let (console, gate) = gated();
+        let Gate { permit, output, .. } = &gate;
+        console.push(b'x');
+        // The thread has taken that byte and takes no more before it has a permit, so the buffer
+        // is full of the others, whenever the thread runs.
+        gate.begins.recv().unwrap();
+        for _ in 1..CONSOLE_BUFFER_BYTES_MAX * 2 {
             console.push(b'x');
         }
         console.let_go();
@@ -253,9 +278,8 @@ mod tests {
 
     #[test]
     fn a_failed_writer_lets_the_guest_go_on() {
-        let (console, permit, output) = gated();
-        drop(permit);
-        drop(output);
+        let (console, gate) = gated();
+        drop(gate);
         for _ in 0..CONSOLE_BUFFER_BYTES_MAX * 2 {
             console.wait_for_room();
             console.push(b'x');
