@@ -10,9 +10,9 @@ use crate::transport::rdma::DeviceChoice;
 use crossbeam_channel::unbounded;
 use vmm_sys_util::eventfd::EFD_NONBLOCK;
 
-const GRACE: Duration = Duration::from_millis(50);
-/// Longer than that: the next break comes when the grace time of the one before is over.
-const PAUSE: Duration = Duration::from_millis(100);
+/// A grace time that is over at the next look at the clock: each break comes after that of the one
+/// before, without waiting for it.
+const NO_GRACE: Duration = Duration::from_nanos(1);
 
 fn donor() -> Donor {
     let donor = Donor::start(&DonorConfig {
@@ -26,7 +26,11 @@ fn donor() -> Donor {
     donor.expect("a donor on loopback")
 }
 
-fn link(donor: &Donor, classes: &[TrafficClass]) -> (Link, Vec<LinkPort>, Receiver<LinkEvent>) {
+fn link(
+    donor: &Donor,
+    classes: &[TrafficClass],
+    grace: Duration,
+) -> (Link, Vec<LinkPort>, Receiver<LinkEvent>) {
     let leased = Leased::obtain(LinkConfig {
         local: NodeId(0).into(),
         node: NodeId(1),
@@ -35,7 +39,7 @@ fn link(donor: &Donor, classes: &[TrafficClass]) -> (Link, Vec<LinkPort>, Receiv
         vm: "test".into(),
         bytes: 4096,
         or_less: false,
-        grace: GRACE,
+        grace,
     });
     let (told, events) = unbounded();
     let observer = Arc::new(move |event| drop(told.send(event)));
@@ -49,14 +53,18 @@ fn link(donor: &Donor, classes: &[TrafficClass]) -> (Link, Vec<LinkPort>, Receiv
 #[test]
 fn an_idle_vm_whose_control_connection_breaks_now_and_then_keeps_its_donor() {
     let donor = donor();
-    let (link, _, events) = link(&donor, &[]);
+    let (link, _, events) = link(&donor, &[], NO_GRACE);
     for _ in 0..3 {
-        std::thread::sleep(PAUSE);
         donor.break_connections();
         wait_until("the broken connection does not end", || {
             donor.connections() == 0
         });
         wait_until("the lease is not resumed", || donor.connections() == 1);
+        // The next break comes after a renewal: one that met a connection on which the lease is
+        // not resumed yet would be an attempt that failed.
+        let stats = link.stats();
+        let before = stats.round_trip();
+        wait_until("the lease is not renewed", || stats.round_trip() != before);
         assert_eq!(events.try_iter().collect::<Vec<_>>(), []);
     }
     drop(link);
@@ -66,11 +74,10 @@ fn an_idle_vm_whose_control_connection_breaks_now_and_then_keeps_its_donor() {
 #[test]
 fn a_port_that_lost_an_idle_connection_twice_is_connected_again() {
     let donor = donor();
-    let (link, ports, events) = link(&donor, &[TrafficClass::Urgent]);
+    let (link, ports, events) = link(&donor, &[TrafficClass::Urgent], NO_GRACE);
     let port = &ports[0];
     let mut held = port.take_connection().expect("the first one");
     for _ in 0..2 {
-        std::thread::sleep(PAUSE);
         donor.break_connections();
         port.request_connection(fabric_transport::port::Outage::Initial);
         let deadline = Instant::now() + PATIENCE;
@@ -90,7 +97,8 @@ fn a_port_that_lost_an_idle_connection_twice_is_connected_again() {
 #[test]
 fn a_port_whose_connections_complete_nothing_is_lost_after_the_grace_time() {
     let donor = donor();
-    let (link, ports, events) = link(&donor, &[TrafficClass::Urgent]);
+    let grace = Duration::from_millis(50);
+    let (link, ports, events) = link(&donor, &[TrafficClass::Urgent], grace);
     let deadline = Instant::now() + PATIENCE;
     let lost = loop {
         // As a transport does on whose connection nothing is answered.
