@@ -27,16 +27,7 @@ fn a_lease_that_ended_is_of_no_more_use() {
 #[test]
 fn a_vm_that_stops_renewing_loses_its_lease() {
     let donor = donor(MIB);
-    let mut control = ControlStream::connect(donor.address()).expect("a donor");
-    let request = LeaseRequest {
-        vm: "vm".into(),
-        bytes: MIB,
-        or_less: false,
-        duration_ms: 1,
-    };
-    let grant: LeaseGrant = control
-        .call(FrameKind::Lease, &request, FrameKind::Granted)
-        .expect("granted");
+    let (_control, grant) = lease_for(donor.address(), MIB, 1);
     assert_eq!(grant.duration_ms, 1000, "the shortest there is");
     let mut stream = attach(donor.address(), grant.token)
         .expect("attached")
