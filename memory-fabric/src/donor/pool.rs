@@ -8,16 +8,13 @@ pub(crate) use lease::{SessionKind, SessionRefused};
 
 use crate::page::PAGE_SIZE;
 use crate::stats::Counter;
-use crate::wire::{LeaseStatus, Token};
+use crate::wire::{LEASE_DURATION_MS_MIN, LeaseStatus, Token};
 use fabric_host::lock;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Shortest lease: with less, one lost packet would end it.
-pub const LEASE_DURATION_MIN: Duration = Duration::from_secs(1);
 
 /// How long connections may take to end with their lease. They normally end at once, but a verb may
 /// hang, and others must not wait for it.
@@ -169,7 +166,8 @@ impl Pool {
             });
         }
         let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
-        let duration = duration.clamp(LEASE_DURATION_MIN, self.duration_max);
+        let shortest = Duration::from_millis(LEASE_DURATION_MS_MIN.into());
+        let duration = duration.clamp(shortest, self.duration_max);
         *lent += granted;
         drop(lent);
         let taken = Taken {

@@ -69,6 +69,9 @@ pub const PROBE_BYTES_MAX: u32 = 1 << 20;
 /// the closed connection, and resumes the lease on another.
 pub const ORPHAN_TIME: Duration = Duration::from_secs(10);
 
+/// Shortest lease, milliseconds: with less, one lost packet would end it.
+pub const LEASE_DURATION_MS_MIN: u32 = 1000;
+
 /// Longest interval of a VM's renewals, for leases of any duration.
 pub const RENEWAL_INTERVAL_MAX: Duration = Duration::from_secs(2);
 

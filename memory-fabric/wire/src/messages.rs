@@ -1,6 +1,6 @@
 //! Messages of control connections, and terms that all users of the protocol share.
 
-use super::{FrameKind, WireError};
+use super::{FrameKind, LEASE_DURATION_MS_MIN, WireError};
 use fabric_homes::NodeId;
 use fabric_pages::page::PAGE_SIZE;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -66,6 +66,17 @@ pub enum GrantError {
         /// Bytes granted.
         granted: u64,
     },
+    /// Such a lease would end between two renewals, or the donor claims to keep it longer than
+    /// requested.
+    #[error(
+        "a lease of {granted_ms} ms granted, {LEASE_DURATION_MS_MIN} to {longest_ms} ms are possible"
+    )]
+    Duration {
+        /// Duration granted, milliseconds.
+        granted_ms: u32,
+        /// The requested duration, or the shortest lease if that is longer.
+        longest_ms: u32,
+    },
 }
 
 impl LeaseGrant {
@@ -84,6 +95,14 @@ impl LeaseGrant {
         }
         if granted < asked && !request.or_less {
             return Err(GrantError::TooLittle { granted, asked });
+        }
+        let granted_ms = self.duration_ms;
+        let longest_ms = request.duration_ms.max(LEASE_DURATION_MS_MIN);
+        if !(LEASE_DURATION_MS_MIN..=longest_ms).contains(&granted_ms) {
+            return Err(GrantError::Duration {
+                granted_ms,
+                longest_ms,
+            });
         }
         Ok(())
     }
@@ -229,5 +248,47 @@ mod tests {
         assert_eq!(check(granted, true), Ok(()));
         let error = GrantError::TooLittle { granted, asked };
         assert_eq!(check(granted, false), Err(error));
+    }
+
+    #[test]
+    fn a_lease_lasts_as_long_as_was_asked_or_less_but_can_be_renewed() {
+        let check = |asked_ms, granted_ms| {
+            let bytes = PAGE_SIZE as u64;
+            let request = LeaseRequest {
+                vm: "web".to_owned(),
+                bytes,
+                or_less: false,
+                duration_ms: asked_ms,
+            };
+            let grant = LeaseGrant {
+                token: Token([0; 16]),
+                bytes,
+                duration_ms: granted_ms,
+            };
+            grant.check(&request)
+        };
+        for (asked_ms, granted_ms) in [(30_000, 30_000), (30_000, 1000), (1, 1000)] {
+            assert_eq!(check(asked_ms, granted_ms), Ok(()));
+        }
+        for (asked_ms, granted_ms, longest_ms) in [
+            (30_000, 0, 30_000),
+            (30_000, 999, 30_000),
+            (30_000, 30_001, 30_000),
+            (30_000, u32::MAX, 30_000),
+            (1, 1, 1000),
+            (1, 1001, 1000),
+        ] {
+            let error = check(asked_ms, granted_ms).expect_err("not a possible duration");
+            assert_eq!(
+                error,
+                GrantError::Duration {
+                    granted_ms,
+                    longest_ms
+                }
+            );
+            let text = error.to_string();
+            assert!(text.contains(&format!("{granted_ms} ms granted")), "{text}");
+            assert!(text.contains(&format!("1000 to {longest_ms} ms")), "{text}");
+        }
     }
 }
