@@ -10,6 +10,7 @@
 //! - [`e2e`]: the scenarios; [`summary`] has their results.
 //! - [`licences`]: checks dependencies against `deny.toml`.
 //! - [`native`]: checks of the product that need no emulated hosts.
+//! - [`processor`]: processor time of checks, and idle time of stages.
 //! - [`published`]: the schemas that all JSON output must match.
 //! - [`rdma_tool`]: many RDMA connections, and RDMA failures, without a guest.
 //! - [`cleanup`]: removes processes and directories however a run ends.
@@ -25,6 +26,7 @@ pub mod distro;
 pub mod e2e;
 pub mod licences;
 pub mod native;
+pub mod processor;
 pub mod published;
 pub mod rdma_tool;
 pub mod share;

@@ -33,15 +33,20 @@ pub struct Summary {
 impl Summary {
     /// Records the outcome of one check.
     pub fn add(&mut self, name: &str, outcome: Outcome, time: Duration) {
+        self.add_with(name, outcome, time, "");
+    }
+
+    /// Records the outcome of one check, with more about its time, such as `, 3.1s of CPU`.
+    pub fn add_with(&mut self, name: &str, outcome: Outcome, time: Duration, more: &str) {
         let seconds = time.as_secs_f64();
         match outcome {
             Outcome::Passed => {
-                println!("{name:<36} ok       {seconds:.1}s");
+                println!("{name:<36} ok       {seconds:.1}s{more}");
                 self.passed += 1;
             }
             Outcome::Failed(reason) => {
                 println!(
-                    "{name:<36} FAILED   {seconds:.1}s\n    {}",
+                    "{name:<36} FAILED   {seconds:.1}s{more}\n    {}",
                     reason.replace('\n', "\n    ")
                 );
                 self.failed.push((name.to_owned(), reason));

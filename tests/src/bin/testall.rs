@@ -12,6 +12,7 @@ use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{Plan, Runner};
 use ssi_hv_tests::licences;
 use ssi_hv_tests::native;
+use ssi_hv_tests::processor::Machine;
 use ssi_hv_tests::summary::{Outcome, Summary};
 use ssi_hv_tests::test_binaries;
 use ssi_hv_tests::testbed::{HostImage, HostKernel};
@@ -169,6 +170,15 @@ fn main() -> ExitCode {
     }
 }
 
+/// Prints how busy the machine's CPUs were since the last call: what is idle can run in parallel.
+fn print_busy(stage: &str, since: &mut Machine) -> anyhow::Result<()> {
+    let now = Machine::now()?;
+    let percent = 100.0 * now.busy_since(*since);
+    println!("{stage:<36} kept the CPUs {percent:.0}% busy");
+    *since = now;
+    Ok(())
+}
+
 /// Results of the builds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Built {
@@ -236,9 +246,12 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
     cleanup::on_signals()?;
     let workspace = programs::workspace();
     let logs = workspace.join("target/test-logs");
+    let mut since = Machine::now()?;
     let built = build(args, &workspace, &logs, summary)?;
+    print_busy("builds", &mut since)?;
     if built.tests {
         test_binaries::run(&TEST_BUILD.log(&logs), &logs, summary)?;
+        print_busy("tests", &mut since)?;
     }
     if args.long {
         LONG.run(&workspace, &logs, summary)?;
@@ -268,6 +281,7 @@ fn run(args: &Args, summary: &mut Summary) -> anyhow::Result<()> {
     }
     let plan = Plan::all();
     let runner = Runner::prepare(&workspace, None, &plan)?;
+    since = Machine::now()?;
     runner.until(args.until).run(&plan, summary);
-    Ok(())
+    print_busy("scenarios", &mut since)
 }

@@ -143,6 +143,8 @@ struct Lane<'a, 's> {
     testbed: Option<(Hosts, Testbed)>,
     /// Number of testbeds started.
     starts: usize,
+    /// Processor time that emulators have used for the current scenario, including their boots.
+    used: Duration,
 }
 
 impl<'a, 's> Lane<'a, 's> {
@@ -153,6 +155,7 @@ impl<'a, 's> Lane<'a, 's> {
             summary,
             testbed: None,
             starts: 0,
+            used: Duration::ZERO,
         }
     }
 
@@ -179,11 +182,13 @@ impl<'a, 's> Lane<'a, 's> {
             return;
         }
         let begin = Instant::now();
+        self.used = Duration::ZERO;
         let shared = self.summary;
         let restarted = |reason: &str| lock(shared).restart(&label, reason);
         let ended = repeat::until_it_counts(|| self.attempt(scenario), restarted);
         let mut summary = self.summary();
-        summary.add(&label, ended.outcome, begin.elapsed());
+        let used = format!(", {:.1}s of CPU", self.used.as_secs_f64());
+        summary.add_with(&label, ended.outcome, begin.elapsed(), &used);
         for note in ended.notes {
             summary.note(&label, &note);
         }
@@ -211,9 +216,10 @@ impl<'a, 's> Lane<'a, 's> {
     }
 
     fn try_once(&mut self, scenario: &Scenario) -> (Result, Vec<String>) {
-        if let Err(error) = self.start_if_needed(scenario.hosts) {
-            return (Err(error), Vec::new());
-        }
+        let before = match self.start_if_needed(scenario.hosts) {
+            Ok(before) => before,
+            Err(error) => return (Err(error), Vec::new()),
+        };
         let Some((_, testbed)) = &self.testbed else {
             unreachable!("it was just started")
         };
@@ -228,12 +234,17 @@ impl<'a, 's> Lane<'a, 's> {
             return (Err(error.into()), Vec::new());
         }
         let result = (scenario.run)(&context);
+        self.used += testbed.processor_time().saturating_sub(before);
         (result, context.notes.into_inner())
     }
 
-    fn start_if_needed(&mut self, hosts: Hosts) -> anyhow::Result<()> {
-        if self.testbed.as_ref().is_some_and(|(are, _)| *are == hosts) {
-            return Ok(());
+    /// Starts the hosts that a scenario needs, unless they run. Returns the processor time that
+    /// they have used for others.
+    fn start_if_needed(&mut self, hosts: Hosts) -> anyhow::Result<Duration> {
+        if let Some((are, testbed)) = &self.testbed
+            && *are == hosts
+        {
+            return Ok(testbed.processor_time());
         }
         // Hosts of another kind are stopped first, since there is memory for one testbed only.
         self.testbed = None;
@@ -248,7 +259,7 @@ impl<'a, 's> Lane<'a, 's> {
         };
         let testbed = Testbed::start(&config, self.runner.image(hosts.kernel));
         self.testbed = Some((hosts, testbed.context("testbed")?));
-        Ok(())
+        Ok(Duration::ZERO)
     }
 
     /// Returns what hung in the testbed, which the scenario's error may not show.

@@ -10,6 +10,7 @@ use super::client::{Endpoint, Heartbeat, Silence};
 use super::process::{RemoteProcess, Tap};
 use super::{HostImage, TestbedConfig, TestbedError, qemu};
 use crate::cleanup::Process;
+use crate::processor;
 
 /// Deadline of one attempt to reach a booting agent.
 const PING_TIMEOUT: Duration = Duration::from_secs(2);
@@ -99,6 +100,13 @@ impl Host {
         };
         host.wait_ready(Instant::now() + PING_TIMEOUT)?;
         Ok(host)
+    }
+
+    /// Returns the processor time of its emulator, which is zero for a host of another process.
+    pub(super) fn processor_time(&self) -> Duration {
+        let emulator = self.emulator.as_ref();
+        let time = emulator.map(|emulator| processor::of_process(emulator.pid()));
+        time.and_then(Result::ok).unwrap_or_default()
     }
 
     pub(super) fn wait_ready(&mut self, deadline: Instant) -> Result<(), TestbedError> {

@@ -129,6 +129,12 @@ impl Testbed {
         &self.hosts
     }
 
+    /// Returns the processor time of all emulators since they started.
+    #[must_use]
+    pub fn processor_time(&self) -> Duration {
+        self.hosts.iter().map(Host::processor_time).sum()
+    }
+
     /// Cuts the link between two hosts.
     ///
     /// # Errors
