@@ -92,7 +92,7 @@ fn the_fields_have_the_promised_names() {
         "evictions": 0,
         "evictions_unchanged": 0,
         "free_pages": { "reported": 0, "dropped_here": 0, "dropped_at_home": 0 },
-        "prefetch": { "issued": 0, "used": 0, "wasted": 0, "late": 0 },
+        "prefetch": { "issued": 0, "used": 0, "wasted": 0, "late": 0, "replayed": 0 },
         "distributions": { "remote": [[12.5, 3]], "zero": [], "minor": [], "write_protect": [] },
         "timeline": {
             "interval_s": 0.25,
