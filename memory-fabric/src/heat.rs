@@ -341,8 +341,7 @@ mod tests {
         let ram = [range(0, 1000), range(2000, 600)];
         let plan = plan(&ram, 700, 1600);
         let memory = GuestMemory::new(2600 << 12).expect("a small memory");
-        // SAFETY: inside the guest view, which nothing else accesses.
-        unsafe { memory.guest_view().add(5 << 12).write_volatile(1) };
+        memory.guest_words()[5 << 9].store(1, Ordering::Relaxed);
         let map = PageMap::new(2600).expect("small");
         let touches = Touches::new(2600).expect("small");
         for number in 690..700 {

@@ -10,7 +10,7 @@ use crate::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -322,7 +322,7 @@ impl Recorder {
 
     /// Records a run unless its first page was touched before.
     pub fn record(&self, run: PageRange) {
-        let word = |page: PageIndex| self.word(&self.seen, page.index() / 64);
+        let word = |page: PageIndex| &self.seen.words()[page.index() / 64];
         let bit = |page: PageIndex| 1_u64 << (page.number() % 64);
         let first = run.first;
         if run.end() > self.span_pages {
@@ -338,7 +338,7 @@ impl Recorder {
         let index = self.count.fetch_add(1, Ordering::Relaxed);
         if index < RUNS_MAX {
             let entry = u64::from(first.number()) << 32 | u64::from(run.count);
-            self.word(&self.runs, index).store(entry, Ordering::Relaxed);
+            self.runs.words()[index].store(entry, Ordering::Relaxed);
         }
     }
 
@@ -348,7 +348,7 @@ impl Recorder {
         let count = self.count.load(Ordering::Relaxed).min(RUNS_MAX);
         let mut runs: Vec<PageRange> = Vec::new();
         for index in 0..count {
-            let entry = self.word(&self.runs, index).load(Ordering::Relaxed);
+            let entry = self.runs.words()[index].load(Ordering::Relaxed);
             let half = |bits: u64| u32::try_from(bits & u64::from(u32::MAX)).unwrap_or(0);
             let run = PageRange::new(PageIndex::new(half(entry >> 32)), half(entry));
             match runs.last_mut() {
@@ -366,14 +366,6 @@ impl Recorder {
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.count.load(Ordering::Relaxed) > RUNS_MAX
-    }
-
-    fn word<'a>(&self, mapping: &'a Mapping, index: usize) -> &'a AtomicU64 {
-        debug_assert!((index as u64) < self.span_pages.div_ceil(64).max(RUNS_MAX as u64));
-        let word = mapping.at(index * size_of::<u64>(), size_of::<u64>());
-        // SAFETY: inside the mapping, which `at` checked, aligned, zeroed at first, and only
-        // accessed as atomics.
-        unsafe { &*word.cast::<AtomicU64>() }
     }
 }
 

@@ -7,7 +7,7 @@ pub mod poll;
 pub mod slices;
 mod spin;
 
-pub use mapping::Mapping;
+pub use mapping::{Advice, Mapping, UNMAP_RANGES_MAX, ZeroedSlice};
 pub use spin::Spin;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -6,11 +6,12 @@
 //! would wait for itself.
 
 use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
-use fabric_host::Mapping;
+use fabric_host::{Advice, Mapping};
+use rustix::fs::{FallocateFlags, MemfdFlags};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes of a huge page: what one entry of a page directory maps on x86-64.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
@@ -36,23 +37,19 @@ impl GuestMemory {
     ///
     /// When the host refuses the file or a mapping of that size.
     pub fn new(bytes: usize) -> io::Result<Self> {
-        // SAFETY: the name is a C string; the descriptor that comes back is new and ours.
-        let file = unsafe {
-            let fd = libc::memfd_create(c"ssi-hv-guest".as_ptr(), libc::MFD_CLOEXEC);
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            File::from_raw_fd(fd)
-        };
+        let file = File::from(rustix::fs::memfd_create(
+            c"ssi-hv-guest",
+            MemfdFlags::CLOEXEC,
+        )?);
         file.set_len(bytes as u64)?;
         let guest = Mapping::shared(file.as_fd(), bytes, HUGE_PAGE_BYTES)?;
         let fabric = Mapping::shared(file.as_fd(), bytes, HUGE_PAGE_BYTES)?;
         for view in [&guest, &fabric] {
             // A child must not share a registered view, and a core dump must not fault it in.
-            view.advise(0, bytes, libc::MADV_DONTFORK)?;
-            view.advise(0, bytes, libc::MADV_DONTDUMP)?;
+            view.advise(0, bytes, Advice::DontFork)?;
+            view.advise(0, bytes, Advice::DontDump)?;
             // A huge page would reach into neighbours that are at home elsewhere.
-            advise_if_known(view, 0, bytes, libc::MADV_NOHUGEPAGE)?;
+            advise_if_known(view, 0, bytes, Advice::NoHugePages)?;
         }
         // What cannot be read says that there are no huge pages.
         let setting = std::fs::read_to_string(SHMEM_ENABLED).unwrap_or_default();
@@ -79,7 +76,7 @@ impl GuestMemory {
         let end = usize::try_from(range.end()).expect("64-bit host") * PAGE_SIZE;
         let bytes = (end & !(HUGE_PAGE_BYTES - 1)).saturating_sub(start);
         if bytes > 0 {
-            advise_if_known(&self.guest, start, bytes, libc::MADV_HUGEPAGE)?;
+            advise_if_known(&self.guest, start, bytes, Advice::HugePages)?;
         }
         Ok(bytes)
     }
@@ -103,6 +100,13 @@ impl GuestMemory {
         self.guest.as_ptr()
     }
 
+    /// The guest view as words that are shared with the guest. Touching it may wait for the
+    /// network.
+    #[must_use]
+    pub fn guest_words(&self) -> &[AtomicU64] {
+        self.guest.words()
+    }
+
     /// The page at a host address of the guest view.
     pub fn page_at(&self, address: usize) -> Option<PageIndex> {
         let offset = address.checked_sub(self.guest.as_ptr().addr())?;
@@ -119,33 +123,28 @@ impl GuestMemory {
 
     /// Writes a zero to a page through the guest view, as a guest does; may fault.
     pub(crate) fn write_as_guest(&self, page: PageIndex) {
-        // SAFETY: the page is mapped in the guest view, and a byte of it has no type to break.
-        unsafe { self.guest_page(page).write_volatile(0) };
+        let word = &self.guest_words()[page.index() * (PAGE_SIZE / size_of::<AtomicU64>())];
+        // Relaxed: only the fault matters.
+        word.store(0, Ordering::Relaxed);
     }
 
     /// Makes the kernel map a page of the guest view anew, with the protection of the view.
     pub(crate) fn map_anew(&self, page: PageIndex) -> io::Result<()> {
-        for protection in [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE] {
-            let start = page.index() * PAGE_SIZE;
-            self.guest.protect(start, PAGE_SIZE, protection)?;
-        }
-        Ok(())
+        let start = page.index() * PAGE_SIZE;
+        self.guest.renew_protection(start, PAGE_SIZE)
     }
 
     /// Makes `bytes` of the guest view from `first` on inaccessible: a thread that touches them is
     /// ended by SIGSEGV, and a system call that does fails with EFAULT.
     pub(crate) fn forbid(&self, first: PageIndex, bytes: usize) -> io::Result<()> {
         let start = first.index() * PAGE_SIZE;
-        self.guest.protect(start, bytes, libc::PROT_NONE)
+        self.guest.forbid(start, bytes)
     }
 
-    /// A page in the fabric view. The page must have bytes here: reading one that has none
-    /// would create it.
-    pub fn fabric_page(&self, page: PageIndex) -> *const PageBytes {
-        self.fabric
-            .at(page.index() * PAGE_SIZE, PAGE_SIZE)
-            .cast_const()
-            .cast()
+    /// Copies a page through the fabric view. The page must have bytes here: reading one that has
+    /// none would create it. If the guest writes to it meanwhile, the copy has old and new bytes.
+    pub fn read(&self, page: PageIndex, target: &mut PageBytes) {
+        self.fabric.read(page.index() * PAGE_SIZE, target);
     }
 
     /// Writes the bytes of pages from `first` on into the file, and leaves them mapped nowhere.
@@ -162,12 +161,9 @@ impl GuestMemory {
             return self.file.write_all_at(bytes, first.address());
         }
         let offset = first.index() * PAGE_SIZE;
-        let target = self.fabric.at(offset, bytes.len());
-        // SAFETY: the target is inside the fabric view. Nobody else uses these pages, which the
-        // caller holds, so the bytes, which are borrowed, are not among them.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        self.fabric.write(offset, bytes);
         // Or freeing them would interrupt other processors.
-        self.fabric.advise(offset, bytes.len(), libc::MADV_DONTNEED)
+        self.fabric.advise(offset, bytes.len(), Advice::DontNeed)
     }
 
     /// The host makes huge pages unasked: from now on bytes are written so that it cannot.
@@ -186,31 +182,37 @@ impl GuestMemory {
         self.guest.advise(
             first.index() * PAGE_SIZE,
             count * PAGE_SIZE,
-            libc::MADV_DONTNEED,
+            Advice::DontNeed,
         )
+    }
+
+    /// Drops the mappings of up to [`UNMAP_RANGES_MAX`](fabric_host::UNMAP_RANGES_MAX) ranges of
+    /// pages in the guest view by one call for `process`, which is this process. Returns the number
+    /// of bytes unmapped.
+    pub(crate) fn zap_together(
+        &self,
+        process: BorrowedFd<'_>,
+        ranges: &[PageRange],
+    ) -> io::Result<usize> {
+        let ranges = ranges.iter();
+        let ranges = ranges.map(|range| {
+            let bytes = range.count as usize * PAGE_SIZE;
+            (range.first.index() * PAGE_SIZE, bytes)
+        });
+        self.guest.unmap_ranges(process, ranges)
     }
 
     /// Frees the bytes of `count` pages.
     pub fn punch(&self, first: PageIndex, count: usize) -> io::Result<()> {
-        let offset = i64::try_from(first.address()).expect("an address of at most 2^44");
-        let length = i64::try_from(count * PAGE_SIZE).expect("a length inside the file");
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: the call changes only the file, whose bytes nobody holds a reference to.
-        if unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset, length) } == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let length = (count * PAGE_SIZE) as u64;
+        rustix::fs::fallocate(&self.file, mode, first.address(), length).map_err(Into::into)
     }
 
     /// How many of `count` pages have bytes in the file.
     pub fn pages_with_bytes(&self, first: PageIndex, count: usize) -> io::Result<u64> {
-        let start = self.fabric.at(first.index() * PAGE_SIZE, count * PAGE_SIZE);
         let mut present = vec![0_u8; count];
-        // SAFETY: the range is inside the fabric view, and there is a byte for each page of it.
-        if unsafe { libc::mincore(start.cast(), count * PAGE_SIZE, present.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        self.in_memory(first, &mut present)?;
         Ok(present.iter().map(|flags| u64::from(flags & 1)).sum())
     }
 
@@ -235,12 +237,7 @@ fn writes_make_huge_pages(setting: &str) -> bool {
 }
 
 /// `madvise`; that the kernel does not know the advice is no error.
-fn advise_if_known(
-    view: &Mapping,
-    offset: usize,
-    bytes: usize,
-    advice: libc::c_int,
-) -> io::Result<()> {
+fn advise_if_known(view: &Mapping, offset: usize, bytes: usize, advice: Advice) -> io::Result<()> {
     match view.advise(offset, bytes, advice) {
         // A kernel without huge pages.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(()),
@@ -278,110 +275,5 @@ pub fn is_mapped(address: *const u8) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn views_are_aligned_to_huge_pages() {
-        for bytes in [PAGE_SIZE, HUGE_PAGE_BYTES - PAGE_SIZE, 5 * HUGE_PAGE_BYTES] {
-            let memory = GuestMemory::new(bytes).expect("a small memory");
-            assert!(memory.guest_view().addr().is_multiple_of(HUGE_PAGE_BYTES));
-            // SAFETY: the last byte of the view, which nobody else has.
-            unsafe { memory.guest_view().add(bytes - 1).write_volatile(7) };
-            assert_eq!(memory.resident_bytes().expect("fstat"), PAGE_SIZE as u64);
-        }
-    }
-
-    #[test]
-    fn only_whole_huge_pages_inside_the_range_may_be_huge() {
-        let memory = GuestMemory::new(8 * HUGE_PAGE_BYTES).expect("a small memory");
-        let allowed = |first, count| {
-            let range = PageRange::new(PageIndex::new(first), count);
-            memory.allow_huge_pages(range).expect("allowed") / HUGE_PAGE_BYTES
-        };
-        assert_eq!(allowed(0, 512), 1);
-        assert_eq!(allowed(0, 511), 0);
-        assert_eq!(allowed(1, 1023), 1);
-        assert_eq!(allowed(1, 1022), 0);
-        assert_eq!(allowed(512, 0), 0);
-        assert_eq!(allowed(100, 3000), 5);
-    }
-
-    fn faults_of_this_thread() -> i64 {
-        // SAFETY: plain numbers, for which all zero is valid.
-        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-        // SAFETY: the structure is of the kind that the call fills.
-        let result = unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-        assert_eq!(result, 0);
-        usage.ru_minflt
-    }
-
-    #[test]
-    fn a_write_makes_the_pages_it_is_for_and_maps_none() {
-        for by_view in [false, true] {
-            let memory = GuestMemory::new(2 * HUGE_PAGE_BYTES).expect("a small memory");
-            if by_view {
-                memory.write_by_view();
-            } else if memory.writes_by_view() {
-                println!("SKIPPED: shmem_enabled makes huge pages unasked here");
-                continue;
-            }
-            let first = PageIndex::new(7);
-            let bytes: Vec<u8> = (0..5 * PAGE_SIZE)
-                .map(|at| (at / 64).to_le_bytes()[0])
-                .collect();
-            // Once where there is nothing, and once over what is there.
-            for _ in 0..2 {
-                memory
-                    .write(first, &vec![0xee; bytes.len()])
-                    .expect("written");
-            }
-            let faults = faults_of_this_thread();
-            memory.write(first, &bytes).expect("written");
-            let faults = faults_of_this_thread() - faults;
-            assert!(!by_view || faults >= 5, "{faults} faults of the view");
-            let resident = memory.resident_bytes().expect("fstat");
-            assert_eq!(resident, bytes.len() as u64, "by view: {by_view}");
-            for page in (0..16).map(PageIndex::new) {
-                assert!(!is_mapped(memory.fabric_page(page).cast()), "{page}");
-                assert!(!is_mapped(memory.guest_page(page)), "{page}");
-            }
-            let mut found = [0; 16];
-            memory
-                .in_memory(PageIndex::new(0), &mut found)
-                .expect("mincore");
-            let here = |page: usize| (7..12).contains(&page);
-            assert!((0..16).all(|page| (found[page] & 1 == 1) == here(page)));
-            for (page, wanted) in (7..).zip(bytes.chunks(PAGE_SIZE)) {
-                // SAFETY: inside the view, and nobody writes there.
-                let bytes = unsafe { &*memory.fabric_page(PageIndex::new(page)) };
-                assert!(bytes == wanted, "page {page}, by view: {by_view}");
-            }
-        }
-    }
-
-    #[test]
-    fn who_makes_huge_pages_unasked_is_known() {
-        for setting in ["always", "within_size", "force", "what comes one day"] {
-            let setting = format!("advise never [{setting}] deny\n");
-            assert!(writes_make_huge_pages(&setting), "{setting}");
-        }
-        for setting in [
-            "[advise] always",
-            "always [never]\n",
-            "[deny]",
-            "",
-            "always",
-        ] {
-            assert!(!writes_make_huge_pages(setting), "{setting}");
-        }
-    }
-
-    #[test]
-    fn what_the_kernel_tells_of_huge_pages_is_read() {
-        let rollup = "Rss:  8 kB\nShmemPmdMapped:     4096 kB\nFilePmdMapped: 0 kB\n";
-        assert_eq!(mapped_huge(rollup), Some(4 << 20));
-        assert_eq!(mapped_huge("Rss: 8 kB\n"), None);
-        assert!(huge_bytes().is_some());
-    }
-}
+#[path = "guest_memory_tests.rs"]
+mod tests;

@@ -113,14 +113,10 @@ impl PageRange {
 /// Returns whether every byte of the page is zero.
 #[must_use]
 pub fn is_zero(page: &PageBytes) -> bool {
-    let (before, words, after) = as_words(page);
-    words.iter().all(|&word| word == 0) && before.iter().chain(after).all(|&byte| byte == 0)
-}
-
-/// Converts the page to wide words, of which the compiler compares many at a time.
-fn as_words(page: &PageBytes) -> (&[u8], &[u128], &[u8]) {
-    // SAFETY: every bit pattern is a valid u128, and `align_to` preserves the alignment.
-    unsafe { page.align_to::<u128>() }
+    // Wide words, of which the compiler compares many at a time.
+    let (words, rest) = page.as_chunks::<16>();
+    debug_assert!(rest.is_empty());
+    words.iter().all(|&word| u128::from_ne_bytes(word) == 0)
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ pub use state::{Kind, SLOTS_MAX, State};
 
 /// The entry of one page.
 #[derive(Debug)]
+#[cfg_attr(not(loom), derive(zerocopy::FromZeros))]
 pub struct PageEntry {
     state: AtomicU32,
     /// The next page in this page's queue: its number plus one, or 0.
@@ -338,8 +339,7 @@ impl Default for PageEntry {
 #[cfg(not(loom))]
 #[derive(Debug)]
 pub struct PageMap {
-    entries: fabric_host::Mapping,
-    pages: usize,
+    entries: fabric_host::ZeroedSlice<PageEntry>,
 }
 
 #[cfg(not(loom))]
@@ -359,11 +359,9 @@ impl PageMap {
             "{pages} pages, {PAGES_MAX} is the limit"
         );
         let pages = usize::try_from(pages).expect("a page number fits usize");
-        let bytes = (pages * size_of::<PageEntry>()).max(1);
-        Ok(Self {
-            entries: fabric_host::Mapping::anonymous(bytes)?,
-            pages,
-        })
+        // A zeroed entry is that of an untouched page.
+        let entries = fabric_host::ZeroedSlice::new(pages)?;
+        Ok(Self { entries })
     }
 
     /// Returns the entry of a page.
@@ -373,14 +371,7 @@ impl PageMap {
     /// When the page is outside the map.
     #[must_use]
     pub fn entry(&self, page: PageIndex) -> &PageEntry {
-        &self.entries()[page.index()]
-    }
-
-    fn entries(&self) -> &[PageEntry] {
-        let first = self.entries.as_ptr().cast::<PageEntry>();
-        // SAFETY: the mapping holds `pages` entries, is page-aligned, lives as long as self, and
-        // starts zeroed, which is a valid `PageEntry`; all access is atomic.
-        unsafe { std::slice::from_raw_parts(first, self.pages) }
+        &self.entries[page.index()]
     }
 
     /// Counts the pages of `range` in wanted states: a snapshot that is not atomic over pages.

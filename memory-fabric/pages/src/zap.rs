@@ -6,11 +6,10 @@
 
 use crate::guest_memory::GuestMemory;
 use crate::page::{PAGE_SIZE, PageIndex, PageRange};
+use fabric_host::{Mapping, UNMAP_RANGES_MAX};
+use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-
-/// Ranges unmapped in one call.
-const RANGES_MAX: usize = 64;
+use std::os::fd::{AsFd, OwnedFd};
 
 /// Ranges of pages to unmap.
 #[derive(Debug)]
@@ -40,8 +39,10 @@ impl Zapper {
     #[must_use]
     pub fn new() -> Self {
         Self {
-            process: this_process().filter(takes_many),
-            ranges: Vec::with_capacity(RANGES_MAX),
+            process: pidfd_open(getpid(), PidfdFlags::empty())
+                .ok()
+                .filter(takes_many),
+            ranges: Vec::with_capacity(UNMAP_RANGES_MAX),
         }
     }
 
@@ -53,7 +54,7 @@ impl Zapper {
             last.count += 1;
             return Ok(());
         }
-        if self.ranges.len() == RANGES_MAX {
+        if self.ranges.len() == UNMAP_RANGES_MAX {
             self.flush(memory)?;
         }
         self.ranges.push(PageRange::new(page, 1));
@@ -85,65 +86,38 @@ impl Zapper {
     }
 }
 
-fn this_process() -> Option<OwnedFd> {
-    // SAFETY: the call takes a process id and flags, and returns a new descriptor.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) };
-    let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-    // SAFETY: the descriptor is new and ours.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// Returns whether the kernel lets a process unmap its own memory by this call.
 fn takes_many(process: &OwnedFd) -> bool {
-    advise(process, &[]) == 0
+    let no_ranges = std::iter::empty();
+    Mapping::anonymous(PAGE_SIZE)
+        .and_then(|memory| memory.unmap_ranges(process.as_fd(), no_ranges))
+        .is_ok()
 }
 
 /// Returns false unless the kernel unmapped everything.
 fn unmap_together(process: &OwnedFd, memory: &GuestMemory, ranges: &[PageRange]) -> bool {
-    let nothing = libc::iovec {
-        iov_base: std::ptr::null_mut(),
-        iov_len: 0,
-    };
-    let mut vectors = [nothing; RANGES_MAX];
-    let mut bytes = 0;
-    for (vector, range) in vectors.iter_mut().zip(ranges) {
-        *vector = libc::iovec {
-            iov_base: memory.guest_page(range.first).cast(),
-            iov_len: range.count as usize * PAGE_SIZE,
-        };
-        bytes += vector.iov_len;
-    }
-    usize::try_from(advise(process, &vectors[..ranges.len()])) == Ok(bytes)
-}
-
-/// Calls `process_madvise` with `MADV_DONTNEED`: returns the number of unmapped bytes, or -1.
-fn advise(process: &OwnedFd, vectors: &[libc::iovec]) -> libc::c_long {
-    // SAFETY: the ranges are in the guest view, which is a shared mapping of a file: unmapping
-    // its pages loses no bytes.
-    unsafe {
-        libc::syscall(
-            libc::SYS_process_madvise,
-            process.as_raw_fd(),
-            vectors.as_ptr(),
-            vectors.len(),
-            libc::MADV_DONTNEED,
-            0,
-        )
-    }
+    let bytes: u64 = ranges.iter().map(|range| range.bytes()).sum();
+    let unmapped = memory.zap_together(process.as_fd(), ranges);
+    unmapped.is_ok_and(|unmapped| unmapped as u64 == bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::guest_memory::is_mapped;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
     const PAGES: u32 = 400;
+
+    /// The first word of a page.
+    fn word(memory: &GuestMemory, number: u32) -> &AtomicU64 {
+        &memory.guest_words()[number as usize * (PAGE_SIZE / size_of::<AtomicU64>())]
+    }
 
     fn unmaps_what_was_added_and_nothing_else(mut zapper: Zapper) {
         let memory = GuestMemory::new(PAGES as usize * PAGE_SIZE).expect("a small memory");
         for number in 0..PAGES {
-            // SAFETY: inside the view, which nothing else accesses.
-            unsafe { memory.guest_page(PageIndex::new(number)).write_volatile(7) };
+            word(&memory, number).store(7, Ordering::Relaxed);
         }
         // More ranges than one call accepts, of one page and of two.
         let is_added = |number: u32| number.is_multiple_of(5) || number % 10 == 1;
@@ -156,10 +130,9 @@ mod tests {
             let left = !is_added(page.number());
             assert_eq!(is_mapped(memory.guest_page(page)), left, "{page}");
         }
-        for page in (0..PAGES).map(PageIndex::new) {
-            // SAFETY: as above.
-            let byte = unsafe { memory.guest_page(page).read_volatile() };
-            assert_eq!(byte, 7, "{page} lost its bytes");
+        for number in 0..PAGES {
+            let found = word(&memory, number).load(Ordering::Relaxed);
+            assert_eq!(found, 7, "page {number} lost its bytes");
         }
     }
 

@@ -119,7 +119,7 @@ impl<P: Peers> Engine<P> {
     }
 
     /// Whether the page, which is unmapped, is all zero.
-    pub(crate) fn is_zero(&self, page: PageIndex) -> bool {
+    pub(crate) fn is_zero(&mut self, page: PageIndex) -> bool {
         is_zero(self.frames.bytes(page))
     }
 

@@ -31,6 +31,8 @@ pub(crate) struct Frames {
     flags: Vec<u8>,
     resident: usize,
     leaving: usize,
+    /// The bytes of the page that was read last.
+    bytes: Box<PageBytes>,
 }
 
 fn failed(call: &'static str, page: PageIndex) -> impl FnOnce(io::Error) -> Failure {
@@ -61,6 +63,7 @@ impl Frames {
             flags: vec![0; pages],
             resident: 0,
             leaving: 0,
+            bytes: Box::new(ZEROES),
         })
     }
 
@@ -221,11 +224,10 @@ impl Frames {
             .map_err(failed("PUNCH_HOLE", page))
     }
 
-    /// The bytes of a page that no CPU can write: it is unmapped or protected, which only the
+    /// Copies the bytes of a page that no CPU can write: it is unmapped or protected, which only the
     /// thread that has `self` changes.
-    pub(crate) fn bytes(&self, page: PageIndex) -> &PageBytes {
-        // SAFETY: the fabric view is mapped while `memory` lives. The borrow of `self` keeps this
-        // thread from mapping the page writable, and no other thread maps pages.
-        unsafe { &*self.memory.fabric_page(page) }
+    pub(crate) fn bytes(&mut self, page: PageIndex) -> &PageBytes {
+        self.memory.read(page, &mut self.bytes);
+        &self.bytes
     }
 }

@@ -1,7 +1,7 @@
 //! The registration of a lease's memory with adapters: from its first RDMA connection until the
 //! lease ends.
 
-use crate::mapping::Mapping;
+use crate::mapping::{Advice, Mapping};
 use crate::transport::rdma::{
     Access, Device, MemoryRegion, Paging, ProtectionDomain, RdmaError, RemoteMemory,
 };
@@ -87,7 +87,7 @@ impl Export {
         let registered = ProtectionDomain::new(device).and_then(|domain| {
             // Otherwise pages shared with a forked child would be copied when they are written.
             memory
-                .advise(0, memory.bytes(), libc::MADV_DONTFORK)
+                .advise(0, memory.bytes(), Advice::DontFork)
                 .map_err(|error| RdmaError::System("keep memory from child processes", error))?;
             let register = |paging| {
                 // SAFETY: the mapping outlives the region, as the caller guarantees, and pinned

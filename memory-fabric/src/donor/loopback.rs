@@ -2,9 +2,7 @@
 
 use super::pool::Lease;
 use crate::page::{PAGE_SIZE, PageBytes};
-use crate::transport::{
-    Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket,
-};
+use crate::transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use crate::wire::{PROBE_BYTES_MAX, RUN_PAGES_MAX};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -70,11 +68,10 @@ impl PageTransport for LoopbackTransport {
         self.push(Posted::Probe(ticket, offset, bytes))
     }
 
-    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
         self.push(Posted::Written(ticket))?;
-        page.copy_to(&mut self.page);
         self.lease
-            .write(offset, &self.page)
+            .write(offset, page)
             .expect("the layout stays inside the lease");
         Ok(())
     }

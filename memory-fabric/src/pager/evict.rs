@@ -14,9 +14,9 @@ use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::homes::{Eviction, Home};
-use crate::page::{PageIndex, PageRange, is_zero};
+use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
-use crate::transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
+use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::zap::{ZapError, Zapper};
 use discard::Discards;
 use std::sync::Arc;
@@ -38,6 +38,8 @@ pub(crate) struct Evictor {
     /// Write-backs, indexed by ticket.
     writing: Vec<Option<(PageIndex, usize)>>,
     free_tickets: Vec<u32>,
+    /// The bytes of the page that is about to be written back.
+    bytes: Box<PageBytes>,
     /// Pages that this thread holds to drop them.
     dropping: Option<Dropping>,
     filling: Option<Filling>,
@@ -84,6 +86,7 @@ impl Evictor {
             ahead: AheadQueue::default(),
             writing: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
+            bytes: Box::new([0; PAGE_SIZE]),
             dropping: None,
             filling: None,
             discards: Discards::default(),
@@ -300,11 +303,11 @@ impl Evictor {
             self.rescued(page);
             return Ok(true);
         }
-        let source = shared.memory.fabric_page(page);
-        // SAFETY: the fabric view is mapped while `shared` lives, and the page's bytes are local
-        // until this thread drops them. A fault may map the page writable concurrently; then these
-        // bytes are stale, but the state has changed as well, and the result is not used.
-        let bytes = unsafe { &*source };
+        // The page's bytes are local until this thread drops them. A fault may map the page writable
+        // concurrently; then the copy is stale, but the state has changed as well, and the result is
+        // not used.
+        let bytes = &mut *self.bytes;
+        shared.memory.read(page, bytes);
         let dropped = if is_zero(bytes) {
             Some((Kind::Untouched, &shared.stats.evictions_zero))
         } else if shared.fingerprints.is_equal(page, seen, bytes) {
@@ -333,10 +336,8 @@ impl Evictor {
             .free_tickets
             .pop()
             .expect("one for each place on a transport");
-        // SAFETY: as above.
-        let source = unsafe { PageSource::new(source) };
         self.transports[link]
-            .post_write(Ticket(ticket), home.offset_of(page), source)
+            .post_write(Ticket(ticket), home.offset_of(page), bytes)
             .expect("a free place was seen");
         self.writing[ticket as usize] = Some((page, link));
         Ok(true)

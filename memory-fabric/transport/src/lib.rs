@@ -49,36 +49,6 @@ pub const PAGE_BYTES: u32 = 1 << PAGE_SHIFT;
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Ticket(pub u32);
 
-/// The bytes of a page in the fabric view, which others may be writing at the same time.
-#[derive(Clone, Copy)]
-pub struct PageSource(*const PageBytes);
-
-impl PageSource {
-    /// A page to be read from.
-    ///
-    /// # Safety
-    ///
-    /// `page` must point to mapped memory until the call it is given to returns. Its bytes
-    /// may change meanwhile: then any mixture of old and new is sent.
-    #[must_use]
-    pub unsafe fn new(page: *const PageBytes) -> Self {
-        Self(page)
-    }
-
-    /// Copies the page.
-    pub fn copy_to(self, target: &mut PageBytes) {
-        // SAFETY: mapped, as the caller of the constructor promised, and `target` is exclusive. The bytes
-        // may race with a guest's writes; a byte copy of shared memory takes them as they are.
-        unsafe { std::ptr::copy_nonoverlapping(self.0, target, 1) };
-    }
-}
-
-impl fmt::Debug for PageSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PageSource({:p})", self.0)
-    }
-}
-
 /// The end of a request.
 #[derive(Debug)]
 pub enum Completion<'a> {
@@ -147,7 +117,7 @@ pub trait PageTransport: Send + fmt::Debug {
     /// # Errors
     ///
     /// [`Full`].
-    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full>;
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full>;
 
     /// Makes the home drop `pages` pages from `offset` on, in the order of posting with the
     /// writes. At most [`DROP_PAGES_MAX`](fabric_wire::DROP_PAGES_MAX).

@@ -1,7 +1,7 @@
 //! Measures the speed of an otherwise idle transport: the same way for the choice at the start, at
 //! run time, and for `ssi-hv bench transport`.
 
-use super::{Completion, Full, IN_FLIGHT_MAX, PAGE_BYTES, PageSource, PageTransport, Ticket};
+use super::{Completion, Full, IN_FLIGHT_MAX, PAGE_BYTES, PageTransport, Ticket};
 use fabric_host::Spin;
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::RUN_PAGES_MAX;
@@ -285,9 +285,7 @@ impl Gauge {
             &mut |transport, number| {
                 let offset = number * PAGE_SIZE as u64;
                 content(offset, &mut page);
-                // SAFETY: the page lives longer than the call.
-                let source = unsafe { PageSource::new(&raw const *page) };
-                transport.post_write(Ticket(0), offset, source)
+                transport.post_write(Ticket(0), offset, &page)
             },
             &mut |_| {},
         )?;

@@ -12,14 +12,13 @@ mod slot;
 
 use super::choice::{Choice, Part};
 use super::{
-    Completion, Compression, Full, IN_FLIGHT_MAX, Interest, PAGE_BYTES, PageSource, PageTransport,
-    Ticket,
+    Completion, Compression, Full, IN_FLIGHT_MAX, Interest, PAGE_BYTES, PageTransport, Ticket,
 };
 use crate::path::PathStats;
 use crate::port::{LinkPort, Outage};
 use crate::stream::Stream;
 use crate::traffic::Traffic;
-use fabric_pages::page::PAGE_SIZE;
+use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::packing::{Packer, Packing};
 use fabric_wire::{
     ErrorMessage, Frame, FrameKind, HEADER_BYTES, PAYLOAD_BYTES_MAX, PROBE_BYTES_MAX,
@@ -89,9 +88,9 @@ pub struct TcpTransport {
 
 /// Payload of a request.
 #[derive(Clone, Copy)]
-enum Payload {
+enum Payload<'a> {
     None,
-    Page(PageSource),
+    Page(&'a PageBytes),
     Count(u32),
 }
 
@@ -398,7 +397,7 @@ impl PageTransport for TcpTransport {
         self.post(ticket, FrameKind::Probe, offset, payload)
     }
 
-    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
         self.post(ticket, FrameKind::WritePage, offset, Payload::Page(page))?;
         if self.compressed >= COMPRESSED_BATCH {
             self.flush();

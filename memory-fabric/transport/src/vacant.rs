@@ -1,6 +1,7 @@
 //! The placeholder for a donor that does not exist.
 
-use super::{Completion, Full, Interest, PageSource, PageTransport, Ticket};
+use super::{Completion, Full, Interest, PageTransport, Ticket};
+use fabric_pages::page::PageBytes;
 
 /// Accepts no request.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +16,7 @@ impl PageTransport for Vacant {
         Err(Full)
     }
 
-    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, _: Ticket, _: u64, _: &PageBytes) -> Result<(), Full> {
         Err(Full)
     }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use clap::Parser;
 use fabric_transport::tcp::TcpTransport;
-use fabric_transport::{Completion, IN_FLIGHT_MAX, PageSource, PageTransport, Ticket};
+use fabric_transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use fabric_wire::TrafficClass;
 use memory_fabric::fabric::Compression;
 use memory_fabric::link::LinkPort;
@@ -147,10 +147,8 @@ fn write(transport: &mut dyn PageTransport, pages: u32, round: u32) -> anyhow::R
         ensure!(Instant::now() < deadline, "the donor takes no pages");
         while next < pages && transport.in_flight() < IN_FLIGHT_MAX {
             let page = content(next, round);
-            // SAFETY: the page lives until the call returns.
-            let source = unsafe { PageSource::new(&raw const page) };
             let offset = u64::from(next) * PAGE_SIZE as u64;
-            transport.post_write(Ticket(next), offset, source)?;
+            transport.post_write(Ticket(next), offset, &page)?;
             next += 1;
         }
         transport.flush();

@@ -10,7 +10,7 @@ use clap::Args;
 use fabric_transport::rdma::resources::pinned_bytes;
 use fabric_transport::rdma::usage;
 use fabric_transport::tcp::TcpTransport;
-use fabric_transport::{Completion, PageSource, PageTransport as _, Ticket};
+use fabric_transport::{Completion, PageTransport as _, Ticket};
 use fabric_wire::TrafficClass;
 use memory_fabric::fabric::Compression;
 use memory_fabric::link::rdma::{RdmaLinkConfig, Reader};
@@ -166,9 +166,7 @@ fn fill(port: LinkPort, lease: u64) -> anyhow::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     for (ticket, number) in (0..).zip(0..PAGES) {
         let page = content(lease, number);
-        // SAFETY: the page lives until the call returns.
-        let source = unsafe { PageSource::new(&raw const page) };
-        tcp.post_write(Ticket(ticket), number * PAGE_SIZE as u64, source)?;
+        tcp.post_write(Ticket(ticket), number * PAGE_SIZE as u64, &page)?;
     }
     tcp.flush();
     let mut written = 0;

@@ -14,6 +14,7 @@ use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
     SPIN_DEFAULT, TransportKind,
 };
+use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SHIFT, PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::view::FabricView;
@@ -89,29 +90,22 @@ pub(super) fn deaf() -> FabricObserver {
 }
 
 /// The guest view as words.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct Words {
-    base: usize,
+    memory: Arc<GuestMemory>,
     pages: u64,
 }
 
 impl Words {
-    /// The fabric must outlive every use of the words.
     fn of(fabric: &Fabric) -> Self {
-        let memory = fabric.memory();
-        Self {
-            base: memory.guest_view().expose_provenance(),
-            pages: (memory.bytes() / PAGE_SIZE) as u64,
-        }
+        let memory = Arc::clone(fabric.memory());
+        let pages = (memory.bytes() / PAGE_SIZE) as u64;
+        Self { memory, pages }
     }
 
-    fn page(&self, page: u64) -> &[AtomicU64; WORDS] {
-        assert!(page < self.pages);
-        let first = self.base + usize::try_from(page << PAGE_SHIFT).expect("a small guest");
-        let words = std::ptr::with_exposed_provenance::<[AtomicU64; WORDS]>(first);
-        // SAFETY: inside the guest view, which is mapped while the fabric lives, is aligned, and is
-        // only accessed by atomics.
-        unsafe { &*words }
+    fn page(&self, page: u64) -> &[AtomicU64] {
+        let page = usize::try_from(page).expect("a small guest");
+        &self.memory.guest_words()[page * WORDS..][..WORDS]
     }
 
     /// Writes the contents of a page for its `age`.

@@ -7,7 +7,7 @@ pub(crate) use sessions::{SessionKind, SessionRefused};
 
 use super::Taken;
 use crate::donor::export::Export;
-use crate::mapping::Mapping;
+use crate::mapping::{Advice, Mapping};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
@@ -117,10 +117,10 @@ impl Lease {
     ///
     /// [`OutOfRange`].
     pub fn read(&self, offset: u64, target: &mut PageBytes) -> Result<(), OutOfRange> {
-        let page = self.pages(offset, 1)?;
-        // SAFETY: `page` is a mapped page of this lease. A write by the VM's other connection may
-        // race; the VM, whose memory it is, orders its requests.
-        unsafe { std::ptr::copy_nonoverlapping(page, target, 1) };
+        let start = self.position(offset, 1)?;
+        // A write by the VM's other connection may race; the VM, whose memory it is, orders its
+        // requests.
+        self.memory.read(start, target);
         self.pages_read.increment();
         Ok(())
     }
@@ -136,17 +136,9 @@ impl Lease {
         count: u32,
         target: &mut Vec<u8>,
     ) -> Result<(), OutOfRange> {
-        let pages = self.pages(offset, count as usize)?;
+        let start = self.position(offset, count as usize)?;
         let bytes = count as usize * PAGE_SIZE;
-        target.reserve(bytes);
-        let filled = target.len();
-        // SAFETY: the source is inside this lease, as was checked; the target has the capacity,
-        // which is initialized before its length grows. For races see `read`.
-        unsafe {
-            let room = target.as_mut_ptr().add(filled);
-            std::ptr::copy_nonoverlapping(pages.cast::<u8>(), room, bytes);
-            target.set_len(filled + bytes);
-        }
+        self.memory.append_to(target, start, bytes);
         self.pages_read.add(count.into());
         Ok(())
     }
@@ -163,15 +155,8 @@ impl Lease {
         target: &mut Vec<u8>,
     ) -> Result<(), OutOfRange> {
         let bytes = bytes as usize;
-        let source = self.pages(offset, bytes.div_ceil(PAGE_SIZE))?;
-        target.reserve(bytes);
-        let filled = target.len();
-        // SAFETY: as for `read_run`.
-        unsafe {
-            let room = target.as_mut_ptr().add(filled);
-            std::ptr::copy_nonoverlapping(source.cast::<u8>(), room, bytes);
-            target.set_len(filled + bytes);
-        }
+        let start = self.position(offset, bytes.div_ceil(PAGE_SIZE))?;
+        self.memory.append_to(target, start, bytes);
         Ok(())
     }
 
@@ -181,9 +166,8 @@ impl Lease {
     ///
     /// [`OutOfRange`].
     pub fn write(&self, offset: u64, source: &PageBytes) -> Result<(), OutOfRange> {
-        let page = self.pages(offset, 1)?;
-        // SAFETY: as for `read`.
-        unsafe { std::ptr::copy_nonoverlapping(source, page, 1) };
+        let start = self.position(offset, 1)?;
+        self.memory.write(start, source);
         self.pages_written.increment();
         Ok(())
     }
@@ -213,7 +197,7 @@ impl Lease {
             .filter(|&end| end <= self.memory.bytes())
             .ok_or_else(outside)?;
         // The mapping is private and anonymous, so the next access finds zeroes.
-        let drop = || self.memory.advise(start, length, libc::MADV_DONTNEED);
+        let drop = || self.memory.advise(start, length, Advice::DontNeed);
         match self.export.unless_pinned(drop) {
             Some(Ok(())) => self.pages_dropped.add(u64::from(pages)),
             Some(Err(error)) => tracing::debug!(%error, pages, "pages are kept"),
@@ -222,7 +206,8 @@ impl Lease {
         Ok(())
     }
 
-    fn pages(&self, offset: u64, count: usize) -> Result<*mut PageBytes, OutOfRange> {
+    /// Returns the position of `count` pages at `offset` in the memory.
+    fn position(&self, offset: u64, count: usize) -> Result<usize, OutOfRange> {
         let outside = OutOfRange {
             offset,
             bytes: self.bytes(),
@@ -235,7 +220,7 @@ impl Lease {
         if !inside || !start.is_multiple_of(PAGE_SIZE) {
             return Err(outside);
         }
-        Ok(self.memory.at(start, bytes).cast())
+        Ok(start)
     }
 
     /// Returns the counters for the VM.

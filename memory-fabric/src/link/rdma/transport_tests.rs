@@ -12,7 +12,7 @@ use crate::stream::Carrier;
 use crate::stream::Closer;
 use crate::transport::Compression;
 use crate::transport::rdma::DeviceChoice;
-use crate::transport::{Completion, Full, IN_FLIGHT_MAX, PageSource, Ticket};
+use crate::transport::{Completion, Full, IN_FLIGHT_MAX, Ticket};
 use crate::wire::TrafficClass;
 use crossbeam_channel::Receiver;
 use held::{BY_LANE, HeldLane};
@@ -116,10 +116,8 @@ impl Bed {
     /// Writes a page full of `byte` to the place of its number.
     fn write(&mut self, number: u32, byte: u8) {
         let page = [byte; PAGE_SIZE];
-        // SAFETY: the page lives until the call returns.
-        let source = unsafe { PageSource::new(&raw const page) };
         let offset = u64::from(number) * PAGE_SIZE as u64;
-        let posted = self.transport.post_write(Ticket(number), offset, source);
+        let posted = self.transport.post_write(Ticket(number), offset, &page);
         posted.expect("there is a place");
         self.transport.flush();
     }

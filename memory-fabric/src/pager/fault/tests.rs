@@ -3,7 +3,7 @@
 use super::*;
 use crate::homes::{BLOCK_PAGES, Home, HomeTable, NodeId};
 use crate::pager::testing::{make_remote, shared};
-use crate::transport::{Full, Interest, PageSource};
+use crate::transport::{Full, Interest};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 const DONORS: usize = 3;
@@ -21,7 +21,7 @@ impl PageTransport for Counting {
         unreachable!("only pages are asked for")
     }
 
-    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, _: Ticket, _: u64, _: &PageBytes) -> Result<(), Full> {
         unreachable!("only pages are asked for")
     }
 

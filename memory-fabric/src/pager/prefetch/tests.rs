@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Home, HomeTable, NodeId};
+use crate::page::PageBytes;
 use crate::pager::mailbox::{EvictorInbox, FaultInbox};
 use crate::pager::testing::{make_remote, shared};
-use crate::transport::{Full, Interest, PageSource};
+use crate::transport::{Full, Interest};
 use std::fmt;
 use std::sync::Mutex;
 
@@ -42,7 +43,7 @@ impl PageTransport for Silent {
         Ok(())
     }
 
-    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, _: Ticket, _: u64, _: &PageBytes) -> Result<(), Full> {
         unreachable!("only runs are asked for")
     }
 

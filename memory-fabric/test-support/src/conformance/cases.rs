@@ -3,9 +3,7 @@
 //! Each case opens a lease of its own, uses it as the pager does, and compares every byte. All
 //! waits have a deadline; a case that fails panics.
 
-use fabric_transport::{
-    Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket,
-};
+use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use fabric_wire::RUN_PAGES_MAX;
 use memory_fabric::fabric::Compression;
 use memory_fabric::page::{PAGE_SIZE, PageBytes};
@@ -142,9 +140,7 @@ impl User {
             }
             Request::Write(page, version) => {
                 let mut bytes = content(page, version);
-                // SAFETY: the page lives until the call returns.
-                let source = unsafe { PageSource::new(&raw const bytes) };
-                self.transport.post_write(ticket, offset(page), source)?;
+                self.transport.post_write(ticket, offset(page), &bytes)?;
                 // The transport has taken the page; changes to it must not matter now.
                 bytes.fill(0xee);
                 std::hint::black_box(&bytes);

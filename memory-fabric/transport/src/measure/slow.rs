@@ -1,7 +1,8 @@
 //! A transport with a known speed, for tests of this crate and of dependent ones.
 
+use fabric_pages::page::PageBytes;
 use fabric_transport::measure::Gauge;
-use fabric_transport::{Completion, Full, Interest, PAGE_BYTES, PageSource, PageTransport, Ticket};
+use fabric_transport::{Completion, Full, Interest, PAGE_BYTES, PageTransport, Ticket};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -66,7 +67,7 @@ impl PageTransport for Slow {
         Ok(())
     }
 
-    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, _: Ticket, _: u64, _: &PageBytes) -> Result<(), Full> {
         Err(Full)
     }
 

@@ -15,7 +15,7 @@ mod prepare;
 
 use super::port::PageLane;
 use super::{LANE_STALL_TIMEOUT, RdmaError};
-use crate::{IN_FLIGHT_MAX, PageSource};
+use crate::IN_FLIGHT_MAX;
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_verbs::batch::{Batch, Place};
 use fabric_verbs::endpoint::RemoteMemory;
@@ -296,14 +296,14 @@ impl PageLane for Lane {
         self.add_bytes(number, offset, bytes)
     }
 
-    fn add_write(&mut self, number: u16, offset: u64, source: PageSource) -> bool {
+    fn add_write(&mut self, number: u16, offset: u64, source: &PageBytes) -> bool {
         assert!(self.flush_page.is_some(), "a lane that writes");
         if !self.take_place(number, offset, 1, RequestState::Writing) {
             return false;
         }
         let page = self.requests[usize::from(number)].page;
         // SAFETY: the page was free until now, so no request uses it.
-        source.copy_to(unsafe { self.staging.page_mut(page) });
+        *unsafe { self.staging.page_mut(page) } = *source;
         let place = self.place(page, 1);
         self.batch
             .write(number.into(), self.memory.base + offset, place);

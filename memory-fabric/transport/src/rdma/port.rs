@@ -1,7 +1,6 @@
 //! The interface between an RDMA transport and the link that makes its lanes.
 
 use super::RdmaError;
-use crate::PageSource;
 use crossbeam_channel::{Receiver, Sender};
 use fabric_host::metrics::Counter;
 use fabric_pages::page::PageBytes;
@@ -18,7 +17,7 @@ pub trait PageLane: Send + std::fmt::Debug {
 
     /// Adds a WRITE of a page to `offset` of the lease in the same way. The bytes are copied before
     /// this returns.
-    fn add_write(&mut self, number: u16, offset: u64, page: PageSource) -> bool;
+    fn add_write(&mut self, number: u16, offset: u64, page: &PageBytes) -> bool;
 
     /// Returns the page of a WRITE that has not completed.
     fn page_of(&self, number: u16) -> &PageBytes;

@@ -3,9 +3,7 @@
 use super::RdmaError;
 use super::connection::Lane;
 use super::port::PageLane as _;
-use crate::{
-    Completion, Full, IN_FLIGHT_MAX, Interest, PAGE_BYTES, PageSource, PageTransport, Ticket,
-};
+use crate::{Completion, Full, IN_FLIGHT_MAX, Interest, PAGE_BYTES, PageTransport, Ticket};
 use crossbeam_channel::Sender;
 use fabric_host::Mapping;
 use fabric_host::describe;
@@ -77,7 +75,7 @@ impl PageTransport for ProbeLane {
         self.post(ticket, offset, bytes, false)
     }
 
-    fn post_write(&mut self, _: Ticket, _: u64, _: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, _: Ticket, _: u64, _: &PageBytes) -> Result<(), Full> {
         Err(Full)
     }
 

@@ -17,7 +17,7 @@
 use super::RdmaError;
 use super::port::{LanePort, PageLane};
 use crate::tcp::TcpTransport;
-use crate::{Completion, Full, IN_FLIGHT_MAX, Interest, PageSource, PageTransport, Ticket};
+use crate::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::RUN_PAGES_MAX;
 use std::collections::VecDeque;
@@ -141,8 +141,7 @@ impl RdmaTransport {
             self.free.push(number);
             let posted = match request.kind {
                 RequestKind::Write => {
-                    // SAFETY: the page belongs to the lane, which outlives this call.
-                    let page = unsafe { PageSource::new(lane.page_of(number)) };
+                    let page = lane.page_of(number);
                     self.tcp.post_write(request.ticket, request.offset, page)
                 }
                 _ => read_over_tcp(&mut self.tcp, request),
@@ -210,7 +209,7 @@ impl PageTransport for RdmaTransport {
         })
     }
 
-    fn post_write(&mut self, ticket: Ticket, offset: u64, page: PageSource) -> Result<(), Full> {
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
         if self.in_flight() >= IN_FLIGHT_MAX {
             return Err(Full);
         }

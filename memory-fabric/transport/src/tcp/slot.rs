@@ -1,7 +1,7 @@
 //! An outstanding request, with the data to send.
 
+use super::super::Ticket;
 use super::super::choice::Part;
-use super::super::{PageSource, Ticket};
 use fabric_pages::page::{PAGE_SIZE, PageBytes};
 use fabric_wire::packing::{Packer, Packing, unpack};
 use fabric_wire::{COUNT_BYTES, Frame, FrameKind, HEADER_BYTES, Stamp, WireError};
@@ -110,11 +110,10 @@ impl Slot {
     }
 
     /// Copies the page of a write, packed if requested and possible.
-    pub(super) fn take_page(&mut self, source: PageSource, packer: &mut Packer) {
+    pub(super) fn take_page(&mut self, source: &PageBytes, packer: &mut Packer) {
         let page = self.page.get_or_insert_with(|| Box::new([0; PAGE_SIZE]));
-        source.copy_to(page);
+        page.copy_from_slice(source);
         self.page_bytes = PAGE_SIZE;
-        // Packs the copy, since a guest may write to the page concurrently.
         if let Some(packed) = packer.pack(page.as_slice(), self.packing) {
             self.page_bytes = packed.len();
             page[..packed.len()].copy_from_slice(packed);

@@ -220,10 +220,8 @@ fn an_answer_in_the_epoch_of_its_request_is_taken_when_the_epoch_has_advanced() 
 fn requests_are_sent_again_in_the_epoch_of_then() {
     let mut bed = Bed::new();
     let page = [9; PAGE_SIZE];
-    // SAFETY: the page lives until the call returns.
-    let source = unsafe { PageSource::new(&raw const page) };
     bed.transport
-        .post_write(Ticket(1), 8192, source)
+        .post_write(Ticket(1), 8192, &page)
         .expect("room");
     let mut first = bed.connect();
     let before = next_request(&mut first);

@@ -13,6 +13,7 @@ use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, SPIN_DEFAULT,
     TransportKind,
 };
+use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::LinkEvent;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use memory_fabric::rdma::DeviceChoice;
@@ -202,34 +203,25 @@ pub(super) struct Tally {
     pub(super) corrupt: AtomicU64,
 }
 
-/// The guest view.
-#[derive(Clone, Copy, Debug)]
+/// The guest view, which threads share.
+#[derive(Clone, Debug)]
 pub(super) struct View {
-    base: *mut u8,
+    memory: Arc<GuestMemory>,
     pub(super) pages: usize,
 }
 
-// SAFETY: threads access the view through atomics only, and it outlives them.
-unsafe impl Sync for View {}
-
 impl View {
-    /// Creates the view of a fabric, which must outlive it.
+    /// Creates the view of a fabric.
     pub(super) fn of(fabric: &Fabric) -> Self {
         Self {
-            base: fabric.memory().guest_view(),
+            memory: Arc::clone(fabric.memory()),
             pages: fabric.memory().bytes() / PAGE_SIZE,
         }
     }
 
     pub(super) fn word(&self, page: usize, word: usize) -> &AtomicU64 {
-        assert!(page < self.pages && word < WORDS_PER_PAGE);
-        // SAFETY: inside the guest view, as just checked, aligned, and only accessed as atomics.
-        unsafe {
-            &*self
-                .base
-                .cast::<AtomicU64>()
-                .add(page * WORDS_PER_PAGE + word)
-        }
+        assert!(word < WORDS_PER_PAGE);
+        &self.memory.guest_words()[page * WORDS_PER_PAGE + word]
     }
 
     pub(super) fn fill(&self) {
