@@ -61,14 +61,11 @@ impl Export {
     ///
     /// Each lease has a domain of its own, so guessing the key of another lease gives no access.
     ///
-    /// # Safety
-    ///
-    /// `memory` must be the same mapping at each call, and stay mapped until [`Self::end`] was
-    /// called or this is dropped. None of its pages may be released to the kernel unless
-    /// [`Self::unless_pinned`] allows it.
-    pub(super) unsafe fn open(
+    /// `memory` must be the same mapping at each call. None of its pages may be released to the
+    /// kernel unless [`Self::unless_pinned`] allows it.
+    pub(super) fn open(
         &self,
-        memory: &Mapping,
+        memory: &Arc<Mapping>,
         device: &Arc<Device>,
     ) -> Result<Option<(Arc<ProtectionDomain>, RemoteMemory)>, RdmaError> {
         let _one_at_a_time = lock(&self.registering);
@@ -89,11 +86,7 @@ impl Export {
             memory
                 .advise(0, memory.bytes(), Advice::DontFork)
                 .map_err(|error| RdmaError::System("keep memory from child processes", error))?;
-            let register = |paging| {
-                // SAFETY: the mapping outlives the region, as the caller guarantees, and pinned
-                // pages are not released, since they were counted as pinned before.
-                unsafe { self.register(&domain, memory, paging) }
-            };
+            let register = |paging| self.register(&domain, memory, paging);
             if device.pages_on_demand() {
                 match register(Paging::OnDemand) {
                     Ok(region) => return Ok(region),
@@ -117,24 +110,16 @@ impl Export {
         Ok(described)
     }
 
-    /// Registers `memory`, and counts it if it is pinned.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Self::open`].
-    unsafe fn register(
+    /// Registers `memory`. It is counted before if it is pinned, so that no page is released.
+    fn register(
         &self,
         domain: &Arc<ProtectionDomain>,
-        memory: &Mapping,
+        memory: &Arc<Mapping>,
         paging: Paging,
     ) -> Result<Box<dyn Registered>, RdmaError> {
         let pins = u32::from(paging == Paging::Pinned);
         lock(&self.state).pins += pins;
-        let (start, bytes) = (memory.as_ptr(), memory.bytes());
-        // SAFETY: guaranteed by the caller.
-        let region =
-            unsafe { MemoryRegion::register(domain, start, bytes, Access::RemoteWrite, paging) };
-        match region {
+        match MemoryRegion::register(domain, memory, Access::RemoteWrite, paging) {
             Ok(region) => Ok(Box::new(region)),
             Err(error) => {
                 lock(&self.state).pins -= pins;

@@ -9,7 +9,7 @@ pub(crate) use rdma_sys::{
     ibv_odp_transport_cap_bits, ibv_pd, ibv_poll_cq, ibv_port_attr, ibv_port_state, ibv_post_send,
     ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_req_notify_cq, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_transport_type, ibv_wc,
-    ibv_wc_status, ibv_wr_opcode, rdma_t, verbs_context, wr_t,
+    ibv_wc_status, ibv_wr_opcode, rdma_t, verbs_context,
 };
 
 /// `IBV_LINK_LAYER_INFINIBAND` and `IBV_LINK_LAYER_ETHERNET`, which rdma-sys omits.

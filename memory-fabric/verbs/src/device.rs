@@ -11,7 +11,7 @@ use super::abi::{
     LINK_ETHERNET, LINK_INFINIBAND, ibv_context, ibv_device, ibv_device_attr, ibv_gid_entry,
     ibv_port_attr, ibv_port_state, ibv_transport_type,
 };
-use super::library::{Library, verbs};
+use super::library::{Library, query_on_demand, verbs};
 use super::memory::ProtectionDomain;
 use super::queue::CompletionQueue;
 use super::resources::{Counts, DeviceUsage, Resources};
@@ -175,7 +175,8 @@ impl Device {
             reliable: transport == ibv_transport_type::IBV_TRANSPORT_IB,
             limits: Limits::default(),
             // SAFETY: the context is open.
-            pages_on_demand: unsafe { on_demand::is_offered(context.as_ptr()) },
+            pages_on_demand: unsafe { query_on_demand(context.as_ptr()) }
+                .is_some_and(|offered| on_demand::suits(&offered)),
             domain: Mutex::default(),
             silent: Mutex::default(),
         };

@@ -3,10 +3,12 @@
 use super::RdmaError;
 use super::abi::{
     _compat_ibv_port_attr, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr,
-    ibv_gid_entry, ibv_mr, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_wc_status,
+    ibv_device_attr_ex, ibv_gid_entry, ibv_mr, ibv_odp_caps, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_wc_status, verbs_context,
 };
 use libc::{c_int, c_uint, c_void};
 use std::ffi::CString;
+use std::mem::{offset_of, zeroed};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -124,6 +126,36 @@ impl Library {
 /// Returns the library that an open device has already loaded.
 pub(crate) fn verbs() -> &'static Library {
     Library::load().expect("a device was opened with it")
+}
+
+/// Queries what a device offers of on-demand paging, through a function pointer in the open device,
+/// since libibverbs exports no function for it. `None` if the library or the device has none.
+///
+/// # Safety
+///
+/// The device must be open.
+pub(crate) unsafe fn query_on_demand(context: *mut ibv_context) -> Option<ibv_odp_caps> {
+    // SAFETY: the device is open. The rest follows `verbs_get_ctx_op` of `infiniband/verbs.h`: a
+    // device with the marker in this field is the last part of a larger structure, which contains
+    // its own size; older libraries have one without the first fields. rdma-sys has this function
+    // too, but compares the field with a 32-bit number.
+    unsafe {
+        if (*context).abi_compat.addr() != usize::MAX {
+            return None;
+        }
+        let before = offset_of!(verbs_context, context);
+        let extended: *mut verbs_context = context.byte_sub(before).cast();
+        let from_query = size_of::<verbs_context>() - offset_of!(verbs_context, query_device_ex);
+        if (*extended).sz < from_query {
+            return None;
+        }
+        let query = (*extended).query_device_ex?;
+        // Numbers, for which zero is a valid value.
+        let mut attributes: ibv_device_attr_ex = zeroed();
+        let bytes = size_of_val(&attributes);
+        let result = query(context, std::ptr::null(), &raw mut attributes, bytes);
+        (result == 0).then_some(attributes.odp_caps)
+    }
 }
 
 #[cfg(test)]

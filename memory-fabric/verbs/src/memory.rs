@@ -6,6 +6,7 @@ use super::library::verbs;
 use super::resources::{self, Share};
 use super::staging::StagingPool;
 use super::{RdmaError, check, failed};
+use fabric_host::Mapping;
 use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -136,6 +137,7 @@ pub struct MemoryRegion {
     region: NonNull<ibv_mr>,
     paging: Paging,
     domain: Arc<ProtectionDomain>,
+    memory: Arc<Mapping>,
     _shares: [Share; 2],
 }
 
@@ -145,22 +147,22 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers `bytes` bytes from `start` on. If they are pinned, the time grows with their
-    /// number, since all are allocated.
+    /// Registers a mapping, which stays mapped for as long as the region lives. If it is pinned, the
+    /// time grows with its size, since all pages are allocated.
     ///
-    /// # Safety
+    /// The owner must not unmap pages of a pinned mapping ([`Advice::DontNeed`](fabric_host::Advice)):
+    /// the adapter continues to access the original pages, and the CPU would access new ones.
     ///
-    /// The memory must stay mapped for as long as the region lives. If it is pinned, its pages must
-    /// not be replaced either: the adapter continues to access the original pages, whatever is
-    /// mapped at their addresses later. With [`Access::Local`] no code may rely on the contents of
-    /// memory that an outstanding request targets.
-    pub unsafe fn register(
+    /// # Errors
+    ///
+    /// Fails when the device has no region left or takes none of this size, or the verb fails.
+    pub fn register(
         domain: &Arc<ProtectionDomain>,
-        start: *mut u8,
-        bytes: usize,
+        memory: &Arc<Mapping>,
         access: Access,
         paging: Paging,
     ) -> Result<Self, RdmaError> {
+        let (start, bytes) = (memory.as_ptr(), memory.bytes());
         let limit = domain.device.limits().region_bytes;
         if bytes as u64 > limit {
             return Err(RdmaError::RegionTooLarge {
@@ -176,7 +178,9 @@ impl MemoryRegion {
         };
         let pinned = resources::pinned().count(pinned_bytes);
         let flags = libc::c_int::try_from(flags.0).expect("small flags");
-        // SAFETY: the domain is valid, and so is the memory, as the caller guarantees.
+        // SAFETY: the domain is valid, and the mapping outlives the region, which holds it. Nothing
+        // relies on its bytes while the adapter writes: they are only accessed as atomics or copied
+        // (see `Mapping`), except by `Staging`, whose users guarantee that no request does.
         let region = unsafe { (verbs().ibv_reg_mr)(domain.as_ptr(), start.cast(), bytes, flags) };
         let region = NonNull::new(region).ok_or_else(|| RdmaError::Register {
             bytes,
@@ -187,6 +191,7 @@ impl MemoryRegion {
             region: region?,
             paging,
             domain: Arc::clone(domain),
+            memory: Arc::clone(memory),
             _shares: [of_device, pinned],
         })
     }
@@ -220,7 +225,8 @@ impl Drop for MemoryRegion {
         // SAFETY: the region is ours; requests that still use it fail from now on.
         let result = unsafe { (verbs().ibv_dereg_mr)(self.region.as_ptr()) };
         if let Err(error) = check("ibv_dereg_mr", self.domain.device.name(), result) {
-            // The pages stay pinned, so they are not reused before the process ends.
+            // The adapter may still access the memory, so it stays mapped until the process ends.
+            std::mem::forget(Arc::clone(&self.memory));
             tracing::warn!("{error}");
         }
     }

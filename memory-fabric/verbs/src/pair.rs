@@ -17,9 +17,9 @@
 
 use super::abi::{
     ibv_gid, ibv_post_send, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
-    ibv_qp_state, ibv_qp_type,
+    ibv_qp_state, ibv_qp_type, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t,
 };
-use super::batch::Batch;
+use super::batch::{Batch, Verb};
 use super::device::{LinkLayer, Route};
 use super::endpoint::{Endpoint, NUMBER_MAX};
 use super::library::verbs;
@@ -91,6 +91,7 @@ pub struct QueuePair {
     packet_number: u32,
     reads_answered: u8,
     reads_sent: u8,
+    chain: Chain,
     /// Description for errors: "queue pair 17 of rxe0 to 10.77.0.2:7700".
     on: String,
     /// Keeps the queue alive for the lifetime of the pair.
@@ -99,7 +100,8 @@ pub struct QueuePair {
     _share: Share,
 }
 
-// SAFETY: a queue pair is not bound to a thread.
+// SAFETY: a queue pair is not bound to a thread, and the pointers in its chain, which refer to the
+// chain's own boxes, are set before each use.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
@@ -149,6 +151,7 @@ impl QueuePair {
             packet_number,
             reads_answered: device.limits().reads_answered,
             reads_sent: device.limits().reads_sent,
+            chain: Chain::new(requests),
             on: format!("queue pair {number} of {} to {peer}", device.name()),
             _queue: Arc::clone(queue),
             domain: Arc::clone(domain),
@@ -264,7 +267,7 @@ impl QueuePair {
     /// The memory to which the requests write must be registered for that, and its contents must
     /// not be relied on until they have completed or the pair is destroyed.
     pub unsafe fn post(&mut self, batch: &mut Batch) -> Result<(), RdmaError> {
-        let first = batch.take();
+        let first = self.chain.build(batch);
         let mut bad = ptr::null_mut();
         // SAFETY: the pair is valid, and the chain was just built from valid requests, which the
         // call copies; the caller guarantees the rest.
@@ -292,6 +295,83 @@ impl QueuePair {
     }
 }
 
+/// The requests of a batch, in the form that the adapter's library reads. No allocation after
+/// creation.
+struct Chain {
+    orders: Box<[ibv_send_wr]>,
+    /// The memory of each request.
+    parts: Box<[ibv_sge]>,
+}
+
+impl Chain {
+    fn new(entries: usize) -> Self {
+        // SAFETY: structures of numbers and pointers, for which zero is a valid value.
+        let order = || unsafe { std::mem::zeroed() };
+        let mut orders = Vec::with_capacity(entries);
+        orders.resize_with(entries, order);
+        let part = ibv_sge {
+            addr: 0,
+            length: 0,
+            lkey: 0,
+        };
+        Self {
+            orders: orders.into_boxed_slice(),
+            parts: vec![part; entries].into_boxed_slice(),
+        }
+    }
+
+    /// Links the requests of a batch, which is empty afterwards, and returns the first. It is valid
+    /// until the next call.
+    ///
+    /// # Panics
+    ///
+    /// When there are more than entries.
+    fn build(&mut self, batch: &mut Batch) -> *mut ibv_send_wr {
+        let (count, rkey) = (batch.len(), batch.key());
+        assert!(
+            count <= self.orders.len(),
+            "more requests than the pair takes"
+        );
+        let (orders, parts) = (self.orders.as_mut_ptr(), self.parts.as_mut_ptr());
+        for (index, request) in batch.take().enumerate() {
+            // SAFETY: both boxes have an element for each request.
+            let (order, part) = unsafe { (&mut *orders.add(index), parts.add(index)) };
+            let place = ibv_sge {
+                addr: request.place.address,
+                length: request.place.bytes,
+                lkey: request.place.key,
+            };
+            // SAFETY: as above.
+            unsafe { part.write(place) };
+            (order.opcode, order.send_flags) = match request.verb {
+                Verb::Read => (
+                    ibv_wr_opcode::IBV_WR_RDMA_READ,
+                    ibv_send_flags::IBV_SEND_SIGNALED.0,
+                ),
+                Verb::Write => (ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0),
+            };
+            order.wr_id = request.id;
+            order.wr.rdma = rdma_t {
+                remote_addr: request.remote,
+                rkey,
+            };
+            (order.sg_list, order.num_sge) = (part, 1);
+            order.next = if index + 1 == count {
+                ptr::null_mut()
+            } else {
+                orders.wrapping_add(index + 1)
+            };
+        }
+        orders
+    }
+}
+
+impl std::fmt::Debug for Chain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Chain({} entries)", self.orders.len())
+    }
+}
+
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: the pair is ours. After the call the adapter no longer accesses memory for it.
@@ -316,6 +396,7 @@ fn random_packet_number() -> io::Result<u32> {
 mod tests {
     use super::PairState::*;
     use super::*;
+    use crate::batch::Place;
 
     #[test]
     fn states_follow_each_other_in_one_order_and_error_from_everywhere() {
@@ -324,6 +405,36 @@ mod tests {
             for (other, to) in all.into_iter().enumerate() {
                 let wanted = to == Error || (other == place + 1 && to != Error);
                 assert_eq!(from.may_become(to), wanted, "{from:?} to {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_batch_is_one_chain_and_only_reads_are_signalled() {
+        let mut batch = Batch::new(3, 17);
+        let mut chain = Chain::new(3);
+        for _ in 0..2 {
+            let place = |address| Place {
+                address,
+                bytes: 4096,
+                key: 5,
+            };
+            batch.write(1, 0x1000, place(0x10));
+            batch.read(2, 0x2000, place(0x20));
+            assert_eq!(batch.len(), 2);
+            let first = chain.build(&mut batch);
+            assert_eq!(batch.len(), 0);
+            // SAFETY: the chain is valid until the next is built.
+            unsafe {
+                let second = (*first).next;
+                assert_eq!(((*first).wr_id, (*second).wr_id), (1, 2));
+                assert_eq!((*first).send_flags, 0);
+                assert_eq!((*second).send_flags, ibv_send_flags::IBV_SEND_SIGNALED.0);
+                let remote = (*second).wr.rdma;
+                assert_eq!((remote.remote_addr, remote.rkey), (0x2000, 17));
+                let part = *(*second).sg_list;
+                assert_eq!((part.addr, part.length, part.lkey), (0x20, 4096, 5));
+                assert!((*second).next.is_null());
             }
         }
     }

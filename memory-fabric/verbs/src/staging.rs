@@ -18,9 +18,8 @@ pub(crate) struct StagingPool {
 
 #[derive(Debug)]
 struct Slab {
-    // Dropped before the memory that it pins.
     region: MemoryRegion,
-    memory: Mapping,
+    memory: Arc<Mapping>,
     room: Mutex<Room>,
 }
 
@@ -109,17 +108,8 @@ impl Slab {
         let bytes = pages * PAGE_SIZE;
         let memory =
             Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
-        // SAFETY: the mapping outlives the region, and its pages are never discarded. Its contents
-        // are read through `Staging::bytes` alone.
-        let region = unsafe {
-            MemoryRegion::register(
-                domain,
-                memory.as_ptr(),
-                bytes,
-                Access::Local,
-                Paging::Pinned,
-            )?
-        };
+        let memory = Arc::new(memory);
+        let region = MemoryRegion::register(domain, &memory, Access::Local, Paging::Pinned)?;
         Ok(Self {
             region,
             memory,

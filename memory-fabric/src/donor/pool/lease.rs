@@ -53,9 +53,9 @@ pub struct Lease {
     pub token: Token,
     /// The lease ends when it was not renewed for this long.
     pub duration: Duration,
-    // Dropped before the memory, which adapters access through it.
+    // Dropped before the memory, which it keeps mapped.
     export: Export,
-    memory: Mapping,
+    memory: Arc<Mapping>,
     // Dropped after the memory, which is free by then.
     _taken: Taken,
     term: Mutex<Term>,
@@ -91,7 +91,7 @@ impl Lease {
             token,
             duration,
             export: Export::default(),
-            memory: Mapping::anonymous(bytes)?,
+            memory: Arc::new(Mapping::anonymous(bytes)?),
             _taken: taken,
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,
@@ -267,9 +267,8 @@ impl Lease {
         &self,
         device: &Arc<Device>,
     ) -> Result<Option<(Arc<ProtectionDomain>, RemoteMemory)>, RdmaError> {
-        // SAFETY: the memory is always that of this lease. The export is declared before it, so it
-        // is dropped first, and pages are dropped in `drop_pages` only.
-        unsafe { self.export.open(&self.memory, device) }
+        // Pages are dropped in `drop_pages` only.
+        self.export.open(&self.memory, device)
     }
 
     /// Ends RDMA connections over a device that is being removed.

@@ -11,6 +11,14 @@
 //! that all pages of the batch are visible to every reader, so one completion stands for a whole
 //! batch.
 
+#![cfg_attr(
+    not(feature = "rdma"),
+    allow(
+        unused_unsafe,
+        reason = "without libibverbs these functions require nothing"
+    )
+)]
+
 mod prepare;
 
 use super::port::PageLane;

@@ -14,6 +14,7 @@ use fabric_verbs::staging::Staging;
 use fabric_wire::{PROBE_BYTES_MAX, RUN_PAGES_MAX};
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// READs of one lease. Supports no writes, and ends when the lane fails.
@@ -146,19 +147,10 @@ pub fn registrations(local: IpAddr, sizes: &[usize]) -> Result<Vec<Registration>
     let measure = |&bytes: &usize| {
         let memory =
             Mapping::anonymous(bytes).map_err(|error| RdmaError::System("map memory", error))?;
+        let memory = Arc::new(memory);
         let register = || {
             let began = Instant::now();
-            // SAFETY: the mapping outlives the region, which is dropped in this function, and
-            // nothing reads or discards its pages.
-            let region = unsafe {
-                MemoryRegion::register(
-                    &domain,
-                    memory.as_ptr(),
-                    bytes,
-                    Access::Local,
-                    Paging::Pinned,
-                )?
-            };
+            let region = MemoryRegion::register(&domain, &memory, Access::Local, Paging::Pinned)?;
             Ok((began.elapsed(), region))
         };
         let (first, region) = register()?;

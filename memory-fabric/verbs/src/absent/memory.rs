@@ -70,14 +70,9 @@ impl MemoryRegion {
     /// # Errors
     ///
     /// None: there is no domain.
-    ///
-    /// # Safety
-    ///
-    /// Nothing is asked of the caller: there is no domain.
-    pub unsafe fn register(
+    pub fn register(
         domain: &Arc<ProtectionDomain>,
-        _: *mut u8,
-        _: usize,
+        _: &Arc<fabric_host::Mapping>,
         _: Access,
         _: Paging,
     ) -> Result<Self, RdmaError> {
