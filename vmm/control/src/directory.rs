@@ -9,6 +9,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use super::client::try_connect;
+use rustix::process::geteuid;
 use ssi_hv_api::name::{VmName, called};
 
 /// The environment variable that replaces the default directory.
@@ -124,8 +125,7 @@ pub struct Directory {
 /// `/run/ssi-hv` for root; otherwise `ssi-hv` in `XDG_RUNTIME_DIR` and `/tmp/ssi-hv-UID`.
 #[must_use]
 pub fn candidates() -> Vec<PathBuf> {
-    // SAFETY: the call has no arguments and cannot fail.
-    let uid = unsafe { libc::geteuid() };
+    let uid = geteuid().as_raw();
     candidates_of(
         std::env::var_os(VARIABLE),
         std::env::var_os("XDG_RUNTIME_DIR"),
@@ -151,8 +151,7 @@ fn candidates_of(named: Option<OsString>, xdg: Option<OsString>, uid: u32) -> Ve
 /// Returns the directories to search: the candidates, and that of this user's login session, which
 /// a service of the same user does not have in its environment.
 fn looked_into() -> Vec<PathBuf> {
-    // SAFETY: the call has no arguments and cannot fail.
-    let uid = unsafe { libc::geteuid() };
+    let uid = geteuid().as_raw();
     looked_into_of(candidates(), is_named(), uid)
 }
 
@@ -195,8 +194,7 @@ impl Directory {
     ///
     /// Fails when none is safe.
     pub fn for_looking() -> Result<Vec<Self>, DirectoryError> {
-        // SAFETY: the call has no arguments and cannot fail.
-        let is_root = unsafe { libc::geteuid() } == 0;
+        let is_root = geteuid().is_root();
         // Only root can create directories in /run, so it is as safe as root's own.
         let service = (is_root && !is_named()).then(|| Self::open_of(Path::new(SERVICE), None));
         let own = looked_into().into_iter().map(|path| Self::open(&path));
@@ -271,8 +269,7 @@ impl Directory {
     /// Fails when it does not exist, or is not safe: not a directory, of another user, or open to
     /// others.
     pub fn open(path: &Path) -> Result<Self, DirectoryError> {
-        // SAFETY: the call has no arguments and cannot fail.
-        Self::open_of(path, Some(unsafe { libc::geteuid() }))
+        Self::open_of(path, Some(geteuid().as_raw()))
     }
 
     /// Opens the directory at `path`, which must belong to `owner` if one is given.

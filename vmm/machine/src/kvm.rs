@@ -1,10 +1,19 @@
-//! The calls by which a machine is made of KVM.
+//! The calls by which a machine is made of KVM, and what of KVM's interface to a vCPU kvm-ioctls has
+//! no safe calls for.
 
+use std::io;
+use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
-use kvm_bindings::{CpuId, KVM_API_VERSION, kvm_cpuid_entry2, kvm_userspace_memory_region};
-use kvm_ioctls::{Cap, Kvm, VmFd};
+use kvm_bindings::{
+    CpuId, KVM_API_VERSION, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_VCPU_TSC_CTRL,
+    KVM_VCPU_TSC_OFFSET, KVMIO, kvm_cpuid_entry2, kvm_device_attr, kvm_interrupt, kvm_run,
+    kvm_userspace_memory_region,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+use vmm_sys_util::ioctl::ioctl_with_ref;
+use vmm_sys_util::ioctl_iow_nr;
 
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
@@ -109,4 +118,127 @@ pub(crate) fn create_vcpu(
         fd,
         local,
     })
+}
+
+ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
+ioctl_iow_nr!(KVM_SET_DEVICE_ATTR, KVMIO, 0xe1, kvm_device_attr);
+ioctl_iow_nr!(KVM_GET_DEVICE_ATTR, KVMIO, 0xe2, kvm_device_attr);
+
+/// Queues an external interrupt, which the vCPU takes when it enters the guest.
+pub(crate) fn interrupt(vcpu: &VcpuFd, vector: u8) -> io::Result<()> {
+    let interrupt = kvm_interrupt { irq: vector.into() };
+    // SAFETY: the descriptor is that of a vCPU, and the kernel reads one `kvm_interrupt`, which
+    // lives through the call.
+    match unsafe { ioctl_with_ref(vcpu, KVM_INTERRUPT(), &interrupt) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn tsc_offset_attribute(value: *mut u64) -> kvm_device_attr {
+    kvm_device_attr {
+        group: KVM_VCPU_TSC_CTRL,
+        attr: KVM_VCPU_TSC_OFFSET.into(),
+        addr: value.expose_provenance() as u64,
+        flags: 0,
+    }
+}
+
+/// Returns what a vCPU's time stamp counter adds to the host's.
+pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
+    let mut offset = 0;
+    let attribute = tsc_offset_attribute(&raw mut offset);
+    // SAFETY: the descriptor is that of a vCPU. The kernel reads one `kvm_device_attr`, and writes
+    // 8 bytes at the address in it, which is that of `offset`; both outlive the call.
+    match unsafe { ioctl_with_ref(vcpu, KVM_GET_DEVICE_ATTR(), &attribute) } {
+        0 => Ok(offset),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Sets what a vCPU's time stamp counter adds to the host's.
+pub(crate) fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
+    let attribute = tsc_offset_attribute(&raw mut offset);
+    // SAFETY: the descriptor is that of a vCPU. The kernel reads one `kvm_device_attr`, and 8 bytes
+    // at the address in it, which is that of `offset`; both outlive the call.
+    match unsafe { ioctl_with_ref(vcpu, KVM_SET_DEVICE_ATTR(), &attribute) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Enters the guest until an exit, and returns it with the fields of `kvm_run` that it does not
+/// contain.
+pub(crate) fn enter(
+    vcpu: &mut VcpuFd,
+) -> (Result<VcpuExit<'_>, kvm_ioctls::Error>, ExitFields<'_>) {
+    let fields = ExitFields {
+        run: vcpu.get_kvm_run(),
+        vcpu: PhantomData,
+    };
+    (vcpu.run(), fields)
+}
+
+/// Fields of `kvm_run` after an exit of the guest. While they exist the vCPU is borrowed, so that it
+/// cannot enter the guest again.
+#[derive(Debug)]
+pub(crate) struct ExitFields<'a> {
+    run: *const kvm_run,
+    vcpu: PhantomData<&'a mut VcpuFd>,
+}
+
+/// What KVM reports of a vCPU at each exit, also at those by a signal.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct AtExit {
+    pub apic_base: u64,
+    pub cr8: u64,
+    pub interrupts_enabled: bool,
+    pub ready_for_interrupt: bool,
+}
+
+impl ExitFields<'_> {
+    /// Returns what KVM reports at each exit.
+    pub fn at_exit(&self) -> AtExit {
+        // SAFETY: `run` points to the mapped `kvm_run` of a vCPU that is borrowed, and so neither
+        // closed nor in the guest: nothing writes it. Any value of these fields is valid. They are
+        // outside the union, parts of which the exit borrows.
+        unsafe {
+            AtExit {
+                apic_base: (&raw const (*self.run).apic_base).read(),
+                cr8: (&raw const (*self.run).cr8).read(),
+                interrupts_enabled: (&raw const (*self.run).if_flag).read() != 0,
+                ready_for_interrupt: (&raw const (*self.run).ready_for_interrupt_injection).read()
+                    != 0,
+            }
+        }
+    }
+
+    fn exited_by(&self, reason: u32) -> bool {
+        // SAFETY: as in `at_exit`.
+        let found = unsafe { (&raw const (*self.run).exit_reason).read() };
+        found == reason
+    }
+
+    /// Returns the number of bytes of one item of the port access by which the vCPU exited. A string
+    /// instruction exits once with several items for the same port.
+    pub fn port_item_bytes(&self) -> usize {
+        if !self.exited_by(KVM_EXIT_IO) {
+            return 1;
+        }
+        // SAFETY: as in `at_exit`. KVM_EXIT_IO fills this member of the union, of which the exit
+        // borrows nothing: its data are behind the structure.
+        let size = unsafe { (&raw const (*self.run).__bindgen_anon_1.io.size).read() };
+        usize::from(size.max(1))
+    }
+
+    /// Returns the number of the internal error by which the vCPU exited (linux/kvm.h,
+    /// `KVM_INTERNAL_ERROR_*`).
+    pub fn internal_error(&self) -> Option<u32> {
+        if !self.exited_by(KVM_EXIT_INTERNAL_ERROR) {
+            return None;
+        }
+        // SAFETY: as in `at_exit`. KVM_EXIT_INTERNAL_ERROR fills this member of the union, and the
+        // exit borrows nothing.
+        Some(unsafe { (&raw const (*self.run).__bindgen_anon_1.internal.suberror).read() })
+    }
 }

@@ -1,7 +1,7 @@
 //! A machine: how it is built, and its run to the end.
 
 use std::fmt;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -238,8 +238,7 @@ impl Machine {
     }
 
     fn enter_raw_mode(&mut self) -> Option<RawTerminal> {
-        let fd = self.console_input.as_ref()?.as_raw_fd();
-        match RawTerminal::enter(fd) {
+        match RawTerminal::enter(self.console_input.as_ref()?) {
             Ok(Some(raw)) => {
                 if let Some(notify) = self.on_raw_mode.take() {
                     notify();

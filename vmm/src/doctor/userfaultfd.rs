@@ -1,8 +1,6 @@
 //! userfaultfd: permission for kernel faults, and features.
 
-use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use super::kernel::{newer_kernel, with_remedy};
 use super::{Finding, Host};
@@ -50,23 +48,6 @@ impl UffdFeatures {
     }
 }
 
-/// `struct uffdio_api` of `linux/userfaultfd.h`.
-#[repr(C)]
-struct UffdioApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-const _: () = assert!(size_of::<UffdioApi>() == 24);
-
-/// `UFFD_API`.
-const UFFD_API: u64 = 0xaa;
-/// `UFFDIO_API`: `_IOWR(0xaa, 0x3f, struct uffdio_api)`.
-const UFFDIO_API: libc::Ioctl = 0xc018_aa3f;
-/// `USERFAULTFD_IOC_NEW`: `_IO(0xaa, 0x00)`.
-const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
-
 /// Opens a userfaultfd that handles kernel faults, such as KVM's, and queries its features: through
 /// `/dev/userfaultfd` where it exists, otherwise through the system call.
 ///
@@ -74,42 +55,7 @@ const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xaa00;
 ///
 /// Fails when this process has no permission, or the kernel has no userfaultfd.
 pub fn userfaultfd_probe() -> io::Result<UffdFeatures> {
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-    let device = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/userfaultfd");
-    let raw = match device {
-        // SAFETY: the descriptor is open for the whole call, and this request takes its
-        // argument by value.
-        Ok(device) => unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) },
-        Err(error) => {
-            // SAFETY: the system call takes one argument by value and touches no memory.
-            let raw = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-            if raw < 0 && error.kind() != io::ErrorKind::NotFound {
-                return Err(error);
-            }
-            i32::try_from(raw).unwrap_or(-1)
-        }
-    };
-    if raw < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just created this descriptor, which has no other owner.
-    let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
-    // No feature is requested, so the kernel returns all that it has.
-    let mut api = UffdioApi {
-        api: UFFD_API,
-        features: 0,
-        ioctls: 0,
-    };
-    // SAFETY: the descriptor is open, and the request reads and writes one `UffdioApi`, which
-    // `api` is (its size is asserted above) and which nothing else refers to.
-    let answer = unsafe { libc::ioctl(descriptor.as_raw_fd(), UFFDIO_API, &raw mut api) };
-    if answer < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(UffdFeatures(api.features))
+    memory_fabric::userfaultfd_features().map(UffdFeatures)
 }
 
 /// The facts about userfaultfd.

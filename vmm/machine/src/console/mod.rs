@@ -6,8 +6,10 @@ pub(crate) mod terminal;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use terminal::is_foreground_terminal;
 
 /// Where the guest's serial port leads.
@@ -36,7 +38,7 @@ impl ConsoleConfig {
         let input = io::stdin().as_fd().try_clone_to_owned().ok();
         let of_others = input
             .as_ref()
-            .is_some_and(|fd| fd.is_terminal() && !is_foreground_terminal(fd.as_raw_fd()));
+            .is_some_and(|fd| fd.is_terminal() && !is_foreground_terminal(fd));
         Self {
             input: input.filter(|_| !of_others),
             output: match BlockingWriter::to(io::stdout()) {
@@ -110,7 +112,7 @@ impl Write for BlockingWriter {
         loop {
             match self.0.write(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    wait_writable(self.0.as_raw_fd())?;
+                    wait_writable(&self.0)?;
                 }
                 result => return result,
             }
@@ -122,19 +124,9 @@ impl Write for BlockingWriter {
     }
 }
 
-fn wait_writable(fd: i32) -> io::Result<()> {
-    let mut poll = libc::pollfd {
-        fd,
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    // SAFETY: `poll` is one valid `pollfd`, which lives through the call.
-    let ready = unsafe { libc::poll(&raw mut poll, 1, -1) };
-    if ready < 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
+fn wait_writable(file: &File) -> io::Result<()> {
+    match poll(&mut [PollFd::new(file, PollFlags::OUT)], None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
-    Ok(())
 }

@@ -1,19 +1,28 @@
 //! Raw mode of the terminal, and its certain end.
 
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::RawFd;
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, Ordering};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Once, OnceLock};
 
-use libc::termios;
+use rustix::io::fcntl_dupfd_cloexec;
+use rustix::process::getpgrp;
+use rustix::termios::{OptionalActions, OutputModes, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-/// The settings to go back to; null until raw mode was first entered. Never freed, so that a
-/// signal handler may read it at any time.
-static SAVED: AtomicPtr<termios> = AtomicPtr::new(std::ptr::null_mut());
-/// A descriptor of the terminal that `SAVED` belongs to, of our own and never closed, for the
-/// same reason. Written before `SAVED` is, which publishes it.
-static TERMINAL: AtomicI32 = AtomicI32::new(-1);
+/// A terminal, and the settings to go back to.
+#[derive(Debug)]
+struct Saved {
+    /// A descriptor of our own.
+    terminal: OwnedFd,
+    settings: Termios,
+    /// Those of the next entry to raw mode.
+    later: OnceLock<Box<Saved>>,
+}
+
+/// What was saved first; the last in the chain is current. Nothing is ever removed or changed, and
+/// reading takes no lock, so that a signal handler may do it at any time.
+static SAVED: OnceLock<Box<Saved>> = OnceLock::new();
+
 /// The terminal is in raw mode.
 static RAW: AtomicBool = AtomicBool::new(false);
 
@@ -32,8 +41,8 @@ impl RawTerminal {
     /// # Errors
     ///
     /// Fails when the terminal does not take its settings.
-    pub fn enter(fd: RawFd) -> io::Result<Option<Self>> {
-        if !is_foreground_terminal(fd) || RAW.swap(true, Ordering::AcqRel) {
+    pub fn enter(fd: impl AsFd) -> io::Result<Option<Self>> {
+        if !is_foreground_terminal(&fd) || RAW.swap(true, Ordering::AcqRel) {
             return Ok(None);
         }
         match make_raw(fd) {
@@ -58,42 +67,40 @@ pub fn restore_terminal() {
     if !RAW.swap(false, Ordering::AcqRel) {
         return;
     }
-    let saved = SAVED.load(Ordering::Acquire);
-    if !saved.is_null() {
-        // SAFETY: a pointer that is not null came from `Box::into_raw` in `make_raw`, and is
-        // never freed or written again. `tcsetattr` is safe in signal handlers (signal-safety(7)).
-        unsafe { libc::tcsetattr(TERMINAL.load(Ordering::Acquire), libc::TCSANOW, saved) };
+    let first = SAVED.get().map(Box::as_ref);
+    let later = |saved: &&'static Saved| saved.later.get().map(Box::as_ref);
+    if let Some(saved) = std::iter::successors(first, later).last() {
+        // One system call, which is safe in signal handlers. There is no way to report an error.
+        let _ = tcsetattr(&saved.terminal, OptionalActions::Now, &saved.settings);
     }
 }
 
-fn make_raw(fd: RawFd) -> io::Result<()> {
-    let mut settings = MaybeUninit::<termios>::uninit();
-    // SAFETY: `settings` has room for what `tcgetattr` writes.
-    if unsafe { libc::tcgetattr(fd, settings.as_mut_ptr()) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `tcgetattr` has succeeded, so it has filled the struct.
-    let saved = unsafe { settings.assume_init() };
-    let mut raw = saved;
-    // SAFETY: `raw` is a valid `termios`.
-    unsafe { libc::cfmakeraw(&raw mut raw) };
+fn make_raw(fd: impl AsFd) -> io::Result<()> {
+    let settings = tcgetattr(&fd)?;
+    let mut raw = settings.clone();
+    raw.make_raw();
     // Lines that the monitor itself prints still begin at the left.
-    raw.c_oflag |= libc::OPOST;
+    raw.output_modes |= OutputModes::OPOST;
 
-    // SAFETY: takes only numbers, and gives a new descriptor or an error.
-    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if own < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    TERMINAL.store(own, Ordering::Release);
-    // The old settings, if any, are leaked: a signal handler may be reading them.
-    SAVED.store(Box::into_raw(Box::new(saved)), Ordering::Release);
+    let terminal = fcntl_dupfd_cloexec(&fd, 0)?;
+    let saved = Box::new(Saved {
+        terminal,
+        settings,
+        later: OnceLock::new(),
+    });
+    save(saved);
     restore_on_panic();
-    // SAFETY: `raw` is a valid `termios`.
-    if unsafe { libc::tcsetattr(own, libc::TCSANOW, &raw const raw) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    tcsetattr(&fd, OptionalActions::Now, &raw)?;
     Ok(())
+}
+
+/// Appends to the chain. The caller has set [`RAW`], so no other thread does it.
+fn save(mut saved: Box<Saved>) {
+    let mut place = &SAVED;
+    while let Err(ours) = place.set(saved) {
+        saved = ours;
+        place = &place.get().expect("it is taken").later;
+    }
 }
 
 /// Makes the message of a panic appear on a sane terminal.
@@ -110,22 +117,19 @@ fn restore_on_panic() {
 
 /// Whether `fd` is a terminal whose foreground job this process belongs to. Others would be
 /// stopped for reading it or for changing its settings.
-pub(crate) fn is_foreground_terminal(fd: RawFd) -> bool {
-    // SAFETY: both calls take only numbers.
-    unsafe { libc::tcgetpgrp(fd) == libc::getpgrp() }
+pub(crate) fn is_foreground_terminal(fd: impl AsFd) -> bool {
+    tcgetpgrp(fd) == Ok(getpgrp())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
-
     use super::*;
 
     #[test]
     fn what_is_no_terminal_is_left_alone() {
         let file = tempfile::tempfile().unwrap();
-        assert!(RawTerminal::enter(file.as_raw_fd()).unwrap().is_none());
-        assert!(!is_foreground_terminal(-1));
+        assert!(RawTerminal::enter(&file).unwrap().is_none());
+        assert!(!is_foreground_terminal(&file));
         restore_terminal();
     }
 }

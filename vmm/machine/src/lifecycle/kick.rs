@@ -2,13 +2,20 @@
 
 use std::cell::Cell;
 use std::io;
-use std::ptr;
+use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use libc::{c_int, c_void, pthread_t, siginfo_t};
+use kvm_bindings::kvm_run;
+use kvm_ioctls::VcpuFd;
+use libc::{c_int, c_void, siginfo_t};
+use rustix::mm::{self, MapFlags, ProtFlags};
+use rustix::process::{Pid, getpid};
+use rustix::thread::gettid;
 use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 
 /// Makes one vCPU leave the guest.
@@ -23,38 +30,74 @@ pub(crate) struct Kick {
 
 #[derive(Debug)]
 struct Target {
-    thread: pthread_t,
+    thread: Pid,
     sleeper: Thread,
-    /// `immediate_exit` of the vCPU's `kvm_run`.
-    immediate_exit: *const AtomicU8,
+    run: Arc<RunPage>,
 }
 
-// SAFETY: the pointer is used only under the lock of `Kick`, while `KickRegistration` vouches
-// for it, and what it points to is an atomic.
-unsafe impl Send for Target {}
+/// The first page of the `kvm_run` of a vCPU, mapped by KVM once more than for kvm-ioctls: kicks
+/// may come at any time, also while the vCPU's own thread uses its mapping.
+#[derive(Debug)]
+struct RunPage(NonNull<kvm_run>);
+
+// SAFETY: a mapping is not bound to a thread, and only an atomic in it is accessed.
+unsafe impl Send for RunPage {}
+// SAFETY: as above.
+unsafe impl Sync for RunPage {}
+
+/// Bytes of [`RunPage`]. `immediate_exit` is among the first.
+const RUN_PAGE_BYTES: usize = 4096;
+const _: () = assert!(std::mem::offset_of!(kvm_run, immediate_exit) < RUN_PAGE_BYTES);
+
+impl RunPage {
+    fn new(vcpu: &VcpuFd) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: `VcpuFd` owns an open descriptor.
+        let vcpu = unsafe { BorrowedFd::borrow_raw(vcpu.as_raw_fd()) };
+        // SAFETY: the kernel chooses the address, so no mapping is replaced.
+        let mapped = unsafe {
+            let shared = MapFlags::SHARED;
+            mm::mmap(ptr::null_mut(), RUN_PAGE_BYTES, protection, shared, vcpu, 0)
+        };
+        let mapped = NonNull::new(mapped?.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self(mapped))
+    }
+
+    fn immediate_exit(&self) -> &AtomicU8 {
+        // SAFETY: the field is inside the page, which is mapped while `self` is; it is a byte, which
+        // KVM and the monitor access as such, and this mapping is used for nothing else.
+        unsafe { AtomicU8::from_ptr(&raw mut (*self.0.as_ptr()).immediate_exit) }
+    }
+}
+
+impl Drop for RunPage {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and no reference into it outlives `self`.
+        let _ = unsafe { mm::munmap(self.0.as_ptr().cast(), RUN_PAGE_BYTES) };
+    }
+}
 
 impl Kick {
-    /// Registers the calling thread as the one that runs the vCPU, until the registration is
+    /// Registers the calling thread as the one that runs `vcpu`, until the registration is
     /// dropped.
     ///
-    /// # Safety
+    /// # Errors
     ///
-    /// `immediate_exit` points to that field of the mapped `kvm_run` of the vCPU, and the
-    /// mapping outlives the registration. The registration is dropped on the calling thread.
-    pub unsafe fn register(&self, immediate_exit: *mut u8) -> KickRegistration<'_> {
-        // SAFETY: `pthread_self` has no preconditions.
-        let thread = unsafe { libc::pthread_self() };
+    /// Fails when `kvm_run` cannot be mapped.
+    pub fn register(&self, vcpu: &VcpuFd) -> io::Result<KickRegistration<'_>> {
+        let run = Arc::new(RunPage::new(vcpu)?);
         *self.lock() = Some(Target {
-            thread,
+            thread: gettid(),
             sleeper: thread::current(),
-            immediate_exit: immediate_exit.cast::<AtomicU8>().cast_const(),
+            run: Arc::clone(&run),
         });
-        OF_THIS_THREAD.set(immediate_exit.cast::<AtomicU8>().cast_const());
-        KickRegistration {
+        OF_THIS_THREAD.set(ptr::from_ref(run.immediate_exit()));
+        Ok(KickRegistration {
             kick: self,
-            immediate_exit: immediate_exit.cast::<AtomicU8>().cast_const(),
+            run,
             alarm: Cell::new(None),
-        }
+            on_its_thread: PhantomData,
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Target>> {
@@ -66,22 +109,19 @@ impl Kick {
     pub fn kick(&self) {
         let target = self.lock();
         if let Some(target) = target.as_ref() {
-            // SAFETY: the target is registered, so by the contract of `register` the pointer
-            // is to a live byte; bytes have no alignment to violate, and KVM and the monitor
-            // access it as a single byte.
-            unsafe { &*target.immediate_exit }.store(1, Ordering::SeqCst);
+            target.run.immediate_exit().store(1, Ordering::SeqCst);
             if self.asleep.load(Ordering::SeqCst) {
                 return target.sleeper.unpark();
             }
-            // SAFETY: `pthread_self` has no preconditions.
-            if target.thread == unsafe { libc::pthread_self() } {
+            if target.thread == gettid() {
                 // It is not in the guest.
                 return;
             }
-            // SAFETY: the target is registered, so the thread has not ended: it drops its
-            // registration first, for which it needs the lock that is held here. The signal
-            // has a handler that does nothing.
-            unsafe { libc::pthread_kill(target.thread, kick_signal()) };
+            let (process, thread) = (getpid().as_raw_nonzero(), target.thread.as_raw_nonzero());
+            // SAFETY: takes numbers. The registered thread has not ended: it drops its registration
+            // first, for which it needs the lock that is held here. To any other thread of this
+            // process the signal, which has a handler, would do nothing.
+            unsafe { libc::syscall(libc::SYS_tgkill, process.get(), thread.get(), kick_signal()) };
         }
     }
 }
@@ -90,24 +130,24 @@ impl Kick {
 #[derive(Debug)]
 pub(crate) struct KickRegistration<'a> {
     kick: &'a Kick,
-    immediate_exit: *const AtomicU8,
+    run: Arc<RunPage>,
     /// The timer that kicks at a set time, once there was one.
     alarm: Cell<Option<libc::timer_t>>,
+    /// It is dropped on the thread that it registers.
+    on_its_thread: PhantomData<*const ()>,
 }
 
 impl KickRegistration<'_> {
     /// Forgets kicks that came so far. The caller looks at the state of the machine next.
     pub fn rearm(&self) {
-        // SAFETY: by the contract of `register` the pointer is to a live byte while `self` is.
-        unsafe { &*self.immediate_exit }.store(0, Ordering::SeqCst);
+        self.run.immediate_exit().store(0, Ordering::SeqCst);
     }
 
     /// Sleeps until a kick that came since the last [`rearm`](Self::rearm), at most for `limit`. May
     /// return early.
     pub fn sleep(&self, limit: Option<Duration>) {
         self.kick.asleep.store(true, Ordering::SeqCst);
-        // SAFETY: by the contract of `register` the pointer is to a live byte while `self` is.
-        if unsafe { &*self.immediate_exit }.load(Ordering::SeqCst) == 0 {
+        if self.run.immediate_exit().load(Ordering::SeqCst) == 0 {
             match limit {
                 Some(limit) => thread::park_timeout(limit),
                 None => thread::park(),
@@ -163,8 +203,7 @@ fn create_alarm() -> io::Result<libc::timer_t> {
     let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
     event.sigev_notify = libc::SIGEV_THREAD_ID;
     event.sigev_signo = kick_signal();
-    // SAFETY: `gettid` has no preconditions.
-    event.sigev_notify_thread_id = unsafe { libc::gettid() };
+    event.sigev_notify_thread_id = gettid().as_raw_nonzero().get();
     let mut timer: libc::timer_t = ptr::null_mut();
     // SAFETY: the event and the place for the timer live through the call.
     match unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) } {
@@ -200,7 +239,7 @@ extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_vo
     let immediate_exit = OF_THIS_THREAD.get();
     if !immediate_exit.is_null() {
         // SAFETY: set by `register` and cleared before the registration ends, both on this thread;
-        // in between the pointer is to a live byte.
+        // in between the registration, or what is left of it if it was forgotten, owns the page.
         unsafe { &*immediate_exit }.store(1, Ordering::SeqCst);
     }
 }

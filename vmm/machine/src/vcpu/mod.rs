@@ -12,11 +12,11 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::error::MachineError;
-use crate::irqchip::user::cpu::{AtExit, Next as ForLocal, UserCpu};
+use crate::irqchip::user::cpu::{Next as ForLocal, UserCpu};
+use crate::kvm;
 use crate::lifecycle::control::Next;
 use crate::lifecycle::kick::unblock_kick_signal;
 use crate::lifecycle::shared::Shared;
@@ -92,12 +92,13 @@ impl Vcpu {
             vcpu: self.index,
         };
         unblock_kick_signal();
-        let run: *mut kvm_run = self.fd.get_kvm_run();
-        // SAFETY: `run` points to the mapped `kvm_run` of the vCPU, so the field is in bounds.
-        let immediate_exit = unsafe { &raw mut (*run).immediate_exit };
-        // SAFETY: the mapping lives as long as `self.fd`, which outlives the registration: it
-        // was bound before and locals drop in reverse order. Both stay on this thread.
-        let kicks = unsafe { shared.control.kicks()[self.index].register(immediate_exit) };
+        let kicks = match shared.control.kicks()[self.index].register(&self.fd) {
+            Ok(kicks) => kicks,
+            Err(error) => {
+                let error = MachineError::host("map the state of a vCPU")(error);
+                return shared.control.end(Err(error));
+            }
+        };
         if self.local.is_some() {
             sleep_exactly();
         }
@@ -125,7 +126,7 @@ impl Vcpu {
                     }
                 }
             }
-            if let Step::End(end) = self.enter(run, shared) {
+            if let Step::End(end) = self.enter(shared) {
                 shared.control.end(end);
                 break;
             }
@@ -133,10 +134,10 @@ impl Vcpu {
     }
 
     /// Enters the guest, and handles the exit.
-    fn enter(&mut self, run: *const kvm_run, shared: &Shared) -> Step {
-        let mut exit = self.fd.run();
+    fn enter(&mut self, shared: &Shared) -> Step {
+        let (mut exit, fields) = kvm::enter(&mut self.fd);
         if let Some(local) = &mut self.local {
-            local.left_guest(at_exit(run));
+            local.left_guest(fields.at_exit());
             exit = match exit.map(|exit| local.handle(exit)) {
                 Ok(None) => return Step::Continue,
                 Ok(Some(exit)) => Ok(exit),
@@ -145,7 +146,7 @@ impl Vcpu {
         }
         match exit {
             Ok(VcpuExit::IoOut(port, data)) => {
-                for item in data.chunks(io_width(run)) {
+                for item in data.chunks(fields.port_item_bytes()) {
                     shared.ports.write(u64::from(port), item);
                 }
                 // A guest that has switched itself off does not run on.
@@ -155,7 +156,7 @@ impl Vcpu {
                 }
             }
             Ok(VcpuExit::IoIn(port, data)) => {
-                for item in data.chunks_mut(io_width(run)) {
+                for item in data.chunks_mut(fields.port_item_bytes()) {
                     shared.ports.read(u64::from(port), item);
                 }
                 Step::Continue
@@ -172,7 +173,7 @@ impl Vcpu {
             // On AMD CPUs KVM has reset the vCPU by now, and gives the reset vector 0xfff0.
             Ok(VcpuExit::Shutdown) => self.crash("triple fault"),
             Ok(VcpuExit::InternalError) => {
-                let what = internal_error(run);
+                let what = internal_error(fields.internal_error());
                 self.crash(&what)
             }
             Ok(VcpuExit::FailEntry(reason, cpu)) => self.crash(&format!(
@@ -207,21 +208,6 @@ impl Vcpu {
     }
 }
 
-/// What KVM reports of the vCPU at each exit, also at those by a signal.
-fn at_exit(run: *const kvm_run) -> AtExit {
-    // SAFETY: `run` points to the mapped `kvm_run` of the vCPU of this thread, which is not in
-    // the guest, so nothing writes it. KVM fills these fields at each exit, and any value of their
-    // bytes is valid. No reference to the union, which the exit borrows, is made.
-    unsafe {
-        AtExit {
-            apic_base: (&raw const (*run).apic_base).read(),
-            cr8: (&raw const (*run).cr8).read(),
-            interrupts_enabled: (&raw const (*run).if_flag).read() != 0,
-            ready_for_interrupt: (&raw const (*run).ready_for_interrupt_injection).read() != 0,
-        }
-    }
-}
-
 /// Makes the calling thread wake from sleep at the time that it asked for. The kernel else adds up to
 /// 50 us, so that wake-ups can be merged.
 fn sleep_exactly() {
@@ -230,27 +216,15 @@ fn sleep_exactly() {
     }
 }
 
-/// Bytes of one item of the port access by which the vCPU exited. A string instruction exits
-/// once with several items for the same port.
-fn io_width(run: *const kvm_run) -> usize {
-    // SAFETY: `run` points to the mapped `kvm_run` of the vCPU of this thread, which is not in
-    // the guest, so nothing writes it. The exit was by KVM_EXIT_IO, which fills this field of
-    // the union, and any value of its bytes is a valid `u8`.
-    let size = unsafe { (&raw const (*run).__bindgen_anon_1.io.size).read() };
-    usize::from(size.max(1))
-}
-
 /// Names an internal error of KVM (linux/kvm.h, KVM_INTERNAL_ERROR_*).
-fn internal_error(run: *const kvm_run) -> String {
-    // SAFETY: as in `io_width`; KVM_EXIT_INTERNAL_ERROR fills this member of the union, and any
-    // value of its bytes is a valid `u32`.
-    let code = unsafe { (&raw const (*run).__bindgen_anon_1.internal.suberror).read() };
+fn internal_error(code: Option<u32>) -> String {
     let name = match code {
-        1 => "an instruction that it cannot emulate",
-        2 => "several exceptions at once",
-        3 => "a fault while delivering an event",
-        4 => "an exit for a reason unknown to it",
+        Some(1) => "an instruction that it cannot emulate",
+        Some(2) => "several exceptions at once",
+        Some(3) => "a fault while delivering an event",
+        Some(4) => "an exit for a reason unknown to it",
         _ => "no reason that is known",
     };
+    let code = code.unwrap_or_default();
     format!("internal error of kvm, suberror {code} ({name})")
 }

@@ -2,20 +2,16 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
+use rustix::time::{ClockId, clock_gettime};
 
 /// Returns the CPU time of all threads so far, including the kernel's work for them.
 pub(super) fn processor_time() -> Result<Duration> {
-    // SAFETY: all bytes zero is a valid rusage, which holds integers only.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to a rusage of our own, which the call fills.
-    let result = unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
-    ensure!(result == 0, "cannot read the processor time");
-    let time = |value: libc::timeval| -> Result<Duration> {
-        let seconds = u64::try_from(value.tv_sec)?;
-        Ok(Duration::from_secs(seconds) + Duration::from_micros(u64::try_from(value.tv_usec)?))
-    };
-    Ok(time(usage.ru_utime)? + time(usage.ru_stime)?)
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Ok(Duration::new(
+        u64::try_from(time.tv_sec)?,
+        u32::try_from(time.tv_nsec)?,
+    ))
 }
 
 /// Memory of this process, bytes.

@@ -6,13 +6,17 @@
 //! another host; the pipe does not reach a program that does not read it.
 
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
+
+use super::before_exec;
 use super::events::{Event, EventSender};
 
 /// Longest line that is read in one piece.
@@ -45,7 +49,7 @@ impl Running {
         if outputs == Outputs::Events {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
-        end_with_this_thread(command);
+        before_exec::end_with_this_thread(command);
         let mut child = command.spawn()?;
         let (open, closed) = mpsc::channel::<()>();
         if let Some(stdout) = child.stdout.take() {
@@ -61,7 +65,7 @@ impl Running {
             })?;
         }
         drop(open);
-        let (pid, events) = (child.id(), events.clone());
+        let (pid, events) = (Pid::from_child(&child), events.clone());
         thread::Builder::new().name("wait".into()).spawn(move || {
             wait_without_reaping(pid);
             // Disconnected when both readers have finished.
@@ -99,27 +103,6 @@ pub fn ending(status: ExitStatus) -> String {
     }
 }
 
-/// Makes the kernel send SIGTERM to the process when this thread ends.
-fn end_with_this_thread(command: &mut Command) {
-    // SAFETY: the call has no arguments and cannot fail.
-    let parent = unsafe { libc::getpid() };
-    let ask = move || {
-        // SAFETY: takes two integers.
-        if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // The parent may have ended before the request. SAFETY: the call has no arguments and
-        // cannot fail.
-        if unsafe { libc::getppid() } != parent {
-            return Err(io::Error::from_raw_os_error(libc::ESRCH));
-        }
-        Ok(())
-    };
-    // SAFETY: the closure calls prctl and getppid, which are safe between fork and exec, and
-    // allocates nothing.
-    unsafe { command.pre_exec(ask) };
-}
-
 /// Calls `pass` with each line while it returns true. Invalid UTF-8 is replaced.
 fn read_lines(
     name: &str,
@@ -150,36 +133,7 @@ fn read_lines(
 }
 
 /// Waits for the end of a child without reaping it, so that its id stays valid.
-fn wait_without_reaping(pid: u32) {
-    loop {
-        let mut info = std::mem::MaybeUninit::<libc::siginfo_t>::zeroed();
-        // SAFETY: `info` has room for what the call writes, which is not read.
-        let waited = unsafe {
-            libc::waitid(
-                libc::P_PID,
-                pid,
-                info.as_mut_ptr(),
-                libc::WEXITED | libc::WNOWAIT,
-            )
-        };
-        let interrupted = || io::Error::last_os_error().kind() == io::ErrorKind::Interrupted;
-        if waited == 0 || !interrupted() {
-            return;
-        }
-    }
-}
-
-/// Makes the next process inherit one end of a pipe, and returns its descriptor.
-pub fn inherit(command: &mut Command, pipe: &impl AsRawFd) -> i32 {
-    let fd = pipe.as_raw_fd();
-    let keep = move || {
-        // SAFETY: takes integers; the descriptor is open in the child, a copy of the parent's.
-        if unsafe { libc::fcntl(fd, libc::F_SETFD, 0) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(())
-    };
-    // SAFETY: the closure calls fcntl, which is safe between fork and exec, and allocates nothing.
-    unsafe { command.pre_exec(keep) };
-    fd
+fn wait_without_reaping(child: Pid) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while waitid(WaitId::Pid(child), options).is_err_and(|error| error == Errno::INTR) {}
 }

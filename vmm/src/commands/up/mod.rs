@@ -2,6 +2,7 @@
 //!
 //! All its processes end with it, however it ends: see [`child`] and [`heartbeat`].
 
+mod before_exec;
 mod child;
 mod events;
 mod heartbeat;
@@ -220,7 +221,7 @@ impl Up<'_> {
             command_line::vm_arguments(vm).map_err(|error| Failure::new(ExitCode::Usage, error))?;
         command.args(words);
         command.args(flags_of(self.verbosity));
-        let fd = child::inherit(&mut command, &theirs);
+        let fd = before_exec::inherit(&mut command, &theirs);
         command.arg(format!("--end-with-fd={fd}"));
         let mut lifeline = Some(ours);
         tracing::info!("VM: starts, with {index} node(s)");

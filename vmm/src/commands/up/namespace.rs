@@ -2,15 +2,14 @@
 //! them.
 
 use std::fs::File;
-use std::io;
 use std::net::Ipv4Addr;
-use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use ssi_hv::cluster::NAMESPACE_NETWORK;
+
+use super::before_exec;
 
 /// Name of the cable's end in the namespace.
 const INNER_NAME: &str = "eth0";
@@ -31,11 +30,8 @@ impl Namespace {
         let outer_name = format!("ssi{}-{index}", std::process::id());
         let outer = outer_name.clone();
         let make = move || -> Result<(File, Ipv4Addr)> {
-            // SAFETY: takes an integer; affects only this thread and its children.
-            if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
-                return Err(io::Error::last_os_error())
-                    .context("cannot make a network namespace; namespace = true needs root");
-            }
+            before_exec::new_network()
+                .context("cannot make a network namespace; namespace = true needs root")?;
             let namespace = File::open("/proc/thread-self/ns/net")?;
             let home = std::process::id().to_string();
             ip(&["link", "set", "lo", "up"])?;
@@ -61,17 +57,7 @@ impl Namespace {
 
     /// Makes a process start in the namespace.
     pub fn enter(&self, command: &mut Command) -> Result<()> {
-        let namespace = self.namespace.try_clone()?;
-        let enter = move || {
-            // SAFETY: the descriptor is open and refers to a namespace; the other argument is an
-            // integer.
-            if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(())
-        };
-        // SAFETY: the closure calls setns, which is only a system call, and allocates nothing.
-        unsafe { command.pre_exec(enter) };
+        before_exec::enter_network(command, self.namespace.try_clone()?);
         Ok(())
     }
 }

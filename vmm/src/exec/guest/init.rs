@@ -6,9 +6,7 @@ use super::super::frame::{COMMAND_BYTES_MAX, COMMAND_PATH, HELLO};
 use super::shell;
 use super::sys;
 
-/// The monitor's port for boot events, and the value for "init reached" (`BOOT_TIMER_PORT` and
-/// `BOOT_TIMER_INIT_REACHED` of the devices).
-const MONITOR_PORT: u16 = 0x5f4;
+/// The boot event "init reached" (`BOOT_TIMER_INIT_REACHED` of the devices).
 const INIT_REACHED: u8 = 0x7b;
 
 /// The second serial port: its path, and its numbers (`Documentation/admin-guide/devices.txt`).
@@ -29,11 +27,7 @@ const MOUNTS: [(&CStr, &CStr); 7] = [
 
 /// Runs the init.
 pub fn main() -> ! {
-    if sys::ioperm(MONITOR_PORT).is_ok() {
-        // SAFETY: the permission was granted; on a machine without such a device the write has no
-        // effect.
-        unsafe { sys::out(MONITOR_PORT, INIT_REACHED) };
-    }
+    sys::report_boot(INIT_REACHED);
     for (kind, on) in MOUNTS {
         sys::mkdir(on);
         let _ = sys::mount(kind, on);

@@ -1,7 +1,6 @@
 //! Runs the command in a shell, and sends its output and its status.
 
 use core::ffi::CStr;
-use core::ptr;
 
 use super::super::frame::{self, CONTENTS_BYTES_MAX, HEADER_BYTES};
 use super::sys::{self, Errno, Fd, Poll};
@@ -178,11 +177,7 @@ fn become_shell(command: &CStr, pipes: &Pipes) -> Errno {
     if let Err(error) = files {
         return error;
     }
-    let text = |text: &CStr| text.as_ptr().cast::<u8>();
-    let arguments = [text(c"sh"), text(c"-c"), text(command), ptr::null()];
-    let [path, home, term] = ENVIRONMENT.map(text);
-    // SAFETY: all of them are zero-terminated texts that live until the end.
-    unsafe { sys::execve(SHELL, &arguments, &[path, home, term, ptr::null()]) }
+    sys::execve(SHELL, &[c"sh", c"-c", command], &ENVIRONMENT)
 }
 
 #[cfg(test)]

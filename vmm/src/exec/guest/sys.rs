@@ -1,7 +1,8 @@
 //! System calls of Linux on x86-64, without a C library.
 
 use core::arch::asm;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_char};
+use core::ptr;
 
 /// The error number of a failed system call.
 pub type Errno = i32;
@@ -17,6 +18,7 @@ pub const O_CLOEXEC: usize = 0o2_000_000;
 pub const S_IFCHR: usize = 0o020_000;
 pub const POLLIN: i16 = 1;
 pub const EINTR: Errno = 4;
+const E2BIG: Errno = 7;
 pub const EAGAIN: Errno = 11;
 const F_SETFL: usize = 4;
 const WNOHANG: usize = 1;
@@ -171,13 +173,30 @@ pub fn setsid() {
     let _ = unsafe { call(number::SETSID, [0; 5]) };
 }
 
-/// Executes another program; returns only on an error. Both lists end with a null pointer.
-///
-/// # Safety
-/// Each pointer in the lists except the last must refer to a zero-terminated text.
-pub unsafe fn execve(path: &CStr, arguments: &[*const u8], environment: &[*const u8]) -> Errno {
+/// Strings of a list for [`execve`].
+const STRINGS_MAX: usize = 7;
+
+/// Returns pointers to the strings, and null pointers after them.
+fn pointers(strings: &[&CStr]) -> Result<[*const c_char; STRINGS_MAX + 1], Errno> {
+    let mut list = [ptr::null(); STRINGS_MAX + 1];
+    if strings.len() > STRINGS_MAX {
+        return Err(E2BIG);
+    }
+    for (place, string) in list.iter_mut().zip(strings) {
+        *place = string.as_ptr();
+    }
+    Ok(list)
+}
+
+/// Executes another program; returns only on an error.
+pub fn execve(path: &CStr, arguments: &[&CStr], environment: &[&CStr]) -> Errno {
+    let lists = pointers(arguments).and_then(|first| Ok((first, pointers(environment)?)));
+    let (arguments, environment) = match lists {
+        Ok(lists) => lists,
+        Err(error) => return error,
+    };
     let lists = [arguments.as_ptr() as usize, environment.as_ptr() as usize];
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the path and each string end with a zero, and both lists with a null pointer.
     let result = unsafe { call(number::EXECVE, [address(path), lists[0], lists[1], 0, 0]) };
     result.err().unwrap_or(0)
 }
@@ -266,20 +285,20 @@ pub fn mount(kind: &CStr, on: &CStr) -> Result<(), Errno> {
     unsafe { call(number::MOUNT, [kind, address(on), kind, 0, 0]) }.map(|_| ())
 }
 
-/// Gives this process permission to use a port.
-pub fn ioperm(port: u16) -> Result<(), Errno> {
-    // SAFETY: takes numbers, and changes only the port permissions.
-    unsafe { call(number::IOPERM, [port.into(), 1, 1, 0, 0]) }.map(|_| ())
-}
+/// The monitor's port for boot events (`BOOT_TIMER_PORT` of the devices).
+const MONITOR_PORT: u16 = 0x5f4;
 
-/// Writes a byte to a port for which this process has permission.
-///
-/// # Safety
-/// [`ioperm`] must have succeeded for the port, and its device must not access memory.
-pub unsafe fn out(port: u16, byte: u8) {
-    // SAFETY: guaranteed by the caller.
+/// Reports a boot event to the monitor.
+pub fn report_boot(event: u8) {
+    // SAFETY: takes numbers, and changes only the port permissions.
+    if unsafe { call(number::IOPERM, [MONITOR_PORT.into(), 1, 1, 0, 0]) }.is_err() {
+        return;
+    }
+    // SAFETY: the permission was granted. The monitor's device does not access memory, and on a
+    // machine without one the write has no effect.
     unsafe {
-        asm!("out dx, al", in("dx") port, in("al") byte, options(nomem, nostack, preserves_flags));
+        asm!("out dx, al", in("dx") MONITOR_PORT, in("al") event,
+             options(nomem, nostack, preserves_flags));
     }
 }
 

@@ -13,8 +13,9 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::time::{ClockId, clock_gettime};
 use ssi_hv_irqchip::{Effect, LocalApic, Mode, PAGE_LEN, Posted, Routing};
 
-use super::{UserChip, new_local_apic, registers, sys};
+use super::{UserChip, new_local_apic, registers};
 use crate::error::MachineError;
+use crate::kvm::{self, AtExit};
 use crate::layout::LOCAL_APIC_START;
 use crate::lifecycle::kick::KickRegistration;
 
@@ -43,15 +44,6 @@ pub(crate) enum Next {
     Enter,
     /// Sleep until a kick, at most for this time.
     Sleep(Option<Duration>),
-}
-
-/// What KVM reports of a vCPU at each exit.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct AtExit {
-    pub apic_base: u64,
-    pub cr8: u64,
-    pub interrupts_enabled: bool,
-    pub ready_for_interrupt: bool,
 }
 
 /// The local APIC of one vCPU, and what it needs of KVM.
@@ -140,7 +132,7 @@ impl UserCpu {
             && self.at_exit.interrupts_enabled
             && let Some(vector) = self.apic.acknowledge()
         {
-            sys::interrupt(vcpu, vector).map_err(MachineError::host("give a vCPU an interrupt"))?;
+            kvm::interrupt(vcpu, vector).map_err(MachineError::host("give a vCPU an interrupt"))?;
             // KVM takes one at a time, and reports at the next exit whether it takes another.
             self.at_exit.ready_for_interrupt = false;
         }

@@ -7,7 +7,6 @@
 
 pub(crate) mod cpu;
 mod registers;
-mod sys;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
