@@ -52,6 +52,8 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         invocation.action,
         Action::BenchFault(_)
             | Action::BenchMemory(_)
+            | Action::BenchCoherence(_)
+            | Action::BenchCoherenceNode
             | Action::BenchStart(_)
             | Action::BenchTransport(_)
     );
@@ -87,6 +89,8 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::Control(command) => control::control(&command),
         Action::Hotplug(config) => plug::hotplug(&config),
         Action::BenchMemory(config) => bench::memory(&config),
+        Action::BenchCoherence(config) => bench::coherence(&config),
+        Action::BenchCoherenceNode => bench::coherence_node(),
         Action::BenchStart(config) => bench::start(&config),
         Action::BenchTransport(config) => bench::transport(&config),
         Action::Doctor(config) => doctor::doctor(config),

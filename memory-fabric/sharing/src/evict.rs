@@ -42,6 +42,12 @@ impl<P: Peers> Engine<P> {
         Ok(self.frames.resident() + self.expected() < self.queue.limit)
     }
 
+    /// Whether so many pages fit the budget without an eviction.
+    pub(crate) fn has_plenty(&self, pages: u32) -> bool {
+        let pages = RESERVE + self.expected() + pages as usize;
+        self.frames.resident().saturating_add(pages) < self.queue.limit
+    }
+
     /// The page got bytes and was mapped.
     pub(crate) fn arrived(&mut self, page: PageIndex) -> Result<(), Failure> {
         self.woken(page);

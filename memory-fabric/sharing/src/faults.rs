@@ -15,6 +15,9 @@ use crate::owned::Need;
 /// Faults that wait for memory or for a block, after which no more are read.
 pub(crate) const DEFERRED_MAX: usize = 256;
 
+/// Pages that a first touch fills at once, as the pager does. A power of two.
+const ZERO_AROUND: u32 = 16;
+
 /// A request in progress, for its latency.
 #[derive(Clone, Copy)]
 pub(crate) struct Open {
@@ -130,10 +133,18 @@ impl<P: Peers> Engine<P> {
     }
 
     fn touch_owned(&mut self, page: PageIndex, write: bool) -> Result<(), Failure> {
-        match self.owned.touch(page, write) {
-            Need::Zeroes => {
-                self.frames.install_zeroes(page, write)?;
-                self.arrived(page)
+        let around = if self.has_plenty(ZERO_AROUND) {
+            ZERO_AROUND
+        } else {
+            1
+        };
+        match self.owned.touch(page, write, around) {
+            Need::Zeroes(run) => {
+                self.frames.install_zero_run(run)?;
+                for page in run.iter() {
+                    self.arrived(page)?;
+                }
+                Ok(())
             }
             Need::Home => self.read_home(page),
             Need::Map { writable } => {

@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use fabric_pages::guest_memory::GuestMemory;
-use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex};
+use fabric_pages::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
 use fabric_pages::uffd::{EventBuffer, Fault, Mapped, Protection, Uffd};
 
 use crate::Failure;
@@ -161,13 +161,27 @@ impl Frames {
         writable: bool,
     ) -> Result<(), Failure> {
         if writable {
-            let made = self.uffd.zero(self.memory.guest_page(page), 1);
-            if made.map_err(failed("ZEROPAGE", page))? == 1 {
-                self.now_resident(page);
-                return Ok(());
+            return self.install_zero_run(PageRange::new(page, 1));
+        }
+        self.install(page, &ZEROES, false)
+    }
+
+    /// Fills pages that have no bytes with zeroes, maps them writable, and wakes their waiters.
+    pub(crate) fn install_zero_run(&mut self, run: PageRange) -> Result<(), Failure> {
+        let mut rest = run;
+        while rest.count > 0 {
+            let target = self.memory.guest_page(rest.first);
+            let made = self.uffd.zero(target, rest.count as usize);
+            let made = made.map_err(failed("ZEROPAGE", rest.first))?;
+            let (done, left) = rest.split_at(u32::try_from(made).unwrap_or(rest.count));
+            done.iter().for_each(|page| self.now_resident(page));
+            rest = left;
+            if rest.count > 0 {
+                self.install(rest.first, &ZEROES, true)?;
+                (_, rest) = rest.split_at(1);
             }
         }
-        self.install(page, &ZEROES, writable)
+        Ok(())
     }
 
     fn now_resident(&mut self, page: PageIndex) {

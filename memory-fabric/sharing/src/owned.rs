@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use fabric_coherence::message::Behind;
 use fabric_coherence::{BlockIndex, LocalPage};
 use fabric_homes::BLOCK_PAGES;
-use fabric_pages::page::PageIndex;
+use fabric_pages::page::{PageIndex, PageRange};
 
 /// Pages of a block.
 pub(crate) const PAGES: usize = BLOCK_PAGES as usize;
@@ -30,8 +30,8 @@ struct Writing {
 /// What a touch needs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Need {
-    /// Fill the page with zeroes and map it.
-    Zeroes,
+    /// Fill the pages, among them the one that was touched, with zeroes and map them writable.
+    Zeroes(PageRange),
     /// Read the page from its home, then call [`OwnedBlocks::was_read`].
     Home,
     /// Map the page, whose bytes are here.
@@ -65,6 +65,12 @@ pub(crate) struct OwnedBlocks {
     splitting: Vec<BlockIndex>,
 }
 
+/// A page that is mapped writable.
+const DIRTY: LocalPage = LocalPage::Dirty {
+    writable: true,
+    in_flight: false,
+};
+
 /// The block of a page.
 pub(crate) const fn block_of(page: PageIndex) -> BlockIndex {
     BlockIndex(page.number() / BLOCK_PAGES)
@@ -86,8 +92,30 @@ impl OwnedBlocks {
         Some(&mut block[page.index() % PAGES])
     }
 
-    /// A thread touched a page of an owned block.
-    pub(crate) fn touch(&mut self, page: PageIndex, write: bool) -> Need {
+    /// Takes the pages around `page` that are zero as well, up to `around` in an aligned window.
+    /// They are writable from the start, as in a VM with one compute node: a page that stays zero
+    /// costs no traffic when it is evicted.
+    fn take_zeroes(&mut self, page: PageIndex, around: u32) -> PageRange {
+        let mut run = PageRange::new(page, 1);
+        let Some(block) = self.blocks.get_mut(&block_of(page)) else {
+            return run;
+        };
+        let at = page.index() % PAGES;
+        let around = usize::try_from(around.max(1)).unwrap_or(1);
+        let window = at - at % around;
+        let is_zero = |place: &usize| block[*place] == LocalPage::Zero;
+        let after = (at + 1..(window + around).min(PAGES)).take_while(is_zero);
+        let after = after.count();
+        let before = (window..at).rev().take_while(is_zero).count();
+        block[at - before..=at + after].fill(DIRTY);
+        let count = |pages: usize| u32::try_from(pages).unwrap_or(0);
+        run.first = PageIndex::new(page.number() - count(before));
+        run.count = count(before + 1 + after);
+        run
+    }
+
+    /// A thread touched a page of an owned block. A first touch may take up to `around` pages.
+    pub(crate) fn touch(&mut self, page: PageIndex, write: bool, around: u32) -> Need {
         if let Some(reading) = self.reading.iter_mut().find(|one| one.page == page) {
             reading.write |= write;
             return Need::Nothing;
@@ -95,26 +123,15 @@ impl OwnedBlocks {
         let Some(local) = self.page(page) else {
             return Need::Nothing;
         };
-        let dirty = LocalPage::Dirty {
-            writable: true,
-            in_flight: false,
-        };
         match *local {
-            LocalPage::Zero => {
-                *local = if write {
-                    dirty
-                } else {
-                    LocalPage::Clean(Behind::Zero)
-                };
-                Need::Zeroes
-            }
+            LocalPage::Zero => Need::Zeroes(self.take_zeroes(page, around)),
             LocalPage::Home => {
                 self.reading.push(Reading { page, write });
                 Need::Home
             }
             LocalPage::Clean(_) => {
                 if write {
-                    *local = dirty;
+                    *local = DIRTY;
                 }
                 Need::Map { writable: write }
             }
@@ -142,10 +159,7 @@ impl OwnedBlocks {
         let Reading { write, .. } = self.reading.swap_remove(place);
         let local = self.page(page)?;
         *local = if write {
-            LocalPage::Dirty {
-                writable: true,
-                in_flight: false,
-            }
+            DIRTY
         } else {
             LocalPage::Clean(Behind::Home)
         };
@@ -224,11 +238,6 @@ impl OwnedBlocks {
 mod tests {
     use super::*;
 
-    const DIRTY: LocalPage = LocalPage::Dirty {
-        writable: true,
-        in_flight: false,
-    };
-
     fn one_block() -> OwnedBlocks {
         let mut owned = OwnedBlocks::default();
         owned.start(BlockIndex(0), &[]);
@@ -239,23 +248,35 @@ mod tests {
     fn a_page_is_written_back_and_read_again() {
         let mut owned = one_block();
         let page = PageIndex::new(3);
-        assert_eq!(owned.touch(page, true), Need::Zeroes);
+        let one = PageRange::new(page, 1);
+        assert_eq!(owned.touch(page, true, 1), Need::Zeroes(one));
         assert_eq!(owned.evict(page), Give::WriteBack);
         assert_eq!(owned.evict(page), Give::Nothing, "on its way");
         assert_eq!(owned.was_written(page, false), Some(true));
-        assert_eq!(owned.touch(page, false), Need::Home);
-        assert_eq!(owned.touch(page, true), Need::Nothing, "being read");
+        assert_eq!(owned.touch(page, false, 1), Need::Home);
+        assert_eq!(owned.touch(page, true, 1), Need::Nothing, "being read");
         assert_eq!(owned.was_read(page), Some(true), "for the write");
         assert_eq!(owned.page(page), Some(&mut DIRTY.clone()));
+    }
+
+    #[test]
+    fn a_first_touch_takes_the_untouched_pages_around() {
+        let mut owned = one_block();
+        owned.touch(PageIndex::new(18), true, 1);
+        owned.touch(PageIndex::new(29), true, 1);
+        let run = |first, count| Need::Zeroes(PageRange::new(PageIndex::new(first), count));
+        assert_eq!(owned.touch(PageIndex::new(20), false, 16), run(19, 10));
+        assert_eq!(owned.touch(PageIndex::new(30), false, 16), run(30, 2));
+        assert_eq!(owned.touch(PageIndex::new(511), false, 16), run(496, 16));
     }
 
     #[test]
     fn a_touch_cancels_a_write_back() {
         let mut owned = one_block();
         let page = PageIndex::new(3);
-        owned.touch(page, true);
+        owned.touch(page, true, 1);
         owned.evict(page);
-        assert_eq!(owned.touch(page, true), Need::Map { writable: true });
+        assert_eq!(owned.touch(page, true, 1), Need::Map { writable: true });
         assert_eq!(owned.evict(page), Give::Nothing, "one write-back at a time");
         assert_eq!(owned.was_written(page, false), Some(false));
         assert_eq!(owned.page(page), Some(&mut DIRTY.clone()));
@@ -266,11 +287,11 @@ mod tests {
     fn a_block_is_given_up_when_no_page_is_being_read() {
         let mut owned = one_block();
         let [read, written] = [3, 4].map(PageIndex::new);
-        owned.touch(written, true);
+        owned.touch(written, true, 1);
         owned.evict(written);
         owned.start(BlockIndex(1), &[LocalPage::Home; PAGES]);
         let other = PageIndex::new(BLOCK_PAGES + 3);
-        assert_eq!(owned.touch(other, false), Need::Home);
+        assert_eq!(owned.touch(other, false, 1), Need::Home);
         owned.stop(BlockIndex(1));
         assert!(owned.stopped().is_none());
         owned.stop(BlockIndex(0));

@@ -43,6 +43,45 @@ pub enum BenchCommand {
         after_help = "The donor is in this process. Nearly all of the memory is never touched, so it may be far more than the host has."
     )]
     Start(BenchStartConfig),
+    /// Memory that several processes share coherently, beside floors of the same run
+    #[command(
+        after_help = "Each node is a process of this machine with threads that touch their view of one memory; messages and pages travel over TCP loopback, no KVM is needed. A floor is the same system calls on two nodes, by threads that never sleep, and nothing else. Then all nodes work at once; counters are compared with what was added."
+    )]
+    Coherence(BenchCoherenceConfig),
+    /// A node of `bench coherence`, which starts it
+    #[command(hide = true)]
+    CoherenceNode,
+}
+
+/// Limit of nodes of `ssi-hv bench coherence`: as many as share a memory.
+pub const BENCH_NODES_MAX: u32 = 16;
+
+/// The configuration of `ssi-hv bench coherence`.
+#[derive(Clone, Debug, PartialEq, Args)]
+pub struct BenchCoherenceConfig {
+    /// Processes that share the memory
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub nodes: u8,
+
+    /// How long the nodes work at once, all kinds of work together
+    #[arg(long, value_name = "N", default_value_t = 6)]
+    pub seconds: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl BenchCoherenceConfig {
+    /// Validates the values.
+    ///
+    /// # Errors
+    ///
+    /// Returns what is wrong, with its limit and remedy.
+    pub fn validate(&self) -> Result<(), ValidationError> {
+        check_range("--nodes", self.nodes.into(), 2, BENCH_NODES_MAX)?;
+        check_range("--seconds", self.seconds, 1, BENCH_SECONDS_MAX)
+    }
 }
 
 /// The configuration of `ssi-hv bench transport`.

@@ -22,7 +22,8 @@ use ssi_hv::config::{Choice, NodeSettings, RunSettings, file, planned};
 use ssi_hv::logging::Verbosity;
 
 use self::bench::{
-    BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig, BenchTransportConfig,
+    BenchCoherenceConfig, BenchCommand, BenchFaultConfig, BenchMemoryConfig, BenchStartConfig,
+    BenchTransportConfig,
 };
 use self::control::{ControlCommand, ControlConfig};
 use self::generate::{CompletionsConfig, ManConfig};
@@ -120,6 +121,8 @@ pub enum Action {
     /// Measure scans, threads, writes and growth. The configuration is not validated yet.
     BenchMemory(BenchMemoryConfig),
     /// Measure a start. The configuration is not validated yet.
+    BenchCoherence(BenchCoherenceConfig),
+    BenchCoherenceNode,
     BenchStart(BenchStartConfig),
     /// Measure transports. The configuration is not validated yet.
     BenchTransport(BenchTransportConfig),
@@ -249,6 +252,8 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
         Command::Doctor(config) => Action::Doctor(config),
         Command::Bench(BenchCommand::Fault(config)) => Action::BenchFault(config),
         Command::Bench(BenchCommand::Memory(config)) => Action::BenchMemory(config),
+        Command::Bench(BenchCommand::Coherence(config)) => Action::BenchCoherence(config),
+        Command::Bench(BenchCommand::CoherenceNode) => Action::BenchCoherenceNode,
         Command::Bench(BenchCommand::Start(config)) => Action::BenchStart(config),
         Command::Bench(BenchCommand::Transport(config)) => Action::BenchTransport(config),
         Command::Report(config) => Action::Report(config),

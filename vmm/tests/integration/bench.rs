@@ -49,6 +49,24 @@ fn scans_fetch_what_they_read_and_find_every_byte() {
 }
 
 #[test]
+fn three_processes_share_a_memory_and_count_exactly() {
+    let result = bench(&["coherence", "--nodes", "3", "--seconds", "2"]);
+    let transactions = result["transactions"].as_array().expect("a list");
+    assert_eq!(transactions.len(), 5, "{result}");
+    for transaction in transactions {
+        let ratio = transaction["ratio_p50"].as_f64();
+        assert!(ratio.is_some_and(|ratio| ratio > 0.0), "{result}");
+    }
+    let work = result["work"].as_array().expect("a list");
+    for work in work {
+        assert_eq!(work["is_exact"], true, "{result}");
+        let moved = work["transfers_per_second"].as_f64().unwrap_or_default();
+        assert_eq!(moved > 0.0, work["name"] != "private", "{result}");
+    }
+    assert_eq!((work.len(), &result["wrong_sums"]), (6, &Value::from(0)));
+}
+
+#[test]
 fn writers_lose_nothing_while_memory_is_evicted_under_them() {
     let result = bench(&[
         "memory",

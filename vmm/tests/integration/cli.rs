@@ -136,6 +136,10 @@ fn a_value_beyond_its_limit_is_one_line_and_exit_code_2() {
             "64 GiB is the most",
         ),
         (
+            vec!["bench", "coherence", "--nodes", "1"],
+            "--nodes 1 is outside 2 to 16",
+        ),
+        (
             vec!["bench", "start", "--memory", "256M"],
             "512 MiB is the least",
         ),

@@ -1,4 +1,7 @@
-//! Nodes in one process that share a memory: contents, under races.
+//! Nodes that share a memory, in one process and in several: contents, under races.
 
 mod increments;
+mod litmus;
 mod mesh;
+mod processes;
+mod programs;

@@ -213,9 +213,14 @@ pub(super) struct View {
 impl View {
     /// Creates the view of a fabric.
     pub(super) fn of(fabric: &Fabric) -> Self {
+        Self::new(fabric.memory())
+    }
+
+    /// Creates the view of a memory.
+    pub(super) fn new(memory: &Arc<GuestMemory>) -> Self {
         Self {
-            memory: Arc::clone(fabric.memory()),
-            pages: fabric.memory().bytes() / PAGE_SIZE,
+            memory: Arc::clone(memory),
+            pages: memory.bytes() / PAGE_SIZE,
         }
     }
 

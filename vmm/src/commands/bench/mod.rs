@@ -1,6 +1,7 @@
 //! `ssi-hv bench`.
 
 mod bed;
+mod coherence;
 mod fault;
 mod floor;
 mod growth;
@@ -18,6 +19,7 @@ mod writes;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+pub use coherence::{coherence, node as coherence_node};
 pub use memory::memory;
 use memory_fabric::stats::{Histogram, Summary};
 use serde::Serialize;

@@ -1,0 +1,299 @@
+//! Litmus tests: small programs on several nodes, of whose outcomes x86-TSO forbids some.
+//!
+//! A round of a test has cells of its own. The nodes go through the rounds in the same order and
+//! wait for each other now and then; they fight for the same few pages meanwhile.
+//! Outcomes are kept in shared memory as well, and one node checks them at the end.
+
+use std::arch::x86_64::{_mm_sfence, _mm_stream_si32};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence, fence};
+
+use fabric_pages::guest_memory::GuestMemory;
+use fabric_sharing::SharedMemory;
+
+use crate::mesh::nodes;
+use crate::programs::{Program, meet};
+
+/// Cells of 4 bytes in a page.
+const CELLS: usize = 1024;
+const PAGE: usize = 4096;
+
+/// Pages of cells between which rounds alternate, so that a page seldom stays for two rounds.
+const SPREAD: usize = 8;
+
+/// Rounds between two meetings.
+const LAP: usize = CELLS * SPREAD;
+
+/// The cell of a round: the next round's is in another page.
+const fn cell(round: usize) -> usize {
+    let in_lap = round % LAP;
+    round - in_lap + in_lap % SPREAD * CELLS + in_lap / SPREAD
+}
+
+/// One node's view of the memory: a page for meetings, then x, y and the outcomes of each role.
+#[derive(Clone, Copy)]
+struct Cells {
+    base: *mut u8,
+    rounds: usize,
+    roles: usize,
+}
+
+impl Cells {
+    fn bytes(roles: usize, rounds: usize) -> usize {
+        PAGE + 2 * rounds * 4 + roles * rounds
+    }
+
+    fn at(self, offset: usize) -> *mut u8 {
+        assert!(offset < Self::bytes(self.roles, self.rounds));
+        // SAFETY: inside the memory, as asserted.
+        unsafe { self.base.add(offset) }
+    }
+
+    fn x(self, round: usize) -> &'static AtomicU32 {
+        // SAFETY: inside the memory, which outlives the roles, and aligned.
+        unsafe { AtomicU32::from_ptr(self.at(PAGE + cell(round) * 4).cast()) }
+    }
+
+    fn y(self, round: usize) -> &'static AtomicU32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.at(PAGE + (self.rounds + cell(round)) * 4).cast()) }
+    }
+
+    /// What a role saw in a round: bit 0 for its first read, bit 1 for its second.
+    fn seen(self, role: usize, round: usize) -> &'static AtomicU8 {
+        let offset = PAGE + 2 * self.rounds * 4 + role * self.rounds + round;
+        // SAFETY: as above.
+        unsafe { AtomicU8::from_ptr(self.at(offset)) }
+    }
+}
+
+/// What a role does in a round, and what it reads.
+type Role = fn(Cells, usize) -> (u32, u32);
+
+/// A test: its roles, and whether an outcome of their reads is forbidden.
+struct Litmus {
+    name: &'static str,
+    roles: &'static [Role],
+    is_forbidden: fn(&[u8]) -> bool,
+}
+
+fn load(cell: &AtomicU32) -> u32 {
+    let value = cell.load(Ordering::Relaxed);
+    // The processor does the accesses in the order of the program.
+    compiler_fence(Ordering::SeqCst);
+    value
+}
+
+fn store(cell: &AtomicU32) {
+    cell.store(1, Ordering::Relaxed);
+    compiler_fence(Ordering::SeqCst);
+}
+
+fn stream(cell: &AtomicU32) {
+    // SAFETY: the cell is aligned and mapped; the fence orders the store before later ones.
+    unsafe {
+        _mm_stream_si32(cell.as_ptr().cast(), 1);
+        _mm_sfence();
+    }
+    compiler_fence(Ordering::SeqCst);
+}
+
+const SB: Litmus = Litmus {
+    name: "store_buffering",
+    roles: &[
+        |cells, round| {
+            store(cells.x(round));
+            fence(Ordering::SeqCst);
+            (load(cells.y(round)), 0)
+        },
+        |cells, round| {
+            store(cells.y(round));
+            fence(Ordering::SeqCst);
+            (load(cells.x(round)), 0)
+        },
+    ],
+    is_forbidden: |seen| seen[0] == 0 && seen[1] == 0,
+};
+
+const MP: Litmus = Litmus {
+    name: "message_passing",
+    roles: &[
+        |cells, round| {
+            store(cells.x(round));
+            store(cells.y(round));
+            (0, 0)
+        },
+        |cells, round| {
+            let flag = load(cells.y(round));
+            (flag, load(cells.x(round)))
+        },
+    ],
+    is_forbidden: |seen| seen[1] == 1,
+};
+
+const STREAM: Litmus = Litmus {
+    name: "streamed_message",
+    roles: &[
+        |cells, round| {
+            stream(cells.x(round));
+            store(cells.y(round));
+            (0, 0)
+        },
+        |cells, round| {
+            let flag = load(cells.y(round));
+            (flag, load(cells.x(round)))
+        },
+    ],
+    is_forbidden: |seen| seen[1] == 1,
+};
+
+const LB: Litmus = Litmus {
+    name: "load_buffering",
+    roles: &[
+        |cells, round| {
+            let read = load(cells.x(round));
+            store(cells.y(round));
+            (read, 0)
+        },
+        |cells, round| {
+            let read = load(cells.y(round));
+            store(cells.x(round));
+            (read, 0)
+        },
+    ],
+    is_forbidden: |seen| seen[0] == 1 && seen[1] == 1,
+};
+
+const IRIW: Litmus = Litmus {
+    name: "independent_reads",
+    roles: &[
+        |cells, round| {
+            store(cells.x(round));
+            (0, 0)
+        },
+        |cells, round| {
+            store(cells.y(round));
+            (0, 0)
+        },
+        |cells, round| {
+            let first = load(cells.x(round));
+            (first, load(cells.y(round)))
+        },
+        |cells, round| {
+            let first = load(cells.y(round));
+            (first, load(cells.x(round)))
+        },
+    ],
+    is_forbidden: |seen| seen[2] == 1 && seen[3] == 1,
+};
+
+/// Runs a role, and checks the outcomes in role 0.
+fn run_role(litmus: &Litmus, memory: &GuestMemory, role: usize, rounds: usize) -> String {
+    let rounds = rounds.next_multiple_of(LAP);
+    let roles = litmus.roles.len();
+    let cells = Cells {
+        base: memory.guest_view(),
+        rounds,
+        roles,
+    };
+    for round in 0..rounds {
+        if round.is_multiple_of(LAP) {
+            meet(memory, roles, round / LAP);
+        }
+        let (first, second) = litmus.roles[role](cells, round);
+        let seen = u8::try_from(first | second << 1).expect("zeroes and ones");
+        cells.seen(role, round).store(seen, Ordering::Relaxed);
+    }
+    meet(memory, roles, rounds / LAP);
+    if role > 0 {
+        return String::new();
+    }
+    let mut outcomes = BTreeMap::<Vec<u8>, usize>::new();
+    for round in 0..rounds {
+        let seen = (0..roles).map(|role| cells.seen(role, round).load(Ordering::Relaxed));
+        *outcomes.entry(seen.collect()).or_default() += 1;
+    }
+    let forbidden = outcomes.keys().find(|seen| (litmus.is_forbidden)(seen));
+    assert_eq!(forbidden, None, "{} in {outcomes:?}", litmus.name);
+    format!("{outcomes:?}")
+}
+
+/// The test with this name as a program.
+pub fn program(name: &str) -> Option<Program> {
+    macro_rules! programs {
+        ($($litmus:ident),*) => {
+            $(if $litmus.name == name {
+                return Some(Program {
+                    roles: $litmus.roles.len(),
+                    bytes: |rounds| {
+                        Cells::bytes($litmus.roles.len(), rounds.next_multiple_of(LAP))
+                    },
+                    run: |memory, role, rounds| run_role(&$litmus, memory, role, rounds),
+                });
+            })*
+        };
+    }
+    programs!(SB, MP, STREAM, LB, IRIW);
+    None
+}
+
+/// Runs a test with each role on a node of its own in this process.
+fn run(litmus: &Litmus, rounds: usize) {
+    let program = program(litmus.name).expect("each has a program");
+    let count = u8::try_from(program.roles).expect("a few roles");
+    let blocks = (program.bytes)(rounds).div_ceil(2 << 20);
+    let nodes: Vec<SharedMemory> = nodes(count, blocks, usize::MAX);
+    std::thread::scope(|scope| {
+        for (role, node) in nodes.iter().enumerate() {
+            let run = program.run;
+            scope.spawn(move || {
+                let said = run(node.memory(), role, rounds);
+                if role == 0 {
+                    println!("{}: {said}", litmus.name);
+                }
+            });
+        }
+    });
+}
+
+const ROUNDS: usize = 20_000;
+
+#[test]
+fn store_buffering_with_fences() {
+    run(&SB, ROUNDS);
+}
+
+#[test]
+fn message_passing() {
+    run(&MP, ROUNDS);
+}
+
+#[test]
+fn message_passing_with_non_temporal_stores() {
+    run(&STREAM, ROUNDS);
+}
+
+#[test]
+fn load_buffering() {
+    run(&LB, ROUNDS);
+}
+
+#[test]
+fn independent_reads_of_independent_writes() {
+    run(&IRIW, ROUNDS);
+}
+
+#[test]
+fn all_of_them_in_processes() {
+    for litmus in [SB, MP, STREAM, LB, IRIW] {
+        crate::processes::run(litmus.name, ROUNDS, usize::MAX);
+    }
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn all_of_them_ten_million_times() {
+    for litmus in [SB, MP, STREAM, LB, IRIW] {
+        crate::processes::run(litmus.name, 10_000_000, usize::MAX);
+    }
+}

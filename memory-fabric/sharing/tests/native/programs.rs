@@ -1,0 +1,198 @@
+//! Programs whose roles run on nodes of their own, and check what they find.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use fabric_pages::guest_memory::GuestMemory;
+
+use crate::litmus;
+
+/// A program for several nodes.
+pub struct Program {
+    /// Number of its nodes.
+    pub roles: usize,
+    /// Memory that it needs for some rounds.
+    pub bytes: fn(usize) -> usize,
+    /// Runs a role; role 0 checks the result at the end and says it.
+    pub run: fn(&Arc<GuestMemory>, usize, usize) -> String,
+}
+
+/// The program with this name.
+pub fn find(name: &str) -> Program {
+    let program = match name {
+        "counters" => Some(COUNTERS),
+        "compare_exchange" => Some(COMPARE_EXCHANGE),
+        "straddling" => Some(STRADDLING),
+        _ => litmus::program(name),
+    };
+    program.unwrap_or_else(|| panic!("no program {name}"))
+}
+
+/// An aligned word of the memory.
+pub fn word(memory: &GuestMemory, offset: usize) -> &AtomicU64 {
+    assert!(offset.is_multiple_of(8) && offset < memory.bytes());
+    // SAFETY: inside the guest view, which is mapped while `memory` lives, and aligned; all accesses
+    // are atomic.
+    unsafe { AtomicU64::from_ptr(memory.guest_view().add(offset).cast()) }
+}
+
+/// Waits until `roles` are here, for the `time`-th time. The first page is for that.
+pub fn meet(memory: &GuestMemory, roles: usize, time: usize) {
+    let arrived = word(memory, 0);
+    arrived.fetch_add(1, Ordering::SeqCst);
+    let all = (time as u64 + 1) * roles as u64;
+    while arrived.load(Ordering::SeqCst) < all {
+        std::thread::yield_now();
+    }
+}
+
+const PAGE: usize = 4096;
+
+/// Threads of each node, pages of counters.
+const THREADS: usize = 2;
+const PAGES: usize = 64;
+
+/// Pages between pages of counters, so that they are in several blocks.
+const STEP: usize = 37;
+
+fn counter(memory: &GuestMemory, page: usize) -> &AtomicU64 {
+    word(memory, (1 + page * STEP) * PAGE + page % 8 * 8)
+}
+
+/// Runs `step` in threads of this node, with the thread's number and the round, and compares the sum
+/// of the counters at the end.
+fn exact(
+    memory: &Arc<GuestMemory>,
+    role: usize,
+    rounds: usize,
+    step: fn(&GuestMemory, usize, usize),
+    sum: fn(&GuestMemory) -> u64,
+) -> String {
+    let roles = 4;
+    meet(memory, roles, 0);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    step(memory, role * THREADS + thread, round);
+                }
+            });
+        }
+    });
+    meet(memory, roles, 1);
+    let found = sum(memory);
+    let expected = (roles * THREADS * rounds) as u64;
+    assert_eq!(found, expected, "role {role} finds another sum");
+    if role == 0 {
+        format!("{found} increments, all there")
+    } else {
+        String::new()
+    }
+}
+
+fn place(thread: usize, round: usize) -> usize {
+    // Each thread goes through the pages in an order of its own.
+    (round * [1, 3, 5, 7][thread % 4] + thread * 11) % PAGES
+}
+
+fn sum_of_counters(memory: &GuestMemory) -> u64 {
+    let counters = (0..PAGES).map(|page| counter(memory, page));
+    counters
+        .map(|counter| counter.load(Ordering::Relaxed))
+        .sum()
+}
+
+/// Counters that all threads of 4 nodes increment.
+const COUNTERS: Program = Program {
+    roles: 4,
+    bytes: |_| (2 + PAGES * STEP) * PAGE,
+    run: |memory, role, rounds| {
+        let step = |memory: &GuestMemory, thread, round| {
+            counter(memory, place(thread, round)).fetch_add(1, Ordering::Relaxed);
+        };
+        exact(memory, role, rounds, step, sum_of_counters)
+    },
+};
+
+/// The same, by compare-and-exchange.
+const COMPARE_EXCHANGE: Program = Program {
+    roles: 4,
+    bytes: |_| (2 + PAGES * STEP) * PAGE,
+    run: |memory, role, rounds| {
+        let step = |memory: &GuestMemory, thread, round| {
+            let counter = counter(memory, place(thread, round));
+            let mut found = counter.load(Ordering::Relaxed);
+            while let Err(other) =
+                counter.compare_exchange(found, found + 1, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                found = other;
+            }
+        };
+        exact(memory, role, rounds, step, sum_of_counters)
+    },
+};
+
+/// Counters whose first half is in one page and whose second half is in the next one: an increment
+/// needs both pages at once.
+const STRADDLING: Program = Program {
+    roles: 4,
+    bytes: |_| (2 + PAGES * STEP) * PAGE,
+    run: |memory, role, rounds| {
+        let step = |memory: &GuestMemory, thread, round| {
+            add_straddling(memory, place(thread, round) % 8);
+        };
+        let sum = |memory: &GuestMemory| (0..8).map(|place| read_straddling(memory, place)).sum();
+        exact(memory, role, rounds, step, sum)
+    },
+};
+
+fn straddling(memory: &GuestMemory, place: usize) -> *mut u64 {
+    let offset = (2 + place * STEP) * PAGE - 4;
+    assert!(offset + 8 <= memory.bytes());
+    // SAFETY: inside the guest view, as asserted.
+    unsafe { memory.guest_view().add(offset).cast() }
+}
+
+fn add_straddling(memory: &GuestMemory, place: usize) {
+    let counter = straddling(memory, place);
+    // SAFETY: the counter is inside the guest view; a locked instruction is atomic on any address.
+    unsafe {
+        std::arch::asm!("lock add qword ptr [{}], 1", in(reg) counter, options(nostack));
+    }
+}
+
+fn read_straddling(memory: &GuestMemory, place: usize) -> u64 {
+    let counter = straddling(memory, place);
+    let mut value = 0_u64;
+    // SAFETY: as above; adding 0 reads the whole value at once.
+    unsafe {
+        std::arch::asm!("lock xadd qword ptr [{}], {}", in(reg) counter, inout(reg) value, options(nostack));
+    }
+    value
+}
+
+#[test]
+fn counters_with_half_of_the_pages_local() {
+    // 300 pages are the least that the engine takes; the rest of the pages are touched as well.
+    crate::processes::run("counters", 2_000, 300);
+}
+
+#[test]
+fn compare_and_exchange() {
+    crate::processes::run("compare_exchange", 2_000, usize::MAX);
+}
+
+#[test]
+fn counters_that_straddle_pages() {
+    crate::processes::run("straddling", 500, usize::MAX);
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn ten_million_increments() {
+    // 8 threads in all.
+    for name in ["counters", "compare_exchange"] {
+        crate::processes::run(name, 1_250_000, 300);
+    }
+    crate::processes::run("straddling", 100_000, 300);
+}

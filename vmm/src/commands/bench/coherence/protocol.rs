@@ -1,0 +1,145 @@
+//! What the program and the nodes that it starts say to each other: one JSON value a line.
+
+use std::io::{BufRead, Write};
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+/// The first line to a node.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) struct Setup {
+    /// The node's place among `nodes`.
+    pub(super) me: u8,
+    pub(super) nodes: u8,
+    /// Size of the shared memory, blocks of 2 MiB.
+    pub(super) blocks: u32,
+    /// Pages that may have bytes on one node.
+    pub(super) local_pages: usize,
+    /// Lets the nodes recognise each other.
+    pub(super) secret: [u8; 32],
+}
+
+/// Pages `first`, `first + step`, ..., `count` of them.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) struct Pages {
+    pub(super) first: usize,
+    pub(super) step: usize,
+    pub(super) count: usize,
+}
+
+impl Pages {
+    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
+        (0..self.count).map(move |place| self.first + place * self.step)
+    }
+}
+
+/// What a bare exchange has to do on the far node.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) enum Exchange {
+    /// Unmap the page, and send it.
+    Write,
+    /// Write-protect the page, and send it.
+    Read,
+    /// Unmap the page.
+    Upgrade,
+    /// Nothing: no other node takes part.
+    Local,
+}
+
+/// What threads of all nodes do at once.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+pub(super) enum Work {
+    /// Increments one counter.
+    PingPong,
+    /// Reads a page of counters, then increments all of them, page by page.
+    Migratory,
+    /// The first node fills pages in order, the others read them as they are filled.
+    ProducerConsumer,
+    /// Reads random pages; one access in 1,000 writes.
+    ReadMostly,
+    /// Each node increments a counter of its own, all in one page.
+    FalseSharing,
+    /// Each node increments counters in pages that no other node uses.
+    Private,
+}
+
+impl Work {
+    pub(super) const ALL: [Self; 6] = [
+        Self::PingPong,
+        Self::Migratory,
+        Self::ProducerConsumer,
+        Self::ReadMostly,
+        Self::FalseSharing,
+        Self::Private,
+    ];
+}
+
+/// What a node is asked to do.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) enum Command {
+    /// Connect to the nodes at these addresses.
+    Connect(Vec<SocketAddr>),
+    /// Read or write a word of each page.
+    Touch { pages: Pages, write: bool },
+    /// Add the counters of these pages.
+    Sum(Pages),
+    /// Work for some milliseconds on the memory from this page on.
+    Work {
+        what: Work,
+        first: usize,
+        milliseconds: u64,
+    },
+    /// Answer bare exchanges.
+    FloorServe,
+    /// Measure bare exchanges with the node at this address.
+    Floor { far: SocketAddr, what: Exchange },
+    /// Counters of the engine, and CPU time.
+    Stats,
+    /// End.
+    End,
+}
+
+/// Counters of a node.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Counters {
+    pub(super) transfers: u64,
+    pub(super) reads: u64,
+    pub(super) writes: u64,
+    pub(super) upgrades: u64,
+    pub(super) invalidated: u64,
+    pub(super) holds: u64,
+    pub(super) early: u64,
+    pub(super) cpu_us: u64,
+}
+
+/// What a node answers.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(super) enum Answer {
+    /// It listens at this address.
+    Listening(SocketAddr),
+    /// It did what was asked.
+    Done,
+    /// Nanoseconds of each access.
+    Times(Vec<u64>),
+    /// A sum, or what was done.
+    Count(u64),
+    /// Its counters.
+    Stats(Counters),
+}
+
+/// Writes a line.
+pub(super) fn say(to: &mut impl Write, value: &impl Serialize) -> Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    to.write_all(&line)?;
+    Ok(to.flush()?)
+}
+
+/// Reads a line.
+pub(super) fn hear<T: DeserializeOwned>(from: &mut impl BufRead) -> Result<T> {
+    let mut line = String::new();
+    let read = from.read_line(&mut line)?;
+    ensure!(read > 0, "a node of the benchmark ended");
+    serde_json::from_str(&line).with_context(|| format!("cannot understand {line:?}"))
+}
