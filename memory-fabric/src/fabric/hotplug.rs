@@ -295,7 +295,7 @@ impl Hotplug {
             if let Some((link, rdma_links)) = links {
                 // Before the lease ends.
                 drop(rdma_links);
-                inner.note_end(donor, link);
+                inner.note_end(donor, link.release());
             }
         }
     }

@@ -5,6 +5,7 @@ use super::super::adapt::Change;
 use super::Inner;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Link, LinkEvent};
+use crate::wire::LeaseStatus;
 use crossbeam_channel::bounded;
 use std::io;
 use std::sync::{Arc, PoisonError};
@@ -81,9 +82,11 @@ impl Inner {
         // Before the lease ends.
         drop(rdma_links);
         let address = link.address();
-        self.note_end(donor, link);
+        let own_count = link.release();
         let told = {
+            // Who sees the donor's last counters finds its number free.
             let mut state = self.lock();
+            self.note_end(donor, own_count);
             let joiner = &mut state.joiners[self.joiner_of(donor)];
             joiner.taken = false;
             std::mem::take(&mut joiner.told)
@@ -94,9 +97,8 @@ impl Inner {
         tracing::info!("donor {address} ({node}) has left: nothing of it is plugged any more");
     }
 
-    /// Ends a lease, and records the donor's counters.
-    pub(super) fn note_end(&self, donor: usize, link: Link) {
-        let own_count = link.release();
+    /// Records the donor's counters after the end of its lease.
+    pub(super) fn note_end(&self, donor: usize, own_count: LeaseStatus) {
         let mut lenders = self.lenders.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(lent_by) = lenders.get_mut(donor) {
             lent_by.link = None;
