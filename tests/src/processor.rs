@@ -1,4 +1,4 @@
-//! Processor time of processes and of the whole machine: what a check costs, whoever else uses the
+//! Processor time of processes and of the whole machine: what a check costs, whatever else uses the
 //! machine, and how much of it a stage leaves idle.
 
 use std::io;

@@ -112,7 +112,8 @@ fn visit_all(run: &mut Run, memory: &Memory, pages: &[usize], pause: Duration) -
     let mut ticks = Vec::with_capacity(pages.len());
     for &page in pages {
         if !pause.is_zero() {
-            // Not for an event that could be awaited: the pager works meanwhile.
+            // The pace of the accesses: the pager may fetch ahead meanwhile. The guest has no event
+            // of it, and a page that did not come in time is counted as a remote one.
             std::thread::sleep(pause);
         }
         let start = now_ticks();

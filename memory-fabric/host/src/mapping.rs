@@ -269,7 +269,7 @@ impl Mapping {
 ///
 /// Both sides must be mapped for `bytes` bytes, the target writable, and not overlap.
 unsafe fn copy_shared(from: *const u8, to: *mut u8, bytes: usize) {
-    // A copy by the compiler would assume that nobody else writes. To the compiler these
+    // A copy by the compiler would assume that there is no other writer. To the compiler these
     // instructions are opaque, as a system call is; string moves are also the fastest way to copy
     // a page (Intel 64 and IA-32 Architectures Optimization Reference Manual, section 3.7.6).
     // SAFETY: the caller guarantees both ranges; the direction flag is clear (System V ABI, 3.2.1).

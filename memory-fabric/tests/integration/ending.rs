@@ -27,7 +27,7 @@ const DISKS: usize = 100;
 ///
 /// # Safety
 ///
-/// They may only be passed on to the kernel, which tells when they are inaccessible.
+/// They may only be passed on to the kernel, which reports when they are inaccessible.
 unsafe fn pages(words: Words, first: usize, count: usize) -> &'static mut [u8] {
     let start = std::ptr::from_ref(words.at(first, 0)).cast_mut().cast();
     // SAFETY: the pages are inside guest memory; the caller guarantees the rest.

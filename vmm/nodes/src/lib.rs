@@ -1,4 +1,4 @@
-//! What the compute nodes of a VM tell each other of its vCPUs, and the connections that carry it.
+//! Messages between the compute nodes of a VM about its vCPUs, and the connections that carry them.
 //! The guest's memory has connections of its own.
 //!
 //! Two nodes have one [`Link`]. Any thread sends on it directly, without waiting and without another

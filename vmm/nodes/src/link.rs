@@ -199,7 +199,7 @@ impl Link {
         self.calls.answer(call, data)
     }
 
-    /// Ends all calls: who waits for an answer gets none.
+    /// Ends all calls: waiting threads get no answer.
     pub fn end_calls(&self) {
         self.calls.close();
     }

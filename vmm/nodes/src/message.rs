@@ -1,4 +1,4 @@
-//! What nodes tell each other.
+//! Messages between nodes.
 
 use ssi_hv_irqchip::{Event, Routing};
 
@@ -96,7 +96,7 @@ pub enum Message {
         /// What it gets.
         event: Event,
     },
-    /// The local APIC of a vCPU of the sender has changed. Answered, so that nobody learns of the
+    /// The local APIC of a vCPU of the sender has changed. Answered, so that no node learns of the
     /// change from the guest's memory before.
     Routing {
         /// Names the answer.

@@ -44,7 +44,7 @@ struct Node {
 /// The two nodes.
 pub(super) struct Nodes {
     nodes: [Node; HONEST as usize],
-    /// A message between the two nodes showed that somebody broke the protocol: the VM ends.
+    /// A message between the two nodes showed that a node broke the protocol: the VM ends.
     offence: Option<Offence>,
 }
 
@@ -169,7 +169,7 @@ impl Nodes {
         Some(())
     }
 
-    /// Delivers what is on its way. Returns how somebody broke the protocol, if anybody did.
+    /// Delivers what is on its way. Returns which node broke the protocol and how, if one did.
     pub(super) fn settle(mut self) -> Option<Offence> {
         for _ in 0..DELIVERIES_MAX {
             let waits = |node: &Node| node.arriving.iter().any(|queue| !queue.is_empty());

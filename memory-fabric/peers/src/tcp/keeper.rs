@@ -55,7 +55,7 @@ struct Reporter {
 }
 
 impl Reporter {
-    /// Reports a connection. Returns whether anybody is there.
+    /// Reports a connection. Returns whether it has a receiver.
     fn connected(&self, peer: Member, stream: TcpStream) -> bool {
         let sent = self.news.send(News::Connected(peer, stream)).is_ok();
         self.ring();

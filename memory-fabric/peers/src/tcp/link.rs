@@ -133,7 +133,7 @@ impl Link {
         }
     }
 
-    /// Continues on a new connection, in place of any other.
+    /// Continues on a new connection, which replaces any other.
     pub(super) fn attach(
         &mut self,
         stream: TcpStream,

@@ -28,7 +28,7 @@ pub(crate) enum Next {
 
 /// Another node of the machine, which pauses, resumes and ends with this one. No call waits.
 pub(crate) trait Follower: fmt::Debug + Send + Sync {
-    /// No vCPU may run. Whoever finds that none does calls [`Control::node_parked`].
+    /// No vCPU may run. The thread that finds that none does calls [`Control::node_parked`].
     fn pause(&self, number: u32);
 
     /// vCPUs may run again.
@@ -120,7 +120,7 @@ impl Control {
                 return;
             }
             state.ended = true;
-            // Under the lock, as all that followers are told: they learn of it in order.
+            // Under the lock, as all notifications of followers, which arrive in order.
             self.followers.iter().for_each(|node| node.end(&end));
             state.end = Some(end);
             self.attention.store(true, Ordering::SeqCst);

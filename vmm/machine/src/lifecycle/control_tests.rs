@@ -101,7 +101,7 @@ fn the_first_end_wins_and_is_given_once() {
     assert_eq!(control.checkpoint(), Next::Exit);
 }
 
-/// What another node was told.
+/// Notifications that another node received.
 #[derive(Debug, Default)]
 struct Told(Mutex<Vec<String>>);
 

@@ -73,7 +73,7 @@ impl Nodes {
         Some(Arc::new(RemoteTarget::new(Arc::clone(link), cpu)))
     }
 
-    /// Tells the others what a local APIC of this node is. Returns when all know.
+    /// Announces the state of a local APIC of this node. Returns when all nodes have it.
     pub fn announce(&self, cpu: usize, routing: Routing) {
         let Ok(cpu) = u8::try_from(cpu) else { return };
         for link in &self.links {

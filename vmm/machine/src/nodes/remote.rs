@@ -37,7 +37,7 @@ pub(super) struct RemoteNode(pub Arc<Link>);
 #[derive(Debug)]
 pub(super) struct ToPrimary(pub Arc<Link>);
 
-/// An end as nodes tell each other.
+/// The end of a run, as nodes send it.
 fn to_message(end: &End) -> ssi_hv_nodes::End {
     match end {
         Ok(Outcome::Shutdown) => ssi_hv_nodes::End::Shutdown,

@@ -127,7 +127,7 @@ fn a_hello_that_is_sent_again_proves_nothing() {
         let answer = read::<{ PREFIX_BYTES + HELLO_BYTES + 32 }>(&server);
         (&client).write_all(&answer).expect("connected");
         let proof = read::<{ PREFIX_BYTES + 32 }>(&client);
-        // The proof does not arrive: the node goes on waiting.
+        // The proof does not arrive: the node continues to wait.
         (hello, proof)
     });
     let stream = TcpStream::connect(there).expect("a listener");

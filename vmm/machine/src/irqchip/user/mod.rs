@@ -92,7 +92,7 @@ impl UserChip {
         }
     }
 
-    /// Tells everyone what a local APIC of this node is from now on. Returns when all know.
+    /// Announces the new state of a local APIC of this node. Returns when all nodes have it.
     fn announce(&self, cpu: usize, routing: Routing) {
         self.publish(cpu, routing);
         if let Some(nodes) = &self.nodes {

@@ -1,4 +1,4 @@
-//! A node of the benchmark: a process that shares a memory with others and does what it is told.
+//! A node of the benchmark: a process that shares a memory with others and carries out commands.
 
 use std::io::{BufReader, stdin, stdout};
 use std::net::TcpListener;
