@@ -21,8 +21,8 @@ struct Args {
     /// How many testbeds run in parallel, 1 to 4 [default: as many as CPUs and memory allow].
     #[arg(long, value_parser = clap::value_parser!(u8).range(1..=4))]
     beds: Option<u8>,
-    /// Skip scenarios that have not started by this time, in seconds since 1970, and count each as
-    /// failed.
+    /// Start no scenario after this time, in seconds since 1970. An essential one that was not reached
+    /// counts as failed, another as skipped; which come first changes from day to day.
     #[arg(long, value_name = "SECONDS")]
     until: Option<u64>,
 }

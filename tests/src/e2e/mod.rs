@@ -1,7 +1,7 @@
 //! The end-to-end scenarios and their runner.
 //!
-//! Scenarios that compare times run first, one at a time. The others run in parallel on a few
-//! testbeds, since a scenario uses little more than one CPU.
+//! Scenarios that compare times run one at a time. The others run in parallel on a few testbeds,
+//! since a scenario uses little more than one CPU. [`Plan`] has their order.
 
 mod bed;
 mod boot;
@@ -23,6 +23,7 @@ mod irqchip;
 mod native_demo;
 mod network;
 mod numa;
+mod plan;
 mod prometheus;
 mod rdma;
 mod rdma_faults;
@@ -43,6 +44,7 @@ mod working_set;
 
 pub(crate) use bed::add_rxe;
 pub(crate) use guest::parse_faultprobe;
+pub use plan::Plan;
 pub(crate) use rdma::processor_ticks;
 pub use runner::Runner;
 pub use torture::{PageTransport, Torture};
@@ -125,125 +127,5 @@ impl std::fmt::Debug for Scenario {
         f.debug_struct("Scenario")
             .field("name", &self.name)
             .finish_non_exhaustive()
-    }
-}
-
-/// Scenarios to run, each group in its order.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// Scenarios that compare times: nothing runs in parallel with them.
-    pub alone: Vec<Scenario>,
-    /// Scenarios that may run in parallel.
-    pub together: Vec<Scenario>,
-    /// Scenarios that take so long that they run only by name.
-    pub long: Vec<Scenario>,
-}
-
-impl Plan {
-    /// Returns all scenarios.
-    #[must_use]
-    pub fn all() -> Self {
-        // The long ones start early, so that no testbed waits for another at the end.
-        let together = [
-            compression::SCENARIOS,
-            free_pages::SCENARIOS,
-            faults::SCENARIOS,
-            huge_shmem::SCENARIOS,
-            reads::SCENARIOS,
-            rdma::SCENARIOS,
-            rdma_removed::SCENARIOS,
-            rdma_faults::SCENARIOS,
-            udp::SCENARIOS,
-            transports::SCENARIOS,
-            status::SCENARIOS,
-            three_hosts::SCENARIOS,
-            control::SCENARIOS,
-            hotplug::SCENARIOS,
-            tour::SCENARIOS,
-            up::SCENARIOS,
-            disks::SCENARIOS,
-            native_demo::SCENARIOS,
-            network::SCENARIOS,
-            numa::SCENARIOS,
-            vsock::SCENARIOS,
-            exec::SCENARIOS,
-            boot::SCENARIOS,
-            cpus::SCENARIOS,
-            irqchip::SCENARIOS,
-            cli::SCENARIOS,
-            stall::SCENARIOS,
-            working_set::SCENARIOS,
-        ];
-        let alone = [
-            bed::SCENARIOS,
-            boot::MEASURED,
-            fault_kinds::MEASURED,
-            rdma::MEASURED,
-            transports::MEASURED,
-        ];
-        Self {
-            alone: alone.concat(),
-            together: together.concat(),
-            long: distro::SCENARIOS.to_vec(),
-        }
-    }
-
-    /// Returns whether any scenario boots a whole distribution.
-    #[must_use]
-    pub fn needs_distro(&self) -> bool {
-        let boots_it = |s: &Scenario| distro::SCENARIOS.iter().any(|other| other.name == s.name);
-        self.alone.iter().chain(&self.together).any(boots_it)
-    }
-
-    /// Keeps the scenarios whose names contain one of `parts`, including the long ones.
-    #[must_use]
-    pub fn named(mut self, parts: &[String]) -> Self {
-        self.alone.append(&mut self.long);
-        for kind in [&mut self.alone, &mut self.together] {
-            kind.retain(|s| parts.iter().any(|part| s.name.contains(part.as_str())));
-        }
-        self
-    }
-
-    /// Iterates over all scenarios.
-    pub fn scenarios(&self) -> impl Iterator<Item = &Scenario> {
-        self.alone.iter().chain(&self.together).chain(&self.long)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_unique_and_plain() {
-        let plan = Plan::all();
-        let mut names: Vec<_> = plan.scenarios().map(|s| s.name).collect();
-        assert!(names.iter().all(|n| {
-            n.chars()
-                .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
-        }));
-        let count = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), count);
-    }
-
-    #[test]
-    fn a_long_scenario_runs_by_its_name_only() {
-        let plan = Plan::all();
-        let is_long = |s: &Scenario| s.name == "distro_work_tcp";
-        assert!(plan.long.iter().any(is_long) && !plan.alone.iter().any(is_long));
-        assert!(!plan.needs_distro());
-        let named = plan.named(&["distro_work_tcp".into()]);
-        assert!(named.long.is_empty() && named.alone.iter().any(is_long));
-        assert!(named.needs_distro());
-    }
-
-    #[test]
-    fn scenarios_are_chosen_by_parts_of_their_names() {
-        let plan = Plan::all().named(&["rdma_p".into(), "vsock".into()]);
-        let names: Vec<_> = plan.scenarios().map(|s| s.name).collect();
-        assert_eq!(names, ["rdma_probe", "vsock"]);
     }
 }

@@ -68,8 +68,8 @@ impl Runner {
         })
     }
 
-    /// Skips scenarios that have not started by this time, in seconds since 1970, and counts them
-    /// as failed.
+    /// Does not start scenarios after this time, in seconds since 1970. The essential ones count as
+    /// failed then, and the others as skipped.
     #[must_use]
     pub fn until(self, seconds: Option<u64>) -> Self {
         let until = seconds.map(Duration::from_secs);
@@ -103,21 +103,50 @@ impl Runner {
                 Duration::ZERO,
             );
         }
-        let queue = Mutex::new(VecDeque::from(plan.together.clone()));
-        let beds = self.beds.min(plan.together.len());
         let summary = Mutex::new(summary);
-        let mut first = Lane::new(self, 1, &summary);
-        for scenario in &plan.alone {
-            first.run(scenario);
-        }
-        std::thread::scope(|scope| {
-            for number in 2..=beds {
-                let (queue, summary) = (&queue, &summary);
-                scope.spawn(move || Lane::new(self, number, summary).run_all(queue));
-            }
-            first.run_all(&queue);
-        });
+        let mut lanes: Vec<_> = (1..=self.beds)
+            .map(|number| Lane::new(self, number, &summary))
+            .collect();
+        in_sequence(&mut lanes, &plan.bed);
+        in_parallel(&mut lanes, &plan.essential, Late::Fails);
+        in_sequence(&mut lanes, &plan.alone);
+        in_parallel(&mut lanes, &plan.together, Late::Skips);
     }
+}
+
+/// How a scenario counts for whose start the time was too short.
+#[derive(Clone, Copy, Debug)]
+enum Late {
+    /// Its property had to be tested.
+    Fails,
+    /// Another run tests it.
+    Skips,
+}
+
+/// Runs scenarios one at a time. The hosts of other testbeds end, since they use CPU time too.
+fn in_sequence(lanes: &mut [Lane<'_, '_>], scenarios: &[Scenario]) {
+    let Some((first, others)) = lanes.split_first_mut() else {
+        return;
+    };
+    if !scenarios.is_empty() {
+        for lane in others {
+            lane.testbed = None;
+        }
+    }
+    for scenario in scenarios {
+        first.run(scenario, Late::Skips);
+    }
+}
+
+/// Runs scenarios on all testbeds.
+fn in_parallel(lanes: &mut [Lane<'_, '_>], scenarios: &[Scenario], late: Late) {
+    let queue = Mutex::new(VecDeque::from(scenarios.to_vec()));
+    std::thread::scope(|scope| {
+        for lane in lanes.iter_mut().take(scenarios.len()) {
+            let queue = &queue;
+            scope.spawn(move || lane.run_all(queue, late));
+        }
+    });
 }
 
 /// Returns how many testbeds this machine can run.
@@ -163,21 +192,21 @@ impl<'a, 's> Lane<'a, 's> {
         lock(self.summary)
     }
 
-    fn run_all(&mut self, queue: &Mutex<VecDeque<Scenario>>) {
+    fn run_all(&mut self, queue: &Mutex<VecDeque<Scenario>>, late: Late) {
         loop {
             let running = self.testbed.as_ref().map(|(hosts, _)| *hosts);
             let next = take_next(&mut lock(queue), running);
             match next {
-                Some(scenario) => self.run(&scenario),
+                Some(scenario) => self.run(&scenario, late),
                 None => return,
             }
         }
     }
 
-    fn run(&mut self, scenario: &Scenario) {
+    fn run(&mut self, scenario: &Scenario, late: Late) {
         let label = self.runner.label(scenario);
         let no_product = scenario.needs_product && !self.runner.share.has_product();
-        if let Some(outcome) = why_not(no_product, self.runner.until, SystemTime::now()) {
+        if let Some(outcome) = why_not(no_product, self.runner.until, SystemTime::now(), late) {
             self.summary().add(&label, outcome, Duration::ZERO);
             return;
         }
@@ -285,16 +314,28 @@ fn take_next(queue: &mut VecDeque<Scenario>, running: Option<Hosts>) -> Option<S
     queue.remove(at)
 }
 
-/// Returns the outcome of a scenario that is not run. Lack of time is a failure, since its property
-/// was not tested.
-fn why_not(no_product: bool, until: Option<SystemTime>, now: SystemTime) -> Option<Outcome> {
+/// Returns the outcome of a scenario that is not run.
+fn why_not(
+    no_product: bool,
+    until: Option<SystemTime>,
+    now: SystemTime,
+    late: Late,
+) -> Option<Outcome> {
     if no_product {
         let reason = "no ssi-hv in target/release: run cargo build --release -p ssi-hv";
         return Some(Outcome::Skipped(reason.into()));
     }
     let is_late = until.is_some_and(|until| now >= until);
-    let reason = "it had not begun when the time for all was over: see --until";
-    is_late.then(|| Outcome::Failed(reason.into()))
+    is_late.then(|| match late {
+        Late::Fails => {
+            let reason = "essential, and not begun when the time for all was over: see --until";
+            Outcome::Failed(reason.into())
+        }
+        Late::Skips => {
+            let reason = "not begun when the time for all was over: see --until";
+            Outcome::Skipped(reason.into())
+        }
+    })
 }
 
 fn lock<'s, T>(mutex: &'s Mutex<T>) -> MutexGuard<'s, T> {
@@ -306,14 +347,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_not_begun_in_time_fails_and_says_why() {
+    fn what_has_not_begun_in_time_is_skipped_and_fails_if_essential() {
         let now = SystemTime::now();
         let later = now + Duration::from_secs(1);
-        assert!(why_not(false, None, now).is_none());
-        assert!(why_not(false, Some(later), now).is_none());
-        let late = why_not(false, Some(now), now);
-        assert!(matches!(late, Some(Outcome::Failed(why)) if why.contains("--until")));
-        let missing = why_not(true, Some(later), now);
+        for late in [Late::Fails, Late::Skips] {
+            assert!(why_not(false, None, now, late).is_none());
+            assert!(why_not(false, Some(later), now, late).is_none());
+        }
+        let failed = why_not(false, Some(now), now, Late::Fails);
+        assert!(matches!(failed, Some(Outcome::Failed(why)) if why.contains("--until")));
+        let not_run = why_not(false, Some(now), now, Late::Skips);
+        assert!(matches!(not_run, Some(Outcome::Skipped(why)) if why.contains("--until")));
+        let missing = why_not(true, Some(later), now, Late::Fails);
         assert!(matches!(missing, Some(Outcome::Skipped(why)) if why.contains("cargo build")));
     }
 
