@@ -18,14 +18,14 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "bad_input",
         about: "what cannot be started ends with one line, the right exit code and no panic",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: bad_input,
     },
     Scenario {
         name: "report_on_full_disk",
         about: "a report that finds no room ends the run with an error that names it",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: report_on_full_disk,
     },
 ];

@@ -15,7 +15,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "control",
     about: "a guest is asked by a crowd, paused, resumed, made to give up memory, takes some back in need and is given the rest, and shut down by its power button",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: control,
 }];
 

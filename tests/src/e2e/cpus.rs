@@ -13,7 +13,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "boot_8cpu",
     about: "eight vCPUs come up, each pinned, with x2APIC, KVM's clock and stolen time; idle they cost next to nothing",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: boot_8cpu,
 }];
 

@@ -12,7 +12,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "exec",
     about: "a command in a guest with memory over RDMA gives its output and exit code; a panic gives 125",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: exec,
 }];
 

@@ -34,7 +34,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "slow_link",
         about: "a link with delay slows the guest down and loses no byte",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: slow_link,
     },
 ];

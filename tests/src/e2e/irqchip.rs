@@ -10,7 +10,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "irqchip_user_x2apic",
         about: "a stock kernel with 1, 2 and 8 vCPUs on local APICs in user space, by model-specific registers",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: |context| boots(context, true),
     },
     Scenario {

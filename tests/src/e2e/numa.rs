@@ -15,7 +15,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "numa",
     about: "the guest sees donors as NUMA nodes, takes memory of one by mbind, and its kernel moves hot pages near",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: numa,
 }];
 

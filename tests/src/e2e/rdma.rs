@@ -56,14 +56,14 @@ pub(super) const MEASURED: &[Scenario] = &[
         name: "rdma_loss",
         about: "READs and WRITEs over a link that loses packets are sent again by the adapter, and come right",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: loss,
     },
     Scenario {
         name: "rdma_boot",
         about: "a guest whose pages travel by RDMA and by TCP boots, no byte is lost, and RDMA is not slower",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: boot,
     },
 ];

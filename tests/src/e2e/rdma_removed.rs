@@ -32,7 +32,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "rdma_removed_at_donor",
         about: "the same with the donor's device",
         needs_product: true,
-        hosts: Hosts::TWO_6_1,
+        hosts: Hosts::TWO_6_12,
         run: |context| removed(context, 2),
     },
 ];

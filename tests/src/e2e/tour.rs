@@ -10,7 +10,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "tour",
     about: "every command of docs/tour.md works, in its order",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: tour,
 }];
 

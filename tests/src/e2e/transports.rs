@@ -21,7 +21,7 @@ pub(super) const MEASURED: &[Scenario] = &[Scenario {
     name: "bench_transport",
     about: "transports are measured beside perftest, and auto chooses by what it measures",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: |context| {
         by_rdma(context, |context| {
             bench(context)?;

@@ -15,7 +15,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "up_by_ssh",
     about: "`up` boots a guest with memory on a node that it starts by ssh; Ctrl-C, SIGKILL and a cut leave nothing there",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: up_by_ssh,
 }];
 

@@ -10,7 +10,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
     name: "vsock",
     about: "guest and host connect to each other by sockets, and bytes go both ways unharmed; hvc0 does the same",
     needs_product: true,
-    hosts: Hosts::TWO_6_1,
+    hosts: Hosts::TWO_6_12,
     run: vsock,
 }];
 
