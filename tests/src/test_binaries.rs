@@ -1,4 +1,4 @@
-//! Runs the test binaries that cargo built, two at a time, since many of them mostly wait.
+//! Runs the test binaries that cargo built, several at a time, since many of them mostly wait.
 //!
 //! A crate's integration tests are one binary. The tests of each of its modules run in a separate
 //! process, as those of separate binaries would: some inspect their process, such as its memory,
@@ -28,7 +28,7 @@ const LONG: &[&str] = &["race_ahead", "faults", "discard", "hostile_client"];
 /// little CPU time.
 const BESIDE: &[&str] = &["prometheus"];
 /// How many of the others run in parallel.
-const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 3;
 
 /// Deadline for a binary to list its tests.
 const LIST_DEADLINE: Duration = Duration::from_secs(60);
