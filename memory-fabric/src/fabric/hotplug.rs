@@ -210,7 +210,7 @@ impl Hotplug {
             // A slot may be missing because a leaving donor could not get a thread, so that is
             // retried first.
             let joined = inner.join(blocks, donor);
-            joined.inspect_err(|_| inner.see_off_idle())?;
+            joined.inspect_err(|_| inner.disconnect_idle())?;
         } else {
             let mut state = inner.lock();
             state.may_change()?;
@@ -218,7 +218,7 @@ impl Hotplug {
         }
         // Relaxed: a number for reports.
         inner.requested_blocks.store(blocks, Ordering::Relaxed);
-        inner.see_off_idle();
+        inner.disconnect_idle();
         Ok(())
     }
 
@@ -275,7 +275,7 @@ impl Hotplug {
             .into_iter()
             .for_each(|place| state.pools.give_back(place));
         drop(state);
-        inner.see_off_idle();
+        inner.disconnect_idle();
         Ok(())
     }
 

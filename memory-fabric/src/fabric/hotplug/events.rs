@@ -45,7 +45,7 @@ impl Inner {
         if let Some(event) = told {
             (self.observer)(FabricEvent::Link(event));
         } else if !usable {
-            self.see_off_lost(donor);
+            self.disconnect_lost(donor);
         }
     }
 }

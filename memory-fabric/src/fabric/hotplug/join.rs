@@ -67,7 +67,7 @@ impl Inner {
                 ))
             };
             drop(state);
-            self.see_off(place);
+            self.disconnect(place);
             return Err(why);
         }
         state.pools.request(blocks);

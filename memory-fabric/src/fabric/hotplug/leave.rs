@@ -13,7 +13,7 @@ use std::thread::{Builder, JoinHandle};
 
 impl Inner {
     /// Removes donors whose memory is no longer needed, and lost ones.
-    pub(super) fn see_off_idle(self: &Arc<Self>) {
+    pub(super) fn disconnect_idle(self: &Arc<Self>) {
         let idle = {
             let state = self.lock();
             if state.joining {
@@ -28,17 +28,17 @@ impl Inner {
             }
         };
         for donor in idle {
-            self.see_off(donor);
+            self.disconnect(donor);
         }
     }
 
     /// Removes a donor without plugged memory, on a separate thread, since it takes time. If no
     /// thread can be started, the donor keeps its slot and its lease until the next attempt.
-    pub(super) fn see_off(self: &Arc<Self>, donor: usize) {
-        self.see_off_by(donor, |thread, work| thread.spawn(work));
+    pub(super) fn disconnect(self: &Arc<Self>, donor: usize) {
+        self.disconnect_by(donor, |thread, work| thread.spawn(work));
     }
 
-    fn see_off_by(
+    fn disconnect_by(
         self: &Arc<Self>,
         donor: usize,
         start: impl FnOnce(Builder, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>,
@@ -107,10 +107,10 @@ impl Inner {
     }
 
     /// Removes a permanently lost donor without plugged memory.
-    pub(super) fn see_off_lost(self: &Arc<Self>, donor: usize) {
+    pub(super) fn disconnect_lost(self: &Arc<Self>, donor: usize) {
         let lost = self.lock().joiners[self.joiner_of(donor)].lost;
         if lost {
-            self.see_off(donor);
+            self.disconnect(donor);
         }
     }
 }

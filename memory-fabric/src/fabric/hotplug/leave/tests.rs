@@ -46,7 +46,7 @@ fn a_donor_for_which_there_is_no_thread_keeps_place_and_lease_and_leaves_later()
     hotplug
         .request(4 * BLOCK_BYTES, at(&joins))
         .expect("it joins");
-    inner.see_off_by(place, no_thread);
+    inner.disconnect_by(place, no_thread);
     assert_eq!(joins.pool().lent_bytes(), 4 * BLOCK_BYTES);
     {
         let state = inner.lock();
@@ -56,7 +56,7 @@ fn a_donor_for_which_there_is_no_thread_keeps_place_and_lease_and_leaves_later()
     // It still lends.
     hotplug.plug(0..3).expect("memory");
     assert_eq!(hotplug.homes().added_blocks_at(inner.node_of(place)), 3);
-    inner.see_off_by(place, |_, _| panic!("something of it is plugged"));
+    inner.disconnect_by(place, |_, _| panic!("something of it is plugged"));
     hotplug.request(0, None).expect("nothing is wanted");
     assert_eq!(joins.pool().leases(), 1);
     hotplug.unplug(0..3).expect("unplugged");
@@ -84,7 +84,7 @@ fn a_lost_donor_for_which_there_was_no_thread_leaves_at_the_next_request() {
     // As if it were lost while no thread can be started.
     inner.lock().joiners[place].lost = true;
     inner.lock().pools.set_usable(inner.node_of(place), false);
-    inner.see_off_by(place, no_thread);
+    inner.disconnect_by(place, no_thread);
     assert!(inner.lock().joiners[place].taken);
     // The same amount, which it alone lends: so it is not idle.
     let nobody = donor(MIB);
@@ -111,7 +111,7 @@ fn when_all_places_are_taken_by_donors_that_lacked_a_thread_the_next_request_fin
     // Less is requested, and no thread can be started for the removal.
     inner.lock().pools.request(0);
     for place in inner.shared.nodes.fixed()..inner.shared.nodes.links() {
-        inner.see_off_by(place, no_thread);
+        inner.disconnect_by(place, no_thread);
     }
     let another = donor(64 * MIB);
     let blocks = JOINERS_MAX as u64 + 1;
