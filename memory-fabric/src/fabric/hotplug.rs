@@ -111,7 +111,7 @@ struct Joiner {
     away: bool,
     lost: bool,
     /// Whether the monitor was notified that it is unreachable.
-    told: bool,
+    reported_down: bool,
     links: Option<(Link, Vec<RdmaLink>)>,
 }
 

@@ -22,15 +22,16 @@ impl Inner {
         let mut state = self.lock();
         let used = state.pools.used_of(node).unwrap_or(0) > 0;
         let joiner = &mut state.joiners[self.joiner_of(donor)];
-        let (usable, told) = match event {
+        let (usable, reported) = match event {
             LinkEvent::Down { .. } => {
                 joiner.away = true;
-                joiner.told |= used;
+                joiner.reported_down |= used;
                 (false, used.then_some(event))
             }
             LinkEvent::Up { .. } => {
                 joiner.away = false;
-                (true, std::mem::take(&mut joiner.told).then_some(event))
+                let was_reported = std::mem::take(&mut joiner.reported_down);
+                (true, was_reported.then_some(event))
             }
             LinkEvent::Lost { ref reason, .. } => {
                 joiner.lost = true;
@@ -42,7 +43,7 @@ impl Inner {
         };
         state.pools.set_usable(node, usable);
         drop(state);
-        if let Some(event) = told {
+        if let Some(event) = reported {
             (self.observer)(FabricEvent::Link(event));
         } else if !usable {
             self.disconnect_lost(donor);

@@ -83,15 +83,15 @@ impl Inner {
         drop(rdma_links);
         let address = link.address();
         let own_count = link.release();
-        let told = {
-            // Who sees the donor's last counters finds its number free.
+        let was_reported_down = {
+            // One critical section: a reader of the donor's last counters finds its number free.
             let mut state = self.lock();
             self.note_end(donor, own_count);
             let joiner = &mut state.joiners[self.joiner_of(donor)];
             joiner.taken = false;
-            std::mem::take(&mut joiner.told)
+            std::mem::take(&mut joiner.reported_down)
         };
-        if told {
+        if was_reported_down {
             (self.observer)(FabricEvent::Link(LinkEvent::Up { node }));
         }
         tracing::info!("donor {address} ({node}) has left: nothing of it is plugged any more");
