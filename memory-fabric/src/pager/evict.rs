@@ -109,7 +109,7 @@ impl Evictor {
             worked |= self.discard_freed()?;
             if self.is_filling() && shared.lifecycle.needs_memory() {
                 self.ranking.take_in(&shared.map, &self.inbox);
-                worked |= self.settle_ahead()?;
+                worked |= self.settle_prefetched()?;
                 self.inbox.clock().set_recent(self.ranking.settled());
                 worked |= self.probe()?;
                 worked |= self.judge()?;
@@ -157,7 +157,7 @@ impl Evictor {
 
     /// Moves touched prefetched pages to the other pages, and drops the oldest untouched ones when
     /// there are too many.
-    fn settle_ahead(&mut self) -> Result<bool, PagerError> {
+    fn settle_prefetched(&mut self) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
         self.ahead.drain(&shared, &self.inbox);
         let mut worked = false;
