@@ -15,7 +15,7 @@ impl Pool {
         let lease = self.begin_end(now, |lease| lease.token == *token).pop()?;
         lease.has_closed_by(now + self.closing_time_max);
         let status = lease.status();
-        self.settle(lease);
+        self.account_ended(lease);
         Some(status)
     }
 
@@ -33,7 +33,7 @@ impl Pool {
             .collect();
         for (lease, until) in closing {
             if lease.has_closed() || until <= now {
-                self.settle(lease);
+                self.account_ended(lease);
             }
         }
         vms
@@ -53,7 +53,7 @@ impl Pool {
         drop(table);
         for lease in closing {
             lease.has_closed_by(now + self.closing_time_max);
-            self.settle(lease);
+            self.account_ended(lease);
         }
     }
 
@@ -76,7 +76,7 @@ impl Pool {
 
     /// Adds the counters of an ended lease to the totals, and stops watching it. Remaining users
     /// keep its memory alive.
-    fn settle(&self, lease: Arc<Lease>) {
+    fn account_ended(&self, lease: Arc<Lease>) {
         let closed = lease.has_closed();
         let closing = {
             let mut table = lock(&self.table);
