@@ -10,7 +10,7 @@ const GUEST: u64 = 64 * MIB;
 const LOCAL: u64 = 16 * MIB;
 
 /// Fills the memory and reads it once, so that all but the last pages are clean and remote.
-fn settled(running: &Running) -> Words {
+fn written_and_read(running: &Running) -> Words {
     let words = Words::of(&running.fabric);
     fill(words, 1);
     verify(words, 1);
@@ -50,7 +50,7 @@ impl Counts {
 fn a_sequential_reader_finds_nearly_every_page_here() {
     let donor = donor(GUEST);
     let running = start(&config(GUEST, LOCAL, &[donor.address()]));
-    let words = settled(&running);
+    let words = written_and_read(&running);
     let stats = running.fabric.stats();
     let before = counts(stats);
     verify(words, 1);
@@ -72,7 +72,7 @@ fn a_sequential_reader_finds_nearly_every_page_here() {
 fn strides_up_and_down_are_fetched_ahead_too() {
     let donor = donor(GUEST);
     let running = start(&config(GUEST, LOCAL, &[donor.address()]));
-    let words = settled(&running);
+    let words = written_and_read(&running);
     let stats = running.fabric.stats();
     let pages = words.pages();
     for up in [true, false] {
@@ -93,7 +93,7 @@ fn strides_up_and_down_are_fetched_ahead_too() {
 fn random_touches_fetch_nothing_else() {
     let donor = donor(GUEST);
     let running = start(&config(GUEST, LOCAL, &[donor.address()]));
-    let words = settled(&running);
+    let words = written_and_read(&running);
     let stats = running.fabric.stats();
     let before = counts(stats);
     let mut random = Random(5);
@@ -112,7 +112,7 @@ fn nothing_is_fetched_ahead_when_that_is_off() {
     let mut config = config(GUEST, LOCAL, &[donor.address()]);
     config.prefetch = false;
     let running = start(&config);
-    settled(&running);
+    written_and_read(&running);
     assert_eq!(counts(running.fabric.stats()).issued, 0);
     running.fabric.shutdown();
 }
@@ -120,7 +120,7 @@ fn nothing_is_fetched_ahead_when_that_is_off() {
 /// Several readers of the same pages with small offsets, and writers of other pages among them:
 /// faults race with prefetches and evictions of the same pages.
 fn readers_race(running: &Running, threads: usize) {
-    let words = settled(running);
+    let words = written_and_read(running);
     let pages = words.pages();
     std::thread::scope(|scope| {
         for thread in 0..threads {
@@ -182,7 +182,7 @@ fn connections_that_break_under_prefetches_lose_nothing() {
     let mut config = config(GUEST, LOCAL, &addresses);
     config.checksum = true;
     let running = start(&config);
-    let words = settled(&running);
+    let words = written_and_read(&running);
     let stats = running.fabric.stats();
     let before = counts(stats);
     for pass in 0..4 {
@@ -212,7 +212,7 @@ fn connections_that_break_under_prefetches_lose_nothing() {
 fn a_hot_set_survives_a_scan_with_prefetching() {
     let donor = donor(GUEST);
     let running = start(&config(GUEST, LOCAL, &[donor.address()]));
-    let words = settled(&running);
+    let words = written_and_read(&running);
     let stats = running.fabric.stats();
     // A quarter of the cache, accessed continuously.
     let hot = words.pages() / 16;

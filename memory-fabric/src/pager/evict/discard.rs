@@ -140,7 +140,7 @@ impl Evictor {
             let held = std::mem::take(&mut current.held);
             let before = held.len();
             self.take_pages(held.into_iter(), &mut current.held)?;
-            let is_done = current.held.is_empty() && self.is_settled(&request);
+            let is_done = current.held.is_empty() && self.is_complete(&request);
             if is_done || request.is_overdue() {
                 // The waiter may have timed out.
                 let _ = current.done.send(());
@@ -175,7 +175,7 @@ impl Evictor {
 
     /// Returns whether the request is complete: where it matters, no write-back of its pages is in
     /// progress, and their homes were notified.
-    fn is_settled(&self, request: &Request) -> bool {
+    fn is_complete(&self, request: &Request) -> bool {
         let drops = &self.discards.drops;
         request.manner == Manner::Freely
             || !self.is_written(request) && !drops.iter().any(|&run| request.meets(run))
