@@ -110,7 +110,7 @@ impl Evictor {
             if self.is_filling() && shared.lifecycle.needs_memory() {
                 self.ranking.take_in(&shared.map, &self.inbox);
                 worked |= self.settle_prefetched()?;
-                self.inbox.clock().set_recent(self.ranking.settled());
+                self.inbox.clock().set_recent(self.ranking.active());
                 worked |= self.probe()?;
                 worked |= self.judge()?;
             }

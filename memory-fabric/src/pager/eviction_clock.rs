@@ -23,10 +23,10 @@ impl EvictionClock {
         self.now.load(Ordering::Relaxed).wrapping_sub(u32::MAX / 2)
     }
 
-    /// For the evictor: sets the number of settled pages. A page that returns after fewer evictions
-    /// would still be resident, had it been settled.
-    pub fn set_recent(&self, settled: usize) {
-        let recent = u32::try_from(settled).unwrap_or(u32::MAX);
+    /// For the evictor: sets the number of active pages. A page that returns after fewer evictions
+    /// would still be resident, had it been active.
+    pub fn set_recent(&self, active: usize) {
+        let recent = u32::try_from(active).unwrap_or(u32::MAX);
         self.recent.store(recent, Ordering::Relaxed);
     }
 
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_page_away_for_less_than_the_settled_ones_is_recent() {
+    fn a_page_away_for_less_than_the_active_ones_is_recent() {
         let clock = EvictionClock::default();
         let stamp = clock.tick();
         assert!(!clock.is_recent(stamp), "nothing is known yet");

@@ -1,9 +1,9 @@
 //! Selects the resident page to evict next: the evictor's queues, without any system call.
 //!
 //! Pages that arrive are *fresh*. The oldest are put on probation; pages that are touched there are
-//! *settled* from then on, and so are pages that return soon after their eviction. While fresh
+//! *active* from then on, and so are pages that return soon after their eviction. While fresh
 //! pages exceed their share, only they are probed. A pass over a large file therefore evicts its
-//! own pages, and the settled pages are not even unmapped.
+//! own pages, and the active pages are not even unmapped.
 //!
 //! The idea of a small queue for unproven pages, and of remembering evicted ones, is that of 2Q
 //! (Johnson and Shasha, 1994) and S3-FIFO (Yang et al., 2023).
@@ -13,7 +13,7 @@ use super::queue::PageQueue;
 use crate::page::PageIndex;
 use crate::page_map::PageMap;
 
-/// Share of the budget that fresh pages keep when settled ones fill the rest, as a divisor.
+/// Share of the budget that fresh pages keep when active ones fill the rest, as a divisor.
 const FRESH_SHARE: u64 = 8;
 
 /// All resident pages except those being written back, and prefetched ones that were not touched.
@@ -22,10 +22,10 @@ pub(super) struct Ranking {
     /// Mapped pages that were not seen in use twice, oldest first.
     fresh: PageQueue,
     /// Mapped pages that were, oldest first.
-    settled: PageQueue,
+    active: PageQueue,
     /// Unmapped pages, oldest first.
     probation: PageQueue,
-    /// Fresh pages beyond these are probed before any settled one.
+    /// Fresh pages beyond these are probed before any active one.
     fresh_kept: usize,
 }
 
@@ -34,7 +34,7 @@ impl Ranking {
     pub fn new(limit: u64) -> Self {
         Self {
             fresh: PageQueue::default(),
-            settled: PageQueue::default(),
+            active: PageQueue::default(),
             probation: PageQueue::default(),
             fresh_kept: usize::try_from(limit / FRESH_SHARE).unwrap_or(usize::MAX),
         }
@@ -43,7 +43,7 @@ impl Ranking {
     /// Moves pages that became resident after a touch into the queues.
     pub fn take_in(&mut self, map: &PageMap, inbox: &EvictorInbox) {
         inbox.drain_into(Arrival::Touched, map, &mut self.fresh);
-        inbox.drain_into(Arrival::Returned, map, &mut self.settled);
+        inbox.drain_into(Arrival::Returned, map, &mut self.active);
     }
 
     /// Adds a prefetched page that was touched: that is one use, as for any page that arrives.
@@ -56,12 +56,12 @@ impl Ranking {
         if self.fresh.len() > self.fresh_kept {
             return self.fresh.pop(map);
         }
-        self.settled.pop(map).or_else(|| self.fresh.pop(map))
+        self.active.pop(map).or_else(|| self.fresh.pop(map))
     }
 
     /// Adds a page that is in use.
     pub fn used(&mut self, map: &PageMap, page: PageIndex) {
-        self.settled.push(map, page);
+        self.active.push(map, page);
     }
 
     /// Adds a page that was unmapped, to see whether it is used, or whose decision is deferred.
@@ -76,12 +76,12 @@ impl Ranking {
 
     /// Returns the number of mapped pages.
     pub fn mapped(&self) -> usize {
-        self.fresh.len() + self.settled.len()
+        self.fresh.len() + self.active.len()
     }
 
     /// Returns the number of mapped pages known to be used.
-    pub fn settled(&self) -> usize {
-        self.settled.len()
+    pub fn active(&self) -> usize {
+        self.active.len()
     }
 
     /// Returns the number of pages on probation.
@@ -147,7 +147,7 @@ mod tests {
         fn evict_one(&mut self) {
             let (map, ranking) = (&self.map, &mut self.ranking);
             ranking.take_in(map, &self.inbox);
-            self.inbox.clock().set_recent(ranking.settled());
+            self.inbox.clock().set_recent(ranking.active());
             while ranking.probed() < self.limit / 8 {
                 let Some(page) = ranking.next_mapped(map) else {
                     break;
