@@ -60,7 +60,7 @@ fn peer_handler(input: &[u8]) {
             break;
         }
     }
-    if let Some(offence) = nodes.settle() {
+    if let Some(offence) = nodes.deliver_all() {
         assert_eq!(offence.peer.place(), HOSTILE, "{offence}");
     }
 }

@@ -74,8 +74,9 @@ impl<const PAGES: usize> Directory<PAGES> {
                 assert!(entry.holders().is_within(self.members), "{entry:?}");
                 let is_shared = entry.copies == Copies::Shared;
                 let is_alone = entry.copies == Copies::Exclusive;
-                let is_settled = !is_shared || !entry.sharers.is_empty() || !entry.is_idle();
-                assert!(is_settled, "{entry:?}");
+                let has_sharers_or_is_busy =
+                    !is_shared || !entry.sharers.is_empty() || !entry.is_idle();
+                assert!(has_sharers_or_is_busy, "{entry:?}");
                 assert!(is_shared || entry.sharers.is_empty(), "{entry:?}");
                 assert!(!is_alone || entry.owner().is_some(), "{entry:?}");
                 assert!(

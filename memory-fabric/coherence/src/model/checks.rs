@@ -26,7 +26,7 @@ impl<const P: usize> World<P> {
 
     /// Whether every request is served, nobody waits, and the last bytes of every page are where the
     /// directory says.
-    pub(super) fn settled(&self) -> Result<(), String> {
+    pub(super) fn check_quiescent(&self) -> Result<(), String> {
         for node in self.nodes.iter().filter(|node| node.is_alive) {
             if let Vcpu::Blocked(work) | Vcpu::Trying(work) = node.vcpu {
                 return Err(format!("nothing serves {:?}", work.access));

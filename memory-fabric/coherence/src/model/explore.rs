@@ -36,7 +36,7 @@ impl<const P: usize> Explored<P> {
         let mut steps = Vec::new();
         world.system_steps(&mut steps);
         if steps.is_empty() {
-            world.settled()
+            world.check_quiescent()
         } else {
             Ok(())
         }
@@ -66,7 +66,7 @@ impl<const P: usize> Explored<P> {
     }
 
     /// Whether every run ends: the states are finitely many and none is reached again from itself. With
-    /// the property that a state without a next step is settled, every request is served. Returns the
+    /// the property that a state without a next step is quiescent: every request is served. Returns the
     /// number of states.
     pub(super) fn ends(&self) -> Result<usize, String> {
         let hasher = std::hash::RandomState::new();

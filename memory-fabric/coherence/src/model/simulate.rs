@@ -323,7 +323,7 @@ impl Simulation {
         if self.world.hostile.is_some() {
             return self.world.honest_nodes_end().map(|()| self.count);
         }
-        self.world.settled()?;
+        self.world.check_quiescent()?;
         let is_done =
             |node: &super::node::Node<P>| !node.runs() || node.accesses == self.plan.accesses;
         if !self.world.nodes.iter().all(is_done) {

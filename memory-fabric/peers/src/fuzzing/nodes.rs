@@ -170,7 +170,7 @@ impl Nodes {
     }
 
     /// Delivers what is on its way. Returns which node broke the protocol and how, if one did.
-    pub(super) fn settle(mut self) -> Option<Offence> {
+    pub(super) fn deliver_all(mut self) -> Option<Offence> {
         for _ in 0..DELIVERIES_MAX {
             let waits = |node: &Node| node.arriving.iter().any(|queue| !queue.is_empty());
             let at = (0..HONEST).find(|at| waits(&self.nodes[usize::from(*at)]));
