@@ -202,11 +202,11 @@ impl Run<'_> {
     ) -> Result<ExitCode, Failure> {
         let mut begun = self.instance.started;
         loop {
-            let (code, is_all_gone) = self.boot(devices, begun, report)?;
+            let (code, all_vcpus_ended) = self.boot(devices, begun, report)?;
             if code != ExitCode::GuestReboot || self.config.on_reboot == OnReboot::Exit {
                 return Ok(code);
             }
-            if !is_all_gone {
+            if !all_vcpus_ended {
                 self.supervisor.note(
                     "the guest is not restarted: a thread of it still waits for a page or for its disk"
                         .to_owned(),
@@ -302,10 +302,10 @@ impl Run<'_> {
             supervisor.note(error);
         }
         report.timeline = sampler.finish();
-        let is_all_gone = finish(config, fabric, &handle, &booted, report);
+        let all_vcpus_ended = finish(config, fabric, &handle, &booted, report);
         if let Some(exec) = self.exec {
             let code = exec.verdict(outcome, handle.time_to_init().is_some())?;
-            return Ok((code, is_all_gone));
+            return Ok((code, all_vcpus_ended));
         }
         let code = match outcome? {
             Outcome::Shutdown => ExitCode::Success,
@@ -319,7 +319,7 @@ impl Run<'_> {
                 ));
             }
         };
-        Ok((code, is_all_gone))
+        Ok((code, all_vcpus_ended))
     }
 }
 
@@ -344,8 +344,8 @@ fn finish(
     report.transport = transport_used(&fabric);
     let stats = Arc::clone(fabric.stats());
     let view = fabric.view().clone();
-    let is_all_gone = machine.all_vcpus_ended();
-    let summaries = if is_all_gone {
+    let all_vcpus_ended = machine.all_vcpus_ended();
+    let summaries = if all_vcpus_ended {
         give_back(config, fabric)
     } else {
         // A vCPU or a device waits for a page, or may access one later. It must get its bytes or
@@ -366,5 +366,5 @@ fn finish(
         write_protect = stats.write_protect.summary().count,
         "pager"
     );
-    is_all_gone
+    all_vcpus_ended
 }
