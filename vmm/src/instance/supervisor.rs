@@ -68,14 +68,14 @@ pub struct Now {
     pub errors: Errors,
 }
 
-/// Why a run does not follow a request.
+/// Why a pause, a resume or a press of the power button has no effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotDone {
-    /// It ends.
+pub enum OperationError {
+    /// The VM is ending.
     Ending,
-    /// Its vCPUs do not run yet.
+    /// The vCPUs do not run yet.
     Starting,
-    /// Its vCPUs and devices did not pause in time.
+    /// The vCPUs and devices did not pause in time.
     Late,
     /// The guest does not listen to its power button.
     NoButton,
@@ -94,9 +94,9 @@ impl State {
         }
     }
 
-    fn not_ending(&self) -> Result<(), NotDone> {
+    fn not_ending(&self) -> Result<(), OperationError> {
         match self.doing() {
-            VmState::Ending => Err(NotDone::Ending),
+            VmState::Ending => Err(OperationError::Ending),
             _ => Ok(()),
         }
     }
@@ -148,17 +148,17 @@ impl Supervisor {
         std::thread::Builder::new()
             .name("signals".into())
             .spawn(move || {
-                let mut told = false;
+                let mut was_signalled = false;
                 for signal in signals.forever() {
                     let code = if signal == SIGINT {
                         ExitCode::Interrupted
                     } else {
                         ExitCode::Terminated
                     };
-                    if told {
+                    if was_signalled {
                         forced_end::at_once(code);
                     }
-                    told = true;
+                    was_signalled = true;
                     // If the run is already ending, the earlier reason counts.
                     of_signals.end(End { code, error: None });
                 }
@@ -211,7 +211,7 @@ impl Supervisor {
 
     /// Pauses the guest, and waits up to `limit` until it is paused. If it is not, the request
     /// stays in force.
-    pub fn hold(&self, limit: Duration) -> Result<VmState, NotDone> {
+    pub fn hold(&self, limit: Duration) -> Result<VmState, OperationError> {
         let machine = {
             let mut state = self.lock();
             state.not_ending()?;
@@ -223,13 +223,13 @@ impl Supervisor {
         };
         // A machine that does not exist yet starts paused.
         if machine.is_some_and(|machine| !machine.wait_until_paused(limit)) {
-            return Err(NotDone::Late);
+            return Err(OperationError::Late);
         }
         Ok(self.now().state)
     }
 
     /// Resumes the guest, unless a donor is unreachable.
-    pub fn release(&self) -> Result<VmState, NotDone> {
+    pub fn release(&self) -> Result<VmState, OperationError> {
         let mut state = self.lock();
         state.not_ending()?;
         state.held = false;
@@ -239,12 +239,12 @@ impl Supervisor {
 
     /// Presses the guest's power button. Resumes a guest that a user has paused, which could not
     /// react otherwise.
-    pub fn press_power_button(&self) -> Result<VmState, NotDone> {
+    pub fn press_power_button(&self) -> Result<VmState, OperationError> {
         let mut state = self.lock();
         state.not_ending()?;
-        let machine = state.machine.as_ref().ok_or(NotDone::Starting)?;
+        let machine = state.machine.as_ref().ok_or(OperationError::Starting)?;
         if !machine.press_power_button() {
-            return Err(NotDone::NoButton);
+            return Err(OperationError::NoButton);
         }
         state.held = false;
         state.go_on();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use devices::virtio::Balloon;
 
-use super::supervisor::NotDone;
+use super::supervisor::OperationError;
 use super::vm::{BootedVm, Instance, starting};
 use super::{hotplug_routes, metrics, observe};
 use crate::config::GUEST_MEMORY_MIN;
@@ -30,17 +30,17 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
     change(
         "/v1/pause",
         &[RefusalCode::State, RefusalCode::Late],
-        |instance, _| told(200, instance.supervisor.hold(PAUSE_TIME_MAX)),
+        |instance, _| state_answer(200, instance.supervisor.hold(PAUSE_TIME_MAX)),
     ),
     change("/v1/resume", &[RefusalCode::State], |instance, _| {
-        told(200, instance.supervisor.release())
+        state_answer(200, instance.supervisor.release())
     }),
     Route {
         status: 202,
         ..change(
             "/v1/shutdown",
             &[RefusalCode::State, RefusalCode::Starting],
-            |instance, _| told(202, instance.supervisor.press_power_button()),
+            |instance, _| state_answer(202, instance.supervisor.press_power_button()),
         )
     },
     Route {
@@ -48,7 +48,7 @@ pub const ROUTES: &[Route<Arc<Instance>>] = &[
         status: 202,
         ..change("/v1/kill", &[], |instance, _| {
             instance.supervisor.kill();
-            told(202, Ok(VmState::Ending))
+            state_answer(202, Ok(VmState::Ending))
         })
     },
     Route {
@@ -108,17 +108,17 @@ const fn change(
     }
 }
 
-fn told(status: u16, result: Result<VmState, NotDone>) -> Answer {
+fn state_answer(status: u16, result: Result<VmState, OperationError>) -> Answer {
     match result {
         Ok(state) => answer(status, &StateBody { state }),
-        Err(NotDone::Ending) => Err(Refusal::new(RefusalCode::State, "the VM is ending")),
-        Err(NotDone::Starting) => Err(starting()),
-        Err(NotDone::NoButton) => Err(Refusal::new(
+        Err(OperationError::Ending) => Err(Refusal::new(RefusalCode::State, "the VM is ending")),
+        Err(OperationError::Starting) => Err(starting()),
+        Err(OperationError::NoButton) => Err(Refusal::new(
             RefusalCode::State,
             "the guest does not listen to its power button (Linux does with the driver \"button\"); \
              shut it down from inside, or end it with `ssi-hv kill`",
         )),
-        Err(NotDone::Late) => Err(Refusal::new(
+        Err(OperationError::Late) => Err(Refusal::new(
             RefusalCode::Late,
             format!(
                 "pause timed out after {} s: a vCPU or a device is blocked on a page, a disk or the \
