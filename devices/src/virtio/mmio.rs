@@ -93,7 +93,7 @@ pub struct MmioTransport {
     interrupt_status: AtomicU32,
     config_generation: AtomicU32,
     /// One per queue: notifies the device that the queue has chains.
-    bells: Vec<EventFd>,
+    notifiers: Vec<EventFd>,
 }
 
 impl MmioTransport {
@@ -108,7 +108,7 @@ impl MmioTransport {
         interrupt: EventFdTrigger,
     ) -> io::Result<Self> {
         let queues = device.queue_sizes().len();
-        let bells = (0..queues)
+        let notifiers = (0..queues)
             .map(|_| EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC))
             .collect::<io::Result<_>>()?;
         Ok(Self {
@@ -127,14 +127,14 @@ impl MmioTransport {
             interrupt,
             interrupt_status: AtomicU32::new(0),
             config_generation: AtomicU32::new(0),
-            bells,
+            notifiers,
         })
     }
 
     /// The notification descriptors of the queues, in order. A write to one has the effect of
     /// writing the queue's number to [`QUEUE_NOTIFY_OFFSET`].
-    pub fn bells(&self) -> &[EventFd] {
-        &self.bells
+    pub fn notifiers(&self) -> &[EventFd] {
+        &self.notifiers
     }
 
     /// Changes the device's configuration and notifies the driver. A driver that reads a field in
@@ -220,9 +220,9 @@ impl MmioTransport {
     }
 
     fn ring(&self, queue: usize) {
-        if let Some(bell) = self.bells.get(queue) {
+        if let Some(notifier) = self.notifiers.get(queue) {
             // A full counter notifies as well.
-            let _ = bell.write(1);
+            let _ = notifier.write(1);
         }
     }
 
@@ -313,7 +313,7 @@ impl MmioTransport {
             });
             self.rings.start(registers.session, queues.collect());
             // Chains that were made available before are served too.
-            for queue in 0..self.bells.len() {
+            for queue in 0..self.notifiers.len() {
                 self.ring(queue);
             }
         }

@@ -27,7 +27,7 @@ impl QueueServer {
     /// queues that may have more.
     pub fn process_while(&self, events: &Events, keep_serving: &dyn Fn() -> bool) {
         if events.data() == DEVICE_EVENTS {
-            for queue in 0..self.transport.bells().len() {
+            for queue in 0..self.transport.notifiers().len() {
                 self.transport.serve_while(queue, keep_serving);
             }
             return;
@@ -35,9 +35,9 @@ impl QueueServer {
         let Ok(queue) = usize::try_from(events.data()) else {
             return;
         };
-        if let Some(bell) = self.transport.bells().get(queue) {
+        if let Some(notifier) = self.transport.notifiers().get(queue) {
             // A spurious wakeup is no error.
-            let _ = bell.read();
+            let _ = notifier.read();
             self.transport.serve_while(queue, keep_serving);
         }
     }
@@ -45,9 +45,9 @@ impl QueueServer {
 
 impl MutEventSubscriber for QueueServer {
     fn init(&mut self, ops: &mut EventOps) {
-        for (queue, bell) in (0..).zip(self.transport.bells()) {
+        for (queue, notifier) in (0..).zip(self.transport.notifiers()) {
             let set = EventSet::IN | EventSet::EXCLUSIVE;
-            if let Err(error) = ops.add(Events::with_data(bell, queue, set)) {
+            if let Err(error) = ops.add(Events::with_data(notifier, queue, set)) {
                 tracing::error!(%error, queue, "a queue of a virtio device is not served");
             }
         }
@@ -91,15 +91,15 @@ mod tests {
         for _ in 0..3 {
             driver.report(&[(0x40_0000, 0x1000)]);
         }
-        let bell = &driver.transport.bells()[2];
+        let notifier = &driver.transport.notifiers()[2];
         for served in 1..=3 {
-            let _ = bell.read();
+            let _ = notifier.read();
             driver.transport.serve_while(2, &|| false);
             assert_eq!(driver.discarded().len(), served);
-            assert!(bell.read().is_ok(), "the notification is kept");
+            assert!(notifier.read().is_ok(), "the notification is kept");
         }
         driver.transport.serve_while(2, &|| false);
-        assert!(bell.read().is_err(), "there is nothing more");
+        assert!(notifier.read().is_err(), "there is nothing more");
     }
 
     #[test]
@@ -108,9 +108,9 @@ mod tests {
         for _ in 0..RING_SIZE {
             driver.report(&[(0x40_0000, 0x1000)]);
         }
-        let bell = &driver.transport.bells()[2];
+        let notifier = &driver.transport.notifiers()[2];
         let mut parts = 0;
-        while bell.read().is_ok() {
+        while notifier.read().is_ok() {
             driver.transport.serve(2);
             parts += 1;
             assert!(parts <= RING_SIZE, "it notifies itself forever");

@@ -91,7 +91,7 @@ impl VirtioDevices {
         transports.cloned().collect()
     }
 
-    /// Connects interrupts and bells with KVM, and puts the registers on the bus.
+    /// Connects interrupts and notifiers with KVM, and puts the registers on the bus.
     pub fn connect(
         &self,
         vm: &VmFd,
@@ -105,8 +105,8 @@ impl VirtioDevices {
                 continue;
             }
             let notify = IoEventAddress::Mmio(slot.start + QUEUE_NOTIFY_OFFSET);
-            for (queue, bell) in (0_u32..).zip(transport.bells()) {
-                vm.register_ioevent(bell, &notify, queue)
+            for (queue, notifier) in (0_u32..).zip(transport.notifiers()) {
+                vm.register_ioevent(notifier, &notify, queue)
                     .map_err(MachineError::kvm("listen to the queues of a device"))?;
             }
         }
