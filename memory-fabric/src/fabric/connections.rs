@@ -2,7 +2,7 @@
 
 use super::adapt::Followed;
 use super::calibrate::calibrate;
-use super::sources::{Sources, bells, connect};
+use super::sources::{Sources, connect, notifiers};
 use super::{FabricConfig, FabricError, FabricObserver, LOOPBACK_LEASE, TransportKind};
 use crate::link::path::PathStats;
 use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
@@ -199,7 +199,7 @@ impl Connections {
                 _ => selection.bulk == PathKind::Rdma,
             })
             .collect();
-        match RdmaLink::start(link_config, bells(&classes)?) {
+        match RdmaLink::start(link_config, notifiers(&classes)?) {
             Ok((link, lanes)) => Ok((Some(link), lanes)),
             Err(error) if config.transport != TransportKind::Auto => Err(error.into()),
             Err(error) => {

@@ -119,15 +119,15 @@ pub(super) fn connect(
     observer: FabricObserver,
 ) -> Result<(Link, Vec<LinkPort>), FabricError> {
     let address = leased.address();
-    let classes = bells(classes)?;
+    let classes = notifiers(classes)?;
     let observer = Arc::new(move |event| observer(FabricEvent::Link(event)));
     leased
         .start(classes, observer)
         .map_err(|source| FabricError::Donor { address, source })
 }
 
-/// Each class with a bell of its own for the same thread.
-pub(super) fn bells(
+/// Returns each class with its own descriptor of the notifier that wakes the class's thread.
+pub(super) fn notifiers(
     classes: &[(TrafficClass, &EventFd)],
 ) -> Result<Vec<(TrafficClass, EventFd)>, FabricError> {
     let classes: io::Result<Vec<_>> = classes

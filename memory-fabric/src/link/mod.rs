@@ -186,8 +186,8 @@ impl Leased {
         }
     }
 
-    /// Starts the link's thread. For each class there is one port; its bell is rung when there
-    /// is a new connection.
+    /// Starts the link's thread. For each class there is one port; its notifier is signalled when
+    /// there is a new connection.
     ///
     /// # Errors
     ///

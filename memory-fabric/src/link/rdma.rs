@@ -116,8 +116,8 @@ pub struct RdmaLink {
 }
 
 impl RdmaLink {
-    /// Connects, for each class, and gives the ends; its bell is rung when there is a new lane,
-    /// or one has to be given back.
+    /// Connects, for each class, and gives the ends; its notifier is signalled when there is a new
+    /// lane, or one has to be given back.
     ///
     /// # Errors
     ///
@@ -165,7 +165,7 @@ impl RdmaLink {
     }
 
     /// Connects for one class and gives the transport, with `tcp` beside it, as the pager has it.
-    /// For measuring and for tests: nobody rings when there is a new lane, so it has to be polled.
+    /// For measuring and for tests: no notifier is signalled for a new lane, so poll for it.
     ///
     /// # Errors
     ///
@@ -175,8 +175,8 @@ impl RdmaLink {
         class: TrafficClass,
         tcp: TcpTransport,
     ) -> Result<(Self, Box<dyn PageTransport>), RdmaLinkError> {
-        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RdmaLinkError::Thread)?;
-        let (link, mut ports) = Self::start(config, vec![(class, bell)])?;
+        let notifier = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(RdmaLinkError::Thread)?;
+        let (link, mut ports) = Self::start(config, vec![(class, notifier)])?;
         let port = ports.pop().expect("one for the class");
         Ok((link, Box::new(RdmaTransport::new(port, tcp))))
     }

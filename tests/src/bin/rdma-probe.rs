@@ -62,11 +62,11 @@ fn probe(arguments: &Arguments) -> anyhow::Result<()> {
     let leased = lease(arguments.donor, "rdma-probe", arguments.pages.into())?;
     let config = leased.rdma_config();
     let classes = [TrafficClass::Bulk, TrafficClass::Urgent];
-    let bells: std::io::Result<Vec<_>> = classes
+    let notifiers: std::io::Result<Vec<_>> = classes
         .iter()
         .map(|&class| Ok((class, EventFd::new(0)?)))
         .collect();
-    let (link, ports) = leased.start(bells?, Arc::new(|_| {}))?;
+    let (link, ports) = leased.start(notifiers?, Arc::new(|_| {}))?;
     let mut ports = ports.into_iter();
     let mut next = |class| tcp(ports.next().expect("one for each class"), class);
     let (bulk, mut urgent) = (next(classes[0]), next(classes[1]));

@@ -149,8 +149,8 @@ fn read_all(holders: &mut [Leaseholder], rounds: u16) -> anyhow::Result<(u64, us
 fn hold(donor: SocketAddr, number: u64) -> anyhow::Result<Leaseholder> {
     let leased = lease(donor, &format!("vm-{number}"), PAGES)?;
     let config = leased.rdma_config();
-    let bell = EventFd::new(0)?;
-    let (link, mut ports) = leased.start(vec![(TrafficClass::Bulk, bell)], Arc::new(|_| {}))?;
+    let notifier = EventFd::new(0)?;
+    let (link, mut ports) = leased.start(vec![(TrafficClass::Bulk, notifier)], Arc::new(|_| {}))?;
     fill(ports.pop().context("a port")?, number)?;
     Ok(Leaseholder {
         config,

@@ -43,8 +43,8 @@ fn link(
     });
     let (told, events) = unbounded();
     let observer = Arc::new(move |event| drop(told.send(event)));
-    let bell = |&class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
-    let classes = classes.iter().map(bell).collect();
+    let notifier = |&class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
+    let classes = classes.iter().map(notifier).collect();
     let started = leased.expect("a lease").start(classes, observer);
     let (link, ports) = started.expect("connections");
     (link, ports, events)

@@ -92,7 +92,8 @@ impl LaneKeeper {
         }
     }
 
-    /// Makes a lane of each class, reports their round trip, and maintains them until a stop request.
+    /// Makes a lane of each class, reports their round trip, and maintains them until a stop
+    /// request.
     pub(super) fn run(
         mut self,
         first: &Sender<Result<Duration, RdmaLinkError>>,
@@ -152,7 +153,7 @@ impl LaneKeeper {
     fn watch(&self) {
         for end in &self.ends {
             if let Some(watch) = end.watch.as_ref().filter(|watch| watch.is_over()) {
-                // Relaxed: it says nothing about other memory; the bell makes the thread look.
+                // Relaxed: it says nothing about other memory; the notifier wakes the thread.
                 watch.revoked.store(true, Ordering::Relaxed);
                 let _ = end.wake.write(1);
             }

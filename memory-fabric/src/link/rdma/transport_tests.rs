@@ -72,10 +72,10 @@ impl Bed {
                 .write(number * PAGE_SIZE as u64, &page)
                 .expect("inside");
         }
-        let bell = EventFd::new(0).expect("an eventfd");
+        let notifier = EventFd::new(0).expect("an eventfd");
         let observer = Arc::new(|_| {});
         let (link, mut ports) = leased
-            .start(vec![(class, bell)], observer)
+            .start(vec![(class, notifier)], observer)
             .expect("connects");
         let tcp = TcpTransport::new(
             ports.pop().expect("a port"),

@@ -61,7 +61,7 @@ impl Bed for Remote<'_> {
         });
         let leased = leased.expect("a lease");
         let rdma = leased.rdma_config();
-        let bell = |class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
+        let notifier = |class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
         let observer = Arc::new(|event: LinkEvent| {
             // Users that wait for pages fail at their own deadline.
             if let LinkEvent::Lost { reason, .. } = event {
@@ -69,7 +69,7 @@ impl Bed for Remote<'_> {
             }
         });
         let (link, ports) = leased
-            .start(CLASSES.map(bell).into(), observer)
+            .start(CLASSES.map(notifier).into(), observer)
             .expect("connections");
         let mut rdma_links = Vec::new();
         let mut users = ports.into_iter().zip(CLASSES).map(|(port, class)| {
@@ -109,8 +109,8 @@ impl Bed for Remote<'_> {
     }
 }
 
-/// Runs every case over RDMA, with donor and VM at one address of this host; calls `report` with each
-/// duration.
+/// Runs every case over RDMA, with donor and VM at one address of this host; calls `report` with
+/// each duration.
 pub fn run_over_rdma(here: IpAddr, mut report: impl FnMut(&str, Duration)) {
     let donor = Donor::start(&DonorConfig {
         listen: (here, 0).into(),
