@@ -105,7 +105,7 @@ impl TcpPeers {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let keeper = Keeper::start(credentials, &config.addresses, config.listener)?;
         let data = epoll::EventData::new_u64(BELL);
-        epoll::add(&epoll, &*keeper.bell, data, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &*keeper.notifier, data, epoll::EventFlags::IN)?;
         Ok(Self {
             epoll,
             keeper,
@@ -213,8 +213,8 @@ impl TcpPeers {
         }
         if has_news {
             let mut count = [0; 8];
-            // Another bell may ring after this: it is then readable again.
-            let _ = rustix::io::read(&*self.keeper.bell, &mut count);
+            // A later signal makes the notifier readable again.
+            let _ = rustix::io::read(&*self.keeper.notifier, &mut count);
             while let Ok(news) = self.keeper.news.try_recv() {
                 self.take(news, now);
             }

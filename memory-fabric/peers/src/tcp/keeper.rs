@@ -51,14 +51,14 @@ pub(super) enum News {
 #[derive(Clone, Debug)]
 struct Reporter {
     news: SyncSender<News>,
-    bell: Arc<OwnedFd>,
+    notifier: Arc<OwnedFd>,
 }
 
 impl Reporter {
     /// Reports a connection. Returns whether it has a receiver.
     fn connected(&self, peer: Member, stream: TcpStream) -> bool {
         let sent = self.news.send(News::Connected(peer, stream)).is_ok();
-        self.ring();
+        self.signal();
         sent
     }
 
@@ -67,12 +67,12 @@ impl Reporter {
         if let Err(TrySendError::Full(_)) = self.news.try_send(news) {
             tracing::debug!("too many failed connections between compute nodes to report all");
         }
-        self.ring();
+        self.signal();
     }
 
-    fn ring(&self) {
-        // Fails only when the counter is at its maximum: the bell rings anyway.
-        let _ = rustix::io::write(&*self.bell, &1_u64.to_ne_bytes());
+    fn signal(&self) {
+        // Fails only when the counter is at its maximum: the notifier is readable anyway.
+        let _ = rustix::io::write(&*self.notifier, &1_u64.to_ne_bytes());
     }
 }
 
@@ -81,7 +81,7 @@ impl Reporter {
 pub(super) struct Keeper {
     pub(super) news: Receiver<News>,
     /// Readable when there may be news.
-    pub(super) bell: Arc<OwnedFd>,
+    pub(super) notifier: Arc<OwnedFd>,
     /// For each member after this one: asks for a connection.
     wanted: Vec<Option<SyncSender<()>>>,
     stop: Arc<OwnedFd>,
@@ -96,12 +96,12 @@ impl Keeper {
         listener: TcpListener,
     ) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = Arc::new(eventfd(0, flags)?);
+        let notifier = Arc::new(eventfd(0, flags)?);
         let stop = Arc::new(eventfd(0, flags)?);
         let (sender, news) = sync_channel(NEWS_MAX);
         let reporter = Reporter {
             news: sender,
-            bell: Arc::clone(&bell),
+            notifier: Arc::clone(&notifier),
         };
         let credentials = Arc::new(credentials);
         let me = credentials.me.index();
@@ -130,7 +130,7 @@ impl Keeper {
             .spawn(move || keep_accepting(&listener, &stopping, &credentials, &reporter))?;
         Ok(Self {
             news,
-            bell,
+            notifier,
             wanted,
             stop,
             acceptor: Some(acceptor),
