@@ -274,9 +274,9 @@ mod tests {
                 Err(error) => break assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
             }
         }
-        let (sender, told) = mpsc::channel();
+        let (sender, results) = mpsc::channel();
         thread::spawn(move || sender.send(HostSocket::listen("console", &path)));
-        let error = told.recv_timeout(LIMIT).expect("it waits").unwrap_err();
+        let error = results.recv_timeout(LIMIT).expect("it waits").unwrap_err();
         assert!(matches!(error, HostSocketError::InUse { .. }), "{error}");
     }
 

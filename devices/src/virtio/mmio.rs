@@ -168,7 +168,7 @@ impl MmioTransport {
                 Err(Broken(session)) => return self.needs_reset(session),
             }
         }
-        self.ring(queue);
+        self.notify(queue);
     }
 
     /// Lets the device serve some chains; returns true when there may be more.
@@ -176,7 +176,7 @@ impl MmioTransport {
         let Some(device) = self.device.on_threads() else {
             let served = self.rings.serve(index, &self.memory, |ring| {
                 let more = self.device.serve(index, ring)?;
-                if ring.must_tell()? {
+                if ring.must_notify()? {
                     self.raise(VIRTIO_MMIO_INT_VRING);
                 }
                 Ok(more)
@@ -188,7 +188,7 @@ impl MmioTransport {
             return Ok(false);
         };
         if in_hand.another_may_begin {
-            self.ring(index);
+            self.notify(index);
         }
         let written = device.carry_out(&in_hand.chain, &self.memory);
         if in_hand.give_back(written)? {
@@ -219,7 +219,7 @@ impl MmioTransport {
         }
     }
 
-    fn ring(&self, queue: usize) {
+    fn notify(&self, queue: usize) {
         if let Some(notifier) = self.notifiers.get(queue) {
             // A full counter notifies as well.
             let _ = notifier.write(1);
@@ -266,7 +266,7 @@ impl MmioTransport {
             VIRTIO_MMIO_QUEUE_NOTIFY => {
                 // Outside the lock: the notified thread may need it.
                 drop(registers);
-                self.ring(usize::try_from(value).unwrap_or(usize::MAX));
+                self.notify(usize::try_from(value).unwrap_or(usize::MAX));
             }
             VIRTIO_MMIO_INTERRUPT_ACK => {
                 self.interrupt_status.fetch_and(!value, Ordering::AcqRel);
@@ -314,7 +314,7 @@ impl MmioTransport {
             self.rings.start(registers.session, queues.collect());
             // Chains that were made available before are served too.
             for queue in 0..self.notifiers.len() {
-                self.ring(queue);
+                self.notify(queue);
             }
         }
     }

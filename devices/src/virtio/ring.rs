@@ -22,8 +22,8 @@ pub struct BrokenRing(#[source] virtio_queue::Error);
 pub struct Ring<'a> {
     queue: &'a mut Queue,
     memory: &'a GuestMemoryMmap,
-    /// The used index when serving began, which the driver knows.
-    told: u16,
+    /// The used index for which a notification was last decided.
+    notified: u16,
 }
 
 impl fmt::Debug for Ring<'_> {
@@ -35,7 +35,7 @@ impl fmt::Debug for Ring<'_> {
 impl<'a> Ring<'a> {
     pub(super) fn new(queue: &'a mut Queue, memory: &'a GuestMemoryMmap) -> Self {
         Self {
-            told: queue.next_used(),
+            notified: queue.next_used(),
             queue,
             memory,
         }
@@ -123,9 +123,9 @@ impl<'a> Ring<'a> {
 
     /// Whether the driver must be notified now of used chains: it can suppress that, or ask for it
     /// after a certain chain (virtio 1.2, sections 2.7.7 and 2.7.10).
-    pub(super) fn must_tell(&mut self) -> Result<bool, BrokenRing> {
-        let told = std::mem::replace(&mut self.told, self.queue.next_used());
-        let count = self.told.wrapping_sub(told);
+    pub(super) fn must_notify(&mut self) -> Result<bool, BrokenRing> {
+        let before = std::mem::replace(&mut self.notified, self.queue.next_used());
+        let count = self.notified.wrapping_sub(before);
         if count == 0 {
             return Ok(false);
         }
@@ -140,7 +140,7 @@ impl<'a> Ring<'a> {
         };
         if self.queue.event_idx_enabled() {
             let after = read(4 + u64::from(self.queue.size()) * 2)?;
-            return Ok(self.told.wrapping_sub(after).wrapping_sub(1) < count);
+            return Ok(self.notified.wrapping_sub(after).wrapping_sub(1) < count);
         }
         Ok(u32::from(read(0)?) & VRING_AVAIL_F_NO_INTERRUPT == 0)
     }
@@ -232,7 +232,7 @@ mod tests {
         let [_, available, used] = ring(2);
         let used_event = GuestAddress(available + 4 + u64::from(RING_SIZE) * 2);
         let available_event = GuestAddress(used + 4 + u64::from(RING_SIZE) * 8);
-        let told = || {
+        let notified = || {
             let status = driver.get(0x60);
             driver.set(0x64, status);
             status & 1 != 0
@@ -243,7 +243,7 @@ mod tests {
             driver.report(&[(0x40_0000, 0x1000)]);
             driver.serve(2);
             assert_eq!((driver.used(2), driver.last_used(2)), (reports, (0, 0)));
-            assert_eq!(told(), wanted, "after {reports}");
+            assert_eq!(notified(), wanted, "after {reports}");
             let ring_at: u16 = driver.memory.read_obj(available_event).unwrap();
             assert_eq!(ring_at, reports, "a notification is requested for the next");
         }

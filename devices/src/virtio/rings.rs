@@ -185,10 +185,10 @@ impl InHand<'_> {
         };
         assert_eq!(session, self.session, "a reset waits for chains in hand");
         let mut ring = Ring::new(queue, self.memory);
-        let told = ring
+        let notify = ring
             .used(self.chain.head_index(), written)
-            .and_then(|()| ring.must_tell());
-        told.map_err(|_| Broken(session))
+            .and_then(|()| ring.must_notify());
+        notify.map_err(|_| Broken(session))
     }
 }
 

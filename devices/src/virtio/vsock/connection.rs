@@ -42,9 +42,9 @@ pub(super) struct Connection {
     closed_to_host: bool,
     /// Bytes from the guest for the host.
     buffer: VecDeque<u8>,
-    /// Bytes that have left the buffer, and the count last sent to the guest.
+    /// Bytes that have left the buffer, and the count last reported to the guest.
     forwarded: Wrapping<u32>,
-    told: Wrapping<u32>,
+    reported: Wrapping<u32>,
     /// The guest has requested the credit.
     asks_for_credit: bool,
     /// Bytes sent to the guest, how many have left its buffer, and that buffer's size.
@@ -86,7 +86,7 @@ impl Connection {
             closed_to_host: false,
             buffer: VecDeque::new(),
             forwarded: Wrapping(0),
-            told: Wrapping(0),
+            reported: Wrapping(0),
             asks_for_credit: false,
             sent: Wrapping(0),
             guest_forwarded: Wrapping(0),
@@ -134,7 +134,7 @@ impl Connection {
                 self.buffer.extend(format!("OK {host_port}\n").bytes());
                 // These bytes are the device's and not the guest's.
                 self.forwarded -= u32::try_from(self.buffer.len()).unwrap_or(0);
-                self.told = self.forwarded;
+                self.reported = self.forwarded;
             }
             op::DATA if !self.asked => {
                 let room = usize::try_from(BUFFER_BYTES).unwrap_or(0);
@@ -210,13 +210,13 @@ impl Connection {
         } else if self.shutdown != 0 {
             header.op = op::SHUTDOWN;
             header.flags = std::mem::take(&mut self.shutdown);
-        } else if self.asks_for_credit || (self.forwarded - self.told).0 >= BUFFER_BYTES / 2 {
+        } else if self.asks_for_credit || (self.forwarded - self.reported).0 >= BUFFER_BYTES / 2 {
             header.op = op::CREDIT_UPDATE;
         } else {
             return None;
         }
         self.asks_for_credit = false;
-        self.told = self.forwarded;
+        self.reported = self.forwarded;
         header.buffer = BUFFER_BYTES;
         header.forwarded = self.forwarded.0;
         Some((header, count, next))
