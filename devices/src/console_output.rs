@@ -16,7 +16,7 @@ struct State {
     /// The writer thread holds bytes that it has not written yet.
     writing: bool,
     /// vCPUs are no longer blocked: bytes without room are dropped.
-    let_go: bool,
+    drops_excess: bool,
     /// The writer thread exits when the buffer is empty.
     closed: bool,
     /// The writer failed: all bytes are dropped.
@@ -64,8 +64,9 @@ impl ConsoleOutput {
     /// need.
     pub fn wait_for_room(&self) {
         let state = crate::lock(&self.shared.state);
-        let full =
-            |s: &mut State| s.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX && !s.let_go && !s.failed;
+        let full = |s: &mut State| {
+            s.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX && !s.drops_excess && !s.failed
+        };
         drop(
             self.shared
                 .less
@@ -78,8 +79,8 @@ impl ConsoleOutput {
     /// together may exceed the limit by a byte each.
     pub fn push(&self, byte: u8) {
         let mut state = crate::lock(&self.shared.state);
-        let hopeless = state.let_go && state.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX;
-        if state.failed || hopeless {
+        let is_dropped = state.drops_excess && state.bytes.len() >= CONSOLE_BUFFER_BYTES_MAX;
+        if state.failed || is_dropped {
             state.lost_bytes += 1;
             return;
         }
@@ -90,8 +91,8 @@ impl ConsoleOutput {
     }
 
     /// Releases vCPUs that wait for room. Buffered bytes are still written.
-    pub fn let_go(&self) {
-        crate::lock(&self.shared.state).let_go = true;
+    pub fn stop_waiting(&self) {
+        crate::lock(&self.shared.state).drops_excess = true;
         self.shared.less.notify_all();
     }
 
@@ -99,7 +100,7 @@ impl ConsoleOutput {
     /// many were not.
     pub fn close(&self, limit: Duration) -> u64 {
         let deadline = Instant::now() + limit;
-        self.let_go();
+        self.stop_waiting();
         let mut state = crate::lock(&self.shared.state);
         state.closed = true;
         self.shared.more.notify_all();
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_let_go_waits_no_more_and_what_found_room_is_written() {
+    fn a_vcpu_that_is_to_stop_waiting_does_and_what_found_room_is_written() {
         let (console, gate) = gated();
         let Gate { permit, output, .. } = &gate;
         console.push(b'x');
@@ -265,7 +266,7 @@ mod tests {
         for _ in 1..CONSOLE_BUFFER_BYTES_MAX * 2 {
             console.push(b'x');
         }
-        console.let_go();
+        console.stop_waiting();
         console.wait_for_room();
         console.push(b'y');
         for _ in 0..2 {

@@ -216,7 +216,7 @@ impl Machine {
         }
         // A vCPU blocked on the reader of the console would be mistaken for one blocked on a page.
         for output in [Some(&self.console_output), self.second_output.as_ref()] {
-            output.map(ConsoleOutput::let_go);
+            output.map(ConsoleOutput::stop_waiting);
         }
         ending::wait_for_threads(&self.shared);
         drop(self.nodes.take());

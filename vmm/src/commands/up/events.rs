@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_is_let_go_when_nobody_listens_any_more() {
+    fn who_waits_for_room_stops_waiting_when_nobody_listens_any_more() {
         let (sender, receiver) = queue();
         thread::scope(|scope| {
             let sent = scope.spawn(|| {
