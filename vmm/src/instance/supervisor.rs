@@ -102,7 +102,7 @@ impl State {
     }
 
     /// Resumes the machine, unless something else keeps it paused.
-    fn go_on(&self) {
+    fn resume_machine(&self) {
         if let (VmState::Running, Some(machine)) = (self.doing(), &self.machine) {
             machine.resume();
         }
@@ -233,7 +233,7 @@ impl Supervisor {
         let mut state = self.lock();
         state.not_ending()?;
         state.held = false;
-        state.go_on();
+        state.resume_machine();
         Ok(state.doing())
     }
 
@@ -247,7 +247,7 @@ impl Supervisor {
             return Err(OperationError::NoButton);
         }
         state.held = false;
-        state.go_on();
+        state.resume_machine();
         Ok(state.doing())
     }
 
@@ -313,7 +313,7 @@ impl Supervisor {
     fn donor_came(&self) -> &'static str {
         let mut state = self.lock();
         state.away = state.away.saturating_sub(1);
-        state.go_on();
+        state.resume_machine();
         state.prospect()
     }
 
