@@ -274,11 +274,11 @@ impl Fabric {
     /// page of a lost donor. A monitor with a vCPU or a device that cannot be stopped must end its
     /// process instead of calling this.
     pub fn shutdown(self) -> Vec<NodeSummary> {
-        self.shutdown_telling(|| {})
+        self.shutdown_with_progress(|| {})
     }
 
-    /// The same, and calls `returned` after each lease that was returned.
-    pub fn shutdown_telling(self, mut returned: impl FnMut()) -> Vec<NodeSummary> {
+    /// Does what [`shutdown`](Self::shutdown) does, and calls `returned` after each returned lease.
+    pub fn shutdown_with_progress(self, mut returned: impl FnMut()) -> Vec<NodeSummary> {
         let Self { view, engine, .. } = self;
         let links = engine.map(Engine::stop).unwrap_or_default();
         let mut nodes = view.nodes();

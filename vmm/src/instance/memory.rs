@@ -140,7 +140,7 @@ pub fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
         let end = if config.console.is_none() { "\n" } else { "" };
         Followed::below(end, "giving memory back", donors, "leases", done)
     });
-    fabric.shutdown_telling(|| {
+    fabric.shutdown_with_progress(|| {
         returned.fetch_add(1, Ordering::Relaxed);
     })
 }
