@@ -130,7 +130,7 @@ pub fn has_terminal(config: &RunConfig) -> bool {
 }
 
 /// Stops the fabric: outstanding data is sent to the donors, then each lease is returned.
-pub fn give_back(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
+pub fn return_leases(config: &RunConfig, fabric: Fabric) -> Vec<NodeSummary> {
     let donors = fabric.nodes().len().saturating_sub(1) as u64;
     let returned = Arc::new(AtomicU64::new(0));
     let done = Arc::clone(&returned);

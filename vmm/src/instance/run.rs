@@ -10,7 +10,7 @@ use memory_fabric::fabric::Fabric;
 use super::devices::HostDevices;
 use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used, unused};
-use super::memory::{connect, fabric_config, give_back, guest_memory, has_terminal};
+use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
 use super::metrics::OF_VM;
 use super::observe::{fill, memory};
 use super::supervisor::Supervisor;
@@ -346,7 +346,7 @@ fn finish(
     let view = fabric.view().clone();
     let all_vcpus_ended = machine.all_vcpus_ended();
     let summaries = if all_vcpus_ended {
-        give_back(config, fabric)
+        return_leases(config, fabric)
     } else {
         // A vCPU or a device waits for a page, or may access one later. It must get its bytes or
         // never continue. The fabric therefore stays until the process ends, which follows: all
