@@ -191,7 +191,7 @@ impl MmioTransport {
             self.notify(index);
         }
         let written = device.carry_out(&in_hand.chain, &self.memory);
-        if in_hand.give_back(written)? {
+        if in_hand.complete(written)? {
             self.raise(VIRTIO_MMIO_INT_VRING);
         }
         Ok(true)

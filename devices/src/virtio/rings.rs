@@ -178,7 +178,7 @@ impl InHand<'_> {
     /// Returns the chain to the driver, with the number of bytes written to it, unless its ring was
     /// removed. Returns true when the driver must be notified. A thread that removes the rings
     /// waits until this is dropped.
-    pub fn give_back(&self, written: u32) -> Result<bool, Broken> {
+    pub fn complete(&self, written: u32) -> Result<bool, Broken> {
         let mut state = lock(&self.rings.state);
         let Some((session, queue)) = state.queue(self.index) else {
             return Ok(false);
