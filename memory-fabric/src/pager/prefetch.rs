@@ -25,7 +25,7 @@ use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use target::{Target, give_back};
+use target::{Target, abandon};
 
 /// Pages that a replay fills in one call.
 const RUN_PAGES: u32 = 32;
@@ -277,7 +277,7 @@ impl Prefetcher {
             // Its home cannot change from here on.
             let target = Target::of(&shared, rest).filter(|target| self.has_room(target));
             let Some(target) = target else {
-                give_back(&shared, page);
+                abandon(&shared, page);
                 rest = skip(rest, 1)?;
                 continue;
             };

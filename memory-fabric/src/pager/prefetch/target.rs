@@ -41,7 +41,7 @@ impl Target {
 }
 
 /// Releases a page that was taken to be fetched but is not: it is remote again.
-pub(super) fn give_back(shared: &Shared, page: PageIndex) {
+pub(super) fn abandon(shared: &Shared, page: PageIndex) {
     let contended = shared.map.entry(page).abandon_fetch();
     if contended {
         shared.faults.retry(page);
