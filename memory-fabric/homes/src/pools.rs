@@ -153,7 +153,7 @@ impl Pools {
     }
 
     /// Returns a block to its pool.
-    pub fn give_back(&mut self, home: Home) {
+    pub fn release(&mut self, home: Home) {
         if home.node == self.local {
             self.local_used -= 1;
             // Memory that this node gave up is not assigned again without a request.
@@ -204,14 +204,14 @@ mod tests {
         pools.request(4);
         assert!(pools.idle().is_empty());
         for &place in &places[4..] {
-            pools.give_back(place);
+            pools.release(place);
         }
         assert_eq!(pools.idle(), [DONORS[1]]);
         assert!(!pools.leave(DONORS[0]) && pools.leave(DONORS[1]) && !pools.leave(DONORS[1]));
         pools.request(0);
         assert!(pools.idle().is_empty());
         for &place in &places[..4] {
-            pools.give_back(place);
+            pools.release(place);
         }
         assert_eq!(pools.idle(), [DONORS[0]]);
     }
@@ -249,7 +249,7 @@ mod tests {
                         prop_assert_eq!(places.len(), number as usize);
                         out.extend(places);
                     }
-                    3 if !out.is_empty() => pools.give_back(out.swap_remove(index.index(out.len()))),
+                    3 if !out.is_empty() => pools.release(out.swap_remove(index.index(out.len()))),
                     4 => for donor in pools.idle() {
                         prop_assert!(pools.leave(donor));
                     }

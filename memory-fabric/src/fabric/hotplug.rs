@@ -238,7 +238,7 @@ impl Hotplug {
             let mut state = inner.lock();
             places
                 .into_iter()
-                .for_each(|place| state.pools.give_back(place));
+                .for_each(|place| state.pools.release(place));
             return Err(error.into());
         }
         let here = inner.pages_here(&places);
@@ -273,7 +273,7 @@ impl Hotplug {
         let mut state = inner.lock();
         places
             .into_iter()
-            .for_each(|place| state.pools.give_back(place));
+            .for_each(|place| state.pools.release(place));
         drop(state);
         inner.disconnect_idle();
         Ok(())
