@@ -37,7 +37,7 @@ impl Room {
     }
 
     /// Frees an allocated run.
-    pub fn give_back(&mut self, first: usize, count: usize) {
+    pub fn free(&mut self, first: usize, count: usize) {
         debug_assert!((first..first + count).all(|page| self.is_used(page)));
         self.mark(first, count, false);
     }
@@ -69,7 +69,7 @@ mod tests {
         assert_eq!(room.take(64), Some(0));
         assert_eq!(room.take(36), Some(64));
         assert_eq!(room.take(1), None);
-        room.give_back(10, 5);
+        room.free(10, 5);
         assert_eq!(room.take(6), None);
         assert_eq!(room.take(5), Some(10));
     }
@@ -89,7 +89,7 @@ mod tests {
                         given.push((first, count));
                     }
                 } else if let Some((first, length)) = given.pop() {
-                    room.give_back(first, length);
+                    room.free(first, length);
                 }
             }
         }

@@ -98,7 +98,7 @@ impl Drop for Staging {
     /// failed, these pages must never be reused.
     fn drop(&mut self) {
         if self.slab.region.domain().is_trusted() {
-            lock(&self.slab.room).give_back(self.first, self.pages);
+            lock(&self.slab.room).free(self.first, self.pages);
         }
     }
 }

@@ -25,7 +25,7 @@ impl FreeSlots {
 
     /// Takes a slot; returns `None` when all are in use. `word` returns a slot's first word.
     pub(crate) fn take<'a>(&self, word: impl Fn(u32) -> &'a AtomicU64) -> Option<u32> {
-        // Acquire: pairs with the Release of `give_back`, so that the link is visible, and the
+        // Acquire: pairs with the Release of `put`, so that the link is visible, and the
         // reads of the slot's previous owner have finished.
         let mut top = self.top.load(Ordering::Acquire);
         while let Some(slot) = slot_of(top) {
@@ -57,8 +57,8 @@ impl FreeSlots {
         None
     }
 
-    /// Returns a slot that was taken.
-    pub(crate) fn give_back<'a>(&self, slot: u32, word: impl Fn(u32) -> &'a AtomicU64) {
+    /// Puts back a slot that was taken.
+    pub(crate) fn put<'a>(&self, slot: u32, word: impl Fn(u32) -> &'a AtomicU64) {
         let mut top = self.top.load(Ordering::Relaxed);
         loop {
             word(slot).store(top & u64::from(u32::MAX), Ordering::Relaxed);

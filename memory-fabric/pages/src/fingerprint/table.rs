@@ -89,7 +89,7 @@ impl FingerprintTable {
     pub fn release(&self, page: PageIndex, before: State) {
         if let Some(slot) = before.fingerprint() {
             let zone = self.zone_of(page);
-            zone.free.give_back(slot, |slot| zone.first_word(slot));
+            zone.free.put(slot, |slot| zone.first_word(slot));
         }
     }
 

@@ -70,22 +70,22 @@ fn loom_a_slot_has_one_owner_at_a_time() {
             words[slot as usize].store(u64::MAX, SeqCst);
             Some(slot)
         };
-        let give_back = |world: &(FreeSlots, [AtomicU64; 2], [AtomicBool; 2]), slot: u32| {
+        let put = |world: &(FreeSlots, [AtomicU64; 2], [AtomicBool; 2]), slot: u32| {
             let (free, words, owned) = world;
             assert!(owned[slot as usize].swap(false, SeqCst));
-            free.give_back(slot, |slot| &words[slot as usize]);
+            free.put(slot, |slot| &words[slot as usize]);
         };
         // Both were used before, and are free.
         let (one, other) = (take(&world).unwrap(), take(&world).unwrap());
         assert!(take(&world).is_none());
-        give_back(&world, one);
-        give_back(&world, other);
+        put(&world, one);
+        put(&world, other);
         let takers: Vec<_> = (0..2)
             .map(|_| {
                 let world = Arc::clone(&world);
                 thread::spawn(move || {
                     let slot = take(&world).expect("one for each");
-                    give_back(&world, slot);
+                    put(&world, slot);
                 })
             })
             .collect();

@@ -162,7 +162,7 @@ impl Lane {
             // SAFETY: the READ into these pages has completed, and none is posted before the pages
             // are freed below.
             complete(number, unsafe { self.staging.bytes(page, pages) });
-            self.room.give_back(page, pages);
+            self.room.free(page, pages);
         }
     }
 
@@ -191,7 +191,7 @@ impl Lane {
         for number in self.writes.drain(..count) {
             let request = &mut self.requests[usize::from(number)];
             request.state = RequestState::Idle;
-            self.room.give_back(request.page, request.pages);
+            self.room.free(request.page, request.pages);
             complete(number, &[]);
         }
         Ok(())
