@@ -117,7 +117,7 @@ impl LanePort {
     }
 
     /// Returns a lane that failed, or is no longer needed.
-    pub fn give_back(&self, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
+    pub fn return_lane(&self, lane: Box<dyn PageLane>, why: Option<RdmaError>) {
         // There is room: no class has more than two lanes. If the channel is closed, the lane is
         // dropped here.
         let request = LaneRequest::TakeBack(self.class, lane, why);

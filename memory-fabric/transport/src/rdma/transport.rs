@@ -148,7 +148,7 @@ impl RdmaTransport {
             };
             posted.expect("as many places as requests");
         }
-        self.port.give_back(lane, Some(why));
+        self.port.return_lane(lane, Some(why));
         self.tcp.flush();
     }
 
@@ -284,7 +284,7 @@ impl PageTransport for RdmaTransport {
 impl Drop for RdmaTransport {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
-            self.port.give_back(lane, None);
+            self.port.return_lane(lane, None);
         }
     }
 }
