@@ -9,16 +9,16 @@ use ssi_hv_metrics::CONTENT_TYPE;
 use crate::control_socket::route::{Answer, Route, answer, text};
 use crate::status::{NodeCounters, NodeStatus, observed};
 
-/// The observable state of a node.
+/// What a node's control socket and its metrics read.
 #[derive(Clone, Debug)]
-pub struct Watched {
+pub struct NodeState {
     /// Start time of its process.
     pub started: Instant,
-    /// Its donor.
+    /// The donor, which counts leases and pages.
     pub donor: Arc<Donor>,
 }
 
-impl Watched {
+impl NodeState {
     /// Returns its current status.
     #[must_use]
     pub fn status(&self) -> NodeStatus {
@@ -31,10 +31,10 @@ impl Watched {
 }
 
 /// Requests to a node.
-pub const ROUTES: &[Route<Watched>] = &[
-    Route::look("/v1/status", |watched, _| answer(200, &watched.status())),
-    Route::look("/v1/report", |watched, _| {
-        answer(200, &counters(&watched.donor))
+pub const ROUTES: &[Route<NodeState>] = &[
+    Route::look("/v1/status", |state, _| answer(200, &state.status())),
+    Route::look("/v1/report", |state, _| {
+        answer(200, &counters(&state.donor))
     }),
     Route::look("/v1/metrics", of_node),
 ];
@@ -59,9 +59,9 @@ pub fn counters(donor: &Donor) -> NodeCounters {
 }
 
 /// Requests to `node --metrics`.
-pub const METRICS: &[Route<Watched>] = &[Route::look("/metrics", of_node)];
+pub const METRICS: &[Route<NodeState>] = &[Route::look("/metrics", of_node)];
 
 /// Returns the current metrics of a node.
-fn of_node(watched: &Watched, _: &[u8]) -> Answer {
-    text(CONTENT_TYPE, ssi_hv_metrics::node(&watched.status()))
+fn of_node(state: &NodeState, _: &[u8]) -> Answer {
+    text(CONTENT_TYPE, ssi_hv_metrics::node(&state.status()))
 }

@@ -18,7 +18,7 @@ use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::Service;
 use ssi_hv::control_socket::server::{Server, ServerError};
 use ssi_hv::exit::ExitCode;
-use ssi_hv::node::{METRICS, ROUTES, Watched, counters};
+use ssi_hv::node::{METRICS, NodeState, ROUTES, counters};
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
@@ -30,9 +30,9 @@ use super::{Failure, print};
 const MIB_SHIFT: u32 = 20;
 
 /// Starts the node's control socket, if a directory is usable.
-fn watch(watched: &Watched) -> Option<Server> {
+fn serve_control_socket(state: &NodeState) -> Option<Server> {
     let service = Service {
-        subject: watched.clone(),
+        subject: state.clone(),
         routes: ROUTES,
     };
     let server = Directory::for_listening()
@@ -69,18 +69,18 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         rdma: config.rdma,
     };
     let donor = Arc::new(Donor::limited(&donor_config, config.rdma_connections)?);
-    let watched = Watched {
+    let state = NodeState {
         started: Instant::now(),
         donor: Arc::clone(&donor),
     };
     let metrics = metrics::serve(
         config.metrics,
         Service {
-            subject: watched.clone(),
+            subject: state.clone(),
             routes: METRICS,
         },
     )?;
-    let server = watch(&watched);
+    let server = serve_control_socket(&state);
     if !config.listen.ip().is_loopback() {
         tracing::warn!(
             "--insecure: any host that reaches {} can lease memory, and read and change memory of \
@@ -114,7 +114,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let lent = pool.lent_bytes() >> MIB_SHIFT;
     let freed = move || lent.saturating_sub(pool.lent_bytes() >> MIB_SHIFT);
     let _progress = Followed::begin("freeing lent memory", lent, "MiB", freed);
-    drop((watched, donor));
+    drop((state, donor));
     Ok(ExitCode::Success)
 }
 
