@@ -256,10 +256,10 @@ mod tests {
         permit.send(()).expect("it reads");
         assert_eq!(read.recv_timeout(LIMIT).expect("the first"), text);
         permit.send(()).expect("it reads");
-        let told = read.recv_timeout(LIMIT).expect("what was lost");
-        let told = String::from_utf8(told).expect("UTF-8");
+        let notice = read.recv_timeout(LIMIT).expect("what was lost");
+        let notice = String::from_utf8(notice).expect("UTF-8");
         let lost = format!("{} messages are omitted here", count - kept);
-        assert!(told.contains(&lost), "{told}");
+        assert!(notice.contains(&lost), "{notice}");
         // The reader continues: all queued messages arrive in order, then new ones.
         drop(permit);
         assert!(MESSAGES.write(b"last"));

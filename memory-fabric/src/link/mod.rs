@@ -266,7 +266,7 @@ impl Link {
         &self.stats
     }
 
-    /// Ends the lease. What comes back are the donor's own counts for it, as it last told.
+    /// Ends the lease. Returns the donor's own counters of it, as last reported.
     pub fn release(mut self) -> LeaseStatus {
         self.stop()
     }

@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(budget.charge(), Some(true));
         assert_eq!(budget.charge_or_wait(), None);
         assert!(budget.release(1), "a waiter exists");
-        assert!(!budget.release(1), "told once");
+        assert!(!budget.release(1), "reported once");
         assert_eq!(budget.free(), 2);
     }
 

@@ -62,6 +62,6 @@ fn discard_nearly_all() {
     fill(words, 2);
     verify(words, 2);
     let nodes = running.fabric.shutdown();
-    let count = nodes[1].own_count.expect("the donor told");
+    let count = nodes[1].own_count.expect("the donor reported its counters");
     assert!(count.pages_dropped >= pages as u64 - 1);
 }

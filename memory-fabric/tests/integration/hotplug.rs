@@ -248,9 +248,9 @@ fn a_donor_that_is_lost_while_nothing_of_it_is_plugged_disturbs_nobody() {
     for page in 0..usize::try_from(GUEST >> PAGE_SHIFT).expect("small") {
         words.at(page, 0).store(page as u64, Ordering::Relaxed);
     }
-    let told: Vec<_> = running.events.try_iter().collect();
+    let reported: Vec<_> = running.events.try_iter().collect();
     let link = |event: &FabricEvent| matches!(event, FabricEvent::Link(_));
-    assert!(!told.iter().any(link), "{told:?}");
+    assert!(!reported.iter().any(link), "{reported:?}");
     // This node can provide the memory instead.
     hotplug.request(4 * BLOCK_BYTES, None).expect("here");
     hotplug.plug(0..4).expect("memory");

@@ -77,7 +77,7 @@ fn a_link_is_measured_and_followed_when_it_gets_slow_and_fast_again() {
     assert!(path().tier_changes.get() >= changes);
     verify(words, 7);
     let nodes = running.fabric.shutdown();
-    let own = nodes[1].own_count.expect("told");
+    let own = nodes[1].own_count.expect("the donor reported its counters");
     assert_eq!(own.pages_read, nodes[1].pages_fetched, "nor at the donor");
 }
 

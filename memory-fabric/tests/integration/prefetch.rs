@@ -61,7 +61,7 @@ fn a_sequential_reader_finds_nearly_every_page_here() {
     assert!(during.remote < pages / 4, "{during:?} of {pages}");
     assert!(during.wasted < pages / 50, "{during:?} of {pages}");
     let nodes = running.fabric.shutdown();
-    let count = nodes[1].own_count.expect("the donor told");
+    let count = nodes[1].own_count.expect("the donor reported its counters");
     assert_eq!(
         count.pages_read, nodes[1].pages_fetched,
         "both count runs by pages"

@@ -126,7 +126,7 @@ fn ten_million_increments_over_tcp_lose_no_update() {
     race(&running, 10_000_000, |_| {});
     println!("in {:?}", started.elapsed());
     let nodes = running.fabric.shutdown();
-    let count = nodes[1].own_count.expect("the donor told");
+    let count = nodes[1].own_count.expect("the donor reported its counters");
     assert_eq!(count.pages_read, nodes[1].pages_fetched);
     assert_eq!(count.pages_written, nodes[1].pages_written_back);
 }

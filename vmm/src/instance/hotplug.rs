@@ -35,7 +35,8 @@ impl Blocks {
         block(range.start.0)..block(range.start.0 + range.bytes)
     }
 
-    fn told(&self, what: &str, result: Result<(), PlugError>) -> Result<(), NotNow> {
+    /// Notifies of a change that succeeded; one that failed is logged, and the driver retries it.
+    fn finish(&self, what: &str, result: Result<(), PlugError>) -> Result<(), NotNow> {
         result.map_err(|error| {
             tracing::debug!("memory is not {what}: {:#}", anyhow!(error));
             NotNow
@@ -47,11 +48,11 @@ impl Blocks {
 
 impl Pluggable for Blocks {
     fn plug(&self, blocks: FreeRange) -> Result<(), NotNow> {
-        self.told("plugged", self.hotplug.plug(self.of(blocks)))
+        self.finish("plugged", self.hotplug.plug(self.of(blocks)))
     }
 
     fn unplug(&self, blocks: FreeRange) -> Result<(), NotNow> {
-        self.told("unplugged", self.hotplug.unplug(self.of(blocks)))
+        self.finish("unplugged", self.hotplug.unplug(self.of(blocks)))
     }
 }
 
@@ -167,7 +168,7 @@ impl HotplugMemory {
             joining.error = None;
         }
         self.changes.notify();
-        let (told, outcome) = bounded(1);
+        let (result_sender, outcome) = bounded(1);
         let (plugged, machine) = (self.clone(), machine.clone());
         let join = move || {
             let result = plugged.ask(bytes, Some(donor), &machine).map_err(|error| {
@@ -182,7 +183,7 @@ impl HotplugMemory {
             }
             plugged.changes.notify();
             // The receiver may have timed out.
-            let _ = told.try_send(result);
+            let _ = result_sender.try_send(result);
         };
         let thread = std::thread::Builder::new().name("join".into()).spawn(join);
         if let Err(error) = thread {

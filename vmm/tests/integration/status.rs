@@ -261,9 +261,9 @@ fn each_vcpu_runs_on_the_cpu_that_it_was_given_and_other_threads_where_they_did(
     assert_eq!(cpus_of(&vm.pid(), "ssi-hv"), all);
     assert_eq!(cpus_of(&vm.pid(), "virtio-balloon"), all);
 
-    let told = serde_json::json!([last, first]);
+    let pinning = serde_json::json!([last, first]);
     let json = place.json(&["status", "--json"]);
-    assert_eq!(json["vms"][0]["guest"]["cpu_pinning"], told);
+    assert_eq!(json["vms"][0]["guest"]["cpu_pinning"], pinning);
     let list = ssi_hv::config::cpu_list::CpuList(vec![last, first]);
     let line = format!("pinned     each vCPU to a CPU of the host, in order: {list}\n");
     let text = place.printed(&["status"]);
@@ -271,5 +271,5 @@ fn each_vcpu_runs_on_the_cpu_that_it_was_given_and_other_threads_where_they_did(
     assert_eq!(vm.end(libc::SIGINT), Some(130));
     let text = fs::read_to_string(&report).expect("a report");
     let report: Value = serde_json::from_str(&text).expect("JSON");
-    assert_eq!(report["guest"]["cpu_pinning"], told);
+    assert_eq!(report["guest"]["cpu_pinning"], pinning);
 }

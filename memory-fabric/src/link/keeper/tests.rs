@@ -41,8 +41,8 @@ fn link(
         or_less: false,
         grace,
     });
-    let (told, events) = unbounded();
-    let observer = Arc::new(move |event| drop(told.send(event)));
+    let (sender, events) = unbounded();
+    let observer = Arc::new(move |event| drop(sender.send(event)));
     let notifier = |&class| (class, EventFd::new(EFD_NONBLOCK).expect("an eventfd"));
     let classes = classes.iter().map(notifier).collect();
     let started = leased.expect("a lease").start(classes, observer);

@@ -338,10 +338,10 @@ fn pages_are_written_behind_drops_and_not_past_them() {
     assert_eq!(lane.hand().posted.len(), 1, "nothing is dropped any more");
 }
 
-/// The donor's part of an RDMA connection for write-backs, without any RDMA: told to end, it lets
-/// the test say when it does; and a WRITE that was late lands right before.
+/// The donor's end of an RDMA connection for write-backs, without RDMA. Asked to end, it waits for
+/// the test's permission; late WRITEs reach memory just before it ends.
 struct LateWrites {
-    told: Receiver<()>,
+    fenced: Receiver<()>,
     end: crossbeam_channel::Sender<()>,
     thread: std::thread::JoinHandle<()>,
 }
@@ -356,7 +356,7 @@ impl LateWrites {
         let registered = stream.try_clone().map(Closer::Tcp).expect("a clone");
         let begun = lease.begin_session(kind, registered, 1, PATIENCE);
         begun.expect("there is none");
-        let (send, told) = crossbeam_channel::bounded(1);
+        let (send, fenced) = crossbeam_channel::bounded(1);
         let (end, ends) = crossbeam_channel::bounded(1);
         let lease = Arc::clone(lease);
         let thread = std::thread::spawn(move || {
@@ -364,7 +364,7 @@ impl LateWrites {
             let mut stream = stream;
             let read = std::io::Read::read(&mut stream, &mut [0]);
             assert_eq!(read.expect("an end"), 0);
-            send.send(()).expect("the test listens");
+            send.send(()).expect("the test receives");
             ends.recv_timeout(PATIENCE).expect("the test continues");
             for number in numbers {
                 let page = [byte; PAGE_SIZE];
@@ -373,7 +373,11 @@ impl LateWrites {
             }
             lease.end_session(kind, 1);
         });
-        Self { told, end, thread }
+        Self {
+            fenced,
+            end,
+            thread,
+        }
     }
 }
 
@@ -399,7 +403,7 @@ fn a_late_write_of_a_lane_that_failed_never_lands_on_newer_bytes() {
     let next = HeldLane::new(IN_FLIGHT_MAX);
     bed.give(&next);
     bed.write(51, 0x22);
-    late.told.recv_timeout(PATIENCE).expect("the fence came");
+    late.fenced.recv_timeout(PATIENCE).expect("the fence came");
     for _ in 0..100 {
         bed.poll();
     }
@@ -435,7 +439,7 @@ fn a_lane_that_fails_without_writes_under_way_needs_no_fence() {
     assert_eq!(bed.written, [1]);
     bed.write(2, 0x22);
     bed.poll_until(|bed| bed.written == [1, 2]);
-    assert!(late.told.try_recv().is_err(), "nothing is to be ended");
+    assert!(late.fenced.try_recv().is_err(), "nothing is to be ended");
     bed.lease.fence_writes(Duration::ZERO).expect_err("not yet");
     late.end.send(()).expect("it waits");
     bed.lease.fence_writes(PATIENCE).expect("it has ended");

@@ -103,9 +103,9 @@ fn the_first_end_wins_and_is_given_once() {
 
 /// Notifications that another node received.
 #[derive(Debug, Default)]
-struct Told(Mutex<Vec<String>>);
+struct Recorder(Mutex<Vec<String>>);
 
-impl Follower for Told {
+impl Follower for Recorder {
     fn pause(&self, number: u32) {
         lock(&self.0).push(format!("pause {number}"));
     }
@@ -121,8 +121,8 @@ impl Follower for Told {
 
 #[test]
 fn other_nodes_pause_and_end_with_the_machine() {
-    let told = Arc::new(Told::default());
-    let control = Control::with_followers(0, vec![Arc::clone(&told) as _]).unwrap();
+    let follower = Arc::new(Recorder::default());
+    let control = Control::with_followers(0, vec![Arc::clone(&follower) as _]).unwrap();
     control.vcpu_starts();
     control.pause();
     control.pause();
@@ -145,5 +145,5 @@ fn other_nodes_pause_and_end_with_the_machine() {
     control.vcpu_ended();
     assert!(control.wait_all_ended(Duration::ZERO));
     let due = ["pause 1", "resume", "pause 2", "end Ok(Reboot)"];
-    assert_eq!(*lock(&told.0), due);
+    assert_eq!(*lock(&follower.0), due);
 }

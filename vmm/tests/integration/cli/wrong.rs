@@ -134,9 +134,9 @@ fn errors_of_files_are_json_where_that_is_wanted() {
         let output = output(&arguments);
         let stderr = text(&output.stderr);
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
-        let told: serde_json::Value = serde_json::from_str(stderr).expect("is JSON");
-        assert_eq!(told["level"], "ERROR");
-        assert_eq!(told["exit_code"], ExitCode::ExecFailed.code());
+        let line: serde_json::Value = serde_json::from_str(stderr).expect("is JSON");
+        assert_eq!(line["level"], "ERROR");
+        assert_eq!(line["exit_code"], ExitCode::ExecFailed.code());
         assert_eq!(
             output.status.code(),
             Some(ExitCode::ExecFailed.code().into())
