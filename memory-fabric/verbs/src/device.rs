@@ -223,7 +223,7 @@ impl Device {
     /// isolation from each other, so they share one.
     pub(crate) fn own_domain(self: &Arc<Self>) -> Result<Arc<ProtectionDomain>, RdmaError> {
         let mut domain = lock(&self.domain);
-        if let Some(there) = domain.upgrade().filter(|there| there.is_trusted()) {
+        if let Some(there) = domain.upgrade().filter(|there| there.may_reuse_memory()) {
             return Ok(there);
         }
         let made = ProtectionDomain::new(self)?;

@@ -50,7 +50,7 @@ pub struct ProtectionDomain {
     device: Arc<Device>,
     staging: StagingPool,
     /// Whether destroying a queue pair failed, so that it may still write to memory.
-    distrusted: AtomicBool,
+    has_undestroyed_pair: AtomicBool,
     _share: Share,
 }
 
@@ -75,7 +75,7 @@ impl ProtectionDomain {
             domain: domain?,
             device: Arc::clone(device),
             staging: StagingPool::default(),
-            distrusted: AtomicBool::new(false),
+            has_undestroyed_pair: AtomicBool::new(false),
             _share: share,
         }))
     }
@@ -92,13 +92,13 @@ impl ProtectionDomain {
 
     /// Records that destroying a queue pair failed: memory that it may still write to is never
     /// reused.
-    pub(crate) fn distrust(&self) {
+    pub(crate) fn keep_memory_unused(&self) {
         // Relaxed, as below: the thread that destroys a queue pair releases its buffer afterwards.
-        self.distrusted.store(true, Ordering::Relaxed);
+        self.has_undestroyed_pair.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_trusted(&self) -> bool {
-        !self.distrusted.load(Ordering::Relaxed)
+    pub(crate) fn may_reuse_memory(&self) -> bool {
+        !self.has_undestroyed_pair.load(Ordering::Relaxed)
     }
 
     /// Returns its device.
@@ -147,11 +147,12 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers a mapping, which stays mapped for as long as the region lives. If it is pinned, the
-    /// time grows with its size, since all pages are allocated.
+    /// Registers a mapping, which stays mapped for as long as the region lives. If it is pinned,
+    /// the time grows with its size, since all pages are allocated.
     ///
-    /// The owner must not unmap pages of a pinned mapping ([`Advice::DontNeed`](fabric_host::Advice)):
-    /// the adapter continues to access the original pages, and the CPU would access new ones.
+    /// The owner must not unmap pages of a pinned mapping
+    /// ([`Advice::DontNeed`](fabric_host::Advice)): the adapter continues to access the original
+    /// pages, and the CPU would access new ones.
     ///
     /// # Errors
     ///

@@ -280,7 +280,7 @@ impl QueuePair {
     pub fn end(self) -> bool {
         let domain = Arc::clone(&self.domain);
         drop(self);
-        domain.is_trusted()
+        domain.may_reuse_memory()
     }
 
     /// Returns the device's name.
@@ -377,7 +377,7 @@ impl Drop for QueuePair {
         // SAFETY: the pair is ours. After the call the adapter no longer accesses memory for it.
         let result = unsafe { (verbs().ibv_destroy_qp)(self.pair.as_ptr()) };
         if let Err(error) = check("ibv_destroy_qp", &self.on, result) {
-            self.domain.distrust();
+            self.domain.keep_memory_unused();
             tracing::warn!("{error}");
         }
     }

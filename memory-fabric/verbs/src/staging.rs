@@ -97,7 +97,7 @@ impl Drop for Staging {
     /// The owner has destroyed the queue pair before, so no adapter accesses the buffer. If that
     /// failed, these pages must never be reused.
     fn drop(&mut self) {
-        if self.slab.region.domain().is_trusted() {
+        if self.slab.region.domain().may_reuse_memory() {
             lock(&self.slab.room).free(self.first, self.pages);
         }
     }
