@@ -73,7 +73,7 @@ pub struct View {
     /// Remote faults per second, the newest last.
     history: VecDeque<u64>,
     /// The current problem, if any.
-    trouble: Option<String>,
+    problem: Option<String>,
     has_ended: bool,
     shows_heat: bool,
     is_held: bool,
@@ -139,12 +139,12 @@ impl View {
                 self.rates = rates.or(self.rates.take());
                 self.status = Some(status);
                 self.heat = heat.or(self.heat.take());
-                self.trouble = None;
+                self.problem = None;
             }
-            Seen::Silent(why) => self.trouble = Some(why),
+            Seen::Silent(why) => self.problem = Some(why),
             Seen::Ended => {
                 self.has_ended = true;
-                self.trouble = Some(self.end());
+                self.problem = Some(self.end());
             }
         }
     }

@@ -34,7 +34,7 @@ pub fn draw(view: &View, frame: &mut Frame<'_>) {
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
     }
-    let [head, trouble, body, help] = Layout::vertical([
+    let [head, problem, body, help] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(1),
         Constraint::Min(0),
@@ -42,10 +42,10 @@ pub fn draw(view: &View, frame: &mut Frame<'_>) {
     ])
     .areas(area);
     frame.render_widget(view.head(head.width), head);
-    frame.render_widget(view.trouble(trouble.width), trouble);
+    frame.render_widget(view.problem(problem.width), problem);
     frame.render_widget(view.help(), help);
     match &view.status {
-        None if view.trouble.is_none() => frame.render_widget(Line::from("Asking..."), body),
+        None if view.problem.is_none() => frame.render_widget(Line::from("Asking..."), body),
         None => {}
         Some(_) if view.shows_heat => view.draw_heat(frame, body),
         Some(status) => view.draw_numbers(status, frame, body),
@@ -117,8 +117,8 @@ impl View {
         ])
     }
 
-    fn trouble(&self, columns: u16) -> Line<'static> {
-        let text = self.trouble.clone().unwrap_or_default();
+    fn problem(&self, columns: u16) -> Line<'static> {
+        let text = self.problem.clone().unwrap_or_default();
         Line::styled(shortened(text, columns), self.style(Color::Red))
     }
 
