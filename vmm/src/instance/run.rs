@@ -213,7 +213,7 @@ impl Run<'_> {
                 );
                 return Ok(code);
             }
-            if !self.supervisor.begin_anew() {
+            if !self.supervisor.prepare_restart() {
                 return Ok(code);
             }
             begun = Instant::now();

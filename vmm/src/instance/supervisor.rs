@@ -82,7 +82,7 @@ pub enum OperationError {
 }
 
 impl State {
-    fn doing(&self) -> VmState {
+    fn vm_state(&self) -> VmState {
         if self.end.is_some() || self.finished {
             VmState::Ending
         } else if self.machine.is_none() && !self.held {
@@ -95,7 +95,7 @@ impl State {
     }
 
     fn not_ending(&self) -> Result<(), OperationError> {
-        match self.doing() {
+        match self.vm_state() {
             VmState::Ending => Err(OperationError::Ending),
             _ => Ok(()),
         }
@@ -103,7 +103,7 @@ impl State {
 
     /// Resumes the machine, unless something else keeps it paused.
     fn resume_machine(&self) {
-        if let (VmState::Running, Some(machine)) = (self.doing(), &self.machine) {
+        if let (VmState::Running, Some(machine)) = (self.vm_state(), &self.machine) {
             machine.resume();
         }
     }
@@ -192,7 +192,7 @@ impl Supervisor {
 
     /// Prepares for another boot after the machine and its donors' links were released. Returns
     /// false when the run is to end instead.
-    pub fn begin_anew(&self) -> bool {
+    pub fn prepare_restart(&self) -> bool {
         let mut state = self.lock();
         state.machine = None;
         state.away = 0;
@@ -203,7 +203,7 @@ impl Supervisor {
     pub fn now(&self) -> Now {
         let state = self.lock();
         Now {
-            state: state.doing(),
+            state: state.vm_state(),
             held: state.held,
             errors: state.errors.clone(),
         }
@@ -234,7 +234,7 @@ impl Supervisor {
         state.not_ending()?;
         state.held = false;
         state.resume_machine();
-        Ok(state.doing())
+        Ok(state.vm_state())
     }
 
     /// Presses the guest's power button. Resumes a guest that a user has paused, which could not
@@ -248,7 +248,7 @@ impl Supervisor {
         }
         state.held = false;
         state.resume_machine();
-        Ok(state.doing())
+        Ok(state.vm_state())
     }
 
     /// Ends the run as SIGTERM does.
@@ -275,13 +275,13 @@ impl Supervisor {
     fn take(&self, event: FabricEvent) {
         match event {
             FabricEvent::Link(LinkEvent::Down { node, reason }) => {
-                self.donor_went();
+                self.donor_unreachable();
                 self.note(format!(
                     "donor {node} cannot be reached: {reason}; the guest is paused"
                 ));
             }
             FabricEvent::Link(LinkEvent::Up { node }) => {
-                let prospect = self.donor_came();
+                let prospect = self.donor_reachable();
                 tracing::warn!("donor {node} is back; the guest {prospect}");
             }
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
@@ -301,7 +301,7 @@ impl Supervisor {
         }
     }
 
-    fn donor_went(&self) {
+    fn donor_unreachable(&self) {
         let mut state = self.lock();
         state.away += 1;
         if let Some(machine) = &state.machine {
@@ -310,7 +310,7 @@ impl Supervisor {
     }
 
     /// Returns the effect.
-    fn donor_came(&self) -> &'static str {
+    fn donor_reachable(&self) -> &'static str {
         let mut state = self.lock();
         state.away = state.away.saturating_sub(1);
         state.resume_machine();
