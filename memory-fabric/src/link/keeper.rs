@@ -79,7 +79,7 @@ impl Port {
         self.wanted = true;
     }
 
-    fn note_made(&mut self, now: Instant, grace: Duration) {
+    fn note_connected(&mut self, now: Instant, grace: Duration) {
         self.wanted = false;
         self.made_at = now;
         self.completed_before = self.completed.load(Ordering::Relaxed);
@@ -114,11 +114,11 @@ pub(super) struct Keeper {
     status: LeaseStatus,
 }
 
-/// Why an attempt to be connected again failed.
-enum Setback {
-    /// It may work later.
-    Passing(ControlError),
-    /// The memory is gone.
+/// Why a reconnection failed.
+enum ReconnectError {
+    /// A later attempt may succeed.
+    Temporary(ControlError),
+    /// The donor no longer has the memory.
     Final(String),
 }
 
@@ -247,11 +247,11 @@ impl Keeper {
                         }
                         return Recovery::Recovered;
                     }
-                    Err(Setback::Final(reason)) => {
+                    Err(ReconnectError::Final(reason)) => {
                         (self.observer)(LinkEvent::Lost { node, reason });
                         return Recovery::Lost;
                     }
-                    Err(Setback::Passing(error)) => reason = describe(&error),
+                    Err(ReconnectError::Temporary(error)) => reason = describe(&error),
                 }
                 tried = true;
             }
@@ -283,7 +283,7 @@ impl Keeper {
         }
     }
 
-    fn reconnect(&mut self) -> Result<(), Setback> {
+    fn reconnect(&mut self) -> Result<(), ReconnectError> {
         let attempt = self.renew(FrameKind::Renew).or_else(|error| match error {
             ControlError::Refused { .. } => Err(error),
             _ => self.resume(),
@@ -294,11 +294,11 @@ impl Keeper {
                 refusal: Refusal::UnknownLease,
                 text,
                 ..
-            }) => Err(Setback::Final(format!(
+            }) => Err(ReconnectError::Final(format!(
                 "donor {} no longer has this VM's memory: {text}",
                 self.config.address
             ))),
-            Err(error) => Err(Setback::Passing(error)),
+            Err(error) => Err(ReconnectError::Temporary(error)),
         }
     }
 
@@ -337,7 +337,7 @@ impl Keeper {
             // The epoch is read after a transport asked for the connection, so it is none from
             // before a request that the transport has sent.
             stream.attach(self.grant.token, port.class, &self.config.ends())?;
-            port.note_made(Instant::now(), self.config.grace);
+            port.note_connected(Instant::now(), self.config.grace);
             // Full: the transport has not taken the one before, and asks again when that
             // turns out to be closed.
             let _ = port.connections.try_send(stream.into_stream());
