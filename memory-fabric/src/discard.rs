@@ -58,23 +58,23 @@ pub enum DiscardError {
 pub(crate) struct Request {
     /// Pages that the pager manages.
     pub ranges: Vec<PageRange>,
-    pub manner: Manner,
+    pub mode: DiscardMode,
     /// Held while pages are discarded, so that none is discarded after the waiter has returned: the
     /// guest may use them again.
     stage: Mutex<Stage>,
 }
 
-/// What a request needs beside that its pages are discarded.
+/// What holds when a request ends, beside that its pages are discarded.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Manner {
-    /// Nothing.
-    Freely,
-    /// At its end no write-back of the pages is in progress, and their homes were notified.
-    Settled,
-    /// All pages or none: as [`Manner::Settled`], and no page is discarded before all can be. At the
-    /// deadline a request that has begun to discard ends although homes were not notified, or the
-    /// guest has touched pages meanwhile.
-    Whole {
+pub(crate) enum DiscardMode {
+    /// Write-backs may still be in progress when the request ends.
+    BestEffort,
+    /// No write-back of the pages is in progress, and their homes were notified.
+    Complete,
+    /// All pages or none: as [`DiscardMode::Complete`], and no page is discarded before all can be.
+    /// At the deadline a request that has begun to discard ends although homes were not notified,
+    /// or the guest has touched pages meanwhile.
+    AllOrNothing {
         /// When that is.
         deadline: Instant,
     },
@@ -88,14 +88,14 @@ pub(crate) enum Stage {
     /// All pages will be discarded, soon and whatever happens; the waiter waits for that.
     Committed,
     /// The waiter has timed out.
-    GivenUp,
+    TimedOut,
 }
 
 impl Request {
-    pub(crate) fn new(ranges: Vec<PageRange>, manner: Manner) -> Self {
+    pub(crate) fn new(ranges: Vec<PageRange>, mode: DiscardMode) -> Self {
         Self {
             ranges,
-            manner,
+            mode,
             stage: Mutex::new(Stage::Open),
         }
     }
@@ -109,7 +109,7 @@ impl Request {
 
     /// Whether it ends now although it is not complete.
     pub(crate) fn is_overdue(&self) -> bool {
-        matches!(self.manner, Manner::Whole { deadline } if Instant::now() >= deadline)
+        matches!(self.mode, DiscardMode::AllOrNothing { deadline } if Instant::now() >= deadline)
     }
 
     /// How far it is, which does not change while the guard is held.
@@ -187,14 +187,14 @@ impl Discarder {
             return Ok(());
         }
         let deadline = Instant::now() + DISCARD_TIME_MAX;
-        self.hand_over(Request::new(elsewhere, Manner::Freely), deadline)
+        self.submit(Request::new(elsewhere, DiscardMode::BestEffort), deadline)
     }
 
     /// Drops the bytes of pages that were added to the guest, as [`Self::discard`] does. Afterwards
     /// no write-back of them is in progress, and copies at home are dropped as far as possible.
     /// Waits until `deadline` at most.
     pub(crate) fn clear(&self, pages: PageRange, deadline: Instant) -> Result<(), DiscardError> {
-        self.hand_over(Request::new(vec![pages], Manner::Settled), deadline)
+        self.submit(Request::new(vec![pages], DiscardMode::Complete), deadline)
     }
 
     /// Discards pages of plugged blocks as [`Self::clear`] does, all or none: on an error they have
@@ -204,8 +204,8 @@ impl Discarder {
         pages: PageRange,
         deadline: Instant,
     ) -> Result<(), DiscardError> {
-        let request = Request::new(vec![pages], Manner::Whole { deadline });
-        self.hand_over(request, deadline)
+        let request = Request::new(vec![pages], DiscardMode::AllOrNothing { deadline });
+        self.submit(request, deadline)
     }
 
     /// Splits a range into home pages of this node, and pages that the pager manages.
@@ -257,7 +257,7 @@ impl Discarder {
         Ok(())
     }
 
-    fn hand_over(&self, request: Request, deadline: Instant) -> Result<(), DiscardError> {
+    fn submit(&self, request: Request, deadline: Instant) -> Result<(), DiscardError> {
         let evictor = self.evictor.as_ref().ok_or(DiscardError::Stopped)?;
         let request = Arc::new(request);
         let (done, ended) = bounded(1);
@@ -280,7 +280,7 @@ impl Discarder {
             // The evictor waits for nobody when it has begun: it takes some 100 us for each block.
             return ended.recv().map_err(|_| DiscardError::Stopped);
         }
-        *stage = Stage::GivenUp;
+        *stage = Stage::TimedOut;
         drop(stage);
         match (ended.try_recv(), outcome) {
             // It completed at the last moment.

@@ -11,7 +11,7 @@
 //! the frame.
 
 use super::{Evictor, PagerError, Shared};
-use crate::discard::{Manner, Request, Stage};
+use crate::discard::{DiscardMode, Request, Stage};
 use crate::homes::{BLOCK_PAGES, HomeTable};
 use crate::page::{PageIndex, PageRange};
 use crate::page_map::Kind;
@@ -108,9 +108,9 @@ impl Evictor {
         worked = true;
         let request = Arc::clone(&current.request);
         let mut stage = request.stage();
-        match (*stage, request.manner) {
-            (Stage::GivenUp, _) => return Ok(worked),
-            (Stage::Open, Manner::Whole { .. }) => {
+        match (*stage, request.mode) {
+            (Stage::TimedOut, _) => return Ok(worked),
+            (Stage::Open, DiscardMode::AllOrNothing { .. }) => {
                 if !self.can_take_all(&request, &mut current.held) {
                     self.discards.current = Some(current);
                     // Whoever holds a page needs the processor.
@@ -156,9 +156,10 @@ impl Evictor {
         Ok(worked)
     }
 
-    /// Returns whether every page of a request can be discarded at once: no thread holds one, and no
-    /// write-back of one is in progress. That remains true while this thread does nothing else, unless
-    /// the guest touches the pages. `held` has a page that could not be taken, which is checked first.
+    /// Returns whether every page of a request can be discarded at once: no thread holds one, and
+    /// no write-back of one is in progress. That remains true while this thread does nothing else,
+    /// unless the guest touches the pages. `held` has a page that could not be taken, which is
+    /// checked first.
     fn can_take_all(&self, request: &Request, held: &mut Vec<PageIndex>) -> bool {
         let is_held = |page: &PageIndex| {
             let kind = self.shared.map.entry(*page).state().kind();
@@ -177,7 +178,7 @@ impl Evictor {
     /// progress, and their homes were notified.
     fn is_complete(&self, request: &Request) -> bool {
         let drops = &self.discards.drops;
-        request.manner == Manner::Freely
+        request.mode == DiscardMode::BestEffort
             || !self.is_written(request) && !drops.iter().any(|&run| request.meets(run))
     }
 
