@@ -34,7 +34,7 @@ impl Spin {
 
     /// Returns whether a thread without work for `idle` polls again, after a pause made here, or
     /// sleeps.
-    pub fn goes_on(&self, idle: Duration) -> bool {
+    pub fn keeps_polling(&self, idle: Duration) -> bool {
         if idle >= self.now {
             return false;
         }
@@ -70,11 +70,11 @@ mod tests {
             spin.slept(Duration::from_micros(80));
         }
         assert_eq!(spin.now, limit);
-        assert!(spin.goes_on(Duration::from_micros(99)) && !spin.goes_on(limit));
+        assert!(spin.keeps_polling(Duration::from_micros(99)) && !spin.keeps_polling(limit));
         for _ in 0..10 {
             spin.slept(Duration::from_millis(5));
         }
-        assert!(!spin.goes_on(Duration::ZERO));
+        assert!(!spin.keeps_polling(Duration::ZERO));
         spin.slept(Duration::from_micros(80));
         assert_eq!(spin.now, SPIN_MIN);
     }

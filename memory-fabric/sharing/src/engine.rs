@@ -165,7 +165,7 @@ impl<P: Peers> Engine<P> {
             }
             let now = Instant::now();
             let since = *idle_since.get_or_insert(now);
-            if self.spin.goes_on(now - since) {
+            if self.spin.keeps_polling(now - since) {
                 continue;
             }
             if self.sleep()? {

@@ -132,7 +132,7 @@ impl Session<'_> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let now = Instant::now();
                     let since = *idle_since.get_or_insert(now);
-                    if !self.spin.goes_on(now - since) {
+                    if !self.spin.keeps_polling(now - since) {
                         // No deadline: the end of the lease shuts the connection down.
                         self.stream.wait(false, None)?;
                         self.spin.slept(since.elapsed());

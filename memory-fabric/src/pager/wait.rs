@@ -58,7 +58,7 @@ impl Waiter {
     pub(super) fn looks_again(&mut self) -> bool {
         let now = Instant::now();
         let idle_since = *self.idle_since.get_or_insert(now);
-        self.spin.goes_on(now - idle_since)
+        self.spin.keeps_polling(now - idle_since)
     }
 
     /// Sleeps until an event on one of `fds` or the transports. Returns at once when one of these

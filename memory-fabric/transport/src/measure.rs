@@ -353,7 +353,7 @@ impl Gauge {
         if since.elapsed() >= silence_max {
             return Err(MeasureError::Silent(silence_max));
         }
-        self.spin.goes_on(Duration::ZERO);
+        self.spin.keeps_polling(Duration::ZERO);
         Ok(())
     }
 

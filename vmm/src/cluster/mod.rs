@@ -88,7 +88,7 @@ pub struct Cluster {
 impl Node {
     /// Describes where it runs.
     #[must_use]
-    pub fn whereabouts(&self) -> String {
+    pub fn placement(&self) -> String {
         match &self.place.ssh {
             Some(host) => format!("on {host}"),
             None if self.place.namespace => "here, in a network namespace".to_owned(),

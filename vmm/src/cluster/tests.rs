@@ -288,7 +288,7 @@ fn the_example_of_the_document_is_right_and_its_table_has_every_key() {
         .replace("\"vmlinuz\"", "\"KERNEL\"")
         .replace("\"initrd.img\"", "\"KERNEL\"");
     let cluster = read(&example).expect("the example is right");
-    let places: Vec<_> = cluster.nodes.iter().map(Node::whereabouts).collect();
+    let places: Vec<_> = cluster.nodes.iter().map(Node::placement).collect();
     assert_eq!(
         places,
         ["here", "here, in a network namespace", "on root@10.0.0.2"]

@@ -80,7 +80,7 @@ pub fn has_command(config: &UpConfig) -> bool {
 fn plan(cluster: &Cluster) -> String {
     let mut plan = String::new();
     for node in &cluster.nodes {
-        let (place, config) = (node.whereabouts(), &node.config);
+        let (place, config) = (node.placement(), &node.config);
         let listen = if node.place.namespace {
             "an address that is chosen".to_owned()
         } else {

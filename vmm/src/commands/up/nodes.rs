@@ -73,7 +73,7 @@ impl<'a> Nodes<'a> {
     /// Starts all of them.
     pub fn start(&mut self, events: &EventSender) -> Result<(), Failure> {
         for (index, node) in self.cluster.nodes.iter().enumerate() {
-            tracing::info!("node {}: starts {}", node.name, node.whereabouts());
+            tracing::info!("node {}: starts {}", node.name, node.placement());
             let running = self
                 .start_one(index, node, events)
                 .map_err(|failure| not_started(node, failure))?;

@@ -80,17 +80,17 @@ impl Sessions {
         }
     }
 
-    /// Waits until `goes_on` returns false, or up to `timeout`. The second value says whether the
-    /// wait timed out.
+    /// Waits until `keep_waiting` returns false, or up to `timeout`. The second value says whether
+    /// the wait timed out.
     fn wait_while<'a>(
         &self,
         table: MutexGuard<'a, Table>,
         timeout: Duration,
-        goes_on: impl Fn(&mut Table) -> bool,
+        keep_waiting: impl Fn(&mut Table) -> bool,
     ) -> (MutexGuard<'a, Table>, bool) {
         let (table, waited) = self
             .changed
-            .wait_timeout_while(table, timeout, goes_on)
+            .wait_timeout_while(table, timeout, keep_waiting)
             .unwrap_or_else(PoisonError::into_inner);
         (table, waited.timed_out())
     }
