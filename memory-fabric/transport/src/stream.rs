@@ -199,10 +199,10 @@ impl Stream {
     /// # Errors
     ///
     /// When the connection is of no more use.
-    pub fn tend(&mut self) -> io::Result<()> {
+    pub fn poll_io(&mut self) -> io::Result<()> {
         match self {
             Self::Tcp(_) => Ok(()),
-            Self::Udp(stream) => stream.tend(),
+            Self::Udp(stream) => stream.poll_io(),
         }
     }
 

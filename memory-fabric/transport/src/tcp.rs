@@ -424,7 +424,7 @@ impl PageTransport for TcpTransport {
             self.adopt_connection();
         }
         if self.posted.is_empty() {
-            if let Some(Err(error)) = self.stream.as_mut().map(Stream::tend) {
+            if let Some(Err(error)) = self.stream.as_mut().map(Stream::poll_io) {
                 self.disconnect(Outage::Stream(error));
             }
             return;

@@ -108,7 +108,7 @@ impl UdpStream {
         match self.0 {}
     }
 
-    /// Returns the latest time of the next [`tend`](Self::tend).
+    /// Returns the latest time of the next [`poll_io`](Self::poll_io).
     pub fn wake_by(&mut self) -> Option<Instant> {
         match self.0 {}
     }
@@ -133,7 +133,7 @@ impl UdpStream {
     /// # Errors
     ///
     /// None: there is no connection.
-    pub fn tend(&mut self) -> io::Result<()> {
+    pub fn poll_io(&mut self) -> io::Result<()> {
         match self.0 {}
     }
 

@@ -241,7 +241,7 @@ impl UdpStream {
 
     fn shake_hands(&mut self, deadline: Instant) -> io::Result<()> {
         loop {
-            self.tend()?;
+            self.poll_io()?;
             if self.connected {
                 return Ok(());
             }
@@ -267,7 +267,7 @@ impl UdpStream {
         self.failed.is_some() || self.inbox.is_ready()
     }
 
-    /// Returns the latest time of the next [`tend`](Self::tend).
+    /// Returns the latest time of the next [`poll_io`](Self::poll_io).
     #[must_use]
     pub fn wake_by(&mut self) -> Option<Instant> {
         self.connection.poll_timeout()
@@ -289,7 +289,7 @@ impl UdpStream {
     /// # Errors
     ///
     /// Fails when the connection has failed.
-    pub fn tend(&mut self) -> io::Result<()> {
+    pub fn poll_io(&mut self) -> io::Result<()> {
         self.receive();
         self.send_due()
     }
@@ -345,7 +345,7 @@ impl UdpStream {
         self.transmit();
         if written == 0 {
             // The peer may have granted room.
-            self.tend()?;
+            self.poll_io()?;
             written = self.write_parts(parts)?;
             self.transmit();
         }
