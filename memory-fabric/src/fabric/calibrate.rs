@@ -13,8 +13,9 @@ use crate::transport::select::Selection;
 use crossbeam_channel::{RecvTimeoutError, bounded};
 use std::time::{Duration, Instant};
 
-/// How long measuring takes altogether where answers come in time; what is shorter on fast links is bounded
-/// by the number of requests. Making the connections, and registering memory for RDMA, come on top.
+/// How long measuring takes altogether where answers come in time; what is shorter on fast links is
+/// bounded by the number of requests. Making the connections, and registering memory for RDMA, come
+/// on top.
 const TIME_MAX: Duration = Duration::from_millis(200);
 /// Minimum time for each path to each donor.
 const TIME_MIN: Duration = Duration::from_millis(2);
@@ -157,7 +158,7 @@ fn measure(gauge: &mut Gauge, time: Duration, patience: Duration) -> Result<Meas
         if !matches!(error, MeasureError::Silent(_)) {
             return Err(error.to_string());
         }
-        match gauge.outlast_silence(until.saturating_duration_since(Instant::now())) {
+        match gauge.wait_for_answers(until.saturating_duration_since(Instant::now())) {
             Silence::Failed(why) => return Err(why),
             Silence::Ended if !is_last => {}
             Silence::Ended | Silence::Lasts => return Err(error.to_string()),

@@ -359,7 +359,7 @@ impl Gauge {
 
     /// Waits up to `patience` for the end of a silence: an adapter repeats lost requests for a long
     /// time before it fails.
-    pub fn outlast_silence(&mut self, patience: Duration) -> Silence {
+    pub fn wait_for_answers(&mut self, patience: Duration) -> Silence {
         let since = Instant::now();
         while self.transport.in_flight() > 0 {
             match self.wait(since, patience) {

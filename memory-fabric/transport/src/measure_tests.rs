@@ -80,9 +80,9 @@ fn a_connection_that_gives_up_later_than_measuring_says_why() {
     );
     silent.store(true, Ordering::SeqCst);
     let failed = Silence::Failed("READ failed".to_owned());
-    assert_eq!(gauge.outlast_silence(LONG), failed);
+    assert_eq!(gauge.wait_for_answers(LONG), failed);
     gauge.failure = Box::new(|| None);
-    assert_eq!(gauge.outlast_silence(silence), Silence::Lasts);
+    assert_eq!(gauge.wait_for_answers(silence), Silence::Lasts);
 }
 
 #[test]
