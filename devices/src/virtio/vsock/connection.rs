@@ -56,8 +56,8 @@ pub(super) struct Connection {
 /// Whether a connection stays open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    GoesOn,
-    Gone,
+    Open,
+    Closed,
 }
 
 impl Connection {
@@ -128,7 +128,7 @@ impl Connection {
     pub fn take(&mut self, header: &Header, data: &[u8], host_port: u32) -> Next {
         self.take_credit(header);
         match header.op {
-            op::RESET => return Next::Gone,
+            op::RESET => return Next::Closed,
             op::RESPONSE if self.asked => {
                 self.asked = false;
                 self.buffer.extend(format!("OK {host_port}\n").bytes());
@@ -152,7 +152,7 @@ impl Connection {
             _ => self.reset(),
         }
         self.flush();
-        Next::GoesOn
+        Next::Open
     }
 
     /// Writes to the host as much as it accepts.
@@ -190,11 +190,11 @@ impl Connection {
     pub fn next_packet(&mut self, data: &mut [u8]) -> Option<(Header, usize, Next)> {
         let mut header = Header::default();
         let mut count = 0;
-        let mut next = Next::GoesOn;
+        let mut next = Next::Open;
         if let Some(answer) = self.answer.take() {
             header.op = answer;
             if answer == op::RESET {
-                next = Next::Gone;
+                next = Next::Closed;
             }
         } else if self.asked {
             return None;
@@ -206,7 +206,7 @@ impl Connection {
         } else if self.answer.take().is_some() {
             // Reading has failed.
             header.op = op::RESET;
-            next = Next::Gone;
+            next = Next::Closed;
         } else if self.shutdown != 0 {
             header.op = op::SHUTDOWN;
             header.flags = std::mem::take(&mut self.shutdown);

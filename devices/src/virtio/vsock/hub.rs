@@ -269,7 +269,7 @@ impl Hub {
         }
         match self.connections.get_mut(&ports) {
             Some(connection) => {
-                if connection.take(header, data, ports.host) == Next::Gone {
+                if connection.take(header, data, ports.host) == Next::Closed {
                     self.remove(ports);
                 }
             }
@@ -334,7 +334,7 @@ impl Hub {
             header.target_port = ports.guest;
             header.kind = TYPE_STREAM;
             self.last = Some(ports);
-            if next == Next::Gone {
+            if next == Next::Closed {
                 self.remove(ports);
             }
             return Some((header, count));
