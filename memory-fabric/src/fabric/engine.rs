@@ -16,7 +16,7 @@ use crate::page_map::PageMap;
 use crate::pager::evict::Evictor;
 use crate::pager::fault::FaultThread;
 use crate::pager::mailbox::{EvictorMailbox, FaultMailbox, PrefetcherMailbox};
-use crate::pager::prefetch::{Foresight, Prefetcher};
+use crate::pager::prefetch::{FaultObserver, Prefetcher};
 use crate::pager::{Budget, Lifecycle, PagerError, Policies, Shared};
 use crate::policy::Tier;
 use crate::protection::{self, WriteProtection};
@@ -163,10 +163,10 @@ impl Engine {
             spin: config.spin,
         });
         let discarder = vm.discarder(Some(shared.evictor.discards()));
-        let foresight = config.prefetch.then(Foresight::new);
+        let fault_observer = config.prefetch.then(FaultObserver::new);
 
         let mut threads = PagerThreads::new(&shared);
-        let faults = FaultThread::new(Arc::clone(&shared), urgent, fault_inbox, foresight);
+        let faults = FaultThread::new(Arc::clone(&shared), urgent, fault_inbox, fault_observer);
         threads.spawn("pager-fault", || faults.run())?;
         let evictor = Evictor::new(Arc::clone(&shared), bulk, evictor_inbox);
         threads.spawn("pager-evict", || evictor.run())?;

@@ -8,7 +8,7 @@ mod zero;
 use super::ahead::{map_held, take_chain};
 use super::found::{failed, map_here, write_over};
 use super::mailbox::{Arrival, FaultInbox};
-use super::prefetch::Foresight;
+use super::prefetch::FaultObserver;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
 use crate::page::{PageBytes, PageIndex, PageRange};
@@ -77,7 +77,7 @@ pub(crate) struct FaultThread {
     fetches: Vec<Option<Fetch>>,
     free_tickets: Vec<u32>,
     /// `None` without prefetching.
-    foresight: Option<Foresight>,
+    fault_observer: Option<FaultObserver>,
     waiter: Waiter,
 }
 
@@ -86,7 +86,7 @@ impl FaultThread {
         shared: Arc<Shared>,
         transports: Vec<Box<dyn PageTransport>>,
         inbox: FaultInbox,
-        foresight: Option<Foresight>,
+        fault_observer: Option<FaultObserver>,
     ) -> Self {
         let most = shared.nodes.links() * IN_FLIGHT_MAX;
         let tickets = u32::try_from(most).expect("a few donors");
@@ -99,7 +99,7 @@ impl FaultThread {
             deferred: VecDeque::with_capacity(DEFERRED_MAX + FAULT_BATCH),
             fetches: vec![None; most],
             free_tickets: (0..tickets).rev().collect(),
-            foresight,
+            fault_observer,
             waiter,
         }
     }
@@ -191,8 +191,8 @@ impl FaultThread {
             self.transports[donor].flush();
         }
         // After the request was sent.
-        if let Some(foresight) = &mut self.foresight {
-            foresight.guess(&self.shared);
+        if let Some(fault_observer) = &mut self.fault_observer {
+            fault_observer.guess(&self.shared);
         }
         Ok(())
     }
@@ -302,8 +302,8 @@ impl FaultThread {
 
     /// Records a touch for the prediction.
     fn note(&mut self, pending: Pending) {
-        if let Some(foresight) = &mut self.foresight {
-            foresight.note(pending.thread, pending.page);
+        if let Some(fault_observer) = &mut self.fault_observer {
+            fault_observer.note(pending.thread, pending.page);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Fetches pages before they are touched.
 //!
-//! The fault thread observes the faults that it serves ([`Foresight`]): that costs no system call
-//! and no other thread's time as long as nothing can be predicted, which for random touches is
+//! The fault thread observes the faults that it serves ([`FaultObserver`]): that costs no system
+//! call and no other thread's time as long as nothing can be predicted, which for random touches is
 //! always. A prediction becomes an order in the prefetcher's mailbox, which wakes a sleeping
 //! prefetcher. The prefetcher ([`Prefetcher`]) fetches ordered pages in runs, on separate
 //! connections, so that no fault waits behind a prediction.
@@ -32,12 +32,12 @@ const RUN_PAGES: u32 = 32;
 
 /// The fault thread's part: observes faults, and sends orders.
 #[derive(Debug)]
-pub(crate) struct Foresight {
+pub(crate) struct FaultObserver {
     detector: Detector,
     noted: Option<(u32, PageIndex)>,
 }
 
-impl Foresight {
+impl FaultObserver {
     /// Creates the state without known streams.
     pub(crate) fn new() -> Self {
         Self {
