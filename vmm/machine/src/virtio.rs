@@ -5,9 +5,9 @@
 //! in which the machine was given them. The guest rings a queue by a write that KVM turns into an
 //! event by itself, where it can; the write also works as any other access to a register.
 //!
-//! Each device has a thread, and one that can has several. They touch guest memory, so they may wait for
-//! a page as a vCPU does, and they may wait for a slow disk; neither holds up the other devices or the
-//! console. At the end of a run these threads are counted like the vCPUs.
+//! Each device has a thread, and one that can has several. They touch guest memory, so they may
+//! wait for a page as a vCPU does, and they may wait for a slow disk; neither holds up the other
+//! devices or the console. At the end of a run these threads are counted like the vCPUs.
 
 use std::sync::Arc;
 use std::thread;
@@ -150,7 +150,7 @@ fn spawn_one(
 
 /// Serves one device, and ends the run when that fails.
 fn run(transport: Arc<MmioTransport>, shared: &Arc<Shared>) {
-    let _departure = Departure {
+    let _end_guard = EndGuard {
         shared,
         device: Arc::clone(transport.device()),
     };
@@ -207,12 +207,12 @@ impl MutEventSubscriber for End {
 }
 
 /// Counts the thread out when it ends, also by a panic.
-struct Departure<'a> {
+struct EndGuard<'a> {
     shared: &'a Shared,
     device: Arc<dyn VirtioDevice>,
 }
 
-impl Drop for Departure<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             let device = self.device.name().to_owned();
@@ -235,12 +235,12 @@ mod tests {
     #[test]
     fn more_devices_than_there_are_places_are_refused() {
         #[derive(Debug)]
-        struct Nobody;
-        impl FreePages for Nobody {
+        struct NoPages;
+        impl FreePages for NoPages {
             fn discard(&self, _: &[FreeRange]) {}
         }
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 4096)]).unwrap();
-        let balloon: Arc<dyn VirtioDevice> = Arc::new(Balloon::new(Arc::new(Nobody)));
+        let balloon: Arc<dyn VirtioDevice> = Arc::new(Balloon::new(Arc::new(NoPages)));
         let mut devices = vec![balloon; usize::from(VIRTIO_DEVICES_MAX)];
         let placed = VirtioDevices::new(&memory, &devices).unwrap();
         assert_eq!(placed.slots().len(), devices.len());

@@ -80,7 +80,7 @@ impl Follower for RemoteNode {
     }
 
     fn end(&self, end: &End) {
-        tell_end(&self.0, end);
+        send_end(&self.0, end);
     }
 }
 
@@ -91,11 +91,11 @@ impl Follower for ToPrimary {
     fn resume(&self) {}
 
     fn end(&self, end: &End) {
-        tell_end(&self.0, end);
+        send_end(&self.0, end);
     }
 }
 
-fn tell_end(link: &Link, end: &End) {
+fn send_end(link: &Link, end: &End) {
     link.send(&Message::End(to_message(end)));
     // A vCPU that waits for an answer of the other node must not keep the run from ending.
     link.end_calls();

@@ -41,12 +41,12 @@ enum Step {
 }
 
 /// Counts a vCPU thread out when it ends, also by a panic.
-struct Departure<'a> {
+struct EndGuard<'a> {
     shared: &'a Shared,
     vcpu: usize,
 }
 
-impl Drop for Departure<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         if thread::panicking() {
             let vcpu = self.vcpu;
@@ -87,7 +87,7 @@ impl Vcpu {
     }
 
     fn run(mut self, shared: &Shared) {
-        let _departure = Departure {
+        let _end_guard = EndGuard {
             shared,
             vcpu: self.index,
         };
@@ -208,8 +208,8 @@ impl Vcpu {
     }
 }
 
-/// Makes the calling thread wake from sleep at the time that it asked for. The kernel else adds up to
-/// 50 us, so that wake-ups can be merged.
+/// Makes the calling thread wake from sleep at the time that it asked for. The kernel else adds up
+/// to 50 us, so that wake-ups can be merged.
 fn sleep_exactly() {
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
         tracing::debug!(%error, "sleeps of a vCPU may take longer");
