@@ -206,8 +206,8 @@ impl Network {
                 self.deliver(path, to_donor, &bytes);
                 self.deliver(path, to_donor, &bytes);
             }
-            Weather::Reordering => self.put_off(now + LATE, path, to_donor, bytes),
-            Weather::Delay => self.put_off(now + DELAY, path, to_donor, bytes),
+            Weather::Reordering => self.delay(now + LATE, path, to_donor, bytes),
+            Weather::Delay => self.delay(now + DELAY, path, to_donor, bytes),
             Weather::Truncation => self.deliver(path, to_donor, &bytes[..bytes.len() / 2]),
             Weather::Garbage => {
                 let words = (0..160).map(|_| self.random.next().to_le_bytes());
@@ -220,7 +220,7 @@ impl Network {
         }
     }
 
-    fn put_off(&mut self, until: Instant, path: usize, to_donor: bool, bytes: Vec<u8>) {
+    fn delay(&mut self, until: Instant, path: usize, to_donor: bool, bytes: Vec<u8>) {
         self.sent += 1;
         self.late
             .push(Reverse((until, self.sent, path, to_donor, bytes)));

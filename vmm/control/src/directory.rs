@@ -150,12 +150,12 @@ fn candidates_of(named: Option<OsString>, xdg: Option<OsString>, uid: u32) -> Ve
 
 /// Returns the directories to search: the candidates, and that of this user's login session, which
 /// a service of the same user does not have in its environment.
-fn looked_into() -> Vec<PathBuf> {
+fn search_path() -> Vec<PathBuf> {
     let uid = geteuid().as_raw();
-    looked_into_of(candidates(), is_named(), uid)
+    search_path_of(candidates(), is_named(), uid)
 }
 
-fn looked_into_of(mut candidates: Vec<PathBuf>, named: bool, uid: u32) -> Vec<PathBuf> {
+fn search_path_of(mut candidates: Vec<PathBuf>, named: bool, uid: u32) -> Vec<PathBuf> {
     let of_login = PathBuf::from(format!("/run/user/{uid}/ssi-hv"));
     if !named && uid != 0 && !candidates.contains(&of_login) {
         candidates.push(of_login);
@@ -197,7 +197,7 @@ impl Directory {
         let is_root = geteuid().is_root();
         // Only root can create directories in /run, so it is as safe as root's own.
         let service = (is_root && !is_named()).then(|| Self::open_of(Path::new(SERVICE), None));
-        let own = looked_into().into_iter().map(|path| Self::open(&path));
+        let own = search_path().into_iter().map(|path| Self::open(&path));
         Self::usable(own.chain(service))
     }
 
@@ -373,21 +373,21 @@ mod tests {
 
     #[test]
     fn the_directory_of_a_login_is_looked_into_from_everywhere() {
-        let looked_into = |candidates: &[&str], named, uid| {
+        let search_path = |candidates: &[&str], named, uid| {
             let candidates = candidates.iter().map(PathBuf::from).collect();
-            looked_into_of(candidates, named, uid)
+            search_path_of(candidates, named, uid)
                 .iter()
                 .map(|path| path.display().to_string())
                 .collect::<Vec<_>>()
         };
         assert_eq!(
-            looked_into(&["/tmp/ssi-hv-7"], false, 7),
+            search_path(&["/tmp/ssi-hv-7"], false, 7),
             ["/tmp/ssi-hv-7", "/run/user/7/ssi-hv"]
         );
         let login = ["/run/user/7/ssi-hv", "/tmp/ssi-hv-7"];
-        assert_eq!(looked_into(&login, false, 7), login);
-        assert_eq!(looked_into(&["/here"], true, 7), ["/here"]);
-        assert_eq!(looked_into(&["/run/ssi-hv"], false, 0), ["/run/ssi-hv"]);
+        assert_eq!(search_path(&login, false, 7), login);
+        assert_eq!(search_path(&["/here"], true, 7), ["/here"]);
+        assert_eq!(search_path(&["/run/ssi-hv"], false, 0), ["/run/ssi-hv"]);
     }
 
     #[test]

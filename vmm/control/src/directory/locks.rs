@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use devices::lock_file;
 
-use super::{Directory, DirectoryError, looked_into};
+use super::{Directory, DirectoryError, search_path};
 
 /// Timeout for a lock. Processes that start at the same time hold it for milliseconds each.
 const LOCK_TIME_MAX: Duration = Duration::from_secs(5);
@@ -44,7 +44,7 @@ impl Directory {
     ///
     /// Fails when one of them cannot be opened, or at the timeout.
     pub fn lock_all() -> Result<Vec<File>, DirectoryError> {
-        Self::lock_all_of(&looked_into())
+        Self::lock_all_of(&search_path())
     }
 
     fn lock_all_of(paths: &[PathBuf]) -> Result<Vec<File>, DirectoryError> {

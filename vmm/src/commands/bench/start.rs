@@ -104,7 +104,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     let started_at = Instant::now();
     let fabric = start_fabric(&config, &donors)?;
     let start_ms = started_at.elapsed().as_secs_f64() * 1e3;
-    until_measured(&donors[0])?;
+    wait_until_measured(&donors[0])?;
     let started = Memory::now()?;
     let resident = || {
         let bytes = fabric.memory().resident_bytes();
@@ -177,7 +177,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
 
 /// Waits until the measuring connection of the start has ended at the donor as well: otherwise its
 /// memory would be freed during the following measurements.
-fn until_measured(donor: &Donor) -> Result<()> {
+fn wait_until_measured(donor: &Donor) -> Result<()> {
     let deadline = Instant::now() + ENDED_TIME_MAX;
     while donor.connections() > CONNECTIONS {
         let open = donor.connections();
