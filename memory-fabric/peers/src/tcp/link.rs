@@ -61,9 +61,9 @@ struct Connection {
     /// The kernel reports when there is room to write.
     waits_for_room: bool,
     /// When something arrived.
-    heard: Instant,
+    last_received: Instant,
     /// When something was written.
-    said: Instant,
+    last_sent: Instant,
     /// Since when something waits for a confirmation, and none came.
     waiting_since: Option<Instant>,
     /// Since when something is not confirmed to the peer, and how many messages.
@@ -150,8 +150,8 @@ impl Link {
             must_resume: true,
             partial: None,
             waits_for_room: false,
-            heard: now,
-            said: now,
+            last_received: now,
+            last_sent: now,
             waiting_since: None,
             unconfirmed_since: None,
             unconfirmed: 0,
@@ -195,7 +195,7 @@ impl Link {
         let Some(connection) = &self.connection else {
             return Ok(());
         };
-        if now >= connection.heard + stall {
+        if now >= connection.last_received + stall {
             let text = format!("nothing arrived for {stall:?}");
             return Err(io::Error::new(io::ErrorKind::TimedOut, text).into());
         }
@@ -206,14 +206,14 @@ impl Link {
             let text = format!("nothing was confirmed for {stall:?}");
             return Err(io::Error::new(io::ErrorKind::TimedOut, text).into());
         }
-        if self.must_speak(now) {
+        if self.must_send(now) {
             self.send(epoll, now)?;
         }
         Ok(())
     }
 
     /// Whether a frame without a message is due.
-    fn must_speak(&self, now: Instant) -> bool {
+    fn must_send(&self, now: Instant) -> bool {
         let Some(connection) = &self.connection else {
             return false;
         };
@@ -222,7 +222,7 @@ impl Link {
             || connection.state == State::Up
                 && (connection.unconfirmed_since.is_some_and(is_late)
                     || connection.unconfirmed >= CONFIRM_MESSAGES
-                    || now >= connection.said + self.stall / 4)
+                    || now >= connection.last_sent + self.stall / 4)
     }
 
     /// When [`Self::tick`] has something to do, unless something arrives before.
@@ -233,9 +233,9 @@ impl Link {
         let Some(connection) = &self.connection else {
             return self.outage.as_ref().map(|outage| outage.began + grace);
         };
-        let heartbeat = connection.said + self.stall / 4;
+        let heartbeat = connection.last_sent + self.stall / 4;
         let dues = [
-            Some(connection.heard + self.stall),
+            Some(connection.last_received + self.stall),
             (connection.state == State::Up).then_some(heartbeat),
             connection.waiting_since.map(|since| since + self.stall),
             connection

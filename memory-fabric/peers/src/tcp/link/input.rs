@@ -74,7 +74,7 @@ impl Link {
             match connection.stream.read(room) {
                 Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 Ok(count) => {
-                    connection.heard = now;
+                    connection.last_received = now;
                     self.input.filled.end += count;
                     has_arrived |= self.decode(receiver, now)?;
                     if count < room_bytes {

@@ -59,7 +59,7 @@ impl Link {
                 match connection.stream.write_vectored(&parts[..used]) {
                     Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
                     Ok(count) => {
-                        connection.said = now;
+                        connection.last_sent = now;
                         self.note_written(&heads, skip + count, now);
                         continue;
                     }
@@ -106,7 +106,7 @@ impl Link {
                 *place = Some(self.outbox.head(unsent, confirmed));
             }
             let is_idle = partial.is_none() && !self.outbox.has_unsent();
-            only = (is_idle && self.must_speak(now)).then(|| self.plain(KIND_CONFIRM, &[]));
+            only = (is_idle && self.must_send(now)).then(|| self.plain(KIND_CONFIRM, &[]));
         }
         if let (Some(head), Some(place)) = (only, free.next()) {
             *place = Some(head);
