@@ -1,4 +1,4 @@
-//! What machine to build.
+//! The configuration of a machine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,38 +8,38 @@ use devices::virtio::VirtioDevice;
 use crate::acpi::numa::NumaNode;
 use crate::boot::initrd::Initrd;
 
-/// Where the interrupt controllers of a machine are.
+/// Implementation of a machine's interrupt controllers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Irqchip {
-    /// In KVM.
+    /// KVM's controllers.
     #[default]
     Kernel,
-    /// In this process.
+    /// Controllers in this process.
     User,
 }
 
-/// What machine to build.
+/// The configuration of a machine.
 #[derive(Clone, Debug)]
 pub struct MachineConfig {
     /// A kernel for x86-64: an ELF file (`vmlinux`) or a bzImage (`vmlinuz`).
     pub kernel: PathBuf,
-    /// The archive of the first root file system, if any.
+    /// The initial RAM disk, if any.
     pub initrd: Option<Initrd>,
-    /// The whole command line of the kernel; see [`command_line`](crate::command_line).
+    /// The kernel's complete command line; see [`command_line`](crate::command_line).
     pub cmdline: String,
     /// Number of vCPUs, 1 to [`VCPUS_MAX`](crate::VCPUS_MAX).
     pub cpus: u8,
-    /// CPUs of the host, one per vCPU in order: its thread is pinned there. vCPUs beyond the end of
-    /// the list are not pinned.
+    /// Host CPUs to which the threads of vCPUs are pinned, one per vCPU in order. vCPUs beyond the
+    /// end of the list are not pinned.
     pub pinning: Vec<u32>,
-    /// Where its interrupt controllers are.
+    /// Implementation of the interrupt controllers.
     pub irqchip: Irqchip,
-    /// How much memory may be added while it runs: that is the last region of its memory, from
-    /// [`hotplug_start`](crate::hotplug_start) on, and no part of the memory map that the guest boots with.
+    /// Bytes of memory that may be added while the machine runs: the last region of the guest
+    /// memory, from [`hotplug_start`](crate::hotplug_start) on, which is not in the boot memory
+    /// map.
     pub hotplug_bytes: u64,
-    /// Its virtio devices; addresses and interrupts are assigned in this order.
+    /// Virtio devices; addresses and interrupts are assigned in this order.
     pub devices: Vec<Arc<dyn VirtioDevice>>,
-    /// The NUMA nodes that the guest sees, the one with the CPUs first; none for a guest that sees
-    /// one kind of memory.
+    /// The guest's NUMA nodes, the one with the CPUs first; empty without NUMA tables.
     pub numa: Vec<NumaNode>,
 }

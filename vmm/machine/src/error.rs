@@ -1,4 +1,4 @@
-//! What can keep a machine from being built or from going on.
+//! Errors that prevent a machine from being built or from running.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,11 +11,11 @@ use crate::boot::kernel_error::KernelError;
 use crate::layout::{DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
 use crate::limits::{KVM_PATH, VCPUS_MAX};
 
-/// Why a machine cannot be built, or had to stop by a fault of the host. A crash of the guest is
-/// no error but an [`Outcome`](crate::Outcome).
+/// Why a machine cannot be built, or had to stop because of an error of the host. A crash of the
+/// guest is not an error but an [`Outcome`](crate::Outcome).
 #[derive(Debug, Error)]
 pub enum MachineError {
-    /// There is no KVM device.
+    /// The KVM device does not exist.
     #[error(
         "{KVM_PATH} is not there: load the kvm_intel or kvm_amd module, and switch on \
          virtualisation in the firmware"
@@ -30,13 +30,13 @@ pub enum MachineError {
     /// The KVM device cannot be opened for another reason.
     #[error("cannot open {KVM_PATH}")]
     KvmOpen(#[source] io::Error),
-    /// KVM speaks another version of its interface than the only one there has ever been.
+    /// KVM reports another version of its interface than 12, the only one since Linux 2.6.22.
     #[error("kvm has API version {found}, 12 is needed: use a Linux kernel of 2.6.22 or newer")]
     KvmVersion {
-        /// What KVM says.
+        /// The version that KVM reports.
         found: i32,
     },
-    /// KVM lacks something that the machine needs.
+    /// KVM lacks a required capability.
     #[error("kvm on this host lacks {name}: use a newer Linux kernel")]
     KvmCapability {
         /// Name of the capability in linux/kvm.h.
@@ -45,9 +45,9 @@ pub enum MachineError {
     /// A call to KVM failed.
     #[error("kvm cannot {action}")]
     Kvm {
-        /// What was asked of KVM.
+        /// The requested action.
         action: &'static str,
-        /// Its answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -58,39 +58,39 @@ pub enum MachineError {
         address: u64,
         /// Length of the range.
         bytes: u64,
-        /// The answer of KVM.
+        /// KVM's error.
         #[source]
         source: io::Error,
     },
-    /// A machine without CPUs was asked for.
+    /// No CPUs were requested.
     #[error("no vCPUs: 0 asked, at least 1 is needed; raise --cpus")]
     NoCpus,
-    /// More CPUs were asked for than a machine or the host can have.
+    /// More CPUs were requested than a machine or the host can have.
     #[error("too many vCPUs: {asked} asked, {limit} is the limit; lower --cpus")]
     TooManyCpus {
-        /// How many were asked for.
+        /// The requested number.
         asked: u32,
-        /// The lesser of our limit and the host's.
+        /// The lower of the monitor's limit and the host's.
         limit: u32,
     },
-    /// More virtio devices were asked for than there are places.
+    /// More virtio devices were requested than there are slots.
     #[error(
         "too many virtio devices: {asked} asked, {limit} is the limit, for each has an interrupt of \
          its own; remove a device"
     )]
     TooManyDevices {
-        /// How many were asked for.
+        /// The requested number.
         asked: usize,
-        /// How many places there are.
+        /// The number of slots.
         limit: usize,
     },
-    /// The memory is no whole number of pages.
+    /// The memory is not a whole number of pages.
     #[error("guest memory of {bytes} bytes is not a multiple of the page size, {PAGE_BYTES} bytes")]
     MemoryNotPages {
         /// Bytes of all regions.
         bytes: u64,
     },
-    /// The memory cannot hold even the boot structures.
+    /// The memory cannot hold the boot structures.
     #[error(
         "guest memory of {bytes} bytes is too small: {MEMORY_BYTES_MIN} bytes is the least; raise \
          --memory"
@@ -99,7 +99,7 @@ pub enum MachineError {
         /// Bytes of all regions.
         bytes: u64,
     },
-    /// The host's CPU has too few address bits for it.
+    /// The host's CPU has too few address bits for the memory.
     #[error(
         "guest memory of {bytes} bytes is too large: this host's CPU has {bits} bits of physical \
          address, {limit} bytes is the most; lower --memory"
@@ -109,21 +109,21 @@ pub enum MachineError {
         bytes: u64,
         /// Bits of a physical address.
         bits: u32,
-        /// The most bytes.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// The host's CPU has too few address bits for what may be added.
+    /// The host's CPU has too few address bits for memory that may be added.
     #[error(
         "memory that may be added ends at {end:#x}: this host's CPU has {bits} bits of physical \
          address; lower --hotplug-memory"
     )]
     HotplugTooFar {
-        /// The address after the last.
+        /// The end of that memory.
         end: u64,
         /// Bits of a physical address.
         bits: u32,
     },
-    /// The regions of the memory are not those of `guest_memory_ranges`.
+    /// The regions differ from those of `guest_memory_ranges`.
     #[error(
         "the regions of the {bytes} bytes of guest memory are wrong: one from 0 up to at most \
          {DEVICE_HOLE_START:#x} and one from 4 GiB with the rest are needed"
@@ -140,11 +140,11 @@ pub enum MachineError {
     InitrdRead {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The initrd has no bytes.
+    /// The initrd is empty.
     #[error("initrd {} is empty: give a cpio archive, or omit --initrd", path.display())]
     InitrdEmpty {
         /// The file.
@@ -159,12 +159,12 @@ pub enum MachineError {
     InitrdTooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         bytes: u64,
-        /// The room there is.
+        /// Available bytes.
         room: u64,
     },
-    /// The command line is longer than the kernel takes.
+    /// The command line exceeds the kernel's limit.
     #[error(
         "the kernel command line has {bytes} bytes, {limit} is the limit of this kernel; shorten \
          --cmdline"
@@ -172,10 +172,10 @@ pub enum MachineError {
     CmdlineTooLong {
         /// Its length, without the terminating zero.
         bytes: u64,
-        /// What the kernel takes.
+        /// The kernel's limit.
         limit: u64,
     },
-    /// The command line has a byte that no command line can have.
+    /// The command line contains a byte that is not printable ASCII.
     #[error(
         "the kernel command line has the byte {byte:#04x} at position {position}: only printable \
          ASCII can be given"
@@ -183,7 +183,7 @@ pub enum MachineError {
     CmdlineByte {
         /// The first such byte.
         byte: u8,
-        /// Where it is, from 0.
+        /// Its position, from 0.
         position: usize,
     },
     /// The ACPI tables do not fit in their area.
@@ -191,7 +191,7 @@ pub enum MachineError {
     AcpiTooLarge {
         /// Bytes of all tables.
         bytes: u64,
-        /// The room there is.
+        /// Available bytes.
         limit: u64,
     },
     /// A boot structure cannot be written into guest memory.
@@ -199,37 +199,37 @@ pub enum MachineError {
     WriteMemory {
         /// Name of the structure.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         #[source]
         source: vm_memory::GuestMemoryError,
     },
     /// Two devices claim the same address.
     #[error(transparent)]
     Bus(#[from] BusError),
-    /// A descriptor, a thread or a signal handler cannot be had.
+    /// A descriptor, a thread or a signal handler cannot be created.
     #[error("cannot {action}")]
     Host {
-        /// What was asked of the host.
+        /// The requested action.
         action: &'static str,
-        /// Its answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The loop that serves the devices failed.
+    /// The event loop of the devices failed.
     #[error("the device loop failed")]
     EventLoop(#[source] event_manager::Error),
-    /// The host could not run a vCPU: bad guest memory, or a bug in KVM.
+    /// The host could not run a vCPU: guest memory that cannot be accessed, or a bug in KVM.
     #[error("kvm cannot go on with vCPU {vcpu} at rip {rip:#x}")]
     VcpuRun {
         /// Index of the vCPU.
         vcpu: usize,
         /// Its instruction pointer, or 0 when it cannot be read.
         rip: u64,
-        /// The answer of KVM.
+        /// KVM's error.
         #[source]
         source: io::Error,
     },
-    /// The thread of a vCPU cannot run where it is to.
+    /// The thread of a vCPU cannot be pinned.
     #[error(
         "the thread of vCPU {vcpu} cannot be pinned to CPU {cpu} of this host; name CPUs in \
          --cpu-pinning that are there and allowed"
@@ -239,31 +239,31 @@ pub enum MachineError {
         vcpu: usize,
         /// The CPU of the host.
         cpu: u32,
-        /// The answer of the host.
+        /// The host's error.
         #[source]
         source: io::Error,
     },
     /// The connection to another node has ended.
     #[error(transparent)]
     NodeLost(#[from] LinkError),
-    /// Another node of the machine cannot go on.
+    /// Another node of the machine has failed.
     #[error("node {node} cannot go on: {reason}")]
     NodeFailed {
         /// The node.
         node: NodeNumber,
-        /// What it says.
+        /// The reason that the node gave.
         reason: String,
     },
-    /// What the nodes of the machine were given does not fit together.
+    /// The configurations of the machine's nodes contradict each other.
     #[error("the nodes of the machine are wrong: {reason}")]
     Nodes {
-        /// What is wrong.
+        /// The contradiction.
         reason: String,
     },
-    /// What serves the memory that nodes share has failed.
+    /// The protocol of the nodes' shared memory has failed.
     #[error("the memory of the guest is lost: {reason}")]
     SharedMemory {
-        /// How.
+        /// The failure.
         reason: String,
     },
     /// The thread of a virtio device panicked: a bug in the monitor.
@@ -281,7 +281,7 @@ pub enum MachineError {
 }
 
 impl MachineError {
-    /// The error of a failed KVM call.
+    /// Returns a function that converts the error of a KVM call.
     pub(crate) fn kvm(action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |error| Self::Kvm {
             action,
@@ -289,12 +289,12 @@ impl MachineError {
         }
     }
 
-    /// The error of a failed call to the host.
+    /// Returns a function that converts the error of a system call.
     pub(crate) fn host(action: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Host { action, source }
     }
 
-    /// The error of opening the KVM device.
+    /// Converts the error of opening the KVM device.
     pub(crate) fn open_kvm(error: kvm_ioctls::Error) -> Self {
         match error.errno() {
             libc::ENOENT | libc::ENODEV | libc::ENXIO => Self::KvmMissing,
@@ -303,7 +303,7 @@ impl MachineError {
         }
     }
 
-    /// Checks a number of CPUs against our limit and that of the host.
+    /// Checks a number of CPUs against the monitor's limit and the host's.
     pub(crate) fn check_cpus(asked: u32, host_limit: u32) -> Result<(), Self> {
         let limit = u32::from(VCPUS_MAX).min(host_limit);
         match asked {

@@ -1,5 +1,5 @@
-//! What fuzz targets run of the machine: the boot loaders, which read files of others, and the
-//! machine's bus of ports. [`devices::fuzzing`] says how.
+//! Fuzz targets of the machine: the boot loaders, which read untrusted files, and the bus of ports.
+//! [`devices::fuzzing`] describes how targets are run.
 
 use std::io;
 use std::path::Path;
@@ -44,11 +44,11 @@ pub const TARGETS: &[Target] = &[
     },
 ];
 
-/// Memory of the guest.
+/// Bytes of guest memory.
 const MEMORY_BYTES: u64 = 4 << 20;
-/// How much after a kernel is looked at.
+/// Bytes after a kernel that are examined.
 const AFTER_BYTES: u64 = 128 << 10;
-/// Most accesses to ports of one input.
+/// Limit of port accesses of one input.
 const ACCESSES_MAX: usize = 300;
 
 fn memory() -> GuestMemoryMmap {
@@ -64,10 +64,11 @@ fn bytes_at(memory: &GuestMemoryMmap, start: u64, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// Any file as a kernel: what is loaded is between the boot structures and the end of memory.
+/// Loads any file as a kernel: what is loaded lies between the boot structures and the end of
+/// memory.
 fn kernel(input: &[u8]) {
     let memory = memory();
-    // Memory of the guest ends somewhere in what is mapped here.
+    // Guest memory ends somewhere in what is mapped here.
     let Some((room, image)) = input.split_first() else {
         return;
     };
@@ -87,7 +88,8 @@ fn kernel(input: &[u8]) {
     assert!(kernel.cmdline_bytes_max() < CMDLINE_BYTES_MAX);
 }
 
-/// Any archive after any kernel: it is whole, and neither over the kernel nor past the end.
+/// Loads any archive after any kernel: it is complete, and overlaps neither the kernel nor the end
+/// of memory.
 fn initrd(input: &[u8]) {
     let mut data = Unstructured::new(input);
     let Ok((pages, end, times)) = <(u16, u64, u8)>::arbitrary(&mut data) else {
@@ -116,7 +118,8 @@ fn initrd(input: &[u8]) {
     }
 }
 
-/// Any command line for any kernel: whole and terminated at the address in the zero page, or refused.
+/// Writes any command line for any kernel: it is complete and terminated at the address in the zero
+/// page, or refused.
 fn command_line(input: &[u8]) {
     let mut header = setup_header::default();
     let place = header.as_mut_slice();
@@ -154,7 +157,7 @@ fn command_line(input: &[u8]) {
     assert!((1..=params.e820_table.len()).contains(&entries));
 }
 
-/// A line that leads nowhere.
+/// An interrupt line without a controller.
 #[derive(Debug)]
 struct NoLine;
 
@@ -162,7 +165,7 @@ impl InterruptLine for NoLine {
     fn set(&self, _raised: bool) {}
 }
 
-/// Any access to any port of the machine.
+/// Makes any accesses to any ports of the machine.
 fn machine_ports(input: &[u8]) {
     let output = ConsoleOutput::spawn(Box::new(io::sink())).expect("a thread");
     let interrupt = EventFdTrigger::new().expect("a descriptor");

@@ -1,10 +1,10 @@
-//! The hypervisor below this host, as its CPU reports it.
+//! The hypervisor that this host runs under, as its CPU reports it.
 
 /// The signature of QEMU's emulator (TCG).
 const TCG_VENDOR: [u8; 12] = *b"TCGTCGTCGTCG";
 
-/// Whether QEMU's emulator executes this host's instructions. A virtualization extension on such a
-/// host is itself emulated.
+/// Returns whether QEMU's emulator executes this host's instructions. A virtualization extension on
+/// such a host is itself emulated.
 pub fn is_emulated() -> bool {
     is_emulator(hypervisor_vendor())
 }
@@ -13,7 +13,7 @@ fn is_emulator(vendor: Option<[u8; 12]>) -> bool {
     vendor == Some(TCG_VENDOR)
 }
 
-/// The signature of the hypervisor that this host runs under, if it reports one.
+/// Returns the signature of the hypervisor that this host runs under, if it reports one.
 ///
 /// CPUID leaf 1, bit 31 of ECX, and leaf 0x4000_0000, EBX, ECX, EDX.
 #[cfg(target_arch = "x86_64")]

@@ -1,8 +1,8 @@
 //! The virtual machine.
 //!
-//! A [`Machine`] is built from a [`MachineConfig`], from guest memory that the caller has
-//! mapped as [`guest_memory_ranges`] says, and from a [`ConsoleConfig`]. [`Machine::run`] boots
-//! it and gives back how it ended:
+//! A [`Machine`] is built from a [`MachineConfig`], from guest memory that the caller has mapped
+//! according to [`guest_memory_ranges`], and from a [`ConsoleConfig`]. [`Machine::run`] boots it
+//! and returns how the run ended:
 //!
 //! ```no_run
 //! use ssi_hv_machine::{
@@ -37,20 +37,21 @@
 //!
 //! # The life of a machine
 //!
-//! [`Machine::new`] opens KVM, maps the memory, loads kernel and initrd, writes the boot
-//! structures and creates the vCPUs. [`Machine::run`] starts a thread for each vCPU and serves
-//! the devices on the calling thread until the guest switches itself off or restarts, crashes,
-//! or a [`MachineHandle`] stops it.
+//! [`Machine::new`] opens KVM, maps the memory, loads kernel and initrd, writes the boot structures
+//! and creates the vCPUs. [`Machine::run`] starts a thread for each vCPU and serves the devices on
+//! the calling thread until the guest powers off or restarts, crashes, or a [`MachineHandle`] stops
+//! it.
 //!
 //! # Memory that is not there yet
 //!
-//! Any touch of guest memory, by a vCPU or by this module, may wait for a pager: the memory may
-//! be backed by userfaultfd. So no lock that a pager could want is held here while guest memory
-//! is touched, memory that was never written is assumed to be zero, and it is never touched as a
-//! whole. A vCPU that waits for a page cannot be made to leave the guest before the page is
-//! served. Pausing therefore only asks ([`MachineHandle::pause`]), and ending waits no longer
-//! than [`STOP_TIME_MAX`] before it leaves such a thread behind, to die with the process. Requests that a
-//! disk has begun end by themselves: ending waits for them for up to [`DISK_TIME_MAX`].
+//! Any access to guest memory, by a vCPU or by this crate, may wait for a pager, since the memory
+//! may be backed by userfaultfd. Therefore no lock that a pager could need is held here during an
+//! access to guest memory, memory that was never written is assumed to be zero, and the memory is
+//! never accessed as a whole. A vCPU that waits for a page cannot be made to leave the guest before
+//! the page is served. A pause is therefore a request ([`MachineHandle::pause`]), and the end of a
+//! run waits up to [`STOP_TIME_MAX`] before it leaves such a thread behind, which ends with the
+//! process. Disk requests in progress complete without a pager: the end waits for them for up to
+//! [`DISK_TIME_MAX`].
 
 mod acpi;
 mod boot;

@@ -1,4 +1,4 @@
-//! A machine: how it is built, and its run to the end.
+//! Builds a machine and runs it to its end.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -49,7 +49,7 @@ pub struct Machine {
     second_output: Option<ConsoleOutput>,
     boot_timer: Arc<BootTimer>,
     power: Arc<PmRegisters>,
-    /// The other nodes, until the end.
+    /// Links to the other nodes, until the end.
     nodes: Option<Primary>,
 }
 
@@ -76,12 +76,12 @@ impl Machine {
         Self::build(config, memory, console, None)
     }
 
-    /// Builds a machine that has vCPUs on other nodes as well, which run
+    /// Builds a machine that also has vCPUs on other nodes, which run
     /// [`Secondary`](crate::Secondary), with the same `memory`. This node is the primary.
     ///
     /// # Errors
     ///
-    /// As [`Self::new`]; and when a node does not answer, or cannot run its vCPUs.
+    /// As [`Self::new`]; also when a node does not answer, or cannot run its vCPUs.
     pub fn with_nodes(
         config: &MachineConfig,
         memory: GuestMemoryMmap,
@@ -193,7 +193,7 @@ impl Machine {
         })
     }
 
-    /// A handle to the machine.
+    /// Returns a handle to the machine.
     pub fn handle(&self) -> MachineHandle {
         MachineHandle {
             shared: Arc::clone(&self.shared),
@@ -202,8 +202,8 @@ impl Machine {
         }
     }
 
-    /// Runs the machine to its end, on the calling thread and one for each vCPU. While it runs
-    /// a console on a terminal is in raw mode.
+    /// Runs the machine to its end, on the calling thread and one thread per vCPU. While it runs, a
+    /// console on a terminal is in raw mode.
     ///
     /// # Errors
     ///
@@ -270,9 +270,10 @@ impl Machine {
         if !self.shared.control.has_ended() {
             self.boot_timer.start();
             std::mem::take(&mut self.virtio).spawn(&self.shared)?;
-            // The boot processor comes last: every vCPU is in its place when the guest begins.
+            // The boot processor starts last, so that every vCPU thread exists when the guest
+            // begins.
             for vcpu in self.vcpus.drain(..).rev() {
-                // Ends are counted, not joined: a thread may have to be left behind.
+                // Threads are counted, not joined: one may have to be left behind.
                 vcpu.spawn(Arc::clone(&self.shared))?;
             }
         }
@@ -285,14 +286,14 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Lets the console's thread end also when the machine was never run.
+        // Ends the console's threads also if the machine was never run.
         for output in [Some(&self.console_output), self.second_output.as_ref()] {
             output.map(|output| output.close(Duration::ZERO));
         }
     }
 }
 
-/// Ends the device loop, and the run when a device asks for that.
+/// Ends the device loop, and ends the run at the request of a device.
 struct EndWatcher {
     shared: Arc<Shared>,
 }

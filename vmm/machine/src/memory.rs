@@ -5,9 +5,8 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRe
 use crate::error::MachineError;
 use crate::layout::{DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
 
-/// The ranges of guest-physical memory of a machine with `bytes` of memory, as pairs of start
-/// and length in bytes: below the device hole, and, for what does not fit there, from 4 GiB.
-/// Ranges are never empty.
+/// Returns the ranges of guest-physical memory of a machine with `bytes` of memory, as start and
+/// length in bytes: below the device hole, and the rest from 4 GiB on. Ranges are never empty.
 ///
 /// The memory given to [`Machine::new`](crate::Machine::new) has exactly these regions.
 pub fn guest_memory_ranges(bytes: u64) -> Vec<(GuestAddress, u64)> {
@@ -22,11 +21,11 @@ pub fn guest_memory_ranges(bytes: u64) -> Vec<(GuestAddress, u64)> {
     .collect()
 }
 
-/// Where memory that is added begins: at a multiple of the largest block in which Linux takes memory
-/// into use (arch/x86/mm/init_64.c, `MAX_BLOCK_SIZE`).
+/// Alignment of memory that is added: the largest block size of Linux's memory hot-plug
+/// (arch/x86/mm/init_64.c, `MAX_BLOCK_SIZE`).
 const HOTPLUG_ALIGNMENT: u64 = 2 << 30;
 
-/// The start of the addresses for memory that may be added to a machine with `bytes` of memory.
+/// Returns the first address for memory that may be added to a machine with `bytes` of memory.
 pub fn hotplug_start(bytes: u64) -> GuestAddress {
     let ranges = guest_memory_ranges(bytes);
     let end = ranges.last().map_or(0, |(start, len)| start.0 + len);
@@ -36,14 +35,14 @@ pub fn hotplug_start(bytes: u64) -> GuestAddress {
 /// Sizes of a guest memory whose regions were checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemorySize {
-    /// All bytes.
+    /// Bytes of all regions.
     pub total: u64,
-    /// One more than the last address of RAM below the hole.
+    /// End of RAM below the hole.
     pub low_end: u64,
 }
 
-/// Checks that `memory` has exactly the regions that [`guest_memory_ranges`] gives for its size, and
-/// after them the one to which memory may be added, if there is one.
+/// Checks that `memory` has exactly the regions of [`guest_memory_ranges`] for its size, followed
+/// by the region to which memory may be added, if any.
 pub(crate) fn check_memory(
     memory: &GuestMemoryMmap,
     hotplug_bytes: u64,
@@ -73,10 +72,10 @@ pub(crate) fn check_memory(
     })
 }
 
-/// Checks that the last address of so much memory has no more than `bits` bits.
+/// Checks that addresses of this memory have at most `bits` bits.
 pub(crate) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), MachineError> {
     let addresses = 1_u64.checked_shl(bits).unwrap_or(u64::MAX);
-    // Beyond the hole, if it comes so far.
+    // Memory above the hole begins after it.
     let hole = DEVICE_HOLE_END - DEVICE_HOLE_START;
     let limit = addresses
         .saturating_sub(hole)
@@ -91,7 +90,7 @@ pub(crate) fn check_address_bits(size: MemorySize, bits: u32) -> Result<(), Mach
     Ok(())
 }
 
-/// Checks that memory which may be added has no more than `bits` bits in its addresses.
+/// Checks that addresses of memory that may be added have at most `bits` bits.
 pub(crate) fn check_hotplug_bits(
     size: MemorySize,
     hotplug_bytes: u64,

@@ -2,16 +2,16 @@
 
 use devices::MachineEvent;
 
-/// How a run ended, from the guest's point of view.
+/// The result of a run, from the guest's point of view.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The guest has switched itself off.
+    /// The guest has powered off.
     Shutdown,
-    /// The guest has asked for a restart.
+    /// The guest has requested a restart.
     Reboot,
     /// The guest cannot continue: a triple fault, a state that KVM cannot run, or a panic that its
-    /// kernel has reported. The text has the reason, and
-    /// the vCPU and its instruction pointer where they are known.
+    /// kernel reported. The text has the reason, and the vCPU and its instruction pointer if they
+    /// are known.
     Crash(String),
     /// [`MachineHandle::stop`] was called, or the user typed the escape sequence.
     Stopped,

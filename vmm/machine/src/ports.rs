@@ -1,4 +1,4 @@
-//! The devices at ports.
+//! Builds the bus of port devices.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::error::MachineError;
 use crate::irqchip::InterruptController;
 use crate::layout;
 
-/// A serial port whose output goes to `writer`, and that output.
+/// Creates a serial port with the buffer of its output, which goes to `writer`.
 pub(crate) fn serial_port(
     vm: &kvm_ioctls::VmFd,
     interrupts: &InterruptController,
@@ -29,7 +29,7 @@ pub(crate) fn serial_port(
     Ok((Arc::new(port), output))
 }
 
-/// The port devices, each at its place.
+/// Builds the bus with each port device at its address.
 pub(crate) fn port_bus(
     serial: &Arc<SerialPort>,
     boot_timer: &Arc<BootTimer>,

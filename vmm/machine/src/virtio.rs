@@ -1,13 +1,13 @@
-//! Where virtio devices are, how they are wired, and the threads that serve them.
+//! Virtio devices: addresses, interrupts, and the threads that serve them.
 //!
-//! This is the one place that gives out addresses and interrupts: each device has a page of
-//! registers in the device hole, an interrupt of its own, and is declared in the DSDT, in the order
-//! in which the machine was given them. The guest rings a queue by a write that KVM turns into an
-//! event by itself, where it can; the write also works as any other access to a register.
+//! Only this module assigns addresses and interrupts: each device has a page of registers in the
+//! device hole, a separate interrupt, and an entry in the DSDT, in the order in which the machine
+//! was given the devices. The guest notifies a queue by a write that KVM converts to an event
+//! (ioeventfd) where it can; the write also works as any other register access.
 //!
-//! Each device has a thread, and one that can has several. They touch guest memory, so they may
-//! wait for a page as a vCPU does, and they may wait for a slow disk; neither holds up the other
-//! devices or the console. At the end of a run these threads are counted like the vCPUs.
+//! Each device has one thread, or several if it supports that. The threads access guest memory, so
+//! they may wait for a page as a vCPU does, and they may wait for a slow disk; neither blocks other
+//! devices or the console. The end of a run waits for these threads as for vCPUs.
 
 use std::sync::Arc;
 use std::thread;
@@ -26,19 +26,19 @@ use crate::irqchip::InterruptController;
 use crate::layout::{VIRTIO_DEVICES_MAX, VIRTIO_INTERRUPT_FIRST, VIRTIO_START};
 use crate::lifecycle::shared::Shared;
 
-/// The place of a virtio device.
+/// Address and interrupt of a virtio device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Slot {
-    /// Its number, from 0 on.
+    /// The device's number, from 0 on.
     pub number: u8,
     /// Address of its registers, [`VIRTIO_MMIO_LEN`] bytes.
     pub start: u64,
-    /// Its input of the I/O interrupt controller.
+    /// Its input of the I/O APIC.
     pub interrupt: u32,
 }
 
 impl Slot {
-    /// Place `number`, below [`VIRTIO_DEVICES_MAX`].
+    /// Returns slot `number`, below [`VIRTIO_DEVICES_MAX`].
     pub fn new(number: u8) -> Self {
         Self {
             number,
@@ -48,14 +48,14 @@ impl Slot {
     }
 }
 
-/// The virtio devices of a machine, each at its place.
+/// The virtio devices of a machine, each in its slot.
 #[derive(Debug, Default)]
 pub(crate) struct VirtioDevices {
     placed: Vec<(Slot, Arc<MmioTransport>, EventFdTrigger)>,
 }
 
 impl VirtioDevices {
-    /// These devices, for a machine with `memory`.
+    /// Assigns slots to devices of a machine with `memory`.
     pub fn new(
         memory: &GuestMemoryMmap,
         devices: &[Arc<dyn VirtioDevice>],
@@ -80,18 +80,18 @@ impl VirtioDevices {
         Ok(Self { placed })
     }
 
-    /// The places that are taken.
+    /// Returns the slots in use.
     pub fn slots(&self) -> Vec<Slot> {
         self.placed.iter().map(|(slot, ..)| *slot).collect()
     }
 
-    /// The registers of each device.
+    /// Returns the registers of each device.
     pub fn transports(&self) -> Vec<Arc<MmioTransport>> {
         let transports = self.placed.iter().map(|(_, transport, _)| transport);
         transports.cloned().collect()
     }
 
-    /// Connects interrupts and notifiers with KVM, and puts the registers on the bus.
+    /// Connects interrupts and notifiers to KVM, and adds the registers to the bus.
     pub fn connect(
         &self,
         vm: &VmFd,
@@ -107,7 +107,7 @@ impl VirtioDevices {
             let notify = IoEventAddress::Mmio(slot.start + QUEUE_NOTIFY_OFFSET);
             for (queue, notifier) in (0_u32..).zip(transport.notifiers()) {
                 vm.register_ioevent(notifier, &notify, queue)
-                    .map_err(MachineError::kvm("listen to the queues of a device"))?;
+                    .map_err(MachineError::kvm("register the notifier of a queue"))?;
             }
         }
         Ok(())
@@ -148,7 +148,7 @@ fn spawn_one(
     }
 }
 
-/// Serves one device, and ends the run when that fails.
+/// Serves one device; ends the run if that fails.
 fn run(transport: Arc<MmioTransport>, shared: &Arc<Shared>) {
     let _end_guard = EndGuard {
         shared,
@@ -173,7 +173,7 @@ fn serve(transport: Arc<MmioTransport>, shared: &Arc<Shared>) -> Result<(), Mach
     Ok(())
 }
 
-/// Lets a device be served while the machine is not paused.
+/// Blocks the service of a device while the machine is paused.
 struct Gate {
     server: QueueServer,
     shared: Arc<Shared>,
@@ -191,7 +191,7 @@ impl MutEventSubscriber for Gate {
     }
 }
 
-/// Wakes the loop when the run has ended.
+/// Wakes the event loop when the run has ended.
 struct End(Arc<Shared>);
 
 impl MutEventSubscriber for End {
@@ -206,7 +206,7 @@ impl MutEventSubscriber for End {
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {}
 }
 
-/// Counts the thread out when it ends, also by a panic.
+/// Counts a device thread as ended when dropped, also by a panic.
 struct EndGuard<'a> {
     shared: &'a Shared,
     device: Arc<dyn VirtioDevice>,
@@ -259,7 +259,7 @@ mod tests {
         let last = slots.last().unwrap();
         assert!(slots[0].start >= DEVICE_HOLE_START);
         assert!(last.start + VIRTIO_MMIO_LEN <= u64::from(IOAPIC_START));
-        // Above the interrupts of the ISA bus, below the 24 that there are.
+        // Above the interrupts of the ISA bus, and below the 24 inputs of the I/O APIC.
         assert!(slots[0].interrupt >= 16 && last.interrupt < 24);
     }
 }

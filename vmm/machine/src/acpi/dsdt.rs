@@ -1,4 +1,4 @@
-//! The DSDT: devices, and the sleep state in which the machine is off.
+//! The DSDT: devices, and the sleep state S5 (soft off).
 
 use acpi_tables::aml;
 use devices::virtio::VIRTIO_MMIO_LEN;
@@ -7,8 +7,8 @@ use devices::{COM1_IRQ, COM1_PORT, PANIC_ACPI_ID, PANIC_PORT, S5_SLEEP_TYPE, SER
 use super::table::{bytes_of, table};
 use crate::virtio::Slot;
 
-/// What is there beside CPUs and interrupt controllers: the serial port, the port for panics,
-/// virtio devices, and the way to S5.
+/// Builds the DSDT: the serial port, the panic port, virtio devices and S5. CPUs and interrupt
+/// controllers are in the MADT.
 pub(super) fn dsdt(virtio: &[Slot]) -> Vec<u8> {
     let com1_port = u16::try_from(COM1_PORT).unwrap_or(0);
     let com1_len = u8::try_from(SERIAL_LEN).unwrap_or(0);
@@ -38,7 +38,7 @@ pub(super) fn dsdt(virtio: &[Slot]) -> Vec<u8> {
             ),
         ],
     ));
-    // SLP_TYP for PM1a and PM1b; the other two are reserved.
+    // SLP_TYP for PM1a and PM1b; the other two bytes are reserved.
     let s5 = aml::Name::new(
         "_S5_".into(),
         &aml::Package::new(vec![&S5_SLEEP_TYPE, &S5_SLEEP_TYPE, &aml::ZERO, &aml::ZERO]),
@@ -47,7 +47,7 @@ pub(super) fn dsdt(virtio: &[Slot]) -> Vec<u8> {
     table(*b"DSDT", 2, &[com1, panic, virtio, bytes_of(&s5)].concat())
 }
 
-/// A virtio device, by the id that Linux knows for registers in memory.
+/// Describes a virtio device by the id that Linux's virtio_mmio driver binds to.
 fn virtio_device(slot: &Slot) -> Vec<u8> {
     let start = u32::try_from(slot.start).unwrap_or(0);
     let len = u32::try_from(VIRTIO_MMIO_LEN).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! The FADT: where the power-management registers are.
+//! The FADT: addresses of the power-management registers.
 
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -11,12 +11,12 @@ use super::table::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
 use crate::config::Irqchip;
 use crate::layout::{PM_PORT, RESET_PORT, SCI_IRQ};
 
-/// FADT, IA-PC boot flags: devices of the ISA bus are there, no VGA. The keyboard controller
-/// is not announced; it answers the reset command alone.
+/// FADT, IA-PC boot flags: ISA devices are present, VGA is not. The keyboard controller is not
+/// announced, since it only answers the reset command.
 const BOOT_ARCH_LEGACY_DEVICES: u16 = 1 << 0;
 const BOOT_ARCH_NO_VGA: u16 = 1 << 2;
 
-/// A register block of `bytes` in port space, accessed in words.
+/// Describes a register block of `bytes` in port space, accessed in words.
 fn port_block(port: u16, bytes: u8) -> GAS {
     GAS::new(
         AddressSpace::SystemIo,
@@ -27,7 +27,7 @@ fn port_block(port: u16, bytes: u8) -> GAS {
     )
 }
 
-/// The table, with the addresses of DSDT and FACS.
+/// Builds the FADT, with the addresses of DSDT and FACS.
 pub(super) fn fadt(dsdt: u64, facs: u64, irqchip: Irqchip) -> Vec<u8> {
     const PM1_EVENT_BYTES: u8 = 4;
     const PM1_CONTROL_BYTES: u8 = 2;
@@ -39,16 +39,16 @@ pub(super) fn fadt(dsdt: u64, facs: u64, irqchip: Irqchip) -> Vec<u8> {
         .preferred_pm_profile(PmProfile::Unspecified)
         .flag(Flags::Wbinvd)
         .flag(Flags::ProcC1)
-        // No sleep button. That there is no flag for the power button means that it is fixed
-        // hardware: a bit of the PM1 event registers.
+        // No sleep button. The power button is fixed hardware, a bit of the PM1 event registers,
+        // and fixed hardware has no flag here.
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup);
-    // Below 4 GiB, so both the old and the new fields can say it.
+    // Below 4 GiB, so both the 32-bit and the 64-bit fields can hold it.
     fadt.dsdt = u32::try_from(dsdt).unwrap_or(0).into();
     fadt.x_dsdt = dsdt.into();
     fadt.firmware_ctrl = u32::try_from(facs).unwrap_or(0).into();
     fadt.sci_int = u16::from(SCI_IRQ).into();
-    // No SMI command port: ACPI mode is always on.
+    // No SMI command port: ACPI mode cannot be switched off.
     fadt.smi_cmd = 0.into();
     fadt.pm1a_evt_blk = u32::from(event).into();
     fadt.pm1_evt_len = PM1_EVENT_BYTES;
@@ -57,7 +57,8 @@ pub(super) fn fadt(dsdt: u64, facs: u64, irqchip: Irqchip) -> Vec<u8> {
     fadt.pm1_cnt_len = PM1_CONTROL_BYTES;
     fadt.x_pm1a_cnt_blk = port_block(control, PM1_CONTROL_BYTES);
     if irqchip == Irqchip::User {
-        // There is no 8254, by which a kernel would else measure the timers of the local APICs.
+        // Without an 8254 this timer is what a kernel calibrates the timers of the local APICs
+        // with.
         let timer = offset(PM_TIMER_OFFSET);
         let bytes = u8::try_from(PM_TIMER_LEN).unwrap_or(0);
         fadt = fadt.flag(Flags::TmrValExt);

@@ -1,8 +1,8 @@
-//! ACPI tables: what the guest cannot find out by asking the CPU.
+//! ACPI tables: what the guest cannot learn from CPUID.
 //!
-//! RSDP, XSDT, FADT, FACS, MADT and DSDT (ACPI specification 6.5, chapter 5). The machine is
-//! not "hardware-reduced": it has the PM1 registers, so that stock kernels switch off by their
-//! usual path. What is near and far is in [`numa`].
+//! RSDP, XSDT, FADT, FACS, MADT and DSDT (ACPI specification 6.5, chapter 5). The machine is not
+//! "hardware-reduced": it has the PM1 registers, so that stock kernels power off by their usual
+//! path. NUMA tables are in [`numa`].
 
 mod dsdt;
 mod fadt;
@@ -25,23 +25,23 @@ use madt::madt;
 use numa::NumaNode;
 use table::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of};
 
-/// Every table starts at a multiple of this: what the FACS needs, the strictest of all.
+/// Alignment of every table: that of the FACS, the strictest.
 const TABLE_ALIGNMENT: u64 = 64;
-/// Tables at their guest-physical addresses.
+/// The tables and their guest-physical addresses.
 #[derive(Debug)]
 pub(crate) struct AcpiTables {
-    /// Pairs of address and bytes, by address, from [`ACPI_START`] on.
+    /// Pairs of address and bytes, by ascending address, from [`ACPI_START`] on.
     placed: Vec<(u64, Vec<u8>)>,
     next: u64,
 }
 
 impl AcpiTables {
-    /// The tables of a machine with `cpus` CPUs, virtio devices at `virtio`, and NUMA nodes if
-    /// it has any.
+    /// Builds the tables of a machine with `cpus` CPUs, virtio devices at `virtio`, and NUMA nodes
+    /// if it has any.
     pub fn new(cpus: u8, virtio: &[Slot], nodes: &[NumaNode], irqchip: Irqchip) -> Self {
         let mut tables = Self {
             placed: Vec::new(),
-            // The RSDP comes first, and is written when the XSDT has its place.
+            // The RSDP comes first; it is written last, since it has the address of the XSDT.
             next: ACPI_START + TABLE_ALIGNMENT,
         };
         let dsdt = tables.add(dsdt(virtio));
@@ -63,7 +63,7 @@ impl AcpiTables {
         tables
     }
 
-    /// Places a table, and gives its address.
+    /// Places a table and returns its address.
     fn add(&mut self, table: Vec<u8>) -> u64 {
         let address = self.next;
         let bytes = u64::try_from(table.len()).unwrap_or(u64::MAX);
@@ -75,7 +75,7 @@ impl AcpiTables {
         address
     }
 
-    /// Writes the tables into guest memory, and gives the address of the RSDP.
+    /// Writes the tables into guest memory and returns the address of the RSDP.
     pub fn write(&self, memory: &GuestMemoryMmap) -> Result<u64, MachineError> {
         if self.next > ACPI_END {
             return Err(MachineError::AcpiTooLarge {

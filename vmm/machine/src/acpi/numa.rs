@@ -1,9 +1,9 @@
-//! Which memory is near which CPU: SRAT, SLIT and HMAT (ACPI specification 6.5,
-//! 5.2.16, 5.2.17 and 5.2.28).
+//! NUMA topology: SRAT, SLIT and HMAT (ACPI specification 6.5, 5.2.16, 5.2.17 and 5.2.28).
 //!
-//! Node 0 has all CPUs; the others have memory alone. SRAT says what is where, HMAT what it costs
-//! in nanoseconds and MB/s. SLIT has one byte for a distance, 10 within a node; networks are
-//! thousands of times slower than memory, so here it grows by 20 with each factor of ten.
+//! Node 0 has all CPUs; the others have memory only. SRAT assigns CPUs and memory to nodes, HMAT
+//! states latency in nanoseconds and bandwidth in MB/s. SLIT has one byte per distance, with 10
+//! within a node; networks are thousands of times slower than memory, so here the distance is
+//! logarithmic and grows by 20 with each factor of ten.
 
 use std::time::Duration;
 
@@ -16,39 +16,39 @@ use acpi_tables::srat::MemoryAffinity;
 
 use super::table::{OEM_ID, OEM_REVISION, OEM_TABLE_ID, bytes_of, table};
 
-/// A NUMA node of the guest. The first has the CPUs.
+/// A NUMA node of the guest. The first one has the CPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NumaNode {
-    /// Its memory: start and length in bytes of each range, both multiples of the page size.
+    /// Memory ranges: start and length in bytes, both multiples of the page size.
     pub memory: Vec<(u64, u64)>,
-    /// Where memory may be added to it while the guest runs: start and length in bytes.
+    /// The range in which memory may be added while the guest runs: start and length in bytes.
     pub hotplug: Option<(u64, u64)>,
-    /// What an access to it by a CPU takes that finds nothing cached.
+    /// Latency of a CPU's uncached access.
     pub latency: Duration,
-    /// What CPUs can read of it, in MB/s; `None` where that is not known.
+    /// Read bandwidth in MB/s; `None` if unknown.
     pub bandwidth_mb_s: Option<u64>,
 }
 
 /// The distance from a node to itself.
 const DISTANCE_SELF: u8 = 10;
-/// What a factor of ten in latency adds.
+/// Increase of the distance per factor of ten in latency.
 const DISTANCE_PER_DECADE: f64 = 20.0;
-/// The nearest that another node can be; Linux does not take 10.
+/// Least distance to another node; Linux rejects 10.
 const DISTANCE_MIN: f64 = 11.0;
-/// 255 would mean "cannot be reached".
+/// Largest distance: 255 means "unreachable".
 const DISTANCE_MAX: f64 = 254.0;
 
-/// SRAT entry: the affinity of a processor, by the id of its x2APIC.
+/// SRAT entry: a processor's affinity, by x2APIC id.
 const SRAT_X2APIC: u8 = 2;
 const SRAT_X2APIC_BYTES: u8 = 24;
 const SRAT_ENABLED: u32 = 1;
 
-/// The largest entry of an HMAT matrix that is a number.
+/// The largest value of an HMAT entry; 0xffff means "unreachable".
 const HMAT_ENTRY_MAX: u64 = 0xfffe;
-/// Latencies above this do not fit what Linux reads them into: 32 bits of picoseconds.
+/// The largest latency: Linux stores picoseconds in 32 bits.
 const HMAT_LATENCY_MAX: Duration = Duration::from_micros(4200);
 
-/// The three tables, in the order of this module's name for them; empty without nodes.
+/// Builds SRAT, SLIT and HMAT; returns none without nodes.
 pub(crate) fn tables(cpus: u8, nodes: &[NumaNode]) -> Vec<Vec<u8>> {
     if nodes.is_empty() {
         return Vec::new();
@@ -57,7 +57,7 @@ pub(crate) fn tables(cpus: u8, nodes: &[NumaNode]) -> Vec<Vec<u8>> {
 }
 
 fn srat(cpus: u8, nodes: &[NumaNode]) -> Vec<u8> {
-    // A field that is always 1, and eight reserved bytes.
+    // A field whose value is always 1, and eight reserved bytes.
     let mut body = [1_u32.to_le_bytes(), [0; 4], [0; 4]].concat();
     for cpu in 0..cpus {
         body.extend([SRAT_X2APIC, SRAT_X2APIC_BYTES, 0, 0]);
@@ -81,7 +81,7 @@ fn srat(cpus: u8, nodes: &[NumaNode]) -> Vec<u8> {
     table(*b"SRAT", 3, &body)
 }
 
-/// The distance of a node whose memory takes `latency`, from one where it takes `near`.
+/// Returns the distance of a node with `latency` from one with `near`.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -94,12 +94,12 @@ fn distance(near: Duration, latency: Duration) -> u8 {
 }
 
 fn slit(nodes: &[NumaNode]) -> Vec<u8> {
-    // At most 65 nodes: one more than there may be donors.
+    // At most 65 nodes: one more than the limit of donors.
     let count = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
     let mut slit = SLIT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION, count);
     for (a, from) in nodes.iter().enumerate() {
         for (b, to) in nodes.iter().enumerate().skip(a + 1) {
-            // Between donors everything passes by the node with the CPUs.
+            // All traffic between donors passes through the node with the CPUs.
             let farther = from.latency.max(to.latency);
             slit.set_distance(a, b, distance(nodes[0].latency, farther));
         }
@@ -131,10 +131,10 @@ fn hmat(nodes: &[NumaNode]) -> Vec<u8> {
     table(*b"HMAT", 2, &body)
 }
 
-/// What it takes from node 0 to each node, in picoseconds or MB/s.
+/// Builds the HMAT matrix from node 0 to each node, in picoseconds or MB/s.
 fn locality(data: DataType, values: &[Option<u64>]) -> SystemLocality {
     let largest = values.iter().flatten().copied().max().unwrap_or(0);
-    // The finest unit in which the largest still fits.
+    // The finest unit in which the largest value fits.
     let unit = largest.div_ceil(HMAT_ENTRY_MAX).max(1);
     let mut matrix = SystemLocality::new(
         LocalityType::Memory,
@@ -147,7 +147,7 @@ fn locality(data: DataType, values: &[Option<u64>]) -> SystemLocality {
     matrix.set_initiator_value(0, 0);
     for (target, value) in values.iter().enumerate() {
         matrix.set_target_value(target, u32::try_from(target).unwrap_or(u32::MAX));
-        // 0 would say that nothing is known.
+        // 0 would mean "unknown".
         let entry = value.map_or(0, |value| (value / unit).max(1));
         matrix.set_entry_value(0, target, u16::try_from(entry).unwrap_or(u16::MAX - 1));
     }

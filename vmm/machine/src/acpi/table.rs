@@ -1,4 +1,4 @@
-//! What all tables share.
+//! Encoding of tables.
 
 use acpi_tables::Aml;
 use acpi_tables::sdt::Sdt;
@@ -7,17 +7,17 @@ pub(crate) const OEM_ID: [u8; 6] = *b"SSIHV ";
 pub(crate) const OEM_TABLE_ID: [u8; 8] = *b"SSIHVTBL";
 pub(crate) const OEM_REVISION: u32 = 1;
 
-/// Bytes of the header that all tables share.
+/// Bytes of the header that every table has.
 const HEADER_BYTES: u32 = 36;
 
-/// The bytes of a table or of an object in it.
+/// Encodes a table, or an object in it.
 pub(crate) fn bytes_of(table: &dyn Aml) -> Vec<u8> {
     let mut bytes = Vec::new();
     table.to_aml_bytes(&mut bytes);
     bytes
 }
 
-/// A table whose body is `body`.
+/// Encodes a table with header and `body`.
 pub(crate) fn table(signature: [u8; 4], revision: u8, body: &[u8]) -> Vec<u8> {
     let mut table = Sdt::new(
         signature,

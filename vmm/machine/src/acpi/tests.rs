@@ -53,7 +53,8 @@ fn the_tables_point_to_each_other() {
 fn the_power_button_is_fixed_hardware_and_there_is_no_sleep_button() {
     let tables = AcpiTables::new(1, &[], &[], Irqchip::Kernel);
     let fadt = &find(&tables, b"FACP").1;
-    // ACPI 6.5, table 5.10: PWR_BUTTON and SLP_BUTTON, set for what is not fixed hardware.
+    // ACPI 6.5, table 5.10: PWR_BUTTON and SLP_BUTTON are set for buttons that are not fixed
+    // hardware.
     let flags = u32::from_le_bytes(fadt[112..116].try_into().unwrap());
     assert_eq!(flags & (1 << 4 | 1 << 5), 1 << 5);
     assert_eq!(fadt[46..48], u16::from(SCI_IRQ).to_le_bytes());

@@ -1,4 +1,5 @@
-//! Kernels in bzImages (`vmlinuz`): an ELF kernel, compressed, behind a small program that unpacks it.
+//! Loads kernels in bzImages (`vmlinuz`): a compressed ELF kernel behind a small program that
+//! unpacks it.
 
 use std::io::Cursor;
 use std::path::Path;
@@ -13,23 +14,23 @@ use super::loaded::{KernelFormat, LoadedKernel};
 use super::payload::{PayloadError, unpack};
 use crate::layout::HIGH_RAM_START;
 
-/// Where the setup header is in a bzImage (Linux, Documentation/arch/x86/boot.rst).
+/// Offset of the setup header in a bzImage (Linux, Documentation/arch/x86/boot.rst).
 pub(super) const SETUP_HEADER_OFFSET: usize = 0x1f1;
-/// The end of the fields of the setup header that are read here, up to `init_size`.
+/// End of the setup header's fields that are read here; `init_size` is the last.
 pub(super) const SETUP_HEADER_END: usize = 0x264;
-/// "HdrS".
+/// The magic number "HdrS".
 pub(super) const SETUP_HEADER_MAGIC: u32 = 0x5372_6448;
 /// The first version of the boot protocol with `payload_offset`.
 const PROTOCOL_WITH_PAYLOAD: u16 = 0x0208;
 /// Bit of `xloadflags`: the image has a 64-bit entry point.
 pub(super) const XLF_KERNEL_64: u16 = 1;
-/// Where the 64-bit entry point is in the protected-mode part of a bzImage.
+/// Offset of the 64-bit entry point in the protected-mode part of a bzImage.
 const ENTRY_64_OFFSET: u64 = 0x200;
-/// `setup_sects` when the field is 0.
+/// Value of `setup_sects` if the field is 0.
 const SETUP_SECTORS_DEFAULT: usize = 4;
 const SECTOR_BYTES: usize = 512;
 
-/// The setup header at its place in `image`, which is long enough.
+/// Reads the setup header of `image`, which is long enough.
 fn read_setup_header(image: &[u8]) -> setup_header {
     let mut header = setup_header::default();
     let source = &image[SETUP_HEADER_OFFSET..];
@@ -39,7 +40,7 @@ fn read_setup_header(image: &[u8]) -> setup_header {
     header
 }
 
-/// Loads the bzImage `image`, which was in the file `path`.
+/// Loads the bzImage `image`, read from the file `path`.
 pub(crate) fn load(
     path: &Path,
     image: Vec<u8>,
@@ -73,7 +74,7 @@ pub(crate) fn load(
             Ok(_) => {
                 return Err(KernelError::Corrupt {
                     path: path.to_owned(),
-                    source: "its payload is no ELF file".into(),
+                    source: "its payload is not an ELF file".into(),
                 });
             }
             Err(error @ (PayloadError::UnknownFormat | PayloadError::Unsupported { .. })) => {
@@ -90,7 +91,7 @@ pub(crate) fn load(
     load_self_unpacking(path, image, &header, memory, low_end)
 }
 
-/// The compressed part of a bzImage.
+/// Returns the compressed part of a bzImage.
 fn find_payload<'a>(
     path: &Path,
     image: &'a [u8],
@@ -110,7 +111,7 @@ fn find_payload<'a>(
         })
 }
 
-/// The length of the real-mode part of a bzImage.
+/// Returns the length of the real-mode part of a bzImage.
 fn setup_bytes(header: &setup_header) -> usize {
     let sectors = match header.setup_sects {
         0 => SETUP_SECTORS_DEFAULT,
@@ -141,7 +142,7 @@ fn load_self_unpacking(
             bytes: image.len(),
         });
     }
-    // It moves itself to its preferred address, and needs `init_size` bytes from there.
+    // The kernel moves itself to its preferred address, and needs `init_size` bytes from there.
     let end = header
         .pref_address
         .max(HIGH_RAM_START)

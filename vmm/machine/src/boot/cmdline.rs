@@ -2,13 +2,13 @@
 
 use crate::error::MachineError;
 
-/// The command line that a stock kernel needs here: its console on the serial port, and an
-/// immediate restart after a panic, which ends the run with [`Outcome::Reboot`], unless the kernel has a
-/// driver that reports panics. The kernel restarts through the ACPI reset register, its own default.
+/// The default command line of a stock kernel: a console on the serial port, and a restart right
+/// after a panic, which ends the run with [`Outcome::Reboot`] unless the kernel has a driver that
+/// reports panics. The kernel restarts through the ACPI reset register by its own default.
 pub const DEFAULT_CMDLINE: &str = "console=ttyS0 panic=-1";
 
-/// [`DEFAULT_CMDLINE`] with `extra` appended. Of parameters that contradict each other kernels
-/// take the last, so `extra` can overrule each default.
+/// Returns [`DEFAULT_CMDLINE`] with `extra` appended. The last of contradicting parameters takes
+/// effect, so `extra` can override each default.
 pub fn command_line(extra: &str) -> String {
     match extra.trim() {
         "" => DEFAULT_CMDLINE.to_owned(),
@@ -16,13 +16,13 @@ pub fn command_line(extra: &str) -> String {
     }
 }
 
-/// Whether a command line may have this byte: printable ASCII.
+/// Returns whether a command line may contain this byte: printable ASCII.
 #[must_use]
 pub const fn is_of_cmdline(byte: u8) -> bool {
     matches!(byte, b' '..=b'~')
 }
 
-/// Checks that a kernel which takes `limit` bytes can be given `cmdline`.
+/// Checks `cmdline` against the limit of the kernel in bytes, and its characters.
 pub(crate) fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), MachineError> {
     let bytes = u64::try_from(cmdline.len()).unwrap_or(u64::MAX);
     if bytes > limit {

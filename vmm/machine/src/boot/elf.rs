@@ -1,4 +1,4 @@
-//! Kernels in ELF files (`vmlinux`).
+//! Loads kernels in ELF files (`vmlinux`).
 
 use std::io::Cursor;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::kernel_error::KernelError;
 use super::loaded::{KernelFormat, LoadedKernel};
 use crate::layout::HIGH_RAM_START;
 
-/// Loads the ELF kernel `image`, which was in the file `path`.
+/// Loads the ELF kernel `image`, read from the file `path`.
 pub(crate) fn load(
     path: &Path,
     image: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Checks of an ELF kernel before it is loaded, so that what is wrong can be named.
+//! Checks an ELF kernel before it is loaded, so that errors name the faulty field.
 
 use thiserror::Error;
 
@@ -11,16 +11,16 @@ const LITTLE_ENDIAN: u8 = 1;
 const MACHINE_X86_64: u16 = 62;
 const PT_LOAD: u32 = 1;
 
-/// What is wrong with an ELF kernel.
+/// Defect of an ELF kernel.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum ElfError {
-    /// The header is not whole.
+    /// The file ends inside the header.
     #[error("it has {bytes} bytes, an ELF header has {HEADER_BYTES}; copy it again")]
     HeaderTruncated {
         /// Size of the image.
         bytes: usize,
     },
-    /// Made for another machine.
+    /// The kernel is for another architecture.
     #[error("it is ELF class {class}, machine {machine}: only 64-bit x86-64 kernels run here")]
     WrongMachine {
         /// The field `EI_CLASS`.
@@ -28,21 +28,21 @@ pub enum ElfError {
         /// The field `e_machine`.
         machine: u16,
     },
-    /// The program headers, or what they name, are past the end of the file.
+    /// The program headers, or the segments, extend past the end of the file.
     #[error("it is truncated: it has {bytes} bytes, its headers ask for {needed}; copy it again")]
     Truncated {
         /// Size of the image.
         bytes: usize,
-        /// The size that the headers imply.
+        /// Size according to the headers.
         needed: u64,
     },
-    /// Program headers of another size than the standard's.
+    /// The program headers do not have the standard size.
     #[error("its program headers have {found} bytes each, not {PROGRAM_HEADER_BYTES}")]
     ProgramHeaderSize {
         /// The field `e_phentsize`.
         found: u16,
     },
-    /// A segment lies where the boot structures are, or wraps around.
+    /// A segment overlaps the boot structures, or its address wraps around.
     #[error(
         "a segment of {bytes} bytes at {address:#x} is outside the memory for kernels, which \
          starts at {HIGH_RAM_START:#x}"
@@ -53,16 +53,14 @@ pub enum ElfError {
         /// The field `p_memsz`.
         bytes: u64,
     },
-    /// More bytes in the file than in memory.
+    /// A segment has more bytes in the file than in memory.
     #[error("the segment at {address:#x} has more bytes in the file than in memory")]
     SegmentSize {
         /// The field `p_paddr`.
         address: u64,
     },
-    /// Nothing to load at the entry point.
-    #[error(
-        "its entry point {entry:#x} is in no segment that is loaded; give a vmlinux or bzImage"
-    )]
+    /// No loaded segment contains the entry point.
+    #[error("its entry point {entry:#x} is in no loaded segment; give a vmlinux or bzImage")]
     Entry {
         /// The field `e_entry`.
         entry: u64,
@@ -90,8 +88,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
         .map_or(0, |word| u64::from_le_bytes(*word))
 }
 
-/// Checks the headers of `image`, and gives one more than the last physical address that its
-/// segments take.
+/// Checks the headers of `image` and returns the end of the highest segment, as a physical address.
 pub(crate) fn check_elf(image: &[u8]) -> Result<u64, ElfError> {
     if image.len() < HEADER_BYTES {
         return Err(ElfError::HeaderTruncated { bytes: image.len() });
@@ -116,7 +113,7 @@ pub(crate) fn check_elf(image: &[u8]) -> Result<u64, ElfError> {
         let offset = u64_at(header, 8);
         let (address, file_bytes, bytes) =
             (u64_at(header, 24), u64_at(header, 32), u64_at(header, 40));
-        // Of all segments, since the loader reads notes as well.
+        // All segments are checked, not only those with code: the loader reads notes as well.
         slice(image, offset, file_bytes)?;
         if u32_at(header, 0) != PT_LOAD || bytes == 0 {
             continue;
@@ -138,7 +135,7 @@ pub(crate) fn check_elf(image: &[u8]) -> Result<u64, ElfError> {
     }
 }
 
-/// `len` bytes of `image` from `start`.
+/// Returns `len` bytes of `image` from `start`.
 fn slice(image: &[u8], start: u64, len: u64) -> Result<&[u8], ElfError> {
     let needed = start.saturating_add(len);
     let range = usize::try_from(start)

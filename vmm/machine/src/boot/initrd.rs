@@ -1,4 +1,4 @@
-//! Loading the initial RAM disk.
+//! Loads the initial RAM disk.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,7 +11,7 @@ use crate::error::MachineError;
 use crate::layout::PAGE_BYTES;
 use crate::memory::MemorySize;
 
-/// An initrd is read in pieces of this size.
+/// Bytes of an initrd that are read at once.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// An initrd in guest memory.
@@ -21,17 +21,17 @@ pub(crate) struct LoadedInitrd {
     pub bytes: u64,
 }
 
-/// The archive of a first root file system.
+/// An initial RAM disk.
 #[derive(Clone, Debug)]
 pub enum Initrd {
-    /// In a file.
+    /// A file.
     File(PathBuf),
-    /// In memory.
+    /// Bytes in memory.
     Built(Arc<[u8]>),
 }
 
 impl Initrd {
-    /// How messages name it.
+    /// Returns its name in messages.
     fn path(&self) -> &Path {
         match self {
             Self::File(path) => path,
@@ -40,8 +40,8 @@ impl Initrd {
     }
 }
 
-/// Loads the initrd as high as it fits below the device hole, so that it is out of the way of
-/// the kernel, which ends at `kernel_end`.
+/// Loads the initrd at the highest fitting address below the device hole, away from the kernel,
+/// which ends at `kernel_end`.
 pub(crate) fn load_initrd(
     initrd: &Initrd,
     memory: &GuestMemoryMmap,
@@ -90,8 +90,9 @@ fn load_initrd_file(
         });
     }
     let start = room_for_initrd(path, bytes, size, kernel_end)?;
-    // Not straight into guest memory: a file system that pins the pages which it reads into, as 9p does,
-    // waits for them where not even SIGKILL ends a process, and their donor may be lost.
+    // Through a buffer, not directly into guest memory: a file system that pins the destination
+    // pages, as 9p does, waits for them uninterruptibly. If their donor is lost, not even SIGKILL
+    // ends the process.
     let mut piece = vec![0; PIECE_BYTES];
     let mut done = 0;
     while done < bytes {
@@ -121,7 +122,7 @@ fn room_for_initrd(
     })
 }
 
-/// The highest page from which `bytes` fit in low RAM after the kernel.
+/// Returns the highest page from which `bytes` fit into low RAM above the kernel.
 fn initrd_start(bytes: u64, size: MemorySize, kernel_end: u64) -> Option<u64> {
     let start = size.low_end.checked_sub(bytes)? / PAGE_BYTES * PAGE_BYTES;
     (start >= kernel_end).then_some(start)

@@ -1,8 +1,8 @@
 //! Kernel images: ELF (`vmlinux`) and bzImage (`vmlinuz`).
 //!
-//! A bzImage is an ELF kernel, compressed, behind a small program that unpacks it. It is
-//! unpacked here instead of in the guest: that takes no guest memory, and no time of a vCPU.
-//! Only an image whose compression is not known here is left to unpack itself.
+//! A bzImage is a compressed ELF kernel behind a small program that unpacks it. The monitor unpacks
+//! it instead, which takes neither guest memory nor vCPU time. Only an image with an unknown
+//! compression unpacks itself in the guest.
 
 use std::fs::File;
 use std::io::Read;
@@ -24,7 +24,7 @@ pub(crate) fn load_kernel(
     load_image(path, read_image(path)?, memory, low_end)
 }
 
-/// Loads the kernel `image`, which was in the file `path`.
+/// Loads the kernel `image`, read from the file `path`.
 pub(crate) fn load_image(
     path: &Path,
     image: Vec<u8>,

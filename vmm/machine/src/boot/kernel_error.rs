@@ -1,4 +1,4 @@
-//! Why a kernel image cannot be loaded.
+//! Errors of loading kernel images.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub enum KernelError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -29,7 +29,7 @@ pub enum KernelError {
         /// The file.
         path: PathBuf,
     },
-    /// The file has not even a header.
+    /// The file is shorter than a header.
     #[error(
         "kernel {} is {bytes} bytes: too short for an ELF or bzImage header; give a vmlinux or a \
          bzImage",
@@ -38,10 +38,10 @@ pub enum KernelError {
     TooShort {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         bytes: usize,
     },
-    /// The file is something else.
+    /// The file has an unknown format.
     #[error(
         "kernel {} is neither an ELF file nor a bzImage; give a vmlinux or a bzImage for x86-64",
         path.display()
@@ -50,38 +50,38 @@ pub enum KernelError {
         /// The file.
         path: PathBuf,
     },
-    /// The file is shorter than its header says.
+    /// The file is shorter than its header states.
     #[error(
-        "kernel {} is truncated: it has {bytes} bytes, its header asks for {needed}; copy it again",
+        "kernel {} is truncated: it has {bytes} bytes, its header requires {needed}; copy it again",
         path.display()
     )]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file.
         bytes: usize,
-        /// The size that the header implies.
+        /// Size according to the header.
         needed: u64,
     },
-    /// The compressed kernel is broken.
+    /// The compressed kernel is corrupt.
     #[error("the compressed kernel in {} is corrupt; copy it again", path.display())]
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// The word of the decoder.
+        /// The decoder's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// The ELF headers are wrong, or ask for memory that is not there.
+    /// The ELF headers are invalid, or require memory that the guest does not have.
     #[error("kernel {} cannot be loaded", path.display())]
     Elf {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         #[source]
         source: ElfError,
     },
-    /// A bzImage of a boot protocol that is too old, or for 32 bits.
+    /// The bzImage has too old a boot protocol, or is for 32 bits.
     #[error(
         "kernel {} has boot protocol {major}.{minor:02} and no 64-bit entry point; give a kernel \
          for x86-64 of Linux 3.8 or newer",
@@ -90,23 +90,23 @@ pub enum KernelError {
     TooOld {
         /// The file.
         path: PathBuf,
-        /// First part of the protocol's version.
+        /// Major version of the protocol.
         major: u16,
-        /// Second part.
+        /// Minor version of the protocol.
         minor: u16,
     },
-    /// The kernel needs more memory than there is below 3 GiB.
+    /// The kernel needs more memory than the guest has below 3 GiB.
     #[error(
-        "kernel {} needs guest memory up to {needed:#x}, there is none from {end:#x} on; raise \
+        "kernel {} needs guest memory up to {needed:#x}, but memory ends at {end:#x}; raise \
          --memory",
         path.display()
     )]
     NoRoom {
         /// The file.
         path: PathBuf,
-        /// One more than the last address needed.
+        /// End of the memory that the kernel needs.
         needed: u64,
-        /// One more than the last address of memory below the hole.
+        /// End of the memory below the hole.
         end: u64,
     },
     /// The image cannot be copied into guest memory.
@@ -114,7 +114,7 @@ pub enum KernelError {
     Load {
         /// The file.
         path: PathBuf,
-        /// The word of the loader.
+        /// The loader's error.
         #[source]
         source: linux_loader::loader::Error,
     },

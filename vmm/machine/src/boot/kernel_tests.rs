@@ -31,7 +31,7 @@ fn load(bytes: &[u8]) -> Result<LoadedKernel, KernelError> {
     load_kernel(file(bytes).path(), &memory(), MEMORY_BYTES)
 }
 
-/// An ELF kernel with one segment of `code` at `ENTRY`, and 4096 bytes of zeroes after it.
+/// Returns an ELF kernel with one segment of `code` at `ENTRY`, and 4096 bytes of zeroes after it.
 fn elf(code: &[u8]) -> Vec<u8> {
     let len = u64::try_from(code.len()).unwrap();
     let mut bytes = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
@@ -54,7 +54,7 @@ fn elf(code: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A bzImage with `payload`, and 1024 bytes of code before it.
+/// Returns a bzImage with `payload`, and 1024 bytes of code before it.
 fn bzimage(payload: &[u8]) -> Vec<u8> {
     let header = setup_header {
         setup_sects: 1,

@@ -5,32 +5,32 @@ use vm_memory::GuestAddress;
 
 use crate::layout::CMDLINE_BYTES_MAX;
 
-/// How a kernel was found in its file.
+/// The format of a kernel's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KernelFormat {
     /// An ELF file.
     Elf,
-    /// A bzImage whose ELF file was unpacked.
+    /// A bzImage that the monitor has unpacked.
     UnpackedBzImage,
-    /// A bzImage that unpacks itself.
+    /// A bzImage that unpacks itself in the guest.
     BzImage,
 }
 
 /// A kernel in guest memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadedKernel {
-    /// Where the boot processor starts, in 64-bit mode.
+    /// Entry point of the boot processor, in 64-bit mode.
     pub entry: GuestAddress,
-    /// One more than the last address that the kernel uses before it reads the memory map.
+    /// End of the memory that the kernel uses before it reads the memory map.
     pub end: u64,
-    /// The setup header of the bzImage, when there was one.
+    /// The setup header, if the file was a bzImage.
     pub setup_header: Option<setup_header>,
-    /// How it was found.
+    /// Format of the file.
     pub format: KernelFormat,
 }
 
 impl LoadedKernel {
-    /// How many bytes of command line the kernel takes, without the terminating zero.
+    /// Returns the kernel's limit of its command line in bytes, without the terminating zero.
     pub fn cmdline_bytes_max(&self) -> u64 {
         let limit = self
             .setup_header

@@ -1,4 +1,4 @@
-//! What the guest boots from: kernel, initial RAM disk, command line and boot parameters.
+//! Loads what the guest boots from: kernel, initial RAM disk, command line and boot parameters.
 
 mod bzimage;
 pub(crate) mod cmdline;

@@ -1,4 +1,4 @@
-//! The 64-bit boot protocol of Linux: zero page and memory map.
+//! Writes the zero page and the memory map of Linux's 64-bit boot protocol.
 //!
 //! Linux, Documentation/arch/x86/boot.rst, section "64-bit boot protocol".
 
@@ -18,22 +18,22 @@ use crate::layout::{
 };
 use crate::memory::MemorySize;
 
-/// `type_of_loader` of a loader without a number of its own.
+/// `type_of_loader` of a loader without an assigned number.
 const LOADER_UNDEFINED: u8 = 0xff;
 const BOOT_FLAG: u16 = 0xaa55;
-/// The version of the boot protocol that this loader speaks.
+/// The version of the boot protocol that is implemented here.
 const PROTOCOL: u16 = 0x020f;
-/// `loadflags`: the kernel is above 1 MiB.
+/// `loadflags`: the kernel is loaded above 1 MiB.
 const LOADED_HIGH: u8 = 1;
 /// Physical alignment of x86-64 kernels (CONFIG_PHYSICAL_ALIGN).
 const KERNEL_ALIGNMENT: u32 = 0x20_0000;
 
 /// Memory map: usable RAM.
 const E820_RAM: u32 = 1;
-/// Memory map: not for the kernel.
+/// Memory map: reserved.
 const E820_RESERVED: u32 = 2;
 
-/// The memory map: pairs of start and length, with their type.
+/// Returns the memory map: start, length and type of each range.
 fn memory_map(size: MemorySize) -> Vec<boot_e820_entry> {
     let entry = |start, end, kind| boot_e820_entry {
         addr: start,
@@ -53,7 +53,7 @@ fn memory_map(size: MemorySize) -> Vec<boot_e820_entry> {
     map
 }
 
-/// Writes command line and zero page for `kernel`.
+/// Writes the command line and the zero page for `kernel`.
 pub(crate) fn write_boot_params(
     memory: &GuestMemoryMmap,
     size: MemorySize,
@@ -112,7 +112,7 @@ fn boot_params_for(
     params
 }
 
-/// An address or length below the device hole, which is below 4 GiB.
+/// Converts an address or length below the device hole, which ends at 4 GiB.
 fn low_address(address: u64) -> u32 {
     debug_assert!(address < DEVICE_HOLE_END);
     u32::try_from(address).unwrap_or(u32::MAX)

@@ -1,4 +1,4 @@
-//! The compressed kernel inside a bzImage.
+//! Unpacks the compressed kernel inside a bzImage.
 //!
 //! Linux, Documentation/arch/x86/boot.rst, fields `payload_offset` and `payload_length`: the
 //! payload is an ELF file compressed by one of the formats below. All but gzip are followed by
@@ -8,42 +8,42 @@ use std::io::{self, Read};
 
 use thiserror::Error;
 
-/// The largest kernel that is unpacked: several times the largest that distributions ship
-/// (about 100 MiB), so that a corrupt image cannot take the memory of the host.
+/// Limit of an unpacked kernel: several times the largest that distributions ship (about 100 MiB),
+/// so that a corrupt image cannot exhaust the host's memory.
 pub const KERNEL_BYTES_MAX: u64 = 512 << 20;
 
-/// The memory that the xz and lzma decoders may take; kernels are made with dictionaries of at
-/// most 128 MiB.
+/// Limit of memory for the xz and lzma decoders; kernels are compressed with dictionaries of up to
+/// 128 MiB.
 const XZ_MEMORY_BYTES_MAX: u64 = 256 << 20;
 
-/// The block size of the legacy frame of lz4, which kernels use.
+/// Block size of lz4's legacy frame format, which kernels use.
 const LZ4_LEGACY_BLOCK_BYTES: usize = 8 << 20;
 
 /// Why a payload was not unpacked.
 #[derive(Debug, Error)]
 pub(crate) enum PayloadError {
-    /// None of the formats that are known here.
+    /// The format is unknown.
     #[error("unknown compression")]
     UnknownFormat,
-    /// The format is known, but this payload needs more than its decoder gives.
+    /// The format is known, but the payload exceeds a limit of its decoder.
     #[error("{format} payload that cannot be unpacked here")]
     Unsupported {
         /// Name of the format.
         format: &'static str,
-        /// The word of the decoder.
+        /// The decoder's error.
         #[source]
         source: io::Error,
     },
-    /// The bytes are wrong.
+    /// The payload is corrupt.
     #[error("{format} payload is corrupt")]
     Corrupt {
         /// Name of the format.
         format: &'static str,
-        /// The word of the decoder.
+        /// The decoder's error.
         #[source]
         source: io::Error,
     },
-    /// More than [`KERNEL_BYTES_MAX`] bytes.
+    /// The unpacked kernel exceeds [`KERNEL_BYTES_MAX`].
     #[error("{format} payload unpacks to more than {KERNEL_BYTES_MAX} bytes")]
     TooLarge {
         /// Name of the format.
@@ -51,7 +51,7 @@ pub(crate) enum PayloadError {
     },
 }
 
-/// The formats, by their first bytes.
+/// Formats, recognized by their first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     Plain,
@@ -102,7 +102,7 @@ pub(crate) fn unpack(payload: &[u8]) -> Result<Vec<u8>, PayloadError> {
         format: name,
         source,
     };
-    // The size that follows would be taken for one more block or stream.
+    // Without the appended size, which the decoders would take for another block or stream.
     let without_size = &payload[..payload.len() - payload.len().min(4)];
     let size_hint = payload
         .last_chunk()
@@ -137,7 +137,7 @@ pub(crate) fn unpack(payload: &[u8]) -> Result<Vec<u8>, PayloadError> {
     }
 }
 
-/// Reads to the end, or gives None when there is more than [`KERNEL_BYTES_MAX`].
+/// Reads to the end. Returns `None` beyond [`KERNEL_BYTES_MAX`] bytes.
 fn read_limited(reader: &mut dyn Read, size_hint: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = buffer(size_hint);
     let read = reader.take(KERNEL_BYTES_MAX + 1).read_to_end(&mut bytes)?;
@@ -145,14 +145,14 @@ fn read_limited(reader: &mut dyn Read, size_hint: u64) -> io::Result<Option<Vec<
     Ok((read <= KERNEL_BYTES_MAX).then_some(bytes))
 }
 
-/// A buffer for about `size_hint` bytes, which the image claims and which is not trusted.
+/// Allocates a buffer for about `size_hint` bytes, a number from the image that is not trusted.
 fn buffer(size_hint: u64) -> Vec<u8> {
     let capacity = size_hint.min(KERNEL_BYTES_MAX / 4);
     Vec::with_capacity(usize::try_from(capacity).unwrap_or(0))
 }
 
-/// Unpacks the legacy frame of lz4: a magic of 4 bytes, then blocks, each with its compressed
-/// size before it; each but the last unpacks to 8 MiB.
+/// Unpacks lz4's legacy frame format: a magic number of 4 bytes, then blocks, each preceded by its
+/// compressed size; each block except the last unpacks to 8 MiB.
 fn unpack_lz4_legacy(frame: &[u8], size_hint: u64) -> io::Result<Option<Vec<u8>>> {
     let corrupt = |text| io::Error::new(io::ErrorKind::InvalidData, text);
     let mut rest = frame.get(4..).unwrap_or_default();
@@ -163,7 +163,7 @@ fn unpack_lz4_legacy(frame: &[u8], size_hint: u64) -> io::Result<Option<Vec<u8>>
             .map_err(|_| corrupt("a block is larger than memory"))?;
         let (packed, next) = after
             .split_at_checked(size)
-            .ok_or_else(|| corrupt("a block goes past the end"))?;
+            .ok_or_else(|| corrupt("a block extends past the end"))?;
         let unpacked = lz4_flex::block::decompress_into(packed, &mut block)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.to_string()))?;
         bytes.extend_from_slice(&block[..unpacked]);
@@ -187,7 +187,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes that start as an ELF file and compress a little.
+    /// Returns bytes that start like an ELF file and are slightly compressible.
     fn sample(len: usize) -> Vec<u8> {
         let mut bytes = b"\x7fELF".to_vec();
         bytes.extend((0..len).map(|i| u8::try_from((i * i / 7) % 253).unwrap()));
@@ -215,7 +215,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// As the kernel's build makes it: CRC32, and the filter for x86 code before LZMA2.
+    /// Compresses as the kernel's build does: with CRC32, and the x86 filter before LZMA2.
     fn xz(bytes: &[u8]) -> Vec<u8> {
         let mut filters = Filters::new();
         filters.x86();

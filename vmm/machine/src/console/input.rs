@@ -1,4 +1,4 @@
-//! Input of the console: what is typed, as fast as the guest takes it.
+//! Reads the console's input and passes it on as fast as the guest takes it.
 
 use std::fmt;
 use std::fs::File;
@@ -13,25 +13,25 @@ use vmm_sys_util::epoll::EventSet;
 use crate::lifecycle::shared::Shared;
 use crate::outcome::Outcome;
 
-/// Bytes of input read at once.
+/// Bytes of input that are read at once.
 const INPUT_BATCH_BYTES: usize = 4096;
 
-/// What the keyboard asks for.
+/// Recognizes escape sequences of the keyboard.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Keys {
-    /// The last key was the escape key.
+    /// The last key was [`ESCAPE_KEY`].
     escaped: bool,
 }
 
 /// Ctrl-A.
 const ESCAPE_KEY: u8 = 0x01;
-/// After [`ESCAPE_KEY`]: stops the machine.
+/// After [`ESCAPE_KEY`]: stop the machine.
 const QUIT_KEY: u8 = b'x';
 
 impl Keys {
-    /// Takes the escape sequences out of `typed` and appends the rest to `input`. True when the
-    /// machine is to stop. The escape key twice is one escape key for the guest; any other key
-    /// after it is dropped.
+    /// Removes escape sequences from `typed` and appends the rest to `input`. Returns true when the
+    /// machine is to stop. Two escape keys are one for the guest; any other key after an escape key
+    /// is dropped.
     fn filter(&mut self, typed: &[u8], input: &mut Vec<u8>) -> bool {
         for key in typed {
             match (self.escaped, *key) {
@@ -51,20 +51,20 @@ impl Keys {
     }
 }
 
-/// Moves input to the serial port, as fast as the guest takes it.
+/// Moves input to the serial port as fast as the guest takes it.
 pub(crate) struct ConsoleInput {
-    /// Stays open after its end: epoll drops a closed descriptor only when no other descriptor refers to the
-    /// same open file.
+    /// Stays open after its end: epoll only drops a closed descriptor when no other descriptor
+    /// refers to the same open file.
     source: File,
-    /// The source has no more to give.
+    /// The source has ended.
     ended: bool,
-    /// The source takes part in epoll. Files and /dev/null do not: they are always ready.
+    /// epoll supports the source. It does not support files and /dev/null, which are always ready.
     pollable: bool,
-    /// The source is watched now.
+    /// The source is registered with epoll.
     watched: bool,
     /// Present when the source is a terminal.
     keys: Option<Keys>,
-    /// Read, and not yet taken by the port.
+    /// Input that was read, and that the port has not taken yet.
     pending: Vec<u8>,
     serial: Arc<SerialPort>,
     shared: Arc<Shared>,
@@ -91,8 +91,8 @@ impl ConsoleInput {
         }
     }
 
-    /// Gives the port what it takes of the pending input. What comes from a source that epoll
-    /// does not know is read as the port takes it.
+    /// Passes pending input to the port, as much as it takes. A source without epoll is read when
+    /// the port has room.
     fn give(&mut self) {
         loop {
             let taken = self.serial.receive(&self.pending);
@@ -103,12 +103,12 @@ impl ConsoleInput {
             self.read();
         }
         if self.keys.is_some() {
-            // Typed ahead further than anyone types: the rest is lost, as on a real line.
+            // Drops the rest, as a real serial line does.
             self.pending.truncate(INPUT_BATCH_BYTES);
         }
     }
 
-    /// Reads what the source has, up to one batch, or notes that it has ended.
+    /// Reads up to one batch from the source, or notes its end.
     fn read(&mut self) {
         let mut typed = [0; INPUT_BATCH_BYTES];
         match self.source.read(&mut typed) {
@@ -122,7 +122,7 @@ impl ConsoleInput {
                 None => self.pending.extend_from_slice(&typed[..len]),
             },
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Another process has read it first.
+            // Another process has read the input first.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && self.pollable => {}
             Err(error) => {
                 tracing::warn!(%error, "the console's input cannot be read; it ends here");
@@ -131,8 +131,8 @@ impl ConsoleInput {
         }
     }
 
-    /// Watches the source exactly while there is room for what it gives. A terminal is watched
-    /// to its end, for the escape sequence.
+    /// Registers the source with epoll exactly while there is room for its input. A terminal stays
+    /// registered, for the escape sequence.
     fn watch(&mut self, ops: &mut EventOps) {
         let room = self.keys.is_some() || self.pending.is_empty();
         let wanted = self.pollable && !self.ended && room;
@@ -147,7 +147,7 @@ impl ConsoleInput {
         };
         match changed {
             Ok(()) => self.watched = wanted,
-            // EPERM: not for epoll.
+            // EPERM: epoll does not support this file.
             Err(_) if wanted => {
                 self.pollable = false;
                 self.give();
@@ -171,7 +171,7 @@ impl MutEventSubscriber for ConsoleInput {
         if events.fd() == self.source.as_raw_fd() {
             self.read();
         } else {
-            // Its value has no meaning; readability is the signal.
+            // The value has no meaning; readability is the signal.
             let _ = self.serial.room_event_fd().read();
         }
         self.give();

@@ -1,4 +1,4 @@
-//! The console: where the guest's serial output goes, and where its input comes from.
+//! The console: the destination of the guest's serial output, and the source of its input.
 
 pub(crate) mod input;
 pub(crate) mod terminal;
@@ -12,11 +12,11 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use terminal::is_foreground_terminal;
 
-/// Where the guest's serial port leads.
+/// Configuration of the guest's serial ports.
 pub struct ConsoleConfig {
     pub(crate) input: Option<OwnedFd>,
     pub(crate) output: Box<dyn Write + Send>,
-    /// Where a second serial port leads, if there is one.
+    /// Destination of the second serial port's output, if there is one.
     pub(crate) second: Option<Box<dyn Write + Send>>,
     pub(crate) on_raw_mode: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -30,10 +30,9 @@ impl fmt::Debug for ConsoleConfig {
 }
 
 impl ConsoleConfig {
-    /// Input from the standard input of the process and output to its standard output. Either
-    /// may be closed, a file, a pipe or a terminal. When the input is a terminal, it is in raw
-    /// mode while the machine runs, and `Ctrl-A x` stops the machine. A background job leaves
-    /// its terminal alone and has no input.
+    /// Uses the process's standard input and output. Either may be closed, a file, a pipe or a
+    /// terminal. If the input is a terminal, it is in raw mode while the machine runs, and `Ctrl-A
+    /// x` stops the machine. A background job does not change its terminal and has no input.
     pub fn stdio() -> Self {
         let input = io::stdin().as_fd().try_clone_to_owned().ok();
         let of_others = input
@@ -50,7 +49,7 @@ impl ConsoleConfig {
         }
     }
 
-    /// No input, and output to `writer`. The writer is called from a thread of its own.
+    /// Writes output to `writer`, on a separate thread; there is no input.
     pub fn output_only(writer: Box<dyn Write + Send>) -> Self {
         Self {
             input: None,
@@ -60,8 +59,7 @@ impl ConsoleConfig {
         }
     }
 
-    /// The same, and a second serial port of which the output goes to `writer`, also from a
-    /// thread of its own.
+    /// Adds a second serial port whose output goes to `writer`, also on a separate thread.
     #[must_use]
     pub fn with_second_port(self, writer: Box<dyn Write + Send>) -> Self {
         Self {
@@ -70,9 +68,8 @@ impl ConsoleConfig {
         }
     }
 
-    /// The same, and `notify` is called once when the run has put the console's terminal into raw
-    /// mode. From then on only `Ctrl-A x` stops the guest from the keyboard, which the caller may
-    /// want to announce.
+    /// Calls `notify` once when the run has put the console's terminal into raw mode. From then on
+    /// only `Ctrl-A x` stops the guest from the keyboard, which the caller may want to announce.
     #[must_use]
     pub fn on_raw_mode(self, notify: impl FnOnce() + Send + 'static) -> Self {
         Self {
@@ -81,7 +78,7 @@ impl ConsoleConfig {
         }
     }
 
-    /// Input from `input` and output to `writer`.
+    /// Reads input from `input` and writes output to `writer`.
     pub fn new(input: OwnedFd, writer: Box<dyn Write + Send>) -> Self {
         Self {
             input: Some(input),
@@ -92,12 +89,12 @@ impl ConsoleConfig {
     }
 }
 
-/// Writes block, even when another process has set the file to non-blocking.
+/// A file whose writes block, even if another process has set it to non-blocking.
 #[derive(Debug)]
 pub struct BlockingWriter(File);
 
 impl BlockingWriter {
-    /// Writes to the file of `fd`, by a descriptor of its own.
+    /// Duplicates the descriptor `fd` and writes to its file.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Raw mode of the terminal, and its certain end.
+//! Raw mode of the terminal, which is left on every way out of the process.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,25 +9,25 @@ use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::getpgrp;
 use rustix::termios::{OptionalActions, OutputModes, Termios, tcgetattr, tcgetpgrp, tcsetattr};
 
-/// A terminal, and the settings to go back to.
+/// A terminal and the settings to restore.
 #[derive(Debug)]
 struct Saved {
-    /// A descriptor of our own.
+    /// A duplicated descriptor.
     terminal: OwnedFd,
     settings: Termios,
-    /// Those of the next entry to raw mode.
+    /// Settings saved by the next entry to raw mode.
     later: OnceLock<Box<Saved>>,
 }
 
-/// What was saved first; the last in the chain is current. Nothing is ever removed or changed, and
-/// reading takes no lock, so that a signal handler may do it at any time.
+/// The settings saved first; the last in the chain are current. Entries are never removed or
+/// changed, and reading takes no lock, so that a signal handler may read them at any time.
 static SAVED: OnceLock<Box<Saved>> = OnceLock::new();
 
 /// The terminal is in raw mode.
 static RAW: AtomicBool = AtomicBool::new(false);
 
-/// A terminal in raw mode: keys reach the guest one by one, Ctrl-C included. Dropping it
-/// restores the terminal; so does a panic. A program that ends by a signal calls
+/// A terminal in raw mode: keys reach the guest one by one, including Ctrl-C. Dropping the value
+/// restores the terminal; so does a panic. A process that exits in a signal handler calls
 /// [`restore_terminal`] first.
 #[derive(Debug)]
 pub struct RawTerminal {
@@ -35,12 +35,12 @@ pub struct RawTerminal {
 }
 
 impl RawTerminal {
-    /// Puts the terminal `fd` into raw mode. None when `fd` is no terminal, when the process
-    /// is not in its foreground, or when raw mode is on already.
+    /// Puts the terminal `fd` into raw mode. Returns `None` if `fd` is not a terminal, the process
+    /// is not in its foreground, or raw mode is already on.
     ///
     /// # Errors
     ///
-    /// Fails when the terminal does not take its settings.
+    /// Fails when the terminal rejects the settings.
     pub fn enter(fd: impl AsFd) -> io::Result<Option<Self>> {
         if !is_foreground_terminal(&fd) || RAW.swap(true, Ordering::AcqRel) {
             return Ok(None);
@@ -61,8 +61,8 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Restores the terminal if it is in raw mode. Can be called at any time, from any thread and
-/// from a signal handler.
+/// Restores the terminal if it is in raw mode. May be called at any time, from any thread and from
+/// a signal handler.
 pub fn restore_terminal() {
     if !RAW.swap(false, Ordering::AcqRel) {
         return;
@@ -70,7 +70,7 @@ pub fn restore_terminal() {
     let first = SAVED.get().map(Box::as_ref);
     let later = |saved: &&'static Saved| saved.later.get().map(Box::as_ref);
     if let Some(saved) = std::iter::successors(first, later).last() {
-        // One system call, which is safe in signal handlers. There is no way to report an error.
+        // tcsetattr is async-signal-safe. A signal handler has no way to report an error.
         let _ = tcsetattr(&saved.terminal, OptionalActions::Now, &saved.settings);
     }
 }
@@ -79,7 +79,7 @@ fn make_raw(fd: impl AsFd) -> io::Result<()> {
     let settings = tcgetattr(&fd)?;
     let mut raw = settings.clone();
     raw.make_raw();
-    // Lines that the monitor itself prints still begin at the left.
+    // So that the monitor's own lines still begin in the first column.
     raw.output_modes |= OutputModes::OPOST;
 
     let terminal = fcntl_dupfd_cloexec(&fd, 0)?;
@@ -94,7 +94,7 @@ fn make_raw(fd: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Appends to the chain. The caller has set [`RAW`], so no other thread does it.
+/// Appends to the chain. The caller has set [`RAW`], so no other thread appends at the same time.
 fn save(mut saved: Box<Saved>) {
     let mut place = &SAVED;
     while let Err(ours) = place.set(saved) {
@@ -103,7 +103,7 @@ fn save(mut saved: Box<Saved>) {
     }
 }
 
-/// Makes the message of a panic appear on a sane terminal.
+/// Restores the terminal before a panic's message is printed.
 fn restore_on_panic() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -115,8 +115,8 @@ fn restore_on_panic() {
     });
 }
 
-/// Whether `fd` is a terminal whose foreground job this process belongs to. Others would be
-/// stopped for reading it or for changing its settings.
+/// Returns whether `fd` is a terminal whose foreground job this process belongs to. Other processes
+/// would be stopped when they read it or change its settings.
 pub(crate) fn is_foreground_terminal(fd: impl AsFd) -> bool {
     tcgetpgrp(fd) == Ok(getpgrp())
 }

@@ -1,4 +1,4 @@
-//! KVM's interrupt controllers.
+//! Interrupt controllers in KVM.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::error::MachineError;
 /// Offsets of local vector table entries (Intel SDM volume 3A, table 11-1).
 const LAPIC_LVT_LINT0: usize = 0x350;
 const LAPIC_LVT_LINT1: usize = 0x360;
-/// Delivery modes in bits 10:8 of those.
+/// Delivery modes in bits 10:8 of those entries.
 const DELIVERY_MODE_MASK: u32 = 0x700;
 const DELIVERY_MODE_EXTINT: u32 = 0x700;
 const DELIVERY_MODE_NMI: u32 = 0x400;
 
-/// Creates the controllers and the timer.
+/// Creates the controllers and the 8254 timer.
 pub(super) fn create(vm: &VmFd) -> Result<(), MachineError> {
     for (capability, name) in [
         (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
@@ -30,7 +30,7 @@ pub(super) fn create(vm: &VmFd) -> Result<(), MachineError> {
     vm.create_irq_chip()
         .map_err(MachineError::kvm("create the interrupt controllers"))?;
     vm.create_pit2(kvm_pit_config {
-        // Answers port 0x61 as well, which kernels use to calibrate their clocks.
+        // The dummy speaker answers port 0x61, which kernels use to calibrate their clocks.
         flags: KVM_PIT_SPEAKER_DUMMY,
         ..Default::default()
     })

@@ -1,8 +1,8 @@
 //! The interrupt controllers.
 //!
-//! Either all are KVM's: local APIC, IOAPIC, two 8259s and the timer 8254. Or local APICs and IOAPIC
-//! are in user space, and there is neither a working 8259 nor an 8254. The machine reaches them
-//! through [`InterruptController`] alone.
+//! Either all are in KVM: local APICs, I/O APIC, two 8259s and the timer 8254. Or local APICs and
+//! I/O APIC are in user space, and there is neither a working 8259 nor an 8254. The rest of the
+//! machine uses only [`InterruptController`].
 
 mod kernel;
 pub(crate) mod user;
@@ -31,13 +31,13 @@ use user::{UserChip, UserLine};
 pub(crate) enum InterruptController {
     /// All of them in KVM.
     Kernel,
-    /// In this process.
+    /// Local APICs and I/O APIC in this process.
     User(Arc<UserChip>),
 }
 
 impl InterruptController {
-    /// Creates the controllers of a machine whose vCPUs are kicked by `control`. Comes before the
-    /// first vCPU.
+    /// Creates the controllers of a machine whose vCPUs are kicked by `control`. KVM requires this
+    /// before the first vCPU.
     pub fn new(
         irqchip: Irqchip,
         vm: &VmFd,
@@ -59,7 +59,7 @@ impl InterruptController {
         }
     }
 
-    /// Puts what a machine with these controllers has beside the others on its buses.
+    /// Adds the devices that come with these controllers to the buses.
     pub fn add_devices(&self, ports: &mut Bus, mmio: &mut Bus) -> Result<(), MachineError> {
         let Self::User(chip) = self else {
             return Ok(());
@@ -77,23 +77,23 @@ impl InterruptController {
         Ok(())
     }
 
-    /// Whether the timer of the local controllers can fire at a value of the TSC.
+    /// Returns whether the local APIC timer has the TSC-deadline mode.
     pub fn has_tsc_deadline(&self, vm: &VmFd) -> bool {
         match self {
             Self::Kernel => kernel::has_tsc_deadline(vm),
-            // KVM handles the register itself, and loses what is written to it.
+            // KVM handles the register itself and loses writes to it.
             Self::User(_) => false,
         }
     }
 
-    /// Removes what KVM offers and cannot do with these controllers.
+    /// Removes CPUID features that KVM offers but cannot provide with these controllers.
     pub fn hide_features(&self, entries: &mut Vec<kvm_cpuid_entry2>) {
         if let Self::User(_) = self {
             cpuid::hide_in_kernel_apic(entries);
         }
     }
 
-    /// Makes every trigger of `line` raise ISA interrupt `irq`.
+    /// Makes each trigger of `line` raise ISA interrupt `irq`.
     pub fn connect(&self, vm: &VmFd, line: &EventFdTrigger, irq: u32) -> Result<(), MachineError> {
         match self {
             Self::Kernel => kernel::connect(vm, line, irq),
@@ -104,7 +104,7 @@ impl InterruptController {
         }
     }
 
-    /// The line of ISA interrupt `irq`, as one that has a level.
+    /// Returns the line of ISA interrupt `irq`, for a device that sets its level.
     pub fn line(&self, vm: &Arc<VmFd>, irq: u32) -> Arc<dyn InterruptLine> {
         match self {
             Self::Kernel => kernel::line(vm, irq),
@@ -112,8 +112,8 @@ impl InterruptController {
         }
     }
 
-    /// Sets the local controller of CPU `index` as firmware does: input 0 takes the interrupts of
-    /// the 8259s, input 1 is the non-maskable interrupt. Gives the controller if it is in user space.
+    /// Sets up the local APIC of CPU `index` as firmware does: LINT0 takes the interrupts of the
+    /// 8259s, LINT1 is the NMI. Returns the local APIC if it is in user space.
     pub fn set_up_cpu(
         &self,
         vcpu: &VcpuFd,
@@ -134,7 +134,7 @@ impl InterruptController {
 fn user_line(chip: &Arc<UserChip>, irq: u32) -> Arc<dyn InterruptLine> {
     Arc::new(UserLine {
         chip: Arc::clone(chip),
-        // The inputs have the numbers of the ISA interrupts, as KVM wires them.
+        // Inputs have the numbers of the ISA interrupts, as KVM wires them.
         pin: usize::try_from(irq).unwrap_or(usize::MAX),
     })
 }

@@ -1,4 +1,4 @@
-//! Pausing, resuming and ending: what the vCPU threads, the device loop and the handles share.
+//! Pausing, resuming and ending: the state that vCPU threads, device threads and handles share.
 
 use std::fmt;
 use std::io;
@@ -12,29 +12,29 @@ use super::kick::{Kick, install_kick_handler};
 use crate::error::MachineError;
 use crate::outcome::Outcome;
 
-/// How a run ends.
+/// The result of a run.
 pub(crate) type End = Result<Outcome, MachineError>;
 
-/// What a vCPU thread does next.
+/// The next action of a vCPU thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Enter the guest.
     Run,
-    /// Enter the guest; it was paused meanwhile.
+    /// Enter the guest after a pause.
     Resume,
     /// End the thread.
     Exit,
 }
 
-/// Another node of the machine, which pauses, resumes and ends with this one. No call waits.
+/// Another node of the machine, which pauses, resumes and ends with this one. Calls do not block.
 pub(crate) trait Follower: fmt::Debug + Send + Sync {
-    /// No vCPU may run. The thread that finds that none does calls [`Control::node_parked`].
+    /// Stops all vCPUs. The thread that finds that none runs calls [`Control::node_parked`].
     fn pause(&self, number: u32);
 
-    /// vCPUs may run again.
+    /// Lets vCPUs run again.
     fn resume(&self);
 
-    /// The run has ended.
+    /// Ends the run.
     fn end(&self, end: &End);
 }
 
@@ -42,15 +42,15 @@ pub(crate) trait Follower: fmt::Debug + Send + Sync {
 struct State {
     paused: bool,
     end: Option<End>,
-    /// Set with `end`, and kept when `end` was taken.
+    /// Set with `end`; stays set after `end` was taken.
     ended: bool,
-    /// vCPU threads that have not ended, and other nodes whose vCPUs have not.
+    /// vCPU threads that have not ended, and other nodes with such threads.
     live: usize,
     /// Threads of devices that touch guest memory and have not ended.
     device_threads: usize,
-    /// vCPU threads that wait for the machine to be resumed.
+    /// vCPU threads that wait for a resume.
     parked: usize,
-    /// The number of the last pause, and the other nodes of which no vCPU runs since.
+    /// The number of the last pause, and the other nodes that have stopped their vCPUs for it.
     pauses: u32,
     parked_nodes: usize,
 }
@@ -60,35 +60,36 @@ struct State {
 pub(crate) struct Control {
     state: Mutex<State>,
     changed: Condvar,
-    /// vCPU threads must look at `state` before they enter the guest, and device threads before
-    /// they serve. Sequentially consistent, and so is the `immediate_exit` of each vCPU: a kick
-    /// stores this, then `immediate_exit`; a vCPU thread clears `immediate_exit`, then loads this.
-    /// One of the two sees the other. The same goes for `serving`: a pause stores this, then
+    /// vCPU threads must check `state` before they enter the guest, and device threads before they
+    /// serve. Sequentially consistent, as is the `immediate_exit` of each vCPU: a kick stores this,
+    /// then `immediate_exit`; a vCPU thread clears `immediate_exit`, then loads this. At least one
+    /// of the two sees the other's store. The same holds for `serving`: a pause stores this, then
     /// loads `serving`; a device thread adds to `serving`, then loads this.
     attention: AtomicBool,
-    /// Device threads that serve, and so may touch guest memory. Pairs with `attention`.
+    /// Device threads that are serving and may access guest memory. Pairs with `attention`.
     serving: AtomicUsize,
     kicks: Vec<Arc<Kick>>,
     followers: Vec<Arc<dyn Follower>>,
-    /// Readable from the moment the run has ended.
+    /// Readable once the run has ended.
     wake: EventFd,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The state is changed in single assignments, so a panic cannot leave it half changed.
+    // The state changes in single assignments, so a panic cannot leave it inconsistent.
     mutex
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Control {
-    /// The state of a machine with `cpus` vCPUs, none of them started.
+    /// Creates the state of a machine with `cpus` vCPUs, none of them started.
     #[cfg(test)]
     pub fn new(cpus: usize) -> io::Result<Self> {
         Self::with_followers(cpus, Vec::new())
     }
 
-    /// The state of a machine with `cpus` vCPUs, none of them started, and with other nodes.
+    /// Creates the state of a machine with `cpus` vCPUs, none of them started, and with other
+    /// nodes.
     pub fn with_followers(cpus: usize, followers: Vec<Arc<dyn Follower>>) -> io::Result<Self> {
         install_kick_handler()?;
         Ok(Self {
@@ -102,12 +103,12 @@ impl Control {
         })
     }
 
-    /// Becomes readable when the run has ended.
+    /// Returns the event descriptor that becomes readable when the run has ended.
     pub fn wake_fd(&self) -> &EventFd {
         &self.wake
     }
 
-    /// The slot by which each vCPU is kicked, in order.
+    /// Returns the kick of each vCPU, in order.
     pub fn kicks(&self) -> &[Arc<Kick>] {
         &self.kicks
     }
@@ -120,7 +121,7 @@ impl Control {
                 return;
             }
             state.ended = true;
-            // Under the lock, as all notifications of followers, which arrive in order.
+            // Under the lock, like all notifications of followers, so that they are sent in order.
             self.followers.iter().for_each(|node| node.end(&end));
             state.end = Some(end);
             self.attention.store(true, Ordering::SeqCst);
@@ -131,17 +132,17 @@ impl Control {
         self.kick_all();
     }
 
-    /// Whether the run has ended.
+    /// Returns whether the run has ended.
     pub fn has_ended(&self) -> bool {
         lock(&self.state).ended
     }
 
-    /// How the run ended. Gives it once.
+    /// Takes the result of the run, which exists once.
     pub fn take_end(&self) -> Option<End> {
         lock(&self.state).end.take()
     }
 
-    /// Asks all vCPUs to leave the guest and wait, and devices to be served no more.
+    /// Requests that all vCPUs leave the guest and wait, and that devices are no longer served.
     pub fn pause(&self) {
         {
             let mut state = lock(&self.state);
@@ -172,8 +173,8 @@ impl Control {
         self.changed.notify_all();
     }
 
-    /// Waits until every vCPU thread waits or has ended and no device is served; false when that
-    /// took longer than `limit`, or when no pause was requested.
+    /// Waits until every vCPU thread waits or has ended and no device is served. Returns false
+    /// after `limit`, or if no pause was requested.
     pub fn wait_paused(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = lock(&self.state);
@@ -190,12 +191,12 @@ impl Control {
         state.paused
     }
 
-    /// Whether a pause was asked for and not taken back.
+    /// Returns whether a pause is in force.
     pub fn is_paused(&self) -> bool {
         lock(&self.state).paused
     }
 
-    /// No vCPU of another node runs since the pause with this number.
+    /// Records that a node has stopped its vCPUs for the pause with this number.
     pub fn node_parked(&self, number: u32) {
         let mut state = lock(&self.state);
         if state.paused && state.pauses == number {
@@ -204,8 +205,8 @@ impl Control {
         }
     }
 
-    /// Waits until every thread that touches guest memory has ended, of vCPUs and of devices;
-    /// false when that took longer than `limit`.
+    /// Waits until every thread that accesses guest memory has ended, of vCPUs and of devices.
+    /// Returns false after `limit`.
     pub fn wait_all_ended(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         let mut state = lock(&self.state);
@@ -230,30 +231,30 @@ impl Control {
         }
     }
 
-    /// A vCPU thread is about to be started.
+    /// Counts a vCPU thread that is about to be started.
     pub fn vcpu_starts(&self) {
         lock(&self.state).live += 1;
     }
 
-    /// A vCPU thread has ended.
+    /// Counts a vCPU thread that has ended.
     pub fn vcpu_ended(&self) {
         lock(&self.state).live -= 1;
         self.changed.notify_all();
     }
 
-    /// A thread of devices, which touches guest memory, is about to be started.
+    /// Counts a device thread, which accesses guest memory, that is about to be started.
     pub fn device_thread_starts(&self) {
         lock(&self.state).device_threads += 1;
     }
 
-    /// A thread of devices has ended.
+    /// Counts a device thread that has ended.
     pub fn device_thread_ended(&self) {
         lock(&self.state).device_threads -= 1;
         self.changed.notify_all();
     }
 
-    /// A vCPU thread is about to enter the guest: waits while the machine is paused. The
-    /// caller has cleared the `immediate_exit` of its vCPU.
+    /// Waits while the machine is paused, before a vCPU thread enters the guest. The caller has
+    /// cleared the `immediate_exit` of its vCPU.
     pub fn checkpoint(&self) -> Next {
         if !self.attention.load(Ordering::SeqCst) {
             return Next::Run;
@@ -273,8 +274,8 @@ impl Control {
         if state.ended { Next::Exit } else { next }
     }
 
-    /// A device thread is about to serve: waits while the machine is paused. `None` when the run
-    /// has ended.
+    /// Waits while the machine is paused, before a device thread serves. Returns `None` when the
+    /// run has ended.
     pub fn device_turn(&self) -> Option<DeviceTurn<'_>> {
         loop {
             self.serving.fetch_add(1, Ordering::SeqCst);
@@ -300,13 +301,13 @@ impl Control {
     }
 }
 
-/// A device is served while this is there.
+/// Held while a device is served.
 #[derive(Debug)]
 pub(crate) struct DeviceTurn<'a>(&'a Control);
 
 impl DeviceTurn<'_> {
-    /// Whether neither a pause nor the end was requested since it began, so that work which can be
-    /// deferred may continue.
+    /// Returns whether neither a pause nor the end was requested since it began, so that work which
+    /// can be deferred may continue.
     pub fn may_continue(&self) -> bool {
         !self.0.attention.load(Ordering::SeqCst)
     }
@@ -317,7 +318,7 @@ impl Drop for DeviceTurn<'_> {
         let control = self.0;
         let was = control.serving.fetch_sub(1, Ordering::SeqCst);
         if was == 1 && control.attention.load(Ordering::SeqCst) {
-            // Under the lock, so that a thread that has just seen the earlier count waits already.
+            // Under the lock: a thread that has read the earlier count already waits.
             let _state = lock(&control.state);
             control.changed.notify_all();
         }

@@ -5,8 +5,7 @@ use std::thread;
 
 use super::*;
 
-/// A thread that goes through checkpoints as fast as it can, and reports each time that
-/// it was resumed.
+/// Starts a thread that passes checkpoints as fast as it can, and reports each resume.
 fn spin(control: &Arc<Control>, resumed: mpsc::Sender<()>) -> thread::JoinHandle<()> {
     let control = Arc::clone(control);
     control.vcpu_starts();
@@ -128,7 +127,7 @@ fn other_nodes_pause_and_end_with_the_machine() {
     control.pause();
     assert!(
         !control.wait_paused(Duration::ZERO),
-        "the node has not said so"
+        "the node has not reported it"
     );
     control.node_parked(7);
     assert!(!control.wait_paused(Duration::ZERO), "another pause");

@@ -1,27 +1,26 @@
-//! The end of a run: which threads it waits for, and for how long.
+//! The end of a run: waits for threads, within limits.
 
 use std::time::{Duration, Instant};
 
 use super::control::Control;
 use crate::lifecycle::shared::Shared;
 
-/// How long ending a run waits for the threads of vCPUs and devices. One that waits for a remote page
-/// cannot go on before the page comes; it is left behind after this time.
+/// How long the end of a run waits for the threads of vCPUs and devices. A thread that waits for a
+/// remote page cannot continue until the page arrives; it is left behind after this time.
 pub const STOP_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// How long ending a run waits for a device that is in a call of the host, such as a flush of a disk:
-/// that call ends, and with it the last that is wanted of the guest's memory. Storage that takes longer
-/// has failed.
+/// How long the end of a run waits for a device in a system call, such as the flush of a disk: the
+/// call needs guest memory until it returns. Storage that takes longer is considered failed.
 pub const DISK_TIME_MAX: Duration = Duration::from_secs(30);
 
-/// How often the devices are looked at.
+/// Interval between checks of the devices.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The threads that are waited for, and the time that passes meanwhile.
+/// The threads to wait for, and the time that passes meanwhile.
 trait Threads {
     fn now(&self) -> Instant;
 
-    /// Waits up to `time` until all have ended; whether they have.
+    /// Waits up to `time` until all threads have ended; returns whether they have.
     fn all_ended_within(&self, time: Duration) -> bool;
 }
 
@@ -35,18 +34,18 @@ impl Threads for Control {
     }
 }
 
-/// Which threads are left behind at the end of a run.
+/// The threads that are left behind at the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// All threads have ended.
     None,
-    /// It waits for a page, or for the pager.
+    /// A thread waits for a page, or for the pager.
     Waiting,
-    /// It is in a call of the host.
+    /// A device is in a system call.
     AtWork,
 }
 
-/// Waits for all threads that touch guest memory, and logs which of them it leaves behind.
+/// Waits for all threads that access guest memory, and logs which of them it leaves behind.
 pub(crate) fn wait_for_threads(shared: &Shared) {
     let at_work = || shared.devices_at_work();
     let warn = || {
@@ -75,8 +74,9 @@ pub(crate) fn wait_for_threads(shared: &Shared) {
     }
 }
 
-/// Waits until all have ended, `idle` after the last look at which a device was `at_work`, and
-/// `limit` in all. Calls `warn` when it takes longer than `idle` because of such a device.
+/// Waits until all threads have ended, for up to `idle` after the last check at which a device was
+/// `at_work`, and up to `limit` in total. Calls `warn` when such a device makes the wait longer
+/// than `idle`.
 fn wait(
     threads: &impl Threads,
     [idle, limit]: [Duration; 2],
@@ -116,7 +116,7 @@ mod tests {
 
     const LIMITS: [Duration; 2] = [STOP_TIME_MAX, DISK_TIME_MAX];
 
-    /// Threads of a time of its own, which passes only while they are waited for.
+    /// Threads with a simulated clock, which only advances during waits.
     struct Imagined {
         begun: Instant,
         passed: Cell<Duration>,
@@ -167,9 +167,9 @@ mod tests {
         let threads = Imagined::new();
         let end = STOP_TIME_MAX * 4;
         let at_work = || {
-            // Long after others are left behind.
+            // Long after threads of vCPUs are left behind.
             threads.ended.set(threads.passed.get() >= end);
-            // Now and then it is between two calls.
+            // The device is between two calls from time to time.
             !threads.passed.get().as_millis().is_multiple_of(150)
         };
         let warnings = Cell::new(0);

@@ -22,9 +22,9 @@ use vmm_sys_util::signal::{SIGRTMIN, register_signal_handler};
 #[derive(Debug, Default)]
 pub(crate) struct Kick {
     target: Mutex<Option<Target>>,
-    /// The thread sleeps in [`KickRegistration::sleep`], or is about to. Sequentially consistent, as
-    /// `immediate_exit` is: a kick stores that, then loads this; a thread stores this, then loads
-    /// that. One of the two sees the other.
+    /// The thread sleeps in [`KickRegistration::sleep`], or is about to. Sequentially consistent,
+    /// as is `immediate_exit`: a kick stores that, then loads this; a thread stores this, then
+    /// loads that. At least one of the two sees the other's store.
     asleep: AtomicBool,
 }
 
@@ -35,8 +35,8 @@ struct Target {
     run: Arc<RunPage>,
 }
 
-/// The first page of the `kvm_run` of a vCPU, mapped by KVM once more than for kvm-ioctls: kicks
-/// may come at any time, also while the vCPU's own thread uses its mapping.
+/// The first page of a vCPU's `kvm_run`, mapped in addition to the mapping of kvm-ioctls: kicks may
+/// come at any time, also while the vCPU's thread uses its mapping.
 #[derive(Debug)]
 struct RunPage(NonNull<kvm_run>);
 
@@ -64,8 +64,8 @@ impl RunPage {
     }
 
     fn immediate_exit(&self) -> &AtomicU8 {
-        // SAFETY: the field is inside the page, which is mapped while `self` is; it is a byte, which
-        // KVM and the monitor access as such, and this mapping is used for nothing else.
+        // SAFETY: the field is inside the page, which is mapped while `self` is; it is a byte,
+        // which KVM and the monitor access as such, and this mapping is used for nothing else.
         unsafe { AtomicU8::from_ptr(&raw mut (*self.0.as_ptr()).immediate_exit) }
     }
 }
@@ -101,7 +101,7 @@ impl Kick {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Target>> {
-        // The target is replaced as a whole, so a panic cannot leave it half changed.
+        // The target is replaced as a whole, so a panic cannot leave it inconsistent.
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,7 +114,7 @@ impl Kick {
                 return target.sleeper.unpark();
             }
             if target.thread == gettid() {
-                // It is not in the guest.
+                // A sleeping thread is not in the guest.
                 return;
             }
             let (process, thread) = (getpid().as_raw_nonzero(), target.thread.as_raw_nonzero());
@@ -131,20 +131,19 @@ impl Kick {
 pub(crate) struct KickRegistration<'a> {
     kick: &'a Kick,
     run: Arc<RunPage>,
-    /// The timer that kicks at a set time, once there was one.
+    /// The timer that kicks at a set time, created at its first use.
     alarm: Cell<Option<libc::timer_t>>,
-    /// It is dropped on the thread that it registers.
+    /// Not `Send`: dropped on the thread that it registers.
     on_its_thread: PhantomData<*const ()>,
 }
 
 impl KickRegistration<'_> {
-    /// Forgets kicks that came so far. The caller looks at the state of the machine next.
+    /// Clears earlier kicks. The caller checks the state of the machine next.
     pub fn rearm(&self) {
         self.run.immediate_exit().store(0, Ordering::SeqCst);
     }
 
-    /// Sleeps until a kick that came since the last [`rearm`](Self::rearm), at most for `limit`. May
-    /// return early.
+    /// Sleeps until a kick since the last [`rearm`](Self::rearm), or for `limit`. May return early.
     pub fn sleep(&self, limit: Option<Duration>) {
         self.kick.asleep.store(true, Ordering::SeqCst);
         if self.run.immediate_exit().load(Ordering::SeqCst) == 0 {
@@ -156,8 +155,8 @@ impl KickRegistration<'_> {
         self.kick.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// Kicks this thread at time `at` of the monotonic clock, in nanoseconds, instead of at any
-    /// time that was set before. The kick costs a signal of the kernel, and no other thread.
+    /// Kicks this thread at time `at` of the monotonic clock, in nanoseconds, instead of at a time
+    /// that was set before. The kick is a signal of the kernel and needs no other thread.
     pub fn set_alarm(&self, at: Option<u64>) -> io::Result<()> {
         let timer = match (self.alarm.get(), at) {
             (Some(timer), _) => timer,
@@ -234,7 +233,7 @@ thread_local! {
     static OF_THIS_THREAD: Cell<*const AtomicU8> = const { Cell::new(ptr::null()) };
 }
 
-/// Makes a kick by a timer as lasting as any other: it may come just before KVM_RUN.
+/// Sets `immediate_exit`, so that a timer's kick just before KVM_RUN is not lost.
 extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_void) {
     let immediate_exit = OF_THIS_THREAD.get();
     if !immediate_exit.is_null() {
@@ -244,7 +243,7 @@ extern "C" fn on_kick(_signal: c_int, _info: *mut siginfo_t, _context: *mut c_vo
     }
 }
 
-/// Gives the kick signal its handler, once a process.
+/// Installs the handler of the kick signal, once per process.
 pub(crate) fn install_kick_handler() -> io::Result<()> {
     static INSTALL: Once = Once::new();
     static FAILED: OnceLock<i32> = OnceLock::new();
@@ -259,7 +258,7 @@ pub(crate) fn install_kick_handler() -> io::Result<()> {
     }
 }
 
-/// Lets the kick signal through to the calling thread, whatever mask it inherited.
+/// Unblocks the kick signal on the calling thread, regardless of the inherited mask.
 pub(crate) fn unblock_kick_signal() {
     if let Err(error) = vmm_sys_util::signal::unblock_signal(kick_signal()) {
         tracing::warn!(%error, "the kick signal stays blocked");

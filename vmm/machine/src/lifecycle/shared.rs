@@ -9,8 +9,8 @@ use vm_memory::GuestMemoryMmap;
 
 use super::control::Control;
 
-/// What the vCPU threads share. Each holds a reference, so that the guest's memory and devices
-/// stay while any vCPU may still touch them.
+/// State that the vCPU threads share. Each holds a reference, so that the guest's memory and
+/// devices exist as long as any vCPU may access them.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub ports: Bus,
@@ -20,17 +20,17 @@ pub(crate) struct Shared {
     /// The virtio devices.
     pub transports: Vec<Arc<MmioTransport>>,
     pub _vm: Arc<VmFd>,
-    /// Mapped into the VM, so it comes after the VM: fields drop in order.
+    /// Mapped into the VM, so it is declared after the VM: fields drop in order.
     pub _memory: GuestMemoryMmap,
 }
 
 impl Shared {
-    /// Whether a device is in a call of the host.
+    /// Returns whether a device is in a system call.
     pub fn devices_at_work(&self) -> bool {
         self.at_work().is_some()
     }
 
-    /// The name of such a device; what it did may have ended meanwhile.
+    /// Returns the name of such a device. Its call may have returned meanwhile.
     pub fn name_at_work(&self) -> &str {
         self.at_work().map_or("a device", |device| device.name())
     }

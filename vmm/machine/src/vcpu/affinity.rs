@@ -1,19 +1,19 @@
-//! On which CPUs of the host a thread may run (sched_setaffinity(2)).
+//! CPU affinity of threads (sched_setaffinity(2)).
 
 use std::io;
 
-/// Bits of a set: Linux for x86-64 can be built for so many CPUs.
+/// Bits of a set: the largest NR_CPUS of Linux on x86-64.
 const CPUS: usize = 8192;
 const BITS: usize = u64::BITS as usize;
 
-/// A set as the kernel has it: a bit for each CPU, in words.
+/// A CPU set in the kernel's format: a bit for each CPU, in words.
 type Mask = [u64; CPUS / BITS];
 
-/// The CPUs on which the calling thread may run, in order.
+/// Returns the CPUs on which the calling thread may run, in order.
 ///
 /// # Errors
 ///
-/// When the kernel refuses, which can only be our own bug.
+/// Fails when the kernel rejects the call, which only a bug of the monitor can cause.
 pub fn allowed_cpus() -> io::Result<Vec<u32>> {
     let mut mask: Mask = [0; CPUS / BITS];
     // SAFETY: the kernel writes at most `size_of::<Mask>()` bytes to the set, which lives through
@@ -27,11 +27,11 @@ pub fn allowed_cpus() -> io::Result<Vec<u32>> {
     Ok(cpus.filter_map(|cpu| u32::try_from(cpu).ok()).collect())
 }
 
-/// Lets the calling thread run on CPU `cpu` of the host alone.
+/// Pins the calling thread to CPU `cpu` of the host.
 ///
 /// # Errors
 ///
-/// When there is no such CPU, or the process may not use it.
+/// Fails when there is no such CPU, or the process may not use it.
 pub(crate) fn pin_this_thread(cpu: u32) -> io::Result<()> {
     let cpu = usize::try_from(cpu).unwrap_or(usize::MAX);
     let mut mask: Mask = [0; CPUS / BITS];

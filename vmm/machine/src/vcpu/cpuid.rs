@@ -1,5 +1,5 @@
-//! What the guest's CPUs say of themselves: what KVM can give, with the topology of this
-//! machine, which is one package with as many cores as vCPUs and one thread a core.
+//! The guest's CPUID: what KVM supports, with the topology of this machine, which is one package
+//! with one core per vCPU and one thread per core.
 //!
 //! Leaves: Intel SDM volume 2A, CPUID; AMD APM volume 3, appendix E; for the hypervisor's
 //! leaves Linux, Documentation/virt/kvm/x86/cpuid.rst, which KVM fills itself.
@@ -10,8 +10,8 @@ use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 const ECX_TSC_DEADLINE: u32 = 1 << 24;
 /// Leaf 1, ECX: runs under a hypervisor.
 const ECX_HYPERVISOR: u32 = 1 << 31;
-/// Leaf 1, ECX: VMX. Not offered, and neither is SVM: for a guest's guests KVM keeps pages of
-/// the guest pinned, and writes to them after the pager has unmapped them.
+/// Leaf 1, ECX: VMX. It is hidden, as is SVM: for nested guests KVM keeps guest pages pinned, and
+/// writes to them after the pager has unmapped them.
 const ECX_VMX: u32 = 1 << 5;
 /// Leaf 0x8000_0001, ECX: SVM.
 const ECX_SVM: u32 = 1 << 2;
@@ -20,11 +20,11 @@ const ECX_SVM: u32 = 1 << 2;
 const EAX_ASYNC_PAGE_FAULT: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 /// Leaf 1, EDX: the package has more than one logical processor.
 const EDX_HTT: u32 = 1 << 28;
-/// Leaf 1, EBX: size of the cache line flushed; the one field of it that stays.
+/// Leaf 1, EBX: size of the flushed cache line, the only field that is not replaced.
 const EBX_CLFLUSH: u32 = 0x0000_ff00;
 /// Leaf 6, EAX: the local APIC timer runs in every sleep state.
 const EAX_ARAT: u32 = 1 << 2;
-/// Leaf 0x8000_0001, ECX: several processors of a package are cores, not threads (AMD).
+/// Leaf 0x8000_0001, ECX: the logical processors of a package are cores, not threads (AMD).
 const ECX_CMP_LEGACY: u32 = 1 << 1;
 
 /// Fields of the cache leaves (4 and 0x8000_001d), EAX.
@@ -34,7 +34,7 @@ const CACHE_SHARING_MASK: u32 = 0xfff << CACHE_SHARING_SHIFT;
 const CACHE_CORES_SHIFT: u32 = 26;
 const CACHE_CORES_MASK: u32 = 0x3f << CACHE_CORES_SHIFT;
 
-/// Leaf 0xb, ECX bits 15:8: what a level is.
+/// Leaf 0xb, ECX bits 15:8: type of a level.
 const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 
@@ -57,11 +57,11 @@ const ECX_7_XSAVE: u32 =
 /// Leaf 0x8000_0001, ECX: XOP and FMA4.
 const ECX_EXTENDED_XSAVE: u32 = 1 << 11 | 1 << 16;
 
-/// Takes XSAVE away, and every feature whose state needs it.
+/// Hides XSAVE, and every feature whose state requires it.
 ///
-/// KVM reports to a guest how large the state is that it has enabled (leaf 0xd), and learns what is
-/// enabled by intercepting XSETBV. An emulator that does not pass that intercept on makes the
-/// leaf wrong, and Linux complains at length at each start.
+/// KVM reports the size of the state that the guest has enabled (leaf 0xd), which it learns by
+/// intercepting XSETBV. An emulator that does not forward this intercept makes the leaf wrong, and
+/// Linux then prints long warnings at each start.
 pub(crate) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
     entries.retain(|entry| entry.function != 0xd);
     for entry in entries {
@@ -70,7 +70,7 @@ pub(crate) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
             (0x7, 0) => {
                 set(&mut entry.ebx, EBX_7_XSAVE, false);
                 set(&mut entry.ecx, ECX_7_XSAVE, false);
-                // AVX-512 and AMX, all but the mitigations of the upper bits.
+                // AVX-512 and AMX, without the mitigation bits of the upper half.
                 set(&mut entry.edx, 0x01c0_010c, false);
             }
             (0x7, _) => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
@@ -80,15 +80,15 @@ pub(crate) fn hide_xsave(entries: &mut Vec<kvm_cpuid_entry2>) {
     }
 }
 
-/// Leaf 0x4000_0001, EAX: what KVM does by the local APICs that are its own: the end of an interrupt
-/// in memory, waiting for a kick, interrupts by a hypercall, the host's polling while a CPU is
-/// halted, and yielding to a CPU (KVM_FEATURE_PV_EOI, _PV_UNHALT, _PV_SEND_IPI, _POLL_CONTROL,
-/// _PV_SCHED_YIELD).
+/// Leaf 0x4000_0001, EAX: features that need KVM's own local APICs: end of interrupt in memory,
+/// waiting for a kick, IPIs by hypercall, control of the host's polling during HLT, and yielding to
+/// a CPU (KVM_FEATURE_PV_EOI, _PV_UNHALT, _PV_SEND_IPI, _POLL_CONTROL, _PV_SCHED_YIELD).
 const EAX_IN_KERNEL_APIC: u32 = 1 << 6 | 1 << 7 | 1 << 11 | 1 << 12 | 1 << 13;
 
-/// Takes away what KVM cannot do when the local APICs are in user space.
+/// Hides what KVM cannot provide when the local APICs are in user space.
 ///
-/// Leaf 0x15 has the frequency of a clock that a kernel takes for the local APIC's; ours is another.
+/// Leaf 0x15 is hidden as well: it states a crystal frequency that kernels take for that of the
+/// local APIC timer, but ours has another frequency.
 pub(crate) fn hide_in_kernel_apic(entries: &mut Vec<kvm_cpuid_entry2>) {
     entries.retain(|entry| entry.function != 0x15);
     for entry in entries {
@@ -98,15 +98,15 @@ pub(crate) fn hide_in_kernel_apic(entries: &mut Vec<kvm_cpuid_entry2>) {
     }
 }
 
-/// Leaf 0x4000_0001, EAX: what a guest shares with one KVM, by its memory or a hypercall: the clock
-/// in its old and new form and its promise to be stable, stolen time, and flushing TLBs of CPUs that
-/// do not run (KVM_FEATURE_CLOCKSOURCE, _CLOCKSOURCE2, _STEAL_TIME, _PV_TLB_FLUSH,
+/// Leaf 0x4000_0001, EAX: features that a guest shares with one KVM, in memory or by hypercall: the
+/// clock in its old and new form and its stability flag, steal time, and flushing TLBs of preempted
+/// vCPUs (KVM_FEATURE_CLOCKSOURCE, _CLOCKSOURCE2, _STEAL_TIME, _PV_TLB_FLUSH,
 /// _CLOCKSOURCE_STABLE_BIT).
 const EAX_ONE_KVM: u32 = 1 << 0 | 1 << 3 | 1 << 5 | 1 << 9 | 1 << 24;
-/// Leaf 7, EBX: the TSC can be adjusted by a register.
+/// Leaf 7, EBX: the register IA32_TSC_ADJUST.
 const EBX_7_TSC_ADJUST: u32 = 1 << 1;
 
-/// Takes away what KVMs of several hosts cannot do for one guest.
+/// Hides what the KVMs of several hosts cannot provide for one guest.
 pub(crate) fn hide_one_kvm(entries: &mut [kvm_cpuid_entry2]) {
     for entry in entries {
         match (entry.function, entry.index) {
@@ -117,8 +117,8 @@ pub(crate) fn hide_one_kvm(entries: &mut [kvm_cpuid_entry2]) {
     }
 }
 
-/// The CPUID entries of CPU `id` (also the number of its local APIC) of `cpus`, made from what
-/// KVM supports.
+/// Returns the CPUID entries of CPU `id` (also its APIC id) of `cpus`, derived from what KVM
+/// supports.
 pub(crate) fn for_cpu(
     supported: &[kvm_cpuid_entry2],
     id: u8,
@@ -127,9 +127,9 @@ pub(crate) fn for_cpu(
 ) -> Vec<kvm_cpuid_entry2> {
     let id = u32::from(id);
     let cores = u32::from(cpus.max(1));
-    // How many bits of an APIC id distinguish the cores of a package.
+    // Number of APIC id bits that distinguish the cores of a package.
     let id_bits = cores.next_power_of_two().trailing_zeros();
-    // The field of leaf 1 is too narrow for 256, and the leaves below are not.
+    // Leaf 1 has 8 bits for this number; the topology leaves below have more.
     let ids = (1 << id_bits).min(0xff);
     let basic_max = supported
         .iter()
@@ -139,7 +139,7 @@ pub(crate) fn for_cpu(
     let mut entries: Vec<_> = supported
         .iter()
         .copied()
-        // Topology: made below. 0x1f is the same in other words, and may be absent.
+        // Topology leaves are added below. 0x1f is an extension of 0xb and may be absent.
         .filter(|entry| !matches!(entry.function, 0xb | 0x1f))
         .collect();
     for entry in &mut entries {
@@ -160,12 +160,12 @@ pub(crate) fn for_cpu(
                 entry.eax &= EAX_ARAT;
                 (entry.ebx, entry.ecx, entry.edx) = (0, 0, 0);
             }
-            // KVM's features for its guests, all but asynchronous page faults. Those hand a fault
-            // to a kernel thread that nothing can interrupt while it waits for a remote page,
-            // so a process whose donor is gone could not end; and they cost two interrupts a
-            // fault, which is more than a fetch over a fast network takes.
+            // KVM's paravirtual features, except asynchronous page faults. Those pass a fault to a
+            // kernel thread that cannot be interrupted while it waits for a remote page, so a
+            // process whose donor is lost could not exit. They also cost two interrupts per fault,
+            // more than a fetch over a fast network takes.
             0x4000_0001 => entry.eax &= !EAX_ASYNC_PAGE_FAULT,
-            // No performance counters: they would measure the host as well as the guest.
+            // No performance counters: they would count the host's events as well.
             0xa => (entry.eax, entry.ebx, entry.ecx, entry.edx) = (0, 0, 0, 0),
             0x8000_0001 => {
                 entry.ecx &= !ECX_SVM;
@@ -178,7 +178,7 @@ pub(crate) fn for_cpu(
                 entry.ecx = (entry.ecx & !0xf0ff) | (cores - 1) | (id_bits << 12);
             }
             0x8000_001d if entry.eax & 0x1f != 0 => share_cache(entry, cores),
-            // One thread a core, one node.
+            // One thread per core, one node.
             0x8000_001e => (entry.eax, entry.ebx, entry.ecx) = (id, id, 0),
             _ => {}
         }
@@ -201,7 +201,7 @@ pub(crate) fn for_cpu(
     entries
 }
 
-/// Sets or clears bits.
+/// Sets or clears bits of a register.
 fn set(register: &mut u32, bits: u32, on: bool) {
     if on {
         *register |= bits;
@@ -210,14 +210,14 @@ fn set(register: &mut u32, bits: u32, on: bool) {
     }
 }
 
-/// The last level of cache is shared by all cores, the others by none.
+/// The last-level cache is shared by all cores, the others are private.
 fn share_cache(entry: &mut kvm_cpuid_entry2, cores: u32) {
     let level = (entry.eax >> CACHE_LEVEL_SHIFT) & 0x7;
     let sharing = if level >= 3 { cores - 1 } else { 0 };
     entry.eax = (entry.eax & !CACHE_SHARING_MASK) | (sharing << CACHE_SHARING_SHIFT);
 }
 
-/// "AuthenticAMD" or "HygonGenuine", by the first register of the name.
+/// Returns whether the vendor is "AuthenticAMD" or "HygonGenuine", by EBX of leaf 0.
 fn is_amd(supported: &[kvm_cpuid_entry2]) -> bool {
     supported.iter().any(|entry| {
         let vendor = entry.ebx.to_le_bytes();
@@ -225,7 +225,7 @@ fn is_amd(supported: &[kvm_cpuid_entry2]) -> bool {
     })
 }
 
-/// How many bits a physical address of a guest may have: those of the host's CPU.
+/// Returns the width of a guest's physical addresses: that of the host's CPU.
 pub(crate) fn physical_address_bits(supported: &[kvm_cpuid_entry2]) -> Option<u32> {
     let entry = supported.iter().find(|e| e.function == 0x8000_0008)?;
     Some(entry.eax & 0xff).filter(|bits| *bits > 0)

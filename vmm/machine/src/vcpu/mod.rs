@@ -1,4 +1,4 @@
-//! The thread of a vCPU.
+//! Runs the thread of a vCPU.
 
 pub(crate) mod affinity;
 pub(crate) mod cpuid;
@@ -27,20 +27,20 @@ use affinity::pin_this_thread;
 #[derive(Debug)]
 pub(crate) struct Vcpu {
     pub index: usize,
-    /// The CPU of the host on which its thread is to run; `None` where the host lets it.
+    /// The host CPU to which the thread is pinned; `None` without pinning.
     pub pinned_to: Option<u32>,
     pub fd: VcpuFd,
-    /// Its local APIC, where that is in user space.
+    /// The local APIC, if it is in user space.
     pub local: Option<UserCpu>,
 }
 
-/// What follows from an exit of the guest.
+/// The consequence of an exit.
 enum Step {
     Continue,
     End(Result<Outcome, MachineError>),
 }
 
-/// Counts a vCPU thread out when it ends, also by a panic.
+/// Counts a vCPU thread as ended when dropped, also by a panic.
 struct EndGuard<'a> {
     shared: &'a Shared,
     vcpu: usize,
@@ -59,7 +59,7 @@ impl Drop for EndGuard<'_> {
 }
 
 impl Vcpu {
-    /// Starts the thread that runs the vCPU, on the CPU that it was given.
+    /// Starts the thread that runs the vCPU, pinned as configured.
     pub fn spawn(self, shared: Arc<Shared>) -> Result<thread::JoinHandle<()>, MachineError> {
         let (vcpu, pinned_to) = (self.index, self.pinned_to);
         let (report, pinned) = mpsc::sync_channel(1);
@@ -70,7 +70,7 @@ impl Vcpu {
             .spawn(move || {
                 let result = pinned_to.map_or(Ok(()), pin_this_thread);
                 let is_pinned = result.is_ok();
-                // The thread that starts this one waits for it.
+                // The receiver exists: the starting thread waits for this result.
                 let _ = report.send(result);
                 if is_pinned {
                     self.run(&of_thread);
@@ -107,8 +107,8 @@ impl Vcpu {
             match shared.control.checkpoint() {
                 Next::Run => {}
                 Next::Resume => {
-                    // Reports the pause to the guest, so that its watchdogs do not fire.
-                    // EINVAL when the guest does not use the clock of KVM.
+                    // Reports the pause to the guest, so that its watchdogs do not fire. EINVAL if
+                    // the guest does not use kvmclock.
                     let _ = self.fd.kvmclock_ctrl();
                 }
                 Next::Exit => break,
@@ -133,7 +133,7 @@ impl Vcpu {
         }
     }
 
-    /// Enters the guest, and handles the exit.
+    /// Enters the guest and handles the exit.
     fn enter(&mut self, shared: &Shared) -> Step {
         let (mut exit, fields) = kvm::enter(&mut self.fd);
         if let Some(local) = &mut self.local {
@@ -149,7 +149,7 @@ impl Vcpu {
                 for item in data.chunks(fields.port_item_bytes()) {
                     shared.ports.write(u64::from(port), item);
                 }
-                // A guest that has switched itself off does not run on.
+                // A guest that has powered off must not continue.
                 match shared.events.get() {
                     Some(event) => Step::End(Ok(event.into())),
                     None => Step::Continue,
@@ -170,7 +170,7 @@ impl Vcpu {
                 Step::Continue
             }
             Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Step::Continue,
-            // On AMD CPUs KVM has reset the vCPU by now, and gives the reset vector 0xfff0.
+            // On AMD CPUs KVM has already reset the vCPU, and reports the reset vector 0xfff0.
             Ok(VcpuExit::Shutdown) => self.crash("triple fault"),
             Ok(VcpuExit::InternalError) => {
                 let what = internal_error(fields.internal_error());
@@ -184,7 +184,7 @@ impl Vcpu {
                 let what = format!("exit that this machine does not handle ({exit:?})");
                 self.crash(&what)
             }
-            // EAGAIN: a processor that waited for its start-up interrupt has got it.
+            // EAGAIN: a vCPU in KVM that waited for its start-up message has received it.
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Step::Continue,
             Err(error) => Step::End(Err(MachineError::VcpuRun {
                 vcpu: self.index,
@@ -202,14 +202,14 @@ impl Vcpu {
         ))))
     }
 
-    /// The instruction pointer, or 0 when KVM does not report it.
+    /// Returns the instruction pointer, or 0 if KVM does not report it.
     fn rip(&self) -> u64 {
         self.fd.get_regs().map_or(0, |regs| regs.rip)
     }
 }
 
-/// Makes the calling thread wake from sleep at the time that it asked for. The kernel else adds up
-/// to 50 us, so that wake-ups can be merged.
+/// Sets the calling thread's timer slack to the minimum: by default the kernel adds up to 50 us to
+/// a sleep, to merge wake-ups.
 fn sleep_exactly() {
     if let Err(error) = rustix::thread::set_current_timer_slack(NonZeroU64::new(1)) {
         tracing::debug!(%error, "sleeps of a vCPU may take longer");
@@ -223,7 +223,7 @@ fn internal_error(code: Option<u32>) -> String {
         Some(2) => "several exceptions at once",
         Some(3) => "a fault while delivering an event",
         Some(4) => "an exit for a reason unknown to it",
-        _ => "no reason that is known",
+        _ => "unknown reason",
     };
     let code = code.unwrap_or_default();
     format!("internal error of kvm, suberror {code} ({name})")

@@ -1,4 +1,4 @@
-//! What the CPUs of a machine are, the same on each of its nodes.
+//! The model of a machine's CPUs, the same on each of its nodes.
 
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VmFd;
@@ -10,21 +10,21 @@ use crate::irqchip::InterruptController;
 use crate::kvm;
 use crate::nodes::Nodes;
 
-/// What the CPUs are made of.
+/// The inputs of a CPU model.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CpuModel<'a> {
-    /// What KVM supports: on the primary's host, if there are several nodes.
+    /// CPUID entries that KVM supports: on the primary's host, if there are several nodes.
     pub supported: &'a [kvm_cpuid_entry2],
-    /// How many vCPUs the machine has, on all nodes.
+    /// Number of vCPUs of the machine, on all nodes.
     pub cpus: u8,
-    /// The host is emulated.
+    /// Whether the host's instructions are emulated.
     pub emulated: bool,
     /// The nodes, if there are several.
     pub nodes: Option<&'a Nodes>,
 }
 
 impl CpuModel<'_> {
-    /// Creates the vCPUs of this node, each pinned to the CPU that is at its place in `pinning`.
+    /// Creates the vCPUs of this node, each pinned to the CPU at its position in `pinning`.
     pub fn create_vcpus(
         &self,
         vm: &VmFd,
@@ -51,7 +51,7 @@ impl CpuModel<'_> {
         (0..self.cpus).filter(is_here).map(create).collect()
     }
 
-    /// What other nodes need to know to create the rest. `vcpus` are those of this node.
+    /// Returns what other nodes need to create their vCPUs. `vcpus` are those of this node.
     pub fn start(
         &self,
         vcpus: &[Vcpu],
@@ -62,7 +62,7 @@ impl CpuModel<'_> {
             Some(vcpu) => tsc::Clock::of(&vcpu.fd)?,
             None => tsc::Clock::default(),
         };
-        // Each vCPU was given an offset of its own, if only by a few cycles.
+        // KVM gives each vCPU a slightly different offset; all of them are set to the first one's.
         for vcpu in vcpus {
             clock.set(&vcpu.fd)?;
         }
@@ -92,7 +92,7 @@ fn to_entry(entry: &kvm_cpuid_entry2) -> CpuidEntry {
     }
 }
 
-/// The inverse of what [`CpuModel::start`] does to the entries.
+/// Converts a received entry, the inverse of [`CpuModel::start`].
 pub(crate) fn from_entry(entry: &CpuidEntry) -> kvm_cpuid_entry2 {
     kvm_cpuid_entry2 {
         function: entry.function,
@@ -106,10 +106,11 @@ pub(crate) fn from_entry(entry: &CpuidEntry) -> kvm_cpuid_entry2 {
     }
 }
 
-/// The registers of a leaf that are sets of features, which a guest relies on wherever it runs.
+/// Returns the registers of a leaf that are feature masks, which a guest relies on wherever it
+/// runs.
 fn features(entry: &kvm_cpuid_entry2) -> Option<[u32; 4]> {
     match (entry.function, entry.index) {
-        // The upper half of EBX and the bit for OSXSAVE depend on the CPU that is asked.
+        // EBX and the OSXSAVE bit depend on the CPU that executes CPUID.
         (0x1, _) => Some([0, 0, entry.ecx & !(1 << 27), entry.edx]),
         (0x7, 0) => Some([0, entry.ebx, entry.ecx, entry.edx]),
         (0x8000_0001, _) => Some([0, 0, entry.ecx, entry.edx]),
@@ -117,7 +118,8 @@ fn features(entry: &kvm_cpuid_entry2) -> Option<[u32; 4]> {
     }
 }
 
-/// A leaf of which this host's CPU lacks features that the primary's has, and which ones.
+/// Finds a leaf of which this host's CPU lacks features of the primary's, and returns the missing
+/// bits.
 pub(crate) fn lacks(
     here: &[kvm_cpuid_entry2],
     primary: &[kvm_cpuid_entry2],

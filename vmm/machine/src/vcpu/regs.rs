@@ -1,5 +1,5 @@
-//! The state in which the boot processor enters the kernel: 64-bit mode, an identity map of
-//! the first 4 GiB, flat segments, interrupts off.
+//! The boot processor's state at the entry into the kernel: 64-bit mode, an identity map of the
+//! first 4 GiB, flat segments, interrupts off.
 //!
 //! Linux, Documentation/arch/x86/boot.rst, section "64-bit boot protocol".
 
@@ -33,7 +33,7 @@ const CR0_PG: u64 = 1 << 31;
 const CR4_PAE: u64 = 1 << 5;
 const EFER_LME: u64 = 1 << 8;
 const EFER_LMA: u64 = 1 << 10;
-/// RFLAGS: the bit that is always one.
+/// RFLAGS: the reserved bit that is always set.
 const RFLAGS_RESERVED: u64 = 1 << 1;
 
 // Page table entries (Intel SDM volume 3A, section 4.5).
@@ -47,11 +47,11 @@ const MAPPED_GIB: u64 = 4;
 const MSR_IA32_MISC_ENABLE: u32 = 0x1a0;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
-/// Memory type ranges are on, and what no range names is write-back.
+/// MTRRs are enabled, and the default memory type is write-back.
 const MTRR_ENABLE_WRITE_BACK: u64 = (1 << 11) | 6;
 
-/// A segment descriptor (Intel SDM volume 3A, section 3.4.5) with the access byte in bits 7:0
-/// of `flags` and granularity, size, long mode and availability in bits 15:12.
+/// Encodes a segment descriptor (Intel SDM volume 3A, section 3.4.5) with the access byte in bits
+/// 7:0 of `flags` and granularity, size, long mode and availability in bits 15:12.
 const fn descriptor(flags: u64, base: u64, limit: u64) -> u64 {
     (limit & 0xffff)
         | ((base & 0xff_ffff) << 16)
@@ -61,7 +61,7 @@ const fn descriptor(flags: u64, base: u64, limit: u64) -> u64 {
         | (((base >> 24) & 0xff) << 56)
 }
 
-/// The cached form of the descriptor at `selector` in [`GDT`].
+/// Returns the cached form of the descriptor at `selector` in [`GDT`].
 fn segment(selector: u16) -> kvm_segment {
     let entry = GDT[usize::from(selector / 8)];
     let field = |shift: u32, mask: u64| u32::try_from((entry >> shift) & mask).unwrap_or(0);
@@ -111,7 +111,7 @@ pub(crate) fn write_boot_tables(memory: &GuestMemoryMmap) -> Result<(), MachineE
     write("page tables", PAGE_DIRECTORIES_START, &pages)
 }
 
-/// Puts the boot processor at `entry`, with the zero page in RSI.
+/// Sets the boot processor's instruction pointer to `entry`, with the zero page in RSI.
 pub(crate) fn set_boot_registers(vcpu: &VcpuFd, entry: GuestAddress) -> Result<(), MachineError> {
     let mut sregs = vcpu
         .get_sregs()
@@ -150,8 +150,7 @@ fn enter_long_mode(sregs: &mut kvm_sregs) {
     sregs.efer |= EFER_LME | EFER_LMA;
 }
 
-/// Sets the floating-point state and the model-specific registers that firmware sets on every
-/// CPU.
+/// Sets the floating-point state and the model-specific registers as firmware does on every CPU.
 pub(crate) fn set_firmware_state(vcpu: &VcpuFd) -> Result<(), MachineError> {
     // Intel SDM volume 1, tables 8-3 and 10-2: all exceptions masked, round to nearest.
     let fpu = kvm_fpu {
@@ -173,8 +172,8 @@ pub(crate) fn set_firmware_state(vcpu: &VcpuFd) -> Result<(), MachineError> {
         let msrs = Msrs::from_entries(&[entry]);
         let set = msrs.ok().and_then(|msrs| vcpu.set_msrs(&msrs).ok());
         if set != Some(1) {
-            // Both only make the guest faster, and not every KVM has them.
-            tracing::debug!(msr = entry.index, "kvm does not take this MSR");
+            // Optional: these registers only affect performance, and not every KVM has them.
+            tracing::debug!(msr = entry.index, "kvm rejects this MSR");
         }
     }
     Ok(())

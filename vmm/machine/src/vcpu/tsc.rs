@@ -1,21 +1,21 @@
-//! The time stamp counter that a vCPU shows to the guest.
+//! The time stamp counter of a vCPU.
 
 use kvm_ioctls::VcpuFd;
 
 use crate::error::MachineError;
 use crate::kvm::{set_tsc_offset, tsc_offset};
 
-/// What makes a vCPU's counter of the host's.
+/// Rate and offset of a vCPU's counter relative to the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock {
-    /// How fast it counts.
+    /// Frequency in kHz.
     pub khz: u32,
-    /// What is added to the host's counter, at the guest's rate.
+    /// Offset added to the host's counter, at the guest's rate.
     pub offset: u64,
 }
 
 impl Clock {
-    /// The clock of a vCPU.
+    /// Reads the clock of a vCPU.
     pub fn of(vcpu: &VcpuFd) -> Result<Self, MachineError> {
         let khz = vcpu.get_tsc_khz().map_err(MachineError::kvm(
             "report the rate of the time stamp counter",
@@ -25,7 +25,7 @@ impl Clock {
         Ok(Self { khz, offset })
     }
 
-    /// Gives a vCPU this clock.
+    /// Sets the clock of a vCPU.
     pub fn set(self, vcpu: &VcpuFd) -> Result<(), MachineError> {
         let action = "set the rate of the time stamp counter";
         if vcpu.get_tsc_khz().map_err(MachineError::kvm(action))? != self.khz {

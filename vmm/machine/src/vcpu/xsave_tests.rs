@@ -1,8 +1,8 @@
-//! The state that XSAVE manages, from the host's side of the real KVM: what vCPUs are offered, and
-//! that each keeps its own.
+//! Tests of the state that XSAVE manages, from the host's side of a real KVM: what vCPUs are
+//! offered, and that their states are separate.
 //!
-//! Layout: Intel SDM volume 1, section 13.4, the standard format; the component of AVX has the upper
-//! halves of the registers, at 576 on every processor (AMD APM volume 2, section 11.5.7).
+//! Layout: Intel SDM volume 1, section 13.4, the standard format; the component of AVX has the
+//! upper halves of the registers, at 576 on every processor (AMD APM volume 2, section 11.5.7).
 
 use std::fs::OpenOptions;
 
@@ -30,12 +30,12 @@ const AVX_WORD: usize = 576 / 4;
 /// Words of one register, or of its upper half.
 const REGISTER_WORDS: usize = 4;
 
-/// Where the code of the vCPUs is.
+/// Address of the vCPUs' code.
 const CODE: GuestAddress = GuestAddress(0x1000);
 /// 16-bit code: `2: out 0x80, al; jmp 2b`.
 const OUT_FOR_EVER: [u8; 4] = [0xe6, 0x80, 0xeb, 0xfc];
 
-/// What a vCPU needs; fields are dropped in their order.
+/// A VM with its memory; fields are dropped in order.
 struct Host {
     vm: VmFd,
     interrupts: InterruptController,
@@ -44,7 +44,7 @@ struct Host {
     _kvm: Kvm,
 }
 
-/// A VM whose vCPUs may have the state of AVX; none, with the reason printed, where there cannot be one.
+/// Creates a VM whose vCPUs support AVX. Prints the reason and returns `None` if the host cannot.
 fn host() -> Option<Host> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open("/dev/kvm") {
         println!("SKIPPED: /dev/kvm cannot be opened: {error}");
@@ -81,7 +81,7 @@ impl Host {
         cpuid::for_cpu(&self.supported, id, 2, tsc_deadline)
     }
 
-    /// A vCPU that is at the code, as the monitor makes it.
+    /// Creates a vCPU as the monitor does, with its instruction pointer at the code.
     fn vcpu(&self, id: u8, cpuid: &[kvm_cpuid_entry2]) -> VcpuFd {
         let vcpu = create_vcpu(&self.vm, &self.interrupts, id, cpuid)
             .unwrap()
@@ -105,7 +105,7 @@ fn leaf(entries: &[kvm_cpuid_entry2], function: u32) -> kvm_cpuid_entry2 {
     entries.iter().find(found).copied().unwrap_or_default()
 }
 
-/// Whether KVM interprets guests here: the processor has no virtualization extension.
+/// Returns whether KVM interprets guests here: the processor has no virtualization extension.
 fn kvm_is_software() -> bool {
     let host = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     !host
@@ -136,7 +136,7 @@ fn fill(vcpu: &VcpuFd, seed: u32) -> kvm_xsave {
     area
 }
 
-/// The words of the registers of SSE and AVX.
+/// Returns the words of the registers of SSE and AVX.
 fn registers(area: &kvm_xsave) -> (&[u32], &[u32]) {
     let words = 16 * REGISTER_WORDS;
     (

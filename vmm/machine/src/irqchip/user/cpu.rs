@@ -1,9 +1,9 @@
 //! The interrupt side of a vCPU whose local APIC is in user space.
 //!
-//! Before each entry into the guest [`UserCpu::prepare`] takes what was posted, runs the timer, and
-//! gives KVM at most one interrupt, or asks for an exit when the guest can take one. After each exit
-//! [`UserCpu::left_guest`] takes over what the guest changed without one: CR8 and the mode of the
-//! local APIC.
+//! Before each entry into the guest [`UserCpu::prepare`] receives posted events, runs the timer,
+//! and queues at most one interrupt in KVM, or requests an exit when the guest can take one. After
+//! each exit [`UserCpu::left_guest`] records what the guest changed without an exit: CR8 and the
+//! mode of the local APIC.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,34 +19,34 @@ use crate::kvm::{self, AtExit};
 use crate::layout::LOCAL_APIC_START;
 use crate::lifecycle::kick::KickRegistration;
 
-/// IA32_APIC_BASE: this is the boot processor; the local APIC is enabled.
+/// IA32_APIC_BASE: the boot processor flag, and the enable flag.
 const BASE_BSP: u64 = 1 << 8;
 const BASE_ENABLED: u64 = 1 << 11;
 
-/// How often an exit is finished before INIT. An access that crosses pages takes two, and an
-/// instruction with a repetition is given up: INIT ends it in its midst anyway.
+/// Limit of attempts to finish an exit before INIT. An access that crosses pages needs two. A
+/// repeated instruction may need more and is abandoned: INIT interrupts it anyway.
 const FINISHES_MAX: u32 = 4;
 
-/// What a vCPU does.
+/// The activity state of a vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Activity {
     Runs,
-    /// Since HLT, until an interrupt.
+    /// After HLT, until an interrupt.
     Halted,
-    /// Since INIT, until a start-up message.
+    /// After INIT, until a start-up message.
     WaitsForStartup,
 }
 
-/// What the thread of a vCPU does next.
+/// The next action of a vCPU's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Enter the guest.
     Enter,
-    /// Sleep until a kick, at most for this time.
+    /// Sleep until a kick, with this limit.
     Sleep(Option<Duration>),
 }
 
-/// The local APIC of one vCPU, and what it needs of KVM.
+/// The local APIC of one vCPU, with the state that connects it to KVM.
 #[derive(Debug)]
 pub(crate) struct UserCpu {
     index: usize,
@@ -55,13 +55,13 @@ pub(crate) struct UserCpu {
     published: Routing,
     activity: Activity,
     at_exit: AtExit,
-    /// What CPUID reports in EAX of leaf 1.
+    /// Processor signature: EAX of CPUID leaf 1.
     signature: u32,
-    /// The time for which the alarm is set.
+    /// The time for which the alarm is set, to avoid setting it again.
     alarm: Option<u64>,
 }
 
-/// Nanoseconds of the host's monotonic clock.
+/// Returns nanoseconds of the host's monotonic clock.
 fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
@@ -69,7 +69,8 @@ fn now() -> u64 {
 }
 
 impl UserCpu {
-    /// The local APIC of vCPU `index`, which is new. All but the boot processor wait to be started.
+    /// Creates the local APIC of the new vCPU `index`. All vCPUs except the boot processor wait for
+    /// a start-up message.
     pub fn new(
         index: u8,
         chip: Arc<UserChip>,
@@ -102,7 +103,7 @@ impl UserCpu {
         })
     }
 
-    /// Does what is to be done before the guest is entered.
+    /// Prepares the next entry into the guest, or returns how long to sleep.
     pub fn prepare(
         &mut self,
         vcpu: &mut VcpuFd,
@@ -132,8 +133,10 @@ impl UserCpu {
             && self.at_exit.interrupts_enabled
             && let Some(vector) = self.apic.acknowledge()
         {
-            kvm::interrupt(vcpu, vector).map_err(MachineError::host("give a vCPU an interrupt"))?;
-            // KVM takes one at a time, and reports at the next exit whether it takes another.
+            kvm::interrupt(vcpu, vector)
+                .map_err(MachineError::host("queue an interrupt of a vCPU"))?;
+            // KVM holds one interrupt at a time, and reports at the next exit whether it accepts
+            // another.
             self.at_exit.ready_for_interrupt = false;
         }
         let run = vcpu.get_kvm_run();
@@ -149,7 +152,7 @@ impl UserCpu {
         Ok(Next::Enter)
     }
 
-    /// Takes what was posted to this CPU.
+    /// Receives events posted to this CPU.
     fn receive(&mut self, posted: &Posted, vcpu: &mut VcpuFd) -> Result<(), MachineError> {
         if posted.init {
             self.init(vcpu)?;
@@ -160,10 +163,10 @@ impl UserCpu {
             registers::start_up(vcpu, page)?;
             self.activity = Activity::Runs;
         }
-        // A CPU that waits for its start has no handler for one.
+        // A CPU that waits for a start-up message has no NMI handler yet.
         if posted.nmi && self.activity != Activity::WaitsForStartup {
             vcpu.nmi()
-                .map_err(MachineError::kvm("give a vCPU an NMI"))?;
+                .map_err(MachineError::kvm("queue an NMI of a vCPU"))?;
             self.activity = Activity::Runs;
         }
         self.apic.accept_posted(posted);
@@ -171,8 +174,8 @@ impl UserCpu {
     }
 
     fn init(&mut self, vcpu: &mut VcpuFd) -> Result<(), MachineError> {
-        // KVM finishes the last exit when it is called again. Without this it would do so to the
-        // new registers, and skip the first instruction.
+        // KVM completes the last exit at its next entry. Without this it would complete it after
+        // the registers are reset, and skip the first instruction.
         for _ in 0..FINISHES_MAX {
             vcpu.set_kvm_immediate_exit(1);
             match vcpu.run() {
@@ -191,7 +194,7 @@ impl UserCpu {
             apic_base: self.at_exit.apic_base,
             ..AtExit::default()
         };
-        // The boot processor begins anew at the reset vector instead.
+        // The boot processor restarts at the reset vector instead.
         if self.at_exit.apic_base & BASE_BSP == 0 {
             self.activity = Activity::WaitsForStartup;
         } else {
@@ -200,7 +203,7 @@ impl UserCpu {
         Ok(())
     }
 
-    /// Takes over what the guest changed while it ran.
+    /// Records what the guest changed while it ran.
     pub fn left_guest(&mut self, at_exit: AtExit) {
         self.apic.set_cr8(at_exit.cr8.to_le_bytes()[0]);
         if at_exit.apic_base != self.at_exit.apic_base {
@@ -226,25 +229,26 @@ impl UserCpu {
         }
     }
 
-    /// The guest has halted this CPU.
+    /// Records that the guest executed HLT.
     fn halt(&mut self) {
         self.activity = Activity::Halted;
     }
 
-    /// The offset of an address in the page of registers, if it is there and in use.
+    /// Returns the offset of an address in the register page, if it is in that page and the page is
+    /// enabled.
     fn page_offset(&self, address: u64) -> Option<u64> {
         let start = self.at_exit.apic_base & !(PAGE_LEN - 1) & 0xf_ffff_ffff_ffff;
         let offset = address.checked_sub(start)?;
         (offset < PAGE_LEN && self.apic.mode() == Mode::XApic).then_some(offset)
     }
 
-    /// Handles an exit that is the local APIC's; any other is given back.
+    /// Handles an exit of the local APIC; returns any other exit to the caller.
     pub fn handle<'a>(&mut self, exit: VcpuExit<'a>) -> Option<VcpuExit<'a>> {
         let is_invalid =
             |reason: kvm_ioctls::MsrExitReason| reason.bits() & KVM_MSR_EXIT_REASON_INVAL != 0;
         match exit {
             VcpuExit::Hlt => self.halt(),
-            // The new value was taken over at the exit.
+            // The new value was recorded by `left_guest`.
             VcpuExit::SetTpr => {}
             VcpuExit::MmioRead(address, data) => match self.page_offset(address) {
                 Some(offset) => self.apic.read_page(offset, data, now()),

@@ -1,9 +1,10 @@
-//! Interrupt controllers in user space: the state machines of `ssi-hv-irqchip`, and the way of
-//! their messages to the threads of vCPUs.
+//! Interrupt controllers in user space: the state machines of `ssi-hv-irqchip`, and the delivery of
+//! their messages to vCPU threads.
 //!
-//! Each vCPU thread owns its local APIC ([`cpu::UserCpu`]); nothing else touches it. Others know of
-//! it what it publishes ([`Routing`]), and reach it by its inbox. The I/O APIC is behind a lock,
-//! which is held while its messages are posted, so that they come in the order of its states.
+//! Each vCPU thread owns its local APIC ([`cpu::UserCpu`]); no other thread accesses it. Other
+//! threads see the state that it publishes ([`Routing`]), and post to its inbox. The I/O APIC is
+//! behind a lock, which is held while its messages are posted, so that they arrive in the order of
+//! its states.
 
 pub(crate) mod cpu;
 mod registers;
@@ -21,9 +22,8 @@ use crate::error::MachineError;
 use crate::lifecycle::kick::Kick;
 use crate::nodes::Nodes;
 
-/// Makes KVM pass the registers of x2APIC mode to user space. Without local APICs of its own it
-/// knows the registers, and refuses them as invalid; the filter of model-specific registers never
-/// sees them.
+/// Makes KVM forward accesses to x2APIC registers to user space. Without in-kernel local APICs KVM
+/// recognizes these registers and rejects accesses as invalid; the MSR filter is never consulted.
 pub(super) fn prepare(vm: &VmFd) -> Result<(), MachineError> {
     if !vm.check_extension(Cap::X86UserSpaceMsr) {
         let name = "KVM_CAP_X86_USER_SPACE_MSR";
@@ -39,22 +39,22 @@ pub(super) fn prepare(vm: &VmFd) -> Result<(), MachineError> {
     ))
 }
 
-/// What the threads of a machine share of its interrupt controllers.
+/// The part of the interrupt controllers that the threads of a machine share.
 #[derive(Debug)]
 pub(crate) struct UserChip {
     io: Mutex<IoApic>,
-    /// What each local APIC publishes, packed. Relaxed: a CPU that changes it has not told anyone of
-    /// its new address yet, and the messages themselves synchronize.
+    /// The published state of each local APIC, packed. Relaxed: a CPU that changes it has not
+    /// reported its new address to any other CPU yet, and the messages themselves synchronize.
     routings: Vec<AtomicU64>,
     targets: Vec<Arc<dyn Target>>,
     inboxes: Vec<Arc<LocalTarget>>,
-    /// The other nodes, if there are any.
+    /// Links to the other nodes, if there are any.
     nodes: Option<Arc<Nodes>>,
 }
 
 impl UserChip {
-    /// The controllers of a machine whose vCPUs are kicked by `kicks`, in order. vCPUs of other nodes
-    /// are reached through `nodes`.
+    /// Creates the controllers of a machine whose vCPUs are kicked by `kicks`, in order. vCPUs of
+    /// other nodes are reached through `nodes`.
     pub fn new(kicks: &[Arc<Kick>], nodes: Option<Arc<Nodes>>) -> Self {
         let inboxes: Vec<_> = kicks
             .iter()
@@ -70,7 +70,7 @@ impl UserChip {
             remote(cpu).unwrap_or_else(|| Arc::clone(inbox) as _)
         };
         let targets = inboxes.iter().enumerate().map(target).collect();
-        // As every local APIC is until its CPU has changed it.
+        // The state of every local APIC until its CPU changes it.
         let routing = new_local_apic(0).routing().pack();
         Self {
             io: Mutex::default(),
@@ -82,7 +82,7 @@ impl UserChip {
     }
 
     fn io(&self) -> MutexGuard<'_, IoApic> {
-        // Each operation leaves a valid state wherever it would panic.
+        // The state is valid wherever an operation could panic.
         self.io.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,7 +92,8 @@ impl UserChip {
         }
     }
 
-    /// Announces the new state of a local APIC of this node. Returns when all nodes have it.
+    /// Publishes the new state of a local APIC of this node. Returns when all nodes have received
+    /// it.
     fn announce(&self, cpu: usize, routing: Routing) {
         self.publish(cpu, routing);
         if let Some(nodes) = &self.nodes {
@@ -100,19 +101,19 @@ impl UserChip {
         }
     }
 
-    /// Takes over what a local APIC of another node is.
+    /// Records the published state of a local APIC of another node.
     pub fn learn(&self, cpu: u8, routing: Routing) {
         self.publish(cpu.into(), routing);
     }
 
-    /// Takes an event for a CPU of this node.
+    /// Delivers an event to a CPU of this node.
     pub fn deliver(&self, cpu: u8, event: Event) {
         if let Some(target) = self.targets.get(usize::from(cpu)) {
             target.post(event);
         }
     }
 
-    /// Sends a message from CPU `sender`, or from a device.
+    /// Sends a message of CPU `sender`, or of a device.
     fn send(&self, message: &Message, sender: Option<usize>) {
         let Some(event) = Event::of(message) else {
             return;
@@ -126,7 +127,8 @@ impl UserChip {
         }
     }
 
-    /// A CPU has ended a level-triggered interrupt. The I/O APIC is that of the primary.
+    /// Forwards the end of a level-triggered interrupt to the I/O APIC, which is that of the
+    /// primary.
     pub fn end_of_interrupt(&self, vector: u8) {
         if let Some(nodes) = &self.nodes
             && nodes.forward_end_of_interrupt(vector)
@@ -154,14 +156,14 @@ impl BusDevice for UserChip {
     }
 }
 
-/// The local APIC of CPU `index` as firmware leaves it.
+/// Returns the local APIC of CPU `index` as firmware leaves it.
 fn new_local_apic(index: u8) -> LocalApic {
     let mut apic = LocalApic::new(index.into());
     apic.set_up_inputs();
     apic
 }
 
-/// A vCPU of this host.
+/// A vCPU of this host as a destination of events.
 #[derive(Debug)]
 struct LocalTarget {
     inbox: Inbox,

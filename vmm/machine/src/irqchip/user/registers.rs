@@ -10,14 +10,14 @@ use kvm_ioctls::VcpuFd;
 
 use crate::error::MachineError;
 
-/// CR0: the extension type, the one bit that is set; cache disable and not write-through are kept.
+/// CR0: the extension type, which is always set; INIT keeps cache disable and not write-through.
 const CR0_ET: u64 = 1 << 4;
 const CR0_CD_NW: u64 = 3 << 29;
-/// RFLAGS: the bit that is always one.
+/// RFLAGS: the reserved bit that is always set.
 const RFLAGS_RESERVED: u64 = 1 << 1;
 const DR6_RESET: u64 = 0xffff_0ff0;
 const DR7_RESET: u64 = 0x400;
-/// Segment types: data, code, local descriptor table, task state in use.
+/// Segment types: data, code, local descriptor table, busy task state.
 const DATA: u8 = 3;
 const CODE: u8 = 0xb;
 const LDT: u8 = 2;
@@ -33,8 +33,8 @@ fn segment(type_: u8, is_code_or_data: bool) -> kvm_segment {
     }
 }
 
-/// The segment and control registers after INIT. `apic_base` stays: INIT does not change the mode of
-/// a local APIC.
+/// Returns the segment and control registers after INIT. `apic_base` is kept: INIT does not change
+/// the mode of a local APIC.
 fn after_init(old: &kvm_sregs) -> kvm_sregs {
     let data = segment(DATA, true);
     let table = kvm_dtable {
@@ -62,8 +62,8 @@ fn after_init(old: &kvm_sregs) -> kvm_sregs {
     }
 }
 
-/// Does to the registers what INIT does. `signature` is what CPUID reports in EAX of leaf 1. The
-/// last exit of the vCPU must be finished.
+/// Resets the registers as INIT does. `signature` is EAX of CPUID leaf 1. The vCPU's last exit must
+/// be complete.
 pub(super) fn init(vcpu: &VcpuFd, signature: u32) -> Result<(), MachineError> {
     let old = vcpu
         .get_sregs()
@@ -77,7 +77,7 @@ pub(super) fn init(vcpu: &VcpuFd, signature: u32) -> Result<(), MachineError> {
         ..Default::default()
     })
     .map_err(MachineError::kvm("reset the registers"))?;
-    // Interrupts and exceptions that are queued: the calls above leave them.
+    // Drops queued interrupts and exceptions, which the calls above keep.
     vcpu.set_vcpu_events(&kvm_vcpu_events {
         flags: KVM_VCPUEVENT_VALID_NMI_PENDING | KVM_VCPUEVENT_VALID_SHADOW,
         ..Default::default()
@@ -91,7 +91,7 @@ pub(super) fn init(vcpu: &VcpuFd, signature: u32) -> Result<(), MachineError> {
     .map_err(MachineError::kvm("reset the debug registers"))
 }
 
-/// Puts a vCPU that waits after INIT at the start of page `page`.
+/// Sets a vCPU that waits after INIT to the start of page `page`.
 pub(super) fn start_up(vcpu: &VcpuFd, page: u8) -> Result<(), MachineError> {
     let mut sregs = vcpu
         .get_sregs()
@@ -108,7 +108,7 @@ pub(super) fn start_up(vcpu: &VcpuFd, page: u8) -> Result<(), MachineError> {
         .map_err(MachineError::kvm("set the registers"))
 }
 
-/// Gives a new vCPU the local APIC's address and mode, and whether it is the boot processor.
+/// Sets a new vCPU's local APIC address and mode, and whether it is the boot processor.
 pub(super) fn set_apic_base(vcpu: &VcpuFd, apic_base: u64) -> Result<(), MachineError> {
     let mut sregs = vcpu
         .get_sregs()
