@@ -4,10 +4,9 @@ mod receiving;
 #[cfg(test)]
 mod tests;
 
-use super::listener::Datagrams;
 use super::settings;
 use super::streams::{Inbox, STREAMS, place};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use fabric_identity::{Fingerprint, NAME};
 use fabric_wire::HEADER_BYTES;
 use quinn_proto::{
@@ -41,6 +40,9 @@ const BURST_BYTES_MAX: usize = 65_000;
 
 /// Requested size of a socket's buffer. The kernel limits it to `net.core.rmem_max`.
 pub(super) const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+
+/// Datagrams from one address.
+pub(super) type Datagrams = Vec<BytesMut>;
 
 /// Attempts to connect. Each but the last has a limited time, in which several packets may be lost.
 const ATTEMPTS: u32 = 3;

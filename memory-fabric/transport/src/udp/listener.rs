@@ -5,7 +5,9 @@
 //! to the listening socket. A VM must first prove that it receives packets at its address (RFC
 //! 9000, section 8.1.2), so spoofed addresses allocate no state here.
 
-use super::connection::{DATAGRAM_BUFFER_BYTES, SOCKET_BUFFER_BYTES, UdpCloser, UdpStream};
+use super::connection::{
+    DATAGRAM_BUFFER_BYTES, Datagrams, SOCKET_BUFFER_BYTES, UdpCloser, UdpStream,
+};
 use super::settings;
 use bytes::BytesMut;
 use fabric_identity::{Fingerprint, Identity};
@@ -29,9 +31,6 @@ const ARRIVAL_TIME: Duration = Duration::from_secs(2);
 
 /// Set in the first byte of packets that begin a connection (RFC 9000, section 17.2).
 const LONG_HEADER: u8 = 0x80;
-
-/// Datagrams from one address.
-pub(super) type Datagrams = Vec<BytesMut>;
 
 /// A UDP port for connections of VMs.
 #[derive(Debug)]
