@@ -48,8 +48,7 @@ fn module_of(root: &Path, path: &Path) -> Module {
 /// Returns the paths that a file names, relative to the crate root.
 fn paths(module: &Module, text: &str) -> Vec<Module> {
     let text: String = text.lines().map(code).collect::<Vec<_>>().join("\n");
-    // Unit tests below may import anything.
-    let text = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let text = without_unit_tests(&text);
     let mut found = Vec::new();
     for start in ["crate::", "super::"] {
         for (at, _) in text.match_indices(start) {
@@ -75,6 +74,20 @@ fn paths(module: &Module, text: &str) -> Vec<Module> {
         }
     }
     found
+}
+
+/// Returns the part of a file before its unit tests, which may import anything. A declaration such as
+/// `#[cfg(test)] mod tests;` does not end that part.
+fn without_unit_tests(text: &str) -> &str {
+    let starts_tests = |&(at, marker): &(usize, &str)| {
+        let rest = &text[at + marker.len()..];
+        let end = rest.find([';', '{']);
+        end.is_some_and(|end| rest[end..].starts_with('{'))
+    };
+    let mut markers = text.match_indices("#[cfg(test)]");
+    markers
+        .find(starts_tests)
+        .map_or(text, |(at, _)| &text[..at])
 }
 
 /// Expands a path expression: `a::b`, or each path of `a::{b, c::d}`.
@@ -196,11 +209,11 @@ fn a_circle_is_found_and_parent_and_child_are_none() {
         file("b", "fn f() { super::c::g() }"),
         file(
             "c",
-            "use std::fmt;\n#[cfg(test)]\nmod tests { use crate::a; }",
+            "#[cfg(test)]\nmod more_tests;\nuse std::fmt;\n#[cfg(test)]\nmod tests { use crate::a; }",
         ),
     ];
     assert_eq!(in_cycles(&imports(&files)), [""; 0]);
     let mut files = files.to_vec();
-    files[4] = file("c", "use crate::a::Thing;");
+    files[4] = file("c", "#[cfg(test)]\nmod tests;\nuse crate::a::Thing;");
     assert_eq!(in_cycles(&imports(&files)), ["a", "b", "c"]);
 }

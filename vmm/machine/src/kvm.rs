@@ -1,14 +1,14 @@
-//! The calls by which a machine is made of KVM, and what of KVM's interface to a vCPU kvm-ioctls has
-//! no safe calls for.
+//! Creates virtual machines in KVM, and wraps the parts of KVM's interface to vCPUs for which
+//! kvm-ioctls has no safe calls. vCPUs and interrupt controllers are built on this module, which
+//! therefore uses neither.
 
 use std::io;
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{
-    CpuId, KVM_API_VERSION, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_VCPU_TSC_CTRL,
-    KVM_VCPU_TSC_OFFSET, KVMIO, kvm_cpuid_entry2, kvm_device_attr, kvm_interrupt, kvm_run,
-    kvm_userspace_memory_region,
+    KVM_API_VERSION, KVM_EXIT_INTERNAL_ERROR, KVM_EXIT_IO, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET,
+    KVMIO, kvm_device_attr, kvm_interrupt, kvm_run, kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
@@ -16,16 +16,13 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 use vmm_sys_util::ioctl_iow_nr;
 
 use crate::error::MachineError;
-use crate::irqchip::InterruptController;
 use crate::layout;
-use crate::vcpu::Vcpu;
-use crate::vcpu::regs;
 
 /// When KVM takes longer than this to register the guest's memory, a warning gives the reason. The
 /// time grows with the memory: KVM prepares tables for all of it.
 const MAP_TIME_USUAL: Duration = Duration::from_secs(1);
 
-/// Opens KVM, and checks that it has what every machine needs.
+/// Opens KVM and checks its version and the capabilities that every machine needs.
 pub(crate) fn open_kvm() -> Result<Kvm, MachineError> {
     let kvm = Kvm::new().map_err(MachineError::open_kvm)?;
     let found = kvm.get_api_version();
@@ -49,7 +46,7 @@ pub(crate) fn open_kvm() -> Result<Kvm, MachineError> {
 pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
     let vm = loop {
         match kvm.create_vm() {
-            // A signal came while KVM waited for its locks.
+            // A signal interrupted KVM while it waited for a lock.
             Err(error) if error.errno() == libc::EINTR => {}
             result => break result.map_err(MachineError::kvm("create a virtual machine"))?,
         }
@@ -61,7 +58,7 @@ pub(crate) fn create_vm(kvm: &Kvm) -> Result<VmFd, MachineError> {
     Ok(vm)
 }
 
-/// Maps each region of `memory` into the VM, one slot a region.
+/// Maps each region of `memory` into the VM, in a slot of its own.
 pub(crate) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), MachineError> {
     let started = Instant::now();
     for (slot, region) in (0..).zip(memory.iter()) {
@@ -86,38 +83,12 @@ pub(crate) fn map_memory(vm: &VmFd, memory: &GuestMemoryMmap) -> Result<(), Mach
     let time = started.elapsed();
     if time > MAP_TIME_USUAL {
         tracing::warn!(
-            "KVM took {:.1} s to take the guest's memory, a time that grows with --memory",
+            "KVM took {:.1} s to register the guest's memory; the time grows with --memory",
             time.as_secs_f64()
         );
     }
-    tracing::debug!(?time, "KVM has the guest's memory");
+    tracing::debug!(?time, "KVM has registered the guest's memory");
     Ok(())
-}
-
-/// Creates the vCPU with number `id`, in the state in which firmware leaves a CPU.
-pub(crate) fn create_vcpu(
-    vm: &VmFd,
-    interrupts: &InterruptController,
-    id: u8,
-    cpuid: &[kvm_cpuid_entry2],
-) -> Result<Vcpu, MachineError> {
-    let fd = vm
-        .create_vcpu(u64::from(id))
-        .map_err(MachineError::kvm("create a vCPU"))?;
-    let cpuid = CpuId::from_entries(cpuid).map_err(|error| MachineError::Kvm {
-        action: "take so many CPU features",
-        source: std::io::Error::other(format!("{error:?}")),
-    })?;
-    fd.set_cpuid2(&cpuid)
-        .map_err(MachineError::kvm("set the CPU features"))?;
-    regs::set_firmware_state(&fd)?;
-    let local = interrupts.set_up_cpu(&fd, id, cpuid.as_slice())?;
-    Ok(Vcpu {
-        index: usize::from(id),
-        pinned_to: None,
-        fd,
-        local,
-    })
 }
 
 ioctl_iow_nr!(KVM_INTERRUPT, KVMIO, 0x86, kvm_interrupt);
@@ -144,7 +115,7 @@ fn tsc_offset_attribute(value: *mut u64) -> kvm_device_attr {
     }
 }
 
-/// Returns what a vCPU's time stamp counter adds to the host's.
+/// Returns the offset of a vCPU's time stamp counter from the host's.
 pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
     let mut offset = 0;
     let attribute = tsc_offset_attribute(&raw mut offset);
@@ -156,7 +127,7 @@ pub(crate) fn tsc_offset(vcpu: &VcpuFd) -> io::Result<u64> {
     }
 }
 
-/// Sets what a vCPU's time stamp counter adds to the host's.
+/// Sets the offset of a vCPU's time stamp counter from the host's.
 pub(crate) fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
     let attribute = tsc_offset_attribute(&raw mut offset);
     // SAFETY: the descriptor is that of a vCPU. The kernel reads one `kvm_device_attr`, and 8 bytes
@@ -167,8 +138,8 @@ pub(crate) fn set_tsc_offset(vcpu: &VcpuFd, mut offset: u64) -> io::Result<()> {
     }
 }
 
-/// Enters the guest until an exit, and returns it with the fields of `kvm_run` that it does not
-/// contain.
+/// Enters the guest until an exit. Returns the exit, and the fields of `kvm_run` that the exit does
+/// not contain.
 pub(crate) fn enter(
     vcpu: &mut VcpuFd,
 ) -> (Result<VcpuExit<'_>, kvm_ioctls::Error>, ExitFields<'_>) {
@@ -179,15 +150,15 @@ pub(crate) fn enter(
     (vcpu.run(), fields)
 }
 
-/// Fields of `kvm_run` after an exit of the guest. While they exist the vCPU is borrowed, so that it
-/// cannot enter the guest again.
+/// Fields of `kvm_run` after an exit of the guest. They borrow the vCPU, so that it cannot enter the
+/// guest again meanwhile.
 #[derive(Debug)]
 pub(crate) struct ExitFields<'a> {
     run: *const kvm_run,
     vcpu: PhantomData<&'a mut VcpuFd>,
 }
 
-/// What KVM reports of a vCPU at each exit, also at those by a signal.
+/// State of a vCPU that KVM reports at each exit, also at exits by a signal.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AtExit {
     pub apic_base: u64,
@@ -197,7 +168,7 @@ pub(crate) struct AtExit {
 }
 
 impl ExitFields<'_> {
-    /// Returns what KVM reports at each exit.
+    /// Returns the state that KVM reports at each exit.
     pub fn at_exit(&self) -> AtExit {
         // SAFETY: `run` points to the mapped `kvm_run` of a vCPU that is borrowed, and so neither
         // closed nor in the guest: nothing writes it. Any value of these fields is valid. They are

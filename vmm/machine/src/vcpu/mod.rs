@@ -12,9 +12,11 @@ use std::num::NonZeroU64;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use kvm_ioctls::{VcpuExit, VcpuFd};
+use kvm_bindings::{CpuId, kvm_cpuid_entry2};
+use kvm_ioctls::{VcpuExit, VcpuFd, VmFd};
 
 use crate::error::MachineError;
+use crate::irqchip::InterruptController;
 use crate::irqchip::user::cpu::{Next as ForLocal, UserCpu};
 use crate::kvm;
 use crate::lifecycle::control::Next;
@@ -59,6 +61,32 @@ impl Drop for EndGuard<'_> {
 }
 
 impl Vcpu {
+    /// Creates the vCPU with number `id`, in the state in which firmware leaves a CPU.
+    pub fn create(
+        vm: &VmFd,
+        interrupts: &InterruptController,
+        id: u8,
+        cpuid: &[kvm_cpuid_entry2],
+    ) -> Result<Self, MachineError> {
+        let fd = vm
+            .create_vcpu(u64::from(id))
+            .map_err(MachineError::kvm("create a vCPU"))?;
+        let cpuid = CpuId::from_entries(cpuid).map_err(|error| MachineError::Kvm {
+            action: "take so many CPU features",
+            source: std::io::Error::other(format!("{error:?}")),
+        })?;
+        fd.set_cpuid2(&cpuid)
+            .map_err(MachineError::kvm("set the CPU features"))?;
+        regs::set_firmware_state(&fd)?;
+        let local = interrupts.set_up_cpu(&fd, id, cpuid.as_slice())?;
+        Ok(Self {
+            index: usize::from(id),
+            pinned_to: None,
+            fd,
+            local,
+        })
+    }
+
     /// Starts the thread that runs the vCPU, pinned as configured.
     pub fn spawn(self, shared: Arc<Shared>) -> Result<thread::JoinHandle<()>, MachineError> {
         let (vcpu, pinned_to) = (self.index, self.pinned_to);

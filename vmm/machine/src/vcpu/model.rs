@@ -7,7 +7,6 @@ use ssi_hv_nodes::{CpuidEntry, Start};
 use super::{Vcpu, cpuid, tsc};
 use crate::error::MachineError;
 use crate::irqchip::InterruptController;
-use crate::kvm;
 use crate::nodes::Nodes;
 
 /// The inputs of a CPU model.
@@ -42,7 +41,7 @@ impl CpuModel<'_> {
             if self.nodes.is_some() {
                 cpuid::hide_one_kvm(&mut cpuid);
             }
-            let vcpu = kvm::create_vcpu(vm, interrupts, id, &cpuid)?;
+            let vcpu = Vcpu::create(vm, interrupts, id, &cpuid)?;
             Ok(Vcpu {
                 pinned_to: pinning.get(usize::from(id)).copied(),
                 ..vcpu

@@ -10,10 +10,10 @@ use kvm_bindings::{KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2, kvm_xcrs, kvm_xsave}
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use super::cpuid;
+use super::{Vcpu, cpuid};
 use crate::config::Irqchip;
 use crate::irqchip::InterruptController;
-use crate::kvm::{create_vcpu, create_vm, map_memory, open_kvm};
+use crate::kvm::{create_vm, map_memory, open_kvm};
 use crate::lifecycle::control::Control;
 
 /// Leaf 1, ECX: XSAVE and AVX.
@@ -83,7 +83,7 @@ impl Host {
 
     /// Creates a vCPU as the monitor does, with its instruction pointer at the code.
     fn vcpu(&self, id: u8, cpuid: &[kvm_cpuid_entry2]) -> VcpuFd {
-        let vcpu = create_vcpu(&self.vm, &self.interrupts, id, cpuid)
+        let vcpu = Vcpu::create(&self.vm, &self.interrupts, id, cpuid)
             .unwrap()
             .fd;
         let mut sregs = vcpu.get_sregs().unwrap();
