@@ -2,7 +2,8 @@
 //!
 //! A device is a few registers behind the [`BusDevice`] trait. The machine monitor inserts devices
 //! into a [`Bus`] (one for I/O ports, one for memory-mapped registers), and forwards every access
-//! that leaves the guest to the bus. This crate knows neither KVM nor the memory fabric: interrupts
+//! that leaves the guest to the bus. This crate knows neither KVM nor, except for services of the
+//! host, the memory fabric: interrupts
 //! leave through an [`EventFdTrigger`] or an [`InterruptLine`], requests to power off or restart through
 //! [`MachineEvents`], and console bytes through [`ConsoleOutput`].
 //!
@@ -35,7 +36,6 @@ mod boot_timer;
 mod bus;
 mod console_output;
 mod event;
-mod file_lock;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod i8042;
@@ -56,7 +56,6 @@ pub use boot_timer::{BOOT_TIMER_INIT_REACHED, BOOT_TIMER_PORT, BootTimer};
 pub use bus::{Bus, BusDevice, BusError, BusRange};
 pub use console_output::{CONSOLE_BUFFER_BYTES_MAX, ConsoleOutput};
 pub use event::{MachineEvent, MachineEvents};
-pub use file_lock::lock_file;
 pub use i8042::{I8042, I8042_LEN, I8042_PORT};
 pub use i8259::{I8259, I8259_FIRST_PORT, I8259_LEN, I8259_SECOND_PORT};
 pub use panic_port::{PANIC_ACPI_ID, PANIC_PORT, PanicPort};
@@ -65,12 +64,5 @@ pub use rtc::{CMOS_RTC_LEN, CMOS_RTC_PORT, CmosRtc, RTC_CENTURY_REGISTER};
 pub use serial::{COM1_IRQ, COM1_PORT, COM2_IRQ, COM2_PORT, SERIAL_LEN, SerialPort};
 pub use trigger::{EventFdTrigger, InterruptLine};
 
-use std::sync::{Mutex, MutexGuard};
-
-/// Locks a register file. A panic of another thread cannot have left it half updated: register
-/// updates do not panic.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(|poisoned| poisoned.into_inner())
-}
+// A panic of another thread cannot have left registers half updated: register updates do not panic.
+pub(crate) use fabric_host::lock;

@@ -161,7 +161,7 @@ const FORBIDDEN: &[Forbidden] = &[
     },
     Forbidden {
         package: "ssi-hv-control",
-        dependencies: &[FABRIC_NETWORK, KVM_CRATES, &["clap", "ssi-hv"]],
+        dependencies: &[FABRIC_NETWORK, KVM_CRATES, &["clap", "devices", "ssi-hv"]],
     },
     Forbidden {
         package: "ssi-hv-html",

@@ -10,7 +10,7 @@ use std::time::Duration;
 use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 
-use crate::lock_file;
+use fabric_host::lock_file;
 
 /// The longest path of a socket: the kernel accepts 107 bytes, and that of a vsock may be followed
 /// by `_4294967295`.

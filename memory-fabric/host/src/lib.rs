@@ -1,12 +1,14 @@
-//! Host services that all crates of the memory fabric share: memory mappings, waiting, scheduling,
-//! counters. Has no knowledge of guests or networks.
+//! Host services that crates of the memory fabric and of the monitor share: memory mappings,
+//! waiting, scheduling, file locks, counters. Has no knowledge of guests or networks.
 
+mod file_lock;
 mod mapping;
 pub mod metrics;
 pub mod poll;
 pub mod slices;
 mod spin;
 
+pub use file_lock::lock_file;
 pub use mapping::{Advice, Mapping, UNMAP_RANGES_MAX, ZeroedSlice};
 pub use spin::Spin;
 

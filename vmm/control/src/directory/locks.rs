@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use devices::lock_file;
+use fabric_host::lock_file;
 
 use super::{Directory, DirectoryError, search_path};
 

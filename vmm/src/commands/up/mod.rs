@@ -17,7 +17,7 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use devices::lock_file;
+use fabric_host::lock_file;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use ssi_hv::cluster::{Cluster, command_line};
