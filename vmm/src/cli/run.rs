@@ -13,9 +13,9 @@ use ssi_hv::config::name::VmName;
 use ssi_hv::config::net::NetArg;
 use ssi_hv::config::vsock::VsockArg;
 use ssi_hv::config::{
-    DEFAULT_DONOR_GRACE_SECONDS, HugePages, Irqchip, Numa, OnReboot, Prefetching, RunSettings,
-    Switch,
+    DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,
 };
+use ssi_hv::machine::Irqchip;
 use ssi_hv::size::ByteSize;
 use toml::Table;
 

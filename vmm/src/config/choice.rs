@@ -4,6 +4,8 @@ use memory_fabric::fabric::{Compression, TransportKind};
 use serde::de::Error as _;
 use serde::{Deserialize as _, Deserializer, Serializer};
 
+use crate::machine::Irqchip;
+
 /// A value that flags and files name by a word.
 pub trait Choice: Copy + PartialEq + 'static {
     /// Each value, its word, and what it means.
@@ -82,11 +84,6 @@ choices! {
         Auto "auto" "Huge pages, where the kernel provides them",
         Off "off" "Pages of 4 KiB only",
     }
-    /// Where the guest's interrupt controllers are.
-    Irqchip {
-        Kernel "kernel" "In the kernel (KVM)",
-        User "user" "In this process: KVM then makes no asynchronous page faults",
-    }
     /// Whether a device or feature is enabled.
     Switch {
         On "on" "Enabled",
@@ -102,6 +99,18 @@ choices! {
         Auto "auto" "When the guest's faults follow a pattern",
         Off "off" "Never",
     }
+}
+
+/// Implementation of the guest's interrupt controllers.
+impl Choice for Irqchip {
+    const ALL: &'static [(Self, &'static str, &'static str)] = &[
+        (Self::Kernel, "kernel", "In the kernel (KVM)"),
+        (
+            Self::User,
+            "user",
+            "In this process: KVM then makes no asynchronous page faults",
+        ),
+    ];
 }
 
 /// How pages travel.

@@ -21,7 +21,7 @@ pub mod vsock;
 
 pub use ssi_hv_api::name;
 
-pub use self::choice::{Choice, HugePages, Irqchip, Numa, OnReboot, Prefetching, Switch};
+pub use self::choice::{Choice, HugePages, Numa, OnReboot, Prefetching, Switch};
 pub use self::node::{DEFAULT_LEASE_SECONDS, NodeConfig, NodeSettings};
 pub use self::run::{ResolvedDonor, RunConfig, resolved_donor};
 pub use self::settings::RunSettings;

@@ -8,7 +8,7 @@ use devices::virtio::MEM_BLOCK_BYTES;
 use memory_fabric::fabric::{Compression, Fingerprint, TransportKind};
 
 use super::address::{Donor, HostPort};
-use super::choice::{HugePages, Irqchip, Numa, OnReboot, Prefetching, Switch};
+use super::choice::{HugePages, Numa, OnReboot, Prefetching, Switch};
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
@@ -23,7 +23,7 @@ use super::{
     CPUS_MAX, DONOR_GRACE_SECONDS_MAX, DONORS_MAX, GUEST_MEMORY_MAX, GUEST_MEMORY_MIN,
     LOCAL_MEMORY_MIN, PAGE_SIZE_BYTES, TIMEOUT_SECONDS_MAX,
 };
-use crate::machine::{VIRTIO_DEVICES_MAX, command_line};
+use crate::machine::{Irqchip, VIRTIO_DEVICES_MAX, command_line};
 use crate::size::ByteSize;
 
 /// A donor whose name is resolved and that may be used.

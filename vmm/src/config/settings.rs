@@ -6,13 +6,14 @@ use memory_fabric::fabric::{Compression, TransportKind};
 use serde::{Deserialize, Serialize};
 
 use super::address::{Donor, HostPort};
-use super::choice::{self, HugePages, Irqchip, Numa, OnReboot, Prefetching, Switch};
+use super::choice::{self, HugePages, Numa, OnReboot, Prefetching, Switch};
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
 use super::net::NetArg;
 use super::vsock::VsockArg;
 use super::{DEFAULT_DONOR_GRACE_SECONDS, DEFAULT_MEMORY};
+use crate::machine::Irqchip;
 use crate::size::ByteSize;
 
 /// What a user asks of `ssi-hv run`, by flags and `vm.toml`: each value well-formed, and not yet

@@ -19,16 +19,14 @@ use super::vm::{BootedVm, Instance};
 use super::vm_routes::ROUTES;
 use super::working_set::WorkingSet;
 use crate::config::name::called;
-use crate::config::{self, Choice as _, OnReboot, RunConfig, RunSettings};
+use crate::config::{Choice as _, OnReboot, RunConfig, RunSettings};
 use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
 use crate::exit::ExitCode;
 use crate::failure::Failure;
 use crate::lifeline;
-use crate::machine::{
-    Initrd, Irqchip, Machine, MachineConfig, MachineHandle, Outcome, command_line,
-};
+use crate::machine::{Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line};
 use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
 use crate::{host, metrics};
@@ -268,10 +266,7 @@ impl Run<'_> {
             },
             cpus: config.cpus,
             pinning: config.cpu_pinning.clone().unwrap_or_default().0,
-            irqchip: match config.irqchip {
-                config::Irqchip::Kernel => Irqchip::Kernel,
-                config::Irqchip::User => Irqchip::User,
-            },
+            irqchip: config.irqchip,
             hotplug_bytes: config.hotplug_memory.map_or(0, ByteSize::bytes),
             devices: devices.devices,
             numa,
