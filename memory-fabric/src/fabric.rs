@@ -12,7 +12,7 @@ mod threads;
 use crate::discard::Discarder;
 use crate::guest_memory::GuestMemory;
 pub use crate::homes::LocalUse;
-use crate::homes::{GuestPages, Loan, LocalNode, Plan};
+use crate::homes::{HomeTable, Loan, LocalNode, Plan};
 use crate::link::LinkEvent;
 use crate::nodes::Nodes;
 use crate::page::{PAGE_SHIFT, PageRange};
@@ -128,12 +128,11 @@ impl Fabric {
                 pages: bytes >> PAGE_SHIFT,
             })
             .collect();
-        let guest = GuestPages {
-            ram: &config.ram,
-            added: config.hotplug,
-        };
+        let joiners = config.hotplug.map_or(&[][..], |_| &ids.joiners);
+        let nodes = Nodes::new(&ids.donors[..loans.len()], joiners);
+        let homes = HomeTable::new(local, &config.ram, config.hotplug).with_links(nodes.all());
         let local_pages = config.local_bytes >> PAGE_SHIFT;
-        let plan = Plan::new(local, guest, local_pages, config.local_use, &loans)?;
+        let plan = Plan::new(homes, local_pages, config.local_use, &loans)?;
         if plan.beyond_budget_pages > 0 && !loans.is_empty() {
             tracing::warn!(
                 added_mib = plan.beyond_budget_pages >> (20 - PAGE_SHIFT),
@@ -148,8 +147,6 @@ impl Fabric {
                     .map_err(system("allow huge pages"))?;
             }
         }
-        let joiners = config.hotplug.map_or(&[][..], |_| &ids.joiners);
-        let nodes = Nodes::new(ids.local, &ids.donors[..loans.len()], joiners);
         let lent_by = lent.into_iter().map(|(address, _)| LentBy {
             address,
             ..LentBy::default()

@@ -302,7 +302,7 @@ fn samples(block: PageRange, allowed: u64) -> impl Iterator<Item = PageRange> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::homes::{GuestPages, Loan, LocalUse, Plan};
+    use crate::homes::{HomeTable, Loan, LocalUse, Plan};
     use proptest::prelude::*;
 
     fn range(first: u32, count: u32) -> PageRange {
@@ -315,8 +315,8 @@ mod tests {
             node: NodeId(1),
             pages: lent,
         };
-        let guest = GuestPages { ram, added: None };
-        let plan = Plan::new(NodeId(0), guest, local_pages, LocalUse::Cache, &[loan]);
+        let table = HomeTable::new(NodeId(0), ram, None);
+        let plan = Plan::new(table, local_pages, LocalUse::Cache, &[loan]);
         plan.expect("fits")
     }
 

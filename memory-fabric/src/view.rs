@@ -168,7 +168,7 @@ impl FabricView {
     #[must_use]
     pub fn nodes(&self) -> Vec<NodeSummary> {
         let here = NodeSummary {
-            id: self.vm.nodes.local(),
+            id: self.vm.plan.homes.local(),
             address: None,
             memory_bytes: self.vm.local_bytes + self.added_here_bytes(),
             pages_fetched: 0,
@@ -197,7 +197,12 @@ impl FabricView {
 
     /// Returns the memory of this node that was added to the guest.
     fn added_here_bytes(&self) -> u64 {
-        u64::from(self.vm.plan.homes.added_blocks_at(self.vm.nodes.local())) * BLOCK_BYTES
+        u64::from(
+            self.vm
+                .plan
+                .homes
+                .added_blocks_at(self.vm.plan.homes.local()),
+        ) * BLOCK_BYTES
     }
 
     /// Returns the memory that can be added to the guest, if the configuration has addresses for

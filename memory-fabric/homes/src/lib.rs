@@ -14,5 +14,5 @@ pub mod table;
 
 pub use local::{FIRST_EPOCH, LocalNode};
 pub use node::{JOINERS_MAX, NodeId, NodeIds, NodeIdsError};
-pub use plan::{CACHE_PAGES_MIN, GuestPages, Loan, LocalUse, Plan, PlanError};
+pub use plan::{CACHE_PAGES_MIN, Loan, LocalUse, Plan, PlanError};
 pub use table::{BLOCK_BYTES, BLOCK_PAGES, Eviction, Extent, Home, HomeTable};

@@ -1,9 +1,8 @@
 //! The division of a guest's memory, from its size, a local budget and the donors' loans.
 
-use super::local::LocalNode;
 use super::node::NodeId;
 use super::table::{BLOCK_PAGES, Home, HomeTable};
-use fabric_pages::page::{PAGE_SHIFT, PageRange};
+use fabric_pages::page::PAGE_SHIFT;
 use std::sync::Arc;
 
 /// Smallest cache of remote pages: 16 MiB. With less, the pages of a few instructions and their
@@ -41,15 +40,6 @@ pub struct Loan {
     pub node: NodeId,
     /// Number of pages.
     pub pages: u64,
-}
-
-/// The guest-physical pages of a guest.
-#[derive(Clone, Copy, Debug)]
-pub struct GuestPages<'a> {
-    /// Its initial memory, by ascending address.
-    pub ram: &'a [PageRange],
-    /// Addresses above `ram` for memory that is added at run time: whole blocks.
-    pub added: Option<PageRange>,
 }
 
 /// The division of a guest's memory.
@@ -116,9 +106,10 @@ impl Share {
 }
 
 impl Plan {
-    /// Divides a guest's memory over a local budget of `local_pages` and the loans.
+    /// Divides a guest's memory over a local budget of `local_pages` and the loans, and assigns homes
+    /// in a table without any.
     ///
-    /// The home is `local` for what the loans do not cover, and for the part that [`LocalUse`]
+    /// The home is the local node for what the loans do not cover, and for the part that [`LocalUse`]
     /// defines: half of it at the lowest addresses, where a kernel is loaded, and half at the
     /// highest, where the kernel allocates its own tables during its start. The blocks in between
     /// are divided among the donors in proportion to their loans, consecutive ones for each. A
@@ -129,13 +120,11 @@ impl Plan {
     ///
     /// [`PlanError::TooLittle`] when budget and loans together are smaller than the guest.
     pub fn new(
-        local: impl Into<LocalNode>,
-        guest: GuestPages<'_>,
+        homes: HomeTable,
         local_pages: u64,
         local_use: LocalUse,
         loans: &[Loan],
     ) -> Result<Self, PlanError> {
-        let homes = HomeTable::new(local, guest.ram, guest.added);
         let guest_pages = homes.ram_pages();
         let lent: u64 = loans.iter().map(|loan| loan.pages).sum();
         if guest_pages > local_pages.saturating_add(lent) {
@@ -153,7 +142,7 @@ impl Plan {
         let remote = guest_pages - home_here;
         let within_budget = local_pages.saturating_sub(home_here).min(remote);
         let mut cache = within_budget.max(CACHE_PAGES_MIN.min(remote));
-        if guest.added.is_some() {
+        if homes.added().is_some() {
             if loans.is_empty() {
                 // There is nothing to cache yet: the cache is what the guest leaves.
                 cache = local_pages.saturating_sub(guest_pages);

@@ -86,7 +86,10 @@ pub enum Eviction {
     Discard,
 }
 
-/// The homes of all blocks of a VM, as seen by one of its nodes.
+/// In a table of links: the node has no link.
+const NO_LINK: u8 = u8::MAX;
+
+/// The homes of all blocks of a VM, as seen by one of its nodes, and the links to them.
 #[derive(Debug)]
 pub struct HomeTable {
     /// Its epoch grows with each change of a home.
@@ -100,6 +103,8 @@ pub struct HomeTable {
     added_blocks: Box<[AtomicU32]>,
     /// For each node, the number of pages of `ram` with their home there.
     ram_pages: Box<[AtomicU64]>,
+    /// For each node, the index of the link to it.
+    link_of: Box<[u8]>,
 }
 
 impl HomeTable {
@@ -125,7 +130,36 @@ impl HomeTable {
             added,
             added_blocks: (0..NODE_IDS).map(|_| AtomicU32::new(0)).collect(),
             ram_pages: (0..NODE_IDS).map(|_| AtomicU64::new(0)).collect(),
+            link_of: vec![NO_LINK; NODE_IDS].into(),
         }
+    }
+
+    /// Sets the nodes that have a link, in the order of the links. Ids are distinct, so that there
+    /// are fewer than [`NODE_IDS`] besides the local one.
+    #[must_use]
+    pub fn with_links(mut self, nodes: &[NodeId]) -> Self {
+        for (link, node) in (0..NO_LINK).zip(nodes) {
+            self.link_of[node.index()] = link;
+        }
+        self
+    }
+
+    /// Returns the index of the link to a node; `None` without a link, as for the local node.
+    #[must_use]
+    pub fn link_to(&self, node: NodeId) -> Option<usize> {
+        let link = self.link_of[node.index()];
+        (link != NO_LINK).then_some(link.into())
+    }
+
+    /// Returns the index of the link to a home on another node.
+    ///
+    /// # Panics
+    ///
+    /// When the node has no link: only nodes with a link become homes, so this is a bug.
+    #[must_use]
+    pub fn link_to_home(&self, home: Home) -> usize {
+        let link = self.link_to(home.node);
+        link.expect("every node that is a home is the local one, or has a link")
     }
 
     /// Returns the id of the node that has this table.

@@ -1,11 +1,10 @@
 //! Following how fast links are while the VM runs: from the fetches that faults wait for where
 //! there are some, and by a few requests of its own where a link is idle.
 
-use crate::homes::NodeId;
+use crate::homes::{HomeTable, NodeId};
 use crate::link::path::PathStats;
 use crate::link::rdma::{RdmaLinkConfig, RdmaStats};
 use crate::link::{LinkStats, describe, probe};
-use crate::nodes::Nodes;
 use crate::pager::Policies;
 use crate::policy::Steady;
 use crate::stats::{DonorStats, PagerStats, Recent};
@@ -42,14 +41,14 @@ impl Adapter {
         changes: Receiver<Change>,
         stats: Arc<PagerStats>,
         policies: Arc<Policies>,
-        nodes: Arc<Nodes>,
+        homes: Arc<HomeTable>,
     ) -> io::Result<Self> {
         let (stop, stopped) = bounded(0);
         let (ended_by, ended) = bounded(1);
         std::thread::Builder::new()
             .name("pager-adapt".to_owned())
             .spawn(move || {
-                follow(donors, &changes, &stats, &policies, &nodes, &stopped);
+                follow(donors, &changes, &stats, &policies, &homes, &stopped);
                 let _ = ended_by.send(());
             })?;
         let stop = Some(stop);
@@ -156,7 +155,7 @@ fn follow(
     changes: &Receiver<Change>,
     stats: &PagerStats,
     policies: &Policies,
-    nodes: &Nodes,
+    homes: &HomeTable,
     stopped: &Receiver<()>,
 ) {
     // Its end is the end of the other end.
@@ -168,7 +167,7 @@ fn follow(
             }
         }
         for donor in &mut donors {
-            let link = nodes.link_to(donor.config.ends.donor);
+            let link = homes.link_to(donor.config.ends.donor);
             let Some(stats) = link.and_then(|link| stats.donors.get(link)) else {
                 continue;
             };

@@ -96,7 +96,7 @@ impl Engine {
         let homes = &vm.plan.homes;
         let nodes = &vm.nodes;
         let extents = homes.ram_extents().into_iter();
-        let elsewhere = extents.filter(|extent| extent.home != nodes.local());
+        let elsewhere = extents.filter(|extent| extent.home != homes.local());
         for pages in elsewhere.map(|extent| extent.pages).chain(homes.added()) {
             let bytes = usize::try_from(pages.bytes()).expect("64-bit host");
             uffd.register(vm.memory.guest_page(pages.first), bytes)?;
@@ -189,8 +189,8 @@ impl Engine {
         let follows = !followed.is_empty() || hotplug.is_some();
         let adapter = follows
             .then(|| {
-                let (stats, nodes) = (Arc::clone(&vm.stats), Arc::clone(nodes));
-                Adapter::start(followed, changes, stats, policies, nodes)
+                let (stats, homes) = (Arc::clone(&vm.stats), Arc::clone(homes));
+                Adapter::start(followed, changes, stats, policies, homes)
             })
             .transpose();
         Ok(Self {

@@ -147,7 +147,7 @@ impl Hotplug {
         };
         let joiners = shared.nodes.fixed()..shared.nodes.links();
         let state = State {
-            pools: Pools::new(shared.nodes.local()),
+            pools: Pools::new(shared.homes.local()),
             joiners: joiners.map(|_| Joiner::default()).collect(),
             joining: false,
             closed: false,
@@ -340,7 +340,7 @@ impl Inner {
 
     /// Returns the number of pages whose home is this node.
     fn pages_here(&self, homes: &[Home]) -> u64 {
-        let local = self.shared.nodes.local();
+        let local = self.shared.homes.local();
         let here = homes.iter().filter(|home| home.node == local);
         here.count() as u64 * u64::from(BLOCK_PAGES)
     }

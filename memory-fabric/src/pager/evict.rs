@@ -288,7 +288,7 @@ impl Evictor {
     /// busy, which must not block pages with other homes.
     fn send_home(&mut self, page: PageIndex, home: Home) -> Result<bool, PagerError> {
         let shared = Arc::clone(&self.shared);
-        let link = shared.nodes.link_to_home(home);
+        let link = shared.homes.link_to_home(home);
         if self.transports[link].in_flight() >= IN_FLIGHT_MAX {
             self.ranking.on_probation(&shared.map, page);
             return Ok(false);

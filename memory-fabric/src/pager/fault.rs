@@ -326,7 +326,7 @@ impl FaultThread {
         let page = pending.page;
         let home = self.shared.homes.remote_home_of(page);
         let home = home.expect("a remote page is at home on another node");
-        let donor = self.shared.nodes.link_to_home(home);
+        let donor = self.shared.homes.link_to_home(home);
         // Every transport is full.
         let Some(ticket) = self.free_tickets.pop() else {
             return false;

@@ -25,6 +25,8 @@ pub(super) struct Inboxes {
 
 /// Creates the state for the pages of a table, with links for `donors` donors that join.
 pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<Shared>, Inboxes) {
+    let nodes = Nodes::new(&[], &NodeIds::in_order(0).joiners[..donors]);
+    let homes = homes.with_links(nodes.all());
     let span_pages = homes.span_pages();
     let bytes = usize::try_from(span_pages).expect("a small guest") * PAGE_SIZE;
     let (faults, fault_inbox) = FaultMailbox::new().expect("an eventfd");
@@ -32,11 +34,7 @@ pub(super) fn shared(homes: HomeTable, cache_pages: u64, donors: usize) -> (Arc<
     let (prefetcher, prefetcher_inbox) = PrefetcherMailbox::new().expect("an eventfd");
     let shared = Shared {
         memory: Arc::new(GuestMemory::new(bytes).expect("a small memory")),
-        nodes: Arc::new(Nodes::new(
-            homes.local(),
-            &[],
-            &NodeIds::in_order(0).joiners[..donors],
-        )),
+        nodes: Arc::new(nodes),
         homes: Arc::new(homes),
         map: PageMap::new(span_pages).expect("a small map"),
         fingerprints: FingerprintTable::new(cache_pages).expect("a small table"),

@@ -1,7 +1,7 @@
 //! The division of guests, and rejected ones.
 
 use super::*;
-use fabric_pages::page::PageIndex;
+use fabric_pages::page::{PageIndex, PageRange};
 use proptest::prelude::*;
 
 /// Node ids with no meaning in their order.
@@ -27,11 +27,8 @@ fn loans(pages: &[u64]) -> Vec<Loan> {
 
 /// A guest with one range of RAM, without memory that can be added.
 fn plan(guest: u32, local: u64, local_use: LocalUse, lent: &[u64]) -> Result<Plan, PlanError> {
-    let guest = GuestPages {
-        ram: &[range(0, guest)],
-        added: None,
-    };
-    Plan::new(LOCAL, guest, local, local_use, &loans(lent))
+    let table = HomeTable::new(LOCAL, &[range(0, guest)], None);
+    Plan::new(table, local, local_use, &loans(lent))
 }
 
 /// The node and the size of each extent.
@@ -121,12 +118,9 @@ fn local_memory_that_is_a_home_keeps_a_quarter_as_cache() {
 #[test]
 fn slots_run_on_across_the_hole() {
     let ram = [range(0, BLOCK_PAGES), range(8 * BLOCK_PAGES, BLOCK_PAGES)];
-    let guest = GuestPages {
-        ram: &ram,
-        added: None,
-    };
+    let table = HomeTable::new(LOCAL, &ram, None);
     let lent = loans(&[2 * u64::from(BLOCK_PAGES)]);
-    let plan = Plan::new(LOCAL, guest, 0, LocalUse::Cache, &lent).expect("fits");
+    let plan = Plan::new(table, 0, LocalUse::Cache, &lent).expect("fits");
     assert_eq!(plan.homes.ram_extents().len(), 2);
     let page = PageIndex::new(8 * BLOCK_PAGES + 1);
     let home = plan.homes.home_of(page).expect("it has one");
@@ -140,15 +134,12 @@ fn slots_run_on_across_the_hole() {
 
 #[test]
 fn memory_that_can_be_added_gets_a_cache_and_no_home() {
-    let guest = GuestPages {
-        ram: &[range(0, 8192)],
-        added: Some(range(16_384, 8192)),
-    };
-    let plan = Plan::new(LOCAL, guest, 20_000, LocalUse::Cache, &[]).expect("fits");
+    let table = || HomeTable::new(LOCAL, &[range(0, 8192)], Some(range(16_384, 8192)));
+    let plan = Plan::new(table(), 20_000, LocalUse::Cache, &[]).expect("fits");
     assert_eq!((plan.home_here_pages, plan.cache_pages), (8192, 11_808));
     assert_eq!(plan.beyond_budget_pages, 0);
     assert_eq!(plan.homes.home_of(PageIndex::new(16_384)), None);
-    let tight = Plan::new(LOCAL, guest, 8192, LocalUse::Cache, &[]).expect("fits");
+    let tight = Plan::new(table(), 8192, LocalUse::Cache, &[]).expect("fits");
     assert_eq!(tight.cache_pages, CACHE_PAGES_MIN);
     assert_eq!(tight.beyond_budget_pages, CACHE_PAGES_MIN);
 }
@@ -163,8 +154,8 @@ proptest! {
         local_use in prop::sample::select(vec![LocalUse::Cache, LocalUse::Home]),
     ) {
         let ram = [range(0, low), range(40 * BLOCK_PAGES, high)];
-        let guest = GuestPages { ram: &ram, added: None };
-        let Ok(plan) = Plan::new(LOCAL, guest, local, local_use, &loans(&lent)) else {
+        let table = HomeTable::new(LOCAL, &ram, None);
+        let Ok(plan) = Plan::new(table, local, local_use, &loans(&lent)) else {
             prop_assert!(u64::from(low + high) > local + lent.iter().sum::<u64>());
             return Ok(());
         };

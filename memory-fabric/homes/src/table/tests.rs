@@ -216,3 +216,15 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn links_are_found_by_the_ids_that_the_configuration_gives() {
+    let links = [NodeId(200), NodeId(0), NodeId(3)];
+    let table = HomeTable::new(NodeId(5), &[], None).with_links(&links);
+    for (link, node) in links.into_iter().enumerate() {
+        assert_eq!(table.link_to(node), Some(link));
+        assert_eq!(table.link_to_home(Home { node, slot: 9 }), link);
+    }
+    assert_eq!(table.link_to(table.local()), None);
+    assert_eq!(table.link_to(NodeId(255)), None);
+}

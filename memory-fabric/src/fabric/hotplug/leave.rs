@@ -23,7 +23,7 @@ impl Inner {
                 let lost = state.joiners.iter().zip(nodes.fixed()..);
                 let lost = lost.filter_map(|(joiner, donor)| joiner.lost.then_some(donor));
                 let idle = state.pools.idle().into_iter();
-                let idle = idle.filter_map(|node| nodes.link_to(node));
+                let idle = idle.filter_map(|node| self.shared.homes.link_to(node));
                 idle.chain(lost).collect()
             }
         };

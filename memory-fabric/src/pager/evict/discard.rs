@@ -269,7 +269,7 @@ impl Evictor {
                 self.discards.resume_with(rest.split_at(left).1);
                 continue;
             };
-            let link = shared.nodes.link_to_home(home);
+            let link = shared.homes.link_to_home(home);
             if self.transports[link].in_flight() >= IN_FLIGHT_FOR_DROPS {
                 self.discards.resume_with(rest);
                 break;

@@ -23,7 +23,7 @@ impl Target {
     pub(super) fn of(shared: &Shared, order: Order) -> Option<Self> {
         let page = PageIndex::new(order.first);
         let home = shared.homes.remote_home_of(page)?;
-        let donor = shared.nodes.link_to_home(home);
+        let donor = shared.homes.link_to_home(home);
         let policy = shared.policies.of(donor);
         let most = if order.stride == 1 {
             let most = order.count.min(policy.run_pages);
