@@ -250,7 +250,7 @@ const UNSAID: &[Unsaid] = &[
     },
     Unsaid {
         sources: "vmm/src/instance",
-        words: &["clap", "kvm_bindings", "kvm_ioctls"],
+        words: &["anyhow", "clap", "kvm_bindings", "kvm_ioctls"],
     },
     // The monitor knows the fabric by its facade; its benchmarks measure the layers.
     Unsaid {

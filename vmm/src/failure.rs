@@ -1,5 +1,7 @@
 //! The failure of a command, with its exit code.
 
+pub use fabric_host::describe;
+
 use devices::virtio::{DiskError, HostSocketError, TapError};
 use memory_fabric::donor::server::DonorError;
 use memory_fabric::rdma::RdmaError;

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::Context as _;
 use devices::virtio::{
     Balloon, Block, Console, Disk, Entropy, HostSocket, HostSocketError, MacAddress, Net, Tap,
     VirtioDevice, Vsock,
@@ -12,6 +11,7 @@ use memory_fabric::fabric::Fabric;
 
 use super::free_memory::FreeMemory;
 use super::hotplug::HotplugMemory;
+use super::run_error::RunError;
 use crate::config::RunConfig;
 use crate::control_socket::changes::Changes;
 use crate::control_socket::files::remove_with_ours;
@@ -45,9 +45,9 @@ impl HostDevices {
     pub fn open(config: &RunConfig) -> Result<Self, Failure> {
         let mut devices: Vec<Arc<dyn VirtioDevice>> = Vec::new();
         if config.rng {
-            devices.push(Arc::new(Entropy::new().context(
-                "cannot open /dev/urandom; mount devtmpfs on /dev, or leave the device away with --rng off",
-            )?));
+            devices.push(Arc::new(Entropy::new().map_err(RunError::host(
+                "open /dev/urandom; mount devtmpfs on /dev, or omit the device with --rng off",
+            ))?));
         }
         for (number, disk) in config.disks.iter().enumerate() {
             let disk = Disk::open(&disk.path, disk.read_only)?;

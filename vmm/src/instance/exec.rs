@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
-
 use super::memory::bars_are_ours;
+use super::run_error::RunError;
 use crate::config::RunConfig;
 use crate::exec::archive;
 use crate::exec::channel::{Channel, CommandEnd, Progress};
@@ -46,15 +45,12 @@ pub fn console_file(config: &RunConfig) -> Result<Option<File>, Failure> {
     let Some(path) = config.console.as_deref() else {
         return Ok(None);
     };
-    let opened = File::create(path).with_context(|| {
-        format!(
-            "cannot write --console {}; name a file in a directory that exists and that you may write to",
-            path.display()
-        )
-    });
-    Ok(Some(
-        opened.map_err(|error| Failure::new(ExitCode::Usage, error))?,
-    ))
+    let failed = |source| RunError::Console {
+        path: path.to_owned(),
+        source,
+    };
+    let opened = File::create(path).map_err(failed);
+    opened.map(Some).map_err(Failure::usage)
 }
 
 /// Returns the console of a guest without a command.
@@ -104,8 +100,8 @@ impl Exec {
             Some(file) => Box::new(Both(self.tail.clone(), file)),
             None => Box::new(self.tail.clone()),
         };
-        let stdout = BlockingWriter::to(io::stdout()).context("cannot use stdout")?;
-        let stderr = BlockingWriter::to(io::stderr()).context("cannot use stderr")?;
+        let stdout = BlockingWriter::to(io::stdout()).map_err(RunError::host("use stdout"))?;
+        let stderr = BlockingWriter::to(io::stderr()).map_err(RunError::host("use stderr"))?;
         let mut receiver = self.channel.receiver(stdout, stderr);
         if self.shows_boot {
             let bar = Bar::begin("booting", 1, "until the command begins");
@@ -132,7 +128,7 @@ impl Exec {
         });
         Ok(Watch {
             channel,
-            thread: Some(thread.context("cannot start a thread")?),
+            thread: Some(thread.map_err(RunError::host("start a thread"))?),
         })
     }
 
@@ -162,23 +158,17 @@ impl Exec {
         let failed = |error| Err(Failure::new(ExitCode::HostError, error));
         match &progress.end {
             Some(CommandEnd::Status(status)) => Ok(ExitCode::Exec(*status)),
-            Some(CommandEnd::NotRun(reason)) => failed(anyhow!(
-                "the guest could not run --exec: {reason}; the initial RAM disk needs a /bin/sh that runs there: omit --initrd to use the busybox of this host"
-            )),
-            Some(CommandEnd::OutputLost(reason)) => failed(anyhow!(
-                "what the command wrote cannot be passed on to {reason}; the guest was stopped"
-            )),
-            Some(CommandEnd::Garbled(what)) => failed(anyhow!(
-                "the second serial port carries {what}, which is not of the init of --exec; leave ttyS1 to it, in --cmdline and in the command"
-            )),
+            Some(CommandEnd::NotRun(reason)) => failed(RunError::CommandNotRun(reason.clone())),
+            Some(CommandEnd::OutputLost(reason)) => failed(RunError::OutputLost(reason.clone())),
+            Some(CommandEnd::Garbled(what)) => failed(RunError::OutputGarbled(what.clone())),
             None => {
                 self.show_console();
-                let (code, what) = no_result(&outcome?, &progress, init_reached);
+                let (code, end) = no_result(&outcome?, &progress, init_reached);
                 let console = match self.tail.reason() {
-                    Some(line) => format!("; its console says: {line}"),
-                    None => "; its console is empty".to_owned(),
+                    Some(line) => format!("its console says: {line}"),
+                    None => "its console is empty".to_owned(),
                 };
-                Err(Failure::new(code, anyhow!("{what}{console}")))
+                Err(Failure::new(code, RunError::NoResult { end, console }))
             }
         }
     }

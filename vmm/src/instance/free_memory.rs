@@ -4,6 +4,8 @@ use devices::virtio::{FreePages, FreeRange};
 use memory_fabric::discard::{DiscardError, Discarder};
 use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 
+use crate::failure::describe;
+
 /// Discards the guest's free pages in the fabric.
 #[derive(Debug)]
 pub struct FreeMemory(pub Discarder);
@@ -23,10 +25,7 @@ impl FreePages for FreeMemory {
             Err(error @ (DiscardError::Late | DiscardError::Stopped)) => {
                 tracing::debug!(%error, "free pages of the guest are kept");
             }
-            Err(error) => tracing::warn!(
-                "free pages of the guest are kept: {:#}",
-                anyhow::anyhow!(error)
-            ),
+            Err(error) => tracing::warn!("free pages of the guest are kept: {}", describe(&error)),
         }
     }
 }

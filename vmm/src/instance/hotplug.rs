@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::anyhow;
 use crossbeam_channel::bounded;
 use devices::virtio::{FreeRange, MEM_BLOCK_BYTES, Mem, MemRegion, NotNow, Pluggable};
 use memory_fabric::BLOCK_BYTES;
@@ -12,6 +11,7 @@ use memory_fabric::page::PAGE_SHIFT;
 
 use crate::control_socket::changes::Changes;
 use crate::control_socket::protocol::{HotplugBody, Refusal, RefusalCode};
+use crate::failure::describe;
 use crate::machine::MachineHandle;
 
 /// How long a request waits for a donor to join; joining continues after that.
@@ -38,7 +38,7 @@ impl Blocks {
     /// Notifies of a change that succeeded; one that failed is logged, and the driver retries it.
     fn finish(&self, what: &str, result: Result<(), PlugError>) -> Result<(), NotNow> {
         result.map_err(|error| {
-            tracing::debug!("memory is not {what}: {:#}", anyhow!(error));
+            tracing::debug!("memory is not {what}: {}", describe(&error));
             NotNow
         })?;
         self.changes.notify();

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::{Context as _, anyhow};
 use memory_fabric::NodeIds;
 use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, SPIN_DEFAULT,
@@ -15,6 +14,7 @@ use memory_fabric::page::{PAGE_SHIFT, PageIndex, PageRange};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
+use super::run_error::RunError;
 use super::supervisor::Supervisor;
 use crate::config::name::called;
 use crate::config::{Numa, RunConfig};
@@ -31,7 +31,6 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
         let count = u32::try_from(bytes >> PAGE_SHIFT).ok()?;
         Some(PageRange::new(first, count))
     };
-    let above = "guest memory is above the limit of 16 TiB";
     let memory = config.memory.bytes();
     let ram = guest_memory_ranges(memory).into_iter().map(pages);
     let hotplug = config
@@ -40,7 +39,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
     Ok(FabricConfig {
         vm: called(config.name.as_ref(), std::process::id()),
         nodes: NodeIds::in_order(config.transport.lenders(config.donors.len())),
-        ram: ram.collect::<Option<_>>().context(above)?,
+        ram: ram.collect::<Option<_>>().ok_or(RunError::MemoryTooHigh)?,
         local_bytes: config.local_memory.bytes(),
         local_use: match config.numa {
             Numa::Flat => LocalUse::Cache,
@@ -65,7 +64,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
         spin: SPIN_DEFAULT,
         huge_pages: config.huge_pages,
         hotplug: match hotplug {
-            Some(range) => Some(pages(range).context(above)?),
+            Some(range) => Some(pages(range).ok_or(RunError::MemoryTooHigh)?),
             None => None,
         },
     })
@@ -93,13 +92,13 @@ pub fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMem
         .into_iter()
         .chain(added)
     {
-        let offset = usize::try_from(start.0).context("guest address")?;
-        let bytes = usize::try_from(bytes).context("guest memory")?;
+        let offset = usize::try_from(start.0).map_err(RunError::memory)?;
+        let bytes = usize::try_from(bytes).map_err(RunError::memory)?;
         if offset
             .checked_add(bytes)
             .is_none_or(|end| end > memory.bytes())
         {
-            return Err(anyhow!("guest memory at {:#x} is not in the fabric", start.0).into());
+            return Err(RunError::MemoryNotInFabric { address: start.0 }.into());
         }
         // SAFETY: the range is inside the guest view, as checked above. The view is mapped
         // readable and writable for as long as the fabric lives, and that is until the machine
@@ -111,10 +110,11 @@ pub fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMem
                 .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
                 .build()
         };
-        let region = region.context("cannot use guest memory")?;
-        regions.push(GuestRegionMmap::new(region, start).context("guest memory overflows")?);
+        let region = region.map_err(RunError::memory)?;
+        let region = GuestRegionMmap::new(region, start);
+        regions.push(region.ok_or(RunError::MemoryTooHigh)?);
     }
-    Ok(GuestMemoryMmap::from_regions(regions).context("guest memory overlaps")?)
+    Ok(GuestMemoryMmap::from_regions(regions).map_err(RunError::memory)?)
 }
 
 /// Returns whether progress bars are allowed before the guest's output starts: `ssi-hv up` has its

@@ -14,6 +14,7 @@ mod observe;
 #[cfg(test)]
 mod routes_tests;
 mod run;
+mod run_error;
 mod supervisor;
 mod timeline;
 mod vm;

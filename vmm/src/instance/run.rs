@@ -4,7 +4,6 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context as _, anyhow};
 use memory_fabric::fabric::Fabric;
 
 use super::devices::HostDevices;
@@ -13,6 +12,7 @@ use super::links::{advice, describe, transport_used, unused};
 use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
 use super::metrics::OF_VM;
 use super::observe::{fill, memory};
+use super::run_error::RunError;
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
 use super::vm::{BootedVm, Instance};
@@ -24,7 +24,7 @@ use crate::control_socket::directory::{Directory, DirectoryError, Kind};
 use crate::control_socket::route::Service;
 use crate::control_socket::server::{Server, ServerError};
 use crate::exit::ExitCode;
-use crate::failure::Failure;
+use crate::failure::{Failure, describe as describe_error};
 use crate::lifeline;
 use crate::machine::{Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line};
 use crate::report::{Guest, Report, ReportFile};
@@ -45,8 +45,8 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     let config = &settings.parse()?;
     let report_file = config.report.as_deref().map(ReportFile::prepare);
     let report_file = report_file.transpose().map_err(Failure::usage)?;
-    let supervisor =
-        Supervisor::start(config, report_file.clone()).context("cannot watch for signals")?;
+    let supervisor = Supervisor::start(config, report_file.clone())
+        .map_err(RunError::host("watch for signals"))?;
     let mut report = Report::new(host::detect());
     report.guest = Guest {
         memory_bytes: config.memory.bytes(),
@@ -70,7 +70,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
     if let Some(end) = end {
         // The supervisor's reason takes precedence over errors that it caused.
         result = match end.error {
-            Some(error) => Err(Failure::new(end.code, anyhow!(error))),
+            Some(error) => Err(Failure::new(end.code, RunError::Ended(error))),
             None => Ok(end.code),
         };
     }
@@ -93,7 +93,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
         if result.is_ok() {
             written?;
         } else if let Err(error) = written {
-            tracing::error!("{:#}", anyhow!(error));
+            tracing::error!("{}", describe_error(&error));
         }
     }
     result
@@ -111,7 +111,7 @@ fn open_and_boot(
     if let Some(fd) = config.end_with_fd {
         let supervisor = Arc::clone(supervisor);
         lifeline::watch_pipe(fd, move || supervisor.kill())
-            .with_context(|| format!("cannot watch --end-with-fd {fd}"))?;
+            .map_err(|source| RunError::EndWithFd { fd, source })?;
     }
     // First, so that the second of two VMs with one name does not touch the files of the first.
     let server = listen(config, instance)?;
@@ -173,8 +173,8 @@ fn listen(config: &RunConfig, instance: &Arc<Instance>) -> Result<Option<Server>
         }
         Err(error) => {
             tracing::warn!(
-                "`ssi-hv status` will not find this VM: {:#}",
-                anyhow!(error)
+                "`ssi-hv status` will not find this VM: {}",
+                describe_error(&error)
             );
             Ok(None)
         }
@@ -253,7 +253,7 @@ impl Run<'_> {
         instance.set_booted(Arc::clone(&booted));
         let parameters = &config.kernel_parameters;
         let sampler =
-            Sampler::start(Arc::clone(fabric.stats())).context("cannot start a thread")?;
+            Sampler::start(Arc::clone(fabric.stats())).map_err(RunError::host("start a thread"))?;
         let machine_config = MachineConfig {
             kernel: config.kernel.clone(),
             initrd: match self.exec {
@@ -273,7 +273,7 @@ impl Run<'_> {
         };
         let memory = guest_memory(fabric.memory(), config)?;
         let console = self.console.map(File::try_clone).transpose();
-        let console = console.context("cannot use the file of --console")?;
+        let console = console.map_err(RunError::host("use the file of --console"))?;
         let console = match self.exec {
             Some(exec) => exec.console(console)?,
             None => exec::console(console),
@@ -308,10 +308,7 @@ impl Run<'_> {
             // The console's escape sequence; other reasons come from the supervisor.
             Outcome::Stopped => ExitCode::Interrupted,
             Outcome::Crash(detail) => {
-                return Err(Failure::new(
-                    ExitCode::GuestCrash,
-                    anyhow!("the guest crashed: {detail}"),
-                ));
+                return Err(Failure::new(ExitCode::GuestCrash, RunError::Crash(detail)));
             }
         };
         Ok((code, all_vcpus_ended))

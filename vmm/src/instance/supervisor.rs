@@ -5,7 +5,6 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::anyhow;
 use memory_fabric::fabric::{FabricEvent, FabricObserver};
 use memory_fabric::link::LinkEvent;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -14,6 +13,7 @@ use signal_hook::iterator::Signals;
 use super::errors::Errors;
 use crate::config::RunConfig;
 use crate::exit::ExitCode;
+use crate::failure::describe;
 use crate::forced_end::{self, FORCED_END_TIME_MAX};
 use crate::host;
 use crate::logging;
@@ -421,7 +421,7 @@ impl Supervisor {
                 text.outcome = end.code.name().to_owned();
                 text.exit_code = code.code();
                 if let Err(error) = report.write(&text) {
-                    logging::report_failure(code, &format!("{:#}", anyhow!(error)));
+                    logging::report_failure(code, &describe(&error));
                 }
             }
             if let Some(error) = &end.error {

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use anyhow::anyhow;
 use memory_fabric::fabric::{Fabric, FabricConfig};
-use memory_fabric::working_set::{self, Subject, WorkingSetError};
+use memory_fabric::working_set::{self, Subject};
 
+use super::run_error::RunError;
 use crate::config::RunConfig;
-use crate::failure::Failure;
+use crate::failure::{Failure, describe};
 use crate::progress::Followed;
 
 /// The working set to record.
@@ -33,16 +33,15 @@ impl WorkingSet {
         }
         let mut image = vec![config.kernel.as_path()];
         image.extend(config.initrd.as_deref());
-        let subject = Subject::new(&fabric.ram, &image).map_err(|error| {
-            anyhow!(error).context("cannot read the kernel or initial RAM disk")
-        })?;
+        let subject = Subject::new(&fabric.ram, &image)
+            .map_err(RunError::host("read the kernel or initial RAM disk"))?;
         if let Some(path) = replay {
             match working_set::load(path, &subject) {
                 Ok(runs) => fabric.replay = runs,
                 Err(error) => tracing::warn!(
                     "--replay-working-set {} is ignored: {}",
                     path.display(),
-                    described(&error)
+                    describe(&error)
                 ),
             }
         }
@@ -81,13 +80,6 @@ impl WorkingSet {
             );
         }
         let saved = working_set::save(path, &working_set::encode(subject, &runs));
-        saved.err().map(|error| described(&error))
-    }
-}
-
-fn described(error: &WorkingSetError) -> String {
-    match std::error::Error::source(error) {
-        Some(source) => format!("{error}: {source}"),
-        None => error.to_string(),
+        saved.err().map(|error| describe(&error))
     }
 }
