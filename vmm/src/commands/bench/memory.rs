@@ -10,15 +10,15 @@ use ssi_hv::host;
 use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
 
-use super::ROUNDS;
 use super::fault::Tally;
 use super::growth::{self, Growth};
 use super::scan::{self, Scans};
 use super::stalls::{self, Stalls};
 use super::threads::{self, Scaled};
 use super::writes::{self, Writes};
+use super::{ROUNDS, finish};
 use crate::cli::bench::{BenchMeasure, BenchMemoryConfig};
-use crate::commands::{Failure, print};
+use crate::commands::Failure;
 
 /// Divisor of the memory that gives the local part in scans and in faults of several threads.
 const LOCAL_SHARE: u64 = 4;
@@ -51,17 +51,8 @@ struct MemoryBench {
 pub fn memory(config: &BenchMemoryConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
     let result = measure(config)?;
-    let text = if config.json {
-        serde_json::to_string_pretty(&result)? + "\n"
-    } else {
-        table(&result)
-    };
-    print(&text)?;
-    if result.corrupt_bytes > 0 {
-        let error = anyhow::anyhow!("{} bytes were wrong", result.corrupt_bytes);
-        return Err(Failure::new(ExitCode::HostError, error));
-    }
-    Ok(ExitCode::Success)
+    let wrong = (result.corrupt_bytes, "bytes");
+    finish(&result, config.json, table, wrong)
 }
 
 fn measure(config: &BenchMemoryConfig) -> Result<MemoryBench> {

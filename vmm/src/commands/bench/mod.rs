@@ -36,21 +36,33 @@ use crate::cli::bench::BenchFaultConfig;
 /// measurements equally.
 const ROUNDS: u32 = 5;
 
+/// Prints results as JSON or as a table. Fails if what was verified was `wrong`: how often, and
+/// what.
+fn finish<T: Serialize>(
+    result: &T,
+    json: bool,
+    table: impl FnOnce(&T) -> String,
+    (wrong, what): (u64, &str),
+) -> Result<ExitCode, Failure> {
+    let text = if json {
+        serde_json::to_string_pretty(result)? + "\n"
+    } else {
+        table(result)
+    };
+    print(&text)?;
+    if wrong > 0 {
+        let error = anyhow::anyhow!("{wrong} {what} were wrong");
+        return Err(Failure::new(ExitCode::HostError, error));
+    }
+    Ok(ExitCode::Success)
+}
+
 /// Measures the latency of remote faults, and the floor for comparison.
 pub fn fault(config: &BenchFaultConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
     let result = fault::measure(config)?;
-    let text = if config.json {
-        serde_json::to_string_pretty(&result)? + "\n"
-    } else {
-        table(&result)
-    };
-    print(&text)?;
-    if result.corrupt_bytes > 0 {
-        let error = anyhow::anyhow!("{} bytes were wrong", result.corrupt_bytes);
-        return Err(Failure::new(ExitCode::HostError, error));
-    }
-    Ok(ExitCode::Success)
+    let wrong = (result.corrupt_bytes, "bytes");
+    finish(&result, config.json, table, wrong)
 }
 
 /// The results.

@@ -17,9 +17,10 @@ use ssi_hv::report::Host;
 use ssi_hv::size::ByteSize;
 
 use super::fault::{View, WORDS_PER_PAGE, content, start_fabric};
+use super::finish;
 use super::usage::Memory;
 use crate::cli::bench::{BenchFaultConfig, BenchStartConfig};
-use crate::commands::{Failure, print};
+use crate::commands::Failure;
 
 /// Local memory: more than is accessed, so that nothing is evicted.
 const LOCAL: ByteSize = ByteSize::from_mib(256);
@@ -63,17 +64,8 @@ pub(super) struct Started {
 pub fn start(config: &BenchStartConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
     let result = measure(config.memory)?;
-    let text = if config.json {
-        serde_json::to_string_pretty(&result)? + "\n"
-    } else {
-        table(&result)
-    };
-    print(&text)?;
-    if result.corrupt_bytes > 0 {
-        let error = anyhow::anyhow!("{} bytes were wrong", result.corrupt_bytes);
-        return Err(Failure::new(ExitCode::HostError, error));
-    }
-    Ok(ExitCode::Success)
+    let wrong = (result.corrupt_bytes, "bytes");
+    finish(&result, config.json, table, wrong)
 }
 
 fn measure(memory: ByteSize) -> Result<Started> {

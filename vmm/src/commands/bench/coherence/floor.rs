@@ -1,7 +1,7 @@
 //! The floor of a transfer: the same system calls on two nodes, and nothing else.
 //!
-//! Each node has one thread, as the engine has, which polls and never sleeps. The near one reads the
-//! fault, sends 16 bytes, and resolves the fault; the far one unmaps or protects its page, and
+//! Each node has one thread, as the engine has, which polls and never sleeps. The near one reads
+//! the fault, sends 16 bytes, and resolves the fault; the far one unmaps or protects its page, and
 //! answers with 16 bytes, or with a page more.
 
 use std::io::{ErrorKind, Read as _, Write as _};

@@ -19,9 +19,9 @@ use ssi_hv::report::{Host, Percentiles};
 use ssi_hv::size::ByteSize;
 
 use super::bed::Bed;
-use super::{ROUNDS, Series, median, micros};
+use super::{ROUNDS, Series, finish, median, micros};
 use crate::cli::bench::BenchCoherenceConfig;
-use crate::commands::{Failure, print};
+use crate::commands::Failure;
 use floor::SAMPLES;
 pub use node::serve as node;
 use nodes::Nodes;
@@ -77,17 +77,8 @@ struct Worked {
 pub fn coherence(config: &BenchCoherenceConfig) -> Result<ExitCode, Failure> {
     config.validate()?;
     let result = measure(config)?;
-    let text = if config.json {
-        serde_json::to_string_pretty(&result)? + "\n"
-    } else {
-        table(&result)
-    };
-    print(&text)?;
-    if result.wrong_sums > 0 {
-        let error = anyhow::anyhow!("{} sums of counters were wrong", result.wrong_sums);
-        return Err(Failure::new(ExitCode::HostError, error));
-    }
-    Ok(ExitCode::Success)
+    let wrong = (result.wrong_sums.into(), "sums of counters");
+    finish(&result, config.json, table, wrong)
 }
 
 /// Pages between first touches: as many as one of them fills.

@@ -26,8 +26,8 @@ use ssi_hv::host;
 use ssi_hv::progress::{Progress, Steps};
 use ssi_hv::report::{Host, Percentiles};
 
-use super::micros;
-use crate::commands::{Failure, print};
+use super::{finish, micros};
+use crate::commands::Failure;
 use one::Contents;
 
 /// Size of the lease.
@@ -145,18 +145,13 @@ struct StagingTime {
 pub fn transport(config: &BenchTransportConfig) -> std::result::Result<ExitCode, Failure> {
     let donor = config.validate()?;
     let result = measure(config, donor)?;
-    let text = if config.json {
-        serde_json::to_string_pretty(&result)? + "\n"
-    } else {
-        table::of(&result)
-    };
-    print(&text)?;
-    let failed = |text: String| Err(Failure::new(ExitCode::HostError, anyhow!(text)));
-    if result.corrupt_bytes > 0 {
-        return failed(format!("{} bytes were wrong", result.corrupt_bytes));
-    }
+    let wrong = (result.corrupt_bytes, "bytes");
+    finish(&result, config.json, table::of, wrong)?;
     match (result.transports.is_empty(), result.skipped.first()) {
-        (true, Some(skipped)) => failed(format!("{}: {}", skipped.kind, skipped.reason)),
+        (true, Some(skipped)) => {
+            let error = anyhow!("{}: {}", skipped.kind, skipped.reason);
+            Err(Failure::new(ExitCode::HostError, error))
+        }
         _ => Ok(ExitCode::Success),
     }
 }
