@@ -1,40 +1,25 @@
-//! Interrupts of guests of a few instructions, on the real KVM of the host. A test whose host has no
-//! KVM says `SKIPPED` and does nothing.
+//! Interrupts of guests of a few instructions, on the real KVM of the host. A test whose host has
+//! no KVM says `SKIPPED` and does nothing.
 
-use std::fs::OpenOptions;
-use std::io::{self, Write};
+mod support;
+
+use std::io::Write;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
 use ssi_hv_machine::{
-    ConsoleConfig, Irqchip, KVM_PATH, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
-    guest_memory_ranges,
+    ConsoleConfig, Irqchip, Machine, MachineError, MachineHandle, Outcome, guest_memory_ranges,
 };
 use tiny_guests::apic::{
     ACTIVITY, X2APIC_FLAG, lower_cr8, ping_pong, restart_cpu, take_interrupts,
 };
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
+use support::{ConsoleSender, kvm_is_there, machine_config, wait_for};
+
 /// No step takes longer on a host that works, however loaded.
 const LIMIT: Duration = Duration::from_secs(60);
-
-/// Sends each byte that it is given.
-struct Sender(mpsc::Sender<u8>);
-
-impl Write for Sender {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        for byte in bytes {
-            // The test may have ended.
-            let _ = self.0.send(*byte);
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
 
 /// A guest on a thread of its own.
 struct Running {
@@ -58,19 +43,9 @@ impl Running {
         }
         let mut kernel = tempfile::NamedTempFile::new().unwrap();
         kernel.write_all(&tiny_guests::elf(code)).unwrap();
-        let config = MachineConfig {
-            kernel: kernel.path().to_owned(),
-            initrd: None,
-            cmdline: String::new(),
-            cpus: guest.cpus,
-            pinning: Vec::new(),
-            irqchip: guest.irqchip,
-            hotplug_bytes: 0,
-            devices: Vec::new(),
-            numa: Vec::new(),
-        };
+        let config = machine_config(kernel.path(), guest.cpus, guest.irqchip);
         let (sender, said) = mpsc::channel();
-        let console = ConsoleConfig::output_only(Box::new(Sender(sender)));
+        let console = ConsoleConfig::output_only(Box::new(ConsoleSender(sender)));
         let machine = Machine::new(&config, memory, console).unwrap();
         let handle = machine.handle();
         let (sender, end) = mpsc::channel();
@@ -79,12 +54,8 @@ impl Running {
     }
 
     fn wait_for(&self, byte: u8) {
-        let mut so_far = Vec::new();
-        while so_far.last() != Some(&byte) {
-            match self.said.recv_timeout(LIMIT) {
-                Ok(said) => so_far.push(said),
-                Err(_) => panic!("it only said {}", String::from_utf8_lossy(&so_far)),
-            }
+        if let Err(said) = wait_for(&self.said, byte, LIMIT) {
+            panic!("it only said {said}");
         }
     }
 
@@ -118,14 +89,6 @@ const USER: Guest = Guest {
     x2apic: false,
     activity: 0,
 };
-
-fn kvm_is_there() -> bool {
-    let opened = OpenOptions::new().read(true).write(true).open(KVM_PATH);
-    if let Err(error) = &opened {
-        println!("SKIPPED: {KVM_PATH} cannot be opened: {error}");
-    }
-    opened.is_ok()
-}
 
 fn takes_interrupts(guest: Guest) {
     if !kvm_is_there() {

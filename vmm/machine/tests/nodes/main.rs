@@ -1,10 +1,12 @@
-//! Guests of a few instructions whose vCPUs are on several nodes, on the real KVM of the host. A test
-//! whose host has no KVM says `SKIPPED` and does nothing.
+//! Guests of a few instructions whose vCPUs are on several nodes, on the real KVM of the host. A
+//! test whose host has no KVM says `SKIPPED` and does nothing.
 
 #[path = "../../../../memory-fabric/sharing/tests/native/mesh.rs"]
 mod mesh;
+#[path = "../support/mod.rs"]
+mod support;
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
@@ -12,45 +14,19 @@ use std::time::Duration;
 
 use fabric_sharing::SharedMemory;
 use ssi_hv_machine::{
-    ConsoleConfig, Irqchip, KVM_PATH, Machine, MachineConfig, MachineError, MachineHandle,
-    NodesConfig, Outcome, Secondary, SecondaryConfig,
+    ConsoleConfig, Irqchip, Machine, MachineError, MachineHandle, NodesConfig, Outcome, Secondary,
+    SecondaryConfig,
 };
 use tiny_guests::apic::X2APIC_FLAG;
 use tiny_guests::nodes::work_on_two_nodes;
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
+use support::{ConsoleSender, kvm_is_there, machine_config, wait_for};
+
 /// No step takes longer on a host that works, however loaded.
 const LIMIT: Duration = Duration::from_secs(120);
 const SILENCE_MAX: Duration = Duration::from_secs(20);
-
-/// Sends each byte that it is given.
-struct Sender(mpsc::Sender<u8>);
-
-impl Write for Sender {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        for byte in bytes {
-            // The test may have ended.
-            let _ = self.0.send(*byte);
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-fn kvm_is_there() -> bool {
-    let opened = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(KVM_PATH);
-    if let Err(error) = &opened {
-        println!("SKIPPED: {KVM_PATH} cannot be opened: {error}");
-    }
-    opened.is_ok()
-}
 
 /// The guest's memory on one node.
 fn memory_of(node: &SharedMemory) -> GuestMemoryMmap {
@@ -109,19 +85,9 @@ impl Running {
             .unwrap();
         let mut kernel = tempfile::NamedTempFile::new().unwrap();
         kernel.write_all(&tiny_guests::elf(code)).unwrap();
-        let config = MachineConfig {
-            kernel: kernel.path().to_owned(),
-            initrd: None,
-            cmdline: String::new(),
-            cpus: 2,
-            pinning: Vec::new(),
-            irqchip: Irqchip::User,
-            hotplug_bytes: 0,
-            devices: Vec::new(),
-            numa: Vec::new(),
-        };
+        let config = machine_config(kernel.path(), 2, Irqchip::User);
         let (sender, said) = mpsc::channel();
-        let console = ConsoleConfig::output_only(Box::new(Sender(sender)));
+        let console = ConsoleConfig::output_only(Box::new(ConsoleSender(sender)));
         let others = nodes_config(0, 1, &[0, 1], here);
         let machine = Machine::with_nodes(&config, memory, console, others).unwrap();
         let handle = machine.handle();
@@ -137,17 +103,9 @@ impl Running {
     }
 
     fn wait_for(&self, byte: u8) {
-        let mut so_far = Vec::new();
-        while so_far.last() != Some(&byte) {
-            match self.said.recv_timeout(LIMIT) {
-                Ok(said) => so_far.push(said),
-                Err(_) => {
-                    let ends =
-                        [&self.end, &self.secondary].map(|end| end.recv_timeout(SILENCE_MAX));
-                    let said = String::from_utf8_lossy(&so_far);
-                    panic!("it only said {said}, and ended as {ends:?}")
-                }
-            }
+        if let Err(said) = wait_for(&self.said, byte, LIMIT) {
+            let ends = [&self.end, &self.secondary].map(|end| end.recv_timeout(SILENCE_MAX));
+            panic!("it only said {said}, and ended as {ends:?}");
         }
     }
 
