@@ -1,8 +1,8 @@
 //! A pair of 8259 interrupt controllers that are there and never interrupt.
 //!
 //! A machine whose I/O APIC is in user space has no use for them. A kernel that finds none gives no
-//! numbers to ISA interrupts, and drivers that use these numbers without ACPI fail. So the masks can
-//! be written and read, which is how a kernel finds the controllers, and nothing is connected.
+//! numbers to ISA interrupts, and drivers that use these numbers without ACPI fail. So the masks
+//! can be written and read, which is how a kernel finds the controllers, and nothing is connected.
 
 use std::sync::Mutex;
 

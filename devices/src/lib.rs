@@ -3,9 +3,9 @@
 //! A device is a few registers behind the [`BusDevice`] trait. The machine monitor inserts devices
 //! into a [`Bus`] (one for I/O ports, one for memory-mapped registers), and forwards every access
 //! that leaves the guest to the bus. This crate knows neither KVM nor, except for services of the
-//! host, the memory fabric: interrupts
-//! leave through an [`EventFdTrigger`] or an [`InterruptLine`], requests to power off or restart through
-//! [`MachineEvents`], and console bytes through [`ConsoleOutput`].
+//! host, the memory fabric: interrupts leave through an [`EventFdTrigger`] or an [`InterruptLine`],
+//! requests to power off or restart through [`MachineEvents`], and console bytes through
+//! [`ConsoleOutput`].
 //!
 //! | device | where | purpose |
 //! |---|---|---|

@@ -45,7 +45,8 @@ enum Action {
         /// The kernel whose modules are included.
         #[arg(long, default_value = "cloud")]
         kernel: String,
-        /// The directory of the static faultprobe, notify-monitor and socket-pipe [default: built now].
+        /// The directory of the static faultprobe, notify-monitor and socket-pipe [default: built
+        /// now].
         #[arg(long)]
         programs: Option<PathBuf>,
         /// The file to write.

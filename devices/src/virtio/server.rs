@@ -23,8 +23,8 @@ impl QueueServer {
         Self { transport }
     }
 
-    /// Serves what the events are about, in turns while `keep_serving`, and at least one turn. Notifies
-    /// queues that may have more.
+    /// Serves what the events are about, in turns while `keep_serving`, and at least one turn.
+    /// Notifies queues that may have more.
     pub fn process_while(&self, events: &Events, keep_serving: &dyn Fn() -> bool) {
         if events.data() == DEVICE_EVENTS {
             for queue in 0..self.transport.notifiers().len() {

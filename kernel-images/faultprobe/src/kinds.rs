@@ -4,9 +4,9 @@
 //! All pages are written in order. At most `local` bytes of the guest's memory are with it, so all
 //! pages but the last ones have left by then. Half of those are visited in random order, once each:
 //! nothing could fetch them before, so each visit fetches its page. Those of the other half are
-//! visited at a fixed stride, with pauses in which the pager has time to fetch what comes next: after
-//! the first ones, each visit finds its page here, but not mapped. Such a minor fault costs the
-//! program what every fault costs besides the fetch.
+//! visited at a fixed stride, with pauses in which the pager has time to fetch what comes next:
+//! after the first ones, each visit finds its page here, but not mapped. Such a minor fault costs
+//! the program what every fault costs besides the fetch.
 //!
 //! Before each phase, and at the end, a line of standard input is awaited, so that the pager's
 //! counters can be read. The end of the input counts as a line.

@@ -46,8 +46,8 @@ pub struct Args {
     /// Let the kernel move the memory to other nodes once it is filled.
     #[arg(long, requires = "node")]
     pub unbind: bool,
-    /// Measure remote faults and faults on pages fetched ahead, each on its own, in a guest with this
-    /// much local memory; wait for a line of standard input before each.
+    /// Measure remote faults and faults on pages fetched ahead, each on its own, in a guest with
+    /// this much local memory; wait for a line of standard input before each.
     #[arg(long, value_name = "LOCAL", value_parser = parse_bytes, conflicts_with_all = ["node", "passes", "pattern"])]
     pub kinds: Option<u64>,
 }
@@ -61,8 +61,8 @@ pub enum Order {
     Sequential,
 }
 
-/// Measures faults by kind on `memory`, prints the line of results, and returns whether every byte was
-/// right.
+/// Measures faults by kind on `memory`, prints the line of results, and returns whether every byte
+/// was right.
 ///
 /// # Errors
 /// When the memory is too small.

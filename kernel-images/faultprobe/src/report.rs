@@ -50,8 +50,8 @@ pub struct Report {
 /// and 10 us as a minimum.
 ///
 /// It cannot distinguish a fetch from another host from a fault that the pager resolves locally (a
-/// page on probation, or fetched ahead); both stop the program. [`kinds`](crate::kinds) measures them
-/// separately.
+/// page on probation, or fetched ahead); both stop the program. [`kinds`](crate::kinds) measures
+/// them separately.
 pub fn threshold_ns(local_p99_ns: u64) -> u64 {
     local_p99_ns.saturating_mul(FAULT_FACTOR).max(FAULT_NS_MIN)
 }

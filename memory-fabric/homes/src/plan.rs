@@ -106,15 +106,15 @@ impl Share {
 }
 
 impl Plan {
-    /// Divides a guest's memory over a local budget of `local_pages` and the loans, and assigns homes
-    /// in a table without any.
+    /// Divides a guest's memory over a local budget of `local_pages` and the loans, and assigns
+    /// homes in a table without any.
     ///
-    /// The home is the local node for what the loans do not cover, and for the part that [`LocalUse`]
-    /// defines: half of it at the lowest addresses, where a kernel is loaded, and half at the
-    /// highest, where the kernel allocates its own tables during its start. The blocks in between
-    /// are divided among the donors in proportion to their loans, consecutive ones for each. A
-    /// block has one home, so the part of a loan beyond whole blocks is used only for the last
-    /// block of a guest that ends inside it.
+    /// The home is the local node for what the loans do not cover, and for the part that
+    /// [`LocalUse`] defines: half of it at the lowest addresses, where a kernel is loaded, and half
+    /// at the highest, where the kernel allocates its own tables during its start. The blocks in
+    /// between are divided among the donors in proportion to their loans, consecutive ones for
+    /// each. A block has one home, so the part of a loan beyond whole blocks is used only for the
+    /// last block of a guest that ends inside it.
     ///
     /// # Errors
     ///

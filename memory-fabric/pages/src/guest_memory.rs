@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// Bytes of a huge page: what one entry of a page directory maps on x86-64.
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Whether the kernel makes huge pages of shared memory (`Documentation/admin-guide/mm/transhuge.rst`).
+/// Whether the kernel makes huge pages of shared memory
+/// (`Documentation/admin-guide/mm/transhuge.rst`).
 const SHMEM_ENABLED: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// The memfd and its views. A page's offset in the file is its guest-physical address; what
@@ -262,7 +263,8 @@ fn mapped_huge(rollup: &str) -> Option<u64> {
     Some(kib << 10)
 }
 
-/// Returns whether the page at an address is mapped there in this process, by the kernel's page map.
+/// Returns whether the page at an address is mapped there in this process, by the kernel's page
+/// map.
 #[cfg(test)]
 pub fn is_mapped(address: *const u8) -> bool {
     use std::os::unix::fs::FileExt;

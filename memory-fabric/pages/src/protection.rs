@@ -1,10 +1,10 @@
 //! Whether the kernel keeps userfaultfd's write protection of shared memory, found by trying.
 //!
 //! Before Linux 6.2 (and 6.1.8 or so) whatever maps a page anew, such as page migration or
-//! `mprotect`, takes the protection of its view, which allows writing (fixed by commit 51d3d5eb74ff,
-//! "mm/userfaultfd: enable writenotify while userfaultfd-wp is enabled for a VMA"). A write then
-//! goes unnoticed, and a page with new bytes counts as clean. Migration cannot be forced without
-//! several NUMA nodes; `mprotect` takes the same way.
+//! `mprotect`, takes the protection of its view, which allows writing (fixed by commit
+//! 51d3d5eb74ff, "mm/userfaultfd: enable writenotify while userfaultfd-wp is enabled for a VMA"). A
+//! write then goes unnoticed, and a page with new bytes counts as clean. Migration cannot be forced
+//! without several NUMA nodes; `mprotect` takes the same way.
 
 use crate::guest_memory::GuestMemory;
 use crate::page::{PAGE_SIZE, PageIndex};

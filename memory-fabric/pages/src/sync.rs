@@ -1,4 +1,5 @@
-//! The atomics of page map and fingerprint slots: the standard ones, or loom's when its model checker runs.
+//! The atomics of page map and fingerprint slots: the standard ones, or loom's when its model
+//! checker runs.
 
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};

@@ -303,9 +303,9 @@ impl Evictor {
             self.rescued(page);
             return Ok(true);
         }
-        // The page's bytes are local until this thread drops them. A fault may map the page writable
-        // concurrently; then the copy is stale, but the state has changed as well, and the result is
-        // not used.
+        // The page's bytes are local until this thread drops them. A fault may map the page
+        // writable concurrently; then the copy is stale, but the state has changed as well, and the
+        // result is not used.
         let bytes = &mut *self.bytes;
         shared.memory.read(page, bytes);
         let dropped = if is_zero(bytes) {

@@ -34,8 +34,8 @@ unsafe fn pages(words: Words, first: usize, count: usize) -> &'static mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(start, count * PAGE_SIZE) }
 }
 
-/// Writes a page of guest memory to a file, as a disk does, and returns the file. When the page comes
-/// too late, the call fails.
+/// Writes a page of guest memory to a file, as a disk does, and returns the file. When the page
+/// comes too late, the call fails.
 fn write_out(words: Words, page: usize) -> io::Result<File> {
     // A file of its own: the kernel lets one call at a time write to a file.
     let file = tempfile::tempfile()?;

@@ -32,8 +32,8 @@ struct Args {
     #[arg(long, value_name = "SECONDS")]
     until: Option<u64>,
 
-    /// Also runs what takes minutes: a million simulations of the coherence protocol, and explorations of
-    /// larger worlds.
+    /// Also runs what takes minutes: a million simulations of the coherence protocol, and
+    /// explorations of larger worlds.
     #[arg(long)]
     long: bool,
 }

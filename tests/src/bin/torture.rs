@@ -9,8 +9,8 @@ use ssi_hv_tests::cleanup;
 use ssi_hv_tests::e2e::{PageTransport, Torture};
 use ssi_hv_tests::testbed::HostKernel;
 
-/// Faults of hosts, links and processes under guests on emulated hosts that verify every byte. Prints a
-/// table and ends with one line; exit code 1 if anything went wrong.
+/// Faults of hosts, links and processes under guests on emulated hosts that verify every byte.
+/// Prints a table and ends with one line; exit code 1 if anything went wrong.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {

@@ -76,8 +76,8 @@ fn paths(module: &Module, text: &str) -> Vec<Module> {
     found
 }
 
-/// Returns the part of a file before its unit tests, which may import anything. A declaration such as
-/// `#[cfg(test)] mod tests;` does not end that part.
+/// Returns the part of a file before its unit tests, which may import anything. A declaration such
+/// as `#[cfg(test)] mod tests;` does not end that part.
 fn without_unit_tests(text: &str) -> &str {
     let starts_tests = |&(at, marker): &(usize, &str)| {
         let rest = &text[at + marker.len()..];

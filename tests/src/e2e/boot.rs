@@ -15,12 +15,13 @@ const PROBE_BYTES: u64 = 128 << 20;
 /// the same size.
 const REMOTE_FAULTS_MIN: f64 = 2000.0;
 
-/// Pairs of boots that are compared. The boots of a pair follow each other, so that whatever slows the
-/// machine for longer than a boot affects both, and the median of the pairs' ratios ignores three pairs
-/// in which something shorter did not. Pairs that cannot move the median over the limit any more are
-/// left out.
+/// Pairs of boots that are compared. The boots of a pair follow each other, so that whatever slows
+/// the machine for longer than a boot affects both, and the median of the pairs' ratios ignores
+/// three pairs in which something shorter did not. Pairs that cannot move the median over the limit
+/// any more are left out.
 const BOOT_PAIRS: usize = 7;
-/// Limit of the time to init with 3/4 of memory on a donor, as a multiple of that with all memory local.
+/// Limit of the time to init with 3/4 of memory on a donor, as a multiple of that with all memory
+/// local.
 const BOOT_RATIO_MAX: f64 = 1.2;
 
 /// Scenarios that compare times.

@@ -8,9 +8,9 @@ use super::donor::Donor;
 use super::guest::{Finished, GUEST_DEADLINE, Guest, SHORT, exit};
 use super::{Context, Hosts, Result, Scenario, Verdict};
 
-/// A press of the power button is four events of 24 bytes, and becomes a line of the probe's input. The
-/// guest has 128 MiB of local memory. A kernel that has just booted allocates pages in the order of
-/// their addresses, so a stride in the probe's memory is mostly a stride in the guest's.
+/// A press of the power button is four events of 24 bytes, and becomes a line of the probe's input.
+/// The guest has 128 MiB of local memory. A kernel that has just booted allocates pages in the
+/// order of their addresses, so a stride in the probe's memory is mostly a stride in the guest's.
 const WORK: &str = "exec 3</dev/input/event0; mkfifo /tmp/presses; \
     (while head -c 96 <&3 >/dev/null; do echo; done) >/tmp/presses & \
     faultprobe --bytes 288M --kinds 128M </tmp/presses";
@@ -19,8 +19,8 @@ const VERIFIED_BYTES: u64 = 6000 * 4096;
 const NAME: &str = "kinds";
 /// Share by which both medians may differ.
 const DIFFERENCE_MAX: f64 = 0.25;
-/// Share of the visits of a phase that the pager must have counted as faults of its kind. The guest's
-/// kernel has faults of its own, so they may be more.
+/// Share of the visits of a phase that the pager must have counted as faults of its kind. The
+/// guest's kernel has faults of its own, so they may be more.
 const OF_ITS_KIND_MIN: f64 = 0.8;
 
 /// Compares times.

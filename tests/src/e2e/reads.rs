@@ -14,12 +14,14 @@ use super::{Context, Hosts, Result, Scenario, Verdict};
 const PASS_DEADLINE: Duration = Duration::from_secs(300);
 /// Pages of the file.
 const FILE_PAGES: u64 = (200 << 20) / 4096;
-/// Fetched pages for each page that may be written back: the guest's kernel writes a little of its own.
+/// Fetched pages for each page that may be written back: the guest's kernel writes a little of its
+/// own.
 const FETCHED_PER_WRITE_BACK: u64 = 100;
 
-/// Fills a file in memory and reads it twice, so that what was written leaves and the kernel has noted each page as
-/// used, which changes the page's `struct page`; then reads it twice more. Pauses are for a look at the counters. The
-/// kernel may print its command line, which must not have the markers themselves.
+/// Fills a file in memory and reads it twice, so that what was written leaves and the kernel has
+/// noted each page as used, which changes the page's `struct page`; then reads it twice more.
+/// Pauses are for a look at the counters. The kernel may print its command line, which must not
+/// have the markers themselves.
 const WORK: &str = "dd if=/dev/urandom of=/tmp/file bs=1M count=200 2>/dev/null; md5sum </tmp/file; \
     md5sum </tmp/file; echo PASS-$((0)); sleep 3; md5sum </tmp/file; md5sum </tmp/file; echo PASS-$((2)); sleep 3";
 

@@ -1,9 +1,9 @@
 //! Repeats a scenario whose testbed hung, and records every repetition.
 //!
-//! Emulation is not perfect: a host hangs, or the emulator drops a link. Only what the testbed itself
-//! shows, by its heartbeat or its links, is a reason to repeat. A guest that stalls is none: it looks
-//! the same as a deadlock of the product. A scenario that passes only when it is repeated is flaky.
-//! The summary lists flaky scenarios and limits them.
+//! Emulation is not perfect: a host hangs, or the emulator drops a link. Only what the testbed
+//! itself shows, by its heartbeat or its links, is a reason to repeat. A guest that stalls is none:
+//! it looks the same as a deadlock of the product. A scenario that passes only when it is repeated
+//! is flaky. The summary lists flaky scenarios and limits them.
 
 use std::fmt;
 

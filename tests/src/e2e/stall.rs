@@ -1,9 +1,9 @@
 //! A guest that does not reach its init: what it waits for.
 //!
-//! Such a guest is never run again: an interrupt that the emulator lost and a deadlock of the product
-//! look the same from outside. What each layer does is collected while it lasts: the guest's console,
-//! the exits of its vCPUs, the state of the VM and its pager, the threads of the product on all hosts,
-//! and the heartbeats of the hosts.
+//! Such a guest is never run again: an interrupt that the emulator lost and a deadlock of the
+//! product look the same from outside. What each layer does is collected while it lasts: the
+//! guest's console, the exits of its vCPUs, the state of the VM and its pager, the threads of the
+//! product on all hosts, and the heartbeats of the hosts.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -62,8 +62,8 @@ impl GuestStalled {
     }
 }
 
-/// Collects what a guest on host 1 waits for, writes all of it to `stalled.txt`, and returns an error with
-/// the essence. Nothing else of the guest's host is changed.
+/// Collects what a guest on host 1 waits for, writes all of it to `stalled.txt`, and returns an
+/// error with the essence. Nothing else of the guest's host is changed.
 ///
 /// # Errors
 /// Fails when a host hung: then the guest could not run.

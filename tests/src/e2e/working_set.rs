@@ -17,8 +17,8 @@ const EMPTY_BYTES: u64 = 52;
 /// Pages that a replay fills at least: a kernel has used a multiple when its init starts.
 const REPLAYED_MIN: f64 = 4096.0;
 
-/// Files that are no working set of the guest, by a command that makes each from the recorded one; and
-/// what is said of them.
+/// Files that are no working set of the guest, by a command that makes each from the recorded one;
+/// and what is said of them.
 const UNFIT: [(&str, &str, &str); 4] = [
     (
         "/tmp/not-one",
@@ -103,7 +103,8 @@ fn working_set(context: &Context<'_>) -> Result {
         third.output.stderr
     );
 
-    // These guests show their kernel's messages, so that they can be ended as soon as they have begun.
+    // These guests show their kernel's messages, so that they can be ended as soon as they have
+    // begun.
     let replaying = |file| running("", "--replay-working-set", file);
     for (file, script, due) in UNFIT {
         let script = format!("from={RECORDED}; file={file}; {script}");
@@ -136,7 +137,8 @@ fn check(guest: &Finished, is_right: impl Fn(f64) -> bool) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Starts a guest whose working set is of no use, and checks the warning and that it starts without.
+/// Starts a guest whose working set is of no use, and checks the warning and that it starts
+/// without.
 fn is_ignored(context: &Context<'_>, guest: &Guest, due: &str) -> anyhow::Result<()> {
     let process = guest.start(context)?;
     process

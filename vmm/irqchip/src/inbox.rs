@@ -83,9 +83,9 @@ pub struct Inbox {
     edge: [AtomicU32; 8],
     level: [AtomicU32; 8],
     signals: AtomicU32,
-    /// Something was posted that the owner has not looked for. Set after what was posted and cleared
-    /// before it is taken, both by read-modify-writes with acquire and release: a poster that finds
-    /// it set is seen by the look that clears it.
+    /// Something was posted that the owner has not looked for. Set after what was posted and
+    /// cleared before it is taken, both by read-modify-writes with acquire and release: a poster
+    /// that finds it set is seen by the look that clears it.
     notified: AtomicBool,
 }
 

@@ -150,8 +150,8 @@ pub(crate) fn enter(
     (vcpu.run(), fields)
 }
 
-/// Fields of `kvm_run` after an exit of the guest. They borrow the vCPU, so that it cannot enter the
-/// guest again meanwhile.
+/// Fields of `kvm_run` after an exit of the guest. They borrow the vCPU, so that it cannot enter
+/// the guest again meanwhile.
 #[derive(Debug)]
 pub(crate) struct ExitFields<'a> {
     run: *const kvm_run,
@@ -190,8 +190,8 @@ impl ExitFields<'_> {
         found == reason
     }
 
-    /// Returns the number of bytes of one item of the port access by which the vCPU exited. A string
-    /// instruction exits once with several items for the same port.
+    /// Returns the number of bytes of one item of the port access by which the vCPU exited. A
+    /// string instruction exits once with several items for the same port.
     pub fn port_item_bytes(&self) -> usize {
         if !self.exited_by(KVM_EXIT_IO) {
             return 1;

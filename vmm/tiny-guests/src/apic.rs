@@ -1,7 +1,8 @@
 //! Guests that use their local APICs and the I/O APIC.
 //!
-//! Each begins in xAPIC mode, and changes to x2APIC mode if the byte at [`X2APIC_FLAG`] is 1. A count
-//! of 4 bytes for each vector is at 0x209000, in `r14`; an exception says `!` and ends the guest.
+//! Each begins in xAPIC mode, and changes to x2APIC mode if the byte at [`X2APIC_FLAG`] is 1. A
+//! count of 4 bytes for each vector is at 0x209000, in `r14`; an exception says `!` and ends the
+//! guest.
 
 /// Where a guest reads whether to use x2APIC mode.
 pub const X2APIC_FLAG: u64 = 0x20_8000;
@@ -162,11 +163,11 @@ macro_rules! apic_guest {
     };
 }
 
-// Takes an interrupt of each kind, and says a letter after each: `s` one to itself, `t` the timer's,
-// `p` five of the periodic timer, `c` one that CR8 held back, `y` one that the task priority
-// register held back, `n` a non-maskable one, `e` an edge of the serial port, `l` the power button's
-// level, which it says `b` for and handles in two rounds, and `m` that level while it is masked,
-// which it says `B` for.
+// Takes an interrupt of each kind, and says a letter after each: `s` one to itself, `t` the
+// timer's, `p` five of the periodic timer, `c` one that CR8 held back, `y` one that the task
+// priority register held back, `n` a non-maskable one, `e` an edge of the serial port, `l` the
+// power button's level, which it says `b` for and handles in two rounds, and `m` that level while
+// it is masked, which it says `B` for.
 apic_guest!(
     take_interrupts,
     "sti",
@@ -240,8 +241,8 @@ apic_guest!(
     "spin_until 0x50, 3",
     "say 'm'",
 );
-// Lowers CR8 below an interrupt that waits, and does nothing that exits. Says `c` when the interrupt
-// comes then, and `x` when it does not; it must come after that.
+// Lowers CR8 below an interrupt that waits, and does nothing that exits. Says `c` when the
+// interrupt comes then, and `x` when it does not; it must come after that.
 apic_guest!(
     lower_cr8,
     "sti",

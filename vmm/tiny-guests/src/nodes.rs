@@ -1,12 +1,12 @@
 //! A guest whose two CPUs are on different nodes.
 
 // CPU 0 starts CPU 1, which enters 64-bit mode by the tables of CPU 0, and both do the same work:
-// increment counters in four pages with locked instructions; hand a page's word to and fro; store to
-// one page and load from another, so that not both may miss the other's store (SB); write data and
-// then a flag, which may not be seen in the other order (MP); send each other fixed interrupts while
-// the other is halted, and non-maskable ones, each counted once. Then CPU 1 alone uses devices:
-// the serial port, an absent port, the I/O APIC, and the power button, whose level comes twice.
-// Says `a` before and `b` when the button is to be pressed, `l` after, and `k` at the end.
+// increment counters in four pages with locked instructions; hand a page's word to and fro; store
+// to one page and load from another, so that not both may miss the other's store (SB); write data
+// and then a flag, which may not be seen in the other order (MP); send each other fixed interrupts
+// while the other is halted, and non-maskable ones, each counted once. Then CPU 1 alone uses
+// devices: the serial port, an absent port, the I/O APIC, and the power button, whose level comes
+// twice. Says `a` before and `b` when the button is to be pressed, `l` after, and `k` at the end.
 apic_guest!(
     work_on_two_nodes,
     "lea rsi, [rip + 4f]",

@@ -43,8 +43,8 @@ fn an_unplug_that_fails_changes_no_byte() {
             words.at(page.index(), word).store(value, Ordering::Relaxed);
         }
     }
-    // As the fault thread holds a page of which a donor sends nothing. It is the last, in a piece of
-    // its own.
+    // As the fault thread holds a page of which a donor sends nothing. It is the last, in a piece
+    // of its own.
     let held = *pages.last().expect("some");
     let entry = inner.shared.map.entry(held);
     loop {

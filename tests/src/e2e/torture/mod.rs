@@ -1,9 +1,10 @@
-//! Fault injection over hours: VMs on a testbed, whose guests verify every byte, while their hosts, links
-//! and processes fail one after the other.
+//! Fault injection over hours: VMs on a testbed, whose guests verify every byte, while their hosts,
+//! links and processes fail one after the other.
 //!
-//! A round boots a VM whose pages travel by one transport, injects faults that the VM must survive, waits
-//! until the guest has verified its memory, and ends the VM by a fault that it cannot survive. The order of
-//! faults follows from a seed. A round that a hung emulator ends is counted and says nothing.
+//! A round boots a VM whose pages travel by one transport, injects faults that the VM must survive,
+//! waits until the guest has verified its memory, and ends the VM by a fault that it cannot
+//! survive. The order of faults follows from a seed. A round that a hung emulator ends is counted
+//! and says nothing.
 
 mod fault;
 mod round;
@@ -44,8 +45,8 @@ pub struct Torture {
 }
 
 impl Torture {
-    /// Runs rounds until the time is over, prints a table and one last line, and returns whether nothing
-    /// went wrong.
+    /// Runs rounds until the time is over, prints a table and one last line, and returns whether
+    /// nothing went wrong.
     ///
     /// # Errors
     /// Fails when no testbed can be started, or the product is not built.
@@ -156,7 +157,8 @@ fn one_round(
     Ok(())
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): a sequence that follows from its seed on every machine.
+/// SplitMix64 (Steele, Lea and Flood, 2014): a sequence that follows from its seed on every
+/// machine.
 struct SplitMix(u64);
 
 impl SplitMix {

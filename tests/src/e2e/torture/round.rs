@@ -21,8 +21,8 @@ const GRACE_SECONDS: u64 = 20;
 /// The validity of a lease without a renewal.
 const LEASE: &str = "40";
 const LEASE_SECONDS: u64 = 40;
-/// How long the guest may take after a fault until its memory travels again. A connection that was given up
-/// is made anew after at most some seconds; emulated hosts are slow.
+/// How long the guest may take after a fault until its memory travels again. A connection that was
+/// given up is made anew after at most some seconds; emulated hosts are slow.
 const RECOVERY_DEADLINE: Duration = Duration::from_secs(60);
 /// Remote faults after which memory counts as travelling again.
 const RECOVERED_FAULTS: u64 = 100;
@@ -39,9 +39,10 @@ const FILLER: &str = "/tmp/torture-room/filler";
 /// What the guest prints when its disk returns other bytes than were written.
 const DISK_CORRUPT: &str = "DISK-CORRUPT";
 
-/// Writes to the disk and compares what it reads back, in the background; passes over memory all the while.
-/// A write that fails for want of room is no fault of the product: the next one is tried.
-/// The memory under test and the kernel's are more than is local, so that pages travel all the time.
+/// Writes to the disk and compares what it reads back, in the background; passes over memory all
+/// the while. A write that fails for want of room is no fault of the product: the next one is
+/// tried. The memory under test and the kernel's are more than is local, so that pages travel all
+/// the time.
 const WORK: &str = "(i=0; while :; do i=$(((i+1)%96)); dd if=/dev/urandom of=/tmp/w bs=64k count=4; \
     if dd if=/tmp/w of=/dev/vda bs=64k count=4 seek=$((i*4)) conv=fsync; then \
     echo 1 >/proc/sys/vm/drop_caches; dd if=/dev/vda of=/tmp/r bs=64k count=4 skip=$((i*4)) && \
@@ -56,7 +57,8 @@ pub(super) struct Round<'a> {
 }
 
 impl<'a> Round<'a> {
-    /// Starts a donor and a VM, and waits until the guest fetches pages; the event says whether it did.
+    /// Starts a donor and a VM, and waits until the guest fetches pages; the event says whether it
+    /// did.
     pub fn start(
         context: &'a Context<'a>,
         transport: PageTransport,
@@ -81,7 +83,8 @@ impl<'a> Round<'a> {
             memory: "384M",
             ..Guest::small(1, WORK)
         };
-        // A full disk is an error for each block, and a character of an emulated console takes its time.
+        // A full disk is an error for each block, and a character of an emulated console takes its
+        // time.
         guest.cmdline.push_str(" loglevel=2 ssi_modules=virtio_blk");
         guest.more.extend(["--name", NAME, "--donor-grace", GRACE]);
         guest.more.extend(["--transport", transport.flag()]);

@@ -75,7 +75,8 @@ impl LocalApic {
     ///
     /// # Errors
     ///
-    /// For registers that cannot be written, for values with reserved bits, and outside x2APIC mode.
+    /// For registers that cannot be written, for values with reserved bits, and outside x2APIC
+    /// mode.
     pub fn write_msr(&mut self, msr: u32, value: u64, now: u64) -> Result<Effect, InvalidAccess> {
         let register = self.of_msr(msr)?;
         let writable: u64 = match register {

@@ -151,7 +151,8 @@ impl LocalApic {
         each(&posted.level, Trigger::Level);
     }
 
-    /// Takes an interrupt, which waits until its priority allows it. One that is disabled takes none.
+    /// Takes an interrupt, which waits until its priority allows it. One that is disabled takes
+    /// none.
     pub fn accept(&mut self, vector: u8, trigger: Trigger) {
         if !self.is_enabled() {
             return;

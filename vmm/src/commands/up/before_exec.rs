@@ -1,5 +1,5 @@
-//! What a child process does between fork and exec, where only system calls are safe, and the network
-//! namespaces that it can enter.
+//! What a child process does between fork and exec, where only system calls are safe, and the
+//! network namespaces that it can enter.
 //!
 //! The memory of the child is a copy, in which other threads may have held locks. So no function
 //! here allocates after the fork, or calls anything except the system.
