@@ -63,25 +63,25 @@ pub struct KernelImage {
 }
 
 impl KernelImage {
-    /// The compressed kernel (a bzImage).
+    /// Returns the path of the compressed kernel (a bzImage).
     #[must_use]
     pub fn vmlinuz(&self) -> PathBuf {
         self.dir.join("vmlinuz")
     }
 
-    /// The ELF kernel.
+    /// Returns the path of the ELF kernel.
     #[must_use]
     pub fn vmlinux(&self) -> PathBuf {
         self.dir.join("vmlinux")
     }
 
-    /// The directory with `modules.dep` and the kept modules.
+    /// Returns the directory with `modules.dep` and the kept modules.
     #[must_use]
     pub fn modules_dir(&self) -> PathBuf {
         self.dir.join("lib/modules").join(&self.record.release)
     }
 
-    /// The files of these modules and of their dependencies, in loading order, relative to
+    /// Returns the files of these modules and of their dependencies, in loading order, relative to
     /// [`modules_dir`](Self::modules_dir).
     ///
     /// # Errors
@@ -120,13 +120,13 @@ impl ImageCache {
         Ok(Self { root })
     }
 
-    /// The directory.
+    /// Returns the directory.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Prepares a kernel: from the cache if it is intact there, else through apt.
+    /// Prepares a kernel: from the cache if it is intact there, otherwise through apt.
     ///
     /// # Errors
     /// Fails when the kernel is not cached and apt cannot deliver it, or disk space or a
@@ -216,7 +216,7 @@ impl ImageCache {
         Ok(dir)
     }
 
-    /// A directory on the same file system, removed on drop.
+    /// Creates a directory on the same file system, removed on drop.
     pub(crate) fn temp_dir(&self) -> Result<tempfile::TempDir, ImageError> {
         tempfile::Builder::new()
             .prefix(".making-")
@@ -293,7 +293,7 @@ fn assemble(
     })
 }
 
-/// The record of a cached kernel, if a usable one exists.
+/// Returns the record of a cached kernel, if a usable one exists.
 fn read_record(dir: &Path, spec: &KernelSpec) -> Option<Record> {
     let text = std::fs::read_to_string(dir.join("image.json")).ok()?;
     let record: Record = serde_json::from_str(&text).ok()?;
@@ -364,12 +364,12 @@ mod tests {
         }
     }
 
-    /// A `.deb` with a kernel that is an ELF file and a module that depmod can read.
+    /// Builds a `.deb` with a kernel that is an ELF file and a module that depmod can read.
     fn make_deb(dir: &Path) -> Package {
         make_deb_with(dir, |_| {})
     }
 
-    /// The same, after `change` has changed the module.
+    /// Builds the same package after `change` has changed the module.
     fn make_deb_with(dir: &Path, change: impl FnOnce(&Path)) -> Package {
         let tree = dir.join("tree");
         let modules = tree.join("lib/modules/9.9-tiny");

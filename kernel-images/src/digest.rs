@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::ImageError;
 
-/// The hash of a file, as 64 hexadecimal digits.
+/// Returns the hash of a file, as 64 hexadecimal digits.
 ///
 /// # Errors
 /// Fails when the file cannot be read.
@@ -18,13 +18,13 @@ pub fn file(path: &Path) -> Result<String, ImageError> {
     Ok(hex(hasher))
 }
 
-/// The hash of bytes, as 64 hexadecimal digits.
+/// Returns the hash of bytes, as 64 hexadecimal digits.
 #[must_use]
 pub fn bytes(bytes: &[u8]) -> String {
     hex(Sha256::new_with_prefix(bytes))
 }
 
-/// The hash of every regular file below `root`: of relative paths, sizes and contents.
+/// Returns the hash of every regular file below `root`: of relative paths, sizes and contents.
 ///
 /// # Errors
 /// Fails when something below `root` cannot be read.
@@ -41,7 +41,7 @@ pub fn tree(root: &Path) -> Result<String, ImageError> {
     Ok(hex(hasher))
 }
 
-/// Every regular file below `root`, sorted.
+/// Returns every regular file below `root`, sorted.
 ///
 /// # Errors
 /// Fails when a directory cannot be read.

@@ -94,26 +94,26 @@ pub struct DistroImage {
 }
 
 impl DistroImage {
-    /// The disk. A guest that writes needs a copy: a changed image is rebuilt.
+    /// Returns the path of the disk. A guest that writes needs a copy: a changed image is rebuilt.
     #[must_use]
     pub fn disk(&self) -> PathBuf {
         self.dir.join("disk.img")
     }
 
-    /// The compressed kernel (a bzImage).
+    /// Returns the path of the compressed kernel (a bzImage).
     #[must_use]
     pub fn kernel(&self) -> PathBuf {
         self.dir.join("vmlinuz")
     }
 
-    /// The initial RAM disk, which finds the disk and boots from it.
+    /// Returns the path of the initial RAM disk, which finds the disk and boots from it.
     #[must_use]
     pub fn initrd(&self) -> PathBuf {
         self.dir.join("initrd.img")
     }
 }
 
-/// Prepares a distribution: from the cache if it is intact there, else through apt.
+/// Prepares a distribution: from the cache if it is intact there, otherwise through apt.
 ///
 /// # Errors
 /// Fails when it is not cached and apt cannot deliver it, without root, or when disk space or a
@@ -143,7 +143,7 @@ fn is_whole(dir: &Path, record: &Record, spec: &DistroSpec) -> bool {
         && is("disk.img", &record.disk_sha256)
 }
 
-/// The hash of a distribution's recipe.
+/// Returns the hash of a distribution's recipe.
 fn recipe(spec: &DistroSpec) -> String {
     let mut text = format!(
         "{} MiB\0{}\0{CUSTOMIZE}\0",
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&said), path);
     }
 
-    /// A cached entry whose files all have the recorded hashes.
+    /// Creates a cached entry whose files all have the recorded hashes.
     fn cached(cache: &ImageCache, spec: &DistroSpec) -> PathBuf {
         let dir = cache.root().join(&spec.name);
         std::fs::create_dir(&dir).unwrap();

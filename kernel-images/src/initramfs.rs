@@ -43,7 +43,7 @@ pub fn write_guest(image: &KernelImage, programs: &Path, out: &Path) -> Result<(
     write_guest_with(image, programs, out, &[], |_| Ok(()))
 }
 
-/// As [`write_guest`], with further modules and with what `more` adds.
+/// Writes an initramfs as [`write_guest`] does, with further modules and with what `more` adds.
 ///
 /// # Errors
 /// As [`write_guest`], and when `more` fails or the kernel's cache entry lacks a module.

@@ -109,7 +109,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The kernel of this name.
+    /// Returns the kernel of this name.
     ///
     /// # Errors
     /// Fails when there is none.
@@ -120,7 +120,7 @@ impl Manifest {
         })
     }
 
-    /// The distribution of this name.
+    /// Returns the distribution of this name.
     ///
     /// # Errors
     /// Fails when there is none.
@@ -131,21 +131,22 @@ impl Manifest {
         })
     }
 
-    /// All kernels, in the manifest's order.
+    /// Returns all kernels, in the manifest's order.
     #[must_use]
     pub fn kernels(&self) -> &[KernelSpec] {
         &self.kernels
     }
 }
 
-/// The entry of this name, or the known names.
+/// Returns the entry of this name, or the known names.
 fn find<'a, T>(list: &'a [T], name_of: fn(&T) -> &str, name: &str) -> Result<&'a T, String> {
     let found = list.iter().find(|item| name_of(item) == name);
     let known = || list.iter().map(name_of).collect::<Vec<_>>().join(", ");
     found.ok_or_else(known)
 }
 
-/// Letters, digits, dots, pluses and dashes, starting with a letter or digit.
+/// Returns whether a name has only letters, digits, dots, pluses and dashes, and starts with a
+/// letter or digit.
 fn is_plain(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit())
         && name

@@ -27,8 +27,8 @@ impl ModuleIndex {
         index
     }
 
-    /// The files to load for `wanted`, each once and after its dependencies, as paths relative to
-    /// the directory of `modules.dep`. Built-in modules need no file.
+    /// Returns the files to load for `wanted`, each once and after its dependencies, as paths
+    /// relative to the directory of `modules.dep`. Built-in modules need no file.
     ///
     /// # Errors
     /// Returns the name of a module that this kernel does not have.
@@ -57,7 +57,7 @@ impl ModuleIndex {
         Ok(order)
     }
 
-    /// The lines of `modules.dep` for these paths, as [`plain`] modules.
+    /// Returns the lines of `modules.dep` for these paths, as [`plain`] modules.
     #[must_use]
     pub fn dep_lines(&self, paths: &[String]) -> String {
         let mut text = String::new();
@@ -71,13 +71,14 @@ impl ModuleIndex {
     }
 }
 
-/// The path of a module once it is decompressed.
+/// Returns the path of a module once it is decompressed.
 #[must_use]
 pub fn plain(path: &str) -> &str {
     path.strip_suffix(".xz").unwrap_or(path)
 }
 
-/// `kernel/a/b-c.ko.xz` is called `b_c`: the kernel does not distinguish - and _.
+/// Returns the name of a module: `b_c` for `kernel/a/b-c.ko.xz`, since the kernel does not
+/// distinguish - and _.
 fn name_of(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     let stem = file.split(".ko").next().unwrap_or(file);

@@ -1,4 +1,4 @@
-//! Builds our programs that run inside guests and testbed hosts: static ones.
+//! Builds the project's static programs for guests and testbed hosts.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -50,7 +50,7 @@ pub fn build_static(workspace: &Path, packages: &[&str]) -> Result<PathBuf, Imag
     Ok(target.join(TARGET).join("release"))
 }
 
-/// The workspace that this crate was built in.
+/// Returns the workspace that this crate was built in.
 #[must_use]
 pub fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -15,7 +15,7 @@ const NAME: &str = "debian-root";
 /// man pages and completions are found.
 const PACKAGES: &str = "systemd-sysv,udev,libnss-systemd,man-db,bash-completion";
 
-/// Prepares it and returns the directory of its files.
+/// Prepares the entry and returns the directory of its files.
 ///
 /// # Errors
 /// Fails when it is not cached and apt cannot deliver it, without root, or when disk space or a
@@ -39,7 +39,7 @@ pub fn ensure(cache: &ImageCache) -> Result<PathBuf, ImageError> {
     Ok(dir.join("files"))
 }
 
-/// The hash of its recipe.
+/// Returns the hash of the entry's recipe.
 fn recipe(sources: &[String]) -> String {
     digest::bytes(format!("1\0{PACKAGES}\0{}\0", sources::release(sources)).as_bytes())
 }

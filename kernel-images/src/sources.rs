@@ -6,7 +6,7 @@ use crate::{ImageError, command};
 
 const REMEDY: &str = "run \"apt-get update\" and try again";
 
-/// The Debian archives that apt is configured for, as lines of its sources.
+/// Returns the Debian archives that apt is configured for, as lines of its sources.
 pub(crate) fn debian() -> Result<Vec<String>, ImageError> {
     let targets = command::output(
         Command::new("apt-get").args([
@@ -40,7 +40,7 @@ fn parse_targets(text: &str) -> Vec<String> {
     sources
 }
 
-/// The address of the archive that the release among sources comes from.
+/// Returns the address of the archive that the release among sources comes from.
 pub(crate) fn mirror(sources: &[String]) -> Option<String> {
     let release = release(sources);
     let mut fields = sources
@@ -51,7 +51,7 @@ pub(crate) fn mirror(sources: &[String]) -> Option<String> {
     })
 }
 
-/// The release among sources: other suites extend its name, such as `bookworm-updates`.
+/// Returns the release among sources: other suites extend its name, such as `bookworm-updates`.
 pub(crate) fn release(sources: &[String]) -> String {
     let names = sources.iter().filter_map(|line| line.split(' ').nth(2));
     names

@@ -24,14 +24,14 @@ impl Clock {
         }
     }
 
-    /// Nanoseconds a tick, as seen from the start until now.
+    /// Returns the nanoseconds per tick, measured from the start until now.
     #[expect(clippy::cast_precision_loss, reason = "53 bits are enough for a rate")]
     pub fn ns_per_tick(&self) -> f64 {
         let ticks = now_ticks().wrapping_sub(self.ticks).max(1);
         self.instant.elapsed().as_nanos() as f64 / ticks as f64
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     pub fn elapsed_s(&self) -> f64 {
         self.instant.elapsed().as_secs_f64()
     }

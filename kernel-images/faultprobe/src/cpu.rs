@@ -4,7 +4,7 @@ use std::arch::asm;
 use std::arch::x86_64::{_mm_lfence, _rdtsc};
 use std::io;
 
-/// The time-stamp counter, read after all earlier instructions have finished.
+/// Reads the time-stamp counter after all earlier instructions have finished.
 #[inline]
 pub fn now_ticks() -> u64 {
     // SAFETY: both instructions exist on every x86-64 CPU, touch no memory and need no

@@ -1,12 +1,12 @@
-//! Faults of one kind each, by construction: a program cannot see what kind a fault is, but it can
-//! choose pages for which only one kind is possible.
+//! Measures faults of one kind each: a program cannot see the kind of a fault, but it can choose
+//! pages for which only one kind is possible.
 //!
-//! All pages are written in order. At most `local` bytes of the guest's memory are with it, so all
-//! pages but the last ones have left by then. Half of those are visited in random order, once each:
-//! nothing could fetch them before, so each visit fetches its page. Those of the other half are
-//! visited at a fixed stride, with pauses in which the pager has time to fetch what comes next:
-//! after the first ones, each visit finds its page here, but not mapped. Such a minor fault costs
-//! the program what every fault costs besides the fetch.
+//! All pages are written in order. At most `local` bytes of the guest's memory are local, so all
+//! pages except the last ones have been evicted by then. Half of those are visited once each in
+//! random order: nothing could predict these visits, so each fetches its page. Those of the other
+//! half are visited at a fixed stride, with pauses in which the pager has time to prefetch: after
+//! the first ones, each visit finds its page local but not mapped. Such a minor fault costs the
+//! program what every fault costs besides the fetch.
 //!
 //! Before each phase, and at the end, a line of standard input is awaited, so that the pager's
 //! counters can be read. The end of the input counts as a line.
@@ -25,8 +25,8 @@ use crate::report::{Latency, latency_of};
 
 /// Visits of a phase: the median of as many moves by a few percent.
 const VISITS_MAX: usize = 3000;
-/// Distance between visits that shall find their page here. Pages that follow each other would be
-/// mapped several at a time.
+/// Distance between visits that are meant to find their page local. Adjacent pages would be mapped
+/// several at a time.
 const STRIDE: usize = 3;
 /// Pause before each of these visits, in which the next page arrives.
 const PAUSE: Duration = Duration::from_millis(4);
@@ -51,12 +51,12 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Whether every byte was right.
+    /// Returns whether every byte was right.
     pub fn is_sound(&self) -> bool {
         self.corrupt_bytes == 0
     }
 
-    /// The object as one line of JSON.
+    /// Returns the object as one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
     }
@@ -65,7 +65,7 @@ impl Kinds {
 /// Runs both phases on memory of which at most `local` bytes stay with the guest.
 ///
 /// # Errors
-/// When no page is sure to leave.
+/// Fails when no page is sure to be evicted.
 pub fn run(
     memory: &mut Memory,
     args: &Args,
@@ -112,8 +112,8 @@ fn visit_all(run: &mut Run, memory: &Memory, pages: &[usize], pause: Duration) -
     let mut ticks = Vec::with_capacity(pages.len());
     for &page in pages {
         if !pause.is_zero() {
-            // The pace of the accesses: the pager may fetch ahead meanwhile. The guest has no event
-            // of it, and a page that did not come in time is counted as a remote one.
+            // Paces the accesses, so that the pager can prefetch meanwhile. The guest is not
+            // notified of that, and a page that has not arrived in time is counted as a remote one.
             std::thread::sleep(pause);
         }
         let start = now_ticks();
@@ -125,7 +125,7 @@ fn visit_all(run: &mut Run, memory: &Memory, pages: &[usize], pause: Duration) -
     ticks
 }
 
-/// Prints where the probe is, and waits for a line.
+/// Prints the position of the probe and waits for a line.
 fn wait(input: &mut impl BufRead, place: &str) {
     println!("FAULTPROBE-AT {place}");
     let mut line = String::new();

@@ -65,7 +65,7 @@ pub enum Order {
 /// was right.
 ///
 /// # Errors
-/// When the memory is too small.
+/// Fails when the memory is too small.
 pub fn run_kinds(memory: &mut memory::Memory, args: &Args, local: u64) -> Result<bool, String> {
     let kinds = kinds::run(memory, args, local, &mut std::io::stdin().lock())?;
     println!("FAULTPROBE {}", kinds.to_json());

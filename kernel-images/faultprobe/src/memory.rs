@@ -10,7 +10,7 @@ pub const PAGE_BYTES_U64: u64 = 4096;
 /// 64-bit words of a page.
 pub const PAGE_WORDS: usize = PAGE_BYTES / 8;
 
-/// Left to the rest of the guest; without it, the kernel would kill this process half-way.
+/// Memory left to the rest of the guest; without it, the kernel would kill this process midway.
 const RESERVE_BYTES: u64 = 48 << 20;
 
 /// Why memory cannot be allocated.
@@ -59,7 +59,7 @@ impl fmt::Display for MemoryError {
     }
 }
 
-/// The highest number of a NUMA node that Linux is built for.
+/// The highest NUMA node number that Linux supports.
 pub const NODE_MAX: i64 = 1023;
 
 /// A mapping of whole pages, unmapped on drop.
@@ -111,7 +111,7 @@ impl Memory {
     /// Allocates pages of one NUMA node only from now on, up to [`NODE_MAX`]; existing pages stay.
     ///
     /// # Errors
-    /// When the kernel has no such node with memory, or none at all.
+    /// Fails when the kernel has no such node with memory, or no NUMA at all.
     pub fn bind(&mut self, node: u32) -> Result<(), MemoryError> {
         let mut nodes = [0_u64; 16];
         if let Some(word) = nodes.get_mut(node as usize / 64) {
@@ -127,7 +127,7 @@ impl Memory {
     /// Lets the kernel choose the nodes of pages again.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// Fails when the kernel refuses.
     pub fn unbind(&mut self) -> std::io::Result<()> {
         self.set_policy(libc::MPOL_DEFAULT, &[])
     }
@@ -163,12 +163,12 @@ impl Memory {
         }
     }
 
-    /// Pages of the mapping.
+    /// Returns the number of pages of the mapping.
     pub fn pages(&self) -> usize {
         self.pages
     }
 
-    /// The words of a page.
+    /// Returns the words of a page.
     ///
     /// # Panics
     /// Panics when there is no such page.
@@ -180,7 +180,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(page * PAGE_WORDS), PAGE_WORDS) }
     }
 
-    /// The words of a page, to write.
+    /// Returns the words of a page for writing.
     ///
     /// # Panics
     /// Panics when there is no such page.
@@ -223,7 +223,7 @@ fn check_room(asked: u64, available: u64) -> Result<(), MemoryError> {
     }
 }
 
-/// The available memory according to `/proc/meminfo`, in memory and on swap, if readable.
+/// Returns the available memory according to `/proc/meminfo`, in memory and on swap, if readable.
 fn available_bytes() -> Option<u64> {
     parse_meminfo(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }

@@ -1,4 +1,4 @@
-//! The contents of pages: every word depends on seed, page, generation and its place.
+//! Contents of pages: every word depends on seed, page, generation and position.
 
 use crate::memory::PAGE_WORDS;
 
@@ -10,12 +10,12 @@ const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 pub struct Contents(u64);
 
 impl Contents {
-    /// The contents of `page` in `generation` under `seed`.
+    /// Returns the contents of `page` in `generation` under `seed`.
     pub fn new(seed: u64, page: usize, generation: u32) -> Self {
         Self(mix(mix(seed ^ page as u64) ^ u64::from(generation)))
     }
 
-    /// The word at this index.
+    /// Returns the word at this index.
     #[inline]
     pub fn word(self, index: usize) -> u64 {
         self.0 ^ (index as u64).wrapping_mul(GOLDEN)
@@ -28,7 +28,7 @@ impl Contents {
         }
     }
 
-    /// Whether the words from `first` to the end of the page are as written.
+    /// Returns whether the words from `first` to the end of the page are as written.
     pub fn matches(self, words: &[u64], first: usize) -> bool {
         let mut difference = 0;
         for (index, word) in words.iter().enumerate().skip(first) {
@@ -49,7 +49,7 @@ pub struct Mismatch {
     pub found: u8,
 }
 
-/// The bytes of a word pair that differ, by their offset in the page.
+/// Returns the bytes in which a pair of words differs, with their offset in the page.
 pub fn mismatches(index: usize, expected: u64, found: u64) -> impl Iterator<Item = Mismatch> {
     expected
         .to_le_bytes()
@@ -65,8 +65,8 @@ pub fn mismatches(index: usize, expected: u64, found: u64) -> impl Iterator<Item
         })
 }
 
-/// A finalizer that makes every bit of the result depend on every bit of the input
-/// (splitmix64; Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
+/// Mixes a value, so that every bit of the result depends on every bit of the input (splitmix64;
+/// Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
 pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(GOLDEN);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -43,7 +43,8 @@ enum Visit {
 }
 
 impl Visit {
-    /// One half reads; the other half writes, in two ways.
+    /// Chooses how to visit a page: one half of the visits reads, the other half writes in two
+    /// ways.
     fn choose(seed: u64, pass: u8, page: usize) -> Self {
         match mix(mix(seed ^ u64::from(pass)) ^ page as u64) % 4 {
             0 => Self::WriteFirst,
@@ -97,7 +98,7 @@ pub fn run(memory: &mut Memory, args: &Args) -> Outcome {
     run.outcome
 }
 
-/// What each page must contain, and what was found.
+/// The expected contents of each page, and the results so far.
 #[derive(Debug)]
 pub struct Run {
     /// How often each page was rewritten.
@@ -106,12 +107,12 @@ pub struct Run {
     unverified: Vec<bool>,
     seed: u64,
     shown: usize,
-    /// What was found so far.
+    /// The results so far.
     pub outcome: Outcome,
 }
 
 impl Run {
-    /// The state of so many pages before they are filled.
+    /// Creates the state of `pages` pages before they are filled.
     pub fn new(pages: usize, seed: u64) -> Self {
         Self {
             generations: vec![0; pages],
@@ -143,7 +144,7 @@ impl Run {
     }
 
     fn visit(&mut self, memory: &mut Memory, page: usize, how: Visit) {
-        // All of this is computed before the clock starts, and is not measured.
+        // Computed before the clock starts, and therefore not measured.
         let old = self.contents(page);
         let new = Contents::new(self.seed, page, self.generations[page] + 1);
         let first_word = new.word(0);

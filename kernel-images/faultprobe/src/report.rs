@@ -7,10 +7,10 @@ use crate::clock::Clock;
 use crate::probe::Outcome;
 use crate::{Args, Order};
 
-/// No faster access is counted as a fault. A userfaultfd round trip alone costs 20 us, and the
-/// fastest networks add some microseconds.
+/// Least duration of a fault. A userfaultfd round trip alone costs 20 us, and the fastest networks
+/// add some microseconds.
 const FAULT_NS_MIN: u64 = 10_000;
-/// How many times slower than the slow end of local accesses one with a fault must be.
+/// Factor by which an access with a fault is slower than the slow end of local accesses.
 const FAULT_FACTOR: u64 = 8;
 
 /// Percentiles, in microseconds; zeroes if there was nothing to measure.
@@ -46,8 +46,8 @@ pub struct Report {
     elapsed_s: f64,
 }
 
-/// The time above which an access counts as a fault: eight times the 99th percentile of local ones,
-/// and 10 us as a minimum.
+/// Returns the time above which an access counts as a fault: eight times the 99th percentile of
+/// local accesses, with a minimum of 10 us.
 ///
 /// It cannot distinguish a fetch from another host from a fault that the pager resolves locally (a
 /// page on probation, or fetched ahead); both stop the program. [`kinds`](crate::kinds) measures
@@ -94,13 +94,13 @@ impl Report {
         }
     }
 
-    /// The report as one line of JSON.
+    /// Returns the report as one line of JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|e| format!("{{\"error\":\"{e}\"}}"))
     }
 }
 
-/// Percentiles of times in ticks.
+/// Returns the percentiles of times in ticks.
 pub fn latency_of(ticks: &[u64], ns_per_tick: f64) -> Latency {
     latency(&histogram(ticks.iter().map(|&t| to_ns(t, ns_per_tick))))
 }

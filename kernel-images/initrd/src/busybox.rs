@@ -35,7 +35,7 @@ pub fn add_base<W: Write>(archive: &mut Archive<W>, without: &[&str]) -> Result<
     add().map_err(InitrdError::io(Path::new("initramfs")))
 }
 
-/// The commands of busybox, one per line.
+/// Returns the commands of busybox, one per line.
 fn list(busybox: &Path) -> Result<String, InitrdError> {
     let listed = Command::new(busybox)
         .arg("--list")
@@ -51,7 +51,7 @@ fn list(busybox: &Path) -> Result<String, InitrdError> {
     Ok(String::from_utf8_lossy(&listed.stdout).into_owned())
 }
 
-/// Path of this host's static busybox.
+/// Finds this host's static busybox.
 fn find() -> Result<PathBuf, InitrdError> {
     let path = ["/bin/busybox", "/usr/bin/busybox"]
         .into_iter()
