@@ -113,7 +113,7 @@ impl Evictor {
             (Stage::Open, DiscardMode::AllOrNothing { .. }) => {
                 if !self.can_take_all(&request, &mut current.held) {
                     self.discards.current = Some(current);
-                    // Whoever holds a page needs the processor.
+                    // The thread that holds a page needs the CPU.
                     std::thread::yield_now();
                     return Ok(worked);
                 }

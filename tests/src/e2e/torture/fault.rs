@@ -254,7 +254,7 @@ impl End {
             Self::KillDonor => "donor killed",
             Self::KillVm => "VM killed",
             Self::Interrupt => "VM interrupted",
-            Self::Partition => "link cut for good",
+            Self::Partition => "link cut permanently",
         }
     }
 }
