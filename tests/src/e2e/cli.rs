@@ -37,7 +37,7 @@ fn doctor(context: &Context<'_>) -> Result {
         .check(&["ssi-hv", "doctor", "--json"], SHORT)?;
     let findings: Value = serde_json::from_str(&text).context("doctor --json")?;
     let findings = findings.as_array().context("a list of findings")?;
-    for check in ["kvm", "userfaultfd", "locked memory"] {
+    for check in ["kvm", "dedicated CPUs", "userfaultfd", "locked memory"] {
         let status = findings
             .iter()
             .find(|f| f["check"] == check)

@@ -138,6 +138,7 @@ pub fn status() -> VmStatus {
             memory_bytes: 1 << 30,
             cpus: 2,
             cpu_pinning: Some(vec![3, 1]),
+            dedicated_cpus: false,
             irqchip: "user".into(),
             kernel: None,
         },

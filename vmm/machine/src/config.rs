@@ -32,6 +32,9 @@ pub struct MachineConfig {
     /// Host CPUs to which the threads of vCPUs are pinned, one per vCPU in order. vCPUs beyond the
     /// end of the list are not pinned.
     pub pinning: Vec<u32>,
+    /// No other work runs on these CPUs of the host, so a halted vCPU stays in the guest. Needs the
+    /// interrupt controllers of KVM.
+    pub dedicated_cpus: bool,
     /// Implementation of the interrupt controllers.
     pub irqchip: Irqchip,
     /// Bytes of memory that may be added while the machine runs: the last region of the guest

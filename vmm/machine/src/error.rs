@@ -243,6 +243,12 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
+    /// A halted vCPU cannot stay in the guest.
+    #[error("--dedicated-cpus cannot be used: {reason}; omit it")]
+    DedicatedCpus {
+        /// What prevents it.
+        reason: String,
+    },
     /// The connection to another node has ended.
     #[error(transparent)]
     NodeLost(#[from] LinkError),

@@ -22,6 +22,7 @@
 //!     cmdline: command_line("quiet"),
 //!     cpus: 2,
 //!     pinning: Vec::new(),
+//!     dedicated_cpus: false,
 //!     irqchip: Irqchip::Kernel,
 //!     hotplug_bytes: 0,
 //!     devices: Vec::new(),
@@ -60,6 +61,7 @@ mod console;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod halt_exits;
 mod host_cpu;
 mod irqchip;
 mod kvm;
@@ -84,6 +86,7 @@ pub use config::{Irqchip, MachineConfig};
 pub use console::terminal::{RawTerminal, restore_terminal};
 pub use console::{BlockingWriter, ConsoleConfig};
 pub use error::MachineError;
+pub use halt_exits::can_be_disabled as halt_exits_can_be_disabled;
 pub use host_cpu::is_emulated;
 pub use layout::{
     CMDLINE_BYTES_MAX, DEVICE_HOLE_END, DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES,

@@ -35,7 +35,7 @@ use crate::ports::{port_bus, serial_port};
 use crate::vcpu::model::CpuModel;
 use crate::vcpu::{Vcpu, cpuid, regs};
 use crate::virtio::VirtioDevices;
-use crate::{kvm, layout, memory};
+use crate::{halt_exits, kvm, layout, memory};
 
 /// A machine that is ready to run.
 pub struct Machine {
@@ -126,6 +126,9 @@ impl Machine {
 
         let vm = Arc::new(kvm::create_vm(&kvm)?);
         kvm::map_memory(&vm, &memory)?;
+        if config.dedicated_cpus {
+            halt_exits::disable(&vm, config.irqchip)?;
+        }
         let nodes = connections.as_ref().map(Connections::nodes);
         let followers = connections.as_ref().map(Connections::followers);
         let control = Control::with_followers(config.cpus.into(), followers.unwrap_or_default())
@@ -159,6 +162,7 @@ impl Machine {
             cpus: config.cpus,
             emulated: is_emulated(),
             nodes: nodes.as_deref(),
+            halts_in_guest: config.dedicated_cpus,
         };
         let vcpus = model.create_vcpus(&vm, &interrupts, &config.pinning)?;
         if let Some(boot_processor) = vcpus.first() {

@@ -6,10 +6,11 @@ mod support;
 use std::io::Write;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ssi_hv_machine::{
-    ConsoleConfig, Irqchip, Machine, MachineError, MachineHandle, Outcome, guest_memory_ranges,
+    ConsoleConfig, Irqchip, Machine, MachineConfig, MachineError, MachineHandle, Outcome,
+    guest_memory_ranges,
 };
 use tiny_guests::apic::{
     ACTIVITY, X2APIC_FLAG, lower_cr8, ping_pong, restart_cpu, take_interrupts,
@@ -30,6 +31,10 @@ struct Running {
 
 impl Running {
     fn start(guest: Guest, code: &[u8]) -> Self {
+        Self::new(guest, code).unwrap()
+    }
+
+    fn new(guest: Guest, code: &[u8]) -> Result<Self, MachineError> {
         let ranges: Vec<_> = guest_memory_ranges(4 << 20)
             .into_iter()
             .map(|(start, bytes)| (start, usize::try_from(bytes).unwrap()))
@@ -43,14 +48,17 @@ impl Running {
         }
         let mut kernel = tempfile::NamedTempFile::new().unwrap();
         kernel.write_all(&tiny_guests::elf(code)).unwrap();
-        let config = machine_config(kernel.path(), guest.cpus, guest.irqchip);
+        let config = MachineConfig {
+            dedicated_cpus: guest.dedicated_cpus,
+            ..machine_config(kernel.path(), guest.cpus, guest.irqchip)
+        };
         let (sender, said) = mpsc::channel();
         let console = ConsoleConfig::output_only(Box::new(ConsoleSender(sender)));
-        let machine = Machine::new(&config, memory, console).unwrap();
+        let machine = Machine::new(&config, memory, console)?;
         let handle = machine.handle();
         let (sender, end) = mpsc::channel();
         thread::spawn(move || sender.send(machine.run()));
-        Self { handle, said, end }
+        Ok(Self { handle, said, end })
     }
 
     fn wait_for(&self, byte: u8) {
@@ -77,6 +85,7 @@ impl Running {
 #[derive(Clone, Copy, Debug)]
 struct Guest {
     irqchip: Irqchip,
+    dedicated_cpus: bool,
     cpus: u8,
     x2apic: bool,
     /// What the second CPU of [`restart_cpu`] does.
@@ -85,6 +94,7 @@ struct Guest {
 
 const USER: Guest = Guest {
     irqchip: Irqchip::User,
+    dedicated_cpus: false,
     cpus: 1,
     x2apic: false,
     activity: 0,
@@ -145,10 +155,83 @@ fn cpus_start_and_wake_each_other_with_the_kernels_controllers() {
         x2apic: true,
         ..USER
     };
-    for code in [restart_cpu::code(), ping_pong::code()] {
-        let end = Running::start(guest, code).finish();
-        assert_eq!(end, (Outcome::Shutdown, "k".to_owned()));
+    for dedicated_cpus in [false, true] {
+        if dedicated_cpus && !halts_stay_in_the_guest() {
+            continue;
+        }
+        for code in [restart_cpu::code(), ping_pong::code()] {
+            let guest = Guest {
+                dedicated_cpus,
+                ..guest
+            };
+            let end = Running::start(guest, code).finish();
+            assert_eq!(end, (Outcome::Shutdown, "k".to_owned()), "{guest:?}");
+        }
     }
+}
+
+/// Whether KVM can keep a halted vCPU in the guest.
+fn halts_stay_in_the_guest() -> bool {
+    let offered = kvm_is_there()
+        && kvm_ioctls::Kvm::new().is_ok_and(|kvm| ssi_hv_machine::halt_exits_can_be_disabled(&kvm));
+    if !offered {
+        println!("SKIPPED: this KVM does not let halted vCPUs stay in the guest");
+    }
+    offered
+}
+
+/// What the threads of this process with this name have used of the CPU, in ticks.
+fn ticks(name: &str) -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let stats =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    let of_task = |stat: String| {
+        let (begin, fields) = stat.rsplit_once(')')?;
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let spent = |field: usize| fields.get(field)?.parse::<u64>().ok();
+        // Fields 14 and 15 of proc_pid_stat(5), of which the name was the second.
+        begin.ends_with(name).then_some(spent(11)? + spent(12)?)
+    };
+    stats.filter_map(of_task).sum()
+}
+
+#[test]
+fn a_halted_vcpu_with_a_cpu_of_its_own_keeps_it_and_can_be_stopped() {
+    if !halts_stay_in_the_guest() {
+        return;
+    }
+    let guest = Guest {
+        irqchip: Irqchip::Kernel,
+        dedicated_cpus: true,
+        ..USER
+    };
+    let running = Running::start(guest, tiny_guests::halt_for_ever::code());
+    running.wait_for(b'h');
+    let (begin, since) = (ticks("vcpu0"), Instant::now());
+    // A thread that slept would use nothing.
+    while ticks("vcpu0") < begin + 20 {
+        assert!(since.elapsed() < LIMIT, "the vCPU left its CPU");
+        thread::yield_now();
+    }
+    running.handle.pause();
+    assert!(running.handle.wait_until_paused(LIMIT));
+    running.handle.resume();
+    running.handle.stop();
+    assert_eq!(running.finish().0, Outcome::Stopped);
+}
+
+#[test]
+fn controllers_in_user_space_do_not_go_with_dedicated_cpus() {
+    if !kvm_is_there() {
+        return;
+    }
+    let guest = Guest {
+        dedicated_cpus: true,
+        ..USER
+    };
+    let error = Running::new(guest, take_interrupts::code()).err().unwrap();
+    let text = error.to_string();
+    assert!(text.contains("--dedicated-cpus cannot be used"), "{text}");
 }
 
 #[test]

@@ -72,7 +72,11 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "CPUS", help_heading = "Guest")]
     cpu_pinning: Option<CpuList>,
 
-    /// Interrupt controllers: kernel or user
+    /// Let halted vCPUs keep the CPUs of --cpu-pinning
+    #[arg(long, help_heading = "Guest")]
+    dedicated_cpus: bool,
+
+    /// Interrupt control: kernel or user
     #[arg(
         long,
         value_name = "WHERE",
@@ -300,6 +304,7 @@ impl RunArgs {
             cmdline: self.cmdline,
             cpus: self.cpus,
             cpu_pinning: self.cpu_pinning,
+            dedicated_cpus: self.dedicated_cpus,
             irqchip: self.irqchip,
             memory: self.memory,
             hotplug_memory: self.hotplug_memory,

@@ -15,8 +15,8 @@ use super::name::VmName;
 use super::net::NetArg;
 use super::settings::RunSettings;
 use super::validation::{
-    ValidationError, check_cmdline, check_command, check_file, check_metrics, check_pinning,
-    check_range, check_size, resolve_permitted,
+    ValidationError, check_cmdline, check_command, check_dedicated, check_file, check_metrics,
+    check_pinning, check_range, check_size, resolve_permitted,
 };
 use super::vsock::VsockArg;
 use super::{
@@ -61,6 +61,8 @@ pub struct RunConfig {
     pub cpus: u8,
     /// The host's CPU for each vCPU, allowed for this process.
     pub cpu_pinning: Option<CpuList>,
+    /// Whether these CPUs run nothing but their vCPUs: no two vCPUs have the same one then.
+    pub dedicated_cpus: bool,
     /// Where the guest's interrupt controllers are.
     pub irqchip: Irqchip,
     /// Memory of the guest, a multiple of the page size.
@@ -142,6 +144,9 @@ impl RunSettings {
         if let Some(pinning) = &self.cpu_pinning {
             check_pinning(pinning, self.cpus)?;
         }
+        if self.dedicated_cpus {
+            check_dedicated(self.cpu_pinning.as_ref(), self.irqchip, self.cpus)?;
+        }
         check_range(
             "--donor-grace",
             self.donor_grace_seconds,
@@ -173,6 +178,7 @@ impl RunSettings {
             kernel_parameters,
             cpus,
             cpu_pinning: self.cpu_pinning.clone(),
+            dedicated_cpus: self.dedicated_cpus,
             irqchip: self.irqchip,
             memory: self.memory,
             hotplug_memory: self.hotplug_memory,

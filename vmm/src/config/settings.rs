@@ -49,6 +49,8 @@ pub struct RunSettings {
     /// Host CPUs to pin to, one for each vCPU: 2-5 or 0,0,1
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu_pinning: Option<CpuList>,
+    /// Let halted vCPUs keep the CPUs of cpu-pinning
+    pub dedicated_cpus: bool,
     /// Where the guest's interrupt controllers are: kernel or user
     #[serde(with = "choice")]
     pub irqchip: Irqchip,
@@ -138,6 +140,7 @@ impl Default for RunSettings {
             cmdline: String::new(),
             cpus: 1,
             cpu_pinning: None,
+            dedicated_cpus: false,
             irqchip: Irqchip::Kernel,
             memory: DEFAULT_MEMORY,
             hotplug_memory: None,

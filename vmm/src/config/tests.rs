@@ -194,6 +194,44 @@ fn each_vcpu_has_one_cpu_that_this_process_may_use() {
 }
 
 #[test]
+fn dedicated_cpus_are_one_for_each_vcpu_and_need_the_controllers_of_kvm() {
+    let allowed = crate::machine::allowed_cpus().expect("a set");
+    let first = allowed[0];
+    let dedicate = |cpus, list: Option<&str>| {
+        let list = list.map(|list| list.parse().expect("a list"));
+        move |c: &mut RunSettings| {
+            c.cpus = cpus;
+            c.cpu_pinning = list;
+            c.dedicated_cpus = true;
+        }
+    };
+    assert_refused(
+        dedicate(3, None),
+        &["--dedicated-cpus", "each of the 3 vCPU(s)", "--cpu-pinning"],
+    );
+    let same = format!("{first},{first}");
+    assert_refused(
+        dedicate(2, Some(&same)),
+        &[
+            "--dedicated-cpus",
+            &format!("CPU {first} for 2 vCPUs"),
+            "2 distinct CPUs",
+        ],
+    );
+    let one = first.to_string();
+    assert_refused(
+        |c| {
+            dedicate(1, Some(&one))(c);
+            c.irqchip = Irqchip::User;
+        },
+        &["--dedicated-cpus", "--irqchip user", "omit one"],
+    );
+    let mut config = valid();
+    dedicate(1, Some(&one))(&mut config);
+    assert!(config.parse().expect("valid").dedicated_cpus);
+}
+
+#[test]
 fn memory_has_a_least_a_most_and_whole_pages() {
     assert_refused(
         |c| c.memory = mib(32),

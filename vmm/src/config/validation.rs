@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::address::HostPort;
+use super::choice::Irqchip;
 use super::cpu_list::CpuList;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
@@ -96,6 +97,29 @@ pub enum ValidationError {
         /// The allowed CPUs.
         allowed: CpuList,
     },
+    /// Dedicated CPUs that are not named.
+    #[error(
+        "--dedicated-cpus needs a CPU of this host for each of the {cpus} vCPU(s) of --cpus; name them with --cpu-pinning, such as 2-5 for four"
+    )]
+    DedicatedNotPinned {
+        /// Number of vCPUs.
+        cpus: u32,
+    },
+    /// One dedicated CPU for several vCPUs.
+    #[error(
+        "--dedicated-cpus: --cpu-pinning names CPU {cpu} for {times} vCPUs, of which a halted one would delay the others; name {times} distinct CPUs, or omit --dedicated-cpus"
+    )]
+    DedicatedTwice {
+        /// The first such CPU.
+        cpu: u32,
+        /// How many vCPUs have it.
+        times: usize,
+    },
+    /// Dedicated CPUs with interrupt controllers that need exits.
+    #[error(
+        "--dedicated-cpus cannot be combined with --irqchip user, whose vCPUs sleep in this process; omit one of the two"
+    )]
+    DedicatedWithUserIrqchip,
     /// The kernel does not report the allowed CPUs.
     #[error("cannot find out for --cpu-pinning which CPUs are allowed; leave the flag away")]
     PinningUnknown(#[source] io::Error),
@@ -380,6 +404,26 @@ pub(crate) fn check_pinning(pinning: &CpuList, cpus: u32) -> Result<(), Validati
         Some(cpu) => Err(ValidationError::PinningNotAllowed {
             cpu: *cpu,
             allowed: CpuList(allowed),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Checks that each of `cpus` vCPUs has a host CPU of its own, and that it can be halted in the guest.
+pub(crate) fn check_dedicated(
+    pinning: Option<&CpuList>,
+    irqchip: Irqchip,
+    cpus: u32,
+) -> Result<(), ValidationError> {
+    if irqchip == Irqchip::User {
+        return Err(ValidationError::DedicatedWithUserIrqchip);
+    }
+    let pinning = pinning.ok_or(ValidationError::DedicatedNotPinned { cpus })?;
+    let times = |cpu: &u32| pinning.0.iter().filter(|other| *other == cpu).count();
+    match pinning.0.iter().find(|cpu| times(cpu) > 1) {
+        Some(cpu) => Err(ValidationError::DedicatedTwice {
+            cpu: *cpu,
+            times: times(cpu),
         }),
         None => Ok(()),
     }

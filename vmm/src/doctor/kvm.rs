@@ -8,7 +8,7 @@ use kvm_ioctls::{Cap, Kvm};
 
 use super::{Finding, Host};
 use crate::host::cpuinfo_field;
-use crate::machine::is_emulated;
+use crate::machine::{halt_exits_can_be_disabled, is_emulated};
 
 /// The API version of every kernel since 2.6.22 (Linux, Documentation/virt/kvm/api.rst,
 /// KVM_GET_API_VERSION).
@@ -48,6 +48,8 @@ pub(super) struct Facts {
 struct Device {
     api_version: i32,
     capabilities_missing: Vec<&'static str>,
+    /// Whether a halted vCPU can stay in the guest.
+    halts_in_guest: bool,
 }
 
 /// Queries the device and the CPU.
@@ -82,6 +84,7 @@ fn ask(host: &Host) -> io::Result<Device> {
     Ok(Device {
         api_version: kvm.get_api_version(),
         capabilities_missing,
+        halts_in_guest: halt_exits_can_be_disabled(&kvm),
     })
 }
 
@@ -111,6 +114,23 @@ pub(super) fn judge(facts: &Facts) -> Finding {
             format!("/dev/kvm opens, {extension} is emulated: times are not representative"),
         ),
         (Some(extension), false) => Finding::ok(CHECK, format!("/dev/kvm opens, {extension}")),
+    }
+}
+
+/// Evaluates what `run --dedicated-cpus` needs.
+pub(super) fn judge_dedicated_cpus(facts: &Facts) -> Finding {
+    const CHECK: &str = "dedicated CPUs";
+    match &facts.device {
+        Ok(device) if device.halts_in_guest => Finding::ok(
+            CHECK,
+            "halted vCPUs can stay in the guest (--dedicated-cpus)",
+        ),
+        Ok(_) => Finding::warning(
+            CHECK,
+            "no --dedicated-cpus: KVM_CAP_X86_DISABLE_EXITS lacks HLT, as with kvm.mitigate_smt_rsb=1",
+        ),
+        // That the device does not open has its own finding, with the remedy.
+        Err(error) => Finding::warning(CHECK, format!("unknown without /dev/kvm: {error}")),
     }
 }
 
@@ -145,6 +165,7 @@ mod tests {
             device: Ok(Device {
                 api_version: API_VERSION,
                 capabilities_missing: Vec::new(),
+                halts_in_guest: true,
             }),
             extension: Some("svm"),
             module: "kvm-amd",
@@ -186,6 +207,7 @@ mod tests {
             device: Ok(Device {
                 api_version,
                 capabilities_missing,
+                halts_in_guest: true,
             }),
             ..hardware()
         };
@@ -195,6 +217,29 @@ mod tests {
         let poor = judge(&with(12, vec!["KVM_CAP_SYNC_MMU"]));
         assert_eq!(poor.status, Status::Missing);
         assert!(poor.detail.contains("KVM_CAP_SYNC_MMU"));
+    }
+
+    #[test]
+    fn dedicated_cpus_need_halts_that_stay_in_the_guest() {
+        let with = |halts_in_guest| {
+            judge_dedicated_cpus(&Facts {
+                device: Ok(Device {
+                    api_version: API_VERSION,
+                    capabilities_missing: Vec::new(),
+                    halts_in_guest,
+                }),
+                ..hardware()
+            })
+        };
+        assert_eq!(with(true).status, Status::Ok);
+        let refused = with(false);
+        assert_eq!(refused.status, Status::Warning);
+        assert!(refused.detail.contains("KVM_CAP_X86_DISABLE_EXITS"));
+        let closed = judge_dedicated_cpus(&Facts {
+            device: Err(io::ErrorKind::NotFound.into()),
+            ..hardware()
+        });
+        assert_eq!(closed.status, Status::Warning);
     }
 
     fn closed(kind: io::ErrorKind, extension: Option<&'static str>) -> Finding {

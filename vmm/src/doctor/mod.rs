@@ -148,9 +148,11 @@ impl Host {
 /// Runs all checks, in the order in which problems are best fixed.
 #[must_use]
 pub fn examine(host: &Host) -> Vec<Finding> {
+    let kvm = kvm::gather(host);
     vec![
         kernel::version(host),
-        kvm::judge(&kvm::gather(host)),
+        kvm::judge(&kvm),
+        kvm::judge_dedicated_cpus(&kvm),
         userfaultfd::judge(&userfaultfd::gather(host)),
         protection::judge(&protection::gather(host)),
         memory::available(host),

@@ -26,7 +26,9 @@ use crate::control_socket::server::{Server, ServerError};
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe as describe_error};
 use crate::lifeline;
-use crate::machine::{Initrd, Machine, MachineConfig, MachineHandle, Outcome, command_line};
+use crate::machine::{
+    Initrd, Machine, MachineConfig, MachineHandle, Outcome, allowed_cpus, command_line,
+};
 use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
 use crate::{host, metrics};
@@ -52,6 +54,7 @@ fn run_to_end(settings: &RunSettings) -> Result<ExitCode, Failure> {
         memory_bytes: config.memory.bytes(),
         cpus: config.cpus.into(),
         cpu_pinning: config.cpu_pinning.clone().map(|list| list.0),
+        dedicated_cpus: config.dedicated_cpus,
         irqchip: config.irqchip.word().to_owned(),
         kernel: Some(config.kernel.display().to_string()),
     };
@@ -236,7 +239,7 @@ impl Run<'_> {
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
         tracing::info!("{}", describe(&fabric, config));
-        let warnings = [unused(&fabric, config), advice(&fabric)];
+        let warnings = [unused(&fabric, config), advice(&fabric), crowded(config)];
         for warning in warnings.into_iter().flatten() {
             tracing::warn!("{warning}");
         }
@@ -266,6 +269,7 @@ impl Run<'_> {
             },
             cpus: config.cpus,
             pinning: config.cpu_pinning.clone().unwrap_or_default().0,
+            dedicated_cpus: config.dedicated_cpus,
             irqchip: config.irqchip,
             hotplug_bytes: config.hotplug_memory.map_or(0, ByteSize::bytes),
             devices: devices.devices,
@@ -313,6 +317,21 @@ impl Run<'_> {
         };
         Ok((code, all_vcpus_ended))
     }
+}
+
+/// Describes dedicated CPUs that leave none for the pager.
+fn crowded(config: &RunConfig) -> Option<String> {
+    let dedicated = config.cpu_pinning.as_ref();
+    let dedicated = dedicated.filter(|_| config.dedicated_cpus)?;
+    let allowed = allowed_cpus().ok()?;
+    let is_dedicated = |cpu: &u32| dedicated.0.contains(cpu);
+    allowed.iter().all(is_dedicated).then(|| {
+        format!(
+            "--dedicated-cpus has all {} CPU(s) that this process may use, so that page faults wait \
+             for halted vCPUs; dedicate fewer, or have more allowed (taskset, cpuset)",
+            allowed.len()
+        )
+    })
 }
 
 /// Returns the name of the VM for donors and clients.

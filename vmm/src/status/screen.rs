@@ -45,7 +45,7 @@ pub fn vm(status: &VmStatus) -> String {
         status.guest.cpus, init, status.transport.kind, status.transport.tier
     ));
     if let Some(cpus) = &status.guest.cpu_pinning {
-        line(pinning(cpus));
+        line(pinning(cpus, status.guest.dedicated_cpus));
     }
     let memory = &status.memory;
     line(String::new());
@@ -121,14 +121,19 @@ pub fn vm(status: &VmStatus) -> String {
 const CPU_LIST_CHARS_MAX: usize = 30;
 
 /// Describes the host CPU of each vCPU.
-fn pinning(cpus: &[u32]) -> String {
+fn pinning(cpus: &[u32], dedicated: bool) -> String {
     let mut list = CpuList(cpus.to_vec()).to_string();
     if list.len() > CPU_LIST_CHARS_MAX {
         let end = list[..CPU_LIST_CHARS_MAX - 4].rfind(',').unwrap_or(0);
         list.truncate(end);
         list.push_str(",...");
     }
-    format!("pinned     each vCPU to a CPU of the host, in order: {list}")
+    let which = if dedicated {
+        "its own CPU"
+    } else {
+        "a CPU of the host"
+    };
+    format!("pinned     each vCPU to {which}, in order: {list}")
 }
 
 /// Describes the network traffic of pages with all donors, and where they are compressed now.

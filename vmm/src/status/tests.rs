@@ -65,11 +65,13 @@ fn interrupt_controllers_are_shown_where_they_are_not_in_the_kernel() {
 fn pinning_is_shown_where_there_is_some_and_cut_where_it_is_long() {
     let pinned = |cpus: Option<Vec<u32>>| {
         let mut status = status();
+        status.guest.dedicated_cpus = cpus.as_ref().is_some_and(|cpus| cpus.len() == 1);
         status.guest.cpu_pinning = cpus;
         screen::vm(&status)
     };
     assert!(!pinned(None).contains("each vCPU"));
     assert!(pinned(Some((8..72).collect())).contains("in order: 8-71\n"));
+    assert!(pinned(Some(vec![8])).contains("each vCPU to its own CPU, in order: 8\n"));
     let text = pinned(Some((0..254).map(|cpu| cpu * 2 % 251).collect()));
     assert!(text.lines().all(|line| line.len() <= 84), "{text}");
     assert!(text.contains("in order: 0,2,4,") && text.contains(",...\n"));

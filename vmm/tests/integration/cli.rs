@@ -281,6 +281,7 @@ fn flags_override_the_file_and_nothing_else() {
         printed,
         r#"kernel = "vmlinux"
 cpus = 4
+dedicated-cpus = false
 irqchip = "kernel"
 memory = "2 GiB"
 balloon = "on"

@@ -133,6 +133,7 @@ pub fn machine_with(
         cmdline: String::new(),
         cpus,
         pinning: Vec::new(),
+        dedicated_cpus: false,
         irqchip: Irqchip::Kernel,
         devices,
         numa: Vec::new(),

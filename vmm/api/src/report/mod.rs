@@ -110,6 +110,9 @@ pub struct Guest {
     /// The host CPU of each vCPU, in order; `null` without pinning.
     #[serde(default)]
     pub cpu_pinning: Option<Vec<u32>>,
+    /// Whether halted vCPUs keep these host CPUs.
+    #[serde(default)]
+    pub dedicated_cpus: bool,
     /// Where its interrupt controllers are: `kernel` or `user`.
     #[serde(default = "kernel")]
     pub irqchip: String,

@@ -50,7 +50,7 @@ fn the_fields_have_the_promised_names() {
     let expected: Value = json!({
         "schema": 1,
         "host": { "virtualization": "emulated", "cpu_model": "", "kernel": "" },
-        "guest": { "memory_bytes": 0, "cpus": 0, "cpu_pinning": null, "irqchip": "", "kernel": "vmlinux" },
+        "guest": { "memory_bytes": 0, "cpus": 0, "cpu_pinning": null, "dedicated_cpus": false, "irqchip": "", "kernel": "vmlinux" },
         "memory": {
             "home_here_bytes": 0,
             "cache_bytes": 0,

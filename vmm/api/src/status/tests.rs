@@ -13,12 +13,14 @@ fn a_node_of_an_older_release_is_understood() {
 }
 
 #[test]
-fn a_vm_of_an_older_release_tells_of_no_pinning() {
+fn a_vm_of_an_older_release_says_nothing_about_cpus_of_the_host() {
     let mut value = serde_json::to_value(status()).expect("is JSON");
     let guest = value["guest"].as_object_mut().expect("an object");
     guest.remove("cpu_pinning").expect("a field");
+    guest.remove("dedicated_cpus").expect("a field");
     let status: VmStatus = serde_json::from_value(value).expect("is a status");
     assert_eq!(status.guest.cpu_pinning, None);
+    assert!(!status.guest.dedicated_cpus);
 }
 
 #[test]

@@ -213,6 +213,7 @@ impl Built {
             cpus,
             emulated: start.emulated || is_emulated(),
             nodes: Some(&nodes),
+            halts_in_guest: false,
         };
         let vcpus = model.create_vcpus(&vm, &interrupts, &config.pinning)?;
         let clock = tsc::Clock {

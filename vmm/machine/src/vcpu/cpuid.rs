@@ -98,6 +98,20 @@ pub(crate) fn hide_in_kernel_apic(entries: &mut Vec<kvm_cpuid_entry2>) {
     }
 }
 
+/// Leaf 0x4000_0001, EAX: a CPU that waits for a lock halts until it is kicked
+/// (KVM_FEATURE_PV_UNHALT).
+const EAX_UNHALT: u32 = 1 << 7;
+
+/// Hides the kick of a halted CPU, which KVM does not deliver to a CPU that is halted in the guest
+/// (Linux, Documentation/virt/kvm/api.rst, KVM_CAP_X86_DISABLE_EXITS).
+pub(crate) fn hide_unhalt(entries: &mut [kvm_cpuid_entry2]) {
+    for entry in entries {
+        if entry.function == 0x4000_0001 {
+            entry.eax &= !EAX_UNHALT;
+        }
+    }
+}
+
 /// Leaf 0x4000_0001, EAX: features that a guest shares with one KVM, in memory or by hypercall: the
 /// clock in its old and new form and its stability flag, steal time, and flushing TLBs of preempted
 /// vCPUs (KVM_FEATURE_CLOCKSOURCE, _CLOCKSOURCE2, _STEAL_TIME, _PV_TLB_FLUSH,
@@ -308,6 +322,14 @@ mod tests {
             assert_eq!(one.ecx & ECX_TSC_DEADLINE != 0, deadline);
             assert_eq!(one.edx & EDX_HTT, 0);
         }
+    }
+
+    #[test]
+    fn of_kvms_features_only_the_kick_of_a_halted_cpu_is_hidden() {
+        let mut entries = [entry(0x4000_0001, u32::MAX, 0), entry(1, u32::MAX, 0)];
+        hide_unhalt(&mut entries);
+        assert_eq!(entries[0].eax, !(1 << 7));
+        assert_eq!(entries[1].eax, u32::MAX);
     }
 
     #[test]

@@ -20,6 +20,8 @@ pub(crate) struct CpuModel<'a> {
     pub emulated: bool,
     /// The nodes, if there are several.
     pub nodes: Option<&'a Nodes>,
+    /// A halted vCPU stays in the guest.
+    pub halts_in_guest: bool,
 }
 
 impl CpuModel<'_> {
@@ -38,6 +40,9 @@ impl CpuModel<'_> {
                 cpuid::hide_xsave(&mut cpuid);
             }
             interrupts.hide_features(&mut cpuid);
+            if self.halts_in_guest {
+                cpuid::hide_unhalt(&mut cpuid);
+            }
             if self.nodes.is_some() {
                 cpuid::hide_one_kvm(&mut cpuid);
             }

@@ -57,6 +57,7 @@ pub fn machine_config(kernel: &Path, cpus: u8, irqchip: Irqchip) -> MachineConfi
         cmdline: String::new(),
         cpus,
         pinning: Vec::new(),
+        dedicated_cpus: false,
         irqchip,
         hotplug_bytes: 0,
         devices: Vec::new(),
