@@ -65,9 +65,9 @@ pub(super) enum Fault {
     ClockOfVm,
     /// The clock of the donor's host steps forward, and back.
     ClockOfDonor,
-    /// The VM can open no file, while its connections are reset.
+    /// The VM can open no file, while its connections break.
     FilesOfVm,
-    /// The donor can open no file, while its connections are reset.
+    /// The donor can open no file, while its connections break.
     FilesOfDonor,
     /// The file system of the guest's disk is full.
     FullDisk,
@@ -95,7 +95,8 @@ impl Fault {
     /// Those that mean something to a transport.
     pub(super) fn of(transport: PageTransport) -> Vec<Self> {
         let applies = |fault: &Self| match fault {
-            Self::Reset | Self::FilesOfVm | Self::FilesOfDonor => transport != PageTransport::Udp,
+            // QUIC has no connection that the kernel could reset.
+            Self::Reset => transport != PageTransport::Udp,
             Self::RdmaDevice => transport == PageTransport::Rdma,
             _ => true,
         };
@@ -136,11 +137,11 @@ impl Fault {
             Self::ClockOfDonor => step_clock(donor_host, CLOCK_STEP_SECONDS)?,
             Self::FilesOfVm => {
                 exhaust_files(vm_host, round.vm.pid())?;
-                reset(vm_host)?;
+                break_connections(round)?;
             }
             Self::FilesOfDonor => {
                 exhaust_files(donor_host, round.donor.pid())?;
-                reset(vm_host)?;
+                break_connections(round)?;
             }
             // dd fails when the file system is full, which is the purpose.
             Self::FullDisk => drop(vm_host.run(
@@ -170,8 +171,14 @@ impl Fault {
             Self::Reset => {}
             Self::ClockOfVm => step_clock(vm_host, -CLOCK_STEP_SECONDS)?,
             Self::ClockOfDonor => step_clock(donor_host, -CLOCK_STEP_SECONDS)?,
-            Self::FilesOfVm => restore_files(vm_host, round.vm.pid())?,
-            Self::FilesOfDonor => restore_files(donor_host, round.donor.pid())?,
+            Self::FilesOfVm => {
+                restore_files(vm_host, round.vm.pid())?;
+                restore_link(round)?;
+            }
+            Self::FilesOfDonor => {
+                restore_files(donor_host, round.donor.pid())?;
+                restore_link(round)?;
+            }
             Self::FullDisk => drop(vm_host.check(&["rm", "-f", round.filler()], SHORT)?),
             Self::RdmaDevice => add_rxe(vm_host)?,
         }
@@ -203,6 +210,22 @@ fn reset(vm_host: &Host) -> anyhow::Result<()> {
     let argv = ["ss", "-K", "dst", "10.77.0.2", "dport", "=", "7700"];
     vm_host.check(&argv, SHORT)?;
     Ok(())
+}
+
+/// Breaks the connections to the donor: by a reset, or over QUIC, which knows none, by a cut of the link.
+fn break_connections(round: &Round<'_>) -> anyhow::Result<()> {
+    match round.transport {
+        PageTransport::Udp => Ok(round.context.testbed.cut_link(1, 2)?),
+        _ => reset(round.vm_host()),
+    }
+}
+
+/// Restores the link if [`break_connections`] has cut it.
+fn restore_link(round: &Round<'_>) -> anyhow::Result<()> {
+    match round.transport {
+        PageTransport::Udp => Ok(round.context.testbed.restore_link(1, 2)?),
+        _ => Ok(()),
+    }
 }
 
 fn step_clock(host: &Host, seconds: i64) -> anyhow::Result<()> {
@@ -271,6 +294,10 @@ mod tests {
         assert!(tcp.contains(&Fault::Reset) && !tcp.contains(&Fault::RdmaDevice));
         let udp = Fault::of(PageTransport::Udp);
         assert!(!udp.contains(&Fault::Reset) && udp.contains(&Fault::LosePackets));
+        for transport in PageTransport::ALL {
+            let faults = Fault::of(transport);
+            assert!(faults.contains(&Fault::FilesOfVm) && faults.contains(&Fault::FilesOfDonor));
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! and says nothing.
 
 mod fault;
+mod progress;
 mod round;
 mod table;
 
@@ -72,24 +73,27 @@ impl Torture {
                 anyhow::bail!("no transport to test");
             };
             rounds += 1;
-            let bed = match testbed.take() {
-                Some(bed) => bed,
-                None => self.start_bed(workspace, &share, &image, rounds)?,
-            };
             let failures = results.failures();
-            let context = Context {
-                testbed: &bed,
-                share: &share,
-                artifacts: workspace.join(format!("target/testbed/torture/round{rounds}")),
-                notes: RefCell::default(),
-            };
-            std::fs::create_dir_all(&context.artifacts)?;
-            match one_round(&context, transport, end, &mut random, &mut results) {
-                Ok(()) => lost_in_succession = 0,
+            let ran = (|| {
+                let bed = match testbed.take() {
+                    Some(bed) => bed,
+                    // An emulated host may also hang, or panic, as it starts.
+                    None => self.start_bed(workspace, &share, &image, rounds)?,
+                };
+                let context = Context {
+                    testbed: &bed,
+                    share: &share,
+                    artifacts: workspace.join(format!("target/testbed/torture/round{rounds}")),
+                    notes: RefCell::default(),
+                };
+                std::fs::create_dir_all(&context.artifacts)?;
+                one_round(&context, transport, end, &mut random, &mut results)?;
+                Ok(bed)
+            })();
+            let bed = match ran {
+                Ok(bed) => bed,
                 Err(error) => {
-                    let Some(hang) = Hang::of(&error) else {
-                        return Err(error.context(format!("round {rounds}")));
-                    };
+                    let hang = lost_bed(error).with_context(|| format!("round {rounds}"))?;
                     println!("torture: round {rounds}: testbed lost: {hang}");
                     results.beds_lost.push(hang.to_string());
                     lost_in_succession += 1;
@@ -99,7 +103,8 @@ impl Torture {
                     );
                     continue;
                 }
-            }
+            };
+            lost_in_succession = 0;
             println!(
                 "torture: round {rounds} by {}: {} faults so far, {} s",
                 transport.flag(),
@@ -129,6 +134,11 @@ impl Torture {
     }
 }
 
+/// Returns why a testbed is lost, or the error if it is another one.
+fn lost_bed(error: anyhow::Error) -> anyhow::Result<Hang> {
+    Hang::of(&error).ok_or(error)
+}
+
 fn one_round(
     context: &Context<'_>,
     transport: PageTransport,
@@ -146,13 +156,13 @@ fn one_round(
         // Each fault comes once before one comes again.
         let chosen = usize::try_from(random.next() % left as u64)?;
         faults.swap(chosen, left - 1);
-        let event = round.try_fault(transport, faults[left - 1], random.next())?;
+        let event = round.try_fault(faults[left - 1], random.next())?;
         if !results.add(event) {
             return Ok(());
         }
     }
-    if results.add(round.verify(transport)?) {
-        results.add(round.end(transport, end)?);
+    if results.add(round.verify()?) {
+        results.add(round.end(end)?);
     }
     Ok(())
 }
@@ -168,5 +178,25 @@ impl SplitMix {
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testbed::TestbedError;
+
+    #[test]
+    fn a_host_that_panics_as_it_starts_costs_a_testbed_and_not_the_run() {
+        let boot = TestbedError::Boot {
+            host: 1,
+            reason: "the emulator exited".into(),
+            log: "console.log".into(),
+            tail: "Kernel panic - not syncing: IO-APIC + timer doesn't work!".into(),
+        };
+        let started: anyhow::Result<()> = Err(boot).context("testbed");
+        let hang = lost_bed(started.unwrap_err()).unwrap();
+        assert!(hang.to_string().contains("the emulator exited"), "{hang}");
+        assert!(lost_bed(anyhow::anyhow!("no such command")).is_err());
     }
 }

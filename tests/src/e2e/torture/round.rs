@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 
 use super::fault::{End, Fault, PageTransport};
+use super::progress::{Goal, Judge, Progress, Seen};
 use super::table::{Event, STARTED, VERIFIED, Verdict};
 use crate::e2e::Context;
 use crate::e2e::bed::add_rxe;
 use crate::e2e::donor::{DONOR, Donor};
 use crate::e2e::guest::{Guest, SHORT, exit, faultprobes};
 use crate::e2e::status::{number, status};
-use crate::testbed::{Host, RemoteProcess};
+use crate::testbed::{Host, Output, RemoteProcess};
 
 /// The longest duration of a fault that the VM must survive: well within the grace time.
 const FAULT_LONGEST: Duration = Duration::from_secs(4);
@@ -21,13 +22,8 @@ const GRACE_SECONDS: u64 = 20;
 /// The validity of a lease without a renewal.
 const LEASE: &str = "40";
 const LEASE_SECONDS: u64 = 40;
-/// How long the guest may take after a fault until its memory travels again. A connection that was
-/// given up is made anew after at most some seconds; emulated hosts are slow.
-const RECOVERY_DEADLINE: Duration = Duration::from_secs(60);
-/// Remote faults after which memory counts as travelling again.
-const RECOVERED_FAULTS: u64 = 100;
-/// How long the guest may take for two passes over its memory.
-const VERIFY_DEADLINE: Duration = Duration::from_secs(400);
+/// Time between two looks at a VM.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long a process may take to end beyond what it waits for.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
@@ -52,8 +48,11 @@ const WORK: &str = "(i=0; while :; do i=$(((i+1)%96)); dd if=/dev/urandom of=/tm
 /// What is running.
 pub(super) struct Round<'a> {
     pub context: &'a Context<'a>,
+    pub transport: PageTransport,
     pub donor: Donor,
     pub vm: RemoteProcess,
+    /// How long the guest took to boot.
+    booted: Duration,
 }
 
 impl<'a> Round<'a> {
@@ -91,13 +90,16 @@ impl<'a> Round<'a> {
         guest
             .more
             .extend(["--disk", "path=/tmp/torture-room/disk.img"]);
+        let begin = Instant::now();
         let vm = guest.boot(context)?;
-        let round = Self { context, donor, vm };
-        let event = Event {
+        let round = Self {
+            context,
             transport,
-            name: STARTED,
-            verdict: round.recovered(Instant::now())?,
+            donor,
+            vm,
+            booted: begin.elapsed(),
         };
+        let event = round.event(STARTED, round.reach(Goal::Recovered)?)?;
         Ok((round, event))
     }
 
@@ -119,54 +121,55 @@ impl<'a> Round<'a> {
     /// Injects a fault, heals it, and waits until memory travels again.
     ///
     /// An error is one of the testbed; what the product does wrong is the event's verdict.
-    pub fn try_fault(
-        &self,
-        transport: PageTransport,
-        fault: Fault,
-        random: u64,
-    ) -> anyhow::Result<Event> {
+    pub fn try_fault(&self, fault: Fault, random: u64) -> anyhow::Result<Event> {
         fault
             .inject(self)
             .with_context(|| format!("injecting {}", fault.name()))?;
         // The fault lasts for a time; the VM must not end within it.
         let ended = self.vm.wait(fault.duration(random, FAULT_LONGEST));
-        fault
+        let healed = fault
             .heal(self)
-            .with_context(|| format!("healing {}", fault.name()))?;
-        let healed = Instant::now();
+            .with_context(|| format!("healing {}", fault.name()));
         let verdict = match ended {
-            Ok(output) => {
-                Verdict::Ended(format!("{}: {}", output.status, last_line(&output.stderr)))
+            // Of a process that is gone nothing can be healed.
+            Ok(output) => ended_with(&output),
+            Err(_) => {
+                healed?;
+                self.reach(Goal::Recovered)?
             }
-            Err(_) => self.recovered(healed)?,
         };
+        self.event(fault.name(), verdict)
+    }
+
+    /// The event of a fault, unless the guest has found a wrong byte.
+    fn event(&self, name: &'static str, verdict: Verdict) -> anyhow::Result<Event> {
         Ok(Event {
-            transport,
-            name: fault.name(),
+            transport: self.transport,
+            name,
             verdict: self.unless_corrupt(verdict)?,
         })
     }
 
-    /// Waits until the VM has fetched pages again.
-    fn recovered(&self, since: Instant) -> anyhow::Result<Verdict> {
-        let mut first = None;
+    /// Waits until the VM has done something, from now on.
+    fn reach(&self, goal: Goal) -> anyhow::Result<Verdict> {
+        let begin = Instant::now();
+        let mut judge = Judge::new(goal, self.booted, begin);
         loop {
-            if let Ok(output) = self.vm.wait(Duration::ZERO) {
-                let why = format!("{}: {}", output.status, last_line(&output.stderr));
-                return Ok(Verdict::Ended(why));
+            // A host has one CPU, which the VM shares with whoever looks at it.
+            if let Ok(output) = self.vm.wait(LOOK_EVERY) {
+                return Ok(ended_with(&output));
             }
-            // A VM that cannot answer has not recovered.
-            if let Ok(now) = status(self.vm_host(), &[NAME]) {
-                let faults = number(&now, "/vms/0/faults/remote/count")?;
-                let before = *first.get_or_insert(faults);
-                if faults >= before.saturating_add(RECOVERED_FAULTS) {
-                    return Ok(Verdict::Survived(since.elapsed()));
+            let status = status(self.vm_host(), &[NAME]);
+            let progress = status.map(|status| Progress::of(&status, &self.vm.stdout()));
+            match judge.look(Instant::now(), progress.ok().transpose()?) {
+                Seen::Reached => return Ok(Verdict::Survived(begin.elapsed())),
+                Seen::Pending => {}
+                Seen::Hung(why) => {
+                    for host in self.context.testbed.hosts() {
+                        host.check_health()?;
+                    }
+                    return self.hung(&why);
                 }
-            }
-            if since.elapsed() > RECOVERY_DEADLINE {
-                self.context.testbed.host(1).check_health()?;
-                self.context.testbed.host(2).check_health()?;
-                return self.hung("no page was fetched");
             }
         }
     }
@@ -212,33 +215,13 @@ impl<'a> Round<'a> {
     }
 
     /// Waits until the guest has verified all of its memory after the last fault.
-    pub fn verify(&self, transport: PageTransport) -> anyhow::Result<Event> {
-        let done = self.vm.stdout().matches("FAULTPROBE {").count();
+    pub fn verify(&self) -> anyhow::Result<Event> {
         // The pass that runs now began before the last fault was healed; the next one did not.
-        let verdict = match self
-            .vm
-            .wait_for_text("FAULTPROBE {", done + 2, VERIFY_DEADLINE)
-        {
-            Ok(()) => Verdict::Survived(Duration::ZERO),
-            Err(error) => match self.vm.wait(Duration::ZERO) {
-                Ok(output) => {
-                    Verdict::Ended(format!("{}: {}", output.status, last_line(&output.stderr)))
-                }
-                Err(_) => {
-                    self.context.testbed.host(1).check_health()?;
-                    self.hung(&error.to_string())?
-                }
-            },
-        };
-        Ok(Event {
-            transport,
-            name: VERIFIED,
-            verdict: self.unless_corrupt(verdict)?,
-        })
+        self.event(VERIFIED, self.reach(Goal::Passes(2))?)
     }
 
     /// Ends the VM by a fault, and checks that everything ends within its deadline.
-    pub fn end(self, transport: PageTransport, end: End) -> anyhow::Result<Event> {
+    pub fn end(self, end: End) -> anyhow::Result<Event> {
         let begin = Instant::now();
         let grace = Duration::from_secs(GRACE_SECONDS);
         let verdict = match end {
@@ -273,11 +256,7 @@ impl<'a> Round<'a> {
             Verdict::Survived(_) => Verdict::Survived(begin.elapsed()),
             other => other,
         };
-        let event = Event {
-            transport,
-            name: end.name(),
-            verdict: self.unless_corrupt(verdict)?,
-        };
+        let event = self.event(end.name(), verdict)?;
         if end != End::KillDonor {
             self.donor.kill()?;
         }
@@ -294,15 +273,11 @@ impl<'a> Round<'a> {
     fn expect_end(
         &self,
         grace: Duration,
-        is_right: impl Fn(&crate::testbed::Output) -> bool,
+        is_right: impl Fn(&Output) -> bool,
     ) -> anyhow::Result<Verdict> {
         match self.vm.wait(grace + END_DEADLINE) {
             Ok(output) if is_right(&output) => Ok(Verdict::Survived(Duration::ZERO)),
-            Ok(output) => Ok(Verdict::Ended(format!(
-                "{}: {}",
-                output.status,
-                last_line(&output.stderr)
-            ))),
+            Ok(output) => Ok(ended_with(&output)),
             Err(error) => {
                 self.context.testbed.host(1).check_health()?;
                 self.hung(&error.to_string())
@@ -323,6 +298,11 @@ impl<'a> Round<'a> {
             }
         }
     }
+}
+
+/// The verdict on a VM that has ended although it should not, or otherwise than it should.
+fn ended_with(output: &Output) -> Verdict {
+    Verdict::Ended(format!("{}: {}", output.status, last_line(&output.stderr)))
 }
 
 /// The last line that is not empty.
