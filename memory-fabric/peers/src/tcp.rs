@@ -12,6 +12,7 @@ mod hello;
 mod keeper;
 mod link;
 mod outbox;
+mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +38,7 @@ pub use hello::PEER_VERSION;
 use keeper::{Keeper, News};
 use link::{Fault, Link};
 pub use outbox::{UNCONFIRMED_HOME_MAX, UNCONFIRMED_MAX, UNCONFIRMED_PAGES_MAX};
+pub use streams::Streams;
 
 /// What an event of the keeper has instead of a member.
 const BELL: u64 = u64::MAX;
@@ -62,10 +64,7 @@ impl TcpPeers {
     /// # Panics
     /// When there is not one address for each member of the table, or this node is none of them.
     pub fn connect(config: TcpPeersConfig) -> Result<Self, PeerError> {
-        let members = config.members.all();
-        let count = members.iter().count();
-        assert_eq!(config.addresses.len(), count, "an address for each member");
-        assert!(members.contains(config.me), "this node is {}", config.me);
+        config.check();
         let deadline = Instant::now() + config.start_timeout;
         let mut peers = Self::start(config).map_err(PeerError::System)?;
         while let Some(missing) = peers.missing() {
@@ -94,14 +93,8 @@ impl TcpPeers {
             peer.map(|peer| Link::new(peer, config.epoch, bounds, config.stall))
         };
         let links = (0..bounds.members).map(link).collect();
-        let credentials = Credentials {
-            vm: config.vm,
-            table: config.table(),
-            me: config.me,
-            epoch: config.epoch,
-            pages: config.memory_pages,
-            key: hmac::Key::new(hmac::HMAC_SHA256, &config.secret.0),
-        };
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &config.secret.0);
+        let credentials = Credentials::new(&config, key);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let keeper = Keeper::start(credentials, &config.addresses, config.listener)?;
         let data = epoll::EventData::new_u64(BELL);

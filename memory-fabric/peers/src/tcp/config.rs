@@ -16,7 +16,7 @@ pub const START_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 /// A member that cannot be reached for so long is lost.
 pub const GRACE_DEFAULT: Duration = Duration::from_secs(10);
 
-/// The secret of a VM. It never travels: nodes prove to each other that they know it.
+/// The secret of a VM. It never travels between members: they prove to each other that they know it.
 #[derive(Clone)]
 pub struct Secret(pub [u8; 32]);
 
@@ -76,6 +76,17 @@ impl TcpPeersConfig {
             stall: STALL_DEFAULT,
             start_timeout: START_TIMEOUT_DEFAULT,
         }
+    }
+
+    /// Checks what only this program can have wrong.
+    ///
+    /// # Panics
+    /// When there is not one address for each member of the table, or this node is none of them.
+    pub(super) fn check(&self) {
+        let members = self.members.all();
+        let count = members.iter().count();
+        assert_eq!(self.addresses.len(), count, "an address for each member");
+        assert!(members.contains(self.me), "this node is {}", self.me);
     }
 
     /// A digest of the table: the ids of all members in their order.

@@ -8,6 +8,7 @@ use fabric_coherence::Member;
 use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::config::TcpPeersConfig;
 use super::hello::{
     HELLO_BYTES, Hello, Mismatch, NONCE_BYTES, PEER_VERSION, PREFIX_BYTES, PROOF_BYTES, Side, Step,
     check_proof, decode_prefix, prefix, prove,
@@ -55,6 +56,17 @@ pub(super) struct Credentials {
 }
 
 impl Credentials {
+    pub(super) fn new(config: &TcpPeersConfig, key: hmac::Key) -> Self {
+        Self {
+            vm: config.vm,
+            table: config.table(),
+            me: config.me,
+            epoch: config.epoch,
+            pages: config.memory_pages,
+            key,
+        }
+    }
+
     fn hello(&self, to: u8) -> Result<Hello, HandshakeError> {
         let mut nonce = [0; NONCE_BYTES];
         let filled = SystemRandom::new().fill(&mut nonce);

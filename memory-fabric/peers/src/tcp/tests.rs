@@ -3,6 +3,7 @@
 mod delivery;
 mod network;
 mod refusals;
+mod streams;
 
 use std::net::{SocketAddr, TcpListener};
 use std::time::{Duration, Instant};

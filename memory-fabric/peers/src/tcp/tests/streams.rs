@@ -1,0 +1,48 @@
+//! Connections for other messages.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use super::*;
+
+fn streams_of(config: TcpPeersConfig, purpose: &str) -> Result<Vec<(Member, TcpStream)>, String> {
+    let streams = Streams::begin(config, purpose).and_then(Streams::finish);
+    streams.map_err(|error| error.to_string())
+}
+
+#[test]
+fn each_pair_of_members_gets_a_connection_of_its_own() {
+    let listeners = [listener(), listener(), listener()];
+    let addresses = listeners.each_ref().map(|(_, address)| *address);
+    let nodes = (0..).zip(listeners).map(|(me, (listener, _))| {
+        let config = config(me, listener, &addresses);
+        std::thread::spawn(move || {
+            let mut streams = streams_of(config, "a test").expect("connected");
+            for (_, stream) in &mut streams {
+                stream.set_nonblocking(false).expect("a socket");
+                stream.write_all(&[me]).expect("sent");
+            }
+            for (peer, stream) in &mut streams {
+                let mut said = [0];
+                stream.read_exact(&mut said).expect("received");
+                assert_eq!(said, [peer.place()]);
+            }
+            streams.len()
+        })
+    });
+    let nodes: Vec<_> = nodes.collect();
+    for node in nodes {
+        assert_eq!(node.join().expect("no panic"), 2);
+    }
+}
+
+#[test]
+fn a_connection_for_another_purpose_is_refused() {
+    let ((first, a), (second, b)) = (listener(), listener());
+    let mut other = config(1, second, &[a, b]);
+    other.start_timeout = Duration::from_secs(1);
+    let other = std::thread::spawn(move || TcpPeers::connect(other).map(drop));
+    let error = streams_of(config(0, first, &[a, b]), "a test").expect_err("not connected");
+    assert!(error.contains("a wrong secret"), "{error}");
+    assert!(other.join().expect("no panic").is_err());
+}
