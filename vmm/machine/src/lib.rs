@@ -97,6 +97,9 @@ pub use lifecycle::handle::MachineHandle;
 pub use limits::{CONSOLE_DRAIN_TIME_MAX, KVM_PATH, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MAX};
 pub use machine::Machine;
 pub use memory::{guest_memory_ranges, hotplug_start};
-pub use nodes::{NodesConfig, Secondary, SecondaryConfig, SecondaryHandle};
+pub use nodes::{
+    ClockDifference, NodesConfig, Secondary, SecondaryConfig, SecondaryHandle, measure_clock,
+    serve_clock,
+};
 pub use outcome::Outcome;
 pub use vcpu::affinity::allowed_cpus;

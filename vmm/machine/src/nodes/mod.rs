@@ -8,6 +8,7 @@
 //! For [`Control`](crate::lifecycle::control::Control) of the primary each other node is one more
 //! vCPU that pauses and ends.
 
+mod clock;
 pub(crate) mod primary;
 mod remote;
 mod secondary;
@@ -21,6 +22,7 @@ use ssi_hv_nodes::{Link, LinkConfig, Message, NodeNumber, Receiver, Stream, VmId
 
 use crate::error::MachineError;
 use crate::lifecycle::control::Follower;
+pub use clock::{ClockDifference, measure_clock, serve_clock};
 use remote::{RemoteNode, RemoteTarget};
 pub use secondary::{Secondary, SecondaryConfig, SecondaryHandle};
 
