@@ -97,8 +97,23 @@ impl ControlStream {
         request: &Q,
         answer: FrameKind,
     ) -> Result<A, ControlError> {
+        self.call_within(CONTROL_TIMEOUT, kind, request, answer)
+    }
+
+    /// The same, with another timeout for the answer.
+    ///
+    /// # Errors
+    ///
+    /// See [`ControlError`].
+    pub fn call_within<Q: Serialize, A: DeserializeOwned>(
+        &mut self,
+        timeout: Duration,
+        kind: FrameKind,
+        request: &Q,
+        answer: FrameKind,
+    ) -> Result<A, ControlError> {
         self.send(kind, request)?;
-        let (frame, payload) = self.receive(CONTROL_TIMEOUT)?;
+        let (frame, payload) = self.receive(timeout)?;
         if frame.kind != answer {
             return Err(ControlError::Protocol(
                 self.peer,
@@ -256,6 +271,15 @@ impl ControlStream {
         let peer = self.peer;
         let stream = self.stream.into_tcp();
         stream.map_err(|error| ControlError::Stream(peer, error))
+    }
+
+    /// Returns the TCP connection, to wait for its end; `None` when it is not TCP.
+    #[must_use]
+    pub fn tcp(&self) -> Option<&TcpStream> {
+        match &self.stream {
+            Stream::Tcp(stream) => Some(stream),
+            _ => None,
+        }
     }
 
     /// Returns whether it is a TCP connection.

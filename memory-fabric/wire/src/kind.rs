@@ -28,6 +28,14 @@ pub enum FrameKind {
     Connect = 9,
     /// A message of the RDMA transport: the answer to `Connect`.
     Connected = 10,
+    /// [`ComputeRequest`](crate::ComputeRequest): asks for vCPUs.
+    Compute = 11,
+    /// [`ComputePorts`](crate::ComputePorts): the answer to `Compute`.
+    ComputePorts = 12,
+    /// [`ComputeTable`](crate::ComputeTable): where the VM's compute nodes listen, once all do.
+    ComputeTable = 13,
+    /// [`ComputeEnd`](crate::ComputeEnd): the VM has no vCPU on the node any more.
+    ComputeEnd = 14,
     /// No payload: reads the page at `offset` (bytes into the lease).
     ReadPage = 16,
     /// One page: the answer to `ReadPage`.
@@ -63,9 +71,33 @@ impl FrameKind {
     pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         use FrameKind::*;
         let all = [
-            Lease, Granted, Resume, Renew, Status, Release, Attach, Attached, Connect, Connected,
-            ReadPage, PageData, WritePage, Written, DropPages, Dropped, ReadPages, PagesData,
-            Probe, ProbeData, Fence, Fenced, Error,
+            Lease,
+            Granted,
+            Resume,
+            Renew,
+            Status,
+            Release,
+            Attach,
+            Attached,
+            Connect,
+            Connected,
+            Compute,
+            ComputePorts,
+            ComputeTable,
+            ComputeEnd,
+            ReadPage,
+            PageData,
+            WritePage,
+            Written,
+            DropPages,
+            Dropped,
+            ReadPages,
+            PagesData,
+            Probe,
+            ProbeData,
+            Fence,
+            Fenced,
+            Error,
         ];
         all.into_iter().find(|&kind| kind as u8 == byte)
     }

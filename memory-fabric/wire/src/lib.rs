@@ -8,6 +8,7 @@
 //! | `Lease` | control | `Renew`..., `Release` |
 //! | `Resume` | control, after a break | as above |
 //! | `Attach` | pages, of one class | `ReadPage`, `ReadPages`, `WritePage`, `DropPages`, `Fence`, pipelined; `Probe` on one for measuring |
+//! | `Compute` | vCPUs of a VM on the node, as long as the VM runs | `ComputeTable` |
 //! | `Connect` | sets up RDMA for a class | nothing: its end is the end of the RDMA connection |
 //!
 //! Requests have an id, which the answer repeats. Our donor answers in the order of the requests on
@@ -20,6 +21,7 @@
 //! Pages may be [packed](crate::packing). The VM decides: each request for pages has the most
 //! compact packing allowed in the answer, and each written page has its own packing.
 
+mod compute;
 mod error;
 mod frame;
 mod kind;
@@ -27,6 +29,10 @@ mod messages;
 pub mod packing;
 pub mod stamp;
 
+pub use compute::{
+    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeAddresses, ComputeEnd, ComputePorts,
+    ComputeRequest, ComputeRequestError, ComputeTable, VmSecret,
+};
 pub use error::WireError;
 pub use frame::{FLAG_CHECKSUM, FLAGS_PACKING, Frame, HEADER_BYTES, MAGIC, PREFIX_BYTES};
 pub use kind::FrameKind;

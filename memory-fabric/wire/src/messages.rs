@@ -164,6 +164,8 @@ pub enum Refusal {
     NoRdma,
     /// A newer epoch of the VM's home table is known there.
     StaleEpoch,
+    /// Not enough vCPUs are free.
+    NoCpus,
 }
 
 /// A refusal and its reason.

@@ -1,0 +1,201 @@
+//! Messages by which a VM gets vCPUs on a node: a process of its own there, which then talks to the
+//! other compute nodes of the VM.
+
+use core::net::SocketAddr;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Most compute nodes of a VM.
+pub const COMPUTE_NODES_MAX: usize = 16;
+
+/// The secret of a VM, by which its compute nodes know each other.
+#[derive(Clone, Copy, Eq, PartialEq, Serialize, Deserialize)]
+pub struct VmSecret(pub [u8; 32]);
+
+impl fmt::Debug for VmSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VmSecret(..)")
+    }
+}
+
+/// Asks a node to run vCPUs of a VM.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ComputeRequest {
+    /// The VM's name, for the node's log; at most [`VM_NAME_BYTES_MAX`](super::VM_NAME_BYTES_MAX)
+    /// bytes.
+    pub name: String,
+    /// Names the VM among all.
+    pub vm: [u8; 16],
+    /// What the compute nodes prove to each other that they know.
+    pub secret: VmSecret,
+    /// The place of the node among the VM's compute nodes. The first is the primary.
+    pub me: u8,
+    /// How many compute nodes the VM has, at most [`COMPUTE_NODES_MAX`].
+    pub nodes: u8,
+    /// How many vCPUs the node gets.
+    pub cpus: u8,
+    /// Bytes of the guest's memory, of which the node may hold all.
+    pub memory_bytes: u64,
+}
+
+/// Why a request for vCPUs cannot be right.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ComputeRequestError {
+    /// The name is too long.
+    #[error("VM name of {0} bytes, {limit} is the limit", limit = super::VM_NAME_BYTES_MAX)]
+    Name(usize),
+    /// The place is not that of a node beside the primary.
+    #[error("node {me} of {nodes}: 1 to {limit} beside the primary are possible", limit = COMPUTE_NODES_MAX - 1)]
+    Place {
+        /// The place.
+        me: u8,
+        /// The number of nodes.
+        nodes: u8,
+    },
+    /// There are no vCPUs to run.
+    #[error("0 vCPUs asked, at least 1 is needed")]
+    NoCpus,
+    /// No guest has such a memory.
+    #[error("guest memory of {0} bytes: not a multiple of the page size 4096, or zero")]
+    Memory(u64),
+}
+
+impl ComputeRequest {
+    /// Checks the values by themselves.
+    ///
+    /// # Errors
+    ///
+    /// See [`ComputeRequestError`].
+    pub fn check(&self) -> Result<(), ComputeRequestError> {
+        let &Self {
+            me,
+            nodes,
+            memory_bytes,
+            ..
+        } = self;
+        if self.name.len() > super::VM_NAME_BYTES_MAX {
+            return Err(ComputeRequestError::Name(self.name.len()));
+        }
+        if me == 0 || me >= nodes || usize::from(nodes) > COMPUTE_NODES_MAX {
+            return Err(ComputeRequestError::Place { me, nodes });
+        }
+        if self.cpus == 0 {
+            return Err(ComputeRequestError::NoCpus);
+        }
+        if memory_bytes == 0 || !memory_bytes.is_multiple_of(4096) {
+            return Err(ComputeRequestError::Memory(memory_bytes));
+        }
+        Ok(())
+    }
+}
+
+/// Where the process of a VM on a node listens, at the address by which the node was reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ComputePorts {
+    /// For the memory that the nodes share.
+    pub memory: u16,
+    /// For what concerns vCPUs.
+    pub vcpus: u16,
+}
+
+/// Where a compute node listens.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ComputeAddresses {
+    /// For the memory that the nodes share.
+    pub memory: SocketAddr,
+    /// For what concerns vCPUs.
+    pub vcpus: SocketAddr,
+}
+
+/// Where all compute nodes of a VM listen, in their order. Nobody connects to the first.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ComputeTable(pub Vec<ComputeAddresses>);
+
+/// The end of the process of a VM on a node.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct ComputeEnd {
+    /// Why it ended, for people; empty when the VM has ended.
+    pub reason: String,
+}
+
+/// Longest reason of an end, bytes.
+pub const COMPUTE_REASON_BYTES_MAX: usize = 512;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CONTROL_BYTES_MAX, encode_message};
+
+    fn request() -> ComputeRequest {
+        ComputeRequest {
+            name: "web".to_owned(),
+            vm: [1; 16],
+            secret: VmSecret([2; 32]),
+            me: 1,
+            nodes: 2,
+            cpus: 1,
+            memory_bytes: 64 << 20,
+        }
+    }
+
+    #[test]
+    fn a_request_that_cannot_be_right_is_refused_with_its_values() {
+        assert_eq!(request().check(), Ok(()));
+        for (me, nodes, is_right) in [
+            (1, 16, true),
+            (15, 16, true),
+            (0, 2, false),
+            (2, 2, false),
+            (1, 17, false),
+        ] {
+            let asked = ComputeRequest {
+                me,
+                nodes,
+                ..request()
+            };
+            assert_eq!(asked.check().is_ok(), is_right, "{me} of {nodes}");
+        }
+        let refused = |asked: ComputeRequest| asked.check().expect_err("refused").to_string();
+        let long = ComputeRequest {
+            name: "x".repeat(65),
+            ..request()
+        };
+        assert!(refused(long).contains("65 bytes, 64 is the limit"));
+        let idle = ComputeRequest {
+            cpus: 0,
+            ..request()
+        };
+        assert!(refused(idle).contains("0 vCPUs"));
+        for memory_bytes in [0, 4097] {
+            let odd = ComputeRequest {
+                memory_bytes,
+                ..request()
+            };
+            assert!(refused(odd).contains(&memory_bytes.to_string()));
+        }
+        assert!(!format!("{:?}", request()).contains("[2, 2"));
+    }
+
+    #[test]
+    fn the_longest_messages_fit_into_a_frame() {
+        let address = SocketAddr::from(([0xffff; 8], u16::MAX));
+        let table = ComputeTable(vec![
+            ComputeAddresses {
+                memory: address,
+                vcpus: address,
+            };
+            COMPUTE_NODES_MAX
+        ]);
+        assert!(encode_message(&table).len() <= CONTROL_BYTES_MAX);
+        let end = ComputeEnd {
+            reason: "x".repeat(COMPUTE_REASON_BYTES_MAX),
+        };
+        assert!(encode_message(&end).len() <= CONTROL_BYTES_MAX);
+        let long = ComputeRequest {
+            name: "x".repeat(64),
+            memory_bytes: u64::MAX,
+            ..request()
+        };
+        assert!(encode_message(&long).len() <= CONTROL_BYTES_MAX);
+    }
+}
