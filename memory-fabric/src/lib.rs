@@ -45,6 +45,7 @@
 #[cfg(test)]
 extern crate self as memory_fabric;
 
+pub mod compute;
 pub mod discard;
 pub mod donor;
 pub mod fabric;

@@ -1,6 +1,7 @@
 //! The machine monitor of SSI-HV: one KVM guest whose memory the fabric spreads over nodes.
 
 pub mod cluster;
+pub mod compute;
 pub mod config;
 pub mod doctor;
 mod exec;

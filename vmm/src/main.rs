@@ -8,7 +8,7 @@ use std::process;
 
 use ssi_hv::exit::ExitCode;
 use ssi_hv::logging::LogLevel;
-use ssi_hv::{instance, logging, open_files, progress, stderr};
+use ssi_hv::{compute, instance, logging, open_files, progress, stderr};
 
 use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
@@ -82,6 +82,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
     match invocation.action {
         Action::Run(settings) => instance::run(&settings),
         Action::Node(settings) => node::node(&settings),
+        Action::NodeVm => Ok(compute::serve()),
         Action::Up(config) => up::up(&config, verbosity),
         Action::BenchFault(config) => bench::fault(&config),
         Action::Status(config) => status::status(&config),

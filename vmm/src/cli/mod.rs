@@ -60,6 +60,9 @@ enum Command {
     Run(Box<RunArgs>),
     /// Lend memory of this host to guests on others
     Node(NodeArgs),
+    /// Run vCPUs of a VM for the node that starts this
+    #[command(hide = true)]
+    NodeVm,
     /// Start the nodes and the VM of a file, and stop them at the end
     Up(UpConfig),
     /// Show running VMs and nodes
@@ -104,6 +107,8 @@ pub enum Action {
     Run(Box<RunSettings>),
     /// Lend memory.
     Node(NodeSettings),
+    /// Run vCPUs of a VM for a node.
+    NodeVm,
     /// Start nodes and a VM.
     Up(UpConfig),
     /// Ask what runs here.
@@ -241,6 +246,7 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
     Ok(match cli.command {
         Command::Run(args) => run_action(*args, matches)?,
         Command::Node(args) => Action::Node(args.settings()),
+        Command::NodeVm => Action::NodeVm,
         Command::Up(config) => Action::Up(config),
         Command::Status(config) => Action::Status(config),
         Command::Top(config) => Action::Top(config),

@@ -82,16 +82,15 @@ pub fn connect(
     Fabric::start(fabric, &supervisor.observer()).map_err(donors_failed)
 }
 
-/// Returns the guest view for KVM and the device models.
-pub fn guest_memory(memory: &GuestMemory, config: &RunConfig) -> Result<GuestMemoryMmap, Failure> {
+/// Returns the guest view for KVM and the device models: of so many bytes, and those that may be added.
+pub fn guest_memory(
+    memory: &GuestMemory,
+    bytes: u64,
+    hotplug_bytes: Option<u64>,
+) -> Result<GuestMemoryMmap, Failure> {
     let mut regions = Vec::new();
-    let added = config
-        .hotplug_memory
-        .map(|size| (hotplug_start(config.memory.bytes()), size.bytes()));
-    for (start, bytes) in guest_memory_ranges(config.memory.bytes())
-        .into_iter()
-        .chain(added)
-    {
+    let added = hotplug_bytes.map(|more| (hotplug_start(bytes), more));
+    for (start, bytes) in guest_memory_ranges(bytes).into_iter().chain(added) {
         let offset = usize::try_from(start.0).map_err(RunError::memory)?;
         let bytes = usize::try_from(bytes).map_err(RunError::memory)?;
         if offset

@@ -21,6 +21,7 @@ mod vm;
 mod vm_routes;
 mod working_set;
 
+pub(crate) use self::memory::guest_memory;
 pub use self::observe::percentiles;
 pub use self::run::run;
 pub use self::supervisor::LATE_END_TIME_MAX;

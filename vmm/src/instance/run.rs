@@ -275,7 +275,8 @@ impl Run<'_> {
             devices: devices.devices,
             numa,
         };
-        let memory = guest_memory(fabric.memory(), config)?;
+        let added = config.hotplug_memory.map(ByteSize::bytes);
+        let memory = guest_memory(fabric.memory(), config.memory.bytes(), added)?;
         let console = self.console.map(File::try_clone).transpose();
         let console = console.map_err(RunError::host("use the file of --console"))?;
         let console = match self.exec {

@@ -13,6 +13,7 @@ mod hotplug;
 mod linking;
 mod metrics;
 mod node;
+mod nodes;
 mod prometheus;
 mod running;
 mod status;

@@ -1,0 +1,204 @@
+//! One guest memory that several compute nodes share, and their connections for what concerns vCPUs.
+//!
+//! Nodes have places in the VM's table; the first is the primary. All pages go through the protocol
+//! of [`fabric_coherence`]; donors have no part in it.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use fabric_coherence::{Member, Members};
+use fabric_peers::{PeerError, Secret, Streams, TcpPeers, TcpPeersConfig};
+use fabric_sharing::{Config, Failure, Losses, SharedMemory};
+
+use crate::guest_memory::GuestMemory;
+use crate::homes::NodeId;
+use crate::page::PAGE_SIZE;
+
+pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+pub use crate::wire::{
+    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeAddresses, ComputeEnd, ComputePorts,
+    ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
+};
+pub use fabric_sharing::SharingStats;
+
+/// How long a node's memory may be out of reach before the node is lost.
+pub const NODE_GRACE: Duration = Duration::from_secs(15);
+
+/// What the connections of [`SharedGuest`] that carry no memory are for.
+const VCPUS: &str = "vCPUs of a VM on several nodes";
+
+/// Where the nodes before this one connect to.
+#[derive(Debug)]
+pub struct Listeners {
+    memory: TcpListener,
+    vcpus: TcpListener,
+}
+
+impl Listeners {
+    /// Listens on free ports of an address.
+    ///
+    /// # Errors
+    ///
+    /// When the host has no such address, or no free port.
+    pub fn bind(address: IpAddr) -> io::Result<Self> {
+        Ok(Self {
+            memory: TcpListener::bind((address, 0))?,
+            vcpus: TcpListener::bind((address, 0))?,
+        })
+    }
+
+    /// The ports.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel does not report them.
+    pub fn ports(&self) -> io::Result<ComputePorts> {
+        Ok(ComputePorts {
+            memory: self.memory.local_addr()?.port(),
+            vcpus: self.vcpus.local_addr()?.port(),
+        })
+    }
+}
+
+/// The addresses of a node that listens on these ports.
+#[must_use]
+pub fn addresses(node: IpAddr, ports: ComputePorts) -> ComputeAddresses {
+    ComputeAddresses {
+        memory: SocketAddr::new(node, ports.memory),
+        vcpus: SocketAddr::new(node, ports.vcpus),
+    }
+}
+
+/// A node's place among the compute nodes of a VM.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// Its place.
+    pub me: u8,
+    /// Names the VM.
+    pub vm: [u8; 16],
+    /// What the nodes prove to each other that they know.
+    pub secret: VmSecret,
+    /// Where the nodes listen.
+    pub table: ComputeTable,
+}
+
+/// Why nodes do not share a memory, or not any longer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SharingError {
+    /// The place of the node that is lost or broke the protocol, if it is that.
+    pub node: Option<u8>,
+    /// What happened.
+    pub reason: String,
+}
+
+impl fmt::Display for SharingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for SharingError {}
+
+impl SharingError {
+    fn here(error: &dyn std::error::Error) -> Self {
+        Self {
+            node: None,
+            reason: fabric_host::describe(error),
+        }
+    }
+}
+
+impl From<PeerError> for SharingError {
+    fn from(error: PeerError) -> Self {
+        let node = match &error {
+            PeerError::Lost { peer, .. }
+            | PeerError::Refused { peer, .. }
+            | PeerError::Broken { peer, .. } => Some(peer.place()),
+            PeerError::System(_) => None,
+        };
+        let reason = fabric_host::describe(&error);
+        Self { node, reason }
+    }
+}
+
+impl From<Failure> for SharingError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Peer(error) => error.into(),
+            Failure::Offence(offence) => Self {
+                node: Some(offence.peer.place()),
+                reason: fabric_host::describe(&failure),
+            },
+            failure => Self::here(&failure),
+        }
+    }
+}
+
+/// A guest memory that this node shares with the other compute nodes of the VM. Dropping it ends the
+/// sharing: no thread may touch the guest view any more.
+#[derive(Debug)]
+pub struct SharedGuest(SharedMemory);
+
+impl SharedGuest {
+    /// Connects to the other nodes, and shares `memory`, which nothing has touched, with them.
+    /// Returns it with a connection to each other node, by its place, that does not block. `failed`
+    /// is called once when the memory cannot be served any more: threads that wait for a page then
+    /// wait for ever.
+    ///
+    /// # Errors
+    ///
+    /// When a node is not there in time or does not fit, or this host lacks something.
+    pub fn start(
+        membership: Membership,
+        listeners: Listeners,
+        memory: Arc<GuestMemory>,
+        failed: impl FnOnce(SharingError) + Send + 'static,
+    ) -> Result<(Self, Vec<(u8, TcpStream)>), SharingError> {
+        let Membership {
+            me,
+            vm,
+            secret,
+            table: ComputeTable(table),
+        } = membership;
+        let wrong = |reason: String| SharingError { node: None, reason };
+        let count = u8::try_from(table.len()).unwrap_or(u8::MAX);
+        let ids: Vec<NodeId> = (0..count).map(NodeId).collect();
+        let members = Members::new(&ids).map_err(|error| SharingError::here(&error))?;
+        let place = Member::at(me).filter(|_| me < count);
+        let place = place.ok_or_else(|| wrong(format!("this is node {me} of {count}")))?;
+        let pages = memory.bytes() / PAGE_SIZE;
+        let pages = u32::try_from(pages).map_err(|_| wrong(format!("{pages} pages to share")))?;
+        let config = |addresses: Vec<SocketAddr>, listener| {
+            let mut config =
+                TcpPeersConfig::new(place, members.clone(), addresses, listener, pages);
+            config.vm = vm;
+            config.secret = Secret(secret.0);
+            config.grace = NODE_GRACE;
+            config
+        };
+        let of_vcpus = table.iter().map(|node| node.vcpus).collect();
+        let of_memory = table.iter().map(|node| node.memory).collect();
+        // Both are made at the same time, whichever another node begins with.
+        let streams = Streams::begin(config(of_vcpus, listeners.vcpus), VCPUS)?;
+        let peers = TcpPeers::connect(config(of_memory, listeners.memory))?;
+        let streams = streams.finish()?;
+        let sharing = Config::new(place, members.all());
+        let failed = Box::new(move |failure: Failure, losses: Losses| {
+            tracing::debug!(?losses, "the memory that nodes share is lost");
+            failed(failure.into());
+        });
+        let shared = SharedMemory::start(sharing, memory, peers, failed)?;
+        let streams = streams.into_iter();
+        let streams = streams.map(|(peer, stream)| (peer.place(), stream));
+        Ok((Self(shared), streams.collect()))
+    }
+
+    /// What this node counts.
+    #[must_use]
+    pub fn stats(&self) -> &Arc<SharingStats> {
+        self.0.stats()
+    }
+}

@@ -1,0 +1,129 @@
+//! How a process becomes a compute node of a VM.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use memory_fabric::compute::{Listeners, Membership, SharedGuest, SharingError, VmSecret};
+use memory_fabric::guest_memory::GuestMemory;
+
+use crate::machine::{ClockDifference, MachineError, NodesConfig, measure_clock, serve_clock};
+
+/// A node that is silent for so long is lost.
+pub const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// How long another node may take for one exchange before the VM starts.
+const EXCHANGE_TIME_MAX: Duration = Duration::from_secs(5);
+/// The place of the primary.
+const PRIMARY: u8 = 0;
+
+/// Why a process does not become a compute node.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// The memory is not shared.
+    #[error(transparent)]
+    Sharing(#[from] SharingError),
+    /// A connection cannot be used.
+    #[error("the connection to node {node} cannot be used")]
+    Connection {
+        /// The place of the node.
+        node: u8,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The clocks of two hosts were not compared.
+    #[error("node {node} did not compare its clock with this host's")]
+    Clock {
+        /// The place of the node.
+        node: u8,
+        /// Why not.
+        #[source]
+        source: MachineError,
+    },
+}
+
+impl JoinError {
+    /// The place of the node that is the cause, if one is.
+    #[must_use]
+    pub fn node(&self) -> Option<u8> {
+        match self {
+            Self::Sharing(error) => error.node,
+            Self::Connection { node, .. } | Self::Clock { node, .. } => Some(*node),
+        }
+    }
+}
+
+/// A compute node that is connected to the others.
+#[derive(Debug)]
+pub struct Joined {
+    /// The memory.
+    pub shared: SharedGuest,
+    /// The connections; on the primary, with `owners`.
+    pub nodes: NodesConfig,
+    /// How this host's clock differs from the primary's; `None` on the primary.
+    pub clock: Option<ClockDifference>,
+}
+
+impl Joined {
+    /// Connects to the other nodes, shares `memory` with them, and compares the clocks.
+    ///
+    /// # Errors
+    ///
+    /// When a node is not there in time or does not fit, or this host lacks something.
+    pub fn connect(
+        membership: Membership,
+        listeners: Listeners,
+        memory: Arc<GuestMemory>,
+        owners: Vec<u8>,
+        failed: impl FnOnce(SharingError) + Send + 'static,
+    ) -> Result<Self, JoinError> {
+        let (me, vm) = (membership.me, membership.vm);
+        let (shared, streams) = SharedGuest::start(membership, listeners, memory, failed)?;
+        let mut clock = None;
+        let mut nodes = NodesConfig {
+            vm,
+            me,
+            owners,
+            connections: Vec::new(),
+            silence_max: SILENCE_MAX,
+        };
+        for (node, stream) in streams {
+            let prepared = prepare(&stream);
+            prepared.map_err(|source| JoinError::Connection { node, source })?;
+            let compared = match (me, node) {
+                (PRIMARY, _) => serve_clock(&stream),
+                (_, PRIMARY) => measure_clock(&stream).map(|found| clock = Some(found)),
+                _ => Ok(()),
+            };
+            compared.map_err(|source| JoinError::Clock { node, source })?;
+            nodes.connections.push((node, Box::new(stream)));
+        }
+        Ok(Self {
+            shared,
+            nodes,
+            clock,
+        })
+    }
+}
+
+/// Makes a connection wait, for a limited time.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(EXCHANGE_TIME_MAX))?;
+    stream.set_write_timeout(Some(EXCHANGE_TIME_MAX))
+}
+
+/// An id and a secret for a new VM.
+///
+/// # Errors
+///
+/// When the kernel gives no random numbers.
+pub fn random_vm() -> io::Result<([u8; 16], VmSecret)> {
+    let (mut vm, mut secret) = ([0; 16], [0; 32]);
+    let mut random = File::open("/dev/urandom")?;
+    random.read_exact(&mut vm)?;
+    random.read_exact(&mut secret)?;
+    Ok((vm, VmSecret(secret)))
+}

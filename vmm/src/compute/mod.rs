@@ -1,0 +1,14 @@
+//! VMs whose vCPUs are on several hosts: the process of such a VM on each of its nodes, and how it
+//! joins the others.
+//!
+//! The primary is `ssi-hv run`. On each other node the VM has a process of its own, which the node
+//! starts, and which ends with the VM.
+
+mod child;
+mod join;
+mod process;
+mod protocol;
+
+pub use self::child::{ProcessError, VmProcess};
+pub use self::join::{JoinError, Joined, SILENCE_MAX, random_vm};
+pub use self::process::serve;

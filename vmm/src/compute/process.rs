@@ -1,0 +1,184 @@
+//! The process of a VM on a node that is not its primary.
+
+use std::io::{self, BufReader, Read as _};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow};
+use memory_fabric::compute::{
+    COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeRequest, Listeners, Membership,
+};
+use memory_fabric::guest_memory::GuestMemory;
+use rustix::process::{
+    Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit,
+};
+
+use super::join::Joined;
+use super::protocol::{Connect, Said, Setup, hear, say};
+use crate::exit::ExitCode;
+use crate::instance::guest_memory;
+use crate::machine::{Outcome, Secondary, SecondaryConfig, SecondaryHandle, guest_memory_ranges};
+use crate::stderr;
+
+/// Open files that the process may have: those of its connections, vCPUs and standard streams are far
+/// fewer.
+const OPEN_FILES_MAX: u64 = 1024;
+/// Address space beside the two views of the guest's memory: the program, its tables and threads.
+const ADDRESS_SPACE_MORE: u64 = 4 << 30;
+/// How likely the kernel ends this process when memory runs out (proc_pid_oom_score_adj(5)): before
+/// the node, whose end would end all its VMs.
+const OOM_SCORE_ADJ: &str = "500";
+/// How long the process may take to end after its node.
+const END_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Serves the node that started this process, over its standard input and output, and never returns
+/// while a thread may wait for a page.
+pub fn serve() -> ExitCode {
+    let ended = run();
+    let (reason, code) = match ended {
+        Ok(()) => (String::new(), ExitCode::Success),
+        Err(error) => (format!("{error:#}"), ExitCode::HostError),
+    };
+    let reason = shortened(reason);
+    // The node reads it while it lives.
+    let _ = say(&mut io::stdout(), &Said::Ended(ComputeEnd { reason }));
+    stderr::flush();
+    // A vCPU that waits for a page of another node is left behind, and ends with the process.
+    std::process::exit(code.code().into())
+}
+
+fn shortened(mut reason: String) -> String {
+    let mut end = COMPUTE_REASON_BYTES_MAX.min(reason.len());
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    reason.truncate(end);
+    reason
+}
+
+fn run() -> Result<()> {
+    // Whatever state this process is in, it ends with its node.
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the node")?;
+    let mut input = BufReader::new(io::stdin());
+    let setup: Setup = hear(&mut input).context("the node does not say what to run")?;
+    let Setup { request, address } = setup;
+    request.check()?;
+    let ranges = guest_memory_ranges(request.memory_bytes);
+    let span = ranges.last().map_or(0, |(start, bytes)| start.0 + bytes);
+    limit(span).context("cannot limit this process")?;
+    let listeners = Listeners::bind(address).context("cannot listen for other nodes")?;
+    let ports = listeners.ports().context("cannot listen for other nodes")?;
+    say(&mut io::stdout(), &Said::Listening(ports))?;
+    let Connect(table) = hear(&mut input).context("the node does not say who takes part")?;
+    let ends = Arc::new(Ends::default());
+    watch(input, Arc::clone(&ends))?;
+
+    let span = usize::try_from(span).context("guest memory")?;
+    let memory = GuestMemory::new(span).context("cannot create guest memory")?;
+    let memory = Arc::new(memory);
+    let ComputeRequest { me, vm, secret, .. } = request;
+    let membership = Membership {
+        me,
+        vm,
+        secret,
+        table,
+    };
+    let on_failure = Arc::clone(&ends);
+    let failed = move |error: memory_fabric::compute::SharingError| on_failure.fail(error.reason);
+    let joined = Joined::connect(
+        membership,
+        listeners,
+        Arc::clone(&memory),
+        Vec::new(),
+        failed,
+    )?;
+    let clock = joined.clock.context("the primary is not among the nodes")?;
+    tracing::debug!(?clock, "compared with the clock of the primary");
+    let secondary = Secondary::new(SecondaryConfig {
+        nodes: joined.nodes,
+        primary: 0,
+        pinning: Vec::new(),
+        tsc_difference: clock.ticks,
+    })?;
+    ends.set(secondary.handle());
+    let guest = guest_memory(&memory, request.memory_bytes, None)
+        .map_err(|failure| anyhow!(failure.one_line()))?;
+    let outcome = secondary.run(guest);
+    let stats = joined.shared.stats();
+    let (faults, pages) = (stats.faults.get(), stats.from_member.get());
+    tracing::debug!(faults, pages, "memory shared");
+    // Others have what they need of it, or are lost. Threads may wait for it for ever.
+    std::mem::forget(joined.shared);
+    let outcome = outcome?;
+    if let Outcome::Crash(reason) = &outcome {
+        tracing::debug!(reason, "the guest crashed");
+    }
+    Ok(())
+}
+
+/// Limits what the process can take of its host.
+fn limit(span: u64) -> io::Result<()> {
+    let at_most = |resource, most: u64| {
+        // A limit that is lower already cannot be raised.
+        let most = getrlimit(resource)
+            .maximum
+            .map_or(most, |now| now.min(most));
+        let limit = Rlimit {
+            current: Some(most),
+            maximum: Some(most),
+        };
+        setrlimit(resource, limit)
+    };
+    at_most(Resource::Core, 0)?;
+    at_most(Resource::Nofile, OPEN_FILES_MAX)?;
+    at_most(Resource::As, 2 * span + ADDRESS_SPACE_MORE)?;
+    rustix::thread::set_no_new_privs(true)?;
+    // Best effort: without it, the kernel chooses by size.
+    let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ);
+    Ok(())
+}
+
+/// Ends the run from other threads, also one that has not started.
+#[derive(Debug, Default)]
+struct Ends(Mutex<Run>);
+
+#[derive(Debug, Default)]
+struct Run {
+    handle: Option<SecondaryHandle>,
+    failure: Option<String>,
+}
+
+impl Ends {
+    fn set(&self, handle: SecondaryHandle) {
+        let mut run = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(reason) = &run.failure {
+            handle.fail(reason.clone());
+        }
+        run.handle = Some(handle);
+    }
+
+    fn fail(&self, reason: String) {
+        let mut run = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match &run.handle {
+            Some(handle) => handle.fail(reason),
+            None => run.failure = Some(reason),
+        }
+    }
+}
+
+/// Ends this process when standard input ends: the node has ended, or wants it to.
+fn watch(mut input: BufReader<io::Stdin>, ends: Arc<Ends>) -> io::Result<()> {
+    let watch = move || {
+        // The node sends nothing more; what it sends is dropped.
+        let mut rest = [0; 64];
+        while input.read(&mut rest).is_ok_and(|read| read > 0) {}
+        ends.fail("the process `ssi-hv node` has ended, or was told to end".to_owned());
+        let until = Instant::now() + END_TIME_MAX;
+        while Instant::now() < until {
+            std::thread::park_timeout(until.saturating_duration_since(Instant::now()));
+        }
+        std::process::exit(ExitCode::HostError.code().into());
+    };
+    let thread = std::thread::Builder::new().name("node".into());
+    thread.spawn(watch).map(|_| ())
+}

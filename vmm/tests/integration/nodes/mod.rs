@@ -1,0 +1,127 @@
+//! Guests whose vCPUs are in several processes.
+
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::Instant;
+
+use memory_fabric::compute::{ComputeRequest, ComputeTable, Listeners, Membership, addresses};
+use memory_fabric::guest_memory::GuestMemory;
+use ssi_hv::compute::{Joined, VmProcess, random_vm};
+use ssi_hv::machine::{ConsoleConfig, Irqchip, Machine, MachineConfig, MachineHandle, Outcome};
+use tiny_guests::apic::X2APIC_FLAG;
+use tiny_guests::nodes::work_on_two_nodes;
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
+
+use crate::support::{LIMIT, MEMORY_BYTES, Sender, kvm_is_there};
+
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// The guest view of a memory that outlives what this returns.
+fn view(memory: &GuestMemory) -> GuestMemoryMmap {
+    // SAFETY: the view is mapped while `memory` lives, which the test drops after the machine.
+    let region = unsafe {
+        MmapRegionBuilder::new(memory.bytes())
+            .with_raw_mmap_pointer(memory.guest_view())
+            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+            .with_mmap_flags(libc::MAP_SHARED | libc::MAP_NORESERVE)
+            .build()
+    };
+    let region = GuestRegionMmap::new(region.unwrap(), GuestAddress(0)).unwrap();
+    GuestMemoryMmap::from_regions(vec![region]).unwrap()
+}
+
+/// Starts a guest whose second vCPU is in another process; calls `with` once both run.
+fn run_in_two_processes(x2apic: bool, with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>)) {
+    let (vm, secret) = random_vm().unwrap();
+    let request = ComputeRequest {
+        name: "test".to_owned(),
+        vm,
+        secret,
+        me: 1,
+        nodes: 2,
+        cpus: 1,
+        memory_bytes: MEMORY_BYTES,
+    };
+    let program = Path::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    let mut process = VmProcess::start(program, &request, HERE).unwrap();
+    let listeners = Listeners::bind(HERE).unwrap();
+    let table = ComputeTable(vec![
+        addresses(HERE, listeners.ports().unwrap()),
+        addresses(HERE, process.ports()),
+    ]);
+    process.connect(table.clone()).unwrap();
+    let membership = Membership {
+        me: 0,
+        vm,
+        secret,
+        table,
+    };
+    let memory = Arc::new(GuestMemory::new(usize::try_from(MEMORY_BYTES).unwrap()).unwrap());
+    let failed = |error| {
+        eprintln!("{error}");
+        // Threads that wait for a page would wait for ever.
+        std::process::abort();
+    };
+    let of_guest = Arc::clone(&memory);
+    let joined = Joined::connect(membership, listeners, of_guest, vec![0, 1], failed).unwrap();
+    assert_eq!(joined.clock, None, "the primary's clock is the VM's");
+
+    let guest = view(&memory);
+    let flag = GuestAddress(X2APIC_FLAG);
+    guest.write_obj(u8::from(x2apic), flag).unwrap();
+    let mut kernel = tempfile::NamedTempFile::new().unwrap();
+    let code = tiny_guests::elf(work_on_two_nodes::code());
+    kernel.write_all(&code).unwrap();
+    let config = MachineConfig {
+        hotplug_bytes: 0,
+        kernel: kernel.path().to_owned(),
+        initrd: None,
+        cmdline: String::new(),
+        cpus: 2,
+        pinning: Vec::new(),
+        irqchip: Irqchip::User,
+        devices: Vec::new(),
+        numa: Vec::new(),
+    };
+    let (sender, said) = mpsc::channel();
+    let console = ConsoleConfig::output_only(Box::new(Sender::new(sender)));
+    let machine = Machine::with_nodes(&config, guest, console, joined.nodes).unwrap();
+    let handle = machine.handle();
+    let (sender, end) = mpsc::channel();
+    thread::spawn(move || sender.send(machine.run()));
+    with(&handle, &said);
+    let outcome = end.recv_timeout(LIMIT).expect("it does not end").unwrap();
+    assert_eq!(outcome, Outcome::Shutdown);
+    assert_eq!(String::from_utf8(said.iter().collect()).unwrap(), "lk");
+    let stats = joined.shared.stats();
+    let (faults, pages) = (stats.faults.get(), stats.from_member.get());
+    println!("{faults} faults here, {pages} pages from the other process");
+    assert!(pages > 100, "only {pages} pages came from the process");
+    drop(joined.shared);
+    assert_eq!(process.end(Instant::now() + LIMIT).reason, "");
+}
+
+fn works(x2apic: bool) {
+    if !kvm_is_there() {
+        return;
+    }
+    run_in_two_processes(x2apic, |handle, said| {
+        let until_b = || said.recv_timeout(LIMIT).expect("the guest is silent") != b'b';
+        while until_b() {}
+        assert!(handle.press_power_button());
+    });
+}
+
+#[test]
+fn two_cpus_in_two_processes_work_together() {
+    works(false);
+}
+
+#[test]
+fn two_cpus_in_two_processes_work_together_in_x2apic_mode() {
+    works(true);
+}
