@@ -18,6 +18,7 @@ use crate::homes::NodeId;
 use crate::page::PAGE_SIZE;
 
 pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
+pub use crate::donor::CpuLender;
 pub use crate::wire::{
     COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeAddresses, ComputeEnd, ComputePorts,
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,

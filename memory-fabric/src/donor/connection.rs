@@ -2,7 +2,7 @@
 
 use super::pool::{LeaseError, Pool, SessionKind};
 use super::refuse::{refuse, refuse_malformed, refuse_session, refuse_unknown};
-use super::{CONNECTIONS_MAX, TAKE_OVER_TIMEOUT, rdma, session};
+use super::{CONNECTIONS_MAX, CpuLender, TAKE_OVER_TIMEOUT, rdma, session};
 use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 use crate::link::describe;
 use crate::stream::Stream;
@@ -24,6 +24,8 @@ pub(super) struct Served {
     pub(super) spin: Duration,
     pub(super) rdma: DeviceChoice,
     pub(super) rdma_connections: rdma::Connections,
+    /// `None` when it lends memory only.
+    pub(super) cpus: Option<Arc<dyn CpuLender>>,
 }
 
 /// One connection, until its first frame determines its purpose.
@@ -54,6 +56,10 @@ impl Connection<'_> {
             },
             FrameKind::Attach => match control.decode(frame.kind, &payload) {
                 Ok(request) => self.attach(control, request),
+                Err(error) => refuse_malformed(&mut control, error),
+            },
+            FrameKind::Compute => match control.decode(frame.kind, &payload) {
+                Ok(request) => self.compute(control, request),
                 Err(error) => refuse_malformed(&mut control, error),
             },
             FrameKind::Connect => match control.decode(frame.kind, &payload) {

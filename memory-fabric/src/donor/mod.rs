@@ -1,5 +1,6 @@
 //! The side that lends memory.
 
+mod compute;
 mod connection;
 mod export;
 pub mod loopback;
@@ -8,6 +9,8 @@ pub mod rdma;
 mod refuse;
 pub mod server;
 mod session;
+
+pub use compute::CpuLender;
 
 use std::time::Duration;
 

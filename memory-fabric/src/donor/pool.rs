@@ -63,6 +63,12 @@ impl Drop for Taken {
     }
 }
 
+/// Memory of a pool that a process of a VM on this node may use. Dropping it returns the memory.
+#[derive(Debug)]
+pub struct Reserved {
+    _taken: Taken,
+}
+
 /// All memory that a donor lends.
 #[derive(Debug)]
 pub struct Pool {
@@ -155,6 +161,19 @@ impl Pool {
         if table.active.len() >= LEASES_MAX {
             return Err(LeaseError::TooMany);
         }
+        let taken = self.take(bytes, or_less)?;
+        let granted = taken.bytes;
+        let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
+        let shortest = Duration::from_millis(LEASE_DURATION_MS_MIN.into());
+        let duration = duration.clamp(shortest, self.duration_max);
+        let lease = Arc::new(Lease::new(vm, random_token()?, size, duration, taken)?);
+        table.active.insert(lease.token, Arc::clone(&lease));
+        self.granted.increment();
+        Ok(lease)
+    }
+
+    /// Takes `bytes`, or what is free if that is less and `or_less` is set.
+    fn take(&self, bytes: u64, or_less: bool) -> Result<Taken, LeaseError> {
         let mut lent = lock(&self.lent);
         let free = self.bytes.saturating_sub(*lent);
         let granted = if or_less { bytes.min(free) } else { bytes };
@@ -165,19 +184,25 @@ impl Pool {
                 total: self.bytes,
             });
         }
-        let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
-        let shortest = Duration::from_millis(LEASE_DURATION_MS_MIN.into());
-        let duration = duration.clamp(shortest, self.duration_max);
         *lent += granted;
         drop(lent);
-        let taken = Taken {
+        Ok(Taken {
             bytes: granted,
             lent: Arc::clone(&self.lent),
-        };
-        let lease = Arc::new(Lease::new(vm, random_token()?, size, duration, taken)?);
-        table.active.insert(lease.token, Arc::clone(&lease));
-        self.granted.increment();
-        Ok(lease)
+        })
+    }
+
+    /// Reserves `bytes` for a process of a VM on this node.
+    ///
+    /// # Errors
+    ///
+    /// See [`LeaseError`].
+    pub fn reserve(&self, bytes: u64) -> Result<Reserved, LeaseError> {
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE as u64) {
+            return Err(LeaseError::Size(bytes));
+        }
+        let _taken = self.take(bytes, false)?;
+        Ok(Reserved { _taken })
     }
 
     /// Finds the lease with this token.

@@ -1,5 +1,6 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
+use super::CpuLender;
 use super::connection::{Connection, Served};
 use super::pool::Pool;
 use super::rdma::{self, RdmaConnection};
@@ -105,6 +106,19 @@ impl Donor {
         config: &DonorConfig,
         rdma_connections_max: Option<u32>,
     ) -> Result<Self, DonorError> {
+        Self::lending_cpus(config, rdma_connections_max, None)
+    }
+
+    /// Like [`limited`](Self::limited), and lends vCPUs as well, if there are some.
+    ///
+    /// # Errors
+    ///
+    /// See [`DonorError`].
+    pub fn lending_cpus(
+        config: &DonorConfig,
+        rdma_connections_max: Option<u32>,
+        cpus: Option<Arc<dyn CpuLender>>,
+    ) -> Result<Self, DonorError> {
         config.rdma.check().map_err(DonorError::Rdma)?;
         let listen = |error| DonorError::Listen(config.listen, error);
         let listener = TcpListener::bind(config.listen).map_err(listen)?;
@@ -116,6 +130,7 @@ impl Donor {
                 spin: config.spin,
                 rdma: config.rdma.clone(),
                 rdma_connections: rdma::Connections::new(rdma_connections_max),
+                cpus,
             },
             stopping: AtomicBool::new(false),
             connections: Mutex::default(),
