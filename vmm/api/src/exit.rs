@@ -24,6 +24,10 @@ pub enum ExitCode {
     DonorLost,
     /// At the start a donor was unreachable, refused, or lent less than requested.
     DonorUnavailable,
+    /// A node that runs vCPUs of the guest was lost.
+    NodeLost,
+    /// At the start a node that was to run vCPUs was unreachable, refused, or could not run them.
+    NodeUnavailable,
     /// `--timeout` passed before the guest ended.
     TimedOut,
     /// With `--exec`: there is no status of the command. The report has the reason.
@@ -38,7 +42,7 @@ pub enum ExitCode {
 
 impl ExitCode {
     /// Every exit code except the status of a command, in numeric order.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Success,
         Self::HostError,
         Self::Usage,
@@ -46,6 +50,8 @@ impl ExitCode {
         Self::GuestCrash,
         Self::DonorLost,
         Self::DonorUnavailable,
+        Self::NodeLost,
+        Self::NodeUnavailable,
         Self::TimedOut,
         Self::ExecFailed,
         Self::Interrupted,
@@ -63,6 +69,8 @@ impl ExitCode {
             Self::GuestCrash => 4,
             Self::DonorLost => 5,
             Self::DonorUnavailable => 6,
+            Self::NodeLost => 7,
+            Self::NodeUnavailable => 8,
             // The codes of timeout(1): for the time limit, and for its own failures.
             Self::TimedOut => 124,
             Self::ExecFailed => 125,
@@ -83,6 +91,8 @@ impl ExitCode {
             Self::GuestCrash => "crash",
             Self::DonorLost => "donor-lost",
             Self::DonorUnavailable => "donor-unavailable",
+            Self::NodeLost => "node-lost",
+            Self::NodeUnavailable => "node-unavailable",
             Self::TimedOut => "timed-out",
             Self::ExecFailed => "exec-failed",
             Self::Interrupted => "interrupted",
@@ -139,7 +149,9 @@ mod tests {
         let codes = ExitCode::ALL.map(|code| code.with_exec().code());
         assert_eq!(
             codes,
-            [125, 125, 125, 125, 125, 125, 125, 124, 125, 130, 143]
+            [
+                125, 125, 125, 125, 125, 125, 125, 125, 125, 124, 125, 130, 143
+            ]
         );
         assert_eq!(ExitCode::Exec(42).with_exec().code(), 42);
     }

@@ -287,6 +287,16 @@ pub enum MachineError {
 }
 
 impl MachineError {
+    /// Returns the other node of the machine that is the cause, if one is.
+    #[must_use]
+    pub fn node(&self) -> Option<NodeNumber> {
+        match self {
+            Self::NodeLost(error) => Some(error.peer()),
+            Self::NodeFailed { node, .. } => Some(*node),
+            _ => None,
+        }
+    }
+
     /// Returns a function that converts the error of a KVM call.
     pub(crate) fn kvm(action: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |error| Self::Kvm {

@@ -44,6 +44,19 @@ pub enum LinkError {
     },
 }
 
+impl LinkError {
+    /// The peer.
+    #[must_use]
+    pub fn peer(&self) -> NodeNumber {
+        match self {
+            Self::Closed(peer)
+            | Self::Failed { peer, .. }
+            | Self::Silent { peer, .. }
+            | Self::Broken { peer, .. } => *peer,
+        }
+    }
+}
+
 /// Takes the messages of one peer, on one thread.
 #[derive(Debug)]
 pub struct Receiver {

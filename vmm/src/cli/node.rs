@@ -18,6 +18,10 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "SIZE")]
     memory: ByteSize,
 
+    /// Virtual CPUs to lend, for `run --node`
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    cpus: u32,
+
     /// Longest lease that is granted without renewal
     #[arg(long, value_name = "SECONDS", default_value_t = DEFAULT_LEASE_SECONDS)]
     lease_seconds: u32,
@@ -53,6 +57,7 @@ impl NodeArgs {
         NodeSettings {
             listen: self.listen,
             memory: self.memory,
+            cpus: self.cpus,
             lease_seconds: self.lease_seconds,
             rdma_device: self.rdma_device,
             rdma_connections: self.rdma_connections,

@@ -11,6 +11,7 @@ use ssi_hv::config::disk::DiskArg;
 use ssi_hv::config::file::{self, ConfigFileError};
 use ssi_hv::config::name::VmName;
 use ssi_hv::config::net::NetArg;
+use ssi_hv::config::node_arg::NodeArg;
 use ssi_hv::config::vsock::VsockArg;
 use ssi_hv::config::{
     DEFAULT_DONOR_GRACE_SECONDS, HugePages, Numa, OnReboot, Prefetching, RunSettings, Switch,
@@ -76,16 +77,15 @@ pub(super) struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     dedicated_cpus: bool,
 
-    /// Interrupt control: kernel or user
+    /// Interrupt control: kernel or user [default: kernel]
     #[arg(
         long,
         value_name = "WHERE",
         help_heading = "Guest",
         value_parser = words::<Irqchip>(),
-        default_value = "kernel",
         hide_possible_values = true,
     )]
-    irqchip: Irqchip,
+    irqchip: Option<Irqchip>,
 
     /// Memory of the guest
     #[arg(
@@ -161,6 +161,10 @@ pub(super) struct RunArgs {
         help_heading = "Where the memory is"
     )]
     donors: Vec<Donor>,
+
+    /// A node for vCPUs, HOST:PORT,cpus=N; repeatable
+    #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
+    nodes: Vec<NodeArg>,
 
     /// Running nodes of a cluster.toml as donors
     #[arg(long, value_name = "FILE", help_heading = "Where the memory is")]
@@ -317,6 +321,7 @@ impl RunArgs {
             on_reboot: self.on_reboot,
             local_memory: self.local_memory,
             donors: self.donors,
+            nodes: self.nodes,
             cluster: self.cluster,
             transport: self.transport,
             numa: self.numa,

@@ -7,12 +7,14 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use memory_fabric::compute::CpuLender;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use ssi_hv::cluster::ready;
+use ssi_hv::compute::CpuHost;
 use ssi_hv::config::NodeSettings;
 use ssi_hv::control_socket::directory::{Directory, Kind};
 use ssi_hv::control_socket::route::Service;
@@ -68,7 +70,9 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         spin: SPIN_DEFAULT,
         rdma: config.rdma,
     };
-    let donor = Arc::new(Donor::limited(&donor_config, config.rdma_connections)?);
+    let cpus = (config.cpus > 0).then(|| Arc::new(CpuHost::new(config.cpus)) as Arc<dyn CpuLender>);
+    let donor = Donor::lending_cpus(&donor_config, config.rdma_connections, cpus)?;
+    let donor = Arc::new(donor);
     let state = NodeState {
         started: Instant::now(),
         donor: Arc::clone(&donor),

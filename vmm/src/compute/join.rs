@@ -1,7 +1,6 @@
 //! How a process becomes a compute node of a VM.
 
-use std::fs::File;
-use std::io::{self, Read as _};
+use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,8 +121,7 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
 /// When the kernel gives no random numbers.
 pub fn random_vm() -> io::Result<([u8; 16], VmSecret)> {
     let (mut vm, mut secret) = ([0; 16], [0; 32]);
-    let mut random = File::open("/dev/urandom")?;
-    random.read_exact(&mut vm)?;
-    random.read_exact(&mut secret)?;
+    getrandom::fill(&mut vm)?;
+    getrandom::fill(&mut secret)?;
     Ok((vm, VmSecret(secret)))
 }

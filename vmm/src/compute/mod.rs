@@ -5,10 +5,14 @@
 //! starts, and which ends with the VM.
 
 mod child;
+mod host;
 mod join;
+mod lent;
 mod process;
 mod protocol;
 
 pub use self::child::{ProcessError, VmProcess};
+pub use self::host::CpuHost;
 pub use self::join::{JoinError, Joined, SILENCE_MAX, random_vm};
+pub use self::lent::LentCpus;
 pub use self::process::serve;

@@ -54,6 +54,27 @@ pub(super) fn deserialize<'de, T: Choice, D: Deserializer<'de>>(
     })
 }
 
+/// A word that may be absent.
+pub(super) mod optional {
+    use super::*;
+
+    pub fn serialize<T: Choice, S: Serializer>(
+        value: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => super::serialize(value, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, T: Choice, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        super::deserialize(deserializer).map(Some)
+    }
+}
+
 /// Declares a choice.
 macro_rules! choices {
     ($($(#[$meta:meta])* $name:ident { $($value:ident $word:literal $help:literal,)* })*) => {$(

@@ -6,12 +6,14 @@
 
 pub mod address;
 pub mod choice;
+pub mod compute;
 pub mod cpu_list;
 pub mod disk;
 pub mod file;
 mod nearest;
 pub mod net;
 mod node;
+pub mod node_arg;
 pub mod planned;
 mod run;
 mod settings;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use memory_fabric::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
+use super::CPUS_MAX;
 use super::address::HostPort;
 use super::validation::{
     ValidationError, check_metrics, check_range, check_size, resolve_permitted,
@@ -30,6 +31,9 @@ pub struct NodeSettings {
     pub listen: HostPort,
     /// How much memory to lend
     pub memory: ByteSize,
+    /// Virtual CPUs to lend [default: 0]
+    #[serde(default)]
+    pub cpus: u32,
     /// Longest lease that is granted without renewal
     #[serde(default = "default_lease_seconds")]
     pub lease_seconds: u32,
@@ -64,6 +68,8 @@ pub struct NodeConfig {
     pub listen: SocketAddr,
     /// How much memory to lend, a multiple of the page size.
     pub memory: ByteSize,
+    /// How many vCPUs to lend.
+    pub cpus: u8,
     /// Longest lease that is granted without renewal.
     pub lease: Duration,
     /// The RDMA device through which VMs read.
@@ -86,6 +92,7 @@ impl NodeSettings {
     /// Returns the first invalid value, with its limit and remedy.
     pub fn parse(&self) -> Result<NodeConfig, ValidationError> {
         check_size("--memory", self.memory, NODE_MEMORY_MIN)?;
+        check_range("--cpus", self.cpus, 0, CPUS_MAX.into())?;
         check_range("--lease-seconds", self.lease_seconds, 1, LEASE_SECONDS_MAX)?;
         if let Some(most) = self.rdma_connections {
             check_range("--rdma-connections", most, 1, RDMA_CONNECTIONS_MAX)?;
@@ -93,6 +100,7 @@ impl NodeSettings {
         Ok(NodeConfig {
             listen: resolve_permitted("--listen", &self.listen, self.insecure)?,
             memory: self.memory,
+            cpus: u8::try_from(self.cpus).unwrap_or(CPUS_MAX),
             lease: Duration::from_secs(self.lease_seconds.into()),
             rdma: match self.rdma_device.as_deref() {
                 None => DeviceChoice::Automatic,
@@ -115,6 +123,7 @@ mod tests {
         NodeSettings {
             listen: listen.parse().expect("an address"),
             memory: ByteSize::from_mib(64),
+            cpus: 0,
             lease_seconds: DEFAULT_LEASE_SECONDS,
             rdma_device: None,
             rdma_connections: None,

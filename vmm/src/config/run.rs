@@ -9,6 +9,7 @@ use memory_fabric::fabric::{Compression, Fingerprint, TransportKind};
 
 use super::address::{Donor, HostPort};
 use super::choice::{HugePages, Numa, OnReboot, Prefetching, Switch};
+use super::compute::ComputeNode;
 use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
@@ -87,6 +88,8 @@ pub struct RunConfig {
     pub local_memory: ByteSize,
     /// The donors, no two with the same address.
     pub donors: Vec<ResolvedDonor>,
+    /// The nodes that run vCPUs, the last ones of the guest, in their order.
+    pub nodes: Vec<ComputeNode>,
     /// How pages travel.
     pub transport: TransportKind,
     /// What the guest sees of where its memory is.
@@ -145,7 +148,8 @@ impl RunSettings {
             check_pinning(pinning, self.cpus)?;
         }
         if self.dedicated_cpus {
-            check_dedicated(self.cpu_pinning.as_ref(), self.irqchip, self.cpus)?;
+            let irqchip = self.irqchip.unwrap_or(Irqchip::Kernel);
+            check_dedicated(self.cpu_pinning.as_ref(), irqchip, self.cpus)?;
         }
         check_range(
             "--donor-grace",
@@ -166,6 +170,8 @@ impl RunSettings {
             return Err(ValidationError::RdmaWithChecksum);
         }
         self.check_devices()?;
+        let nodes = self.resolved_nodes()?;
+        let is_alone = nodes.is_empty();
         let donors = self.resolved_donors()?;
         let local_memory = self.checked_local_memory()?;
         Ok(RunConfig {
@@ -179,10 +185,15 @@ impl RunSettings {
             cpus,
             cpu_pinning: self.cpu_pinning.clone(),
             dedicated_cpus: self.dedicated_cpus,
-            irqchip: self.irqchip,
+            irqchip: match self.irqchip {
+                Some(irqchip) => irqchip,
+                None if is_alone => Irqchip::Kernel,
+                // The controllers of KVM reach no other host.
+                None => Irqchip::User,
+            },
             memory: self.memory,
             hotplug_memory: self.hotplug_memory,
-            balloon: self.balloon == Switch::On,
+            balloon: self.balloon == Switch::On && is_alone,
             disks: self.disks.clone(),
             nets: self.nets.clone(),
             vsock: self.vsock.clone(),
@@ -191,9 +202,10 @@ impl RunSettings {
             on_reboot: self.on_reboot,
             local_memory,
             donors,
+            nodes,
             transport: self.transport,
             numa: self.numa,
-            huge_pages: self.huge_pages == HugePages::Auto,
+            huge_pages: self.huge_pages == HugePages::Auto && is_alone,
             checksum: self.checksum,
             compression: self.compression,
             prefetch: self.prefetch == Prefetching::Auto,
@@ -210,10 +222,14 @@ impl RunSettings {
     /// The kernel parameters beside the default ones. Where memory can be added, a stock kernel takes
     /// what is plugged into use by itself, and so that it can be given back.
     fn kernel_parameters(&self) -> String {
-        match self.hotplug_memory {
-            Some(_) => format!("memhp_default_state=online_movable {}", self.cmdline),
-            None => self.cmdline.clone(),
-        }
+        let of_machine = match self.hotplug_memory {
+            Some(_) => "memhp_default_state=online_movable ",
+            // The counters of several hosts are equal but for the time that a message takes, which
+            // the kernel's comparison of CPUs would take for a fault.
+            None if !self.nodes.is_empty() => "tsc=reliable no_timer_check ",
+            None => "",
+        };
+        format!("{of_machine}{}", self.cmdline)
     }
 
     /// Whole blocks, and with the guest's memory no more than a guest can have.

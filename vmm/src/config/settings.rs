@@ -11,6 +11,7 @@ use super::cpu_list::CpuList;
 use super::disk::DiskArg;
 use super::name::VmName;
 use super::net::NetArg;
+use super::node_arg::NodeArg;
 use super::vsock::VsockArg;
 use super::{DEFAULT_DONOR_GRACE_SECONDS, DEFAULT_MEMORY};
 use crate::machine::Irqchip;
@@ -52,8 +53,8 @@ pub struct RunSettings {
     /// Let halted vCPUs keep the CPUs of cpu-pinning
     pub dedicated_cpus: bool,
     /// Where the guest's interrupt controllers are: kernel or user
-    #[serde(with = "choice")]
-    pub irqchip: Irqchip,
+    #[serde(with = "choice::optional", skip_serializing_if = "Option::is_none")]
+    pub irqchip: Option<Irqchip>,
     /// Memory of the guest
     pub memory: ByteSize,
     /// Limit of memory that is added at run time
@@ -86,6 +87,9 @@ pub struct RunSettings {
     /// A donor, HOST:PORT[,memory=SIZE][,fingerprint=HEX]; repeatable
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
+    /// A node that runs vCPUs, HOST:PORT,cpus=N; repeatable
+    #[serde(rename = "node", skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<NodeArg>,
     /// Running nodes as donors, from the file of `ssi-hv up`
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<PathBuf>,
@@ -141,7 +145,7 @@ impl Default for RunSettings {
             cpus: 1,
             cpu_pinning: None,
             dedicated_cpus: false,
-            irqchip: Irqchip::Kernel,
+            irqchip: None,
             memory: DEFAULT_MEMORY,
             hotplug_memory: None,
             balloon: Switch::On,
@@ -153,6 +157,7 @@ impl Default for RunSettings {
             on_reboot: OnReboot::Exit,
             local_memory: None,
             donors: Vec::new(),
+            nodes: Vec::new(),
             cluster: None,
             transport: TransportKind::Auto,
             numa: Numa::Flat,

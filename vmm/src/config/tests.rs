@@ -7,6 +7,7 @@ use memory_fabric::fabric::TransportKind;
 use super::address::Donor;
 use super::cpu_list::CpuList;
 use super::*;
+use crate::machine::Irqchip;
 
 fn mib(mib: u64) -> ByteSize {
     ByteSize::from_mib(mib)
@@ -222,7 +223,7 @@ fn dedicated_cpus_are_one_for_each_vcpu_and_need_the_controllers_of_kvm() {
     assert_refused(
         |c| {
             dedicate(1, Some(&one))(c);
-            c.irqchip = Irqchip::User;
+            c.irqchip = Some(Irqchip::User);
         },
         &["--dedicated-cpus", "--irqchip user", "omit one"],
     );

@@ -6,10 +6,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use super::address::HostPort;
-use super::choice::Irqchip;
 use super::cpu_list::CpuList;
+use super::node_arg::NODES_MAX;
 use crate::config::{DONORS_MAX, PAGE_SIZE_BYTES};
 use crate::exec::frame::COMMAND_BYTES_MAX;
+use crate::machine::Irqchip;
 use crate::machine::{CMDLINE_BYTES_MAX, allowed_cpus, is_of_cmdline};
 use crate::size::ByteSize;
 
@@ -123,6 +124,40 @@ pub enum ValidationError {
     /// The kernel does not report the allowed CPUs.
     #[error("cannot find out for --cpu-pinning which CPUs are allowed; leave the flag away")]
     PinningUnknown(#[source] io::Error),
+    /// More nodes with vCPUs than are allowed.
+    #[error(
+        "too many nodes: {count} given, {NODES_MAX} is the limit; ask fewer for more vCPUs each"
+    )]
+    TooManyNodes {
+        /// Number of nodes.
+        count: usize,
+    },
+    /// No vCPU is left for this host.
+    #[error(
+        "the nodes of --node run {elsewhere} vCPU(s), which are all {cpus} vCPUs of --cpus or more; at least one has to be on this host: raise --cpus, or ask for fewer"
+    )]
+    NodesTakeAllCpus {
+        /// Number of vCPUs.
+        cpus: u32,
+        /// Number of those on nodes.
+        elsewhere: u32,
+    },
+    /// Two nodes have the same address.
+    #[error("node {second} is the same as {first}, at {address}; name each node once")]
+    DuplicateNode {
+        /// The first of them.
+        first: HostPort,
+        /// The second.
+        second: HostPort,
+        /// The address of both.
+        address: SocketAddr,
+    },
+    /// A flag that a VM on several nodes cannot have.
+    #[error("{flag} cannot be used with --node; remove one of the two")]
+    NotWithNodes {
+        /// The flag.
+        flag: &'static str,
+    },
     /// A size is not whole pages.
     #[error(
         "{flag} {size} is not a multiple of the page size, {PAGE_SIZE_BYTES} bytes; {below} is the next lower one"

@@ -9,6 +9,7 @@ mod hotplug_routes;
 mod links;
 mod memory;
 mod metrics;
+mod nodes;
 mod numa;
 mod observe;
 #[cfg(test)]

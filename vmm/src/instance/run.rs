@@ -11,6 +11,7 @@ use super::exec::{self, Exec, console_file};
 use super::links::{advice, describe, transport_used, unused};
 use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
 use super::metrics::OF_VM;
+use super::nodes::OtherNodes;
 use super::observe::{fill, memory};
 use super::run_error::RunError;
 use super::supervisor::Supervisor;
@@ -238,6 +239,7 @@ impl Run<'_> {
         let fabric = connect(config, &fabric_config, supervisor)?;
         let replay =
             (has_terminal(config) && config.console.is_some()).then(|| working_set.follow(&fabric));
+        let (others, nodes) = OtherNodes::start(config, &fabric, supervisor)?.unzip();
         tracing::info!("{}", describe(&fabric, config));
         let warnings = [unused(&fabric, config), advice(&fabric), crowded(config)];
         for warning in warnings.into_iter().flatten() {
@@ -283,7 +285,12 @@ impl Run<'_> {
             Some(exec) => exec.console(console)?,
             None => exec::console(console),
         };
-        let machine = Machine::new(&machine_config, memory, console)?;
+        let machine = match (&others, nodes) {
+            (Some(others), Some(nodes)) => {
+                others.machine(nodes, &machine_config, memory, console)?
+            }
+            _ => Machine::new(&machine_config, memory, console)?,
+        };
         let handle = machine.handle();
         let watch = self.exec.map(|exec| exec.watch(handle.clone()));
         let watch = watch.transpose()?;
@@ -302,7 +309,12 @@ impl Run<'_> {
             supervisor.note(error);
         }
         report.timeline = sampler.finish();
+        let all_ended = handle.all_vcpus_ended();
+        let lost = others.and_then(|others| others.end(&outcome, all_ended));
         let all_vcpus_ended = finish(config, fabric, &handle, &booted, report);
+        if let Some(lost) = lost {
+            return Err(lost);
+        }
         if let Some(exec) = self.exec {
             let code = exec.verdict(outcome, handle.time_to_init().is_some())?;
             return Ok((code, all_vcpus_ended));

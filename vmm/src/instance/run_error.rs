@@ -49,6 +49,14 @@ pub enum RunError {
     /// The guest's memory cannot be described to KVM and the devices, which is a bug.
     #[error("cannot use guest memory")]
     Memory(#[source] Box<dyn StdError + Send + Sync>),
+    /// Another node of the VM cannot be used.
+    #[error("{name}")]
+    Node {
+        /// The node, as messages name it.
+        name: String,
+        /// Why not.
+        source: Box<dyn StdError + Send + Sync>,
+    },
     /// The guest crashed.
     #[error("the guest crashed: {0}")]
     Crash(String),

@@ -272,6 +272,22 @@ impl Supervisor {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Ends the run because a node with vCPUs of the VM is lost.
+    pub fn node_lost(&self, error: String) {
+        self.end(End {
+            code: ExitCode::NodeLost,
+            error: Some(error),
+        });
+    }
+
+    /// Ends the run because guest memory cannot be served any more.
+    pub fn memory_failed(&self, reason: &str) {
+        self.end(End {
+            code: ExitCode::HostError,
+            error: Some(format!("the pager failed: {reason}")),
+        });
+    }
+
     fn take(&self, event: FabricEvent) {
         match event {
             FabricEvent::Link(LinkEvent::Down { node, reason }) => {
@@ -291,13 +307,7 @@ impl Supervisor {
                     error: Some(error),
                 });
             }
-            FabricEvent::Failed(reason) => {
-                let error = format!("the pager failed: {reason}");
-                self.end(End {
-                    code: ExitCode::HostError,
-                    error: Some(error),
-                });
-            }
+            FabricEvent::Failed(reason) => self.memory_failed(&reason),
         }
     }
 

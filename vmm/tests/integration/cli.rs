@@ -282,7 +282,6 @@ fn flags_override_the_file_and_nothing_else() {
         r#"kernel = "vmlinux"
 cpus = 4
 dedicated-cpus = false
-irqchip = "kernel"
 memory = "2 GiB"
 balloon = "on"
 disk = ["path=a.img", "path=b.img,readonly"]

@@ -1,5 +1,7 @@
 //! Guests whose vCPUs are in several processes.
 
+mod commands;
+
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
@@ -83,6 +85,7 @@ fn run_in_two_processes(x2apic: bool, with: impl FnOnce(&MachineHandle, &mpsc::R
         cmdline: String::new(),
         cpus: 2,
         pinning: Vec::new(),
+        dedicated_cpus: false,
         irqchip: Irqchip::User,
         devices: Vec::new(),
         numa: Vec::new(),

@@ -1,0 +1,157 @@
+//! A node that runs vCPUs of VMs, each VM in a process of its own.
+
+use std::os::fd::AsFd as _;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use memory_fabric::compute::{
+    ComputeRequest, ComputeTable, ControlError, ControlStream, CpuLender, ErrorMessage, FrameKind,
+    Refusal,
+};
+
+use super::child::{Event, ProcessError, VmProcess};
+
+/// This program's file, also when it was replaced.
+const PROGRAM: &str = "/proc/self/exe";
+/// How long the primary may take to learn where all nodes listen.
+const TABLE_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long the process of a VM may take to end when the VM has ended or the primary is gone.
+pub(super) const END_TIME_MAX: Duration = Duration::from_secs(10);
+
+/// The CPUs that a node lends.
+#[derive(Debug)]
+pub struct CpuHost {
+    cpus: u8,
+    program: PathBuf,
+    lent: Mutex<u8>,
+}
+
+/// CPUs that a VM has. Dropping it returns them.
+struct Taken<'a> {
+    host: &'a CpuHost,
+    cpus: u8,
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        *self.host.lent() -= self.cpus;
+    }
+}
+
+impl CpuHost {
+    /// A host that lends so many vCPUs.
+    #[must_use]
+    pub fn new(cpus: u8) -> Self {
+        Self {
+            cpus,
+            program: PROGRAM.into(),
+            lent: Mutex::default(),
+        }
+    }
+
+    fn lent(&self) -> std::sync::MutexGuard<'_, u8> {
+        // Changed in single steps.
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, cpus: u8) -> Result<Taken<'_>, String> {
+        let mut lent = self.lent();
+        let free = self.cpus - *lent;
+        if cpus > free {
+            let all = self.cpus;
+            return Err(format!(
+                "{cpus} vCPUs asked, {free} of {all} are free; ask for fewer, wait for another VM to \
+                 end, or raise --cpus of the node"
+            ));
+        }
+        *lent += cpus;
+        Ok(Taken { host: self, cpus })
+    }
+
+    /// Starts the process, and lets the primary know where it listens.
+    fn start(
+        &self,
+        control: &mut ControlStream,
+        request: &ComputeRequest,
+    ) -> Result<Result<VmProcess, String>, ControlError> {
+        let address = control.local()?.ip();
+        let process = VmProcess::start(&self.program, request, address);
+        let mut process = match process {
+            Ok(process) => process,
+            Err(error) => return Ok(Err(describe(error))),
+        };
+        control.send(FrameKind::ComputePorts, &process.ports())?;
+        let (frame, payload) = control.receive(TABLE_TIME_MAX)?;
+        let table: ComputeTable = match frame.kind {
+            FrameKind::ComputeTable => control.decode(frame.kind, &payload)?,
+            kind => return Ok(Err(format!("{kind:?} is not expected here"))),
+        };
+        let (named, nodes) = (table.0.len(), request.nodes);
+        if named != usize::from(nodes) {
+            return Ok(Err(format!("{named} of {nodes} nodes are named")));
+        }
+        Ok(process.connect(table).map(|()| process).map_err(describe))
+    }
+}
+
+impl CpuLender for CpuHost {
+    fn serve(
+        &self,
+        control: &mut ControlStream,
+        request: &ComputeRequest,
+    ) -> Result<(), ControlError> {
+        let (vm, cpus, peer) = (&request.name, request.cpus, control.peer());
+        let _taken = match self.take(cpus) {
+            Ok(taken) => taken,
+            Err(text) => return refuse(control, Refusal::NoCpus, text),
+        };
+        let mut process = match self.start(control, request)? {
+            Ok(process) => process,
+            Err(text) => return refuse(control, Refusal::Busy, text),
+        };
+        tracing::info!(%peer, vm, cpus, "vCPUs lent");
+        let stream = control.tcp().map(|stream| stream.as_fd());
+        // The primary sends nothing more: its connection ends with the VM.
+        let event = process.wait(stream, None);
+        let end = process.end(Instant::now() + END_TIME_MAX);
+        drop(process);
+        if end.reason.is_empty() {
+            tracing::info!(%peer, vm, cpus, "vCPUs returned");
+        } else {
+            tracing::warn!(%peer, vm, cpus, "vCPUs returned: {}", end.reason);
+        }
+        match event {
+            Ok(Event::Process) => control.send(FrameKind::ComputeEnd, &end),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn refuse(control: &mut ControlStream, refusal: Refusal, text: String) -> Result<(), ControlError> {
+    tracing::info!(peer = %control.peer(), text, "refused");
+    control.send(FrameKind::Error, &ErrorMessage { refusal, text })
+}
+
+fn describe(error: ProcessError) -> String {
+    format!("{:#}", anyhow::Error::new(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_cpus_are_lent_than_there_are() {
+        let host = CpuHost::new(4);
+        let first = host.take(3).expect("free");
+        let refused = host.take(2).err().expect("only one is left");
+        assert!(
+            refused.contains("2 vCPUs asked, 1 of 4 are free"),
+            "{refused}"
+        );
+        let _second = host.take(1).expect("free");
+        drop(first);
+        assert!(host.take(4).is_err() && host.take(3).is_ok());
+    }
+}

@@ -1,0 +1,69 @@
+//! vCPUs of a VM on another node, as its primary holds them.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use memory_fabric::compute::{
+    CONTROL_TIMEOUT, ComputeAddresses, ComputeEnd, ComputePorts, ComputeRequest, ComputeTable,
+    ControlError, ControlStream, FrameKind, addresses,
+};
+
+use super::host::END_TIME_MAX;
+
+/// How long a node may take to start the process of a VM.
+const START_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// vCPUs of a VM on another node. Dropping it ends the VM's process there.
+#[derive(Debug)]
+pub struct LentCpus(ControlStream);
+
+impl LentCpus {
+    /// Asks a node for vCPUs. Returns them with the addresses of the VM's process there.
+    ///
+    /// # Errors
+    ///
+    /// When the node is absent, refuses or breaks the protocol.
+    pub fn ask(
+        address: SocketAddr,
+        request: &ComputeRequest,
+    ) -> Result<(Self, ComputeAddresses), ControlError> {
+        let mut control = ControlStream::connect(address)?;
+        let (question, answer) = (FrameKind::Compute, FrameKind::ComputePorts);
+        let ports: ComputePorts = control.call_within(START_TIME_MAX, question, request, answer)?;
+        Ok((Self(control), addresses(address.ip(), ports)))
+    }
+
+    /// Lets the VM's process connect to the other nodes.
+    ///
+    /// # Errors
+    ///
+    /// When the connection breaks.
+    pub fn connect(&mut self, table: &ComputeTable) -> Result<(), ControlError> {
+        self.0.send(FrameKind::ComputeTable, table)
+    }
+
+    /// Waits for the end of the VM's process, which follows that of the VM. Returns why it ended, if
+    /// not with the VM.
+    #[must_use]
+    pub fn end(self) -> Option<String> {
+        self.said_within(END_TIME_MAX + CONTROL_TIMEOUT)
+    }
+
+    /// Waits for the end of the VM's process for so long.
+    #[must_use]
+    pub fn said_within(mut self, time: Duration) -> Option<String> {
+        let gone = || Some("its connection to `ssi-hv node` has ended".to_owned());
+        let end: ComputeEnd = match self.0.receive(time) {
+            Ok((frame, payload)) if frame.kind == FrameKind::ComputeEnd => {
+                match self.0.decode(frame.kind, &payload) {
+                    Ok(end) => end,
+                    Err(_) => return gone(),
+                }
+            }
+            Err(ControlError::Refused { text, .. }) => return Some(text),
+            _ => return gone(),
+        };
+        let reason: String = end.reason.chars().filter(|c| !c.is_control()).collect();
+        (!reason.is_empty()).then_some(reason)
+    }
+}

@@ -1,0 +1,106 @@
+//! A node that runs vCPUs of a VM, as it is named: `HOST:PORT,cpus=N`.
+
+use std::fmt;
+use std::str::FromStr;
+
+use memory_fabric::compute::COMPUTE_NODES_MAX;
+
+use super::CPUS_MAX;
+use super::address::{HostPort, ParseAddressError};
+use super::text::serde_as_text;
+
+/// Most nodes beside the primary.
+pub const NODES_MAX: usize = COMPUTE_NODES_MAX - 1;
+
+/// A node, and how many vCPUs of the VM it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeArg {
+    /// Its address.
+    pub address: HostPort,
+    /// How many vCPUs.
+    pub cpus: u8,
+}
+
+/// Why a text names no such node.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseNodeError {
+    /// The address is malformed.
+    #[error(transparent)]
+    Address(#[from] ParseAddressError),
+    /// An unknown option follows the address.
+    #[error("`{option}` is not an option of a node; write HOST:PORT,cpus=N")]
+    Option {
+        /// The unknown part.
+        option: String,
+    },
+    /// It is not said how many vCPUs it runs, or not once.
+    #[error(
+        "`{text}` does not say once how many vCPUs the node runs; write HOST:PORT,cpus=N, or --donor \
+         HOST:PORT for its memory alone"
+    )]
+    Cpus {
+        /// What was given.
+        text: String,
+    },
+    /// No node runs so many.
+    #[error("`cpus={given}` is not a number from 1 to {CPUS_MAX}")]
+    CpusRange {
+        /// What was given.
+        given: String,
+    },
+}
+
+impl fmt::Display for NodeArg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},cpus={}", self.address, self.cpus)
+    }
+}
+
+impl FromStr for NodeArg {
+    type Err = ParseNodeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split(',');
+        let address = parts.next().unwrap_or_default().parse()?;
+        let mut cpus = None;
+        let unclear = || ParseNodeError::Cpus { text: text.into() };
+        for option in parts {
+            let Some(given) = option.strip_prefix("cpus=") else {
+                let option = option.into();
+                return Err(ParseNodeError::Option { option });
+            };
+            let number = given.parse().ok();
+            let number = number.filter(|number| (1..=CPUS_MAX).contains(number));
+            let number = number.ok_or_else(|| {
+                let given = given.into();
+                ParseNodeError::CpusRange { given }
+            })?;
+            if cpus.replace(number).is_some() {
+                return Err(unclear());
+            }
+        }
+        let cpus = cpus.ok_or_else(unclear)?;
+        Ok(Self { address, cpus })
+    }
+}
+
+serde_as_text!(NodeArg);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_an_address_and_a_number_of_cpus() {
+        let node: NodeArg = "[::1]:7000,cpus=254".parse().expect("a node");
+        assert_eq!((node.cpus, node.address.port()), (254, 7000));
+        assert_eq!(node.to_string(), "[::1]:7000,cpus=254");
+        let refused = |text: &str| text.parse::<NodeArg>().expect_err(text).to_string();
+        assert!(refused("h:1").contains("--donor"));
+        assert!(refused("h:1,cpus=1,cpus=2").contains("does not say once"));
+        assert!(refused("h:1,cpus=0").contains("1 to 254"));
+        assert!(refused("h:1,cpus=255").contains("1 to 254"));
+        assert!(refused("h:1,cpus=1,size=2G").contains("`size=2G`"));
+        assert!(refused("h,cpus=1").contains("no valid port"));
+    }
+}

@@ -1,0 +1,209 @@
+//! The other nodes of a VM whose vCPUs are on several hosts.
+
+use std::error::Error as StdError;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use memory_fabric::compute::{
+    ComputeRequest, ComputeTable, Listeners, Membership, SharedGuest, SharingError, addresses,
+};
+use memory_fabric::fabric::Fabric;
+use vm_memory::GuestMemoryMmap;
+
+use super::run_error::RunError;
+use super::supervisor::Supervisor;
+use crate::compute::{JoinError, Joined, LentCpus, random_vm};
+use crate::config::RunConfig;
+use crate::config::compute::ComputeNode;
+use crate::config::name::called;
+use crate::exit::ExitCode;
+use crate::failure::{Failure, describe};
+use crate::machine::{ConsoleConfig, Machine, MachineConfig, MachineError, NodesConfig, Outcome};
+
+/// The other nodes of one boot of the guest.
+#[derive(Debug)]
+pub struct OtherNodes {
+    nodes: Arc<[ComputeNode]>,
+    lent: Vec<LentCpus>,
+    shared: SharedGuest,
+}
+
+/// A node as messages name it.
+fn named(nodes: &[ComputeNode], place: u8) -> String {
+    let node = usize::from(place).checked_sub(1);
+    match node.and_then(|node| nodes.get(node)) {
+        Some(node) => format!("node {} (number {place})", node.name),
+        None => "this host".to_owned(),
+    }
+}
+
+/// The node of each vCPU: those of this host come first.
+fn owners(config: &RunConfig) -> Vec<u8> {
+    let elsewhere = (1..)
+        .zip(&config.nodes)
+        .flat_map(|(place, node): (u8, _)| std::iter::repeat_n(place, node.cpus.into()));
+    let elsewhere: Vec<u8> = elsewhere.collect();
+    let here = usize::from(config.cpus).saturating_sub(elsewhere.len());
+    std::iter::repeat_n(0, here).chain(elsewhere).collect()
+}
+
+impl OtherNodes {
+    /// Asks all nodes for their vCPUs, and shares the memory of `fabric`, which nothing has touched,
+    /// with them. Returns them with what [`machine`](Self::machine) needs, or `None` when the VM is
+    /// on this host alone.
+    pub fn start(
+        config: &RunConfig,
+        fabric: &Fabric,
+        supervisor: &Arc<Supervisor>,
+    ) -> Result<Option<(Self, NodesConfig)>, Failure> {
+        if config.nodes.is_empty() {
+            return Ok(None);
+        }
+        let nodes: Arc<[ComputeNode]> = config.nodes.clone().into();
+        let (vm, secret) = random_vm().map_err(RunError::host("name the VM"))?;
+        // No node connects to the first one.
+        let listeners = Listeners::bind(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let listeners = listeners.map_err(RunError::host("listen"))?;
+        let ports = listeners.ports().map_err(RunError::host("listen"))?;
+        let mut table = vec![addresses(IpAddr::V4(Ipv4Addr::LOCALHOST), ports)];
+        let mut lent = Vec::new();
+        for (me, node) in (1..).zip(nodes.iter()) {
+            let request = ComputeRequest {
+                name: called(config.name.as_ref(), std::process::id()),
+                vm,
+                secret,
+                me,
+                nodes: u8::try_from(nodes.len() + 1).unwrap_or(u8::MAX),
+                cpus: node.cpus,
+                memory_bytes: config.memory.bytes(),
+            };
+            let asked = LentCpus::ask(node.address, &request);
+            let (cpus, addresses) = asked.map_err(|error| unavailable(&nodes, me, error))?;
+            lent.push(cpus);
+            table.push(addresses);
+        }
+        let table = ComputeTable(table);
+        for (me, cpus) in (1..).zip(&mut lent) {
+            let connected = cpus.connect(&table);
+            connected.map_err(|error| unavailable(&nodes, me, error))?;
+        }
+        let membership = Membership {
+            me: 0,
+            vm,
+            secret,
+            table,
+        };
+        let failed = {
+            let (nodes, supervisor) = (Arc::clone(&nodes), Arc::clone(supervisor));
+            move |error: SharingError| match error.node {
+                Some(node) => {
+                    let name = named(&nodes, node);
+                    supervisor.node_lost(format!("{name} is lost: {}", error.reason));
+                }
+                None => supervisor.memory_failed(&error.reason),
+            }
+        };
+        let memory = Arc::clone(fabric.memory());
+        let joined = Joined::connect(membership, listeners, memory, owners(config), failed);
+        match joined {
+            Ok(joined) => {
+                let shared = joined.shared;
+                let others = Self {
+                    nodes,
+                    lent,
+                    shared,
+                };
+                Ok(Some((others, joined.nodes)))
+            }
+            Err(error) => Err(Self::not_joined(&nodes, lent, error)),
+        }
+    }
+
+    /// Why the nodes are not connected: what a node says of itself explains most.
+    fn not_joined(nodes: &[ComputeNode], lent: Vec<LentCpus>, error: JoinError) -> Failure {
+        let Some(place) = error.node() else {
+            return error.into();
+        };
+        let said = usize::from(place)
+            .checked_sub(1)
+            .and_then(|node| lent.into_iter().nth(node))
+            .and_then(|cpus| cpus.said_within(REASON_TIME_MAX));
+        match said {
+            Some(reason) => unavailable(nodes, place, reason),
+            None => unavailable(nodes, place, error),
+        }
+    }
+
+    /// Builds the machine, whose vCPUs elsewhere then wait for its start.
+    pub fn machine(
+        &self,
+        nodes: NodesConfig,
+        config: &MachineConfig,
+        memory: GuestMemoryMmap,
+        console: ConsoleConfig,
+    ) -> Result<Machine, Failure> {
+        let built = Machine::with_nodes(config, memory, console, nodes);
+        built.map_err(|error| match error.node() {
+            Some(node) => unavailable(&self.nodes, node, error),
+            None => error.into(),
+        })
+    }
+
+    /// Releases the nodes after the end of the run. `all_ended` tells whether no thread touches the
+    /// guest's memory any more. Returns the failure if a node was lost.
+    pub fn end(self, outcome: &Result<Outcome, MachineError>, all_ended: bool) -> Option<Failure> {
+        let stats = Arc::clone(self.shared.stats());
+        tracing::info!(
+            faults = stats.faults.get(),
+            received = stats.from_member.get(),
+            sent = stats.sent.get(),
+            "pages shared with other nodes"
+        );
+        if all_ended {
+            drop(self.shared);
+        } else {
+            // A thread waits for a page, and ends with this process.
+            std::mem::forget(self.shared);
+        }
+        let lost = outcome.as_ref().err().and_then(MachineError::node);
+        let mut failure = None;
+        for (place, cpus) in (1..).zip(self.lent) {
+            // A node that is lost may never say why.
+            let said = match lost == Some(place) {
+                true => cpus.said_within(REASON_TIME_MAX),
+                false => cpus.end(),
+            };
+            let name = named(&self.nodes, place);
+            if lost == Some(place) {
+                let error = outcome
+                    .as_ref()
+                    .err()
+                    .map(|error| describe(error))
+                    .unwrap_or_default();
+                let reason = said.filter(|said| !error.contains(said.as_str()));
+                let reason = reason.map_or(String::new(), |said| format!("; {said}"));
+                let error = format!("{name} is lost: {error}{reason}");
+                failure = Some(Failure::new(ExitCode::NodeLost, RunError::Ended(error)));
+            } else if let Some(said) = said {
+                tracing::debug!("{name}: {said}");
+            }
+        }
+        failure
+    }
+}
+
+/// How long to wait for what a node says of a failure that was noticed here first.
+const REASON_TIME_MAX: Duration = Duration::from_secs(2);
+
+fn unavailable(
+    nodes: &[ComputeNode],
+    place: u8,
+    error: impl Into<Box<dyn StdError + Send + Sync>>,
+) -> Failure {
+    let error = RunError::Node {
+        name: named(nodes, place),
+        source: error.into(),
+    };
+    Failure::new(ExitCode::NodeUnavailable, error)
+}
