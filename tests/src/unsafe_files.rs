@@ -28,7 +28,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "memory-fabric/host/src/poll.rs",
         "ppoll of descriptors that others own",
     ),
-    ("memory-fabric/host/src/slices.rs", "sched_setattr"),
+    (
+        "memory-fabric/host/src/slices.rs",
+        "sched_setattr, processor time of a thread",
+    ),
     ("memory-fabric/pages/src/uffd.rs", "ioctls of userfaultfd"),
     (
         "memory-fabric/transport/src/rdma/connection.rs",

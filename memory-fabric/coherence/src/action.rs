@@ -101,8 +101,8 @@ pub enum CacheAction {
     },
     /// Call [`crate::cache::Cache::dropped`].
     Dropped(PageIndex),
-    /// Call [`crate::cache::Cache::released`] when the vCPU has progressed, at the latest after
-    /// 2^(hold - 1) units.
+    /// Call [`crate::cache::Cache::released`] when the vCPU has progressed, as
+    /// [`crate::progress::Progress`] finds out.
     Hold {
         /// The page.
         page: PageIndex,

@@ -100,8 +100,8 @@ impl<const PAGES: usize> Cache<PAGES> {
         }
     }
 
-    /// A vCPU or device touched a page that is not mapped for the access. `early`: it had the page
-    /// for this same access, and lost it before it progressed.
+    /// A vCPU or device touched a page that is not mapped for the access. `early`: for this same access
+    /// it had this page or another one, and lost it before it progressed.
     pub fn touch(
         &mut self,
         page: PageIndex,

@@ -11,6 +11,7 @@
 //! - [`directory`]: who has which block and page;
 //! - [`cache`]: what one node has of them;
 //! - [`token`]: the starvation token;
+//! - [`progress`]: whether the accesses of a node progress, and how long it holds what they need;
 //! - [`action`]: what the caller has to do, in which order;
 //! - [`offence`]: what a peer did that a correct peer never does.
 //!
@@ -28,6 +29,7 @@ pub mod message;
 mod model;
 mod mutation;
 pub mod offence;
+pub mod progress;
 pub mod token;
 
 pub use action::{Bytes, CacheAction, DirectoryAction, LocalPage, Sink};
@@ -36,3 +38,4 @@ pub use directory::{Directory, Loss};
 pub use members::{Member, MemberSet, Members, MembersError};
 pub use message::{BlockIndex, Lane, Message, Number, Role};
 pub use offence::{Offence, Violation};
+pub use progress::Progress;

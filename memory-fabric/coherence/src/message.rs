@@ -157,7 +157,8 @@ pub enum Message {
         page: PageIndex,
         /// What for.
         want: Want,
-        /// The node lost the page before its vCPU progressed: its next hold is longer.
+        /// The access for which it is lost this page or another one before it progressed: the page is
+        /// held, and longer than before.
         early: bool,
     },
     /// Node to directory: the node, which is not the owner, dropped its shared copy. Not answered.
@@ -276,7 +277,7 @@ pub enum Message {
     },
 }
 
-/// Longest minimum hold: 128 units, because an instruction may need about 30 pages, one after the other.
+/// Longest minimum hold of one page: 128 units.
 pub const HOLD_MAX: u8 = 8;
 
 /// What a directory grants to a requester.
@@ -292,8 +293,8 @@ pub struct Grant {
     pub source: Source,
     /// Who acknowledges to the requester, besides the member that sends the bytes.
     pub acks: MemberSet,
-    /// How long to hold the page before the unblock: 0 for not at all, else 2^(hold - 1) units, up to
-    /// [`HOLD_MAX`].
+    /// How long to hold the page before the unblock, at least: 0 for not at all, else 2^(hold - 1)
+    /// units, up to [`HOLD_MAX`]. [`crate::progress`] has what an access of several pages adds.
     pub hold: u8,
 }
 

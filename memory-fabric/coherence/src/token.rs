@@ -5,9 +5,9 @@ use crate::members::{Member, MemberSet};
 use crate::message::{Message, Number};
 use crate::offence::{Offence, Violation};
 
-/// Faults of one access without progress after which a node asks for the token: twice what an
-/// instruction needs where page walks are writes.
-pub const STARVING_FAULTS: u32 = 64;
+/// Pages that one access lost before it progressed after which its node asks for the token. What makes
+/// holds longer has had a few tries by then.
+pub const STARVING_LOSSES: u32 = 16;
 
 /// The keeper of the token, on one compute node of a VM.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]

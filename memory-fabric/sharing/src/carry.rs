@@ -8,7 +8,7 @@ use fabric_pages::page::{PageBytes, PageIndex};
 use fabric_peers::{HomeMessage, PeerMessage, Peers};
 
 use crate::Failure;
-use crate::engine::{Engine, Inbound};
+use crate::engine::{Engine, Inbound, thread_time};
 
 impl<P: Peers> Engine<P> {
     /// Carries out actions, and those that follow from them.
@@ -62,10 +62,8 @@ impl<P: Peers> Engine<P> {
                 self.carry_out(actions)
             }
             CacheAction::Hold { page, hold } => {
-                let units = 1 << (hold - 1);
-                let until = Instant::now() + self.config.hold_unit * units;
                 self.stats.holds.increment();
-                self.holds.begin(page, until);
+                self.hold(page, hold);
                 Ok(())
             }
             CacheAction::SplitBlock(block) => {
@@ -120,7 +118,16 @@ impl<P: Peers> Engine<P> {
         self.arrived(page)?;
         let mut actions = self.actions();
         self.cache.installed(page, &mut actions);
+        if self.token.is_some() {
+            // The page is held anyway, and its thread progresses with it.
+            self.hold(page, 1);
+        }
         self.carry_out(actions)
+    }
+
+    fn hold(&mut self, page: PageIndex, level: u8) {
+        let now = self.ticks(Instant::now());
+        self.progress.hold(page, level, now, thread_time);
     }
 
     fn install_inbound(

@@ -3,12 +3,12 @@
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use fabric_coherence::message::Role;
 use fabric_coherence::token::Keeper;
 use fabric_coherence::{
-    BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Number,
+    BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Number, Progress,
 };
 use fabric_host::Spin;
 use fabric_host::poll::poll_until;
@@ -22,9 +22,9 @@ use crate::faults::{DEFERRED_MAX, Open, Pending};
 use crate::frames::Frames;
 use crate::home::HomeStore;
 use crate::owned::{OwnedBlocks, PAGES};
-use crate::progress::Progress;
-use crate::timers::{Deadlines, Holds, HomeWaits, Sweeper};
-use crate::{Config, Failure, FailureObserver, Losses, SharingStats};
+use crate::starvation::Token;
+use crate::timers::{Deadlines, HomeWaits, Sweeper};
+use crate::{Config, Failure, FailureObserver, GANG_PART, GANG_UNITS_MAX, Losses, SharingStats};
 
 /// A message that arrived, with the page beside it.
 pub(crate) struct Arrival {
@@ -53,7 +53,8 @@ pub(crate) struct Engine<P> {
     pub(crate) owned: OwnedBlocks,
     pub(crate) queue: EvictionQueue,
     pub(crate) progress: Progress,
-    pub(crate) holds: Holds,
+    /// What the times of `progress` begin with.
+    origin: Instant,
     transactions: Deadlines<(PageIndex, Number)>,
     blocks: Deadlines<(BlockIndex, Number)>,
     pub(crate) requests: Deadlines<PageIndex>,
@@ -62,8 +63,9 @@ pub(crate) struct Engine<P> {
     pub(crate) home_waits: HomeWaits,
     sweeper: Sweeper,
     /// The token of this node.
-    pub(crate) token: Option<(Number, Instant)>,
-    pub(crate) wants_token: bool,
+    pub(crate) token: Option<Token>,
+    /// The thread for which this node has asked for the token.
+    pub(crate) starving: Option<u32>,
     /// Messages of this node to itself.
     pub(crate) local: VecDeque<Message>,
     pub(crate) inbound: Vec<Inbound>,
@@ -77,6 +79,15 @@ pub(crate) struct Engine<P> {
     pub(crate) stats: Arc<SharingStats>,
     stop: Arc<EventFd>,
     spin: Spin,
+}
+
+/// The processor time of a thread that touches guest memory, as [`Progress`] has it.
+pub(crate) fn thread_time(id: u32) -> Option<u64> {
+    fabric_host::slices::thread_time(id).map(nanoseconds)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Runs the engine until it is stopped or fails, and reports a failure.
@@ -108,6 +119,7 @@ impl<P: Peers> Engine<P> {
         let mine = (0..blocks).map(|block| directory_of(block) == config.me);
         let directory = Directory::new(config.members, mine, fabric_coherence::directory::OPEN_MAX);
         let time = config.transaction_time_max;
+        let gang_time_max = (config.hold_unit * GANG_UNITS_MAX).min(time / GANG_PART);
         Ok(Self {
             frames: Frames::new(memory)?,
             cache: Cache::new(config.me, config.members, (0..blocks).map(directory_of)),
@@ -117,8 +129,8 @@ impl<P: Peers> Engine<P> {
             home: HomeStore::new(pages),
             owned: OwnedBlocks::default(),
             queue: EvictionQueue::new(config.local_pages),
-            progress: Progress::new(config.hold_unit),
-            holds: Holds::default(),
+            progress: Progress::new(nanoseconds(config.hold_unit), nanoseconds(gang_time_max)),
+            origin: Instant::now(),
             transactions: Deadlines::new(time),
             blocks: Deadlines::new(time),
             requests: Deadlines::new(time / 2),
@@ -127,7 +139,7 @@ impl<P: Peers> Engine<P> {
             home_waits: HomeWaits::new(time),
             sweeper: Sweeper::default(),
             token: None,
-            wants_token: false,
+            starving: None,
             local: VecDeque::new(),
             inbound: Vec::new(),
             arrivals: Vec::new(),
@@ -194,7 +206,7 @@ impl<P: Peers> Engine<P> {
             2
         };
         let until = [
-            self.holds.next(),
+            self.progress.next().map(|at| self.instant(at)),
             self.transactions.next(),
             self.blocks.next(),
             self.requests.next(),
@@ -202,7 +214,7 @@ impl<P: Peers> Engine<P> {
             self.tokens.next(),
             self.home_waits.next(),
             self.sweeper.next(&self.directory),
-            self.token.map(|(_, until)| until),
+            self.token_ends(),
             self.peers.wake_by(),
         ];
         let until = until.into_iter().flatten().min();
@@ -327,10 +339,19 @@ impl<P: Peers> Engine<P> {
         self.spare_actions.pop().unwrap_or_default()
     }
 
+    /// The time as [`Progress`] has it.
+    pub(crate) fn ticks(&self, now: Instant) -> u64 {
+        nanoseconds(now.saturating_duration_since(self.origin))
+    }
+
+    pub(crate) fn instant(&self, ticks: u64) -> Instant {
+        self.origin + Duration::from_nanos(ticks)
+    }
+
     fn run_timers(&mut self) -> Result<bool, Failure> {
         let now = Instant::now();
         let mut worked = false;
-        while let Some(page) = self.holds.over(now) {
+        while let Some(page) = self.progress.over(self.ticks(now), thread_time) {
             let mut actions = self.actions();
             self.cache.released(page, &mut actions);
             self.carry_out(actions)?;
@@ -363,7 +384,7 @@ impl<P: Peers> Engine<P> {
             worked |= !orders.is_empty();
             self.order(orders);
         }
-        if self.token.is_some_and(|(_, until)| until <= now) {
+        if self.is_token_over(now) {
             self.return_token()?;
             worked = true;
         }

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use fabric_coherence::token::STARVING_FAULTS;
-use fabric_coherence::{Member, Message, Touch};
+use fabric_coherence::token::STARVING_LOSSES;
+use fabric_coherence::{Member, Touch};
 use fabric_pages::page::PageIndex;
 use fabric_pages::uffd::Fault;
 use fabric_peers::Peers;
 
 use crate::Failure;
-use crate::engine::Engine;
+use crate::engine::{Engine, thread_time};
 use crate::owned::Need;
 
 /// Faults that wait for memory or for a block, after which no more are read.
@@ -30,7 +30,7 @@ pub(crate) struct Open {
 pub(crate) struct Pending {
     page: PageIndex,
     write: bool,
-    /// The thread lost the page before it progressed.
+    /// The access lost this page or another one before it progressed.
     early: bool,
     read_at: Instant,
 }
@@ -44,17 +44,16 @@ impl<P: Peers> Engine<P> {
     ) -> Result<(), Failure> {
         self.stats.faults.increment();
         let Fault { write, thread, .. } = fault;
-        let seen = self.progress.waits(thread, page, read_at);
-        let early = seen.early;
-        if early {
+        let ticks = self.ticks(read_at);
+        let seen = self.progress.waits(thread, page, ticks, thread_time);
+        if seen.early {
             self.stats.early.increment();
-        } else if self.token.is_some() {
-            self.return_token()?;
         }
-        if seen.faults >= STARVING_FAULTS && !self.wants_token && self.token.is_none() {
-            self.wants_token = true;
-            self.send_token(Message::TokenWant);
+        if seen.lost >= STARVING_LOSSES {
+            self.starves(thread);
         }
+        // All pages that the access needs from here on are to be held.
+        let early = seen.lost > 0;
         let pending = Pending {
             page,
             write,
@@ -158,7 +157,7 @@ impl<P: Peers> Engine<P> {
     /// Waiters of the page were woken.
     pub(crate) fn woken(&mut self, page: PageIndex) {
         let now = Instant::now();
-        self.progress.woken(page, now);
+        self.progress.woken(page, self.ticks(now));
         if let Some(place) = self.open.iter().position(|open| open.page == page) {
             let open = self.open.swap_remove(place);
             self.stats.request.record(now - open.since);

@@ -13,7 +13,6 @@ mod faults;
 mod frames;
 mod home;
 mod owned;
-mod progress;
 mod starvation;
 mod stats;
 mod timers;
@@ -104,6 +103,11 @@ pub type FailureObserver = Box<dyn FnOnce(Failure, Losses) + Send>;
 /// a wake-up.
 const HOLD_UNIT: Duration = Duration::from_micros(50);
 
+/// Longest time for which an access holds the pages that it collects, in units of holds, and as a part
+/// of a transaction's longest time.
+const GANG_UNITS_MAX: u32 = 8192;
+const GANG_PART: u32 = 8;
+
 /// Longest time that one transaction may take.
 const TRANSACTION_TIME_MAX: Duration = Duration::from_secs(20);
 
@@ -176,6 +180,13 @@ impl SharedMemory {
                 name: "the size of shared memory",
                 value: memory.bytes() as u64,
                 limit: "it has to be whole blocks of 2 MiB",
+            });
+        }
+        if config.hold_unit.is_zero() || config.hold_unit > config.transaction_time_max / 256 {
+            return Err(Failure::Invalid {
+                name: "the unit of holds in microseconds",
+                value: u64::try_from(config.hold_unit.as_micros()).unwrap_or(u64::MAX),
+                limit: "it has to be more than 0 and less than 1/256 of a transaction's longest time",
             });
         }
         let stop = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK);

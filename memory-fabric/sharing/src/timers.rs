@@ -41,28 +41,6 @@ impl<T: Copy> Deadlines<T> {
     }
 }
 
-/// Pages whose unblock is delayed.
-#[derive(Debug, Default)]
-pub(crate) struct Holds {
-    held: Vec<(Instant, PageIndex)>,
-}
-
-impl Holds {
-    pub(crate) fn begin(&mut self, page: PageIndex, until: Instant) {
-        self.held.push((until, page));
-    }
-
-    /// A page whose hold is over.
-    pub(crate) fn over(&mut self, now: Instant) -> Option<PageIndex> {
-        let place = self.held.iter().position(|(until, _)| *until <= now)?;
-        Some(self.held.swap_remove(place).1)
-    }
-
-    pub(crate) fn next(&self) -> Option<Instant> {
-        self.held.iter().map(|(until, _)| *until).min()
-    }
-}
-
 /// Requests to homes on other nodes that are not answered yet.
 #[derive(Debug)]
 pub(crate) struct HomeWaits {
@@ -158,19 +136,5 @@ mod tests {
         assert_eq!(deadlines.overdue(late), Some(3));
         assert_eq!(deadlines.overdue(late), Some(4));
         assert_eq!((deadlines.overdue(late), deadlines.next()), (None, None));
-    }
-
-    #[test]
-    fn holds_end_in_any_order() {
-        let start = Instant::now();
-        let at = |micros| start + Duration::from_micros(micros);
-        let mut holds = Holds::default();
-        holds.begin(PageIndex::new(1), at(300));
-        holds.begin(PageIndex::new(2), at(100));
-        assert_eq!(holds.next(), Some(at(100)));
-        assert_eq!(holds.over(at(99)), None);
-        assert_eq!(holds.over(at(200)), Some(PageIndex::new(2)));
-        assert_eq!(holds.over(at(200)), None);
-        assert_eq!(holds.next(), Some(at(300)));
     }
 }

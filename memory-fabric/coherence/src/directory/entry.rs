@@ -25,6 +25,14 @@ const FROM_EXCLUSIVE: u8 = 1 << 2;
 const OWNER_WRITTEN: u8 = 1 << 3;
 const HEAT_SHIFT: u32 = 4;
 
+/// What a page's heat rises to when it is lost too early for the first time. So it is held for the next
+/// requests, too, by those who have not lost it: without that, each node would learn anew and by a loss
+/// that others need the page.
+const HEAT_CONTENDED: u8 = HEAT_MAX + 1 - HOLD_MAX;
+
+/// The heat is in four bits.
+const HEAT_MAX: u8 = 15;
+
 /// State, owner, sharers, transaction and waiting requests of a page.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[repr(C)]
@@ -131,13 +139,23 @@ impl Entry {
         self.set_flag(OWNER_WRITTEN, has);
     }
 
-    /// How often the minimum hold was doubled.
-    pub(super) fn heat(&self) -> u8 {
-        self.flags >> HEAT_SHIFT
+    /// Notes whether the requester lost the page, or another one of its access, before that progressed.
+    pub(super) fn heat_by(&mut self, early: bool) {
+        let heat = self.flags >> HEAT_SHIFT;
+        let heat = if early {
+            heat.max(HEAT_CONTENDED - 1) + 1
+        } else {
+            heat.saturating_sub(1)
+        };
+        self.flags = self.flags & ((1 << HEAT_SHIFT) - 1) | heat.min(HEAT_MAX) << HEAT_SHIFT;
     }
 
-    pub(super) fn set_heat(&mut self, heat: u8) {
-        self.flags = self.flags & ((1 << HEAT_SHIFT) - 1) | heat.min(HOLD_MAX) << HEAT_SHIFT;
+    /// The level of the minimum hold: 0 for none, 1 for one unit, doubled with each level.
+    pub(super) fn hold(&self) -> u8 {
+        match self.flags >> HEAT_SHIFT {
+            0 => 0,
+            heat => heat.saturating_sub(HEAT_CONTENDED) + 1,
+        }
     }
 
     /// Whether no copy is left, no transaction in progress and no request waiting.

@@ -89,12 +89,7 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
         if mutated!(self, ReuseNumber) {
             number = entry.number();
         }
-        let heat = entry.heat();
-        entry.set_heat(if early {
-            heat + 1
-        } else {
-            heat.saturating_sub(1)
-        });
+        entry.heat_by(early);
         let behind = match entry.behind() {
             Behind::Zero => Source::Zero,
             Behind::Home => Source::Home,
@@ -152,7 +147,7 @@ impl<S: Sink<DirectoryAction>> Context<'_, S> {
             right,
             source,
             acks,
-            hold: entry.heat(),
+            hold: entry.hold(),
         };
         self.send(from, Message::Grant(grant));
         self.sink

@@ -118,6 +118,23 @@ fn the_hold_grows_with_each_page_lost_too_early_and_shrinks_again() {
         served.handle(from, &unblock).expect("an unblock");
     }
     assert_eq!(holds, [0, 1, 2, 3, 2]);
+    // It stays contended for a while.
+    let mut left = 0;
+    for from in (0..2).cycle().skip(1) {
+        let grant = served.get(from, Want::Write, false);
+        let unblock = Message::Unblock {
+            page: PAGE,
+            number: grant.number,
+            written: true,
+        };
+        served.handle(from, &unblock).expect("an unblock");
+        if grant.hold == 0 {
+            break;
+        }
+        assert_eq!(grant.hold, 1);
+        left += 1;
+    }
+    assert_eq!(left, 8);
 }
 
 #[test]

@@ -46,7 +46,9 @@ pub(super) struct Write {
 pub(super) struct Work {
     pub(super) access: Access,
     pub(super) page: PageIndex,
-    pub(super) had: u16,
+    pub(super) had: u32,
+    /// It lost one of them.
+    pub(super) lost: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -68,8 +70,8 @@ pub(super) struct Node<const P: usize> {
     pub(super) holds: Vec<PageIndex>,
     pub(super) vcpu: Vcpu,
     pub(super) accesses: u8,
-    /// Faults of the access in progress, if that needs several pages.
-    pub(super) faults: u32,
+    /// Pages that the access in progress lost.
+    pub(super) losses: u32,
     pub(super) token: Option<Number>,
     pub(super) is_alive: bool,
     pub(super) is_fenced: bool,
@@ -111,7 +113,7 @@ impl<const P: usize> Node<P> {
             holds: Vec::new(),
             vcpu: Vcpu::Idle,
             accesses: 0,
-            faults: 0,
+            losses: 0,
             token: None,
             is_alive: true,
             is_fenced: false,

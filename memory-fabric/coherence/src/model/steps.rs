@@ -9,7 +9,7 @@ use crate::cache::{Evict, Touch, Written};
 use crate::members::Member;
 use crate::message::Message;
 use crate::mutation::Mutation;
-use crate::token::{Granted, STARVING_FAULTS};
+use crate::token::{Granted, STARVING_LOSSES};
 
 impl<const P: usize> World<P> {
     /// Does a step that is possible.
@@ -55,8 +55,13 @@ impl<const P: usize> World<P> {
                 let node = &mut self.nodes[me.index()];
                 node.accesses += 1;
                 let page = PageIndex::new(access.first);
-                let had = 0;
-                self.run(me, Work { access, page, had });
+                let work = Work {
+                    access,
+                    page,
+                    had: 0,
+                    lost: false,
+                };
+                self.run(me, work);
             }
             Step::Retry(me) => {
                 if let Vcpu::Trying(work) = self.nodes[me.index()].vcpu {
@@ -311,7 +316,8 @@ impl<const P: usize> World<P> {
                 continue;
             }
             let bit = 1 << (page.number() - first);
-            let early = work.had & bit != 0;
+            let is_early = work.had & bit != 0;
+            let early = is_early || work.lost;
             let mut actions = Vec::new();
             let cache = &mut self.nodes[me.index()].cache;
             let touch = cache.touch(page, write, early, &mut actions);
@@ -320,7 +326,10 @@ impl<const P: usize> World<P> {
                 Touch::Mapped => {}
                 Touch::Owned => self.touch_owned(me, page, write),
                 Touch::Waiting | Touch::Later => {
-                    self.count_fault(me, work.access);
+                    if is_early && work.access.count > 1 {
+                        self.count_loss(me);
+                    }
+                    work.lost = early;
                     work.page = page;
                     work.had &= !bit;
                     if touch == Touch::Later && self.news.is_some() {
@@ -404,21 +413,19 @@ impl<const P: usize> World<P> {
         self.check_losses(me, &losses);
     }
 
-    /// The access may starve: with pages that it had and lost, it asks for the token once.
-    fn count_fault(&mut self, me: Member, access: Access) {
+    /// The access lost a page that it had, and may starve: it asks for the token once.
+    fn count_loss(&mut self, me: Member) {
         let node = &mut self.nodes[me.index()];
-        if access.count > 1 {
-            node.faults = node.faults.saturating_add(1);
-            if node.faults == STARVING_FAULTS {
-                self.send(me, member(0), Message::TokenWant, 0);
-            }
+        node.losses = node.losses.saturating_add(1);
+        if node.losses == STARVING_LOSSES {
+            self.send(me, member(0), Message::TokenWant, 0);
         }
     }
 
     fn progress(&mut self, me: Member) {
         let node = &mut self.nodes[me.index()];
         node.vcpu = Vcpu::Idle;
-        node.faults = 0;
+        node.losses = 0;
         self.return_token(me);
         self.note(Step::Rest(me));
     }
@@ -438,7 +445,7 @@ impl<const P: usize> World<P> {
             let node = &mut self.nodes[to.index()];
             node.token = Some(number);
             node.cache.protect(true, &mut Vec::new());
-            if node.faults == 0 {
+            if node.losses == 0 {
                 self.return_token(to);
             }
             return;

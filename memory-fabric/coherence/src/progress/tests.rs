@@ -1,0 +1,172 @@
+use super::*;
+
+const UNIT: u64 = 100;
+const LONGEST: u64 = 8192 * UNIT;
+
+fn unknown(_: u32) -> Option<u64> {
+    None
+}
+
+fn page(number: u32) -> PageIndex {
+    PageIndex::new(number)
+}
+
+/// A thread gets pages that the directory says to hold, each after some time, one right after the
+/// other. Returns when it got the last one.
+fn collect(progress: &mut Progress, id: u32, pages: u32, each: u64, start: u64) -> u64 {
+    let mut now = start;
+    for number in 0..pages {
+        progress.waits(id, page(number), now, unknown);
+        now += each;
+        progress.woken(page(number), now);
+        progress.hold(page(number), 1, now, unknown);
+    }
+    now
+}
+
+fn ended(progress: &mut Progress, now: u64) -> usize {
+    std::iter::from_fn(|| progress.over(now, unknown)).count()
+}
+
+#[test]
+fn a_page_that_was_lost_before_its_access_was_done_was_lost_early() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let [first, second] = [7, 8].map(page);
+    assert!(!progress.waits(1, first, 0, unknown).early);
+    progress.woken(first, 500);
+    // Its instruction needs a second page, for which it waits long.
+    assert!(!progress.waits(1, second, 510, unknown).early);
+    progress.woken(second, 90_000);
+    let seen = progress.waits(1, first, 90_020, unknown);
+    assert_eq!((seen.early, seen.lost), (true, 1));
+    progress.woken(first, 91_000);
+    assert_eq!(progress.waits(1, second, 91_010, unknown).lost, 2);
+    progress.woken(second, 92_000);
+    let seen = progress.waits(1, first, 92_500, unknown);
+    assert_eq!((seen.early, seen.lost), (false, 0), "it ran for long");
+}
+
+#[test]
+fn pages_lost_between_others_count_as_well() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    // Collecting the pages takes longer in all than an access that has its pages.
+    let now = collect(&mut progress, 1, 30, 10 * UNIT, 0);
+    let mut lost = 0;
+    for (number, now) in (0..30).zip(now..) {
+        // New pages of the same access in between.
+        assert!(!progress.waits(1, page(100 + number), now, unknown).early);
+        progress.woken(page(100 + number), now);
+        lost = progress.waits(1, page(number), now, unknown).lost;
+        progress.woken(page(number), now);
+    }
+    assert_eq!(lost, 30);
+}
+
+#[test]
+fn threads_are_told_apart_and_unknown_ones_left_out() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    progress.waits(1, page(1), 0, unknown);
+    progress.woken(page(1), 0);
+    assert!(!progress.waits(2, page(1), 0, unknown).early);
+    assert!(progress.waits(1, page(1), 0, unknown).early);
+    assert!(!progress.waits(0, page(1), 0, unknown).early);
+}
+
+#[test]
+fn the_holds_of_a_gang_end_together_and_grow_with_it() {
+    for pages in [2, 8, 30] {
+        let mut progress = Progress::new(UNIT, LONGEST);
+        let now = collect(&mut progress, 1, pages, 3 * UNIT, 0);
+        let collected = 3 * UNIT * u64::from(pages - 1);
+        let end = now + RUN_FACTOR * collected;
+        assert_eq!(progress.next(), Some(end), "{pages} pages");
+        assert!(!progress.is_settled(1, end - 1, unknown));
+        assert!(progress.is_settled(1, end, unknown));
+        assert_eq!(ended(&mut progress, end - 1), 0);
+        assert_eq!(ended(&mut progress, end), pages as usize);
+    }
+}
+
+#[test]
+fn one_page_is_held_for_the_level_of_its_grant() {
+    for (level, units) in [(1, 1), (2, 2), (8, 128), (9, 128)] {
+        let mut progress = Progress::new(UNIT, LONGEST);
+        progress.waits(1, page(1), 0, unknown);
+        progress.woken(page(1), 7);
+        progress.hold(page(1), level, 7, unknown);
+        assert_eq!(progress.next(), Some(7 + units * UNIT));
+        // Nobody is known to wait for this one.
+        progress.hold(page(2), level, 9, unknown);
+        assert_eq!(ended(&mut progress, 9 + units * UNIT), 2);
+    }
+}
+
+#[test]
+fn who_waits_for_the_next_page_does_not_keep_the_others_for_ever() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let now = collect(&mut progress, 1, 2, UNIT, 0);
+    progress.waits(1, page(9), now + 10, unknown);
+    let patience = PATIENCE_UNITS * UNIT + RUN_FACTOR * UNIT;
+    assert_eq!(progress.settles_at(1), None);
+    assert_eq!(ended(&mut progress, now + 9 + patience), 0);
+    assert_eq!(ended(&mut progress, now + 10 + patience), 2);
+}
+
+#[test]
+fn a_gang_ends_after_its_longest_time() {
+    let longest = 500 * UNIT;
+    let mut progress = Progress::new(UNIT, longest);
+    // The next page always comes just in time.
+    let mut now = collect(&mut progress, 1, 1, 0, 0);
+    for number in 1.. {
+        progress.waits(1, page(number), now, unknown);
+        now += 15 * UNIT;
+        if now >= longest {
+            break;
+        }
+        assert_eq!(ended(&mut progress, now), 0);
+        progress.woken(page(number), now);
+        progress.hold(page(number), 1, now, unknown);
+    }
+    assert!(ended(&mut progress, longest) > 30);
+    assert_eq!(progress.next(), None);
+}
+
+#[test]
+fn a_page_for_another_access_does_not_prolong_the_gang() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let now = collect(&mut progress, 1, 8, UNIT, 0);
+    let end = now + RUN_FACTOR * 7 * UNIT;
+    progress.waits(1, page(50), now + 3 * UNIT, unknown);
+    assert_eq!(progress.next(), Some(end), "the time of the gang passes");
+    progress.woken(page(50), now + 5 * UNIT);
+    progress.hold(page(50), 1, now + 5 * UNIT, unknown);
+    assert_eq!(progress.next(), Some(end));
+}
+
+#[test]
+fn a_thread_that_has_not_run_keeps_its_page_and_has_not_progressed() {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    let ran = |time| move |_| Some(time);
+    progress.waits(1, page(1), 0, ran(500));
+    progress.woken(page(1), 10);
+    progress.hold(page(1), 1, 10, ran(500));
+    assert_eq!(progress.over(10 + UNIT, ran(501)), None);
+    assert_eq!(progress.over(10 + 2 * UNIT, ran(501)), None);
+    assert!(!progress.is_settled(1, 10 + 3 * UNIT, ran(501)));
+    assert!(progress.is_settled(1, 10 + 4 * UNIT, ran(525)));
+    assert_eq!(progress.over(10 + 4 * UNIT, ran(525)), Some(page(1)));
+    let seen = progress.waits(1, page(1), 10 + 5 * UNIT, ran(530));
+    assert!(seen.early, "it has run for less than a unit");
+    progress.woken(page(1), 1000);
+    progress.hold(page(1), 1, 1000, ran(520));
+    let late = 1000 + PATIENCE_UNITS * UNIT;
+    assert_eq!(progress.over(late - 1, ran(521)), None);
+    assert_eq!(
+        progress.over(late + UNIT, ran(521)),
+        Some(page(1)),
+        "in the end"
+    );
+    let seen = progress.waits(1, page(1), late + 2 * UNIT, ran(520 + UNIT));
+    assert!(!seen.early, "it has run for a unit");
+}

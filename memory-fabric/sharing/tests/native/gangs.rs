@@ -1,0 +1,118 @@
+//! Nodes whose threads each need many pages at once, as an instruction does that walks page tables.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use fabric_pages::guest_memory::GuestMemory;
+
+use crate::mesh::nodes;
+use crate::programs::word;
+
+/// Pages between two of a gang, so that they are in blocks of all nodes.
+const STEP: usize = 67;
+
+/// What one thread did.
+#[derive(Debug)]
+struct Done {
+    /// Rounds in which it had all pages at once.
+    rounds: u64,
+    /// Rounds for which it had to get pages.
+    turns: u64,
+    /// Longest time between the ends of two of these.
+    gap: Duration,
+}
+
+/// Writes a stamp into each page, and counts the round if all of them are there at the end. A node that
+/// takes a page away writes its own stamp, and the round begins again, as an instruction does.
+fn need_all(memory: &GuestMemory, node: u64, pages: usize, time: Duration) -> Done {
+    let counter = |page: usize| word(memory, (page * STEP) << 12);
+    let started = Instant::now();
+    let (mut rounds, mut turns, mut gap, mut last) = (0, 0, Duration::ZERO, started);
+    let mut had_all = false;
+    for attempt in 1.. {
+        let stamp = node << 48 | attempt;
+        for page in 0..pages {
+            counter(page).swap(stamp, Ordering::SeqCst);
+        }
+        let has_all = (0..pages).all(|page| counter(page).load(Ordering::SeqCst) == stamp);
+        let now = Instant::now();
+        let is_over = now - started > time;
+        if has_all || is_over {
+            gap = gap.max(now - last);
+            last = now;
+            rounds += u64::from(has_all);
+            turns += u64::from(has_all && !had_all);
+        }
+        had_all = has_all;
+        if is_over {
+            break;
+        }
+    }
+    Done { rounds, turns, gap }
+}
+
+/// What a node did, and how many pages came to it for that.
+struct Node {
+    done: Done,
+    came: u64,
+}
+
+/// All nodes need the same pages at once for this time.
+fn contend(count: u8, pages: usize, time: Duration) -> Vec<Node> {
+    let nodes = nodes(count, 4, usize::MAX);
+    let done = std::thread::scope(|scope| {
+        let threads = (1..).zip(&nodes).map(|(node, shared)| {
+            let memory = shared.memory();
+            scope.spawn(move || need_all(memory, node, pages, time))
+        });
+        let threads: Vec<_> = threads.collect();
+        let joined = threads.into_iter().map(|thread| thread.join());
+        joined
+            .map(|done| done.expect("no panic"))
+            .collect::<Vec<_>>()
+    });
+    let rounds: u64 = done.iter().map(|done| done.rounds).sum();
+    println!("{count} nodes, {pages} pages, {time:?}: {rounds} rounds");
+    let results = nodes.iter().zip(done).map(|(node, done)| {
+        let stats = node.stats();
+        let came = stats.from_member.get();
+        println!(
+            "  {} turns, longest gap {:?}; {came} pages came, {} lost early, {} held, {} tokens",
+            done.turns,
+            done.gap,
+            stats.early.get(),
+            stats.holds.get(),
+            stats.tokens.get(),
+        );
+        Node { done, came }
+    });
+    results.collect()
+}
+
+#[test]
+fn every_node_progresses_on_pages_that_all_need_at_once() {
+    for (count, pages) in [(2, 8), (2, 30), (3, 8)] {
+        for node in contend(count, pages, Duration::from_secs(4)) {
+            let Done { rounds, turns, .. } = node.done;
+            assert!(
+                turns >= 2 && rounds > turns,
+                "{turns} turns, {rounds} rounds"
+            );
+            // Each page once for each turn, and some of them again.
+            let useful = turns * pages as u64;
+            let came = node.came;
+            assert!(
+                came <= 6 * useful,
+                "{came} pages came for {turns} turns of {pages}"
+            );
+        }
+    }
+}
+
+#[test]
+#[ignore = "a measurement"]
+fn time_for_a_turn() {
+    for (count, pages) in [(2, 1), (2, 8), (2, 30), (3, 8), (4, 30)] {
+        contend(count, pages, Duration::from_secs(5));
+    }
+}
