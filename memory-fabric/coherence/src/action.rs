@@ -62,7 +62,8 @@ pub enum CacheAction {
         to: Member,
         /// The message, always [`Message::Data`].
         message: Message,
-        /// Free the page's bytes before the message leaves: the page can come back right after it.
+        /// Free the page's bytes, before anything is done that follows from the message: the page can
+        /// come back right after it.
         free: bool,
     },
     /// Unmap the page; its bytes stay.

@@ -36,7 +36,10 @@ impl<P: Peers> Engine<P> {
                 self.peers
                     .send(to, PeerMessage::Coherence(message), Some(bytes));
                 self.stats.sent.increment();
-                if free { self.free(page) } else { Ok(()) }
+                if free {
+                    self.frames.free(page);
+                }
+                Ok(())
             }
             CacheAction::Zap(page) => self.frames.zap(page),
             CacheAction::WriteProtect(page) => self.frames.protect(page),
@@ -53,7 +56,10 @@ impl<P: Peers> Engine<P> {
                 self.woken(page);
                 self.frames.wake(page)
             }
-            CacheAction::Free(page) => self.free(page),
+            CacheAction::Free(page) => {
+                self.frames.free(page);
+                Ok(())
+            }
             CacheAction::ReadHome(page) => self.read_home(page),
             CacheAction::WriteBack { page, number } => self.write_back(page, number),
             CacheAction::Dropped(page) => {
@@ -93,10 +99,6 @@ impl<P: Peers> Engine<P> {
             _ => return,
         };
         counter.increment();
-    }
-
-    fn free(&mut self, page: PageIndex) -> Result<(), Failure> {
-        self.frames.free(page)
     }
 
     fn install(&mut self, page: PageIndex, writable: bool, bytes: Bytes) -> Result<(), Failure> {

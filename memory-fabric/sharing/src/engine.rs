@@ -160,6 +160,8 @@ impl<P: Peers> Engine<P> {
         let mut idle_since = None;
         loop {
             let mut worked = self.receive()?;
+            // Peers wait for the answers.
+            self.peers.flush();
             worked |= self.run_timers()?;
             worked |= self.retry()?;
             if self.deferred.len() < DEFERRED_MAX {
@@ -171,6 +173,7 @@ impl<P: Peers> Engine<P> {
                 }
             }
             self.peers.flush();
+            self.frames.finish_frees()?;
             if worked {
                 idle_since = None;
                 continue;

@@ -109,7 +109,7 @@ impl<P: Peers> Engine<P> {
             Give::Nothing => return Ok(false),
             Give::Drop => {
                 self.frames.zap(page)?;
-                self.frames.free(page)?;
+                self.frames.free(page);
             }
             Give::WriteBack => {
                 self.frames.zap(page)?;
@@ -145,7 +145,7 @@ impl<P: Peers> Engine<P> {
                 return Err(Failure::Defect("the home refused its block's owner", page));
             }
             if self.owned.was_written(page, written == Written::Zero) == Some(true) {
-                self.frames.free(page)?;
+                self.frames.free(page);
             }
             return Ok(());
         }

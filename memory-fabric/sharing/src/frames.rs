@@ -21,6 +21,8 @@ const RESIDENT: u8 = 1;
 const QUEUED: u8 = 1 << 1;
 /// The page is unmapped, and its bytes are freed after an answer.
 const LEAVING: u8 = 1 << 2;
+/// The page counts as freed, and its bytes are freed by [`Frames::finish_frees`].
+const FREED: u8 = 1 << 3;
 
 /// The guest's memory on this node, and what is in it. Only the engine's thread uses it.
 pub(crate) struct Frames {
@@ -31,6 +33,8 @@ pub(crate) struct Frames {
     flags: Vec<u8>,
     resident: usize,
     leaving: usize,
+    /// Pages with [`FREED`].
+    freed: Vec<PageIndex>,
     /// The bytes of the page that was read last.
     bytes: Box<PageBytes>,
 }
@@ -63,6 +67,7 @@ impl Frames {
             flags: vec![0; pages],
             resident: 0,
             leaving: 0,
+            freed: Vec::new(),
             bytes: Box::new(ZEROES),
         })
     }
@@ -139,6 +144,7 @@ impl Frames {
         bytes: &PageBytes,
         writable: bool,
     ) -> Result<(), Failure> {
+        self.finish_free(page)?;
         let target = self.memory.guest_page(page);
         let copied = self.uffd.copy(target, bytes, protection(writable));
         self.now_resident(page);
@@ -168,6 +174,9 @@ impl Frames {
 
     /// Fills pages that have no bytes with zeroes, maps them writable, and wakes their waiters.
     pub(crate) fn install_zero_run(&mut self, run: PageRange) -> Result<(), Failure> {
+        for page in run.iter() {
+            self.finish_free(page)?;
+        }
         let mut rest = run;
         while rest.count > 0 {
             let target = self.memory.guest_page(rest.first);
@@ -193,6 +202,9 @@ impl Frames {
     /// Maps the page, whose bytes are here, and wakes its waiters. A mapping that allows writes
     /// stays.
     pub(crate) fn map(&mut self, page: PageIndex, writable: bool) -> Result<(), Failure> {
+        if self.flags[page.index()] & FREED != 0 {
+            return Err(Failure::Defect("mapping freed bytes", page));
+        }
         self.stays(page);
         let target = self.memory.guest_page(page);
         let mapped = self.uffd.map_existing(target, protection(writable));
@@ -200,15 +212,21 @@ impl Frames {
             return Ok(());
         }
         if writable {
-            let allowed = self.uffd.allow_writes(target);
-            allowed.map_err(failed("WRITEPROTECT", page))?;
+            return self.allow_writes(page);
         }
         self.wake(page)
     }
 
-    /// Allows writes to the page if it is mapped, maps it otherwise, and wakes its waiters.
+    /// Allows writes to the page, whose bytes are here, and wakes its waiters. If an eviction that was
+    /// cancelled has unmapped it, they fault once more, and [`Self::map`] follows.
     pub(crate) fn upgrade(&mut self, page: PageIndex) -> Result<(), Failure> {
-        self.map(page, true)
+        self.stays(page);
+        self.allow_writes(page)
+    }
+
+    fn allow_writes(&self, page: PageIndex) -> Result<(), Failure> {
+        let allowed = self.uffd.allow_writes(self.memory.guest_page(page));
+        allowed.map_err(failed("WRITEPROTECT", page))
     }
 
     pub(crate) fn wake(&self, page: PageIndex) -> Result<(), Failure> {
@@ -227,12 +245,33 @@ impl Frames {
         self.memory.zap(page, 1).map_err(failed("DONTNEED", page))
     }
 
-    /// Frees the bytes of an unmapped page.
-    pub(crate) fn free(&mut self, page: PageIndex) -> Result<(), Failure> {
+    /// Frees the bytes of an unmapped page, at the next call of [`Self::finish_frees`]: what waits for
+    /// an answer of this node does not wait for the kernel to free a page. The page does not come back
+    /// in between without being freed first.
+    pub(crate) fn free(&mut self, page: PageIndex) {
         self.stays(page);
         let flags = &mut self.flags[page.index()];
-        self.resident -= usize::from(*flags & RESIDENT != 0);
-        *flags &= !RESIDENT;
+        if *flags & RESIDENT != 0 {
+            self.resident -= 1;
+            *flags = *flags & !RESIDENT | FREED;
+            self.freed.push(page);
+        }
+    }
+
+    /// Frees the bytes of all pages that count as freed.
+    pub(crate) fn finish_frees(&mut self) -> Result<(), Failure> {
+        while let Some(page) = self.freed.pop() {
+            self.finish_free(page)?;
+        }
+        Ok(())
+    }
+
+    fn finish_free(&mut self, page: PageIndex) -> Result<(), Failure> {
+        let flags = &mut self.flags[page.index()];
+        if *flags & FREED == 0 {
+            return Ok(());
+        }
+        *flags &= !FREED;
         self.memory
             .punch(page, 1)
             .map_err(failed("PUNCH_HOLE", page))

@@ -99,6 +99,10 @@ pub type Losses = Vec<Loss>;
 /// Receives the failure of an engine, once.
 pub type FailureObserver = Box<dyn FnOnce(Failure, Losses) + Send>;
 
+/// How long the engine polls before it sleeps: longer than a transfer takes on a fast link, so that
+/// neither end sleeps during one, and as long as KVM polls for a halted vCPU (`halt_poll_ns`).
+const SPIN: Duration = Duration::from_micros(200);
+
 /// The time in which a vCPU that got a page surely progressed, and the unit of holds. Larger than
 /// a wake-up.
 const HOLD_UNIT: Duration = Duration::from_micros(50);
@@ -136,7 +140,7 @@ impl Config {
             me,
             members,
             local_pages: usize::MAX,
-            spin: Duration::from_micros(50),
+            spin: SPIN,
             hold_unit: HOLD_UNIT,
             transaction_time_max: TRANSACTION_TIME_MAX,
         }

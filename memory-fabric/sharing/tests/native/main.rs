@@ -6,3 +6,4 @@ mod litmus;
 mod mesh;
 mod processes;
 mod programs;
+mod transfers;
