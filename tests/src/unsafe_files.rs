@@ -56,7 +56,7 @@ const ALLOWED: &[(&str, &str)] = &[
         "buffers that an adapter writes",
     ),
     (
-        "tests/agent/src/check.rs",
+        "tests/agent/src/sys.rs",
         "ioctls of /dev/kvm and userfaultfd",
     ),
     ("tests/src/sys.rs", "between fork and exec"),

@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 mod check;
+mod pending;
+mod sys;
 
 use rustix::process::{self, Pid, Signal};
 use testbed_agent::{FRAME_BYTES_MAX, Kind, Request};
@@ -25,13 +27,15 @@ const SIGKILL: i32 = Signal::KILL.as_raw();
 
 fn main() -> ExitCode {
     let Some(address) = std::env::args().nth(1) else {
-        eprintln!("usage: testbed-agent ADDRESS:PORT | check");
+        eprintln!("usage: testbed-agent ADDRESS:PORT | check | pending high|low");
         return ExitCode::from(2);
     };
-    let result = if address == "check" {
-        check::run()
-    } else {
-        serve(&address)
+    let second = std::env::args().nth(2);
+    let result = match address.as_str() {
+        "check" => check::run(),
+        "pending" => pending::run(second.as_deref()),
+        pending::VICTIM => pending::victim(second.as_deref()),
+        _ => serve(&address),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
