@@ -50,6 +50,11 @@ pub(super) const MEASURES: &[Measure] = &[
         arguments: &["memory", "--measure", "stalls"],
     },
     Measure {
+        name: "unchanged",
+        about: "writes that change nothing, and the time of a fingerprint",
+        arguments: &["memory", "--measure", "unchanged"],
+    },
+    Measure {
         name: "growth",
         about: "guests from 1 GiB to 4 TiB",
         arguments: &["memory", "--measure", "growth"],

@@ -244,6 +244,14 @@ fn write_text(text: &mut String, report: &Value, targets: &[Target]) -> std::fmt
         let value = number(report, &format!("/native/stalls/stalls/{pointer}"));
         more(name.into(), value);
     }
+    let unchanged = "/native/unchanged/unchanged";
+    for (name, key) in [
+        ("a fingerprint, ns", "fingerprint_ns"),
+        ("the same from no cache, ns", "fingerprint_uncached_ns"),
+        ("writes of the same value / of another", "speedup"),
+    ] {
+        more(name.into(), number(report, &format!("{unchanged}/{key}")));
+    }
     for point in list("/native/growth/growth") {
         let gib = point["memory_bytes"].as_u64().unwrap_or(0) >> 30;
         more(

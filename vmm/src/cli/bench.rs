@@ -33,9 +33,9 @@ pub enum BenchCommand {
         after_help = "Without --donor the donor is in this process, over loopback. Each transport that both ends support is measured alone, as at the start of a VM; every byte of the round trips is verified. Comparable with perftest: p50 with the typical latency of ib_read_lat, the stream with ib_read_bw."
     )]
     Transport(BenchTransportConfig),
-    /// Scans, several threads and donors, writes, stalls, and the cost of growth
+    /// Scans, several threads and donors, writes, stalls, unchanged pages, and the cost of growth
     #[command(
-        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written, with decreasing parts of it local. stalls: how long two writers wait for a page while memory is evicted under them. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
+        after_help = "scan: pages in order and in strides, beside the raw stream of the transport. threads: faults a second of 1 to 8 threads and 1 to 4 donors, and their processor time. writes: a working set that is written, with decreasing parts of it local. stalls: how long two writers wait for a page while memory is evicted under them. unchanged: writes of the value that a page has already, beside writes of another, and the time of a page's fingerprint. growth: `bench start` from 1 GiB to 4 TiB. Medians over interleaved rounds; every byte is verified."
     )]
     Memory(BenchMemoryConfig),
     /// Time and memory to set up the memory of a guest
@@ -149,6 +149,8 @@ pub enum BenchMeasure {
     Writes,
     /// The longest wait of a single write.
     Stalls,
+    /// Writes that change nothing.
+    Unchanged,
     /// The cost of growth.
     Growth,
 }
@@ -166,7 +168,7 @@ pub struct BenchMemoryConfig {
         value_name = "WHAT",
         value_enum,
         hide_possible_values = true,
-        help = "scan, threads, writes, stalls or growth; default: all"
+        help = "scan, threads, writes, stalls, unchanged or growth; default: all"
     )]
     pub measure: Vec<BenchMeasure>,
 

@@ -86,6 +86,30 @@ fn writers_lose_nothing_while_memory_is_evicted_under_them() {
 }
 
 #[test]
+fn writes_that_change_nothing_are_dropped_and_others_are_not() {
+    let result = bench(&["memory", "--measure", "unchanged", "--memory", "64M"]);
+    let unchanged = &result["unchanged"];
+    let number = |pointer: &str| unchanged.pointer(pointer).and_then(Value::as_u64);
+    let fetched = number("/same/pages_fetched").expect("a number");
+    assert!(fetched > 10_000, "{result}");
+    // A page that was in use since the memory was filled may go home once.
+    assert!(
+        number("/same/pages_written_back") < Some(fetched / 20),
+        "{result}"
+    );
+    let dropped = number("/same/evictions_unchanged").expect("a number");
+    assert!(dropped > fetched / 2, "{result}");
+    assert_eq!(number("/saved_bytes"), Some(dropped * 4096));
+    assert!(
+        number("/other/pages_written_back") > Some(fetched / 2),
+        "{result}"
+    );
+    let fingerprint = unchanged["fingerprint_ns"].as_f64();
+    assert!(fingerprint > Some(0.0), "{result}");
+    assert_eq!(result["corrupt_bytes"], 0);
+}
+
+#[test]
 fn each_transport_is_measured_in_all_sizes_and_every_byte_is_right() {
     let result = bench(&["transport", "--seconds", "2"]);
     assert_eq!(result["corrupt_bytes"], 0);

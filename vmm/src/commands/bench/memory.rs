@@ -15,6 +15,7 @@ use super::growth::{self, Growth};
 use super::scan::{self, Scans};
 use super::stalls::{self, Stalls};
 use super::threads::{self, Scaled};
+use super::unchanged::{self, Unchanged};
 use super::writes::{self, Writes};
 use super::{ROUNDS, finish};
 use crate::cli::bench::{BenchMeasure, BenchMemoryConfig};
@@ -42,6 +43,8 @@ struct MemoryBench {
     #[serde(skip_serializing_if = "Option::is_none")]
     stalls: Option<Stalls>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    unchanged: Option<Unchanged>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     growth: Option<Vec<Growth>>,
     verified_bytes: u64,
     corrupt_bytes: u64,
@@ -67,6 +70,8 @@ fn measure(config: &BenchMemoryConfig) -> Result<MemoryBench> {
     let writes = some(BenchMeasure::Writes).map(|()| writes::measure(memory, &tally));
     let stalls =
         some(BenchMeasure::Stalls).map(|()| stalls::measure(memory, local, config.seconds, &tally));
+    let unchanged =
+        some(BenchMeasure::Unchanged).map(|()| unchanged::measure(memory, local, &tally));
     let growth = some(BenchMeasure::Growth).map(|()| growth::measure(&tally));
     Ok(MemoryBench {
         schema: ssi_hv::report::SCHEMA,
@@ -79,6 +84,7 @@ fn measure(config: &BenchMemoryConfig) -> Result<MemoryBench> {
         threads: threads.transpose()?,
         writes: writes.transpose()?,
         stalls: stalls.transpose()?,
+        unchanged: unchanged.transpose()?,
         growth: growth.transpose()?,
         verified_bytes: tally.verified.load(Ordering::Relaxed),
         corrupt_bytes: tally.corrupt.load(Ordering::Relaxed),
@@ -98,12 +104,18 @@ fn write_table(text: &mut String, result: &MemoryBench) -> std::fmt::Result {
         "{}, Linux {}; over {}, medians of {} rounds",
         host.cpu_model, host.kernel, result.transport, result.rounds,
     )?;
-    if result.scan.is_some() || result.threads.is_some() || result.stalls.is_some() {
+    let has_quarter = [
+        result.scan.is_some(),
+        result.threads.is_some(),
+        result.stalls.is_some(),
+        result.unchanged.is_some(),
+    ];
+    if has_quarter.contains(&true) {
         let (memory, local) = (result.memory_bytes, result.local_memory_bytes);
         let (memory, local) = (memory >> 20, local >> 20);
         writeln!(
             text,
-            "{memory} MiB, {local} MiB of it local, in scans, by threads and for stalls"
+            "{memory} MiB, {local} MiB of it local, except in writes and growth"
         )?;
     }
     if let Some(scans) = &result.scan {
@@ -174,6 +186,9 @@ fn write_table(text: &mut String, result: &MemoryBench) -> std::fmt::Result {
             "{} pages written, {} evicted; {} faults waited for memory",
             stalls.pages, stalls.evictions, stalls.stalled_for_memory
         )?;
+    }
+    if let Some(unchanged) = &result.unchanged {
+        unchanged::write_table(text, unchanged)?;
     }
     if let Some(points) = &result.growth {
         writeln!(

@@ -12,6 +12,7 @@ mod start;
 mod stream;
 mod threads;
 mod transport;
+mod unchanged;
 mod usage;
 mod working_set;
 mod writes;
