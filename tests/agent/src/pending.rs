@@ -130,7 +130,7 @@ fn is_readable(fd: impl AsFd, within: Duration) -> io::Result<bool> {
     Ok(poll(&mut fds, Some(&timeout))? > 0)
 }
 
-/// Is killed: lets a vCPU fault on a page that nobody fills, says so, and waits.
+/// Lets a vCPU fault on a page that is never filled, prints that, and waits to be killed.
 pub fn victim(order: Option<&str>) -> io::Result<()> {
     let order = Order::named(order)?;
     let (uffd, _) = Uffd::create(UFFD_FEATURE_THREAD_ID)?;

@@ -1,4 +1,4 @@
-//! Tells a VM that hangs from one whose emulated hosts are slow.
+//! Distinguishes a VM that hangs from one whose emulated hosts are slow.
 //!
 //! A VM hangs when nothing that it counts has changed for as long as a step may take. How long that is
 //! follows from the time in which its guest has booted.
