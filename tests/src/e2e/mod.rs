@@ -22,6 +22,7 @@ mod huge_shmem;
 mod irqchip;
 mod native_demo;
 mod network;
+mod nodes;
 mod numa;
 mod plan;
 mod prometheus;

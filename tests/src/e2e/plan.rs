@@ -2,7 +2,7 @@
 
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, exec, fault_kinds, faults,
-    free_pages, hotplug, huge_shmem, irqchip, native_demo, network, numa, rdma, rdma_faults,
+    free_pages, hotplug, huge_shmem, irqchip, native_demo, network, nodes, numa, rdma, rdma_faults,
     rdma_removed, reads, stall, status, three_hosts, tour, transports, udp, up, vsock, working_set,
 };
 
@@ -10,6 +10,7 @@ use super::{
 /// once. A run with a time limit fails when it does not reach all of them.
 const ESSENTIAL: &[&str] = &[
     "two_donor_hosts",
+    "nodes_two_hosts",
     "boot_remote_1cpu",
     "boot_remote_2cpu",
     "boot_full_kernel",
@@ -65,6 +66,7 @@ impl Plan {
             transports::SCENARIOS,
             status::SCENARIOS,
             three_hosts::SCENARIOS,
+            nodes::SCENARIOS,
             control::SCENARIOS,
             hotplug::SCENARIOS,
             tour::SCENARIOS,

@@ -1,0 +1,66 @@
+//! Scenarios of VMs whose vCPUs are on several hosts.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+
+use super::donor::Donor;
+use super::guest::{Finished, Guest, SHORT};
+use super::{Context, Hosts, Result, Scenario, Verdict};
+
+pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
+    name: "nodes_two_hosts",
+    about: "a stock kernel brings up two CPUs on two hosts, and leaves nothing on either when it is ended",
+    needs_product: true,
+    hosts: Hosts::TWO_6_12,
+    run: two_hosts,
+}];
+
+/// What the kernel prints when all its CPUs run.
+const BROUGHT_UP: &str = "smp: Brought up 1 node, 2 CPUs";
+/// Deadline for that: walks of page tables are writes on emulated hosts, and the CPUs take turns.
+const BROUGHT_UP_DEADLINE: Duration = Duration::from_secs(240);
+/// Exit code of a VM that SIGTERM ends.
+const TERMINATED: i32 = 143;
+
+fn two_hosts(context: &Context<'_>) -> Result {
+    let node = Donor::lending(context, "512M", &["--cpus", "1"])?;
+    // The emulator's counter has 1 GHz; a kernel that measures delays on both CPUs takes far longer.
+    let cmdline = "lpj=4000000 tsc_early_khz=1000000 nokaslr";
+    let mut guest = Guest {
+        memory: "256M",
+        cmdline: cmdline.to_owned(),
+        ..Guest::local(2, "")
+    };
+    guest.more.extend(["--node", "10.77.0.2:7700,cpus=1"]);
+    let started = Instant::now();
+    let process = guest.start(context)?;
+    process
+        .wait_for_line(BROUGHT_UP, BROUGHT_UP_DEADLINE)
+        .with_context(|| format!("errors: {}", process.stderr()))?;
+    let time = started.elapsed();
+    process.kill(libc::SIGTERM)?;
+    let guest = Finished::read(context, process.wait(SHORT)?)?;
+    guest.expect_exit(TERMINATED)?;
+    ensure!(
+        guest.report["guest"]["irqchip"] == "user",
+        "report: {}",
+        guest.report["guest"]
+    );
+    let children = context.testbed.host(2);
+    let children = children.check(&["sh", "-c", "pidof ssi-hv | wc -w"], SHORT)?;
+    ensure!(
+        children.trim() == "1",
+        "{} processes on the node",
+        children.trim()
+    );
+    let said = node.stderr();
+    ensure!(said.contains("vCPUs returned"), "the node says: {said}");
+    let report = node.end(context)?;
+    ensure!(report["lent_bytes"] == 0, "the node's report: {report}");
+    context.note(format!(
+        "2 CPUs on 2 hosts after {:.0} s (emulated)",
+        time.as_secs_f64()
+    ));
+    Ok(Verdict::Pass)
+}
