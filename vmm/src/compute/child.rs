@@ -12,7 +12,7 @@ use memory_fabric::compute::{ComputeEnd, ComputePorts, ComputeRequest, ComputeTa
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::protocol::{Connect, LINE_BYTES_MAX, Said, Setup, say};
+use super::protocol::{Connect, LINE_BYTES_MAX, ProcessMessage, Setup, send_line};
 
 /// How long the process may take to start.
 const START_TIME_MAX: Duration = Duration::from_secs(10);
@@ -29,8 +29,8 @@ pub enum ProcessError {
     /// It ended at once.
     #[error("the process of the VM {0}")]
     Ended(String),
-    /// It said what it must not.
-    #[error("the process of the VM does not keep to its protocol")]
+    /// It broke its protocol.
+    #[error("the process of the VM broke its protocol")]
     Protocol,
 }
 
@@ -41,7 +41,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> ProcessError {
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The process has said something, or has ended.
+    /// The process has sent something, or has ended.
     Process,
     /// The other descriptor is readable.
     Other,
@@ -56,7 +56,7 @@ pub struct VmProcess {
     pidfd: OwnedFd,
     input: Option<ChildStdin>,
     output: ChildStdout,
-    /// What it has said of a line.
+    /// The beginning of a line that it has sent.
     line: Vec<u8>,
     ports: ComputePorts,
 }
@@ -105,11 +105,13 @@ impl VmProcess {
             request: request.clone(),
             address,
         };
-        process.say(&setup)?;
+        process.send(&setup)?;
         let deadline = Instant::now() + START_TIME_MAX;
-        match process.hear(deadline)? {
-            Some(Said::Listening(ports)) => process.ports = ports,
-            Some(Said::Ended(end)) => return Err(ProcessError::Ended(ended(&end.reason))),
+        match process.receive(deadline)? {
+            Some(ProcessMessage::Listening(ports)) => process.ports = ports,
+            Some(ProcessMessage::Ended(end)) => {
+                return Err(ProcessError::Ended(ended(&end.reason)));
+            }
             None if Instant::now() >= deadline => return Err(ProcessError::Late),
             None => {
                 let status = process.finish(deadline);
@@ -131,18 +133,18 @@ impl VmProcess {
     ///
     /// When it has ended.
     pub fn connect(&mut self, table: ComputeTable) -> Result<(), ProcessError> {
-        self.say(&Connect(table))
+        self.send(&Connect(table))
     }
 
-    fn say(&mut self, value: &impl serde::Serialize) -> Result<(), ProcessError> {
+    fn send(&mut self, value: &impl serde::Serialize) -> Result<(), ProcessError> {
         match &mut self.input {
             // Short enough for the pipe of a process that does not read.
-            Some(input) => say(input, value).map_err(system("instruct")),
+            Some(input) => send_line(input, value).map_err(system("instruct")),
             None => Err(ProcessError::Protocol),
         }
     }
 
-    /// Waits until the process says something or ends, `other` is readable, or the time has come.
+    /// Waits until the process sends something or ends, `other` is readable, or the time has come.
     ///
     /// # Errors
     ///
@@ -163,18 +165,18 @@ impl VmProcess {
         }
     }
 
-    /// What the process says next; `None` when it says nothing more, or not in time.
+    /// Returns the next message of the process; `None` when it sends no more, or not in time.
     ///
     /// # Errors
     ///
     /// When it does not keep to its protocol.
-    pub fn hear(&mut self, deadline: Instant) -> Result<Option<Said>, ProcessError> {
+    pub fn receive(&mut self, deadline: Instant) -> Result<Option<ProcessMessage>, ProcessError> {
         loop {
             if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
                 let rest = self.line.split_off(end + 1);
                 let line = std::mem::replace(&mut self.line, rest);
-                let said = serde_json::from_slice(&line);
-                return said.map(Some).map_err(|_| ProcessError::Protocol);
+                let message = serde_json::from_slice(&line);
+                return message.map(Some).map_err(|_| ProcessError::Protocol);
             }
             if self.line.len() > LINE_BYTES_MAX {
                 return Err(ProcessError::Protocol);
@@ -188,12 +190,12 @@ impl VmProcess {
                 Ok(0) => return Ok(None),
                 Ok(count) => self.line.extend(&bytes[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(system("hear")(error)),
+                Err(error) => return Err(system("read from")(error)),
             }
         }
     }
 
-    /// Tells the process to end, if it has not, and ends it at the deadline.
+    /// Makes the process end, if it has not, and ends it at the deadline.
     pub fn finish(&mut self, deadline: Instant) -> io::Result<ExitStatus> {
         drop(self.input.take());
         loop {
@@ -212,18 +214,18 @@ impl VmProcess {
         self.child.wait()
     }
 
-    /// What the process said at its end, or how it ended. Waits for it until the deadline, and then
+    /// Returns what the process sent at its end, or how it ended. Waits for it until the deadline, and then
     /// ends it.
     pub fn end(&mut self, deadline: Instant) -> ComputeEnd {
-        let said = loop {
-            match self.hear(deadline) {
-                Ok(Some(Said::Ended(end))) => break Some(end),
-                Ok(Some(Said::Listening(_))) => {}
+        let reported = loop {
+            match self.receive(deadline) {
+                Ok(Some(ProcessMessage::Ended(end))) => break Some(end),
+                Ok(Some(ProcessMessage::Listening(_))) => {}
                 Ok(None) | Err(_) => break None,
             }
         };
         let status = self.finish(deadline);
-        said.unwrap_or_else(|| ComputeEnd {
+        reported.unwrap_or_else(|| ComputeEnd {
             reason: ended(&ending(status)),
         })
     }

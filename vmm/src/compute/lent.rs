@@ -46,12 +46,12 @@ impl LentCpus {
     /// not with the VM.
     #[must_use]
     pub fn end(self) -> Option<String> {
-        self.said_within(END_TIME_MAX + CONTROL_TIMEOUT)
+        self.end_within(END_TIME_MAX + CONTROL_TIMEOUT)
     }
 
-    /// Waits for the end of the VM's process for so long.
+    /// Like [`end`](Self::end), for at most `time`.
     #[must_use]
-    pub fn said_within(mut self, time: Duration) -> Option<String> {
+    pub fn end_within(mut self, time: Duration) -> Option<String> {
         let gone = || Some("its connection to `ssi-hv node` has ended".to_owned());
         let end: ComputeEnd = match self.0.receive(time) {
             Ok((frame, payload)) if frame.kind == FrameKind::ComputeEnd => {

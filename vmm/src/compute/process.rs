@@ -14,7 +14,7 @@ use rustix::process::{
 };
 
 use super::join::Joined;
-use super::protocol::{Connect, Said, Setup, hear, say};
+use super::protocol::{Connect, ProcessMessage, Setup, receive_line, send_line};
 use crate::exit::ExitCode;
 use crate::instance::guest_memory;
 use crate::machine::{Outcome, Secondary, SecondaryConfig, SecondaryHandle, guest_memory_ranges};
@@ -41,7 +41,10 @@ pub fn serve() -> ExitCode {
     };
     let reason = shortened(reason);
     // The node reads it while it lives.
-    let _ = say(&mut io::stdout(), &Said::Ended(ComputeEnd { reason }));
+    let _ = send_line(
+        &mut io::stdout(),
+        &ProcessMessage::Ended(ComputeEnd { reason }),
+    );
     stderr::flush();
     // A vCPU that waits for a page of another node is left behind, and ends with the process.
     std::process::exit(code.code().into())
@@ -60,7 +63,7 @@ fn run() -> Result<()> {
     // Whatever state this process is in, it ends with its node.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot end with the node")?;
     let mut input = BufReader::new(io::stdin());
-    let setup: Setup = hear(&mut input).context("the node does not say what to run")?;
+    let setup: Setup = receive_line(&mut input).context("the node sent no request")?;
     let Setup { request, address } = setup;
     request.check()?;
     let ranges = guest_memory_ranges(request.memory_bytes);
@@ -68,8 +71,9 @@ fn run() -> Result<()> {
     limit(span).context("cannot limit this process")?;
     let listeners = Listeners::bind(address).context("cannot listen for other nodes")?;
     let ports = listeners.ports().context("cannot listen for other nodes")?;
-    say(&mut io::stdout(), &Said::Listening(ports))?;
-    let Connect(table) = hear(&mut input).context("the node does not say who takes part")?;
+    send_line(&mut io::stdout(), &ProcessMessage::Listening(ports))?;
+    let Connect(table) =
+        receive_line(&mut input).context("the node sent no addresses of the nodes")?;
     let ends = Arc::new(Ends::default());
     watch(input, Arc::clone(&ends))?;
 
@@ -172,7 +176,7 @@ fn watch(mut input: BufReader<io::Stdin>, ends: Arc<Ends>) -> io::Result<()> {
         // The node sends nothing more; what it sends is dropped.
         let mut rest = [0; 64];
         while input.read(&mut rest).is_ok_and(|read| read > 0) {}
-        ends.fail("the process `ssi-hv node` has ended, or was told to end".to_owned());
+        ends.fail("the process `ssi-hv node` has ended, or ended this process".to_owned());
         let until = Instant::now() + END_TIME_MAX;
         while Instant::now() < until {
             std::thread::park_timeout(until.saturating_duration_since(Instant::now()));

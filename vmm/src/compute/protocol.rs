@@ -25,7 +25,7 @@ pub struct Connect(pub ComputeTable);
 
 /// The lines of the process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Said {
+pub enum ProcessMessage {
     /// It listens on these ports.
     Listening(ComputePorts),
     /// It ends.
@@ -33,7 +33,7 @@ pub enum Said {
 }
 
 /// Writes a line.
-pub fn say(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+pub fn send_line(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
     // In one call, so that it arrives as a whole.
@@ -42,7 +42,7 @@ pub fn say(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
 }
 
 /// Reads a line.
-pub fn hear<T: DeserializeOwned>(from: impl BufRead) -> io::Result<T> {
+pub fn receive_line<T: DeserializeOwned>(from: impl BufRead) -> io::Result<T> {
     let mut line = Vec::new();
     io::Read::take(from, LINE_BYTES_MAX as u64).read_until(b'\n', &mut line)?;
     Ok(serde_json::from_slice(&line)?)

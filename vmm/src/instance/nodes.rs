@@ -120,16 +120,16 @@ impl OtherNodes {
         }
     }
 
-    /// Why the nodes are not connected: what a node says of itself explains most.
+    /// Why the nodes are not connected: the reason that a node reports explains most.
     fn not_joined(nodes: &[ComputeNode], lent: Vec<LentCpus>, error: JoinError) -> Failure {
         let Some(place) = error.node() else {
             return error.into();
         };
-        let said = usize::from(place)
+        let reported = usize::from(place)
             .checked_sub(1)
             .and_then(|node| lent.into_iter().nth(node))
-            .and_then(|cpus| cpus.said_within(REASON_TIME_MAX));
-        match said {
+            .and_then(|cpus| cpus.end_within(REASON_TIME_MAX));
+        match reported {
             Some(reason) => unavailable(nodes, place, reason),
             None => unavailable(nodes, place, error),
         }
@@ -169,9 +169,9 @@ impl OtherNodes {
         let lost = outcome.as_ref().err().and_then(MachineError::node);
         let mut failure = None;
         for (place, cpus) in (1..).zip(self.lent) {
-            // A node that is lost may never say why.
-            let said = match lost == Some(place) {
-                true => cpus.said_within(REASON_TIME_MAX),
+            // A node that is lost may never report a reason.
+            let reported = match lost == Some(place) {
+                true => cpus.end_within(REASON_TIME_MAX),
                 false => cpus.end(),
             };
             let name = named(&self.nodes, place);
@@ -181,19 +181,19 @@ impl OtherNodes {
                     .err()
                     .map(|error| describe(error))
                     .unwrap_or_default();
-                let reason = said.filter(|said| !error.contains(said.as_str()));
-                let reason = reason.map_or(String::new(), |said| format!("; {said}"));
+                let reason = reported.filter(|reason| !error.contains(reason.as_str()));
+                let reason = reason.map_or(String::new(), |reason| format!("; {reason}"));
                 let error = format!("{name} is lost: {error}{reason}");
                 failure = Some(Failure::new(ExitCode::NodeLost, RunError::Ended(error)));
-            } else if let Some(said) = said {
-                tracing::debug!("{name}: {said}");
+            } else if let Some(reason) = reported {
+                tracing::debug!("{name}: {reason}");
             }
         }
         failure
     }
 }
 
-/// How long to wait for what a node says of a failure that was noticed here first.
+/// How long to wait for the reason of a node whose failure was noticed here first.
 const REASON_TIME_MAX: Duration = Duration::from_secs(2);
 
 fn unavailable(
