@@ -154,7 +154,7 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     local_memory: Option<ByteSize>,
 
-    /// HOST:PORT[,memory=SIZE][,fingerprint=HEX]; repeatable
+    /// HOST:PORT[,memory=SIZE][,fingerprint=HEX]...
     #[arg(
         long = "donor",
         value_name = "DONOR",
