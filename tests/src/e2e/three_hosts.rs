@@ -15,7 +15,7 @@ use super::{Context, Hosts, Result, Scenario, Verdict};
 const PROBE_BYTES: u64 = 128 << 20;
 const PROBE: &str = "faultprobe --bytes 128M";
 /// Minimum of pages that each donor must have sent and stored: a quarter of what it lends.
-const PAGES_MIN: f64 = 3072.0;
+const PAGES_MIN: f64 = 5000.0;
 /// Deadline for a guest to end after its donor died: the grace time and a margin for a busy host.
 const LOSS_DEADLINE: Duration = Duration::from_secs(120);
 
@@ -36,12 +36,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// 256 MiB: 120 here as home memory, 40 of cache, and 48 of the rest on each of hosts 2 and 3.
+/// 256 MiB: 72 here as home memory, 24 of cache, and the rest in equal parts on hosts 2 and 3.
 fn guest(exec: &str, grace: [&'static str; 2]) -> Guest {
-    let mut guest = Guest {
-        local_memory: Some("160M"),
-        ..Guest::small(1, exec)
-    };
+    let mut guest = Guest::small(1, exec);
     guest
         .more
         .extend(["--donor", DONOR_3, "--transport", "tcp", "--name", "spread"]);
