@@ -19,6 +19,7 @@ mod run;
 mod settings;
 mod text;
 pub mod validation;
+mod validation_error;
 pub mod vsock;
 
 pub use ssi_hv_api::name;
