@@ -5,11 +5,15 @@ use std::io::Read as _;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use ssi_hv::exit::ExitCode;
 use tiny_guests::{halt_for_ever, second_cpu};
 
 use crate::running::{Place, Running, end, node};
 use crate::support::kvm_is_there;
+
+/// Time between two looks at a node's status, which has no event.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Starts a VM with 2 vCPUs, the second of them on the node.
 fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Child {
@@ -71,7 +75,7 @@ fn is_left_alone(place: &Place, node: &Running) {
     };
     while !children_of(&node.pid()).is_empty() || lent() != [0] {
         assert!(Instant::now() < deadline, "the VM is still on its node");
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -103,8 +107,9 @@ fn a_guest_starts_its_second_cpu_on_a_node() {
     assert_eq!(node.end(libc::SIGTERM), Some(0));
 }
 
-#[test]
-fn a_vm_whose_process_on_a_node_is_killed_ends_and_names_the_node() {
+/// Sends a signal to the process of a VM on its node: the VM ends, names the node and says `why`, and
+/// nothing of it is left there.
+fn is_lost_after(how: libc::c_int, why: &str) {
     if !kvm_is_there() {
         return;
     }
@@ -114,13 +119,23 @@ fn a_vm_whose_process_on_a_node_is_killed_ends_and_names_the_node() {
     let [process] = &children_of(&node.pid())[..] else {
         panic!("the VM has one process on its node")
     };
-    signal(process, libc::SIGKILL);
+    signal(process, how);
     let output = end::rest_of(vm, end::LIMIT);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{stderr}");
     assert!(stderr.contains(&format!("node {address}")), "{stderr}");
-    assert!(stderr.contains("signal 9"), "{stderr}");
+    assert!(stderr.contains(why), "{stderr}");
     is_left_alone(&place, &node);
+}
+
+#[test]
+fn a_vm_whose_process_on_a_node_is_killed_ends_and_names_the_node() {
+    is_lost_after(libc::SIGKILL, "signal 9");
+}
+
+#[test]
+fn a_frozen_node_is_lost_after_its_silence() {
+    is_lost_after(libc::SIGSTOP, "silent for 10 s");
 }
 
 #[test]
@@ -132,19 +147,21 @@ fn a_vm_whose_node_is_killed_or_stops_ends_and_names_it() {
         let place = Place::new();
         let (node, address) = node(&place, &["--cpus", "1"]);
         let vm = halted(&place, &address);
-        let of_vm = children_of(&node.pid());
+        // Readable once the process has ended.
+        let open = |pid: &String| {
+            let pid = Pid::from_raw(pid.parse().expect("a number")).expect("a process id");
+            pidfd_open(pid, PidfdFlags::empty()).expect("a running process")
+        };
+        let of_vm: Vec<_> = children_of(&node.pid()).iter().map(open).collect();
+        assert_eq!(of_vm.len(), 1, "the VM has one process on its node");
         node.end(how);
         let output = end::rest_of(vm, end::LIMIT);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{stderr}");
         assert!(stderr.contains(&format!("node {address}")), "{stderr}");
-        let deadline = Instant::now() + end::LIMIT;
-        while of_vm
-            .iter()
-            .any(|pid| fs::exists(format!("/proc/{pid}")).is_ok_and(|is| is))
-        {
-            assert!(Instant::now() < deadline, "the VM's process is left behind");
-            std::thread::sleep(Duration::from_millis(20));
+        for process in &of_vm {
+            let has_ended = end::is_readable(process, end::LIMIT);
+            assert!(has_ended, "the VM's process is left behind");
         }
     }
 }
@@ -167,26 +184,6 @@ fn a_vm_that_is_killed_or_interrupted_leaves_nothing_on_its_node() {
         assert_eq!(code_of(&output), expected, "{output:?}");
         is_left_alone(&place, &node);
     }
-}
-
-#[test]
-fn a_frozen_node_is_lost_after_its_silence() {
-    if !kvm_is_there() {
-        return;
-    }
-    let place = Place::new();
-    let (node, address) = node(&place, &["--cpus", "1"]);
-    let vm = halted(&place, &address);
-    let [process] = &children_of(&node.pid())[..] else {
-        panic!("the VM has one process on its node")
-    };
-    signal(process, libc::SIGSTOP);
-    let output = end::rest_of(vm, end::LIMIT);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(code_of(&output), code(ExitCode::NodeLost), "{stderr}");
-    assert!(stderr.contains(&format!("node {address}")), "{stderr}");
-    assert!(stderr.contains("silent for 10 s"), "{stderr}");
-    is_left_alone(&place, &node);
 }
 
 #[test]
