@@ -108,11 +108,3 @@ fn every_node_progresses_on_pages_that_all_need_at_once() {
         }
     }
 }
-
-#[test]
-#[ignore = "a measurement"]
-fn time_for_a_turn() {
-    for (count, pages) in [(2, 1), (2, 8), (2, 30), (3, 8), (4, 30)] {
-        contend(count, pages, Duration::from_secs(5));
-    }
-}

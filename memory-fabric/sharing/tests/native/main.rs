@@ -6,4 +6,3 @@ mod litmus;
 mod mesh;
 mod processes;
 mod programs;
-mod transfers;

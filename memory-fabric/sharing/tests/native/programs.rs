@@ -23,7 +23,6 @@ pub fn find(name: &str) -> Program {
         "counters" => Some(COUNTERS),
         "compare_exchange" => Some(COMPARE_EXCHANGE),
         "straddling" => Some(STRADDLING),
-        "transfers" => Some(crate::transfers::TRANSFERS),
         _ => litmus::program(name),
     };
     program.unwrap_or_else(|| panic!("no program {name}"))
