@@ -33,9 +33,9 @@ pub enum ParseNodeError {
         /// The unknown part.
         option: String,
     },
-    /// It is not said how many vCPUs it runs, or not once.
+    /// The number of vCPUs is missing, or given more than once.
     #[error(
-        "`{text}` does not say once how many vCPUs the node runs; write HOST:PORT,cpus=N, or --donor \
+        "`{text}` needs the number of vCPUs on the node, exactly once; write HOST:PORT,cpus=N, or --donor \
          HOST:PORT for its memory alone"
     )]
     Cpus {
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(node.to_string(), "[::1]:7000,cpus=254");
         let refused = |text: &str| text.parse::<NodeArg>().expect_err(text).to_string();
         assert!(refused("h:1").contains("--donor"));
-        assert!(refused("h:1,cpus=1,cpus=2").contains("does not say once"));
+        assert!(refused("h:1,cpus=1,cpus=2").contains("exactly once"));
         assert!(refused("h:1,cpus=0").contains("1 to 254"));
         assert!(refused("h:1,cpus=255").contains("1 to 254"));
         assert!(refused("h:1,cpus=1,size=2G").contains("`size=2G`"));
