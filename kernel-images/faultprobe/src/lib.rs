@@ -9,7 +9,8 @@
 //!
 //! An access counts as a fault if it took longer than a threshold that is derived from the
 //! time of accesses to pages touched just before; see [`report::threshold_ns`]. With `--kinds` it
-//! measures faults of one kind each instead; see [`kinds`].
+//! measures faults of one kind each instead; see [`kinds`]. With `--ssi` it measures what the CPUs
+//! share; see [`ssi`].
 
 use clap::{Parser, ValueEnum};
 
@@ -20,6 +21,7 @@ pub mod memory;
 pub mod pattern;
 pub mod probe;
 pub mod report;
+pub mod ssi;
 
 /// Limit of memory: page numbers are 32 bits here, with room to spare.
 pub const BYTES_MAX: u64 = 1 << 43;
@@ -50,6 +52,13 @@ pub struct Args {
     /// this much local memory; wait for a line of standard input before each.
     #[arg(long, value_name = "LOCAL", value_parser = parse_bytes, conflicts_with_all = ["node", "passes", "pattern"])]
     pub kinds: Option<u64>,
+    /// Measure and verify what the CPUs share instead: transfers of pages, locks, interrupts, and
+    /// the order of accesses.
+    #[arg(long, conflicts_with_all = ["node", "passes", "pattern", "kinds", "bytes", "seed"])]
+    pub ssi: bool,
+    /// About how long that may take.
+    #[arg(long, requires = "ssi", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
 }
 
 /// Order in which pages are visited.
@@ -70,6 +79,16 @@ pub fn run_kinds(memory: &mut memory::Memory, args: &Args, local: u64) -> Result
     let kinds = kinds::run(memory, args, local, &mut std::io::stdin().lock())?;
     println!("FAULTPROBE {}", kinds.to_json());
     Ok(kinds.is_sound())
+}
+
+/// Measures what the CPUs share, prints the line of results, and returns whether all was right.
+///
+/// # Errors
+/// Fails when there is one CPU only, or a thread cannot run.
+pub fn run_ssi(args: &Args) -> Result<bool, String> {
+    let report = ssi::run(args.seconds)?;
+    println!("FAULTPROBE {}", report.to_json());
+    Ok(report.is_sound())
 }
 
 /// Runs the probe on `memory`, prints its line of results, and returns whether every byte was

@@ -6,30 +6,27 @@ use clap::Parser;
 use faultprobe::{Args, memory};
 
 fn main() -> ExitCode {
-    let args = Args::parse();
-    let mut memory = match memory::Memory::new(args.bytes) {
-        Ok(memory) => memory,
-        Err(error) => {
-            eprintln!("faultprobe: {error}");
-            return ExitCode::from(2);
-        }
-    };
-    if let Some(node) = args.node
-        && let Err(error) = memory.bind(node)
-    {
-        eprintln!("faultprobe: {error}");
-        return ExitCode::from(2);
-    }
-    let sound = match args.kinds {
-        None => Ok(faultprobe::run_and_print(&mut memory, &args)),
-        Some(local) => faultprobe::run_kinds(&mut memory, &args, local),
-    };
-    match sound {
+    match run(&Args::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("faultprobe: {error}");
             ExitCode::from(2)
         }
+    }
+}
+
+/// Returns whether all was right.
+fn run(args: &Args) -> Result<bool, String> {
+    if args.ssi {
+        return faultprobe::run_ssi(args);
+    }
+    let mut memory = memory::Memory::new(args.bytes).map_err(|error| error.to_string())?;
+    if let Some(node) = args.node {
+        memory.bind(node).map_err(|error| error.to_string())?;
+    }
+    match args.kinds {
+        None => Ok(faultprobe::run_and_print(&mut memory, args)),
+        Some(local) => faultprobe::run_kinds(&mut memory, args, local),
     }
 }
