@@ -239,11 +239,8 @@ impl World {
             let here = self.here.load(SeqCst);
             let slot = seen.fingerprint().map(|slot| slot as usize);
             if slot.is_none_or(|slot| self.remembered[slot].load(SeqCst) != here) {
-                if slot.is_some() {
-                    if !self.entry.clear_fingerprint(seen) {
-                        return;
-                    }
-                    self.free_slot(seen);
+                if !self.remember_sent(seen, here) {
+                    return;
                 }
                 self.home.store(here, SeqCst);
                 self.written.fetch_add(1, SeqCst);
@@ -263,6 +260,26 @@ impl World {
                 self.handed_back.store(true, SeqCst);
             }
         }
+    }
+
+    /// Remembers what is about to be written back, as `FingerprintTable::replace` does.
+    fn remember_sent(&self, seen: State, here: u32) -> bool {
+        if let Some(slot) = seen.fingerprint() {
+            if self.entry.state() != seen {
+                return false;
+            }
+            self.remembered[slot as usize].store(here, SeqCst);
+            return true;
+        }
+        let free = |slot: &AtomicU32| slot.compare_exchange(GONE, here, SeqCst, SeqCst).is_ok();
+        let slot = self.remembered.iter().position(free).expect("one is free");
+        let attached = self
+            .entry
+            .attach_fingerprint(seen, u32::try_from(slot).unwrap());
+        if !attached {
+            self.remembered[slot].store(GONE, SeqCst);
+        }
+        attached
     }
 
     /// Ends a drop, and frees the slot; returns whether a fault waits.

@@ -45,10 +45,11 @@
 //! # Fingerprint
 //!
 //! The rest of the word is the slot of the page's [fingerprint](crate::fingerprint), if it has one:
-//! that of the bytes at its home. The slot belongs to the page from the fetch until the word no
-//! longer contains it: the thread that fetched the page sets it before it releases the page, and
-//! only the evictor clears it, when the page is dropped or before a write-back is posted. A slot in
-//! the word thus belongs to the current residency of the page, and to no later one.
+//! that of the bytes at its home, or of those of the write-back that is on its way there. The slot
+//! belongs to the page until the word no longer contains it: the thread that fetched the page sets
+//! it before it releases the page, or the evictor before it posts a write-back, and only the
+//! evictor clears it, when the page is dropped. A slot in the word thus belongs to the current
+//! residency of the page, and to no later one.
 
 mod state;
 
@@ -56,7 +57,7 @@ use crate::page::PageIndex;
 #[cfg(not(loom))]
 use crate::page::{PAGES_MAX, PageRange};
 use crate::sync::{AtomicU32, Ordering};
-use state::{AHEAD, CHAINED, CONTENDED, DIRTY, FLAG_BITS, LISTED, SLOT};
+use state::{AHEAD, CHAINED, CONTENDED, DIRTY, FLAG_BITS, LISTED};
 pub use state::{Kind, SLOTS_MAX, State};
 
 /// The entry of one page.
@@ -145,12 +146,15 @@ impl PageEntry {
             .fetch_or((slot + 1) << FLAG_BITS, Ordering::AcqRel);
     }
 
-    /// For the evictor: a write-back is posted next, so the fingerprint no longer belongs to the
-    /// bytes at home. Returns false when the page is no longer in the state `seen`: it was touched.
+    /// For the evictor: a write-back is posted next; stores the slot of the fingerprint of its bytes
+    /// for a page that has none. Returns false when the page is no longer in the state `seen`: it
+    /// was touched.
     #[must_use]
-    pub fn clear_fingerprint(&self, seen: State) -> bool {
+    pub fn attach_fingerprint(&self, seen: State, slot: u32) -> bool {
+        debug_assert!(slot < SLOTS_MAX);
         debug_assert_eq!(seen.kind(), Kind::WritingBack);
-        self.swap_if(seen, State(seen.0 & !SLOT))
+        debug_assert_eq!(seen.fingerprint(), None);
+        self.swap_if(seen, State(seen.0 | (slot + 1) << FLAG_BITS))
     }
 
     /// For the holder of `Installing` or `Fetching`: the page is mapped. Returns true when another

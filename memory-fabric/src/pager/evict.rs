@@ -16,6 +16,7 @@ use super::{PagerError, Shared};
 use crate::homes::{Eviction, Home};
 use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange, is_zero};
 use crate::page_map::Kind;
+use crate::stats::Counter;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::zap::{ZapError, Zapper};
 use discard::Discards;
@@ -308,29 +309,17 @@ impl Evictor {
         // result is not used.
         let bytes = &mut *self.bytes;
         shared.memory.read(page, bytes);
-        let dropped = if is_zero(bytes) {
-            Some((Kind::Untouched, &shared.stats.evictions_zero))
-        } else if shared.fingerprints.is_equal(page, seen, bytes) {
-            Some((Kind::Remote, &shared.stats.evictions_unchanged))
-        } else {
-            None
-        };
-        if let Some((to, counter)) = dropped {
-            if entry.begin_drop(Kind::WritingBack) {
-                self.drop_page(page, to)?;
-                counter.increment();
-            } else {
-                self.rescued(page);
-            }
-            return Ok(true);
+        if is_zero(bytes) {
+            return self.drop_instead(page, Kind::Untouched, &shared.stats.evictions_zero);
         }
-        if seen.fingerprint().is_some() {
-            // After the request it is unknown which bytes the home holds.
-            if !entry.clear_fingerprint(seen) {
-                self.rescued(page);
-                return Ok(true);
-            }
-            shared.fingerprints.release(page, seen);
+        let fingerprint = shared.fingerprints.of(bytes);
+        if shared.fingerprints.is_at_home(page, seen, fingerprint) {
+            return self.drop_instead(page, Kind::Remote, &shared.stats.evictions_unchanged);
+        }
+        // A page that is touched while it is on its way keeps this: it is what home holds then.
+        if !shared.fingerprints.replace(page, entry, seen, fingerprint) {
+            self.rescued(page);
+            return Ok(true);
         }
         let ticket = self
             .free_tickets
@@ -340,6 +329,22 @@ impl Evictor {
             .post_write(Ticket(ticket), home.offset_of(page), bytes)
             .expect("a free place was seen");
         self.writing[ticket as usize] = Some((page, link));
+        Ok(true)
+    }
+
+    /// Drops a page instead of writing it back, unless it is touched in the meantime.
+    fn drop_instead(
+        &mut self,
+        page: PageIndex,
+        to: Kind,
+        counter: &Counter,
+    ) -> Result<bool, PagerError> {
+        if self.shared.map.entry(page).begin_drop(Kind::WritingBack) {
+            self.drop_page(page, to)?;
+            counter.increment();
+        } else {
+            self.rescued(page);
+        }
         Ok(true)
     }
 

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const SPARE_SHARE: u64 = 64;
 
 /// The fingerprints of what homes hold of resident pages. A slot belongs to the page whose state
-/// word names it, see [`page_map`](crate::page_map): it is written once, by the thread that
-/// fetches the page, and read and freed by the evictor.
+/// word names it, see [`page_map`](crate::page_map): it is written by the thread that fetches the
+/// page, and from then on written, read and freed by the evictor.
 #[derive(Debug)]
 pub struct FingerprintTable {
     key: FingerprintKey,
@@ -64,24 +64,59 @@ impl FingerprintTable {
         let Some(slot) = zone.free.take(|slot| zone.first_word(slot)) else {
             return;
         };
-        let Fingerprint(words) = self.key.of(bytes);
-        for (place, word) in zone.words_of(slot).iter().zip(words) {
-            // Relaxed here and below: the state word hands the slot on.
-            place.store(word, Ordering::Relaxed);
-        }
+        zone.store(slot, self.key.of(bytes));
         entry.set_fingerprint(slot);
     }
 
-    /// Evictor: whether `bytes` are those that the page has at home. False when that is unknown.
+    /// Computes the fingerprint of bytes.
     #[must_use]
-    pub fn is_equal(&self, page: PageIndex, state: State, bytes: &PageBytes) -> bool {
+    pub fn of(&self, bytes: &PageBytes) -> Fingerprint {
+        self.key.of(bytes)
+    }
+
+    /// Evictor: whether the bytes with this fingerprint are those that the page has at home. False
+    /// when that is unknown.
+    #[must_use]
+    pub fn is_at_home(&self, page: PageIndex, state: State, here: Fingerprint) -> bool {
         let Some(slot) = state.fingerprint() else {
             return false;
         };
         let words = self.zone_of(page).words_of(slot);
-        let here = self.key.of(bytes);
         let home = Fingerprint([0, 1].map(|half: usize| words[half].load(Ordering::Relaxed)));
         here == home
+    }
+
+    /// Evictor, next before it posts the write-back of bytes with this fingerprint: remembers it as
+    /// that of the bytes at home. `seen` is the state of the page when its bytes were read. Returns
+    /// false when the page was touched since: nothing has changed, and nothing must be posted.
+    ///
+    /// Until the write-back is confirmed the home may hold either bytes. All the while the page is
+    /// in the evictor's table of write-backs, so that no other eviction of it asks.
+    #[must_use]
+    pub fn replace(
+        &self,
+        page: PageIndex,
+        entry: &PageEntry,
+        seen: State,
+        sent: Fingerprint,
+    ) -> bool {
+        let zone = self.zone_of(page);
+        let had = seen.fingerprint();
+        let Some(slot) = had.or_else(|| zone.free.take(|slot| zone.first_word(slot))) else {
+            // None is left: a page that is touched now goes home again.
+            return entry.state() == seen;
+        };
+        let is_current = match had {
+            Some(_) => entry.state() == seen,
+            None => entry.attach_fingerprint(seen, slot),
+        };
+        if is_current {
+            // Only this thread reads them while the page has the slot.
+            zone.store(slot, sent);
+        } else if had.is_none() {
+            zone.free.put(slot, |slot| zone.first_word(slot));
+        }
+        is_current
     }
 
     /// Evictor: frees the slot of a page whose state word was `before`, and does not name it any
@@ -112,6 +147,13 @@ impl Zone {
 
     fn words_of(&self, slot: u32) -> &[AtomicU64] {
         &self.words.words()[2 * slot as usize..][..2]
+    }
+
+    fn store(&self, slot: u32, fingerprint: Fingerprint) {
+        for (place, word) in self.words_of(slot).iter().zip(fingerprint.0) {
+            // Relaxed here and where they are read: the state word hands the slot on.
+            place.store(word, Ordering::Relaxed);
+        }
     }
 
     fn first_word(&self, slot: u32) -> &AtomicU64 {
@@ -149,6 +191,17 @@ mod tests {
         entry.state()
     }
 
+    fn is_equal(table: &FingerprintTable, number: u32, entry: &PageEntry, byte: u8) -> bool {
+        let here = table.of(&[byte; PAGE_SIZE]);
+        table.is_at_home(page(number), entry.state(), here)
+    }
+
+    /// A fault takes the page back.
+    fn touch(entry: &PageEntry) {
+        assert!(entry.begin_install(entry.state()) && !entry.list());
+        assert!(!entry.finish_install());
+    }
+
     #[test]
     fn a_page_is_equal_to_what_came_and_to_nothing_else() {
         let table = FingerprintTable::new(2).expect("a small table");
@@ -156,34 +209,64 @@ mod tests {
         let mut bytes = [7; PAGE_SIZE];
         table.remember(page(3), &entry, &bytes);
         let state = leaves(&entry);
-        assert!(state.is_dirty() && table.is_equal(page(3), state, &bytes));
+        assert!(state.is_dirty() && is_equal(&table, 3, &entry, 7));
         bytes[4095] ^= 128;
-        assert!(!table.is_equal(page(3), state, &bytes));
+        assert!(!table.is_at_home(page(3), state, table.of(&bytes)));
         // A touch in between changes nothing of what is at home.
-        assert!(entry.begin_install(state) && !entry.list() && !entry.finish_install());
-        assert!(!entry.clear_fingerprint(state), "it was touched");
+        touch(&entry);
+        let sent = table.of(&bytes);
+        assert!(
+            !table.replace(page(3), &entry, state, sent),
+            "it was touched"
+        );
         assert!(entry.begin_probation() && entry.begin_write_back());
-        bytes[4095] ^= 128;
-        assert!(table.is_equal(page(3), entry.state(), &bytes));
-        // Written back: from here on nothing is known.
-        let state = entry.state();
-        assert!(entry.clear_fingerprint(state));
-        table.release(page(3), state);
-        assert!(!table.is_equal(page(3), entry.state(), &bytes));
-        assert!(entry.begin_drop(Kind::WritingBack));
-        assert_eq!(entry.finish_drop(Kind::Remote).fingerprint(), None);
+        assert!(is_equal(&table, 3, &entry, 7));
     }
 
     #[test]
-    fn a_slot_is_free_again_when_its_page_is_dropped_discarded_or_written_back() {
+    fn a_page_that_is_touched_while_it_is_written_back_is_equal_to_what_was_sent() {
+        let table = FingerprintTable::new(2).expect("a small table");
+        let never_fetched = PageEntry::new();
+        assert!(never_fetched.begin_install(never_fetched.state()));
+        for entry in [fetching(), never_fetched] {
+            if entry.state().kind() == Kind::Fetching {
+                table.remember(page(3), &entry, &[7; PAGE_SIZE]);
+            }
+            let state = leaves(&entry);
+            let sent = table.of(&[8; PAGE_SIZE]);
+            assert!(table.replace(page(3), &entry, state, sent));
+            touch(&entry);
+            assert!(entry.begin_probation() && entry.begin_write_back());
+            assert!(is_equal(&table, 3, &entry, 8) && !is_equal(&table, 3, &entry, 7));
+        }
+    }
+
+    #[test]
+    fn a_page_without_a_slot_goes_home_unless_it_was_touched() {
+        let table = FingerprintTable::new(1).expect("a small table");
+        table.remember(page(2), &fetching(), &[1; PAGE_SIZE]);
+        let entry = fetching();
+        table.remember(page(3), &entry, &[7; PAGE_SIZE]);
+        let state = leaves(&entry);
+        let sent = table.of(&[7; PAGE_SIZE]);
+        assert!(!is_equal(&table, 3, &entry, 7), "there is one slot");
+        assert!(table.replace(page(3), &entry, state, sent));
+        touch(&entry);
+        assert!(!table.replace(page(3), &entry, state, sent));
+    }
+
+    #[test]
+    fn a_slot_is_free_again_when_its_page_is_dropped_discarded_or_touched_too_early() {
         let table = FingerprintTable::new(1).expect("a small table");
         let other = fetching();
         for end in 0..3 {
             let entry = fetching();
-            table.remember(page(1), &entry, &[1; PAGE_SIZE]);
-            assert!(entry.state().fingerprint().is_some(), "{end}");
-            table.remember(page(2), &other, &[1; PAGE_SIZE]);
-            assert_eq!(other.state().fingerprint(), None, "there is one slot");
+            if end < 2 {
+                table.remember(page(1), &entry, &[1; PAGE_SIZE]);
+                assert!(entry.state().fingerprint().is_some(), "{end}");
+                table.remember(page(2), &other, &[1; PAGE_SIZE]);
+                assert_eq!(other.state().fingerprint(), None, "there is one slot");
+            }
             let state = leaves(&entry);
             let before = match end {
                 0 => {
@@ -195,13 +278,17 @@ mod tests {
                     entry.finish_drop(Kind::Untouched)
                 }
                 _ => {
-                    assert!(entry.clear_fingerprint(state));
-                    state
+                    touch(&entry);
+                    let sent = table.of(&[1; PAGE_SIZE]);
+                    assert!(!table.replace(page(1), &entry, state, sent));
+                    entry.state()
                 }
             };
             table.release(page(1), before);
             assert_eq!(entry.state().fingerprint(), None, "{end}");
         }
+        table.remember(page(2), &other, &[1; PAGE_SIZE]);
+        assert!(other.state().fingerprint().is_some(), "the slot is lost");
     }
 
     #[test]

@@ -51,6 +51,41 @@ fn loom_a_changed_page_is_written_back_whenever_it_is_touched() {
     fetched_page_against_eviction(true);
 }
 
+/// A changed page is touched while it is written back, and evicted once more, without a change or
+/// with one.
+#[test]
+fn loom_what_was_sent_is_not_sent_again() {
+    for changes in [false, true] {
+        loom::model(move || {
+            // Home has 3, and the page was never fetched.
+            let world = World::resident(true);
+            let evictor = {
+                let world = Arc::clone(&world);
+                thread::spawn(move || world.evict())
+            };
+            let served = world.serve_write_fault();
+            evictor.join().unwrap();
+            if !served {
+                assert!(world.handed_back.load(SeqCst), "a fault was forgotten");
+                assert!(world.serve_write_fault());
+            }
+            let sent = world.written.load(SeqCst);
+            assert!(sent <= 1);
+            let mut wanted = 7;
+            if changes && world.mapping.load(SeqCst) == WRITABLE {
+                wanted = 8;
+                world.here.store(8, SeqCst);
+            }
+            if world.entry.state().kind() == Kind::Resident {
+                world.evict();
+            }
+            world.check(wanted);
+            let due = if wanted == 8 { sent + 1 } else { 1 };
+            assert_eq!(world.written.load(SeqCst), due);
+        });
+    }
+}
+
 #[test]
 fn loom_a_slot_has_one_owner_at_a_time() {
     // Three threads: all interleavings would take hours.
