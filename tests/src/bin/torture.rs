@@ -14,7 +14,7 @@ use ssi_hv_tests::testbed::HostKernel;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Minutes after which no round begins; a round takes about three. At least one round runs.
+    /// Minutes after which no round begins; a round takes about four. At least one round runs.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u64).range(..=10_080))]
     minutes: u64,
     /// What the order of faults follows from [default: the time].

@@ -1,10 +1,10 @@
 //! Donors of scenarios, run through the command line of `ssi-hv`.
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
-use super::Context;
 use super::guest::{SHORT, read, tail};
+use super::{Context, stall};
 use crate::published::Published;
 use crate::testbed::RemoteProcess;
 
@@ -124,17 +124,15 @@ impl Donor {
         let port = address.rsplit(':').next().unwrap_or_default();
         // Checks the socket, so that it does not depend on the donor's messages.
         let script = format!(
-            "i=0; until ss -Hltn | grep -q :{port}; do \
-             i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
+            "until ss -Hltn | grep -q :{port}; do [ -e /proc/{} ] || exit 1; sleep 0.2; done",
             process.pid()
         );
-        if let Err(error) = host.check(&["sh", "-c", &script], SHORT) {
-            bail!(
-                "the donor does not listen: {error}; it wrote: {}{}",
-                process.stdout(),
-                process.stderr()
-            );
-        }
+        host.check(&["sh", "-c", &script], SHORT).with_context(|| {
+            // Best effort: the error is reported in any case.
+            let threads = stall::threads_of(host, process.pid());
+            let (output, errors) = (process.stdout(), process.stderr());
+            format!("the donor does not listen; it wrote: {output}{errors}; its threads: {threads}")
+        })?;
         Ok(Self {
             host: number,
             process,

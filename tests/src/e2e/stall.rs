@@ -128,6 +128,16 @@ pub(super) fn examine(
     })
 }
 
+/// The threads of a process on a host: name, state, system call and stack of each.
+pub(super) fn threads_of(host: &Host, pid: i32) -> String {
+    let script = format!(
+        "for t in /proc/{pid}/task/*; do echo \"$(cat $t/comm) $(cut -d' ' -f3 $t/stat)\"; \
+         cat $t/syscall $t/stack; done"
+    );
+    let seen = host.run(&["sh", "-c", &script], SHORT);
+    seen.map_or_else(|error| error.to_string(), |output| output.stdout)
+}
+
 /// The last lines of a text, separated by a sign.
 fn last_lines(text: &str) -> String {
     let lines: Vec<&str> = text

@@ -4,7 +4,8 @@
 //! A round boots a VM whose pages travel by one transport, injects faults that the VM must survive,
 //! waits until the guest has verified its memory, and ends the VM by a fault that it cannot
 //! survive. The order of faults follows from a seed. A round that a hung emulator ends is counted
-//! and says nothing.
+//! and says nothing; one that ends early for another reason, such as a donor that does not start,
+//! counts as hung, and the run continues on another testbed.
 
 mod fault;
 mod progress;
@@ -25,11 +26,11 @@ use crate::share::Share;
 use crate::testbed::{HostImage, HostKernel, Testbed, TestbedConfig};
 use fault::{End, Fault};
 use round::Round;
-use table::Results;
+use table::{Event, Results, UNFINISHED, Verdict};
 
 /// Faults of a round that the VM must survive.
-const FAULTS_OF_A_ROUND: usize = 12;
-/// Testbeds that may be lost in succession, before a run ends.
+const FAULTS_OF_A_ROUND: usize = 24;
+/// Rounds in succession that may lose their testbed, or end early, before a run ends.
 const BEDS_LOST_MAX: usize = 3;
 
 /// What is to be injected.
@@ -93,13 +94,26 @@ impl Torture {
             let bed = match ran {
                 Ok(bed) => bed,
                 Err(error) => {
-                    let hang = lost_bed(error).with_context(|| format!("round {rounds}"))?;
-                    println!("torture: round {rounds}: testbed lost: {hang}");
-                    results.beds_lost.push(hang.to_string());
+                    let why = match lost_bed(error) {
+                        Ok(hang) => {
+                            println!("torture: round {rounds}: testbed lost: {hang}");
+                            results.beds_lost.push(hang.to_string());
+                            hang.to_string()
+                        }
+                        Err(error) => {
+                            let why = format!("round {rounds} was not finished: {error:#}");
+                            results.add(Event {
+                                transport,
+                                name: UNFINISHED,
+                                verdict: Verdict::Hung(why.clone()),
+                            });
+                            why
+                        }
+                    };
                     lost_in_succession += 1;
                     anyhow::ensure!(
                         lost_in_succession < BEDS_LOST_MAX,
-                        "{lost_in_succession} testbeds in succession hung: {hang}"
+                        "{lost_in_succession} rounds in succession were not finished: {why}"
                     );
                     continue;
                 }

@@ -11,6 +11,7 @@ use crate::e2e::Context;
 use crate::e2e::bed::add_rxe;
 use crate::e2e::donor::{DONOR, Donor};
 use crate::e2e::guest::{Guest, SHORT, exit, faultprobes};
+use crate::e2e::stall;
 use crate::e2e::status::{number, status};
 use crate::testbed::{Host, Output, RemoteProcess};
 
@@ -182,21 +183,10 @@ impl<'a> Round<'a> {
         let (console, errors) = (self.vm.stdout(), self.vm.stderr());
         let text = format!(
             "{why}\n\n{}\n\n{state}\n\n{console}\n\n{errors}",
-            self.threads()
+            stall::threads_of(self.vm_host(), self.vm.pid())
         );
         std::fs::write(&path, text)?;
         Ok(Verdict::Hung(format!("{why}; see {}", path.display())))
-    }
-
-    /// What the VM's threads do.
-    fn threads(&self) -> String {
-        let script = format!(
-            "for t in /proc/{}/task/*; do echo \"$(cat $t/comm) $(cut -d' ' -f3 $t/stat)\"; \
-             cat $t/syscall $t/stack; done",
-            self.vm.pid()
-        );
-        let seen = self.vm_host().run(&["sh", "-c", &script], SHORT);
-        seen.map_or_else(|error| error.to_string(), |output| output.stdout)
     }
 
     /// The verdict, unless the guest has found a wrong byte.

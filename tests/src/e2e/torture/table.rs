@@ -35,9 +35,11 @@ pub(super) struct Results {
     pub beds_lost: Vec<String>,
 }
 
-/// Events that are no faults: a VM that started, and memory that was verified after the last fault.
+/// Events that are no faults: a VM that started, memory that was verified after the last fault, and a
+/// round that ended early.
 pub(super) const STARTED: &str = "started";
 pub(super) const VERIFIED: &str = "verified";
+pub(super) const UNFINISHED: &str = "not finished";
 
 impl Results {
     /// Records an event, prints it if it is a failure, and returns whether it is none.
@@ -65,7 +67,7 @@ impl Results {
 
     /// Faults that were injected.
     pub fn faults(&self) -> usize {
-        let is_fault = |event: &&Event| event.name != STARTED && event.name != VERIFIED;
+        let is_fault = |event: &&Event| ![STARTED, VERIFIED, UNFINISHED].contains(&event.name);
         self.events.iter().filter(is_fault).count()
     }
 
@@ -150,12 +152,14 @@ mod tests {
         assert!(!results.is_good(), "nothing was injected");
         assert!(results.add(event("link cut", Verdict::Survived(Duration::from_secs(2)))));
         assert!(results.is_good());
+        assert!(!results.add(event(UNFINISHED, Verdict::Hung("no donor".into()))));
+        assert!(!results.is_good(), "a round that was not finished");
         assert!(!results.add(event("link cut", Verdict::Corrupt("page 1".into()))));
         assert!(!results.is_good());
         let line = results.last_line(Duration::from_secs(120), 7);
         assert_eq!(
             line,
-            "torture: 2 faults in 2 min, 1 with wrong bytes, 0 ended the VM, 0 hung, 0 testbeds lost, \
+            "torture: 2 faults in 2 min, 1 with wrong bytes, 0 ended the VM, 1 hung, 0 testbeds lost, \
              seed 7: FAILED"
         );
     }
