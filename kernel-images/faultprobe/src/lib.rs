@@ -10,7 +10,7 @@
 //! An access counts as a fault if it took longer than a threshold that is derived from the
 //! time of accesses to pages touched just before; see [`report::threshold_ns`]. With `--kinds` it
 //! measures faults of one kind each instead; see [`kinds`]. With `--ssi` it measures what the CPUs
-//! share; see [`ssi`].
+//! share; see [`ssi`]. With `--timers` it measures how late sleeps end; see [`timer`].
 
 use clap::{Parser, ValueEnum};
 
@@ -22,6 +22,7 @@ pub mod pattern;
 pub mod probe;
 pub mod report;
 pub mod ssi;
+pub mod timer;
 
 /// Limit of memory: page numbers are 32 bits here, with room to spare.
 pub const BYTES_MAX: u64 = 1 << 43;
@@ -59,6 +60,9 @@ pub struct Args {
     /// About how long that may take.
     #[arg(long, requires = "ssi", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
+    /// Measure how late sleeps end instead.
+    #[arg(long, conflicts_with_all = ["node", "passes", "pattern", "kinds", "bytes", "seed", "ssi"])]
+    pub timers: bool,
 }
 
 /// Order in which pages are visited.

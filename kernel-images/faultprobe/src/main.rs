@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use faultprobe::{Args, memory};
+use faultprobe::{Args, memory, timer};
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -20,6 +20,10 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<bool, String> {
     if args.ssi {
         return faultprobe::run_ssi(args);
+    }
+    if args.timers {
+        println!("FAULTPROBE {}", timer::run().to_json());
+        return Ok(true);
     }
     let mut memory = memory::Memory::new(args.bytes).map_err(|error| error.to_string())?;
     if let Some(node) = args.node {

@@ -20,6 +20,7 @@ mod guest;
 mod hotplug;
 mod huge_shmem;
 mod irqchip;
+mod irqchip_compared;
 mod native_demo;
 mod network;
 mod nodes;

@@ -2,8 +2,9 @@
 
 use super::{
     Scenario, bed, boot, cli, compression, control, cpus, disks, distro, exec, fault_kinds, faults,
-    free_pages, hotplug, huge_shmem, irqchip, native_demo, network, nodes, numa, rdma, rdma_faults,
-    rdma_removed, reads, stall, status, three_hosts, tour, transports, udp, up, vsock, working_set,
+    free_pages, hotplug, huge_shmem, irqchip, irqchip_compared, native_demo, network, nodes, numa,
+    rdma, rdma_faults, rdma_removed, reads, stall, status, three_hosts, tour, transports, udp, up,
+    vsock, working_set,
 };
 
 /// Scenarios that every run must have time for: each way a guest starts and ends, and each subsystem
@@ -99,7 +100,7 @@ impl Plan {
             essential,
             alone: alone.concat(),
             together,
-            long: distro::SCENARIOS.to_vec(),
+            long: [distro::SCENARIOS, irqchip_compared::LONG].concat(),
         }
     }
 

@@ -31,21 +31,23 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "a guest that reads a file larger than its local memory has nothing written back",
         needs_product: true,
         hosts: Hosts::TWO_6_12,
-        run: reads_stay_reads,
+        run: |context| on(context, &[]),
     },
     Scenario {
         name: "reads_stay_reads_old_kernel",
         about: "the same on a kernel that cannot map pages write-protected as it resolves a fault",
         needs_product: true,
         hosts: Hosts::TWO_6_1,
-        run: reads_stay_reads,
+        run: |context| on(context, &[]),
     },
 ];
 
-fn reads_stay_reads(context: &Context<'_>) -> Result {
+/// Runs such a guest with further flags.
+pub(super) fn on(context: &Context<'_>, flags: &[&'static str]) -> Result {
     let donor = Donor::start(context)?;
     let mut guest = Guest::remote(1, WORK);
     guest.more.extend(["--name", "reader"]);
+    guest.more.extend(flags);
     let process = guest.boot(context)?;
     let look = |marker: &str| -> anyhow::Result<Value> {
         process.wait_for_line(marker, PASS_DEADLINE)?;
