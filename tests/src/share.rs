@@ -92,6 +92,16 @@ impl Share {
         })
     }
 
+    /// Adds `backports-vmlinuz`: the kernel of newer testbed hosts, as a guest's.
+    ///
+    /// # Errors
+    /// Fails when it is not available or the disk is full.
+    pub fn add_newer_kernel(&self, workspace: &Path) -> anyhow::Result<()> {
+        let cache = ImageCache::open(&workspace.join("target/images"))?;
+        let image = cache.ensure(Manifest::built_in()?.kernel("backports")?)?;
+        install(&image.vmlinuz(), &self.dir.join("backports-vmlinuz"))
+    }
+
     /// Adds `debian-vmlinuz` and `debian-initrd.img`, and returns the matching disk image. If
     /// necessary the image is built, which takes about a minute. If it cannot be built, the reason
     /// is recorded.

@@ -33,6 +33,7 @@ mod rdma_removed;
 mod reads;
 mod repeat;
 mod runner;
+mod ssi;
 mod stall;
 mod status;
 mod three_hosts;

@@ -50,6 +50,12 @@ impl Runner {
                 images.push((kernel, HostImage::prepare(workspace, kernel)?));
             }
         }
+        if images
+            .iter()
+            .any(|(kernel, _)| *kernel == HostKernel::Linux6_12)
+        {
+            share.add_newer_kernel(workspace)?;
+        }
         let logs = workspace.join("target/testbed/e2e");
         let mut config = TestbedConfig::two_hosts(&share.dir, logs);
         if plan.needs_distro() {

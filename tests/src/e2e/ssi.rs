@@ -1,0 +1,177 @@
+//! Scenarios of guests that use CPUs of several hosts to their end, verified from inside. They take
+//! many minutes where walks of page tables are writes, and run by name.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+
+use super::donor::Donor;
+use super::guest::{Finished, Guest, exit, reach_init};
+use super::{Context, Hosts, Result, Scenario, Verdict};
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "ssi_two_hosts",
+        about: "a stock kernel with a CPU on each of two hosts; they share memory, locks and interrupts as one machine's do",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| verified(context, &TWO, CLOUD),
+    },
+    Scenario {
+        name: "ssi_kernel_6_12",
+        about: "the same with Linux 6.12 as the guest's kernel",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| verified(context, &TWO, "backports-vmlinuz"),
+    },
+    Scenario {
+        name: "ssi_three_hosts",
+        about: "the same with a CPU on each of three hosts",
+        needs_product: true,
+        hosts: Hosts::THREE_6_12,
+        run: |context| verified(context, &THREE, CLOUD),
+    },
+    Scenario {
+        name: "ssi_four_cpus",
+        about: "the same with two CPUs on each of two hosts",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: |context| verified(context, &FOUR, CLOUD),
+    },
+    Scenario {
+        name: "ssi_offline",
+        about: "a CPU on another host goes off and comes back several times, and works then",
+        needs_product: true,
+        hosts: Hosts::TWO_6_12,
+        run: offline,
+    },
+];
+
+/// Which CPUs a guest has, and on which hosts.
+struct Layout {
+    cpus: u32,
+    /// Flags of the node on host 2, and what the guest asks of it.
+    second: [&'static str; 2],
+    /// The same on host 3.
+    third: Option<[&'static str; 2]>,
+    /// Litmus tests that run with so many CPUs.
+    tests: usize,
+}
+
+const TWO: Layout = Layout {
+    cpus: 2,
+    second: ["1", "10.77.0.2:7700,cpus=1"],
+    third: None,
+    tests: 8,
+};
+const THREE: Layout = Layout {
+    cpus: 3,
+    third: Some(["1", "10.77.0.3:7700,cpus=1"]),
+    tests: 10,
+    ..TWO
+};
+const FOUR: Layout = Layout {
+    cpus: 4,
+    second: ["2", "10.77.0.2:7700,cpus=2"],
+    third: None,
+    tests: 12,
+};
+
+const CLOUD: &str = "cloud-vmlinuz";
+/// Of a guest from its start to init, and from there to its end.
+const DEADLINE: Duration = Duration::from_secs(1200);
+/// The emulator's counter has 1 GHz; a kernel that measures delays on both CPUs takes far longer.
+const PARAMETERS: &str = "lpj=4000000 tsc_early_khz=1000000 nokaslr";
+
+/// Runs a command in a guest, and returns how it ended and the time from its start to init.
+fn run(
+    context: &Context<'_>,
+    layout: &Layout,
+    kernel: &'static str,
+    exec: &str,
+) -> anyhow::Result<(Finished, Duration)> {
+    let [cpus, node] = layout.second;
+    let second = Donor::lending(context, "512M", &["--cpus", cpus])?;
+    let mut guest = Guest {
+        kernel,
+        memory: "256M",
+        ..Guest::local(layout.cpus, exec)
+    };
+    guest.cmdline.insert_str(0, &format!("{PARAMETERS} "));
+    guest.more.extend(["--node", node]);
+    let third = match layout.third {
+        Some([cpus, node]) => {
+            guest.more.extend(["--node", node]);
+            Some(Donor::third_lending(context, "512M", &["--cpus", cpus])?)
+        }
+        None => None,
+    };
+    let started = Instant::now();
+    let process = guest.start(context)?;
+    reach_init(context, &process, DEADLINE)?;
+    let to_init = started.elapsed();
+    let output = process.wait(DEADLINE).with_context(|| {
+        let node = second.stderr();
+        format!("errors: {}; the node says: {node}", process.stderr())
+    })?;
+    let guest = Finished::read(context, output)?;
+    guest.expect_exit(exit::SHUTDOWN)?;
+    for node in [Some(second), third].into_iter().flatten() {
+        let report = node.end(context)?;
+        ensure!(report["lent_bytes"] == 0, "the node's report: {report}");
+    }
+    Ok((guest, to_init))
+}
+
+fn verified(context: &Context<'_>, layout: &Layout, kernel: &'static str) -> Result {
+    let exec = "faultprobe --ssi --seconds 60";
+    let (guest, to_init) = run(context, layout, kernel, exec)?;
+    let probe = guest.faultprobe_over(1 << 16)?;
+    ensure!(probe["violations"] == 0, "violations: {probe}");
+    let ssi = &probe["ssi"];
+    ensure!(
+        ssi["cpus"].as_array().map(Vec::len) == usize::try_from(layout.cpus).ok(),
+        "CPUs: {ssi}"
+    );
+    for pairs in ["transfers", "wakes", "calls"] {
+        let pairs = ssi[pairs].as_array().context("pairs of CPUs")?;
+        let had_rounds = |pair: &Value| pair["rounds"].as_u64() > Some(0);
+        ensure!(
+            !pairs.is_empty() && pairs.iter().all(had_rounds),
+            "pairs without rounds: {ssi}"
+        );
+    }
+    let tests = ssi["ordering"].as_array().context("litmus tests")?;
+    ensure!(tests.len() == layout.tests, "litmus tests: {ssi}");
+    let p50 = |pairs: &str| ssi[pairs][0]["latency_us"]["p50"].as_f64().unwrap_or(0.0);
+    context.note(format!(
+        "{} CPUs: init after {:.0} s; transfer {:.0} us, wake-up {:.0} us, call {:.0} us, rate {} (emulated)",
+        layout.cpus,
+        to_init.as_secs_f64(),
+        p50("transfers"),
+        p50("wakes"),
+        p50("calls"),
+        ssi["rate"]["ratio"],
+    ));
+    Ok(Verdict::Pass)
+}
+
+/// The last line is counted by what the shell itself can do: a program would take seconds to start.
+const OFFLINE: &str = "cd /sys/devices/system/cpu/cpu1; for i in 1 2 3 4 5 6 7 8; do \
+    echo 0 > online; read x < online; [ $x = 0 ] || exit 1; \
+    echo 1 > online; read x < online; [ $x = 1 ] || exit 1; echo turn $i; done; \
+    faultprobe --ssi --seconds 20";
+
+fn offline(context: &Context<'_>) -> Result {
+    let (guest, _) = run(context, &TWO, CLOUD, OFFLINE)?;
+    ensure!(
+        guest.output.stdout.contains("turn 8"),
+        "console: {}",
+        guest.output.stdout
+    );
+    let probe = guest.faultprobe_over(1)?;
+    ensure!(probe["violations"] == 0, "violations: {probe}");
+    ensure!(probe["ssi"]["cpus"].as_array().map(Vec::len) == Some(2));
+    Ok(Verdict::Pass)
+}
