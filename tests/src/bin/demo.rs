@@ -1,4 +1,4 @@
-//! Boots a stock kernel, or a whole distribution, in a guest whose memory is on two hosts.
+//! Boots a stock kernel, or a whole distribution, in a guest that uses two hosts.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -7,13 +7,17 @@ use clap::Parser;
 use kernel_images::programs;
 use ssi_hv_tests::{cleanup, demo, distro};
 
-/// Runs a guest whose memory is on two hosts, and the same guest with all memory local.
+/// Runs a guest whose memory, or whose CPUs and memory, are on two hosts, and the same guest on one.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
     /// Boot a whole Debian on emulated hosts, log in, run verified workloads in it, and reboot it.
     #[arg(long)]
     distro: bool,
+    /// Boot a guest with one CPU on each of two hosts, and measure and verify from inside what they
+    /// share. It takes minutes on emulated hosts.
+    #[arg(long, conflicts_with_all = ["distro", "transport", "small"])]
+    ssi: bool,
     /// How pages travel: `tcp`, `rdma` or `auto`. The latter two set up software RDMA (SoftRoCE) on
     /// emulated hosts [default: the choice of `ssi-hv run`, without SoftRoCE].
     #[arg(long, conflicts_with = "distro")]
@@ -43,6 +47,7 @@ fn main() -> ExitCode {
                 transport: args.transport,
                 size,
                 share: args.share,
+                ssi: args.ssi,
             };
             demo::run(&workspace, &config)
         }

@@ -17,43 +17,58 @@ pub(super) fn run(
     dir: &Path,
     config: &DemoConfig,
 ) -> anyhow::Result<(Outcome, Outcome)> {
-    let program = share.dir.join("ssi-hv");
     let address = format!("127.0.0.1:{PORT}");
     println!("Lends memory:   ssi-hv node --listen {address} --memory 1G");
-    let donor = Process::spawn(
-        Command::new(&program)
-            .args(["node", "--listen", &address, "--memory", "1G"])
+    let donor = start_node(share, &address, &["--memory", "1G"])?;
+    let args = |donor: Option<&str>| {
+        run_args(
+            &share.dir.display().to_string(),
+            donor,
+            config,
+            &dir.join("run.json").display().to_string(),
+        )
+    };
+    let arguments = args(Some(&address));
+    println!("Runs the guest: ssi-hv {}\n", arguments.join(" "));
+    let remote = run_guest(share, dir, &arguments, GUEST_DEADLINE, show)?;
+    end_node(&donor)?;
+    println!("\nThe same guest with all its memory local, for comparison...");
+    let local = run_guest(share, dir, &args(None), GUEST_DEADLINE, |_| {})?;
+    Ok((remote, local))
+}
+
+/// Starts a node of this machine and waits until it listens.
+pub(super) fn start_node(share: &Share, address: &str, more: &[&str]) -> anyhow::Result<Process> {
+    let node = Process::spawn(
+        Command::new(share.dir.join("ssi-hv"))
+            .args(["node", "--listen", address])
+            .args(more)
             .stdin(Stdio::null()),
     )
     .context("ssi-hv node")?;
-    wait_listening(&donor, &address)?;
-    let remote = run_guest(share, dir, Some(&address), config, show)?;
-    donor.signal(libc::SIGTERM)?;
-    donor.wait_until(cleanup::after(DONOR_DEADLINE))?;
-    println!("\nThe same guest with all its memory local, for comparison...");
-    Ok((remote, run_guest(share, dir, None, config, |_| {})?))
+    wait_listening(&node, address)?;
+    Ok(node)
 }
 
-fn run_guest(
+/// Ends a node and waits for it.
+pub(super) fn end_node(node: &Process) -> anyhow::Result<()> {
+    node.signal(libc::SIGTERM)?;
+    node.wait_until(cleanup::after(DONOR_DEADLINE))?;
+    Ok(())
+}
+
+/// Runs `ssi-hv` with these arguments, which write the report to `run.json` in `dir`.
+pub(super) fn run_guest(
     share: &Share,
     dir: &Path,
-    donor: Option<&str>,
-    config: &DemoConfig,
+    args: &[String],
+    deadline: Duration,
     show: fn(&[u8]),
 ) -> anyhow::Result<Outcome> {
     let report = dir.join("run.json");
-    let args = run_args(
-        &share.dir.display().to_string(),
-        donor,
-        config,
-        &report.display().to_string(),
-    );
-    if donor.is_some() {
-        println!("Runs the guest: ssi-hv {}\n", args.join(" "));
-    }
     let guest = Process::spawn(
         Command::new(share.dir.join("ssi-hv"))
-            .args(&args)
+            .args(args)
             .stdin(Stdio::null())
             .stdout(Stdio::piped()),
     )
@@ -70,7 +85,7 @@ fn run_guest(
         }
         String::from_utf8_lossy(&console).into_owned()
     });
-    let status = guest.wait_until(cleanup::after(GUEST_DEADLINE))?;
+    let status = guest.wait_until(cleanup::after(deadline))?;
     // Ending the process closes the pipe, which ends the reader.
     drop(guest);
     let console = reader

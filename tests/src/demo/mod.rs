@@ -1,6 +1,7 @@
-//! The demo: one guest whose memory is on two hosts.
+//! The demo: one guest whose memory, or whose CPUs and memory, are on two hosts.
 
 mod here;
+mod ssi;
 mod table;
 
 use std::cell::Cell;
@@ -23,6 +24,8 @@ const GUEST_DEADLINE: Duration = Duration::from_secs(240);
 /// Deadline of a donor's start and exit.
 const DONOR_DEADLINE: Duration = Duration::from_secs(30);
 const PORT: u16 = 7700;
+/// Where a guest's report is written on a testbed host.
+const HOST_REPORT: &str = "/tmp/demo.json";
 /// Unit of CPU times in /proc.
 const MS_PER_TICK: u64 = 10;
 
@@ -77,6 +80,8 @@ pub struct DemoConfig {
     pub size: Size,
     /// A directory with kernels and programs, as filled by [`Share::prepare`]; `None` prepares one.
     pub share: Option<PathBuf>,
+    /// A guest whose CPUs are on two hosts, instead of one with memory of another.
+    pub ssi: bool,
 }
 
 /// Where the demo runs.
@@ -117,49 +122,64 @@ pub fn run(workspace: &Path, config: &DemoConfig) -> anyhow::Result<()> {
     let place = choose_place();
     match place {
         Place::Here => println!(
-            "This machine has hardware virtualisation: donor and guest run on it, over loopback."
+            "This machine has hardware virtualisation: node and guest run on it, over loopback."
         ),
         Place::Testbed => println!(
             "This machine has no hardware virtualisation for Linux guests: two emulated hosts are used (their times are not representative)."
         ),
     }
     let begin = Instant::now();
-    let (outcome, local) = match place {
-        Place::Here => here::run(&share, &dir, config)?,
-        Place::Testbed => run_on_testbed(workspace, &share, &dir, config)?,
+    let (outcome, local) = match (place, config.ssi) {
+        (Place::Here, true) => ssi::run_here(&share, &dir)?,
+        (Place::Testbed, true) => ssi::run_on_testbed(workspace, &share, &dir)?,
+        (Place::Here, false) => here::run(&share, &dir, config)?,
+        (Place::Testbed, false) => run_on_testbed(workspace, &share, &dir, config)?,
     };
-    if outcome.exit_code != Some(0) {
-        bail!(
-            "the guest ended with exit code {:?} instead of 0: see its console above",
-            outcome.exit_code
-        );
-    }
-    let probe = parse_faultprobe(&outcome.console)?;
-    let parse = |text: Option<String>| -> anyhow::Result<Value> {
-        let text = text.context("ssi-hv wrote no report")?;
-        Published::Report.parse(&text)
+    let probe = outcome.probe()?;
+    let parse = |text: &Option<String>| -> anyhow::Result<Value> {
+        let text = text.as_deref().context("ssi-hv wrote no report")?;
+        Published::Report.parse(text)
     };
-    let mut report = parse(outcome.report)?;
-    compare_boots(&mut report, &parse(local.report)?);
+    let mut report = parse(&outcome.report)?;
+    let of_local = parse(&local.report)?;
+    compare_boots(&mut report, &of_local);
     report["faultprobe"] = probe.clone();
     report["demo"] = json!({
         "hosts": if place == Place::Here { "this machine" } else { "testbed" },
         "guest_kernel": share.guest_kernel,
         "seconds": begin.elapsed().as_secs(),
     });
-    println!("\n{}", table::text(&probe, &report));
+    if config.ssi {
+        let one_host = local.probe().context("the guest on one host")?;
+        println!("\n{}", ssi::table(&probe, &one_host, &report));
+        report["one_host"] = json!({"faultprobe": one_host, "boot": of_local["boot"]});
+    } else {
+        println!("\n{}", table::text(&probe, &report));
+    }
     std::fs::write(&file, serde_json::to_string_pretty(&report)? + "\n")
         .with_context(|| file.display().to_string())?;
     println!(
         "The whole report: {}",
         file.strip_prefix(workspace).unwrap_or(&file).display()
     );
-    ensure!(
-        probe["corrupt_bytes"] == 0,
-        "{} corrupt bytes",
-        probe["corrupt_bytes"]
-    );
+    for wrong in ["corrupt_bytes", "violations"] {
+        // Only the probe of CPUs looks for violations.
+        let count = probe[wrong].as_u64().unwrap_or(0);
+        ensure!(count == 0, "{wrong}: {count}");
+    }
     Ok(())
+}
+
+impl Outcome {
+    /// Returns what the probe printed in a guest that ran to its end.
+    fn probe(&self) -> anyhow::Result<Value> {
+        let code = self.exit_code;
+        ensure!(
+            code == Some(0),
+            "the guest ended with exit code {code:?} instead of 0: see its console above"
+        );
+        parse_faultprobe(&self.console)
+    }
 }
 
 /// Adds to a report the boot time of the same guest with all memory local.
@@ -240,10 +260,9 @@ fn run_on_testbed(
     println!("Host 2 lends memory: ssi-hv node --listen {address} --memory 1G --insecure");
     let lends = start_donor(lender, &address)?;
     let before = Cell::new(0);
-    let remote_report = "/tmp/demo.json";
     let run = |donor: Option<&str>, tap: Tap| -> anyhow::Result<Outcome> {
         let mut argv = vec!["/share/ssi-hv".to_owned()];
-        argv.extend(run_args("/share", donor, demo, remote_report));
+        argv.extend(run_args("/share", donor, demo, HOST_REPORT));
         if donor.is_some() {
             println!("Host 1 runs the guest:  ssi-hv {}\n", argv[1..].join(" "));
         }
@@ -254,18 +273,7 @@ fn run_on_testbed(
             guest.wait_for_line(GUEST_BEGINS, GUEST_DEADLINE)?;
             before.set(processor_ticks(lender, lends.pid())?);
         }
-        let output = guest.wait(GUEST_DEADLINE)?;
-        let file = dir.join("run.json");
-        let report = compute
-            .get(remote_report, &file)
-            .ok()
-            .and_then(|()| std::fs::read_to_string(&file).ok());
-        let _ = std::fs::remove_file(file);
-        Ok(Outcome {
-            exit_code: Some(output.status.code),
-            console: output.stdout,
-            report,
-        })
+        finish(compute, &guest, dir, GUEST_DEADLINE)
     };
     let remote = run(Some(&address), Box::new(show))?;
     let used = processor_ticks(lender, lends.pid())?.saturating_sub(before.get());
@@ -277,17 +285,37 @@ fn run_on_testbed(
     Ok((remote, run(None, Box::new(|_: &[u8]| {}))?))
 }
 
+/// Waits for a guest of a testbed host and fetches its report, which it writes to [`HOST_REPORT`].
+fn finish(
+    host: &Host,
+    guest: &RemoteProcess,
+    dir: &Path,
+    deadline: Duration,
+) -> anyhow::Result<Outcome> {
+    let output = guest.wait(deadline)?;
+    let file = dir.join("run.json");
+    let report = host
+        .get(HOST_REPORT, &file)
+        .ok()
+        .and_then(|()| std::fs::read_to_string(&file).ok());
+    let _ = std::fs::remove_file(file);
+    Ok(Outcome {
+        exit_code: Some(output.status.code),
+        console: output.stdout,
+        report,
+    })
+}
+
 /// Starts a donor on a testbed host and waits until it listens.
 pub(crate) fn start_donor(lender: &Host, address: &str) -> anyhow::Result<RemoteProcess> {
-    let donor = lender.spawn(&[
-        "/share/ssi-hv",
-        "node",
-        "--listen",
-        address,
-        "--memory",
-        "1G",
-        "--insecure",
-    ])?;
+    start_node(lender, address, &["--memory", "1G"])
+}
+
+/// Starts a node that lends this on a testbed host, and waits until it listens.
+fn start_node(lender: &Host, address: &str, lends: &[&str]) -> anyhow::Result<RemoteProcess> {
+    let mut argv = vec!["/share/ssi-hv", "node", "--listen", address, "--insecure"];
+    argv.extend(lends);
+    let donor = lender.spawn(&argv)?;
     let port = address.rsplit(':').next().unwrap_or_default();
     let listening = format!(
         "i=0; until ss -Hltn | grep -q :{port}; do i=$((i+1)); [ $i -lt 200 ] && [ -e /proc/{} ] || exit 1; sleep 0.1; done",
@@ -295,7 +323,7 @@ pub(crate) fn start_donor(lender: &Host, address: &str) -> anyhow::Result<Remote
     );
     if let Err(error) = lender.check(&["sh", "-c", &listening], DONOR_DEADLINE) {
         bail!(
-            "the donor does not listen: {error}; it wrote: {}{}",
+            "the node does not listen: {error}; it wrote: {}{}",
             donor.stdout(),
             donor.stderr()
         );
