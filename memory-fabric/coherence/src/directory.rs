@@ -331,6 +331,12 @@ impl<const PAGES: usize> Directory<PAGES> {
         !self.split.is_empty()
     }
 
+    /// Number of blocks whose pages have entries. Looks at each.
+    #[must_use]
+    pub fn split_blocks(&self) -> usize {
+        self.split.used()
+    }
+
     /// Whether the pages of a block have entries.
     #[must_use]
     pub fn is_split(&self, block: BlockIndex) -> bool {

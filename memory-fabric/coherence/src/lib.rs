@@ -38,4 +38,4 @@ pub use directory::{Directory, Loss};
 pub use members::{Member, MemberSet, Members, MembersError};
 pub use message::{BlockIndex, Lane, Message, Number, Role};
 pub use offence::{Offence, Violation};
-pub use progress::Progress;
+pub use progress::{Over, Progress};

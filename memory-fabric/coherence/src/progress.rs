@@ -98,8 +98,18 @@ struct Held {
     page: PageIndex,
     /// The place of the thread whose gang has the page.
     by: Option<usize>,
+    since: u64,
     /// The end of the hold of a page that no known thread waited for.
     until: u64,
+}
+
+/// A page whose hold is over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Over {
+    /// The page.
+    pub page: PageIndex,
+    /// How long it was held.
+    pub held: u64,
 }
 
 /// What a fault says about its thread.
@@ -234,7 +244,13 @@ impl Progress {
     ) {
         let (unit, longest) = (self.unit(), self.gang_time());
         let least = now + (unit << (level.clamp(1, HOLD_MAX) - 1));
-        self.held.retain(|held| held.page != page);
+        let mut since = now;
+        self.held.retain(|held| {
+            if held.page == page {
+                since = held.since;
+            }
+            held.page != page
+        });
         let has_it = |thread: &Thread| thread.wait.is_none() && thread.woken_for == Some(page);
         let by = self.threads.iter().position(has_it);
         if let Some(thread) = by.and_then(|place| self.threads.get_mut(place)) {
@@ -258,12 +274,13 @@ impl Progress {
         self.held.push(Held {
             page,
             by,
+            since,
             until: least,
         });
     }
 
     /// A page whose hold is over. `run` returns the processor time of a thread.
-    pub fn over(&mut self, now: u64, mut run: impl FnMut(u32) -> Option<u64>) -> Option<PageIndex> {
+    pub fn over(&mut self, now: u64, mut run: impl FnMut(u32) -> Option<u64>) -> Option<Over> {
         loop {
             let is_over = |held: &Held| self.end(held) <= now;
             let place = self.held.iter().position(is_over)?;
@@ -273,7 +290,9 @@ impl Progress {
             let waits_to_run =
                 thread.is_some_and(|thread| thread.waits_to_run(unit, patience, now, &mut run));
             if !waits_to_run {
-                return Some(self.held.swap_remove(place).page);
+                let Held { page, since, .. } = self.held.swap_remove(place);
+                let held = now.saturating_sub(since);
+                return Some(Over { page, held });
             }
         }
     }

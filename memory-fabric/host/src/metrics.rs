@@ -194,6 +194,24 @@ impl Counter {
     }
 }
 
+/// A value that goes up and down.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// Replaces the value.
+    pub fn set(&self, value: u64) {
+        // Relaxed, as all counters: it says nothing about other memory.
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Returns the value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

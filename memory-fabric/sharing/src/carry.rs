@@ -107,13 +107,17 @@ impl<P: Peers> Engine<P> {
                 self.stats.zeroes.increment();
                 self.frames.install_zeroes(page, writable)?;
             }
-            Bytes::Here => self.frames.upgrade(page)?,
+            Bytes::Here => {
+                self.stats.hot.count(page, true);
+                self.frames.upgrade(page)?;
+            }
             Bytes::Home => {
                 self.stats.from_home.increment();
                 self.install_inbound(page, writable, |inbound| inbound.from.is_none())?;
             }
             Bytes::Member(member) => {
                 self.stats.from_member.increment();
+                self.stats.hot.count(page, writable);
                 self.install_inbound(page, writable, |inbound| inbound.from == Some(member))?;
             }
         }

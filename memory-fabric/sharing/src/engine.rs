@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use fabric_coherence::message::Role;
 use fabric_coherence::token::Keeper;
 use fabric_coherence::{
-    BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Number, Progress,
+    BlockIndex, Cache, CacheAction, Directory, DirectoryAction, Member, Message, Number, Over,
+    Progress,
 };
 use fabric_host::Spin;
 use fabric_host::poll::poll_until;
@@ -292,6 +293,9 @@ impl<P: Peers> Engine<P> {
             Role::Directory => {
                 let mut orders = self.spare_orders.pop().unwrap_or_default();
                 self.directory.handle(from, message, &mut orders)?;
+                if matches!(message, Message::SplitState { .. }) {
+                    self.count_split_blocks();
+                }
                 self.order(orders);
                 Ok(())
             }
@@ -302,6 +306,11 @@ impl<P: Peers> Engine<P> {
             }
             Role::Token => self.token(from, message),
         }
+    }
+
+    fn count_split_blocks(&self) {
+        let blocks = self.directory.split_blocks();
+        self.stats.split_blocks.set(blocks as u64);
     }
 
     /// Carries out what the directory asks for.
@@ -354,7 +363,8 @@ impl<P: Peers> Engine<P> {
     fn run_timers(&mut self) -> Result<bool, Failure> {
         let now = Instant::now();
         let mut worked = false;
-        while let Some(page) = self.progress.over(self.ticks(now), thread_time) {
+        while let Some(Over { page, held }) = self.progress.over(self.ticks(now), thread_time) {
+            self.stats.hold.record(Duration::from_nanos(held));
             let mut actions = self.actions();
             self.cache.released(page, &mut actions);
             self.carry_out(actions)?;
@@ -384,7 +394,10 @@ impl<P: Peers> Engine<P> {
         while let Some(block) = self.sweeper.turn(now, &self.directory) {
             let mut orders = self.spare_orders.pop().unwrap_or_default();
             self.directory.sweep(block, &mut orders);
-            worked |= !orders.is_empty();
+            if !orders.is_empty() {
+                worked = true;
+                self.count_split_blocks();
+            }
             self.order(orders);
         }
         if self.is_token_over(now) {

@@ -45,6 +45,7 @@ impl<P: Peers> Engine<P> {
         self.stats.faults.increment();
         let Fault { write, thread, .. } = fault;
         let ticks = self.ticks(read_at);
+        self.stats.waits.begin(thread, page);
         let seen = self.progress.waits(thread, page, ticks, thread_time);
         if seen.early {
             self.stats.early.increment();
@@ -157,6 +158,7 @@ impl<P: Peers> Engine<P> {
     /// Waiters of the page were woken.
     pub(crate) fn woken(&mut self, page: PageIndex) {
         let now = Instant::now();
+        self.stats.waits.end(page);
         self.progress.woken(page, self.ticks(now));
         if let Some(place) = self.open.iter().position(|open| open.page == page) {
             let open = self.open.swap_remove(place);

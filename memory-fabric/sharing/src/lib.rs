@@ -12,10 +12,12 @@ mod evict;
 mod faults;
 mod frames;
 mod home;
+mod hot;
 mod owned;
 mod starvation;
 mod stats;
 mod timers;
+mod waits;
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +32,9 @@ use fabric_pages::uffd::UffdError;
 use fabric_peers::{PeerError, Peers};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use hot::{HotPage, HotPages};
 pub use stats::SharingStats;
+pub use waits::Waits;
 
 /// Why the shared memory cannot be served any longer, or not at all.
 #[derive(Debug, thiserror::Error)]

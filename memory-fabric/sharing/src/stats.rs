@@ -1,6 +1,9 @@
 //! Counters of an engine, which its thread updates and any thread may read.
 
-use fabric_host::metrics::{Counter, Histogram};
+use fabric_host::metrics::{Counter, Gauge, Histogram};
+
+use crate::hot::HotPages;
+use crate::waits::Waits;
 
 /// Counters of this node's part of the shared memory.
 #[derive(Debug, Default)]
@@ -29,6 +32,8 @@ pub struct SharingStats {
     pub write_backs: Counter,
     /// Pages whose unblock was delayed.
     pub holds: Counter,
+    /// How long pages were held.
+    pub hold: Histogram,
     /// Pages that a thread lost before it progressed.
     pub early: Counter,
     /// Starvation tokens received.
@@ -37,8 +42,14 @@ pub struct SharingStats {
     pub blocks_taken: Counter,
     /// Blocks of this node that were split.
     pub blocks_split: Counter,
+    /// Blocks in this node's directory that are split now.
+    pub split_blocks: Gauge,
     /// Faults that had to wait because no local memory was free.
     pub stalled_for_memory: Counter,
     /// From the fault to the page mapped, for requests that another node takes part in.
     pub request: Histogram,
+    /// The pages that this node got most often because another node had them.
+    pub hot: HotPages,
+    /// The threads that wait for a page now.
+    pub waits: Waits,
 }

@@ -1,12 +1,14 @@
 //! Statuses for tests.
 
 use crate::report::{
-    Boot, FaultKind, Faults, Guest, HotplugUsed, MemoryUsed, Node, PathUsed, Percentiles, Prefetch,
-    Role, Stages, Traffic, TrafficClass, TransportUsed,
+    Boot, Coherence, FaultKind, Faults, Guest, HotPage, HotPageNode, HotplugUsed, MemoryUsed, Node,
+    NodeState, PathUsed, Percentiles, Prefetch, Role, Stages, Traffic, TrafficClass, Transfers,
+    TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
-    Evictions, LinkNow, NodeCounters, NodeNow, NodeStatus, SCHEMA, VmState, VmStatus, rdma,
+    Evictions, LinkNow, NodeCounters, NodeNow, NodeStatus, SCHEMA, VcpuNow, VcpuState, VmState,
+    VmStatus, rdma,
 };
 
 /// Faults of one kind, all times from their median.
@@ -54,11 +56,13 @@ fn node(id: u32, faults: Option<FaultKind>) -> NodeNow {
                 write_back: traffic(30, 10, true),
             }),
             rdma: None,
+            cpus: if id == 0 { vec![0, 1] } else { Vec::new() },
             path: (id > 0).then(|| PathUsed {
                 tier: "fast-tcp".into(),
                 latency_estimate_us: 61.4,
                 ..PathUsed::default()
             }),
+            ..Node::default()
         },
         link: (id > 0).then_some(LinkNow {
             reachable: id == 1,
@@ -164,6 +168,8 @@ pub fn status() -> VmStatus {
             huge_bytes: Some(2 << 20),
         },
         nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],
+        vcpus: Vec::new(),
+        coherence: None,
         faults: Faults {
             remote: kind(1234, 31.7),
             ..Faults::default()
@@ -188,6 +194,91 @@ pub fn status() -> VmStatus {
         errors: vec!["donor node 2 cannot be reached".into()],
         heat: None,
     }
+}
+
+fn transfers(reads: u64) -> Transfers {
+    let times = kind(0, 100.0).latency_us;
+    Transfers {
+        faults: 10 * reads,
+        reads,
+        writes: 2 * reads,
+        upgrades: 3 * reads,
+        pages_received: 4 * reads,
+        pages_from_home: 5,
+        pages_zero: 6,
+        pages_sent: 7 * reads,
+        invalidations: 8,
+        holds: 9,
+        hold_us: times,
+        early_losses: 10,
+        tokens: 11,
+        requests: 6 * reads,
+        request_us: times,
+        blocks_taken: 12,
+        blocks_split: 13,
+        split_blocks: 14,
+        evictions: 15,
+        write_backs: 16,
+        stalled_for_memory: 17,
+    }
+}
+
+/// The status of a VM with 4 vCPUs on 3 nodes, one of which does not report.
+#[must_use]
+pub fn status_of_nodes() -> VmStatus {
+    let node = |id, cpus: &[u32], state| NodeNow {
+        node: Node {
+            id,
+            role: Role::Compute,
+            address: (id > 0).then(|| format!("10.0.0.{id}:7000")),
+            memory_bytes: 1 << 30,
+            cpus: cpus.to_vec(),
+            state: Some(state),
+            round_trip_us: (id > 0).then_some(52.0),
+            counted_s_ago: (id > 0).then_some(0.4),
+            transfers: Some(transfers(100 * u64::from(id + 1))),
+            ..Node::default()
+        },
+        link: None,
+    };
+    let vcpu = |cpu, node, state| VcpuNow {
+        cpu,
+        node,
+        state,
+        page: (state == VcpuState::Page).then_some(0x2a1_0000),
+    };
+    let got = |node, reads, writes| HotPageNode {
+        node,
+        reads,
+        writes,
+    };
+    let hot = |address, transfers, nodes: &[HotPageNode]| HotPage {
+        address,
+        transfers,
+        more_max: 2,
+        nodes: nodes.to_vec(),
+    };
+    let mut status = status();
+    status.guest.cpus = 4;
+    status.nodes = vec![
+        node(0, &[0, 1], NodeState::Up),
+        node(1, &[2], NodeState::Up),
+        node(2, &[3], NodeState::Silent),
+    ];
+    status.vcpus = vec![
+        vcpu(0, 0, VcpuState::Running),
+        vcpu(1, 0, VcpuState::Page),
+        vcpu(2, 1, VcpuState::Halted),
+        vcpu(3, 2, VcpuState::Unknown),
+    ];
+    status.coherence = Some(Coherence {
+        total: transfers(600),
+        hottest: vec![
+            hot(0x2a1_0000, 5898, &[got(0, 20, 2930), got(1, 3, 2945)]),
+            hot(0x2a1_5000, 12, &[got(1, 12, 0)]),
+        ],
+    });
+    status
 }
 
 /// A block of 64 pages.

@@ -1,6 +1,7 @@
 //! Renders a report as one HTML page that contains its styles and drawings, and no script.
 
 mod charts;
+mod shared;
 mod svg;
 
 use std::fmt::Write as _;
@@ -54,8 +55,12 @@ pub fn render(report: &Report) -> String {
         &mut page,
         "Pages by donor",
         "What came from each donor, and what went back there.",
-        charts::nodes(&report.nodes)
-            .unwrap_or_else(|| note("No donors: all memory was on this host.")),
+        charts::nodes(&report.nodes).unwrap_or_else(|| {
+            note(match report.coherence {
+                Some(_) => "No donors: nodes with vCPUs share the memory.",
+                None => "No donors: all memory was on this host.",
+            })
+        }),
     );
     section(
         &mut page,
@@ -64,6 +69,7 @@ pub fn render(report: &Report) -> String {
         charts::prefetch(&report.prefetch).unwrap_or_else(|| note("No page was fetched ahead.")),
     );
     page.push_str("</main>\n");
+    shared::section(&mut page, report);
     table(&mut page, report);
     errors(&mut page, report);
     let _ = write!(

@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use ssi_hv_api::report::{Distributions, Exec, FaultCounts, Host, Node, Role, Timeline};
+use ssi_hv_api::report::{
+    Coherence, Distributions, Exec, FaultCounts, Host, HotPage, HotPageNode, Node, Role, Timeline,
+    Transfers,
+};
 
 fn node(id: u32, role: Role) -> Node {
     Node {
@@ -13,10 +16,7 @@ fn node(id: u32, role: Role) -> Node {
         memory_bytes: 1 << 30,
         pages_fetched: 1234,
         pages_written_back: 56,
-        faults: None,
-        traffic: None,
-        rdma: None,
-        path: None,
+        ..Node::default()
     }
 }
 
@@ -107,6 +107,42 @@ fn a_report_of_a_run_that_failed_says_what_is_missing() {
     assert_eq!(page.matches("<svg ").count(), 0);
     assert_eq!(page.matches("Not in this report.").count(), 2);
     assert!(page.contains("donor-unavailable \u{b7} exit code 6"));
+}
+
+#[test]
+fn nodes_with_vcpus_have_a_column_each_and_their_hottest_pages_a_row() {
+    let mut report = full();
+    report.nodes = vec![node(0, Role::Compute), node(1, Role::Compute)];
+    report.nodes[1].transfers = Some(Transfers {
+        reads: 1_234,
+        pages_sent: u64::MAX,
+        ..Transfers::default()
+    });
+    let got = |node, reads| HotPageNode {
+        node,
+        reads,
+        writes: 2,
+    };
+    report.coherence = Some(Coherence {
+        total: Transfers::default(),
+        hottest: vec![HotPage {
+            address: 0x2a1_0000,
+            transfers: 77,
+            more_max: 0,
+            nodes: vec![got(0, u64::MAX), got(1, 5)],
+        }],
+    });
+    let page = render(&report);
+    check(&page);
+    for part in [
+        "<th>node 0 (here)</th><th>node 1 (10.0.0.2:7000)</th><th>all</th>",
+        "<tr><th>requests to read</th><td>0</td><td>1\u{202f}234</td><td>0</td></tr>",
+        "<code>0x2a10000</code></th><td>77</td>",
+        "<td>0, 1</td>",
+        "No donors: nodes with vCPUs share the memory.",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
 }
 
 proptest! {

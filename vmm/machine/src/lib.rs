@@ -94,12 +94,13 @@ pub use layout::{
 };
 pub use lifecycle::ending::{DISK_TIME_MAX, STOP_TIME_MAX};
 pub use lifecycle::handle::MachineHandle;
+pub use lifecycle::kick::{Activity, VcpuThread};
 pub use limits::{CONSOLE_DRAIN_TIME_MAX, KVM_PATH, SECOND_PORT_DRAIN_TIME_MAX, VCPUS_MAX};
 pub use machine::Machine;
 pub use memory::{guest_memory_ranges, hotplug_start};
 pub use nodes::{
-    ClockDifference, NodesConfig, Secondary, SecondaryConfig, SecondaryHandle, measure_clock,
-    serve_clock,
+    ClockDifference, ClockSample, NodeFacts, NodesConfig, Observer, REPORT_BYTES_MAX, Reporter,
+    Secondary, SecondaryConfig, SecondaryHandle, measure_clock, serve_clock,
 };
 pub use outcome::Outcome;
 pub use vcpu::affinity::allowed_cpus;

@@ -6,8 +6,10 @@
 
 mod families;
 mod node;
+mod shared;
 mod vm;
 
+pub use shared::NodeTimes;
 pub use vm::{FaultTimes, starting, vm};
 
 pub use node::node;

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::families::BUCKETS_SECONDS;
 use super::*;
-use ssi_hv_api::fixtures::{node_status, status};
+use ssi_hv_api::fixtures::{node_status, status, status_of_nodes};
 use ssi_hv_api::report::RdmaUsed;
 use ssi_hv_api::status::{NodeStatus, VmStatus};
 
@@ -38,10 +38,19 @@ fn times(kind: &'static str, stage: Option<&'static str>) -> FaultTimes {
 }
 
 fn vm_text(status: &VmStatus) -> String {
-    vm(
-        status,
-        &[times("remote", None), times("remote", Some("fetch"))],
-    )
+    let times = [times("remote", None), times("remote", Some("fetch"))];
+    vm(status, &times, &[])
+}
+
+/// The metrics of a VM whose vCPUs are on several nodes.
+fn nodes_text() -> String {
+    let of_node = |node| NodeTimes {
+        node,
+        requests: vec![(9.9, 3), (63.0, 2)],
+        holds: vec![(63.0, 1)],
+    };
+    let nodes = [0, 1].map(of_node);
+    vm(&status_of_nodes(), &[times("remote", None)], &nodes)
 }
 
 fn node_text() -> String {
@@ -103,10 +112,15 @@ fn families(text: &str) -> BTreeMap<String, Family> {
 /// Returns every metric, and whether VMs or nodes have it.
 fn all() -> BTreeMap<String, (Family, BTreeSet<&'static str>)> {
     let mut all: BTreeMap<String, (Family, BTreeSet<_>)> = BTreeMap::new();
-    for (who, text) in [("VM", vm_text(&full_vm())), ("node", node_text())] {
+    let texts = [
+        ("VM", vm_text(&full_vm())),
+        ("VM", nodes_text()),
+        ("node", node_text()),
+    ];
+    for (who, text) in texts {
         for (name, family) in families(&text) {
             let (known, by) = all.entry(name).or_insert((family.clone(), BTreeSet::new()));
-            assert_eq!(*known, family, "the same in both");
+            assert_eq!(*known, family, "the same in all");
             by.insert(who);
         }
     }
@@ -152,6 +166,7 @@ fn names_follow_the_conventions_of_prometheus() {
             "class",
             "device",
             "resource",
+            "from",
         ];
         assert!(
             labels.iter().all(|label| known.contains(&label.as_str())),
@@ -207,6 +222,31 @@ fn values_are_those_of_the_status_in_base_units() {
     // The compute node is not a donor, and a donor that has served nothing has no count.
     assert!(!text.contains("node=\"0\""));
     assert!(!text.contains("ssi_hv_donor_faults_total{node=\"2\"}"));
+    let text = nodes_text();
+    for (series, expected) in [
+        ("ssi_hv_compute_info{node=\"0\",address=\"here\"}", 1.0),
+        ("ssi_hv_compute_up{node=\"1\"}", 1.0),
+        ("ssi_hv_compute_up{node=\"2\"}", 0.0),
+        ("ssi_hv_compute_round_trip_seconds{node=\"1\"}", 0.000_052),
+        ("ssi_hv_compute_vcpus{node=\"0\",state=\"page\"}", 1.0),
+        ("ssi_hv_compute_vcpus{node=\"2\",state=\"running\"}", 0.0),
+        (
+            "ssi_hv_compute_requests_total{node=\"1\",kind=\"upgrade\"}",
+            600.0,
+        ),
+        (
+            "ssi_hv_compute_pages_received_total{node=\"0\",from=\"home\"}",
+            5.0,
+        ),
+        ("ssi_hv_compute_early_losses_total{node=\"0\"}", 10.0),
+        ("ssi_hv_compute_split_blocks{node=\"2\"}", 14.0),
+        ("ssi_hv_compute_request_seconds_count{node=\"1\"}", 5.0),
+        ("ssi_hv_compute_hold_seconds_count{node=\"1\"}", 1.0),
+    ] {
+        assert!((value(&text, series) - expected).abs() < 1e-9, "{series}");
+    }
+    assert!(!text.contains("ssi_hv_donor_"), "no node is a donor");
+    assert!(!text.contains("ssi_hv_compute_round_trip_seconds{node=\"0\"}"));
     let text = node_text();
     for (series, expected) in [
         ("ssi_hv_node_lent_bytes", 67_108_864.0),

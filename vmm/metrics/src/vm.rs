@@ -1,7 +1,8 @@
 //! Metrics of a VM.
 
 use super::families::{Families, Labels, flag, float};
-use ssi_hv_api::report::{Distribution, PathUsed, TrafficClass};
+use super::shared::{self, NodeTimes};
+use ssi_hv_api::report::{Distribution, PathUsed, Role, TrafficClass};
 use ssi_hv_api::status::{LinkNow, NodeNow, VmState, VmStatus};
 
 /// Durations of one kind of fault, or of one of its stages.
@@ -35,13 +36,14 @@ pub fn starting(uptime_s: f64) -> String {
 
 /// Formats all metrics of a VM.
 #[must_use]
-pub fn vm(status: &VmStatus, times: &[FaultTimes]) -> String {
+pub fn vm(status: &VmStatus, times: &[FaultTimes], nodes: &[NodeTimes]) -> String {
     let mut all = Families::of_process(status.uptime_s);
     add_state(&mut all, status.state);
     add_guest(&mut all, status);
     add_memory(&mut all, status);
     add_faults(&mut all, times);
     add_donors(&mut all, &status.nodes);
+    shared::add(&mut all, status, nodes);
     all.add_rdma(&status.rdma);
     all.text()
 }
@@ -216,7 +218,8 @@ fn each<'a, T>(
 }
 
 fn add_donors(all: &mut Families, nodes: &[NodeNow]) {
-    let donors: Vec<&NodeNow> = nodes.iter().filter(|now| now.node.id > 0).collect();
+    let is_donor = |now: &&NodeNow| now.node.role == Role::Donor;
+    let donors: Vec<&NodeNow> = nodes.iter().filter(is_donor).collect();
     all.gauges(
         "ssi_hv_donor_info",
         "A donor: always 1, with its address as a label.",

@@ -10,6 +10,9 @@ pub const FRAME_BYTES_MAX: usize = 2 + u16::MAX as usize;
 /// Most bytes of a text in a message.
 pub const TEXT_BYTES_MAX: usize = 1024;
 
+/// Most bytes of [`Message::Report`].
+pub const REPORT_BYTES_MAX: usize = 48 << 10;
+
 /// A frame that no correct node sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of kind {kind} is malformed")]
@@ -32,6 +35,9 @@ const RESUME: u8 = 11;
 const END: u8 = 12;
 const ENDED: u8 = 13;
 const ALIVE: u8 = 14;
+const REPORT: u8 = 15;
+const CLOCK_ASK: u8 = 16;
+const CLOCK_ANSWER: u8 = 17;
 
 /// The codes of events; those of interrupts carry their trigger.
 const EDGE: u8 = 0;
@@ -113,6 +119,20 @@ pub(crate) fn encode(message: &Message, to: &mut Vec<u8>) {
         }
         Message::Ended => to.push(ENDED),
         Message::Alive => to.push(ALIVE),
+        Message::Report(bytes) => {
+            to.push(REPORT);
+            // A longer one is cut, and of no use to its receiver.
+            to.extend(&bytes[..bytes.len().min(REPORT_BYTES_MAX)]);
+        }
+        Message::ClockAsk { number } => {
+            to.push(CLOCK_ASK);
+            to.extend(number.to_le_bytes());
+        }
+        Message::ClockAnswer { number, ticks } => {
+            to.push(CLOCK_ANSWER);
+            to.extend(number.to_le_bytes());
+            to.extend(ticks.to_le_bytes());
+        }
     }
     let len = u16::try_from(to.len() - start - 2).expect("every message is shorter");
     to[start..start + 2].copy_from_slice(&len.to_le_bytes());
@@ -287,6 +307,17 @@ fn decode_fields(kind: u8, fields: &mut Fields<'_>) -> Option<Message> {
         }
         ENDED => Message::Ended,
         ALIVE => Message::Alive,
+        REPORT => {
+            let bytes = fields.take(fields.0.len())?;
+            Message::Report((bytes.len() <= REPORT_BYTES_MAX).then(|| bytes.to_vec())?)
+        }
+        CLOCK_ASK => Message::ClockAsk {
+            number: fields.word()?,
+        },
+        CLOCK_ANSWER => Message::ClockAnswer {
+            number: fields.word()?,
+            ticks: fields.long()?,
+        },
         _ => return None,
     })
 }
@@ -333,134 +364,5 @@ fn start(fields: &mut Fields<'_>) -> Option<Start> {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn messages() -> Vec<Message> {
-        let interrupt = |vector, trigger| Event::Interrupt { vector, trigger };
-        let events = [
-            interrupt(16, Trigger::Edge),
-            interrupt(255, Trigger::Level),
-            Event::Nmi,
-            Event::Init,
-            Event::Startup { page: 9 },
-        ];
-        let mut all: Vec<_> = events
-            .map(|event| Message::Event { cpu: 253, event })
-            .into();
-        let access = Access {
-            space: Space::Ports,
-            address: 0x3f8,
-            len: 1,
-            write: None,
-        };
-        let wide = Access {
-            space: Space::Memory,
-            address: u64::MAX,
-            len: 8,
-            write: Some([1, 2, 3, 4, 5, 6, 7, 8]),
-        };
-        all.extend([access, wide].map(|access| Message::Access { call: 7, access }));
-        let ends = [
-            End::Shutdown,
-            End::Reboot,
-            End::Stopped,
-            End::Crash("triple fault".into()),
-            End::Failed(String::new()),
-        ];
-        all.extend(ends.map(Message::End));
-        all.extend([
-            Message::Hello {
-                version: 3,
-                vm: [9; 16],
-                node: 2,
-            },
-            Message::Routing {
-                call: 8,
-                cpu: 1,
-                routing: Routing {
-                    logical: 0x1234_5678,
-                    x2apic: true,
-                    ..Routing::default()
-                },
-            },
-            Message::EndOfInterrupt { vector: 0x31 },
-            Message::Answer {
-                call: u32::MAX,
-                data: [8; 8],
-            },
-            Message::Start(Start {
-                owners: vec![0, 1, 1],
-                memory_bytes: 1 << 40,
-                hotplug_bytes: 5,
-                tsc_khz: 2_000_000,
-                tsc_offset: u64::MAX,
-                emulated: true,
-                cpuid: vec![CpuidEntry::default(); 256],
-            }),
-            Message::Started,
-            Message::Pause { number: 1 },
-            Message::Paused { number: 2 },
-            Message::Resume,
-            Message::Ended,
-            Message::Alive,
-        ]);
-        all
-    }
-
-    #[test]
-    fn every_message_is_read_as_it_was_written() {
-        for message in messages() {
-            let mut bytes = Vec::new();
-            encode(&message, &mut bytes);
-            for part in 0..bytes.len() {
-                assert_eq!(decode(&bytes[..part]), Ok(None), "{message:?}");
-            }
-            let len = bytes.len();
-            bytes.push(0xff);
-            assert_eq!(decode(&bytes), Ok(Some((message, len))));
-        }
-    }
-
-    #[test]
-    fn a_frame_that_is_too_long_or_short_is_malformed() {
-        for message in messages() {
-            let mut bytes = Vec::new();
-            encode(&message, &mut bytes);
-            let mut longer = bytes.clone();
-            longer.push(1);
-            longer[..2].copy_from_slice(&u16::try_from(bytes.len() - 1).unwrap().to_le_bytes());
-            let is_text = matches!(message, Message::End(End::Crash(_) | End::Failed(_)));
-            let read = matches!(message, Message::Access { access, .. } if access.write.is_none());
-            assert_eq!(decode(&longer).is_err(), !is_text || read, "{message:?}");
-        }
-        assert_eq!(decode(&[1, 0, 99]), Err(Malformed { kind: 99 }));
-        assert_eq!(decode(&[0, 0]), Err(Malformed { kind: 0 }));
-        assert!(decode(&[4, 0, EVENT, 0, EDGE, 15]).is_err(), "an exception");
-    }
-
-    #[test]
-    fn a_long_text_is_cut_between_characters() {
-        let text = "\u{20ac}".repeat(1000);
-        let mut bytes = Vec::new();
-        encode(&Message::End(End::Crash(text)), &mut bytes);
-        let Ok(Some((Message::End(End::Crash(text)), _))) = decode(&bytes) else {
-            panic!("not a crash")
-        };
-        assert_eq!(text.len(), 1023);
-    }
-
-    proptest! {
-        #[test]
-        fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
-            if let Ok(Some((message, len))) = decode(&bytes) {
-                let mut again = Vec::new();
-                encode(&message, &mut again);
-                // Flags of a routing that are not known are dropped.
-                prop_assert_eq!(again.len(), len);
-            }
-        }
-    }
-}
+#[path = "codec_tests.rs"]
+mod tests;

@@ -15,11 +15,11 @@ mod message;
 mod receiver;
 mod stream;
 
-pub use codec::{FRAME_BYTES_MAX, Malformed, TEXT_BYTES_MAX};
+pub use codec::{FRAME_BYTES_MAX, Malformed, REPORT_BYTES_MAX, TEXT_BYTES_MAX};
 pub use link::{Link, LinkConfig, VmId};
 pub use message::{Access, CpuidEntry, Data, End, Message, NodeNumber, Space, Start};
 pub use receiver::{LinkError, Receiver};
 pub use stream::Stream;
 
 /// The version of the messages. Nodes with different ones do not run a VM together.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;

@@ -104,6 +104,17 @@ impl Link {
         self.send_locked(&mut queue, message);
     }
 
+    /// Sends a message that may be left out; returns false, without sending it, while the peer does
+    /// not read what was sent before.
+    pub fn send_if_read(&self, message: &Message) -> bool {
+        let mut queue = self.lock();
+        let may_send = queue.bytes.is_empty();
+        if may_send {
+            self.send_locked(&mut queue, message);
+        }
+        may_send
+    }
+
     fn send_locked(&self, queue: &mut Queue, message: &Message) {
         let Queue { bytes, frame, .. } = queue;
         frame.clear();

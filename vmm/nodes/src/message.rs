@@ -147,4 +147,19 @@ pub enum Message {
     Ended,
     /// The sender lives.
     Alive,
+    /// To the primary, about once in a second and at the end: what the sender's part of the VM does,
+    /// in a form that the programs of both know.
+    Report(Vec<u8>),
+    /// To the primary: what does your time stamp counter say?
+    ClockAsk {
+        /// Names the answer.
+        number: u32,
+    },
+    /// Answers [`ClockAsk`](Self::ClockAsk).
+    ClockAnswer {
+        /// The number in the question.
+        number: u32,
+        /// The counter of the sender's host.
+        ticks: u64,
+    },
 }

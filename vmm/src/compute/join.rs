@@ -87,6 +87,7 @@ impl Joined {
             owners,
             connections: Vec::new(),
             silence_max: SILENCE_MAX,
+            observer: None,
         };
         for (node, stream) in streams {
             let prepared = prepare(&stream);

@@ -8,6 +8,7 @@ mod child;
 mod host;
 mod join;
 mod lent;
+pub(crate) mod observed;
 mod process;
 mod protocol;
 
@@ -15,4 +16,5 @@ pub use self::child::{ProcessError, VmProcess};
 pub use self::host::CpuHost;
 pub use self::join::{JoinError, Joined, SILENCE_MAX, random_vm};
 pub use self::lent::LentCpus;
+pub use self::observed::{Observed, SharingReporter};
 pub use self::process::serve;

@@ -14,6 +14,7 @@ use rustix::process::{
 };
 
 use super::join::Joined;
+use super::observed::SharingReporter;
 use super::protocol::{Connect, ProcessMessage, Setup, receive_line, send_line};
 use crate::exit::ExitCode;
 use crate::instance::guest_memory;
@@ -98,7 +99,9 @@ fn run() -> Result<()> {
     )?;
     let clock = joined.clock.context("the primary is not among the nodes")?;
     tracing::debug!(?clock, "compared with the clock of the primary");
+    let reporter = Box::new(SharingReporter(Arc::clone(joined.shared.stats())));
     let secondary = Secondary::new(SecondaryConfig {
+        reporter,
         nodes: joined.nodes,
         primary: 0,
         pinning: Vec::new(),

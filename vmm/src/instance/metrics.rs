@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use memory_fabric::stats::{Histogram, LocalStages, PagerStats};
-use ssi_hv_metrics::{CONTENT_TYPE, FaultTimes};
+use ssi_hv_metrics::{CONTENT_TYPE, FaultTimes, NodeTimes};
 
 use super::observe;
 use super::timeline::distribution;
-use super::vm::Instance;
+use super::vm::{BootedVm, Instance};
 use crate::control_socket::route::{Answer, Route, text};
 
 /// Requests to `run --metrics`.
@@ -22,7 +22,21 @@ pub fn of_vm(instance: &Arc<Instance>, _: &[u8]) -> Answer {
     };
     let status = observe::status_with(instance, &booted, false);
     let times = fault_times(booted.view.stats());
-    text(CONTENT_TYPE, ssi_hv_metrics::vm(&status, &times))
+    let nodes = node_times(&booted);
+    text(CONTENT_TYPE, ssi_hv_metrics::vm(&status, &times, &nodes))
+}
+
+fn node_times(booted: &BootedVm) -> Vec<NodeTimes> {
+    let Some(reported) = booted.reported(false) else {
+        return Vec::new();
+    };
+    let times = reported.requests.into_iter().zip(reported.holds);
+    let times = (0..).zip(times).map(|(node, (requests, holds))| NodeTimes {
+        node,
+        requests,
+        holds,
+    });
+    times.collect()
 }
 
 fn fault_times(stats: &PagerStats) -> Vec<FaultTimes> {

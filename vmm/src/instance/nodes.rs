@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use memory_fabric::compute::{
@@ -12,6 +12,7 @@ use memory_fabric::fabric::Fabric;
 use vm_memory::GuestMemoryMmap;
 
 use super::run_error::RunError;
+use super::seen::NodesSeen;
 use super::supervisor::Supervisor;
 use crate::compute::{JoinError, Joined, LentCpus, random_vm};
 use crate::config::RunConfig;
@@ -27,6 +28,7 @@ pub struct OtherNodes {
     nodes: Arc<[ComputeNode]>,
     lent: Vec<LentCpus>,
     shared: SharedGuest,
+    seen: Arc<NodesSeen>,
 }
 
 /// A node as messages name it.
@@ -94,10 +96,14 @@ impl OtherNodes {
             secret,
             table,
         };
+        let lost = Arc::new(OnceLock::new());
         let failed = {
             let (nodes, supervisor) = (Arc::clone(&nodes), Arc::clone(supervisor));
+            let lost = Arc::clone(&lost);
             move |error: SharingError| match error.node {
                 Some(node) => {
+                    // The memory fails once.
+                    let _ = lost.set(node);
                     let name = named(&nodes, node);
                     supervisor.node_lost(format!("{name} is lost: {}", error.reason));
                 }
@@ -108,16 +114,35 @@ impl OtherNodes {
         let joined = Joined::connect(membership, listeners, memory, owners(config), failed);
         match joined {
             Ok(joined) => {
-                let shared = joined.shared;
+                let Joined {
+                    shared,
+                    nodes: mut links,
+                    ..
+                } = joined;
+                let addresses = nodes.iter().map(|node| node.address.to_string());
+                let seen = Arc::new(NodesSeen::new(
+                    addresses.collect(),
+                    config.memory.bytes(),
+                    owners(config),
+                    Arc::clone(shared.stats()),
+                    lost,
+                ));
+                links.observer = Some(Arc::clone(&seen) as _);
                 let others = Self {
                     nodes,
                     lent,
                     shared,
+                    seen,
                 };
-                Ok(Some((others, joined.nodes)))
+                Ok(Some((others, links)))
             }
             Err(error) => Err(Self::not_joined(&nodes, lent, error)),
         }
+    }
+
+    /// What is known of all nodes, also after the end.
+    pub fn seen(&self) -> Arc<NodesSeen> {
+        Arc::clone(&self.seen)
     }
 
     /// Why the nodes are not connected: the reason that a node reports explains most.
@@ -167,6 +192,7 @@ impl OtherNodes {
             std::mem::forget(self.shared);
         }
         let lost = outcome.as_ref().err().and_then(MachineError::node);
+        self.seen.ended(lost);
         let mut failure = None;
         for (place, cpus) in (1..).zip(self.lent) {
             // A node that is lost may never report a reason.

@@ -16,7 +16,7 @@ use crate::report::{
     Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
     RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass,
 };
-use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmStatus, observed};
+use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmState, VmStatus, observed};
 
 /// Limit of memory in small pages up to which huge pages are counted at run time: the kernel walks
 /// the page tables, and blocks changes of mappings during the walk.
@@ -36,6 +36,7 @@ pub fn report(instance: &Instance, booted: &BootedVm) -> Report {
     report.transport = booted.transport.clone();
     report.memory = memory(view, may_walk(view));
     fill(&mut report, &view.nodes(), view);
+    fill_nodes(&mut report, booted);
     report.errors = instance.supervisor.now().errors.lines();
     report.outcome = RUNNING.to_owned();
     report
@@ -61,8 +62,15 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
     let view = &booted.view;
     let stats = view.stats();
     let newest = errors.len().saturating_sub(ERRORS_MAX);
-    let links = std::iter::once(None).chain(view.links());
-    let rdma = std::iter::once(None).chain(view.rdma());
+    let reported = booted.reported(now.state == VmState::Paused);
+    let (nodes, vcpus, coherence) = match reported {
+        Some(reported) => {
+            let nodes = reported.nodes.into_iter();
+            let nodes = nodes.map(|node| NodeNow { node, link: None }).collect();
+            (nodes, reported.vcpus, Some(reported.coherence))
+        }
+        None => (linked_nodes(view, instance.guest.cpus), Vec::new(), None),
+    };
     VmStatus {
         name: instance.name.clone(),
         pid: std::process::id(),
@@ -73,21 +81,9 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         boot: boot(instance, booted),
         transport: booted.transport.clone(),
         memory: memory(view, count_huge),
-        nodes: nodes(&view.nodes(), view)
-            .into_iter()
-            .zip(links)
-            .zip(rdma)
-            .map(|((node, link), rdma)| NodeNow {
-                node,
-                link: link.as_ref().map(|link| LinkNow {
-                    reachable: link.is_reachable(),
-                    round_trip_us: micros(link.round_trip()),
-                    round_trip_us_min: micros(link.round_trip_min()),
-                    outages: link.outages.get(),
-                    rdma: rdma.as_deref().is_some_and(RdmaStats::is_connected),
-                }),
-            })
-            .collect(),
+        nodes,
+        vcpus,
+        coherence,
         faults: faults(stats),
         evictions: Evictions {
             total: stats.evictions.get(),
@@ -103,6 +99,27 @@ pub fn status_with(instance: &Instance, booted: &BootedVm, count_huge: bool) -> 
         errors: errors.split_off(newest),
         heat: None,
     }
+}
+
+/// Returns the node of all vCPUs and the donors, with their links.
+fn linked_nodes(view: &FabricView, cpus: u32) -> Vec<NodeNow> {
+    let links = std::iter::once(None).chain(view.links());
+    let rdma = std::iter::once(None).chain(view.rdma());
+    let mut nodes = nodes(&view.nodes(), view);
+    all_cpus_here(&mut nodes, cpus);
+    let nodes = nodes.into_iter().zip(links).zip(rdma);
+    nodes
+        .map(|((node, link), rdma)| NodeNow {
+            node,
+            link: link.as_ref().map(|link| LinkNow {
+                reachable: link.is_reachable(),
+                round_trip_us: micros(link.round_trip()),
+                round_trip_us_min: micros(link.round_trip_min()),
+                outages: link.outages.get(),
+                rdma: rdma.as_deref().is_some_and(RdmaStats::is_connected),
+            }),
+        })
+        .collect()
 }
 
 /// Returns the amounts of local memory by kind.
@@ -138,6 +155,23 @@ pub fn fill(report: &mut Report, summaries: &[NodeSummary], view: &FabricView) {
     report.prefetch = prefetch(stats);
 }
 
+/// Enters the nodes on which vCPUs are.
+pub fn fill_nodes(report: &mut Report, booted: &BootedVm) {
+    match booted.reported(false) {
+        Some(reported) => {
+            report.nodes = reported.nodes;
+            report.coherence = Some(reported.coherence);
+        }
+        None => all_cpus_here(&mut report.nodes, report.guest.cpus),
+    }
+}
+
+fn all_cpus_here(nodes: &mut [Node], cpus: u32) {
+    if let Some(node) = nodes.first_mut() {
+        node.cpus = (0..cpus).collect();
+    }
+}
+
 /// Returns every node's part, for donors with the faults that they served.
 fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
     let faults = std::iter::once(None).chain(view.stats().donors.iter().map(Some));
@@ -160,6 +194,7 @@ fn nodes(summaries: &[NodeSummary], view: &FabricView) -> Vec<Node> {
                 failures: rdma.failures,
             }),
             path: path.as_deref().map(path_used),
+            ..Node::default()
         })
         .collect()
 }

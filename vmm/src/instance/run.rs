@@ -12,7 +12,7 @@ use super::links::{advice, describe, transport_used, unused};
 use super::memory::{connect, fabric_config, guest_memory, has_terminal, return_leases};
 use super::metrics::OF_VM;
 use super::nodes::OtherNodes;
-use super::observe::{fill, memory};
+use super::observe::{fill, fill_nodes, memory};
 use super::run_error::RunError;
 use super::supervisor::Supervisor;
 use super::timeline::Sampler;
@@ -254,6 +254,7 @@ impl Run<'_> {
             transport_used(&fabric),
             devices.balloon,
             devices.hotplug,
+            others.as_ref().map(OtherNodes::seen),
         ));
         instance.set_booted(Arc::clone(&booted));
         let parameters = &config.kernel_parameters;
@@ -380,6 +381,7 @@ fn finish(
         summaries
     };
     fill(report, &summaries, &view);
+    fill_nodes(report, booted);
     tracing::debug!(
         replayed = stats.replayed.get(),
         stalled_for_memory = stats.stalled_for_memory.get(),

@@ -8,6 +8,7 @@ use devices::virtio::Balloon;
 use memory_fabric::view::FabricView;
 
 use super::hotplug::HotplugMemory;
+use super::seen::{NodesSeen, Reported};
 use super::supervisor::Supervisor;
 use crate::config::RunConfig;
 use crate::control_socket::changes::Changes;
@@ -47,6 +48,8 @@ pub struct BootedVm {
     pub balloon: Option<Arc<Balloon>>,
     /// The added memory, if the VM is configured for it.
     pub hotplug: Option<HotplugMemory>,
+    /// The compute nodes, if vCPUs are on several.
+    pub nodes: Option<Arc<NodesSeen>>,
     /// The machine, once its kernel is loaded, and the time of all preparations.
     machine: OnceLock<(MachineHandle, Duration)>,
 }
@@ -108,8 +111,10 @@ impl BootedVm {
         transport: TransportUsed,
         balloon: Option<Arc<Balloon>>,
         hotplug: Option<HotplugMemory>,
+        nodes: Option<Arc<NodesSeen>>,
     ) -> Self {
         Self {
+            nodes,
             view,
             transport,
             balloon,
@@ -128,6 +133,12 @@ impl BootedVm {
     pub fn machine(&self) -> Result<&MachineHandle, Refusal> {
         let (machine, _) = self.machine.get().ok_or_else(starting)?;
         Ok(machine)
+    }
+
+    /// Returns what the compute nodes do, if vCPUs are on several.
+    pub fn reported(&self, is_paused: bool) -> Option<Reported> {
+        let machine = self.machine.get().map(|(machine, _)| machine);
+        Some(self.nodes.as_ref()?.now(machine, is_paused))
     }
 
     /// Returns the time from the start of the boot until the guest's init ran, in milliseconds.

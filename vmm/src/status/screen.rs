@@ -2,6 +2,7 @@
 
 pub mod heat;
 mod rdma;
+pub mod shared;
 
 use std::fmt::Write;
 
@@ -86,12 +87,31 @@ pub fn vm(status: &VmStatus) -> String {
         "ahead      {} pages fetched: {} used, {} wasted; {} touched on their way",
         ahead.issued, ahead.used, ahead.wasted, ahead.late
     ));
-    line(wire(&status.nodes));
+    if status.coherence.is_none() {
+        line(wire(&status.nodes));
+    }
     for text in rdma::lines(&status.rdma).lines() {
         line(text.to_owned());
     }
     line(String::new());
-    nodes(&mut line, &status.nodes);
+    match &status.coherence {
+        Some(coherence) => shared::lines(status, coherence)
+            .into_iter()
+            .for_each(&mut line),
+        None => tables(&mut line, status),
+    }
+    if !status.errors.is_empty() {
+        line(String::new());
+        for error in &status.errors {
+            line(format!("error: {error}"));
+        }
+    }
+    text
+}
+
+/// Adds the tables of donors and of faults.
+fn tables(line: &mut impl FnMut(String), status: &VmStatus) {
+    nodes(line, &status.nodes);
     line(String::new());
     line(row("fault, us", "count", ["p50", "p90", "p99", "max"]));
     let faults = &status.faults;
@@ -101,20 +121,13 @@ pub fn vm(status: &VmStatus) -> String {
         ("minor", &faults.minor),
         ("write protect", &faults.write_protect),
     ] {
-        fault_rows(&mut line, name, kind);
+        fault_rows(line, name, kind);
     }
     for node in &status.nodes {
         if let Some(kind) = node.node.faults.as_ref().filter(|_| status.nodes.len() > 2) {
-            fault_rows(&mut line, &format!("from node {}", node.node.id), kind);
+            fault_rows(line, &format!("from node {}", node.node.id), kind);
         }
     }
-    if !status.errors.is_empty() {
-        line(String::new());
-        for error in &status.errors {
-            line(format!("error: {error}"));
-        }
-    }
-    text
 }
 
 /// Longest list of CPUs that fits a line.

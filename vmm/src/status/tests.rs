@@ -1,6 +1,6 @@
 //! Tests of the displayed status.
 
-use ssi_hv_api::fixtures::{block, node_status, status};
+use ssi_hv_api::fixtures::{block, node_status, status, status_of_nodes};
 
 use super::heat::ExtentStatus;
 use super::*;
@@ -51,6 +51,28 @@ fn a_screen_has_what_matters_and_fits_80_columns() {
     let remote = text.lines().find(|line| line.starts_with("remote"));
     let words: Vec<_> = remote.expect("a line").split_whitespace().collect();
     assert_eq!(words, ["remote", "1234", "31.7", "63.4", "95.1", "158.5"]);
+}
+
+#[test]
+fn a_vm_on_several_nodes_shows_them_and_what_its_vcpus_wait_for() {
+    let text = screen::vm(&status_of_nodes());
+    assert!(text.lines().count() <= 26, "{text}");
+    for part in [
+        "0    0-1      up             600      400      700      10        -  -\n",
+        "1    2        up            1200      800     1400      10     52.0  10.0.0.1:7000\n",
+        "2    3        silent        1800",
+        "shared     600 reads, 1200 writes, 1800 upgrades; 8 invalidations\n",
+        "2400 pages moved, 5 from home, 6 zero; 14 split blocks of 2 MiB\n",
+        "vCPUs      0 on 0: running  1 on 0: waits for 0x2a10000  2 on 1: halted",
+        "3 on 2: unknown\n",
+        "hot pages  0x2a10000 moved 5898 times: node 0 20 to read, 2930 to write, node 1",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert!(
+        !text.contains("outages") && !text.contains("write protect"),
+        "{text}"
+    );
 }
 
 #[test]

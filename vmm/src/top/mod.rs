@@ -8,6 +8,7 @@ mod format;
 mod heat;
 mod rates;
 pub mod screen;
+mod shared;
 
 use std::collections::VecDeque;
 

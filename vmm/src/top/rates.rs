@@ -1,5 +1,6 @@
 //! Growth rates of counters.
 
+use crate::status::screen::shared::requested;
 use crate::status::{NodeNow, VmStatus};
 
 /// Rates per second between two answers.
@@ -25,6 +26,20 @@ pub(super) struct Rates {
 pub(super) struct NodeRates {
     pub fetched: f64,
     pub written_back: f64,
+    /// Of a node with vCPUs: requests for pages, pages that came and went, and pages that were lost
+    /// early.
+    pub requests: f64,
+    pub received: f64,
+    pub sent: f64,
+    pub early: f64,
+}
+
+/// Faults that needed another node.
+fn remote(status: &VmStatus) -> u64 {
+    match &status.coherence {
+        Some(coherence) => requested(&coherence.total),
+        None => status.faults.remote.count,
+    }
 }
 
 impl Rates {
@@ -49,7 +64,7 @@ impl Rates {
             })
         });
         Some(Self {
-            remote: rate(|s| s.faults.remote.count),
+            remote: rate(remote),
             zero: rate(|s| s.faults.zero.count),
             minor: rate(|s| s.faults.minor.count),
             write_protect: rate(|s| s.faults.write_protect.count),
@@ -73,6 +88,10 @@ impl NodeRates {
         Self {
             fetched: rate(|now| now.node.pages_fetched),
             written_back: rate(|now| now.node.pages_written_back),
+            requests: rate(|now| now.node.transfers.as_ref().map_or(0, requested)),
+            received: rate(|now| now.node.transfers.map_or(0, |t| t.pages_received)),
+            sent: rate(|now| now.node.transfers.map_or(0, |t| t.pages_sent)),
+            early: rate(|now| now.node.transfers.map_or(0, |t| t.early_losses)),
         }
     }
 }

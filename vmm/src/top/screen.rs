@@ -48,12 +48,15 @@ pub fn draw(view: &View, frame: &mut Frame<'_>) {
         None if view.problem.is_none() => frame.render_widget(Line::from("Asking..."), body),
         None => {}
         Some(_) if view.shows_heat => view.draw_heat(frame, body),
-        Some(status) => view.draw_numbers(status, frame, body),
+        Some(status) => match &status.coherence {
+            Some(coherence) => view.draw_shared(status, coherence, frame, body),
+            None => view.draw_numbers(status, frame, body),
+        },
     }
 }
 
 impl View {
-    fn style(&self, colour: Color) -> Style {
+    pub(super) fn style(&self, colour: Color) -> Style {
         if self.colour {
             Style::new().fg(colour)
         } else {
@@ -187,13 +190,16 @@ impl View {
     }
 
     /// Draws the rate of remote faults and its history.
-    fn draw_rate(&self, frame: &mut Frame<'_>, area: Rect) {
+    pub(super) fn draw_rate(&self, frame: &mut Frame<'_>, area: Rect) {
         let [text, picture] =
             Layout::horizontal([Constraint::Length(24), Constraint::Min(0)]).areas(area);
         let most = self.history.iter().max().copied().unwrap_or(0);
         let now = self.rates.as_ref().map(|rates| rates.remote);
         let lines = vec![
-            Line::from("remote faults a second"),
+            Line::from(match self.status.as_ref().map(|status| &status.coherence) {
+                Some(Some(_)) => "requests a second",
+                _ => "remote faults a second",
+            }),
             Line::styled(
                 now.map_or("-".to_owned(), count),
                 Style::new().add_modifier(Modifier::BOLD),
@@ -246,13 +252,6 @@ impl View {
         let used = used.map_or(String::new(), |used| {
             format!(", {} of them used", percent(used))
         });
-        let errors = match status.errors.last() {
-            None => Line::from("errors     none"),
-            Some(newest) => {
-                let text = format!("errors     {}; {newest}", status.errors_total);
-                Line::styled(shortened(text, columns), self.style(Color::Red))
-            }
-        };
         vec![
             Line::from(format!(
                 "memory     cache {} of {}; {} at home here; {} resident",
@@ -271,8 +270,18 @@ impl View {
                 "ahead      {}/s pages fetched{used}",
                 rate(|r| r.ahead)
             )),
-            errors,
+            self.error_line(status, columns),
         ]
+    }
+
+    pub(super) fn error_line(&self, status: &VmStatus, columns: u16) -> Line<'static> {
+        match status.errors.last() {
+            None => Line::from("errors     none"),
+            Some(newest) => {
+                let text = format!("errors     {}; {newest}", status.errors_total);
+                Line::styled(shortened(text, columns), self.style(Color::Red))
+            }
+        }
     }
 
     /// Returns a line for each node, below a heading.
@@ -390,7 +399,7 @@ fn fitting(mut lines: Vec<Line<'static>>, rows: u16) -> Vec<Line<'static>> {
 }
 
 /// Shortens a text, and marks where it was cut.
-fn shortened(text: String, columns: u16) -> String {
+pub(super) fn shortened(text: String, columns: u16) -> String {
     let columns = usize::from(columns);
     if text.chars().count() <= columns {
         return text;

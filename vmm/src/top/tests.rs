@@ -6,7 +6,7 @@ use ratatui::backend::TestBackend;
 use super::*;
 use crate::report::{FaultKind, Percentiles, Stages};
 use crate::status::heat::{BlockStatus, ExtentStatus};
-use ssi_hv_api::fixtures::status;
+use ssi_hv_api::fixtures::{status, status_of_nodes};
 
 fn choice(pid: u32, name: &str) -> Choice {
     Choice {
@@ -149,6 +149,36 @@ fn a_screen_of_200_by_60_has_more() {
         "at home on node 1",
     ] {
         assert!(text.contains(part), "{part} in {text}");
+    }
+}
+
+#[test]
+fn a_vm_on_several_nodes_has_rates_of_each_and_what_its_vcpus_wait_for() {
+    let before = status_of_nodes();
+    let mut after = before.clone();
+    after.uptime_s += 2.0;
+    let transfers = after.nodes[1].node.transfers.as_mut().expect("has some");
+    transfers.reads += 20;
+    transfers.pages_received += 8;
+    transfers.pages_sent += 6;
+    transfers.early_losses += 4;
+    after.coherence.as_mut().expect("it shares").total.reads += 20;
+    let view = view_of(before, after);
+    for (columns, rows) in [(80, 24), (200, 60)] {
+        let text = drawn(&view, columns, rows);
+        assert!(text.contains("requests a second"), "{text}");
+        assert_eq!(words(&text, "10  ")[0], "10", "{text}");
+        let node = words(&text, "1  ");
+        let expected = ["1", "2", "up", "10/s", "4/s", "3/s", "2/s", "52.0", "us"];
+        assert_eq!(node[..9], expected, "{text}");
+        assert!(words(&text, "2  ").contains(&"silent"), "{text}");
+        assert!(text.contains("1 on 0: waits for 0x2a10000"), "{text}");
+        assert!(
+            text.contains("hot pages  0x2a10000 moved 5898 times"),
+            "{text}"
+        );
+        assert!(text.contains("errors     1; donor node 2"), "{text}");
+        assert_eq!(text.contains("10.0.0.2:7000"), columns > 80, "{text}");
     }
 }
 

@@ -121,6 +121,11 @@ impl<T> Table<T> {
     pub(super) const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// Number of places in use.
+    pub(super) fn used(&self) -> usize {
+        self.0.iter().flatten().count()
+    }
 }
 
 #[cfg(test)]
@@ -153,5 +158,7 @@ mod tests {
         assert_eq!(table.insert('c'), 0);
         assert_eq!((table.get(0), table.get(2)), (Some(&'c'), None));
         assert_eq!(table.remove(5), None);
+        table.insert('d');
+        assert_eq!((table.remove(1), table.used()), (Some('b'), 2));
     }
 }

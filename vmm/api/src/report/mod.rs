@@ -3,8 +3,10 @@
 //! A field may be added under the same number; renaming or removing one, or changing its meaning or
 //! unit, increments it.
 
+mod coherence;
 mod details;
 
+pub use coherence::{Coherence, HOTTEST_MAX, HotPage, HotPageNode, NodeState, Transfers};
 pub use details::{Distribution, Distributions, Exec, FaultCounts, TIMELINE_SAMPLES_MAX, Timeline};
 
 use serde::{Deserialize, Serialize};
@@ -44,6 +46,9 @@ pub struct Report {
     pub free_pages: FreePages,
     /// Pages fetched before they were touched.
     pub prefetch: Prefetch,
+    /// The memory that nodes share; present if vCPUs are on several nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coherence: Option<Coherence>,
     /// How many faults took how long; present if the guest ran.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distributions: Option<Distributions>,
@@ -184,21 +189,22 @@ pub struct TransportUsed {
 }
 
 /// The role of a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     /// It runs vCPUs.
+    #[default]
     Compute,
     /// It lends memory.
     Donor,
 }
 
 /// A node of the run.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct Node {
-    /// Its number; 0 is the compute node.
+    /// Its number; 0 is the host of the VM's process.
     pub id: u32,
     /// Its role.
     pub role: Role,
@@ -211,7 +217,24 @@ pub struct Node {
     pub pages_fetched: u64,
     /// Pages written back to it.
     pub pages_written_back: u64,
-    /// The remote faults that it served; `null` for the compute node.
+    /// The vCPUs that run on it.
+    #[serde(default)]
+    pub cpus: Vec<u32>,
+    /// Whether it takes part; `null` for a donor, and where all vCPUs are on one node.
+    #[serde(default)]
+    pub state: Option<NodeState>,
+    /// Its round trip to node 0, the best of the last second, in microseconds; `null` for node 0
+    /// and donors.
+    #[serde(default)]
+    pub round_trip_us: Option<f64>,
+    /// The age of its `transfers`, in seconds; `null` for node 0 and donors.
+    #[serde(default)]
+    pub counted_s_ago: Option<f64>,
+    /// What it did with the memory that nodes share; `null` for a donor, and where all vCPUs are on
+    /// one node.
+    #[serde(default)]
+    pub transfers: Option<Transfers>,
+    /// The remote faults that it served; `null` for a compute node.
     pub faults: Option<FaultKind>,
     /// Network traffic of pages by TCP or UDP; `null` for the compute node and for `loopback`.
     pub traffic: Option<Traffic>,

@@ -23,6 +23,16 @@ fn the_fields_have_the_promised_names() {
             tcp: Some(PathMeasured::default()),
             ..PathUsed::default()
         }),
+        state: Some(NodeState::Up),
+        transfers: Some(Transfers::default()),
+        ..Node::default()
+    });
+    report.coherence = Some(Coherence {
+        hottest: vec![HotPage {
+            nodes: vec![HotPageNode::default()],
+            ..HotPage::default()
+        }],
+        ..Coherence::default()
     });
     report.distributions = Some(Distributions {
         remote: vec![(12.5, 3)],
@@ -47,6 +57,29 @@ fn the_fields_have_the_promised_names() {
         "pages_compressed": 0,
         "compressing": false,
     });
+    let transfers = json!({
+        "faults": 0,
+        "reads": 0,
+        "writes": 0,
+        "upgrades": 0,
+        "pages_received": 0,
+        "pages_from_home": 0,
+        "pages_zero": 0,
+        "pages_sent": 0,
+        "invalidations": 0,
+        "holds": 0,
+        "hold_us": percentiles,
+        "early_losses": 0,
+        "tokens": 0,
+        "requests": 0,
+        "request_us": percentiles,
+        "blocks_taken": 0,
+        "blocks_split": 0,
+        "split_blocks": 0,
+        "evictions": 0,
+        "write_backs": 0,
+        "stalled_for_memory": 0,
+    });
     let expected: Value = json!({
         "schema": 1,
         "host": { "virtualization": "emulated", "cpu_model": "", "kernel": "" },
@@ -68,6 +101,11 @@ fn the_fields_have_the_promised_names() {
             "memory_bytes": 4096,
             "pages_fetched": 1,
             "pages_written_back": 0,
+            "cpus": [],
+            "state": "up",
+            "round_trip_us": null,
+            "counted_s_ago": null,
+            "transfers": transfers,
             "faults": kind,
             "traffic": { "urgent": class, "prefetch": class, "write_back": class },
             "rdma": { "pages_read": 0, "pages_written": 0, "connections": 0, "failures": 0 },
@@ -93,6 +131,15 @@ fn the_fields_have_the_promised_names() {
         "evictions_unchanged": 0,
         "free_pages": { "reported": 0, "dropped_here": 0, "dropped_at_home": 0 },
         "prefetch": { "issued": 0, "used": 0, "wasted": 0, "late": 0, "replayed": 0 },
+        "coherence": {
+            "total": transfers,
+            "hottest": [{
+                "address": 0,
+                "transfers": 0,
+                "more_max": 0,
+                "nodes": [{ "node": 0, "reads": 0, "writes": 0 }],
+            }],
+        },
         "distributions": { "remote": [[12.5, 3]], "zero": [], "minor": [], "write_protect": [] },
         "timeline": {
             "interval_s": 0.25,

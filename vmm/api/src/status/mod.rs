@@ -8,7 +8,7 @@ pub mod rdma;
 
 use serde::{Deserialize, Serialize};
 
-use crate::report::{Boot, Faults, Guest, MemoryUsed, Node, Prefetch, TransportUsed};
+use crate::report::{Boot, Coherence, Faults, Guest, MemoryUsed, Node, Prefetch, TransportUsed};
 use heat::HeatStatus;
 use rdma::{NodeRdma, RdmaResources};
 
@@ -60,6 +60,12 @@ pub struct VmStatus {
     pub nodes: Vec<NodeNow>,
     /// The faults so far.
     pub faults: Faults,
+    /// What each vCPU does; empty where all are on one node.
+    #[serde(default)]
+    pub vcpus: Vec<VcpuNow>,
+    /// The memory that nodes share; absent where all vCPUs are on one node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coherence: Option<Coherence>,
     /// Pages dropped locally to free memory.
     pub evictions: Evictions,
     /// Faults that waited until memory was free.
@@ -77,6 +83,39 @@ pub struct VmStatus {
     /// The heat map, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heat: Option<HeatStatus>,
+}
+
+/// What a vCPU does or waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum VcpuState {
+    /// It runs, or is ready to.
+    Running,
+    /// It is halted until an interrupt.
+    Halted,
+    /// The guest has not started it.
+    Offline,
+    /// It waits for a page.
+    Page,
+    /// The VM is paused.
+    Paused,
+    /// Its node does not say.
+    Unknown,
+}
+
+/// One vCPU now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct VcpuNow {
+    /// The vCPU.
+    pub cpu: u32,
+    /// Its node.
+    pub node: u32,
+    /// What it does.
+    pub state: VcpuState,
+    /// The guest-physical address of the page that it waits for; `null` unless it does.
+    pub page: Option<u64>,
 }
 
 /// A node as its VM sees it now.

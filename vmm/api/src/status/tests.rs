@@ -2,7 +2,7 @@
 
 use super::heat::ExtentStatus;
 use super::*;
-use crate::fixtures::{block, node_status, status};
+use crate::fixtures::{block, node_status, status, status_of_nodes};
 
 #[test]
 fn a_node_of_an_older_release_is_understood() {
@@ -25,10 +25,11 @@ fn a_vm_of_an_older_release_says_nothing_about_cpus_of_the_host() {
 
 #[test]
 fn what_is_shown_travels_as_json() {
-    let before = status();
-    let text = serde_json::to_string(&before).expect("is JSON");
-    let after: VmStatus = serde_json::from_str(&text).expect("is a status");
-    assert_eq!(after, before);
+    for before in [status(), status_of_nodes()] {
+        let text = serde_json::to_string(&before).expect("is JSON");
+        let after: VmStatus = serde_json::from_str(&text).expect("is a status");
+        assert_eq!(after, before);
+    }
 }
 
 /// The names of all fields in a value, at any depth.
@@ -62,10 +63,13 @@ fn the_document_has_every_field() {
     };
     let all = Everything {
         schema: SCHEMA,
-        vms: vec![VmStatus {
-            heat: Some(heat),
-            ..status()
-        }],
+        vms: vec![
+            VmStatus {
+                heat: Some(heat),
+                ..status()
+            },
+            status_of_nodes(),
+        ],
         nodes: vec![node_status()],
     };
     let value = serde_json::to_value(all).expect("is JSON");
@@ -73,6 +77,7 @@ fn the_document_has_every_field() {
     field_names(&value, &mut names);
     assert!(names.iter().any(|name| name == "recent_faults"));
     assert!(names.iter().any(|name| name == "protection_domains"));
+    assert!(names.iter().any(|name| name == "early_losses"));
     let document = include_str!("../../../../docs/report.md");
     for name in names {
         assert!(document.contains(&name), "{name} is not in docs/report.md");

@@ -7,6 +7,7 @@ use devices::virtio::VirtioDevice;
 use devices::{BootTimer, PmRegisters};
 
 use crate::error::MachineError;
+use crate::lifecycle::kick::VcpuThread;
 use crate::lifecycle::shared::Shared;
 use crate::outcome::Outcome;
 
@@ -69,6 +70,11 @@ impl MachineHandle {
     /// False after a run whose end left a thread behind that still waits for a page or its disk.
     pub fn all_vcpus_ended(&self) -> bool {
         self.shared.control.wait_all_ended(Duration::ZERO)
+    }
+
+    /// Returns the threads of the vCPUs of this node that run.
+    pub fn vcpu_threads(&self) -> Vec<VcpuThread> {
+        self.shared.vcpu_threads()
     }
 
     /// Returns whether a device is in a system call, for which the end of the run waits.

@@ -26,6 +26,30 @@ pub(crate) struct Kick {
     /// as is `immediate_exit`: a kick stores that, then loads this; a thread stores this, then
     /// loads that. At least one of the two sees the other's store.
     asleep: AtomicBool,
+    /// The vCPU sleeps until a start-up message. Relaxed: only for display.
+    offline: AtomicBool,
+}
+
+/// What a vCPU does, apart from waiting for a page in the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activity {
+    /// It is in the guest, or handles an exit.
+    Runs,
+    /// It is halted until an interrupt; only known with interrupt controllers in user space.
+    Halted,
+    /// It waits for a start-up message.
+    Offline,
+}
+
+/// The thread of a vCPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VcpuThread {
+    /// The vCPU.
+    pub cpu: u32,
+    /// The thread's id.
+    pub thread: u32,
+    /// What it does.
+    pub activity: Activity,
 }
 
 #[derive(Debug)]
@@ -105,6 +129,21 @@ impl Kick {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the registered thread, which runs vCPU `cpu`.
+    pub fn thread(&self, cpu: u32) -> Option<VcpuThread> {
+        let thread = self.lock().as_ref()?.thread.as_raw_nonzero().get();
+        let activity = match self.asleep.load(Ordering::SeqCst) {
+            true if self.offline.load(Ordering::Relaxed) => Activity::Offline,
+            true => Activity::Halted,
+            false => Activity::Runs,
+        };
+        Some(VcpuThread {
+            cpu,
+            thread: thread.cast_unsigned(),
+            activity,
+        })
+    }
+
     /// Makes the vCPU leave the guest or wake up, if its thread is registered.
     pub fn kick(&self) {
         let target = self.lock();
@@ -153,6 +192,13 @@ impl KickRegistration<'_> {
             }
         }
         self.kick.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Like [`sleep`](Self::sleep), for a vCPU that waits for its start-up message.
+    pub fn sleep_offline(&self) {
+        self.kick.offline.store(true, Ordering::Relaxed);
+        self.sleep(None);
+        self.kick.offline.store(false, Ordering::Relaxed);
     }
 
     /// Kicks this thread at time `at` of the monotonic clock, in nanoseconds, instead of at a time

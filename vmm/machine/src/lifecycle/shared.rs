@@ -8,6 +8,7 @@ use kvm_ioctls::VmFd;
 use vm_memory::GuestMemoryMmap;
 
 use super::control::Control;
+use super::kick::VcpuThread;
 
 /// State that the vCPU threads share. Each holds a reference, so that the guest's memory and
 /// devices exist as long as any vCPU may access them.
@@ -25,6 +26,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// Returns the threads of the vCPUs of this node that run.
+    pub fn vcpu_threads(&self) -> Vec<VcpuThread> {
+        let kicks = (0..).zip(self.control.kicks());
+        kicks.filter_map(|(cpu, kick)| kick.thread(cpu)).collect()
+    }
+
     /// Returns whether a device is in a system call.
     pub fn devices_at_work(&self) -> bool {
         self.at_work().is_some()

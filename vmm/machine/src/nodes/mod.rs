@@ -9,20 +9,27 @@
 //! vCPU that pauses and ends.
 
 mod clock;
+mod compare;
+mod periodic;
 pub(crate) mod primary;
 mod remote;
 mod secondary;
 mod serve;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ssi_hv_irqchip::{Routing, Target};
 use ssi_hv_nodes::{Link, LinkConfig, Message, NodeNumber, Receiver, Stream, VmId};
 
+pub use ssi_hv_nodes::REPORT_BYTES_MAX;
+
 use crate::error::MachineError;
 use crate::lifecycle::control::Follower;
+use crate::lifecycle::kick::VcpuThread;
 pub use clock::{ClockDifference, measure_clock, serve_clock};
+pub use compare::ClockSample;
 use remote::{RemoteNode, RemoteTarget};
 pub use secondary::{Secondary, SecondaryConfig, SecondaryHandle};
 
@@ -39,6 +46,29 @@ pub struct NodesConfig {
     pub connections: Vec<(NodeNumber, Box<dyn Stream>)>,
     /// A node that is silent for so long is lost.
     pub silence_max: Duration,
+    /// On the primary: takes what the other nodes report.
+    pub observer: Option<Arc<dyn Observer>>,
+}
+
+/// Takes the reports of other nodes, on the threads that deliver interrupts: it only keeps them.
+pub trait Observer: fmt::Debug + Send + Sync {
+    /// A node reports, in the form in which its [`Reporter`] has it.
+    fn reported(&self, node: NodeNumber, report: Vec<u8>);
+}
+
+/// Makes the reports of a node.
+pub trait Reporter: fmt::Debug + Send {
+    /// What the node does now, at most [`REPORT_BYTES_MAX`] bytes.
+    fn report(&self, facts: &NodeFacts) -> Vec<u8>;
+}
+
+/// What a node knows of itself, apart from its memory.
+#[derive(Clone, Debug, Default)]
+pub struct NodeFacts {
+    /// Its vCPUs that run.
+    pub vcpus: Vec<VcpuThread>,
+    /// The newest comparison with the primary's clock.
+    pub clock: Option<ClockSample>,
 }
 
 /// What a node knows of the others.
@@ -47,6 +77,7 @@ pub(crate) struct Nodes {
     me: NodeNumber,
     owners: Vec<NodeNumber>,
     links: Vec<Arc<Link>>,
+    observer: Option<Arc<dyn Observer>>,
     /// The link to the primary, unless this is it.
     primary: Option<Arc<Link>>,
 }
@@ -129,6 +160,7 @@ impl Connections {
             me: config.me,
             owners: config.owners,
             links,
+            observer: config.observer,
             primary: None,
         };
         nodes.check(cpus)?;

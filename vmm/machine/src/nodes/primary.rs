@@ -11,6 +11,7 @@ use super::remote::from_message;
 use super::serve::Board;
 use super::{Connections, Nodes};
 use crate::error::MachineError;
+use crate::host_cpu::time_stamp;
 use crate::irqchip::InterruptController;
 use crate::lifecycle::shared::Shared;
 
@@ -161,6 +162,15 @@ impl Node {
                             return accesses
                                 .try_send((call, access))
                                 .map_err(|_| Message::Access { call, access });
+                        }
+                        Message::Report(report) => {
+                            if let Some(observer) = &self.board.nodes.observer {
+                                observer.reported(peer, report);
+                            }
+                        }
+                        Message::ClockAsk { number } => {
+                            let ticks = time_stamp();
+                            link.send(&Message::ClockAnswer { number, ticks });
                         }
                         Message::Paused { number } => control.node_parked(number),
                         Message::End(end) => control.end(from_message(end, peer)),

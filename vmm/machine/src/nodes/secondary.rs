@@ -10,9 +10,10 @@ use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
 use ssi_hv_nodes::{Link, Message, NodeNumber, Receiver, Space, Start};
 use vm_memory::GuestMemoryMmap;
 
+use super::periodic::{Clock, Periodic};
 use super::remote::{RemoteBus, ToPrimary, from_message, with_causes};
 use super::serve::Board;
-use super::{Nodes, NodesConfig, connect};
+use super::{Nodes, NodesConfig, Reporter, connect};
 use crate::config::Irqchip;
 use crate::error::MachineError;
 use crate::host_cpu::is_emulated;
@@ -29,8 +30,6 @@ use crate::{kvm, memory};
 const START_TIME_MAX: Duration = Duration::from_secs(120);
 /// How long the primary may take to end the connection after the end of the run.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(40);
-/// How often a pause is looked at that has not reached every vCPU.
-const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Commands of the primary that wait.
 const COMMANDS_MAX: usize = 64;
 
@@ -46,6 +45,8 @@ pub struct SecondaryConfig {
     /// What to add to this host's time stamp counter to get that of the primary's host: 0 on the
     /// same host.
     pub tsc_difference: u64,
+    /// Makes the reports of this node to the primary.
+    pub reporter: Box<dyn Reporter>,
 }
 
 /// This node's part of a machine, whose primary is another node.
@@ -179,6 +180,7 @@ impl Built {
             me: config.nodes.me,
             owners: start.owners,
             links: secondary.links.clone(),
+            observer: None,
             primary: Some(Arc::clone(&secondary.primary)),
         });
         nodes.check(cpus)?;
@@ -247,19 +249,34 @@ impl Built {
         })
     }
 
-    fn run(self, mut secondary: Secondary) -> Result<Outcome, MachineError> {
+    fn run(self, secondary: Secondary) -> Result<Outcome, MachineError> {
+        let Secondary {
+            config,
+            primary,
+            receivers,
+            links,
+            ..
+        } = secondary;
         let Self {
             shared,
             board,
             vcpus,
         } = self;
         let (sender, commands) = mpsc::sync_channel(COMMANDS_MAX);
+        let mut periodic =
+            Periodic::new(Arc::clone(&shared), Arc::clone(&primary), config.reporter);
         let mut threads = Vec::new();
-        let mut receivers = secondary.receivers.drain(..);
+        let mut receivers = receivers.into_iter();
         let first = receivers.next();
         let started = first
             .into_iter()
-            .map(|receiver| spawn(receiver, &board, &shared, Some(sender.clone())))
+            .map(|receiver| {
+                let of_primary = OfPrimary {
+                    commands: sender.clone(),
+                    clock: Arc::clone(&periodic.clock),
+                };
+                spawn(receiver, &board, &shared, Some(of_primary))
+            })
             .chain(receivers.map(|receiver| spawn(receiver, &board, &shared, None)))
             .try_for_each(|thread| {
                 threads.push(thread?);
@@ -272,27 +289,28 @@ impl Built {
                 Ok(())
             });
         match started {
-            Ok(()) => secondary.primary.send(&Message::Started),
+            Ok(()) => primary.send(&Message::Started),
             Err(error) => shared.control.end(Err(error)),
         }
         drop(sender);
-        obey(&commands, &shared, &secondary.primary);
+        obey(&commands, &mut periodic);
         ending::wait_for_threads(&shared);
-        secondary.primary.send(&Message::Ended);
+        periodic.report_at_end();
+        primary.send(&Message::Ended);
         // The primary ends the connection when nobody needs this node's memory any more.
-        let primary = threads.remove(0);
+        let of_primary = threads.remove(0);
         let until = Instant::now() + CLOSE_TIME_MAX;
-        while !primary.is_finished() && Instant::now() < until {
+        while !of_primary.is_finished() && Instant::now() < until {
             match commands.recv_timeout(until.saturating_duration_since(Instant::now())) {
                 // All senders are gone when the receiving thread is.
                 Err(mpsc::RecvTimeoutError::Disconnected) => break,
                 Ok(_) | Err(mpsc::RecvTimeoutError::Timeout) => {}
             }
         }
-        for link in &secondary.links {
+        for link in &links {
             link.close();
         }
-        for thread in threads.into_iter().chain([primary]) {
+        for thread in threads.into_iter().chain([of_primary]) {
             let _ = thread.join();
         }
         let end = shared.control.take_end();
@@ -300,38 +318,47 @@ impl Built {
     }
 }
 
-/// Does what the primary asks for, until the run has ended.
-fn obey(commands: &Commands<Command>, shared: &Shared, primary: &Link) {
+/// Does what the primary asks for, and what is done from time to time, until the run has ended.
+fn obey(commands: &Commands<Command>, periodic: &mut Periodic) {
+    let (shared, primary) = (Arc::clone(&periodic.shared), Arc::clone(&periodic.primary));
     while !shared.control.has_ended() {
         // A vCPU may end the run as well, which nobody sends a command for.
-        match commands.recv_timeout(LOOK_INTERVAL) {
+        match commands.recv_timeout(periodic.left()) {
             Ok(Command::Pause(number)) => {
                 // Returns early when the pause is over, and then nobody waits for the answer.
                 while !shared.control.has_ended() && shared.control.is_paused() {
-                    if shared.control.wait_paused(LOOK_INTERVAL) {
+                    if shared.control.wait_paused(periodic.left()) {
                         primary.send(&Message::Paused { number });
                         break;
                     }
+                    periodic.run_if_due();
                 }
             }
             Ok(Command::End) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
+        periodic.run_if_due();
     }
 }
 
-/// Starts the receiving thread for a node, which is the primary if there are `commands`.
+/// What the receiving thread of the primary has besides.
+struct OfPrimary {
+    commands: SyncSender<Command>,
+    clock: Arc<Clock>,
+}
+
+/// Starts the receiving thread for a node, which is the primary if it is `of_primary`.
 fn spawn(
     mut receiver: Receiver,
     board: &Board,
     shared: &Arc<Shared>,
-    commands: Option<SyncSender<Command>>,
+    of_primary: Option<OfPrimary>,
 ) -> Result<JoinHandle<()>, MachineError> {
     let (board, shared) = (board.clone(), Arc::clone(shared));
     let link = Arc::clone(receiver.link());
     let thread = thread::Builder::new().name(format!("node{}", link.peer()));
     let run = move || {
-        let greeted = match commands {
+        let greeted = match of_primary {
             // It has greeted before.
             Some(_) => Ok(()),
             None => receiver.greet(Instant::now() + START_TIME_MAX),
@@ -339,7 +366,7 @@ fn spawn(
         let peer = link.peer();
         let error = greeted.err().unwrap_or_else(|| {
             board.serve(&mut receiver, |message| {
-                let Some(commands) = &commands else {
+                let Some(OfPrimary { commands, clock }) = &of_primary else {
                     return Err(message);
                 };
                 let command = match message {
@@ -350,6 +377,12 @@ fn spawn(
                     Message::Resume => {
                         shared.control.resume();
                         return Ok(());
+                    }
+                    Message::ClockAnswer { number, ticks } => {
+                        return clock
+                            .answered(number, ticks, &link)
+                            .then_some(())
+                            .ok_or(message);
                     }
                     Message::End(end) => {
                         shared.control.end(from_message(end, peer));

@@ -148,6 +148,10 @@ impl Vcpu {
                         kicks.sleep(limit);
                         continue;
                     }
+                    Ok(ForLocal::SleepOffline) => {
+                        kicks.sleep_offline();
+                        continue;
+                    }
                     Err(error) => {
                         shared.control.end(Err(error));
                         break;

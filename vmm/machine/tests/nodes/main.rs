@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use fabric_sharing::SharedMemory;
 use ssi_hv_machine::{
-    ConsoleConfig, Irqchip, Machine, MachineError, MachineHandle, NodesConfig, Outcome, Secondary,
-    SecondaryConfig,
+    ConsoleConfig, Irqchip, Machine, MachineError, MachineHandle, NodeFacts, NodesConfig, Outcome,
+    Reporter, Secondary, SecondaryConfig,
 };
 use tiny_guests::apic::X2APIC_FLAG;
 use tiny_guests::nodes::work_on_two_nodes;
@@ -50,6 +50,17 @@ fn nodes_config(me: u8, peer: u8, owners: &[u8], stream: UnixStream) -> NodesCon
         owners: owners.to_vec(),
         connections: vec![(peer, Box::new(stream))],
         silence_max: SILENCE_MAX,
+        observer: None,
+    }
+}
+
+/// Reports nothing.
+#[derive(Debug)]
+struct Silent;
+
+impl Reporter for Silent {
+    fn report(&self, _: &NodeFacts) -> Vec<u8> {
+        Vec::new()
     }
 }
 
@@ -71,6 +82,7 @@ impl Running {
             primary: 0,
             pinning: Vec::new(),
             tsc_difference: 0,
+            reporter: Box::new(Silent),
         };
         let of_secondary = memory_of(&nodes[1]);
         let (sender, secondary) = mpsc::channel();

@@ -1,11 +1,13 @@
 //! `ssi-hv node --cpus` and `ssi-hv run --node`.
 
 use std::fs;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use serde_json::json;
 use ssi_hv::exit::ExitCode;
 use tiny_guests::{halt_for_ever, second_cpu};
 
@@ -103,8 +105,103 @@ fn a_guest_starts_its_second_cpu_on_a_node() {
     let report = fs::read_to_string(report).expect("a report");
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     assert_eq!(report["guest"]["irqchip"], "user");
+    let nodes = report["nodes"].as_array().expect("nodes");
+    let cpus: Vec<_> = nodes.iter().map(|node| &node["cpus"]).collect();
+    assert_eq!(cpus, [&json!([0]), &json!([1])]);
+    assert_eq!(nodes[1]["address"], address.as_str());
+    // The node has reported at its end: what one side got, the other one sent.
+    let count = |node: usize, what: &str| nodes[node]["transfers"][what].as_u64().expect(what);
+    for node in [0, 1] {
+        assert_eq!(nodes[node]["state"], "ended");
+        for what in ["faults", "pages_received", "pages_sent", "requests"] {
+            assert!(count(node, what) > 0, "{what} of node {node} in {report}");
+        }
+    }
+    // The last page may be on its way.
+    assert!(
+        count(0, "pages_received") <= count(1, "pages_sent"),
+        "{report}"
+    );
+    assert!(
+        count(1, "pages_received") <= count(0, "pages_sent"),
+        "{report}"
+    );
+    assert!(nodes[1]["round_trip_us"].as_f64().expect("was measured") > 0.0);
+    let coherence = &report["coherence"];
+    let writes = count(0, "writes") + count(1, "writes");
+    assert_eq!(coherence["total"]["writes"], writes);
+    let hottest = coherence["hottest"].as_array().expect("pages");
+    assert!(!hottest.is_empty() && hottest.len() <= 50);
+    let both = |page: &serde_json::Value| page["nodes"].as_array().is_some_and(|of| of.len() == 2);
+    assert!(
+        hottest.iter().any(both),
+        "no page went to and fro: {coherence}"
+    );
     is_left_alone(&place, &node);
     assert_eq!(node.end(libc::SIGTERM), Some(0));
+}
+
+/// What the control socket of a VM answers when asked for metrics.
+fn metrics_of(place: &Place, vm: &Child) -> String {
+    let name = format!("vm-{}-two.sock", vm.id());
+    let mut stream = UnixStream::connect(place.sockets().join(name)).expect("it listens");
+    let request = b"GET /v1/metrics HTTP/1.1\r\nhost: x\r\n\r\n";
+    stream.write_all(request).expect("is taken");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("UTF-8");
+    answer
+}
+
+#[test]
+fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (node, address) = node(&place, &["--cpus", "1"]);
+    let vm = halted(&place, &address);
+    // The node reports once in a second.
+    let deadline = Instant::now() + end::LIMIT;
+    // The guest halts its first vCPU, and does not start the second one.
+    let expected = json!([
+        {"cpu": 0, "node": 0, "state": "halted", "page": null},
+        {"cpu": 1, "node": 1, "state": "offline", "page": null},
+    ]);
+    let status = loop {
+        let status = place.json(&["status", "two", "--json"])["vms"][0].clone();
+        if status["vcpus"] == expected {
+            break status;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "the vCPUs are not there: {status}"
+        );
+        std::thread::sleep(PAUSE);
+    };
+    assert_eq!(status["nodes"][1]["state"], "up");
+    assert!(
+        status["nodes"][1]["counted_s_ago"]
+            .as_f64()
+            .expect("an age")
+            < 3.5
+    );
+    assert!(status["coherence"]["total"].is_object());
+    let text = place.printed(&["status", "two"]);
+    assert!(
+        text.contains("vCPUs      0 on 0: halted  1 on 1: offline"),
+        "{text}"
+    );
+    let metrics = metrics_of(&place, &vm);
+    for series in [
+        "ssi_hv_compute_up{node=\"1\"} 1",
+        "ssi_hv_compute_vcpus{node=\"1\",state=\"offline\"} 1",
+    ] {
+        assert!(metrics.contains(series), "{series} in {metrics}");
+    }
+    signal(&vm.id().to_string(), libc::SIGINT);
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), code(ExitCode::Interrupted), "{output:?}");
+    is_left_alone(&place, &node);
 }
 
 /// Sends a signal to the process of a VM on its node: the VM ends, names the node and says `why`, and

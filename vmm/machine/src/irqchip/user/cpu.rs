@@ -44,6 +44,8 @@ pub(crate) enum Next {
     Enter,
     /// Sleep until a kick, with this limit.
     Sleep(Option<Duration>),
+    /// Sleep until a kick, before the start-up message.
+    SleepOffline,
 }
 
 /// The local APIC of one vCPU, with the state that connects it to KVM.
@@ -113,7 +115,7 @@ impl UserCpu {
             self.receive(&posted, vcpu)?;
         }
         if self.activity == Activity::WaitsForStartup {
-            return Ok(Next::Sleep(None));
+            return Ok(Next::SleepOffline);
         }
         let mut left = None;
         if let Some(deadline) = self.apic.deadline() {

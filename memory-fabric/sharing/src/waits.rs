@@ -1,0 +1,121 @@
+//! Which threads wait for which pages, for anyone who asks what a vCPU does.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use fabric_pages::page::PageIndex;
+
+/// Threads that are recorded at once; others wait unrecorded.
+const WAITS_MAX: usize = 64;
+
+/// The threads that wait. The engine's thread writes; any thread reads.
+#[derive(Debug)]
+pub struct Waits {
+    /// A thread's id, above it the page; 0 while the place is free.
+    places: [AtomicU64; WAITS_MAX],
+    /// No place from this one on was ever used.
+    used: AtomicUsize,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self {
+            places: std::array::from_fn(|_| AtomicU64::new(0)),
+            used: AtomicUsize::new(0),
+        }
+    }
+}
+
+const fn pack(thread: u32, page: PageIndex) -> u64 {
+    thread as u64 | (page.number() as u64) << 32
+}
+
+#[allow(clippy::cast_possible_truncation, reason = "the halves of a word")]
+const fn unpack(word: u64) -> (u32, PageIndex) {
+    (word as u32, PageIndex::new((word >> 32) as u32))
+}
+
+impl Waits {
+    fn places(&self) -> &[AtomicU64] {
+        // Relaxed here and below: each word is complete in itself.
+        &self.places[..self.used.load(Ordering::Relaxed)]
+    }
+
+    /// A thread waits for a page. A thread with number 0 is an unknown one.
+    pub(crate) fn begin(&self, thread: u32, page: PageIndex) {
+        if thread == 0 {
+            return;
+        }
+        let word = pack(thread, page);
+        let mut free = None;
+        for (index, place) in self.places().iter().enumerate() {
+            let (of, _) = unpack(place.load(Ordering::Relaxed));
+            if of == thread {
+                return place.store(word, Ordering::Relaxed);
+            }
+            if of == 0 {
+                free.get_or_insert(index);
+            }
+        }
+        let index = free.unwrap_or(self.used.load(Ordering::Relaxed));
+        if let Some(place) = self.places.get(index) {
+            place.store(word, Ordering::Relaxed);
+            self.used.fetch_max(index + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whoever waits for the page is woken.
+    pub(crate) fn end(&self, page: PageIndex) {
+        for place in self.places() {
+            let word = place.load(Ordering::Relaxed);
+            if word != 0 && unpack(word).1 == page {
+                place.store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The page for which a thread waits.
+    #[must_use]
+    pub fn of(&self, thread: u32) -> Option<PageIndex> {
+        let words = self.places().iter();
+        let mut words = words.map(|place| unpack(place.load(Ordering::Relaxed)));
+        let found = words.find(|(of, _)| *of == thread && thread != 0);
+        found.map(|(_, page)| page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_waits_until_its_page_is_there() {
+        let waits = Waits::default();
+        let [one, two] = [0, 9].map(PageIndex::new);
+        waits.begin(5, one);
+        waits.begin(6, two);
+        waits.begin(7, two);
+        assert_eq!(
+            [5, 6, 8].map(|of| waits.of(of)),
+            [Some(one), Some(two), None]
+        );
+        waits.begin(5, two);
+        assert_eq!(waits.of(5), Some(two), "the newest counts");
+        waits.end(two);
+        assert_eq!([5, 6, 7].map(|of| waits.of(of)), [None; 3]);
+        waits.begin(0, one);
+        assert_eq!((waits.of(0), waits.used.load(Ordering::Relaxed)), (None, 3));
+    }
+
+    #[test]
+    fn more_threads_than_places_wait_unrecorded() {
+        let waits = Waits::default();
+        for thread in 1..100 {
+            waits.begin(thread, PageIndex::new(thread));
+        }
+        assert_eq!(waits.of(64), Some(PageIndex::new(64)));
+        assert_eq!(waits.of(65), None);
+        waits.end(PageIndex::new(3));
+        waits.begin(65, PageIndex::new(65));
+        assert_eq!(waits.of(65), Some(PageIndex::new(65)));
+    }
+}

@@ -1,0 +1,96 @@
+//! Tables of the memory that nodes with vCPUs share.
+
+use std::fmt::Write as _;
+
+use ssi_hv_api::report::{Coherence, Report, Role, Transfers};
+
+use crate::svg::{count, escaped, time};
+
+/// Hot pages in the table.
+const PAGES_SHOWN: usize = 20;
+
+/// A row of the table of nodes: a name, and a value of a node or of all.
+type Row = (&'static str, fn(&Transfers) -> String);
+
+const ROWS: [Row; 15] = [
+    ("faults", |t| count(t.faults)),
+    ("requests to read", |t| count(t.reads)),
+    ("requests to write", |t| count(t.writes)),
+    ("upgrades", |t| count(t.upgrades)),
+    ("pages from other nodes", |t| count(t.pages_received)),
+    ("pages from home", |t| count(t.pages_from_home)),
+    ("pages of zeroes", |t| count(t.pages_zero)),
+    ("pages sent", |t| count(t.pages_sent)),
+    ("invalidations", |t| count(t.invalidations)),
+    ("request, median", |t| time(t.request_us.p50)),
+    ("request, 99 %", |t| time(t.request_us.p99)),
+    ("hold, median", |t| time(t.hold_us.p50)),
+    ("pages lost early", |t| count(t.early_losses)),
+    ("tokens", |t| count(t.tokens)),
+    ("blocks split at the end", |t| count(t.split_blocks)),
+];
+
+/// Renders the section of a VM whose vCPUs are on several nodes.
+pub fn section(page: &mut String, report: &Report) {
+    let Some(coherence) = &report.coherence else {
+        return;
+    };
+    page.push_str(
+        "<section class=\"wide\">\n<h2>Memory that nodes share</h2>\n<p class=\"about\">What each \
+         node with vCPUs asked for, got and gave.</p>\n<div class=\"scroll\"><table>\n<thead><tr>\
+         <th></th>",
+    );
+    let nodes = || {
+        report
+            .nodes
+            .iter()
+            .filter(|node| node.role == Role::Compute)
+    };
+    for node in nodes() {
+        let address = node.address.as_deref().unwrap_or("here");
+        // Writing to a string cannot fail.
+        let _ = write!(page, "<th>node {} ({})</th>", node.id, escaped(address));
+    }
+    page.push_str("<th>all</th></tr></thead>\n<tbody>\n<tr><th>vCPUs</th>");
+    for node in nodes() {
+        let _ = write!(page, "<td>{}</td>", node.cpus.len());
+    }
+    let _ = writeln!(page, "<td>{}</td></tr>", report.guest.cpus);
+    for (name, of) in ROWS {
+        let _ = write!(page, "<tr><th>{name}</th>");
+        for node in nodes() {
+            let _ = write!(page, "<td>{}</td>", of(&node.transfers.unwrap_or_default()));
+        }
+        let _ = writeln!(page, "<td>{}</td></tr>", of(&coherence.total));
+    }
+    page.push_str("</tbody>\n</table></div>\n</section>\n");
+    hottest(page, coherence);
+}
+
+fn hottest(page: &mut String, coherence: &Coherence) {
+    if coherence.hottest.is_empty() {
+        return;
+    }
+    page.push_str(
+        "<section class=\"wide\">\n<h2>The hottest pages</h2>\n<p class=\"about\">Pages that nodes \
+         took from each other most often, and who took them.</p>\n<div class=\"scroll\"><table>\n\
+         <thead><tr><th>guest-physical address</th><th>moved</th><th>to read</th><th>to write</th>\
+         <th>nodes</th></tr></thead>\n<tbody>\n",
+    );
+    for hot in coherence.hottest.iter().take(PAGES_SHOWN) {
+        let sum = |of: fn(&ssi_hv_api::report::HotPageNode) -> u64| {
+            hot.nodes.iter().map(of).fold(0, u64::saturating_add)
+        };
+        let nodes: Vec<String> = hot.nodes.iter().map(|node| node.node.to_string()).collect();
+        let _ = writeln!(
+            page,
+            "<tr><th><code>{:#x}</code></th><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            hot.address,
+            count(hot.transfers),
+            count(sum(|node| node.reads)),
+            count(sum(|node| node.writes)),
+            nodes.join(", "),
+        );
+    }
+    page.push_str("</tbody>\n</table></div>\n</section>\n");
+}

@@ -1,0 +1,216 @@
+//! What a compute node reports of its part of a VM.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use memory_fabric::compute::SharingStats;
+use memory_fabric::page::PAGE_SHIFT;
+use memory_fabric::stats::Summary;
+use serde::{Deserialize, Serialize};
+
+use crate::instance::{distribution, percentiles};
+use crate::machine::{Activity, NodeFacts, REPORT_BYTES_MAX, Reporter, VcpuThread};
+use crate::report::{Distribution, Transfers};
+use crate::status::VcpuState;
+
+/// Limit of pages in a report.
+const PAGES_MAX: usize = 100;
+
+/// How often a node got a page of which others have copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HotPageHere {
+    /// Its guest-physical address.
+    pub address: u64,
+    /// For a read, at least.
+    pub reads: u32,
+    /// For a write, at least.
+    pub writes: u32,
+    /// How often before, at most.
+    pub earlier_max: u32,
+}
+
+/// A node, as it reports itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Observed {
+    /// Its counters.
+    pub transfers: Transfers,
+    /// How long pages were held.
+    pub holds: Distribution,
+    /// How long requests took.
+    pub requests: Distribution,
+    /// The pages that it got most often.
+    pub hottest: Vec<HotPageHere>,
+    /// Its vCPUs, each with the page that it waits for.
+    pub vcpus: Vec<(u32, VcpuState, Option<u64>)>,
+    /// The shortest round trip to the primary in the last second, in microseconds.
+    pub round_trip_us: Option<f64>,
+}
+
+impl Observed {
+    /// Reads the counters of this node.
+    #[must_use]
+    pub fn now(stats: &SharingStats, vcpus: &[VcpuThread]) -> Self {
+        let (hold, request) = (stats.hold.summary(), stats.request.summary());
+        Self {
+            transfers: transfers(stats, &hold, &request),
+            holds: distribution(&stats.hold),
+            requests: distribution(&stats.request),
+            hottest: hottest(stats),
+            vcpus: vcpus.iter().map(|vcpu| vcpu_now(stats, *vcpu)).collect(),
+            round_trip_us: None,
+        }
+    }
+}
+
+fn hottest(stats: &SharingStats) -> Vec<HotPageHere> {
+    let pages = stats.hot.hottest(PAGES_MAX).into_iter();
+    pages
+        .map(|page| HotPageHere {
+            address: u64::from(page.page.number()) << PAGE_SHIFT,
+            reads: page.reads,
+            writes: page.writes,
+            earlier_max: page.earlier_max,
+        })
+        .collect()
+}
+
+fn vcpu_now(stats: &SharingStats, vcpu: VcpuThread) -> (u32, VcpuState, Option<u64>) {
+    let page = stats.waits.of(vcpu.thread);
+    let state = match (page, vcpu.activity) {
+        (Some(_), _) => VcpuState::Page,
+        (None, Activity::Runs) => VcpuState::Running,
+        (None, Activity::Halted) => VcpuState::Halted,
+        (None, Activity::Offline) => VcpuState::Offline,
+    };
+    let page = page.map(|page| u64::from(page.number()) << PAGE_SHIFT);
+    (vcpu.cpu, state, page)
+}
+
+fn transfers(stats: &SharingStats, hold: &Summary, request: &Summary) -> Transfers {
+    Transfers {
+        faults: stats.faults.get(),
+        reads: stats.reads.get(),
+        writes: stats.writes.get(),
+        upgrades: stats.upgrades.get(),
+        pages_received: stats.from_member.get(),
+        pages_from_home: stats.from_home.get(),
+        pages_zero: stats.zeroes.get(),
+        pages_sent: stats.sent.get(),
+        invalidations: stats.invalidated.get(),
+        holds: stats.holds.get(),
+        hold_us: percentiles(hold),
+        early_losses: stats.early.get(),
+        tokens: stats.tokens.get(),
+        requests: request.count,
+        request_us: percentiles(request),
+        blocks_taken: stats.blocks_taken.get(),
+        blocks_split: stats.blocks_split.get(),
+        split_blocks: stats.split_blocks.get(),
+        evictions: stats.evictions.get(),
+        write_backs: stats.write_backs.get(),
+        stalled_for_memory: stats.stalled_for_memory.get(),
+    }
+}
+
+/// Makes the reports of a node that is not the primary.
+#[derive(Debug)]
+pub struct SharingReporter(pub Arc<SharingStats>);
+
+impl Reporter for SharingReporter {
+    fn report(&self, facts: &NodeFacts) -> Vec<u8> {
+        let mut observed = Observed::now(&self.0, &facts.vcpus);
+        let round_trip = facts.clock.map(|clock| clock.round_trip);
+        observed.round_trip_us = round_trip.map(micros);
+        let mut bytes = serde_json::to_vec(&observed).unwrap_or_default();
+        if bytes.len() > REPORT_BYTES_MAX {
+            // Its longest parts, which grow with the number of different values.
+            observed.holds.clear();
+            observed.requests.clear();
+            bytes = serde_json::to_vec(&observed).unwrap_or_default();
+        }
+        bytes
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_of_a_node_changes_what_it_reports() {
+        let stats = SharingStats::default();
+        let empty = Observed::now(&stats, &[]);
+        let before = serde_json::to_value(empty.transfers).expect("JSON");
+        for counter in [
+            &stats.faults,
+            &stats.reads,
+            &stats.writes,
+            &stats.upgrades,
+            &stats.from_member,
+            &stats.from_home,
+            &stats.zeroes,
+            &stats.sent,
+            &stats.invalidated,
+            &stats.holds,
+            &stats.early,
+            &stats.tokens,
+            &stats.blocks_taken,
+            &stats.blocks_split,
+            &stats.evictions,
+            &stats.write_backs,
+            &stats.stalled_for_memory,
+        ] {
+            counter.increment();
+        }
+        stats.split_blocks.set(1);
+        stats.hold.record(Duration::from_micros(5));
+        stats.request.record(Duration::from_micros(5));
+        let observed = Observed::now(&stats, &[]);
+        let after = serde_json::to_value(observed.transfers).expect("JSON");
+        let fields = before.as_object().expect("an object");
+        assert_eq!(fields.len(), 21);
+        for (name, value) in fields {
+            assert_ne!(after[name], *value, "{name}");
+        }
+        assert_eq!((observed.holds.len(), observed.requests.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_report_is_read_as_it_was_made_and_fits() {
+        let stats = Arc::new(SharingStats::default());
+        stats.reads.add(7);
+        // Every bucket that a hold can have.
+        for power in 0..40 {
+            for part in 0..32 {
+                let nanos = (1_u64 << power) + (part << power) / 32;
+                stats.hold.record(Duration::from_nanos(nanos));
+                stats.request.record(Duration::from_nanos(nanos));
+            }
+        }
+        let vcpu = |cpu| VcpuThread {
+            cpu,
+            thread: 1000 + cpu,
+            activity: Activity::Halted,
+        };
+        let facts = NodeFacts {
+            vcpus: (0..3).map(vcpu).collect(),
+            clock: None,
+        };
+        let reporter = SharingReporter(Arc::clone(&stats));
+        let bytes = reporter.report(&facts);
+        assert!(bytes.len() <= REPORT_BYTES_MAX, "{} bytes", bytes.len());
+        let found: Observed = serde_json::from_slice(&bytes).expect("is read");
+        assert_eq!((found.transfers.reads, found.vcpus.len()), (7, 3));
+        assert_eq!(found.vcpus[2], (2, VcpuState::Halted, None));
+        let facts = NodeFacts {
+            vcpus: (0..254).map(vcpu).collect(),
+            clock: None,
+        };
+        let bytes = reporter.report(&facts);
+        assert!(bytes.len() <= REPORT_BYTES_MAX, "{} bytes", bytes.len());
+    }
+}

@@ -1,0 +1,401 @@
+//! The compute nodes of a VM, as its primary sees them: its own counters, and the newest report of each
+//! other node.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use memory_fabric::compute::SharingStats;
+
+use crate::compute::Observed;
+use crate::machine::{MachineHandle, Observer};
+use crate::report::{
+    Coherence, Distribution, HOTTEST_MAX, HotPage, HotPageNode, Node, NodeState, Percentiles, Role,
+    Transfers,
+};
+use crate::status::{VcpuNow, VcpuState};
+
+/// A node from which nothing has come for so long is silent. It reports once in a second.
+const SILENT_AFTER: Duration = Duration::from_secs(3);
+
+/// The newest report of a node.
+#[derive(Clone, Debug)]
+struct Seen {
+    at: Instant,
+    report: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// By place; the first is the primary's, and stays empty.
+    seen: Vec<Option<Seen>>,
+    has_ended: bool,
+}
+
+/// The compute nodes of one boot of a guest.
+#[derive(Debug)]
+pub struct NodesSeen {
+    /// The address of each node but the primary.
+    addresses: Vec<String>,
+    memory_bytes: u64,
+    owners: Vec<u8>,
+    stats: Arc<SharingStats>,
+    /// The node whose loss ended the VM.
+    lost: Arc<OnceLock<u8>>,
+    state: Mutex<State>,
+}
+
+/// What all nodes have reported.
+#[derive(Debug, Default)]
+pub struct Reported {
+    /// The compute nodes, by place.
+    pub nodes: Vec<Node>,
+    /// The sums.
+    pub coherence: Coherence,
+    /// The vCPUs, by number.
+    pub vcpus: Vec<VcpuNow>,
+    /// How long requests took, by place.
+    pub requests: Vec<Distribution>,
+    /// How long pages were held, by place.
+    pub holds: Vec<Distribution>,
+}
+
+impl Observer for NodesSeen {
+    fn reported(&self, node: u8, report: Vec<u8>) {
+        let at = Instant::now();
+        if let Some(place) = self.lock().seen.get_mut(usize::from(node)) {
+            *place = Some(Seen { at, report });
+        }
+    }
+}
+
+impl NodesSeen {
+    /// Nothing is known yet but where the nodes and their vCPUs are, and what this node counts. `lost`
+    /// is set when the memory of a node is lost.
+    pub fn new(
+        addresses: Vec<String>,
+        memory_bytes: u64,
+        owners: Vec<u8>,
+        stats: Arc<SharingStats>,
+        lost: Arc<OnceLock<u8>>,
+    ) -> Self {
+        let state = State {
+            seen: vec![None; addresses.len() + 1],
+            ..State::default()
+        };
+        Self {
+            addresses,
+            memory_bytes,
+            owners,
+            stats,
+            lost,
+            state: Mutex::new(state),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change is one assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The VM has ended, because that node was lost if there is one.
+    pub fn ended(&self, lost: Option<u8>) {
+        if let Some(node) = lost {
+            // The first loss is the reason.
+            let _ = self.lost.set(node);
+        }
+        self.lock().has_ended = true;
+    }
+
+    /// What all nodes do; the vCPUs of this node are those of `machine`.
+    pub fn now(&self, machine: Option<&MachineHandle>, is_paused: bool) -> Reported {
+        let threads = machine.map(MachineHandle::vcpu_threads).unwrap_or_default();
+        let here = Observed::now(&self.stats, &threads);
+        let lost = self.lost.get().copied();
+        let (seen, has_ended) = {
+            let state = self.lock();
+            (state.seen.clone(), state.has_ended)
+        };
+        let now = Instant::now();
+        let mut all = Reported {
+            vcpus: self.vcpus_unknown(),
+            ..Reported::default()
+        };
+        let mut hottest = Hottest::default();
+        for (place, seen) in (0_u8..).zip(seen) {
+            let age = seen
+                .as_ref()
+                .map(|seen| now.saturating_duration_since(seen.at));
+            let observed = match (place, &seen) {
+                (0, _) => Some(here.clone()),
+                (_, Some(seen)) => read(place, &seen.report),
+                (_, None) => None,
+            };
+            let state = match age {
+                _ if lost == Some(place) => NodeState::Lost,
+                _ if has_ended => NodeState::Ended,
+                _ if place == 0 => NodeState::Up,
+                None => NodeState::Starting,
+                Some(age) if age > SILENT_AFTER => NodeState::Silent,
+                Some(_) if observed.is_none() => NodeState::Silent,
+                Some(_) => NodeState::Up,
+            };
+            let is_up = state == NodeState::Up;
+            let observed = observed.unwrap_or_default();
+            hottest.add(place, &observed);
+            if is_up {
+                self.set_vcpus(place, &observed, is_paused, &mut all.vcpus);
+            }
+            all.nodes.push(self.node(place, state, age, &observed));
+            all.requests.push(observed.requests);
+            all.holds.push(observed.holds);
+        }
+        all.coherence = Coherence {
+            total: total(&all),
+            hottest: hottest.list(),
+        };
+        all
+    }
+
+    fn vcpus_unknown(&self) -> Vec<VcpuNow> {
+        let owners = (0..).zip(&self.owners);
+        let unknown = owners.map(|(cpu, node)| VcpuNow {
+            cpu,
+            node: (*node).into(),
+            state: VcpuState::Unknown,
+            page: None,
+        });
+        unknown.collect()
+    }
+
+    /// Enters the vCPUs of a node; what it says of those of others does not count.
+    fn set_vcpus(&self, place: u8, observed: &Observed, is_paused: bool, to: &mut [VcpuNow]) {
+        for (cpu, state, page) in &observed.vcpus {
+            let Some(now) = usize::try_from(*cpu).ok().and_then(|cpu| to.get_mut(cpu)) else {
+                continue;
+            };
+            if now.node == u32::from(place) {
+                now.page = *page;
+                now.state = match state {
+                    VcpuState::Page => VcpuState::Page,
+                    _ if is_paused => VcpuState::Paused,
+                    state => *state,
+                };
+            }
+        }
+    }
+
+    fn node(&self, place: u8, state: NodeState, age: Option<Duration>, from: &Observed) -> Node {
+        let index = usize::from(place).checked_sub(1);
+        let cpus = (0..).zip(&self.owners);
+        let cpus = cpus.filter(|(_, owner)| **owner == place);
+        Node {
+            id: place.into(),
+            role: Role::Compute,
+            address: index.and_then(|index| self.addresses.get(index).cloned()),
+            memory_bytes: self.memory_bytes,
+            cpus: cpus.map(|(cpu, _)| cpu).collect(),
+            state: Some(state),
+            round_trip_us: from.round_trip_us,
+            counted_s_ago: index.and(age).map(|age| age.as_secs_f64()),
+            transfers: Some(from.transfers),
+            ..Node::default()
+        }
+    }
+}
+
+fn read(node: u8, report: &[u8]) -> Option<Observed> {
+    serde_json::from_slice(report)
+        .inspect_err(|error| tracing::debug!(node, %error, "a report is malformed"))
+        .ok()
+}
+
+/// The sum of two counts of other hosts, which may be anything.
+fn sum(all: &Reported, of: fn(&Transfers) -> u64) -> u64 {
+    let transfers = all.nodes.iter().filter_map(|node| node.transfers.as_ref());
+    transfers.map(of).fold(0, u64::saturating_add)
+}
+
+fn total(all: &Reported) -> Transfers {
+    let sum = |of| sum(all, of);
+    Transfers {
+        faults: sum(|t| t.faults),
+        reads: sum(|t| t.reads),
+        writes: sum(|t| t.writes),
+        upgrades: sum(|t| t.upgrades),
+        pages_received: sum(|t| t.pages_received),
+        pages_from_home: sum(|t| t.pages_from_home),
+        pages_zero: sum(|t| t.pages_zero),
+        pages_sent: sum(|t| t.pages_sent),
+        invalidations: sum(|t| t.invalidations),
+        holds: sum(|t| t.holds),
+        hold_us: of_all(&all.holds),
+        early_losses: sum(|t| t.early_losses),
+        tokens: sum(|t| t.tokens),
+        requests: sum(|t| t.requests),
+        request_us: of_all(&all.requests),
+        blocks_taken: sum(|t| t.blocks_taken),
+        blocks_split: sum(|t| t.blocks_split),
+        split_blocks: sum(|t| t.split_blocks),
+        evictions: sum(|t| t.evictions),
+        write_backs: sum(|t| t.write_backs),
+        stalled_for_memory: sum(|t| t.stalled_for_memory),
+    }
+}
+
+/// The percentiles of several distributions together.
+fn of_all(distributions: &[Distribution]) -> Percentiles {
+    let mut all: Vec<(f64, u64)> = distributions.iter().flatten().copied().collect();
+    all.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let add = |count: u64, (_, more): &(f64, u64)| count.saturating_add(*more);
+    let count = all.iter().fold(0, add);
+    let at = |part: f64| {
+        #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+        let rank = (count as f64 * part).ceil().max(1.0);
+        let mut seen = 0_u64;
+        let found = all.iter().find(|(_, more)| {
+            seen = seen.saturating_add(*more);
+            #[allow(clippy::cast_precision_loss, reason = "as above")]
+            let reached = seen as f64 >= rank;
+            reached
+        });
+        found.map_or(0.0, |(value, _)| *value)
+    };
+    Percentiles {
+        p50: at(0.5),
+        p90: at(0.9),
+        p99: at(0.99),
+        p999: at(0.999),
+        max: all.last().map_or(0.0, |(value, _)| *value),
+    }
+}
+
+/// The pages that nodes take from each other, by address.
+#[derive(Debug, Default)]
+struct Hottest(BTreeMap<u64, HotPage>);
+
+impl Hottest {
+    fn add(&mut self, place: u8, observed: &Observed) {
+        for page in &observed.hottest {
+            let (reads, writes) = (page.reads.into(), page.writes.into());
+            let all = self.0.entry(page.address).or_insert_with(|| HotPage {
+                address: page.address,
+                ..HotPage::default()
+            });
+            all.transfers = all.transfers.saturating_add(reads).saturating_add(writes);
+            all.more_max = all.more_max.saturating_add(page.earlier_max.into());
+            all.nodes.push(HotPageNode {
+                node: place.into(),
+                reads,
+                writes,
+            });
+        }
+    }
+
+    fn list(self) -> Vec<HotPage> {
+        let mut list: Vec<HotPage> = self.0.into_values().collect();
+        list.sort_by_key(|page| (std::cmp::Reverse(page.transfers), page.address));
+        list.truncate(HOTTEST_MAX);
+        list
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compute::observed::HotPageHere;
+
+    fn seen() -> NodesSeen {
+        let stats = Arc::new(SharingStats::default());
+        stats.reads.add(3);
+        stats.hold.record(Duration::from_micros(10));
+        let addresses = vec!["b:7000".to_owned(), "c:7000".to_owned()];
+        NodesSeen::new(addresses, 1 << 30, vec![0, 1, 1, 2], stats, Arc::default())
+    }
+
+    fn report(reads: u64) -> Observed {
+        let hot = |address, reads| HotPageHere {
+            address,
+            reads,
+            writes: 1,
+            earlier_max: 2,
+        };
+        Observed {
+            transfers: Transfers {
+                reads,
+                ..Transfers::default()
+            },
+            holds: vec![(1000.0, 2)],
+            hottest: vec![hot(0x5000, 6), hot(0x7000, 1)],
+            vcpus: vec![
+                (1, VcpuState::Halted, None),
+                (2, VcpuState::Page, Some(0x5000)),
+                // Not its own.
+                (0, VcpuState::Halted, None),
+                (99, VcpuState::Halted, None),
+            ],
+            round_trip_us: Some(51.5),
+            ..Observed::default()
+        }
+    }
+
+    #[test]
+    fn the_reports_of_all_nodes_are_one_picture() {
+        let seen = seen();
+        let json = |observed: &Observed| serde_json::to_vec(observed).expect("JSON");
+        seen.reported(1, json(&report(u64::MAX)));
+        seen.reported(
+            2,
+            json(&Observed {
+                hottest: vec![report(0).hottest[1]],
+                ..report(4)
+            }),
+        );
+        seen.reported(9, Vec::new());
+        let now = seen.now(None, false);
+        let states: Vec<_> = now.nodes.iter().map(|node| node.state).collect();
+        assert_eq!(states, [Some(NodeState::Up); 3]);
+        assert_eq!(now.nodes[1].cpus, [1, 2]);
+        assert_eq!(now.nodes[2].address.as_deref(), Some("c:7000"));
+        assert_eq!(
+            (now.nodes[0].round_trip_us, now.nodes[1].round_trip_us),
+            (None, Some(51.5))
+        );
+        assert_eq!(now.coherence.total.reads, u64::MAX, "no overflow");
+        let total = now.coherence.total;
+        assert!((1000.0 - total.hold_us.p50).abs() < 0.1, "{total:?}");
+        let hottest = &now.coherence.hottest;
+        assert_eq!((hottest[0].address, hottest[0].transfers), (0x5000, 7));
+        assert_eq!((hottest[1].nodes.len(), hottest[1].more_max), (2, 4));
+        let vcpus: Vec<_> = now
+            .vcpus
+            .iter()
+            .map(|vcpu| (vcpu.state, vcpu.page))
+            .collect();
+        let unknown = (VcpuState::Unknown, None);
+        let page = (VcpuState::Page, Some(0x5000));
+        assert_eq!(vcpus, [unknown, (VcpuState::Halted, None), page, unknown]);
+        let paused = seen.now(None, true).vcpus;
+        assert_eq!(
+            (paused[1].state, paused[2].state),
+            (VcpuState::Paused, VcpuState::Page)
+        );
+    }
+
+    #[test]
+    fn a_node_that_says_nothing_useful_is_named_by_its_state() {
+        let seen = seen();
+        seen.reported(1, b"{\"transfers\":[]}".to_vec());
+        let states = |seen: &NodesSeen| {
+            let nodes = seen.now(None, false).nodes;
+            nodes
+                .iter()
+                .filter_map(|node| node.state)
+                .collect::<Vec<_>>()
+        };
+        use NodeState::{Ended, Lost, Silent, Starting, Up};
+        assert_eq!(states(&seen), [Up, Silent, Starting]);
+        seen.ended(Some(2));
+        assert_eq!(states(&seen), [Ended, Ended, Lost]);
+    }
+}

@@ -1,0 +1,148 @@
+//! The lines of a VM whose vCPUs are on several nodes.
+
+use super::{micros, size};
+use crate::report::{Coherence, HotPage, Node, NodeState};
+use crate::status::{VcpuNow, VcpuState, VmStatus};
+
+/// Hot pages that are shown; the JSON has more.
+const HOT_SHOWN: usize = 5;
+
+/// Longest line.
+const COLUMNS: usize = 80;
+
+/// Returns the lines below the memory.
+pub fn lines(status: &VmStatus, coherence: &Coherence) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{:<4} {:<8} {:<8} {:>9} {:>8} {:>8} {:>7} {:>8}  address",
+        "node", "vCPUs", "state", "requests", "received", "sent", "early", "trip, us"
+    )];
+    lines.extend(status.nodes.iter().map(|now| node(&now.node)));
+    lines.push(String::new());
+    lines.extend(totals(coherence));
+    lines.extend(vcpus(&status.vcpus, COLUMNS));
+    lines.extend(hottest(coherence, HOT_SHOWN));
+    lines
+}
+
+fn node(node: &Node) -> String {
+    let transfers = node.transfers.unwrap_or_default();
+    format!(
+        "{:<4} {:<8} {:<8} {:>9} {:>8} {:>8} {:>7} {:>8}  {}",
+        node.id,
+        numbers(&node.cpus),
+        state(node.state),
+        requested(&transfers),
+        transfers.pages_received,
+        transfers.pages_sent,
+        transfers.early_losses,
+        node.round_trip_us.map_or("-".to_owned(), micros),
+        node.address.as_deref().unwrap_or("-"),
+    )
+}
+
+/// All requests of a node for pages.
+pub fn requested(transfers: &crate::report::Transfers) -> u64 {
+    let (reads, writes) = (transfers.reads, transfers.writes);
+    reads
+        .saturating_add(writes)
+        .saturating_add(transfers.upgrades)
+}
+
+/// Names the state of a node.
+pub const fn state(state: Option<NodeState>) -> &'static str {
+    match state {
+        Some(NodeState::Starting) => "starting",
+        Some(NodeState::Up) => "up",
+        Some(NodeState::Silent) => "silent",
+        Some(NodeState::Ended) => "ended",
+        Some(NodeState::Lost) => "lost",
+        None => "-",
+    }
+}
+
+/// Formats rising numbers, such as 0-3 or 5.
+pub fn numbers(numbers: &[u32]) -> String {
+    match numbers {
+        [] => "-".to_owned(),
+        [one] => one.to_string(),
+        [first, .., last] => format!("{first}-{last}"),
+    }
+}
+
+/// Describes what all nodes did together.
+pub fn totals(coherence: &Coherence) -> Vec<String> {
+    let total = &coherence.total;
+    let (hold, request) = (&total.hold_us, &total.request_us);
+    vec![
+        format!(
+            "shared     {} reads, {} writes, {} upgrades; {} invalidations",
+            total.reads, total.writes, total.upgrades, total.invalidations
+        ),
+        format!(
+            "           {} pages moved, {} from home, {} zero; {} split blocks of {}",
+            total.pages_received,
+            total.pages_from_home,
+            total.pages_zero,
+            total.split_blocks,
+            size(memory_fabric::BLOCK_BYTES),
+        ),
+        format!(
+            "           request {} us, 99 % {} us; {} held for {} us, 99 % {} us",
+            micros(request.p50),
+            micros(request.p99),
+            total.holds,
+            micros(hold.p50),
+            micros(hold.p99)
+        ),
+        format!(
+            "           {} pages lost early, {} tokens; {} faults waited for memory",
+            total.early_losses, total.tokens, total.stalled_for_memory
+        ),
+    ]
+}
+
+/// Describes what each vCPU does, in lines of at most so many columns.
+pub fn vcpus(vcpus: &[VcpuNow], columns: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = "vCPUs    ".to_owned();
+    for vcpu in vcpus {
+        let what = match (vcpu.state, vcpu.page) {
+            (VcpuState::Page, Some(page)) => format!("waits for {page:#x}"),
+            (VcpuState::Page, None) => "waits for a page".to_owned(),
+            (VcpuState::Running, _) => "running".to_owned(),
+            (VcpuState::Halted, _) => "halted".to_owned(),
+            (VcpuState::Offline, _) => "offline".to_owned(),
+            (VcpuState::Paused, _) => "paused".to_owned(),
+            (VcpuState::Unknown, _) => "unknown".to_owned(),
+        };
+        let text = format!("  {} on {}: {what}", vcpu.cpu, vcpu.node);
+        if line.len() + text.len() > columns {
+            lines.push(std::mem::replace(&mut line, " ".repeat(9)));
+        }
+        line += &text;
+    }
+    lines.push(line);
+    lines
+}
+
+/// Lists the pages that nodes take from each other most often.
+pub fn hottest(coherence: &Coherence, most: usize) -> Vec<String> {
+    let pages = coherence.hottest.iter().take(most);
+    let lines = pages.enumerate().map(|(index, page)| {
+        let title = if index == 0 { "hot pages" } else { "" };
+        format!("{title:<10} {}", hot(page))
+    });
+    lines.collect()
+}
+
+fn hot(page: &HotPage) -> String {
+    let mut text = format!("{:#x} moved {} times", page.address, page.transfers);
+    for (index, node) in page.nodes.iter().enumerate() {
+        text += if index == 0 { ": " } else { ", " };
+        text += &format!(
+            "node {} {} to read, {} to write",
+            node.node, node.reads, node.writes
+        );
+    }
+    text
+}
