@@ -166,7 +166,7 @@ pub(super) struct RunArgs {
     #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
     nodes: Vec<NodeArg>,
 
-    /// Running nodes of a cluster.toml as donors
+    /// Use the running nodes of a cluster.toml
     #[arg(long, value_name = "FILE", help_heading = "Where the memory is")]
     cluster: Option<PathBuf>,
 

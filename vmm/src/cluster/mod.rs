@@ -1,5 +1,5 @@
-//! `cluster.toml`: nodes that lend memory, and the VM that uses it. `ssi-hv up` starts them, and
-//! `ssi-hv run --cluster` uses the nodes of the file as donors.
+//! `cluster.toml`: nodes that lend memory or CPUs, and the VM that uses them. `ssi-hv up` starts them,
+//! and `ssi-hv run --cluster` uses the nodes of the file.
 
 pub mod command_line;
 mod file;
@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 pub use self::file::ClusterError;
 use crate::config::address::{Donor, HostPort};
 use crate::config::name::VmName;
+use crate::config::node_arg::NodeArg;
 use crate::config::{NodeSettings, RunSettings};
 
 /// Default address of a node on this host: a free port.
@@ -79,7 +80,7 @@ pub struct Node {
 /// The contents of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
-    /// The VM, without the nodes as donors.
+    /// The VM, without the nodes of the file.
     pub vm: RunSettings,
     /// The nodes in order.
     pub nodes: Vec<Node>,
@@ -131,6 +132,7 @@ impl Cluster {
                     && !node.config.insecure)
         };
         self.vm.donors.is_empty()
+            && self.vm.nodes.is_empty()
             && self.nodes.iter().any(|node| node.place.namespace)
             && self.nodes.iter().all(stays)
     }
@@ -138,24 +140,29 @@ impl Cluster {
     /// Returns the configuration of the VM when its nodes are running: `reached` has the address of
     /// each, and its fingerprint for UDP.
     ///
-    /// Without a setting for local memory, nodes are asked for all of their memory.
+    /// A node with `cpus` runs so many vCPUs of the VM; the others lend memory. Without a setting for
+    /// local memory, these are asked for all of it.
     #[must_use]
     pub fn vm_with(&self, reached: &[(HostPort, Option<Fingerprint>)]) -> RunSettings {
         let all = self.vm.local_memory.is_none();
-        let nodes = self.nodes.iter().zip(reached);
-        let donors = nodes.map(|(node, (address, fingerprint))| Donor {
-            address: address.clone(),
-            memory: all.then_some(node.config.memory),
-            fingerprint: *fingerprint,
-        });
         let mut vm = self.vm.clone();
-        vm.donors.extend(donors);
+        for (node, (address, fingerprint)) in self.nodes.iter().zip(reached) {
+            let address = address.clone();
+            match u8::try_from(node.config.cpus) {
+                Ok(0) | Err(_) => vm.donors.push(Donor {
+                    address,
+                    memory: all.then_some(node.config.memory),
+                    fingerprint: *fingerprint,
+                }),
+                Ok(cpus) => vm.nodes.push(NodeArg { address, cpus }),
+            }
+        }
         vm.insecure |= self.stays_on_this_host();
         vm
     }
 }
 
-/// Adds the donors of `--cluster` to those of `--donor`.
+/// Adds the nodes of `--cluster` to those of `--donor` and `--node`.
 ///
 /// # Errors
 ///

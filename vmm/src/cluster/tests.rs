@@ -89,6 +89,51 @@ fn nodes_become_donors_of_the_vm() {
     assert!(vm.donors.iter().all(|donor| donor.memory.is_none()));
 }
 
+const WITH_CPUS: &str = r#"
+[vm]
+kernel = "KERNEL"
+cpus = 4
+memory = "1G"
+
+[[node]]
+memory = "1G"
+cpus = 1
+
+[[node]]
+listen = "127.0.0.1:7001"
+memory = "1G"
+cpus = 2
+"#;
+
+#[test]
+fn nodes_with_cpus_run_vcpus_of_the_vm() {
+    let cluster = read(WITH_CPUS).expect("is right");
+    let reached = ["h:1", "h:2"].map(|text| (text.parse().expect("an address"), None));
+    let vm = cluster.vm_with(&reached);
+    let nodes: Vec<_> = vm.nodes.iter().map(ToString::to_string).collect();
+    assert_eq!(nodes, ["h:1,cpus=1", "h:2,cpus=2"]);
+    assert!(vm.donors.is_empty());
+    let words = command_line::vm_arguments(&vm).expect("UTF-8");
+    assert!(words.contains(&"--node=h:2,cpus=2".to_owned()), "{words:?}");
+    let words = command_line::node_arguments(&cluster.nodes[1]).expect("UTF-8");
+    assert!(words.contains(&"--cpus=2".to_owned()), "{words:?}");
+    for (from, to, part) in [
+        ("cpus = 4", "cpus = 3", "all 3 vCPUs"),
+        ("cpus = 2", "cpus = 255", "node node-2: --cpus 255"),
+        ("cpus = 2", "", "--donor cannot be used with --node"),
+        (
+            "memory = \"1G\"\n\n[[node]]\nmemory",
+            "memory = \"1G\"\nlocal-memory = \"1G\"\n\n[[node]]\nmemory",
+            "--local-memory cannot be used",
+        ),
+    ] {
+        let text = WITH_CPUS.replacen(from, to, 1);
+        assert_ne!(text, WITH_CPUS, "{from}");
+        let line = refused(&text);
+        assert!(line.contains(part), "{text}: {line}");
+    }
+}
+
 #[test]
 fn the_printed_file_gives_the_same() {
     let first = good();

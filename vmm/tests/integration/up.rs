@@ -118,6 +118,36 @@ fn nodes_and_vm_start_and_all_of_it_ends_with_the_vm() {
 }
 
 #[test]
+fn a_node_with_cpus_runs_vcpus_of_the_vm() {
+    if !support::kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let guest = tiny_guests::second_cpu::code();
+    let node = TWO.replacen("memory = '64M'", "memory = '64M'\ncpus = 1", 1);
+    let (near, _) = node.split_at(node.rfind("[[node]]").expect("two nodes"));
+    let report = place.directory.path().join("report.json");
+    let report = report.to_str().expect("UTF-8");
+    let keys = format!("name = 'two'\ncpus = 2\nreport = '{report}'");
+    let file = cluster(&place, guest, &keys, near);
+    let text = fs::read_to_string(&file).expect("is read");
+    fs::write(&file, text.replace("local-memory = \"16M\"\n", "")).expect("is written");
+    let files = all_files(&place);
+    let up = Up::start(&place, &[&file]);
+    let pid = up.child.id();
+    let (exit, said) = up.end();
+    assert_eq!(exit, code(ExitCode::Success), "{said}");
+    let part = "node near: lends 64 MiB and 1 vCPU(s) on 127.0.0.1:";
+    assert!(said.contains(part), "{said}");
+    let written = fs::read_to_string(report).expect("a report");
+    let written: serde_json::Value = serde_json::from_str(&written).expect("JSON");
+    assert_eq!(written["nodes"][1]["cpus"], serde_json::json!([1]));
+    assert!(count(&written, "/nodes/1/transfers/faults") > 0);
+    fs::remove_file(report).expect("is removed");
+    nothing_is_left(&place, pid, &files, "at the end");
+}
+
+#[test]
 fn killed_at_any_step_it_leaves_nothing_behind() {
     if !support::kvm_is_there() {
         return;

@@ -191,9 +191,13 @@ impl<'a> Nodes<'a> {
         }
         started.ready = true;
         tracing::info!(
-            "node {}: lends {} on {address}, after {:.1} s",
+            "node {}: lends {}{} on {address}, after {:.1} s",
             node.name,
             node.config.memory,
+            match node.config.cpus {
+                0 => String::new(),
+                cpus => format!(" and {cpus} vCPU(s)"),
+            },
             started.at.elapsed().as_secs_f64()
         );
         for line in std::mem::take(&mut started.last_lines) {
