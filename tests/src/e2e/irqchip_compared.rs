@@ -14,9 +14,9 @@ use super::{Context, Hosts, Result, Scenario, Verdict, reads};
 
 /// Alternating rounds. Each value is printed.
 const ROUNDS: usize = 2;
-/// Remote faults, then sleeps, then nothing at all. The kernel may print its command line, which must
-/// not have the markers themselves.
-const WORK: &str = "faultprobe --bytes 288M --kinds 128M </dev/null; faultprobe --timers; \
+/// Some 2,000 remote faults, then sleeps, then nothing at all. The kernel may print its command line,
+/// which must not have the markers themselves.
+const WORK: &str = "faultprobe --bytes 112M --kinds 96M </dev/null; faultprobe --timers; \
     echo IDLE-$((0)); sleep 10; echo IDLE-$((1))";
 /// What two vCPUs do to each other.
 const BETWEEN_CPUS: &str = "faultprobe --ssi --seconds 12";
@@ -109,7 +109,7 @@ impl std::fmt::Display for Measured {
 }
 
 fn measure(context: &Context<'_>, flags: &[&'static str]) -> anyhow::Result<Measured> {
-    let mut guest = Guest::remote(1, WORK);
+    let mut guest = Guest::small(1, WORK);
     guest.more.extend(flags);
     let process = guest.boot(context)?;
     let host = context.testbed.host(1);
