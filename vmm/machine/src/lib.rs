@@ -72,6 +72,7 @@ mod machine;
 mod memory;
 mod nodes;
 mod outcome;
+mod paging;
 mod ports;
 mod vcpu;
 mod virtio;
@@ -103,4 +104,5 @@ pub use nodes::{
     Secondary, SecondaryConfig, SecondaryHandle, measure_clock, serve_clock,
 };
 pub use outcome::Outcome;
+pub use paging::{KvmParameter, second_level_paging_off};
 pub use vcpu::affinity::allowed_cpus;

@@ -35,7 +35,7 @@ use crate::ports::{port_bus, serial_port};
 use crate::vcpu::model::CpuModel;
 use crate::vcpu::{Vcpu, cpuid, regs};
 use crate::virtio::VirtioDevices;
-use crate::{halt_exits, kvm, layout, memory};
+use crate::{halt_exits, kvm, layout, memory, paging};
 
 /// A machine that is ready to run.
 pub struct Machine {
@@ -100,6 +100,9 @@ impl Machine {
     ) -> Result<Self, MachineError> {
         MachineError::check_cpus(u32::from(config.cpus), u32::from(VCPUS_MAX))?;
         let size = memory::check_memory(&memory, config.hotplug_bytes)?;
+        if connections.is_some() {
+            paging::check()?;
+        }
         let kvm = kvm::open_kvm()?;
         let host_limit = u32::try_from(kvm.get_max_vcpus()).unwrap_or(u32::MAX);
         MachineError::check_cpus(u32::from(config.cpus), host_limit)?;

@@ -37,7 +37,7 @@ pub(super) fn with_remedy(finding: Finding, command: Option<&'static str>) -> Fi
 pub(super) fn version(host: &Host) -> Finding {
     const CHECK: &str = "kernel";
     let release = host.read("/proc/sys/kernel/osrelease");
-    let Some(version) = parse(&release) else {
+    let Some(version) = release_of(&release) else {
         return Finding::warning(CHECK, format!("`{release}` is not a version that is known"));
     };
     if version >= WANTED {
@@ -55,7 +55,7 @@ pub(super) fn version(host: &Host) -> Finding {
 }
 
 /// Parses the first two numbers of a release such as `6.1.0-18-amd64`.
-fn parse(release: &str) -> Option<(u32, u32)> {
+pub(super) fn release_of(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }

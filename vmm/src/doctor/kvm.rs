@@ -50,6 +50,15 @@ struct Device {
     capabilities_missing: Vec<&'static str>,
     /// Whether a halted vCPU can stay in the guest.
     halts_in_guest: bool,
+    /// Whether a vCPU's time stamp counter can have a rate of its own.
+    tsc_scaling: bool,
+}
+
+impl Facts {
+    /// Whether a vCPU's time stamp counter can have a rate of its own; `None` without KVM.
+    pub(super) fn tsc_scaling(&self) -> Option<bool> {
+        self.device.as_ref().ok().map(|device| device.tsc_scaling)
+    }
 }
 
 /// Queries the device and the CPU.
@@ -85,6 +94,7 @@ fn ask(host: &Host) -> io::Result<Device> {
         api_version: kvm.get_api_version(),
         capabilities_missing,
         halts_in_guest: halt_exits_can_be_disabled(&kvm),
+        tsc_scaling: kvm.check_extension(Cap::TscControl),
     })
 }
 
@@ -166,6 +176,7 @@ mod tests {
                 api_version: API_VERSION,
                 capabilities_missing: Vec::new(),
                 halts_in_guest: true,
+                tsc_scaling: true,
             }),
             extension: Some("svm"),
             module: "kvm-amd",
@@ -208,6 +219,7 @@ mod tests {
                 api_version,
                 capabilities_missing,
                 halts_in_guest: true,
+                tsc_scaling: true,
             }),
             ..hardware()
         };
@@ -227,6 +239,7 @@ mod tests {
                     api_version: API_VERSION,
                     capabilities_missing: Vec::new(),
                     halts_in_guest,
+                    tsc_scaling: true,
                 }),
                 ..hardware()
             })

@@ -9,6 +9,7 @@ mod devices;
 mod kernel;
 mod kvm;
 mod memory;
+mod nodes;
 pub mod output;
 mod protection;
 pub mod userfaultfd;
@@ -95,6 +96,10 @@ impl Host {
         Self { root: root.into() }
     }
 
+    fn root(&self) -> &Path {
+        &self.root
+    }
+
     fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -162,6 +167,9 @@ pub fn examine(host: &Host) -> Vec<Finding> {
         devices::rdma(host, &devices::verbs()),
         devices::tap(host),
         kernel::clock(host),
+        nodes::requirements(host),
+        nodes::page_walks(host),
+        nodes::time_stamps(host, &kvm),
     ]
 }
 

@@ -24,7 +24,7 @@ use crate::lifecycle::shared::Shared;
 use crate::outcome::Outcome;
 use crate::vcpu::model::{CpuModel, from_entry, lacks};
 use crate::vcpu::{Vcpu, tsc};
-use crate::{kvm, memory};
+use crate::{kvm, memory, paging};
 
 /// How long the primary may take to load the guest and to greet.
 const START_TIME_MAX: Duration = Duration::from_secs(120);
@@ -184,6 +184,7 @@ impl Built {
             primary: Some(Arc::clone(&secondary.primary)),
         });
         nodes.check(cpus)?;
+        paging::check()?;
         let kvm = kvm::open_kvm()?;
         let here = kvm
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
