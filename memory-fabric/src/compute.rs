@@ -6,21 +6,24 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fabric_coherence::{Member, Members};
 use fabric_peers::{PeerError, Secret, Streams, TcpPeers, TcpPeersConfig};
-use fabric_sharing::{Config, Failure, Losses, SharedMemory};
+use fabric_sharing::{
+    Config, Failure, Homes, LOCAL_PAGES_MIN, Losses, SharedMemory, TooLittleLent,
+};
 
 use crate::guest_memory::GuestMemory;
-use crate::homes::NodeId;
+use crate::homes::{BLOCK_BYTES, NodeId};
 use crate::page::PAGE_SIZE;
 
 pub use crate::control::{CONTROL_TIMEOUT, ControlError, ControlStream};
 pub use crate::donor::CpuLender;
 pub use crate::wire::{
-    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeAddresses, ComputeEnd, ComputePorts,
+    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeMember, ComputePorts,
     ComputeRequest, ComputeTable, ErrorMessage, FrameKind, Refusal, VmSecret,
 };
 pub use fabric_sharing::SharingStats;
@@ -64,12 +67,13 @@ impl Listeners {
     }
 }
 
-/// The addresses of a node that listens on these ports.
+/// A node that listens on these ports and lends so much memory.
 #[must_use]
-pub fn addresses(node: IpAddr, ports: ComputePorts) -> ComputeAddresses {
-    ComputeAddresses {
+pub fn member(node: IpAddr, ports: ComputePorts, lent_bytes: u64) -> ComputeMember {
+    ComputeMember {
         memory: SocketAddr::new(node, ports.memory),
         vcpus: SocketAddr::new(node, ports.vcpus),
+        lent_bytes,
     }
 }
 
@@ -82,8 +86,10 @@ pub struct Membership {
     pub vm: [u8; 16],
     /// What the nodes prove to each other that they know.
     pub secret: VmSecret,
-    /// Where the nodes listen.
+    /// All nodes.
     pub table: ComputeTable,
+    /// The guest's memory: ranges of guest-physical addresses, in their order.
+    pub ranges: Vec<Range<u64>>,
 }
 
 /// Why nodes do not share a memory, or not any longer.
@@ -138,6 +144,19 @@ impl From<Failure> for SharingError {
     }
 }
 
+/// Divides the blocks of a guest's memory among the nodes.
+fn homes(table: &[ComputeMember], ranges: &[Range<u64>]) -> Result<Homes, TooLittleLent> {
+    let lent = table.iter().map(|node| node.lent_bytes / BLOCK_BYTES);
+    let lent: Vec<u64> = lent.collect();
+    // The memory below the last address was allocated.
+    let block = |address: u64| usize::try_from(address / BLOCK_BYTES).unwrap_or(usize::MAX);
+    let ranges = ranges.iter();
+    let ranges: Vec<_> = ranges
+        .map(|range| block(range.start)..block(range.end))
+        .collect();
+    Homes::in_proportion(&lent, &ranges)
+}
+
 /// A guest memory that this node shares with the other compute nodes of the VM. Dropping it ends the
 /// sharing: no thread may touch the guest view any more.
 #[derive(Debug)]
@@ -163,6 +182,7 @@ impl SharedGuest {
             vm,
             secret,
             table: ComputeTable(table),
+            ranges,
         } = membership;
         let wrong = |reason: String| SharingError { node: None, reason };
         let count = u8::try_from(table.len()).unwrap_or(u8::MAX);
@@ -186,7 +206,12 @@ impl SharedGuest {
         let streams = Streams::begin(config(of_vcpus, listeners.vcpus), VCPUS)?;
         let peers = TcpPeers::connect(config(of_memory, listeners.memory))?;
         let streams = streams.finish()?;
-        let sharing = Config::new(place, members.all());
+        let mut sharing = Config::new(place, members.all());
+        // Copies of what other nodes are the home of need some memory at least, beside what is lent.
+        let lent = table[usize::from(me)].lent_bytes / PAGE_SIZE as u64;
+        let lent = usize::try_from(lent).unwrap_or(usize::MAX);
+        sharing.local_pages = lent.saturating_add(LOCAL_PAGES_MIN);
+        sharing.homes = Some(homes(&table, &ranges).map_err(|error| SharingError::here(&error))?);
         let failed = Box::new(move |failure: Failure, losses: Losses| {
             tracing::debug!(?losses, "the memory that nodes share is lost");
             failed(failure.into());

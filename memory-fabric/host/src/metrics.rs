@@ -205,6 +205,11 @@ impl Gauge {
         self.0.store(value, Ordering::Relaxed);
     }
 
+    /// Sets the value if it is lower.
+    pub fn raise(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::Relaxed);
+    }
+
     /// Returns the value.
     #[must_use]
     pub fn get(&self) -> u64 {

@@ -28,7 +28,7 @@ impl<P: Peers> Engine<P> {
                 Ok(())
             }
             CacheAction::SendPage { to, message, free } => {
-                let Message::Data { page, .. } = message else {
+                let Message::Data { page, dirty, .. } = message else {
                     let page = PageIndex::new(0);
                     return Err(Failure::Defect("a page without a data message", page));
                 };
@@ -37,7 +37,10 @@ impl<P: Peers> Engine<P> {
                     .send(to, PeerMessage::Coherence(message), Some(bytes));
                 self.stats.sent.increment();
                 if free {
-                    self.frames.free(page);
+                    if dirty {
+                        self.home.forget(page);
+                    }
+                    self.free(page);
                 }
                 Ok(())
             }
@@ -57,7 +60,7 @@ impl<P: Peers> Engine<P> {
                 self.frames.wake(page)
             }
             CacheAction::Free(page) => {
-                self.frames.free(page);
+                self.free(page);
                 Ok(())
             }
             CacheAction::ReadHome(page) => self.read_home(page),
@@ -161,7 +164,7 @@ impl<P: Peers> Engine<P> {
             return Ok(());
         }
         let mut place = self.spare_page();
-        let Some(bytes) = self.home.read(page) else {
+        let Some(bytes) = self.home.read(page, &mut self.frames) else {
             return Err(Failure::NotStored { peer: home, page });
         };
         place.copy_from_slice(bytes);
@@ -216,12 +219,8 @@ impl<P: Peers> Engine<P> {
             self.home_waits.begin(page, true);
             return Ok(());
         }
-        let bytes = self.frames.bytes(page);
-        let written = if self.home.write(page, number, bytes) {
-            Written::Home
-        } else {
-            Written::Refused
-        };
+        // The bytes stay in the frame until it is freed.
+        let written = self.store(page, number, None);
         self.written(page, written)
     }
 }

@@ -22,10 +22,12 @@ use crate::evict::EvictionQueue;
 use crate::faults::{DEFERRED_MAX, Open, Pending};
 use crate::frames::Frames;
 use crate::home::HomeStore;
-use crate::owned::{OwnedBlocks, PAGES};
+use crate::owned::OwnedBlocks;
 use crate::starvation::Token;
 use crate::timers::{Deadlines, HomeWaits, Sweeper};
-use crate::{Config, Failure, FailureObserver, GANG_PART, GANG_UNITS_MAX, Losses, SharingStats};
+use crate::{
+    Config, Failure, FailureObserver, GANG_PART, GANG_UNITS_MAX, Homes, Losses, SharingStats,
+};
 
 /// A message that arrived, with the page beside it.
 pub(crate) struct Arrival {
@@ -108,22 +110,21 @@ pub(crate) fn supervise<P: Peers>(mut engine: Engine<P>, failed: FailureObserver
 impl<P: Peers> Engine<P> {
     pub(crate) fn new(
         config: Config,
+        homes: &Homes,
         memory: Arc<GuestMemory>,
         peers: P,
         stop: Arc<EventFd>,
         stats: Arc<SharingStats>,
     ) -> Result<Self, Failure> {
         let pages = memory.bytes() / PAGE_SIZE;
-        let members: Vec<Member> = config.members.iter().collect();
-        let blocks = pages / PAGES;
-        let directory_of = |block: usize| members[block % members.len()];
-        let mine = (0..blocks).map(|block| directory_of(block) == config.me);
+        // The home of a block keeps its directory.
+        let mine = homes.iter().map(|home| home == config.me);
         let directory = Directory::new(config.members, mine, fabric_coherence::directory::OPEN_MAX);
         let time = config.transaction_time_max;
         let gang_time_max = (config.hold_unit * GANG_UNITS_MAX).min(time / GANG_PART);
         Ok(Self {
             frames: Frames::new(memory)?,
-            cache: Cache::new(config.me, config.members, (0..blocks).map(directory_of)),
+            cache: Cache::new(config.me, config.members, homes.iter()),
             directory,
             keeper: Keeper::default(),
             peers,
@@ -175,6 +176,7 @@ impl<P: Peers> Engine<P> {
             }
             self.peers.flush();
             self.frames.finish_frees()?;
+            self.stats.local_pages.set(self.local_pages() as u64);
             if worked {
                 idle_since = None;
                 continue;

@@ -1,4 +1,13 @@
-//! Keeping the guest view within this node's budget.
+//! Keeping what this node has of the guest's memory within its budget.
+//!
+//! A page whose home is this node is here once at most, in its frame or stored, and room for all of
+//! these pages is part of the budget. So only copies of pages with a home elsewhere are evicted, and
+//! a home never refuses what is written back: no node waits for the memory of another one. Copies may
+//! use what homes do not need yet.
+//!
+//! A page that arrives at its home can take one more than the budget, until a copy has left for it. A
+//! write-back ends where the next one begins, and each node begins [`RESERVE`] of its own at most: so
+//! the nodes together have no more of them on their way, and no node exceeds its budget by more.
 
 use std::collections::VecDeque;
 
@@ -16,7 +25,7 @@ const RESERVE: usize = 64;
 /// Pages tried for each one that is needed.
 const TRIES: usize = 8;
 
-/// Resident pages in the order in which they came, and the limit of their number.
+/// Copies of pages with a home elsewhere, in the order in which they came, and the limit of all pages.
 #[derive(Debug)]
 pub(crate) struct EvictionQueue {
     limit: usize,
@@ -33,37 +42,62 @@ impl EvictionQueue {
 }
 
 impl<P: Peers> Engine<P> {
+    /// Pages with bytes on this node.
+    pub(crate) fn local_pages(&self) -> usize {
+        self.frames.resident() + self.home.stored()
+    }
+
     /// Whether one more page fits the budget.
     pub(crate) fn has_room(&mut self) -> Result<bool, Failure> {
-        if self.frames.resident() + self.expected() < self.queue.limit {
+        if self.local_pages() + self.expected() < self.queue.limit {
             return Ok(true);
         }
         self.make_room()?;
-        Ok(self.frames.resident() + self.expected() < self.queue.limit)
+        Ok(self.local_pages() + self.expected() < self.queue.limit)
     }
 
     /// Whether so many pages fit the budget without an eviction.
     pub(crate) fn has_plenty(&self, pages: u32) -> bool {
         let pages = RESERVE + self.expected() + pages as usize;
-        self.frames.resident().saturating_add(pages) < self.queue.limit
+        self.local_pages().saturating_add(pages) < self.queue.limit
     }
 
     /// The page got bytes and was mapped.
     pub(crate) fn arrived(&mut self, page: PageIndex) -> Result<(), Failure> {
         self.woken(page);
-        if self.frames.enqueue(page) {
+        if self.home_of(page) == self.config.me {
+            self.spare_pages.extend(self.home.enters_frame(page));
+        } else if self.frames.enqueue(page) {
             self.queue.pages.push_back(page);
         }
-        if self.frames.resident() + RESERVE > self.queue.limit {
+        self.one_more()
+    }
+
+    /// One more page has bytes on this node.
+    pub(crate) fn one_more(&mut self) -> Result<(), Failure> {
+        let pages = self.local_pages();
+        self.stats.local_pages_max.raise(pages as u64);
+        if pages + RESERVE > self.queue.limit {
             self.make_room()?;
         }
         Ok(())
     }
 
+    /// Frees the bytes of an unmapped page. Those that its home, which is this node, may have to serve
+    /// are stored.
+    pub(crate) fn free(&mut self, page: PageIndex) {
+        if self.home.is_in_frame(page) {
+            let mut place = self.spare_page();
+            place.copy_from_slice(self.frames.bytes(page));
+            self.home.leaves_frame(page, place);
+        }
+        self.frames.free(page);
+    }
+
     /// Evicts the pages that came first, until the reserve is free or on its way.
     fn make_room(&mut self) -> Result<(), Failure> {
         let wanted = self.queue.limit.saturating_sub(RESERVE);
-        let mut excess = self.frames.resident().saturating_sub(wanted);
+        let mut excess = self.local_pages().saturating_sub(wanted);
         excess = excess.saturating_sub(self.frames.leaving());
         let mut tries = (TRIES * excess).min(self.queue.pages.len());
         while excess > 0 && tries > 0 {
@@ -109,7 +143,7 @@ impl<P: Peers> Engine<P> {
             Give::Nothing => return Ok(false),
             Give::Drop => {
                 self.frames.zap(page)?;
-                self.frames.free(page);
+                self.free(page);
             }
             Give::WriteBack => {
                 self.frames.zap(page)?;
@@ -133,7 +167,8 @@ impl<P: Peers> Engine<P> {
     pub(crate) fn written(&mut self, page: PageIndex, written: Written) -> Result<(), Failure> {
         self.end_write_back(page, written)?;
         // The write-back was cancelled while the page was in no queue.
-        if self.frames.is_resident(page) && self.frames.enqueue(page) {
+        let is_copy = self.home_of(page) != self.config.me;
+        if is_copy && self.frames.is_resident(page) && self.frames.enqueue(page) {
             self.queue.pages.push_back(page);
         }
         Ok(())
@@ -145,7 +180,7 @@ impl<P: Peers> Engine<P> {
                 return Err(Failure::Defect("the home refused its block's owner", page));
             }
             if self.owned.was_written(page, written == Written::Zero) == Some(true) {
-                self.frames.free(page);
+                self.free(page);
             }
             return Ok(());
         }

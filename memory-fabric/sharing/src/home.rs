@@ -6,47 +6,125 @@ use fabric_peers::{HomeMessage, PeerError, PeerMessage, Peers};
 
 use crate::Failure;
 use crate::engine::Engine;
+use crate::frames::Frames;
 
-struct Stored {
-    number: Number,
-    bytes: Box<PageBytes>,
+/// Where the bytes of a page are.
+enum Place {
+    Stored(Box<PageBytes>),
+    /// In the page's frame: this node has a copy as well, which is as new.
+    Frame,
+    /// Nowhere: an owner has newer ones.
+    Nowhere,
 }
 
-/// What this node stores for the compute nodes of the VM. Takes no memory for a page until the page
+struct Kept {
+    number: Number,
+    place: Place,
+}
+
+/// What this node keeps for the compute nodes of the VM. Takes no memory for a page until the page
 /// is written back.
 pub(crate) struct HomeStore {
-    pages: Vec<Option<Stored>>,
+    pages: Vec<Option<Kept>>,
+    /// Pages with bytes of their own here.
+    stored: usize,
 }
 
 impl HomeStore {
     pub(crate) fn new(pages: usize) -> Self {
         let pages = (0..pages).map(|_| None).collect();
-        Self { pages }
+        Self { pages, stored: 0 }
+    }
+
+    /// Pages with bytes here that are in no frame.
+    pub(crate) const fn stored(&self) -> usize {
+        self.stored
     }
 
     /// The bytes of the page, or `None` if nobody wrote it back.
-    pub(crate) fn read(&self, page: PageIndex) -> Option<&PageBytes> {
-        let stored = self.pages.get(page.index())?.as_ref()?;
-        Some(&stored.bytes)
+    pub(crate) fn read<'a>(
+        &'a self,
+        page: PageIndex,
+        frames: &'a mut Frames,
+    ) -> Option<&'a PageBytes> {
+        match &self.pages.get(page.index())?.as_ref()?.place {
+            Place::Stored(bytes) => Some(bytes),
+            Place::Frame => Some(frames.bytes(page)),
+            Place::Nowhere => None,
+        }
     }
 
-    /// Stores the bytes, unless there are bytes of a later grant. Returns whether they are stored.
-    pub(crate) fn write(&mut self, page: PageIndex, number: Number, bytes: &PageBytes) -> bool {
-        let Some(place) = self.pages.get_mut(page.index()) else {
-            return false;
+    /// Takes the bytes of a page, or notes that they are in its frame, unless there are bytes of a later
+    /// grant. Returns whether it did, and a buffer that is free.
+    fn write(
+        &mut self,
+        page: PageIndex,
+        number: Number,
+        bytes: Option<Box<PageBytes>>,
+    ) -> (bool, Option<Box<PageBytes>>) {
+        let Some(kept) = self.pages.get_mut(page.index()) else {
+            return (false, bytes);
         };
-        match place {
-            Some(stored) if !number.may_replace(stored.number) => return false,
-            Some(stored) => {
-                stored.number = number;
-                stored.bytes.copy_from_slice(bytes);
+        let later = kept
+            .as_ref()
+            .filter(|kept| !number.may_replace(kept.number));
+        if later.is_some() {
+            return (false, bytes);
+        }
+        let place = bytes.map_or(Place::Frame, Place::Stored);
+        self.stored += usize::from(matches!(place, Place::Stored(_)));
+        match kept.replace(Kept { number, place }) {
+            Some(Kept {
+                place: Place::Stored(old),
+                ..
+            }) => {
+                self.stored -= 1;
+                (true, Some(old))
             }
-            None => {
-                let bytes = Box::new(*bytes);
-                *place = Some(Stored { number, bytes });
+            _ => (true, None),
+        }
+    }
+
+    fn place(&mut self, page: PageIndex) -> Option<&mut Place> {
+        let kept = self.pages.get_mut(page.index())?.as_mut()?;
+        Some(&mut kept.place)
+    }
+
+    /// The page got a frame, with bytes that are as new as those stored. Returns a buffer that is free.
+    pub(crate) fn enters_frame(&mut self, page: PageIndex) -> Option<Box<PageBytes>> {
+        let place = self.place(page)?;
+        match std::mem::replace(place, Place::Frame) {
+            Place::Stored(bytes) => {
+                self.stored -= 1;
+                Some(bytes)
+            }
+            Place::Frame => None,
+            Place::Nowhere => {
+                *place = Place::Nowhere;
+                None
             }
         }
-        true
+    }
+
+    /// Whether the bytes are those of the page's frame.
+    pub(crate) fn is_in_frame(&self, page: PageIndex) -> bool {
+        let kept = self.pages.get(page.index()).and_then(Option::as_ref);
+        kept.is_some_and(|kept| matches!(kept.place, Place::Frame))
+    }
+
+    /// The page's frame is freed: these are its bytes.
+    pub(crate) fn leaves_frame(&mut self, page: PageIndex, bytes: Box<PageBytes>) {
+        if let Some(place @ Place::Frame) = self.place(page) {
+            *place = Place::Stored(bytes);
+            self.stored += 1;
+        }
+    }
+
+    /// The page's frame is freed, and another node has its only bytes, which are newer than any here.
+    pub(crate) fn forget(&mut self, page: PageIndex) {
+        if let Some(place @ Place::Frame) = self.place(page) {
+            *place = Place::Nowhere;
+        }
     }
 }
 
@@ -59,7 +137,7 @@ impl<P: Peers> Engine<P> {
     ) -> Result<(), Failure> {
         match (message, bytes) {
             (HomeMessage::Read { page }, _) => {
-                let Some(bytes) = self.home.read(page) else {
+                let Some(bytes) = self.home.read(page, &mut self.frames) else {
                     return Err(Failure::NotStored { peer: from, page });
                 };
                 let answer = PeerMessage::Home(HomeMessage::Bytes { page });
@@ -67,15 +145,14 @@ impl<P: Peers> Engine<P> {
                 Ok(())
             }
             (HomeMessage::Write { page, number }, Some(bytes)) => {
-                let refused = !self.home.write(page, number, &bytes);
-                self.spare_pages.push(bytes);
+                let refused = self.store(page, number, Some(bytes)) == Written::Refused;
                 let answer = PeerMessage::Home(HomeMessage::Written {
                     page,
                     number,
                     refused,
                 });
                 self.peers.send(from, answer, None);
-                Ok(())
+                self.one_more()
             }
             (HomeMessage::Bytes { page }, Some(bytes)) => {
                 self.answered(from, page, false)?;
@@ -96,6 +173,26 @@ impl<P: Peers> Engine<P> {
         }
     }
 
+    /// Keeps bytes that were written back, those in the page's frame if there are none. If this node
+    /// has the page, it got it after they were sent, so that the frame has the same or newer ones.
+    pub(crate) fn store(
+        &mut self,
+        page: PageIndex,
+        number: Number,
+        mut bytes: Option<Box<PageBytes>>,
+    ) -> Written {
+        if self.frames.is_resident(page) {
+            self.spare_pages.extend(bytes.take());
+        }
+        let (is_kept, free) = self.home.write(page, number, bytes);
+        self.spare_pages.extend(free);
+        if is_kept {
+            Written::Home
+        } else {
+            Written::Refused
+        }
+    }
+
     /// A home answered; it must have been asked.
     fn answered(&mut self, from: Member, page: PageIndex, write: bool) -> Result<(), Failure> {
         if from == self.home_of(page) && self.home_waits.end(page, write) {
@@ -109,21 +206,64 @@ impl<P: Peers> Engine<P> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use fabric_pages::guest_memory::GuestMemory;
+
     use super::*;
+
+    const PAGE: PageIndex = PageIndex::new(3);
+
+    fn number(value: u64) -> Number {
+        Number::new(value).expect("a small number")
+    }
+
+    fn bytes(value: u8) -> Option<Box<PageBytes>> {
+        Some(Box::new([value; 4096]))
+    }
+
+    fn frames() -> Frames {
+        let memory = GuestMemory::new(2 << 20).expect("memory");
+        Frames::new(Arc::new(memory)).expect("userfaultfd")
+    }
 
     #[test]
     fn bytes_of_an_older_grant_are_refused() {
-        let mut home = HomeStore::new(4);
-        let number = |value| Number::new(value).expect("a small number");
-        let page = PageIndex::new(3);
-        assert!(home.read(page).is_none());
-        assert!(home.write(page, number(5), &[5; 4096]));
-        assert!(!home.write(page, number(4), &[4; 4096]));
-        assert!(
-            home.write(page, number(5), &[6; 4096]),
-            "one grant in order"
-        );
-        assert_eq!(home.read(page), Some(&[6; 4096]));
-        assert!(!home.write(PageIndex::new(4), number(9), &[0; 4096]));
+        let (mut home, mut frames) = (HomeStore::new(4), frames());
+        assert!(home.read(PAGE, &mut frames).is_none());
+        assert!(home.write(PAGE, number(5), bytes(5)).0);
+        assert_eq!(home.write(PAGE, number(4), bytes(4)), (false, bytes(4)));
+        let again = home.write(PAGE, number(5), bytes(6));
+        assert_eq!(again, (true, bytes(5)), "one grant in order");
+        assert_eq!(home.read(PAGE, &mut frames), Some(&[6; 4096]));
+        assert!(!home.write(PageIndex::new(4), number(9), bytes(0)).0);
+        assert_eq!(home.stored(), 1);
+    }
+
+    #[test]
+    fn a_page_with_a_frame_is_here_once() {
+        let (mut home, mut frames) = (HomeStore::new(4), frames());
+        assert!(home.write(PAGE, number(5), bytes(5)).0);
+        frames.install(PAGE, &[5; 4096], false).expect("installed");
+        assert_eq!(home.enters_frame(PAGE), bytes(5));
+        assert_eq!((home.stored(), home.is_in_frame(PAGE)), (0, true));
+        assert_eq!(home.read(PAGE, &mut frames), Some(&[5; 4096]));
+        home.leaves_frame(PAGE, Box::new([5; 4096]));
+        frames.free(PAGE);
+        assert_eq!(home.read(PAGE, &mut frames), Some(&[5; 4096]));
+        assert_eq!(home.stored(), 1);
+    }
+
+    #[test]
+    fn what_another_node_changed_is_nowhere_until_it_is_written_back() {
+        let (mut home, mut frames) = (HomeStore::new(4), frames());
+        assert!(home.write(PAGE, number(5), None).0, "in its frame");
+        home.forget(PAGE);
+        assert!(home.read(PAGE, &mut frames).is_none());
+        assert_eq!(home.enters_frame(PAGE), None, "newer bytes came");
+        assert!(!home.is_in_frame(PAGE));
+        assert!(!home.write(PAGE, number(4), bytes(4)).0, "still refused");
+        assert!(home.write(PAGE, number(6), bytes(6)).0);
+        assert_eq!(home.read(PAGE, &mut frames), Some(&[6; 4096]));
     }
 }

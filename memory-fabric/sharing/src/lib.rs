@@ -12,6 +12,7 @@ mod evict;
 mod faults;
 mod frames;
 mod home;
+mod homes;
 mod hot;
 mod owned;
 mod starvation;
@@ -27,11 +28,12 @@ use std::time::Duration;
 use fabric_coherence::{Loss, Member, MemberSet, Offence};
 use fabric_homes::BLOCK_BYTES;
 use fabric_pages::guest_memory::GuestMemory;
-use fabric_pages::page::PageIndex;
+use fabric_pages::page::{PAGE_SIZE, PageIndex};
 use fabric_pages::uffd::UffdError;
 use fabric_peers::{PeerError, Peers};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+pub use homes::{Homes, TooLittleLent};
 pub use hot::{HotPage, HotPages};
 pub use stats::SharingStats;
 pub use waits::Waits;
@@ -120,13 +122,16 @@ const GANG_PART: u32 = 8;
 const TRANSACTION_TIME_MAX: Duration = Duration::from_secs(20);
 
 /// What an engine is started with. The same on every node, except for `me` and `local_pages`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     /// This node.
     pub me: Member,
     /// All compute nodes.
     pub members: MemberSet,
-    /// Most pages with bytes in this node's guest view.
+    /// The homes of all blocks; `None` for one member after the other.
+    pub homes: Option<Homes>,
+    /// Most pages with bytes on this node, in its guest view or stored as a home. At least those of
+    /// which it is the home, and [`LOCAL_PAGES_MIN`] more.
     pub local_pages: usize,
     /// How long the thread polls for work before it sleeps.
     pub spin: Duration,
@@ -143,6 +148,7 @@ impl Config {
         Self {
             me,
             members,
+            homes: None,
             local_pages: usize::MAX,
             spin: SPIN,
             hold_unit: HOLD_UNIT,
@@ -151,7 +157,8 @@ impl Config {
     }
 }
 
-/// Least pages that an engine can work with: what all vCPUs of a node may wait for and hold, twice.
+/// Least pages beside those of which a node is the home: what all its vCPUs may wait for and hold,
+/// twice.
 pub const LOCAL_PAGES_MIN: usize = 2 * fabric_coherence::cache::PENDING_MAX;
 
 /// A guest memory that this node shares with its peers. Dropping it stops the engine, after which
@@ -165,8 +172,7 @@ pub struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Starts the engine. The directory and the home of block `b` is the member at place `b` modulo
-    /// their number.
+    /// Starts the engine.
     ///
     /// # Errors
     /// When a value is out of its range, or the host lacks something.
@@ -176,11 +182,21 @@ impl SharedMemory {
         peers: P,
         failed: FailureObserver,
     ) -> Result<Self, Failure> {
-        if config.local_pages < LOCAL_PAGES_MIN {
+        let blocks = memory.bytes() / PAGE_SIZE / owned::PAGES;
+        let homes = config.homes.clone();
+        let homes = homes.unwrap_or_else(|| Homes::in_turns(config.members, blocks));
+        if config.local_pages < homes.pages_at(config.me).saturating_add(LOCAL_PAGES_MIN) {
             return Err(Failure::Invalid {
                 name: "the number of local pages",
                 value: config.local_pages as u64,
-                limit: "256 is the least",
+                limit: "it has to be 256 more than the pages of which the node is the home",
+            });
+        }
+        if homes.len() != blocks {
+            return Err(Failure::Invalid {
+                name: "the number of blocks that have a home",
+                value: homes.len() as u64,
+                limit: "it has to be that of the memory",
             });
         }
         if !(memory.bytes() as u64).is_multiple_of(BLOCK_BYTES) {
@@ -202,6 +218,7 @@ impl SharedMemory {
         let stats = Arc::new(SharingStats::default());
         let engine = engine::Engine::new(
             config,
+            &homes,
             Arc::clone(&memory),
             peers,
             Arc::clone(&stop),

@@ -26,6 +26,10 @@ pub struct SharingStats {
     pub sent: Counter,
     /// Copies given up because another node writes.
     pub invalidated: Counter,
+    /// Pages with bytes on this node, in its guest view or stored as a home.
+    pub local_pages: Gauge,
+    /// The most that these ever were.
+    pub local_pages_max: Gauge,
     /// Pages evicted.
     pub evictions: Counter,
     /// Of these, pages that were written to their home.

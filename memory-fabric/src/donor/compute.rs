@@ -8,8 +8,8 @@ use std::fmt::Debug;
 
 /// Runs vCPUs of VMs on this node.
 pub trait CpuLender: Debug + Send + Sync {
-    /// Serves a request until the VM has no vCPU here any more. Its values were checked, and its
-    /// memory is reserved meanwhile. The connection is by TCP.
+    /// Serves a request until the VM has no vCPU here any more. Its values were checked, and what
+    /// it lends is reserved meanwhile. The connection is by TCP.
     ///
     /// # Errors
     ///
@@ -38,7 +38,7 @@ impl Connection<'_> {
             let text = "vCPUs are lent by TCP alone".to_owned();
             return refuse(&mut control, Refusal::Malformed, text);
         }
-        let reserved = match self.served.pool.reserve(request.memory_bytes) {
+        let reserved = match self.served.pool.reserve(request.lent_bytes) {
             Ok(reserved) => reserved,
             Err(error) => return refuse(&mut control, Refusal::NoMemory, error.to_string()),
         };

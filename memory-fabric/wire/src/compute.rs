@@ -34,8 +34,10 @@ pub struct ComputeRequest {
     pub nodes: u8,
     /// How many vCPUs the node gets.
     pub cpus: u8,
-    /// Bytes of the guest's memory, of which the node may hold all.
+    /// Bytes of the guest's memory.
     pub memory_bytes: u64,
+    /// Bytes of memory that the node lends for it.
+    pub lent_bytes: u64,
 }
 
 /// Why a request for vCPUs cannot be right.
@@ -58,6 +60,16 @@ pub enum ComputeRequestError {
     /// No guest has such a memory.
     #[error("guest memory of {0} bytes: not a multiple of the page size 4096, or zero")]
     Memory(u64),
+    /// No node lends such a part of it.
+    #[error(
+        "{lent} bytes to lend for guest memory of {memory}: not a multiple of the page size 4096, zero, or more"
+    )]
+    Lent {
+        /// What is to be lent.
+        lent: u64,
+        /// The guest's memory.
+        memory: u64,
+    },
 }
 
 impl ComputeRequest {
@@ -70,7 +82,8 @@ impl ComputeRequest {
         let &Self {
             me,
             nodes,
-            memory_bytes,
+            memory_bytes: memory,
+            lent_bytes: lent,
             ..
         } = self;
         if self.name.len() > super::VM_NAME_BYTES_MAX {
@@ -82,8 +95,11 @@ impl ComputeRequest {
         if self.cpus == 0 {
             return Err(ComputeRequestError::NoCpus);
         }
-        if memory_bytes == 0 || !memory_bytes.is_multiple_of(4096) {
-            return Err(ComputeRequestError::Memory(memory_bytes));
+        if memory == 0 || !memory.is_multiple_of(4096) {
+            return Err(ComputeRequestError::Memory(memory));
+        }
+        if lent == 0 || lent > memory || !lent.is_multiple_of(4096) {
+            return Err(ComputeRequestError::Lent { lent, memory });
         }
         Ok(())
     }
@@ -98,18 +114,20 @@ pub struct ComputePorts {
     pub vcpus: u16,
 }
 
-/// Where a compute node listens.
+/// Where a compute node listens, and what it lends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct ComputeAddresses {
+pub struct ComputeMember {
     /// For the memory that the nodes share.
     pub memory: SocketAddr,
     /// For what concerns vCPUs.
     pub vcpus: SocketAddr,
+    /// Bytes of memory that it lends.
+    pub lent_bytes: u64,
 }
 
-/// Where all compute nodes of a VM listen, in their order. Nobody connects to the first.
+/// All compute nodes of a VM, in their order. Nobody connects to the first.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-pub struct ComputeTable(pub Vec<ComputeAddresses>);
+pub struct ComputeTable(pub Vec<ComputeMember>);
 
 /// The end of the process of a VM on a node.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -135,6 +153,7 @@ mod tests {
             nodes: 2,
             cpus: 1,
             memory_bytes: 64 << 20,
+            lent_bytes: 32 << 20,
         }
     }
 
@@ -173,6 +192,13 @@ mod tests {
             };
             assert!(refused(odd).contains(&memory_bytes.to_string()));
         }
+        for lent_bytes in [0, 4097, (64 << 20) + 4096] {
+            let odd = ComputeRequest {
+                lent_bytes,
+                ..request()
+            };
+            assert!(refused(odd).contains(&format!("{lent_bytes} bytes to lend")));
+        }
         assert!(!format!("{:?}", request()).contains("[2, 2"));
     }
 
@@ -180,9 +206,10 @@ mod tests {
     fn the_longest_messages_fit_into_a_frame() {
         let address = SocketAddr::from(([0xffff; 8], u16::MAX));
         let table = ComputeTable(vec![
-            ComputeAddresses {
+            ComputeMember {
                 memory: address,
                 vcpus: address,
+                lent_bytes: u64::MAX,
             };
             COMPUTE_NODES_MAX
         ]);

@@ -30,7 +30,7 @@ pub mod packing;
 pub mod stamp;
 
 pub use compute::{
-    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeAddresses, ComputeEnd, ComputePorts,
+    COMPUTE_NODES_MAX, COMPUTE_REASON_BYTES_MAX, ComputeEnd, ComputeMember, ComputePorts,
     ComputeRequest, ComputeRequestError, ComputeTable, VmSecret,
 };
 pub use error::WireError;

@@ -162,7 +162,7 @@ pub(super) struct RunArgs {
     )]
     donors: Vec<Donor>,
 
-    /// A node for vCPUs, HOST:PORT,cpus=N; repeatable
+    /// HOST:PORT,cpus=N[,memory=SIZE]; repeatable
     #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
     nodes: Vec<NodeArg>,
 

@@ -140,7 +140,8 @@ impl Cluster {
     /// Returns the configuration of the VM when its nodes are running: `reached` has the address of
     /// each, and its fingerprint for UDP.
     ///
-    /// A node with `cpus` runs so many vCPUs of the VM; the others lend memory. Without a setting for
+    /// A node with `cpus` runs so many vCPUs of the VM, and lends its memory if it has less than the guest;
+    /// the others lend memory alone. Without a setting for
     /// local memory, these are asked for all of it.
     #[must_use]
     pub fn vm_with(&self, reached: &[(HostPort, Option<Fingerprint>)]) -> RunSettings {
@@ -154,7 +155,11 @@ impl Cluster {
                     memory: all.then_some(node.config.memory),
                     fingerprint: *fingerprint,
                 }),
-                Ok(cpus) => vm.nodes.push(NodeArg { address, cpus }),
+                Ok(cpus) => vm.nodes.push(NodeArg {
+                    address,
+                    cpus,
+                    memory: Some(node.config.memory).filter(|lent| *lent < self.vm.memory),
+                }),
             }
         }
         vm.insecure |= self.stays_on_this_host();

@@ -115,6 +115,9 @@ fn nodes_with_cpus_run_vcpus_of_the_vm() {
     assert!(vm.donors.is_empty());
     let words = command_line::vm_arguments(&vm).expect("UTF-8");
     assert!(words.contains(&"--node=h:2,cpus=2".to_owned()), "{words:?}");
+    let half = WITH_CPUS.replace("memory = \"1G\"\ncpus = 2", "memory = \"512M\"\ncpus = 2");
+    let vm = read(&half).expect("is right").vm_with(&reached);
+    assert_eq!(vm.nodes[1].to_string(), "h:2,cpus=2,memory=512 MiB");
     let words = command_line::node_arguments(&cluster.nodes[1]).expect("UTF-8");
     assert!(words.contains(&"--cpus=2".to_owned()), "{words:?}");
     for (from, to, part) in [

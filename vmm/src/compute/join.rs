@@ -2,11 +2,13 @@
 
 use std::io;
 use std::net::TcpStream;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use memory_fabric::compute::{Listeners, Membership, SharedGuest, SharingError, VmSecret};
 use memory_fabric::guest_memory::GuestMemory;
+use vm_memory::GuestAddress;
 
 use crate::machine::{ClockDifference, MachineError, NodesConfig, measure_clock, serve_clock};
 
@@ -113,6 +115,13 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(EXCHANGE_TIME_MAX))?;
     stream.set_write_timeout(Some(EXCHANGE_TIME_MAX))
+}
+
+/// Ranges of guest memory as [`Membership`] has them.
+#[must_use]
+pub fn byte_ranges(ranges: &[(GuestAddress, u64)]) -> Vec<Range<u64>> {
+    let bytes = |(start, bytes): &(GuestAddress, u64)| start.0..start.0 + bytes;
+    ranges.iter().map(bytes).collect()
 }
 
 /// An id and a secret for a new VM.

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use memory_fabric::compute::{
-    CONTROL_TIMEOUT, ComputeAddresses, ComputeEnd, ComputePorts, ComputeRequest, ComputeTable,
-    ControlError, ControlStream, FrameKind, addresses,
+    CONTROL_TIMEOUT, ComputeEnd, ComputeMember, ComputePorts, ComputeRequest, ComputeTable,
+    ControlError, ControlStream, FrameKind, member,
 };
 
 use super::host::END_TIME_MAX;
@@ -18,7 +18,8 @@ const START_TIME_MAX: Duration = Duration::from_secs(15);
 pub struct LentCpus(ControlStream);
 
 impl LentCpus {
-    /// Asks a node for vCPUs. Returns them with the addresses of the VM's process there.
+    /// Asks a node for vCPUs and memory. Returns them with the VM's process there as the other nodes
+    /// know it.
     ///
     /// # Errors
     ///
@@ -26,11 +27,14 @@ impl LentCpus {
     pub fn ask(
         address: SocketAddr,
         request: &ComputeRequest,
-    ) -> Result<(Self, ComputeAddresses), ControlError> {
+    ) -> Result<(Self, ComputeMember), ControlError> {
         let mut control = ControlStream::connect(address)?;
         let (question, answer) = (FrameKind::Compute, FrameKind::ComputePorts);
         let ports: ComputePorts = control.call_within(START_TIME_MAX, question, request, answer)?;
-        Ok((Self(control), addresses(address.ip(), ports)))
+        Ok((
+            Self(control),
+            member(address.ip(), ports, request.lent_bytes),
+        ))
     }
 
     /// Lets the VM's process connect to the other nodes.

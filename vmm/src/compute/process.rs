@@ -13,7 +13,7 @@ use rustix::process::{
     Resource, Rlimit, Signal, getrlimit, set_parent_process_death_signal, setrlimit,
 };
 
-use super::join::Joined;
+use super::join::{Joined, byte_ranges};
 use super::observed::SharingReporter;
 use super::protocol::{Connect, ProcessMessage, Setup, receive_line, send_line};
 use crate::exit::ExitCode;
@@ -87,6 +87,7 @@ fn run() -> Result<()> {
         vm,
         secret,
         table,
+        ranges: byte_ranges(&ranges),
     };
     let on_failure = Arc::clone(&ends);
     let failed = move |error: memory_fabric::compute::SharingError| on_failure.fail(error.reason);

@@ -24,6 +24,8 @@ pub struct ComputeNode {
     pub address: SocketAddr,
     /// How many vCPUs it runs.
     pub cpus: u8,
+    /// How much memory it lends.
+    pub memory: ByteSize,
 }
 
 impl RunSettings {
@@ -60,9 +62,44 @@ impl RunSettings {
                 name: node.address.clone(),
                 address,
                 cpus: node.cpus,
+                memory: node.memory.unwrap_or(self.memory),
             });
         }
+        self.check_lent(&resolved)?;
         Ok(resolved)
+    }
+
+    /// What this host and the nodes lend for the guest's memory.
+    fn check_lent(&self, nodes: &[ComputeNode]) -> Result<(), ValidationError> {
+        let memory = self.memory;
+        let local = self.local_memory.unwrap_or(memory);
+        let whole = |flag, size: ByteSize| {
+            if size.is_multiple_of(BLOCK_BYTES) && size != ByteSize::ZERO {
+                return Ok(());
+            }
+            Err(ValidationError::NotWholeBlocks { flag, size })
+        };
+        whole("--local-memory", local)?;
+        let mut lent = ByteSize::ZERO;
+        for node in nodes {
+            whole("memory= of --node", node.memory)?;
+            if node.memory > memory {
+                let (node, size) = (node.name.clone(), node.memory);
+                return Err(ValidationError::NodeAboveMemory { node, size, memory });
+            }
+            lent = lent.saturating_add(node.memory);
+        }
+        let all = local.saturating_add(lent);
+        if all < memory {
+            let missing = memory.saturating_sub(all);
+            return Err(ValidationError::NodesLendTooLittle {
+                memory,
+                local,
+                lent,
+                missing,
+            });
+        }
+        Ok(())
     }
 
     /// What a VM on several nodes cannot have.
@@ -71,7 +108,6 @@ impl RunSettings {
             (self.irqchip == Some(Irqchip::Kernel), "--irqchip kernel"),
             (!self.donors.is_empty(), "--donor"),
             (self.cluster.is_some(), "--cluster"),
-            (self.local_memory.is_some(), "--local-memory"),
             (self.hotplug_memory.is_some(), "--hotplug-memory"),
             (self.numa == Numa::Expose, "--numa expose"),
             (self.cpu_pinning.is_some(), "--cpu-pinning"),
@@ -145,6 +181,43 @@ mod tests {
         assert!(text.contains("--transport"), "{text}");
         let text = refused(|run| run.memory = ByteSize::from_mib(65));
         assert!(text.contains("65 MiB is not a multiple of 2M"), "{text}");
+    }
+
+    #[test]
+    fn this_host_and_the_nodes_lend_enough_for_the_guest() {
+        let node = |text: &str| text.parse::<NodeArg>().expect("a node");
+        let lends = |local: Option<u64>, node: NodeArg| {
+            let mut settings = settings();
+            settings.memory = ByteSize::from_mib(256);
+            settings.local_memory = local.map(ByteSize::from_mib);
+            settings.nodes = vec![node];
+            settings.parse()
+        };
+        let refused = |local, node| lends(local, node).expect_err("to be refused").to_string();
+        let run = lends(None, node("127.0.0.1:7000,cpus=1")).expect("all on each");
+        let all = ByteSize::from_mib(256);
+        assert_eq!((run.local_memory, run.nodes[0].memory), (all, all));
+        let half = || node("127.0.0.1:7000,cpus=1,memory=128M");
+        let run = lends(Some(128), half()).expect("half on each");
+        let half_size = ByteSize::from_mib(128);
+        assert_eq!(
+            (run.local_memory, run.nodes[0].memory),
+            (half_size, half_size)
+        );
+        let text = refused(Some(126), half());
+        assert!(
+            text.contains("126 MiB") && text.contains("128 MiB") && text.contains("by 2 MiB"),
+            "{text}"
+        );
+        let text = refused(Some(129), half());
+        assert!(text.contains("--local-memory 129 MiB is not"), "{text}");
+        let text = refused(None, node("127.0.0.1:7000,cpus=1,memory=258M"));
+        assert!(
+            text.contains("lend 258 MiB, more than --memory 256 MiB"),
+            "{text}"
+        );
+        let text = refused(None, node("127.0.0.1:7000,cpus=1,memory=3M"));
+        assert!(text.contains("memory= of --node 3 MiB is not"), "{text}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! A node that runs vCPUs of a VM, as it is named: `HOST:PORT,cpus=N`.
+//! A node that runs vCPUs of a VM, as it is named: `HOST:PORT,cpus=N[,memory=SIZE]`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,17 +8,20 @@ use memory_fabric::compute::COMPUTE_NODES_MAX;
 use super::CPUS_MAX;
 use super::address::{HostPort, ParseAddressError};
 use super::text::serde_as_text;
+use crate::size::{ByteSize, ParseSizeError};
 
 /// Most nodes beside the primary.
 pub const NODES_MAX: usize = COMPUTE_NODES_MAX - 1;
 
-/// A node, and how many vCPUs of the VM it runs.
+/// A node, how many vCPUs of the VM it runs, and what memory it lends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeArg {
     /// Its address.
     pub address: HostPort,
     /// How many vCPUs.
     pub cpus: u8,
+    /// How much memory it lends; `None` for all of the guest's.
+    pub memory: Option<ByteSize>,
 }
 
 /// Why a text names no such node.
@@ -28,7 +31,7 @@ pub enum ParseNodeError {
     #[error(transparent)]
     Address(#[from] ParseAddressError),
     /// An unknown option follows the address.
-    #[error("`{option}` is not an option of a node; write HOST:PORT,cpus=N")]
+    #[error("`{option}` is not an option of a node; write HOST:PORT,cpus=N[,memory=SIZE]")]
     Option {
         /// The unknown part.
         option: String,
@@ -42,6 +45,15 @@ pub enum ParseNodeError {
         /// What was given.
         text: String,
     },
+    /// The size is malformed.
+    #[error(transparent)]
+    Memory(#[from] ParseSizeError),
+    /// The size is given more than once.
+    #[error("`{text}` has memory= twice; give it once")]
+    MemoryTwice {
+        /// What was given.
+        text: String,
+    },
     /// No node runs so many.
     #[error("`cpus={given}` is not a number from 1 to {CPUS_MAX}")]
     CpusRange {
@@ -52,7 +64,11 @@ pub enum ParseNodeError {
 
 impl fmt::Display for NodeArg {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{},cpus={}", self.address, self.cpus)
+        write!(f, "{},cpus={}", self.address, self.cpus)?;
+        match self.memory {
+            Some(memory) => write!(f, ",memory={memory}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -62,9 +78,15 @@ impl FromStr for NodeArg {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default().parse()?;
-        let mut cpus = None;
+        let (mut cpus, mut memory) = (None, None);
         let unclear = || ParseNodeError::Cpus { text: text.into() };
         for option in parts {
+            if let Some(given) = option.strip_prefix("memory=") {
+                if memory.replace(given.parse()?).is_some() {
+                    return Err(ParseNodeError::MemoryTwice { text: text.into() });
+                }
+                continue;
+            }
             let Some(given) = option.strip_prefix("cpus=") else {
                 let option = option.into();
                 return Err(ParseNodeError::Option { option });
@@ -80,7 +102,11 @@ impl FromStr for NodeArg {
             }
         }
         let cpus = cpus.ok_or_else(unclear)?;
-        Ok(Self { address, cpus })
+        Ok(Self {
+            address,
+            cpus,
+            memory,
+        })
     }
 }
 
@@ -95,12 +121,17 @@ mod tests {
         let node: NodeArg = "[::1]:7000,cpus=254".parse().expect("a node");
         assert_eq!((node.cpus, node.address.port()), (254, 7000));
         assert_eq!(node.to_string(), "[::1]:7000,cpus=254");
+        let lends: NodeArg = "h:1,memory=4G,cpus=2".parse().expect("a node");
+        assert_eq!(lends.memory, Some(ByteSize::from_mib(4096)));
+        assert_eq!(lends.to_string().parse(), Ok(lends));
         let refused = |text: &str| text.parse::<NodeArg>().expect_err(text).to_string();
         assert!(refused("h:1").contains("--donor"));
         assert!(refused("h:1,cpus=1,cpus=2").contains("exactly once"));
         assert!(refused("h:1,cpus=0").contains("1 to 254"));
         assert!(refused("h:1,cpus=255").contains("1 to 254"));
         assert!(refused("h:1,cpus=1,size=2G").contains("`size=2G`"));
+        assert!(refused("h:1,cpus=1,memory=x").contains("`x`"));
+        assert!(refused("h:1,cpus=1,memory=1G,memory=2G").contains("twice"));
         assert!(refused("h,cpus=1").contains("no valid port"));
     }
 }

@@ -320,7 +320,8 @@ impl RunSettings {
                 },
             });
         }
-        if local < memory && self.donors.is_empty() && self.transport != TransportKind::Loopback {
+        let is_alone = self.donors.is_empty() && self.nodes.is_empty();
+        if local < memory && is_alone && self.transport != TransportKind::Loopback {
             let missing = memory.saturating_sub(local);
             return Err(ValidationError::NoDonor {
                 local,

@@ -175,6 +175,32 @@ pub enum ValidationError {
         /// What was given.
         size: ByteSize,
     },
+    /// This host and the nodes lend too little.
+    #[error(
+        "guest memory of {memory} is more than --local-memory {local} and the {lent} that the nodes of --node lend; raise --local-memory or memory= of a node by {missing}, or lower --memory"
+    )]
+    NodesLendTooLittle {
+        /// The guest's memory.
+        memory: ByteSize,
+        /// What this host lends.
+        local: ByteSize,
+        /// What the nodes lend.
+        lent: ByteSize,
+        /// What is missing.
+        missing: ByteSize,
+    },
+    /// A node is asked for more than the guest has.
+    #[error(
+        "node {node} is to lend {size}, more than --memory {memory}; lower memory= of the node"
+    )]
+    NodeAboveMemory {
+        /// The node.
+        node: HostPort,
+        /// What was given.
+        size: ByteSize,
+        /// The guest's memory.
+        memory: ByteSize,
+    },
     /// A size is below the minimum.
     #[error("{flag} {size} is too small; {limit} is the least")]
     TooSmall {

@@ -40,7 +40,12 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
         vm: called(config.name.as_ref(), std::process::id()),
         nodes: NodeIds::in_order(config.transport.lenders(config.donors.len())),
         ram: ram.collect::<Option<_>>().ok_or(RunError::MemoryTooHigh)?,
-        local_bytes: config.local_memory.bytes(),
+        // With other nodes, the memory is shared instead of paged.
+        local_bytes: if config.nodes.is_empty() {
+            config.local_memory.bytes()
+        } else {
+            memory
+        },
         local_use: match config.numa {
             Numa::Flat => LocalUse::Cache,
             Numa::Expose => LocalUse::Home,

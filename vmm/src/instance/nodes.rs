@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use memory_fabric::compute::{
-    ComputeRequest, ComputeTable, Listeners, Membership, SharedGuest, SharingError, addresses,
+    ComputeRequest, ComputeTable, Listeners, Membership, SharedGuest, SharingError, member,
 };
 use memory_fabric::fabric::Fabric;
 use vm_memory::GuestMemoryMmap;
@@ -14,13 +14,16 @@ use vm_memory::GuestMemoryMmap;
 use super::run_error::RunError;
 use super::seen::NodesSeen;
 use super::supervisor::Supervisor;
-use crate::compute::{JoinError, Joined, LentCpus, random_vm};
+use crate::compute::{JoinError, Joined, LentCpus, byte_ranges, random_vm};
 use crate::config::RunConfig;
 use crate::config::compute::ComputeNode;
 use crate::config::name::called;
 use crate::exit::ExitCode;
 use crate::failure::{Failure, describe};
-use crate::machine::{ConsoleConfig, Machine, MachineConfig, MachineError, NodesConfig, Outcome};
+use crate::machine::{
+    ConsoleConfig, Machine, MachineConfig, MachineError, NodesConfig, Outcome, guest_memory_ranges,
+};
+use crate::size::ByteSize;
 
 /// The other nodes of one boot of the guest.
 #[derive(Debug)]
@@ -51,7 +54,7 @@ fn owners(config: &RunConfig) -> Vec<u8> {
 }
 
 impl OtherNodes {
-    /// Asks all nodes for their vCPUs, and shares the memory of `fabric`, which nothing has touched,
+    /// Asks all nodes for their vCPUs and memory, and shares the memory of `fabric`, which nothing has touched,
     /// with them. Returns them with what [`machine`](Self::machine) needs, or `None` when the VM is
     /// on this host alone.
     pub fn start(
@@ -68,7 +71,8 @@ impl OtherNodes {
         let listeners = Listeners::bind(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let listeners = listeners.map_err(RunError::host("listen"))?;
         let ports = listeners.ports().map_err(RunError::host("listen"))?;
-        let mut table = vec![addresses(IpAddr::V4(Ipv4Addr::LOCALHOST), ports)];
+        let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let mut table = vec![member(here, ports, config.local_memory.bytes())];
         let mut lent = Vec::new();
         for (me, node) in (1..).zip(nodes.iter()) {
             let request = ComputeRequest {
@@ -79,11 +83,12 @@ impl OtherNodes {
                 nodes: u8::try_from(nodes.len() + 1).unwrap_or(u8::MAX),
                 cpus: node.cpus,
                 memory_bytes: config.memory.bytes(),
+                lent_bytes: node.memory.bytes(),
             };
             let asked = LentCpus::ask(node.address, &request);
-            let (cpus, addresses) = asked.map_err(|error| unavailable(&nodes, me, error))?;
+            let (cpus, member) = asked.map_err(|error| unavailable(&nodes, me, error))?;
             lent.push(cpus);
-            table.push(addresses);
+            table.push(member);
         }
         let table = ComputeTable(table);
         for (me, cpus) in (1..).zip(&mut lent) {
@@ -95,6 +100,7 @@ impl OtherNodes {
             vm,
             secret,
             table,
+            ranges: byte_ranges(&guest_memory_ranges(config.memory.bytes())),
         };
         let lost = Arc::new(OnceLock::new());
         let failed = {
@@ -120,9 +126,12 @@ impl OtherNodes {
                     ..
                 } = joined;
                 let addresses = nodes.iter().map(|node| node.address.to_string());
+                let memory = nodes.iter().map(|node| node.memory);
+                let memory = [config.local_memory].into_iter().chain(memory);
+                let memory = memory.map(ByteSize::bytes);
                 let seen = Arc::new(NodesSeen::new(
                     addresses.collect(),
-                    config.memory.bytes(),
+                    memory.collect(),
                     owners(config),
                     Arc::clone(shared.stats()),
                     lost,

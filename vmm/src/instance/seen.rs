@@ -37,7 +37,7 @@ struct State {
 pub struct NodesSeen {
     /// The address of each node but the primary.
     addresses: Vec<String>,
-    memory_bytes: u64,
+    memory_bytes: Vec<u64>,
     owners: Vec<u8>,
     stats: Arc<SharingStats>,
     /// The node whose loss ended the VM.
@@ -74,7 +74,7 @@ impl NodesSeen {
     /// is set when the memory of a node is lost.
     pub fn new(
         addresses: Vec<String>,
-        memory_bytes: u64,
+        memory_bytes: Vec<u64>,
         owners: Vec<u8>,
         stats: Arc<SharingStats>,
         lost: Arc<OnceLock<u8>>,
@@ -193,7 +193,11 @@ impl NodesSeen {
             id: place.into(),
             role: Role::Compute,
             address: index.and_then(|index| self.addresses.get(index).cloned()),
-            memory_bytes: self.memory_bytes,
+            memory_bytes: self
+                .memory_bytes
+                .get(usize::from(place))
+                .copied()
+                .unwrap_or(0),
             cpus: cpus.map(|(cpu, _)| cpu).collect(),
             state: Some(state),
             round_trip_us: from.round_trip_us,
@@ -310,7 +314,13 @@ mod tests {
         stats.reads.add(3);
         stats.hold.record(Duration::from_micros(10));
         let addresses = vec!["b:7000".to_owned(), "c:7000".to_owned()];
-        NodesSeen::new(addresses, 1 << 30, vec![0, 1, 1, 2], stats, Arc::default())
+        NodesSeen::new(
+            addresses,
+            vec![1 << 30; 4],
+            vec![0, 1, 1, 2],
+            stats,
+            Arc::default(),
+        )
     }
 
     fn report(reads: u64) -> Observed {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fabric_pages::guest_memory::GuestMemory;
 
-use crate::mesh::nodes;
+use crate::mesh::{ALL, nodes};
 use crate::programs::word;
 
 /// Pages between two of a gang, so that they are in blocks of all nodes.
@@ -59,7 +59,7 @@ struct Node {
 
 /// All nodes need the same pages at once for this time.
 fn contend(count: u8, pages: usize, time: Duration) -> Vec<Node> {
-    let nodes = nodes(count, 4, usize::MAX);
+    let nodes = nodes(count, 4, ALL);
     let done = std::thread::scope(|scope| {
         let threads = (1..).zip(&nodes).map(|(node, shared)| {
             let memory = shared.memory();

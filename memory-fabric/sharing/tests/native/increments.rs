@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fabric_sharing::SharedMemory;
 
-use crate::mesh::nodes;
+use crate::budget::is_within_budget;
+use crate::mesh::{ALL, nodes};
 
 /// The counter at this page and word of a node's guest view.
 fn counter(node: &SharedMemory, page: usize, word: usize) -> &AtomicU64 {
@@ -16,8 +17,8 @@ fn counter(node: &SharedMemory, page: usize, word: usize) -> &AtomicU64 {
 }
 
 /// Each thread of each node increments a counter of each page, `rounds` times.
-fn increments(count: u8, threads: usize, pages: &[usize], rounds: u64, local_pages: usize) {
-    let nodes = nodes(count, 4, local_pages);
+fn increments(count: u8, threads: usize, pages: &[usize], rounds: u64, lent: usize) {
+    let nodes = nodes(count, 4, lent);
     std::thread::scope(|scope| {
         for node in &nodes {
             for thread in 0..threads {
@@ -40,22 +41,26 @@ fn increments(count: u8, threads: usize, pages: &[usize], rounds: u64, local_pag
             assert_eq!(words.sum::<u64>(), expected, "page {page}");
         }
         println!("{:?}", node.stats());
+        if lent != ALL {
+            is_within_budget(node, count.into(), lent);
+        }
     }
 }
 
 #[test]
 fn one_page_two_nodes() {
-    increments(2, 1, &[700], 2000, usize::MAX);
+    increments(2, 1, &[700], 2000, ALL);
 }
 
 #[test]
 fn pages_of_several_blocks_and_nodes() {
     let pages: Vec<usize> = (0..64).map(|page| page * 31).collect();
-    increments(4, 2, &pages, 200, usize::MAX);
+    increments(4, 2, &pages, 200, ALL);
 }
 
+/// Two nodes lend half of the memory each and write all of it, and the bytes are right.
 #[test]
 fn pages_that_are_evicted_in_between() {
-    let pages: Vec<usize> = (0..1024).map(|page| page * 2).collect();
-    increments(3, 2, &pages, 8, 512);
+    let pages: Vec<usize> = (0..2048).collect();
+    increments(2, 2, &pages, 8, 2);
 }

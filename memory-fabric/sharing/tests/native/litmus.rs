@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering, compiler_fence, fence};
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_sharing::SharedMemory;
 
-use crate::mesh::nodes;
+use crate::mesh::{ALL, nodes};
 use crate::programs::{Program, meet};
 
 /// Cells of 4 bytes in a page.
@@ -242,7 +242,7 @@ fn run(litmus: &Litmus, rounds: usize) {
     let program = program(litmus.name).expect("each has a program");
     let count = u8::try_from(program.roles).expect("a few roles");
     let blocks = (program.bytes)(rounds).div_ceil(2 << 20);
-    let nodes: Vec<SharedMemory> = nodes(count, blocks, usize::MAX);
+    let nodes: Vec<SharedMemory> = nodes(count, blocks, ALL);
     std::thread::scope(|scope| {
         for (role, node) in nodes.iter().enumerate() {
             let run = program.run;
@@ -286,7 +286,7 @@ fn independent_reads_of_independent_writes() {
 #[test]
 fn all_of_them_in_processes() {
     for litmus in [SB, MP, STREAM, LB, IRIW] {
-        crate::processes::run(litmus.name, ROUNDS, usize::MAX);
+        crate::processes::run(litmus.name, ROUNDS, ALL);
     }
 }
 
@@ -294,6 +294,6 @@ fn all_of_them_in_processes() {
 #[ignore = "takes minutes; scripts/test --long runs it"]
 fn all_of_them_ten_million_times() {
     for litmus in [SB, MP, STREAM, LB, IRIW] {
-        crate::processes::run(litmus.name, 10_000_000, usize::MAX);
+        crate::processes::run(litmus.name, 10_000_000, ALL);
     }
 }

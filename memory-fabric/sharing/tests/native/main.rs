@@ -1,5 +1,6 @@
 //! Nodes that share a memory, in one process and in several: contents, under races.
 
+mod budget;
 mod gangs;
 mod increments;
 mod litmus;

@@ -8,7 +8,7 @@ use fabric_coherence::{Member, MemberSet};
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::PageBytes;
 use fabric_peers::{PeerError, PeerMessage, Peers, Receiver};
-use fabric_sharing::{Config, SharedMemory};
+use fabric_sharing::{Config, Homes, LOCAL_PAGES_MIN, SharedMemory};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 type Item = (Member, PeerMessage, Option<Box<PageBytes>>);
@@ -88,14 +88,28 @@ pub fn member(place: u8) -> Member {
     Member::at(place).expect("at most 16")
 }
 
-/// Starts `count` nodes that share a memory of `blocks` blocks.
-pub fn nodes(count: u8, blocks: usize, local_pages: usize) -> Vec<SharedMemory> {
+/// Blocks that each node lends when it may hold all of the memory.
+pub const ALL: usize = usize::MAX;
+
+/// A node of `count` that each lend `lent` of the memory's blocks.
+pub fn config(me: u8, count: u8, blocks: usize, lent: usize) -> Config {
     let members = (0..count).map(member);
     let members = members.fold(MemberSet::EMPTY, MemberSet::with);
+    let mut config = Config::new(member(me), members);
+    if lent != ALL {
+        let loans = vec![lent as u64; count.into()];
+        let homes = Homes::in_proportion(&loans, std::slice::from_ref(&(0..blocks)));
+        config.homes = Some(homes.expect("enough is lent"));
+        config.local_pages = lent * 512 + LOCAL_PAGES_MIN;
+    }
+    config
+}
+
+/// Starts `count` nodes that share a memory of `blocks` blocks and lend `lent` of them each.
+pub fn nodes(count: u8, blocks: usize, lent: usize) -> Vec<SharedMemory> {
     let nodes = (0..count).zip(Mesh::new(count)).map(|(place, mesh)| {
         let memory = Arc::new(GuestMemory::new(blocks << 21).expect("memory"));
-        let mut config = Config::new(member(place), members);
-        config.local_pages = local_pages;
+        let config = config(place, count, blocks, lent);
         let failed = Box::new(move |failure: fabric_sharing::Failure, losses| {
             eprintln!(
                 "node {place}: {}, {losses:?}",

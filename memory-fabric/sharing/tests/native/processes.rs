@@ -10,13 +10,14 @@ use fabric_homes::NodeId;
 use fabric_pages::guest_memory::GuestMemory;
 use fabric_pages::page::PAGE_SIZE;
 use fabric_peers::tcp::{Secret, TcpPeers, TcpPeersConfig};
-use fabric_sharing::{Config, SharedMemory};
+use fabric_sharing::SharedMemory;
 
-use crate::mesh::member;
+use crate::budget::is_within_budget;
+use crate::mesh::{ALL, config, member};
 use crate::programs::{self, Program};
 
-/// Set in the process of a node: its place, the number of nodes, the program, its rounds, the number
-/// of local pages.
+/// Set in the process of a node: its place, the number of nodes, the program, its rounds, and how many
+/// blocks of the memory each node lends.
 const NODE: &str = "SSI_HV_TEST_NODE";
 
 const LISTENS: &str = "listens at ";
@@ -63,10 +64,10 @@ impl Node {
 }
 
 /// Runs each role of a program in a process of its own.
-pub fn run(name: &str, rounds: usize, local_pages: usize) {
+pub fn run(name: &str, rounds: usize, lent: usize) {
     let roles = programs::find(name).roles;
     let mut nodes: Vec<_> = (0..roles)
-        .map(|me| Node::start(&format!("{me} {roles} {name} {rounds} {local_pages}")))
+        .map(|me| Node::start(&format!("{me} {roles} {name} {rounds} {lent}")))
         .collect();
     let listening = nodes.iter_mut().map(|node| node.wait_for(LISTENS));
     let addresses: Vec<String> = listening.collect();
@@ -96,7 +97,7 @@ fn node() {
         return;
     };
     let words: Vec<&str> = setup.split(' ').collect();
-    let [me, count, name, rounds, local_pages] = words[..] else {
+    let [me, count, name, rounds, lent] = words[..] else {
         panic!("{NODE} is {setup:?}");
     };
     let number = |word: &str| word.parse::<usize>().expect("a number");
@@ -106,22 +107,19 @@ fn node() {
         number(count),
         &program,
         number(rounds),
-        number(local_pages),
+        number(lent),
     );
     let said = (program.run)(memory.memory(), number(me), number(rounds));
+    if number(lent) != ALL {
+        is_within_budget(&memory, number(count), number(lent));
+    }
     println!("{FINISHED} {said}");
     // Others may still need pages of this node.
     let mut rest = String::new();
     let _ = std::io::stdin().read_line(&mut rest);
 }
 
-fn shared(
-    me: usize,
-    count: usize,
-    program: &Program,
-    rounds: usize,
-    local_pages: usize,
-) -> SharedMemory {
+fn shared(me: usize, count: usize, program: &Program, rounds: usize, lent: usize) -> SharedMemory {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
     println!("{LISTENS}{}", listener.local_addr().expect("bound"));
     let mut line = String::new();
@@ -134,8 +132,7 @@ fn shared(
     let blocks = (program.bytes)(rounds).div_ceil(2 << 20);
     let memory = Arc::new(GuestMemory::new(blocks << 21).expect("memory"));
     let pages = u32::try_from(memory.bytes() / PAGE_SIZE).expect("small");
-    let mut config = Config::new(member(place), members.all());
-    config.local_pages = local_pages;
+    let config = config(place, u8::try_from(count).expect("few"), blocks, lent);
     let addresses = addresses.expect("addresses");
     let mut connect = TcpPeersConfig::new(member(place), members, addresses, listener, pages);
     connect.secret = Secret([7; 32]);

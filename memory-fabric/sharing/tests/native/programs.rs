@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use fabric_pages::guest_memory::GuestMemory;
 
 use crate::litmus;
+use crate::mesh::ALL;
 
 /// A program for several nodes.
 pub struct Program {
@@ -55,6 +56,19 @@ const PAGES: usize = 64;
 /// Pages between pages of counters, so that they are in several blocks.
 const STEP: usize = 37;
 
+/// Pages of the memory: all have a counter that is incremented now and then, so that pages are evicted
+/// where nodes lend less than all of the memory.
+const ALL_PAGES: usize = BLOCKS * 512;
+const BLOCKS: usize = 8;
+
+/// Rounds between two increments of these.
+const SELDOM: usize = 16;
+
+/// The counter of any page, behind those of the program.
+fn seldom(memory: &GuestMemory, page: usize) -> &AtomicU64 {
+    word(memory, page * PAGE + PAGE / 2)
+}
+
 fn counter(memory: &GuestMemory, page: usize) -> &AtomicU64 {
     word(memory, (1 + page * STEP) * PAGE + page % 8 * 8)
 }
@@ -73,15 +87,21 @@ fn exact(
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             scope.spawn(move || {
+                let thread = role * THREADS + thread;
                 for round in 0..rounds {
-                    step(memory, role * THREADS + thread, round);
+                    step(memory, thread, round);
+                    if round % SELDOM == 0 {
+                        let page = (thread * 509 + round / SELDOM * 1021) % ALL_PAGES;
+                        seldom(memory, page).fetch_add(1, Ordering::Relaxed);
+                    }
                 }
             });
         }
     });
     meet(memory, roles, 1);
-    let found = sum(memory);
-    let expected = (roles * THREADS * rounds) as u64;
+    let all = (0..ALL_PAGES).map(|page| seldom(memory, page).load(Ordering::Relaxed));
+    let found = sum(memory) + all.sum::<u64>();
+    let expected = (roles * THREADS * (rounds + rounds.div_ceil(SELDOM))) as u64;
     assert_eq!(found, expected, "role {role} finds another sum");
     if role == 0 {
         format!("{found} increments, all there")
@@ -105,7 +125,7 @@ fn sum_of_counters(memory: &GuestMemory) -> u64 {
 /// Counters that all threads of 4 nodes increment.
 const COUNTERS: Program = Program {
     roles: 4,
-    bytes: |_| (2 + PAGES * STEP) * PAGE,
+    bytes: |_| ALL_PAGES * PAGE,
     run: |memory, role, rounds| {
         let step = |memory: &GuestMemory, thread, round| {
             counter(memory, place(thread, round)).fetch_add(1, Ordering::Relaxed);
@@ -117,7 +137,7 @@ const COUNTERS: Program = Program {
 /// The same, by compare-and-exchange.
 const COMPARE_EXCHANGE: Program = Program {
     roles: 4,
-    bytes: |_| (2 + PAGES * STEP) * PAGE,
+    bytes: |_| ALL_PAGES * PAGE,
     run: |memory, role, rounds| {
         let step = |memory: &GuestMemory, thread, round| {
             let counter = counter(memory, place(thread, round));
@@ -136,7 +156,7 @@ const COMPARE_EXCHANGE: Program = Program {
 /// needs both pages at once.
 const STRADDLING: Program = Program {
     roles: 4,
-    bytes: |_| (2 + PAGES * STEP) * PAGE,
+    bytes: |_| ALL_PAGES * PAGE,
     run: |memory, role, rounds| {
         let step = |memory: &GuestMemory, thread, round| {
             add_straddling(memory, place(thread, round) % 8);
@@ -171,20 +191,22 @@ fn read_straddling(memory: &GuestMemory, place: usize) -> u64 {
     value
 }
 
+/// Half of the memory.
+const HALF: usize = BLOCKS / 2;
+
 #[test]
 fn counters_with_half_of_the_pages_local() {
-    // 300 pages are the least that the engine takes; the rest of the pages are touched as well.
-    crate::processes::run("counters", 2_000, 300);
+    crate::processes::run("counters", 10_000, HALF);
 }
 
 #[test]
 fn compare_and_exchange() {
-    crate::processes::run("compare_exchange", 2_000, usize::MAX);
+    crate::processes::run("compare_exchange", 2_000, ALL);
 }
 
 #[test]
 fn counters_that_straddle_pages() {
-    crate::processes::run("straddling", 500, usize::MAX);
+    crate::processes::run("straddling", 500, ALL);
 }
 
 #[test]
@@ -192,7 +214,7 @@ fn counters_that_straddle_pages() {
 fn ten_million_increments() {
     // 8 threads in all.
     for name in ["counters", "compare_exchange"] {
-        crate::processes::run(name, 1_250_000, 300);
+        crate::processes::run(name, 1_250_000, HALF);
     }
-    crate::processes::run("straddling", 100_000, 300);
+    crate::processes::run("straddling", 100_000, HALF);
 }

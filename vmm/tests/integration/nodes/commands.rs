@@ -17,7 +17,7 @@ use crate::support::kvm_is_there;
 /// Time between two looks at a node's status, which has no event.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Starts a VM with 2 vCPUs, the second of them on the node.
+/// Starts a VM with 2 vCPUs, the second of them on the node, which may have options.
 fn start(place: &Place, node: &str, code: &[u8], more: &[&str]) -> Child {
     let kernel = place.directory.path().join("kernel");
     fs::write(&kernel, tiny_guests::elf(code)).expect("is written");
@@ -198,6 +198,31 @@ fn the_status_of_a_vm_has_what_each_vcpu_of_each_node_does() {
     ] {
         assert!(metrics.contains(series), "{series} in {metrics}");
     }
+    signal(&vm.id().to_string(), libc::SIGINT);
+    let output = end::rest_of(vm, end::LIMIT);
+    assert_eq!(code_of(&output), code(ExitCode::Interrupted), "{output:?}");
+    is_left_alone(&place, &node);
+}
+
+#[test]
+fn a_node_lends_what_it_is_asked_for() {
+    if !kvm_is_there() {
+        return;
+    }
+    let place = Place::new();
+    let (node, address) = node(&place, &["--cpus", "1"]);
+    let half = format!("{address},memory=32M");
+    let mut vm = start(
+        &place,
+        &half,
+        halt_for_ever::code(),
+        &["--local-memory", "32M"],
+    );
+    let console = vm.stdout.as_mut().expect("a pipe");
+    assert!(end::is_readable(console, end::LIMIT), "the guest is silent");
+    let status = place.json(&["status", "--json"]);
+    let lent = &status["nodes"][0]["lent_bytes"];
+    assert_eq!(lent.as_u64(), Some(32 << 20), "{status}");
     signal(&vm.id().to_string(), libc::SIGINT);
     let output = end::rest_of(vm, end::LIMIT);
     assert_eq!(code_of(&output), code(ExitCode::Interrupted), "{output:?}");

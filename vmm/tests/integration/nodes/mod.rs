@@ -9,10 +9,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Instant;
 
-use memory_fabric::compute::{ComputeRequest, ComputeTable, Listeners, Membership, addresses};
+use memory_fabric::compute::{ComputeRequest, ComputeTable, Listeners, Membership, member};
 use memory_fabric::guest_memory::GuestMemory;
-use ssi_hv::compute::{Joined, VmProcess, random_vm};
-use ssi_hv::machine::{ConsoleConfig, Irqchip, Machine, MachineConfig, MachineHandle, Outcome};
+use ssi_hv::compute::{Joined, VmProcess, byte_ranges, random_vm};
+use ssi_hv::machine::{
+    ConsoleConfig, Irqchip, Machine, MachineConfig, MachineHandle, Outcome, guest_memory_ranges,
+};
 use tiny_guests::apic::X2APIC_FLAG;
 use tiny_guests::nodes::work_on_two_nodes;
 use vm_memory::mmap::MmapRegionBuilder;
@@ -47,13 +49,14 @@ fn run_in_two_processes(x2apic: bool, with: impl FnOnce(&MachineHandle, &mpsc::R
         nodes: 2,
         cpus: 1,
         memory_bytes: MEMORY_BYTES,
+        lent_bytes: MEMORY_BYTES / 2,
     };
     let program = Path::new(env!("CARGO_BIN_EXE_ssi-hv"));
     let mut process = VmProcess::start(program, &request, HERE).unwrap();
     let listeners = Listeners::bind(HERE).unwrap();
     let table = ComputeTable(vec![
-        addresses(HERE, listeners.ports().unwrap()),
-        addresses(HERE, process.ports()),
+        member(HERE, listeners.ports().unwrap(), MEMORY_BYTES / 2),
+        member(HERE, process.ports(), MEMORY_BYTES / 2),
     ]);
     process.connect(table.clone()).unwrap();
     let membership = Membership {
@@ -61,6 +64,7 @@ fn run_in_two_processes(x2apic: bool, with: impl FnOnce(&MachineHandle, &mpsc::R
         vm,
         secret,
         table,
+        ranges: byte_ranges(&guest_memory_ranges(MEMORY_BYTES)),
     };
     let memory = Arc::new(GuestMemory::new(usize::try_from(MEMORY_BYTES).unwrap()).unwrap());
     let failed = |error| {
