@@ -323,14 +323,15 @@ impl Message {
             | Self::Taken { .. }
             | Self::Invalidate { .. }
             | Self::Fetch { .. }
-            | Self::Split { .. }
-            | Self::TokenWant => Lane::Requests,
+            | Self::Split { .. } => Lane::Requests,
             Self::Unblock { .. }
             | Self::SplitState { .. }
             | Self::Grant(_)
             | Self::PutDone { .. }
             | Self::BlockGrant { .. }
             | Self::Ack { .. }
+            // One lane: a node that returns the token may ask for it again at once.
+            | Self::TokenWant
             | Self::TokenBack { .. }
             | Self::TokenGrant { .. } => Lane::Responses,
             Self::Data { .. } => Lane::Data,

@@ -6,6 +6,8 @@ mod hostile;
 mod mutants;
 mod node;
 mod owner;
+mod policy;
+mod policy_tests;
 mod simulate;
 mod steps;
 mod world;

@@ -76,4 +76,14 @@ pub(crate) enum Mutation {
     NoDuplicateFilter,
     /// Survivors of a crash go on waiting.
     NoFence,
+    /// A held page is never released.
+    NeverEndHold,
+    /// A thread that collects pages one after the other holds all of them as long as it does so.
+    UnboundedGang,
+    /// The holds of the pages that one access collects end one by one.
+    NoGang,
+    /// A thread that waits for its next page keeps none of those that it has.
+    NoPatience,
+    /// A thread keeps the starvation token when it has progressed, and when its time is over.
+    KeepToken,
 }

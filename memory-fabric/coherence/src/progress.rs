@@ -22,6 +22,7 @@ mod tests;
 use fabric_pages::page::PageIndex;
 
 use crate::message::HOLD_MAX;
+use crate::mutation::{Switch, mutated};
 
 /// Time from the first page of a gang to the end of all holds, at most, in units of the minimum hold
 /// and in usual waits for a page, whichever is longer: twice to four times what an access of 30 pages
@@ -50,14 +51,14 @@ const REMEMBERED: usize = 64;
 /// Threads that are remembered: more than a node's vCPUs.
 const THREADS: usize = 256;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Got {
     page: PageIndex,
     /// The thread's accesses that were done when it got the page.
     done: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Wait {
     page: PageIndex,
     since: u64,
@@ -66,7 +67,7 @@ struct Wait {
 }
 
 /// Pages that an access collects and holds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Gang {
     began: u64,
     /// How long the thread waited for pages after the first.
@@ -74,7 +75,7 @@ struct Gang {
     until: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Thread {
     id: u32,
     wait: Option<Wait>,
@@ -93,7 +94,7 @@ struct Thread {
     gang: Option<Gang>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 struct Held {
     page: PageIndex,
     /// The place of the thread whose gang has the page.
@@ -122,7 +123,7 @@ pub struct Seen {
 }
 
 /// What is known of the threads of a node, and the pages that it holds.
-#[derive(Debug)]
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Progress {
     /// Least unit of holds.
     unit_min: u64,
@@ -132,19 +133,21 @@ pub struct Progress {
     usual: u64,
     threads: Vec<Thread>,
     held: Vec<Held>,
+    pub(crate) switch: Switch,
 }
 
 impl Progress {
     /// Nothing is known yet. `unit` is the least of the minimum hold, and not 0. No gang is held longer than
     /// `longest`.
     #[must_use]
-    pub const fn new(unit: u64, longest: u64) -> Self {
+    pub fn new(unit: u64, longest: u64) -> Self {
         Self {
             unit_min: unit,
             longest,
             usual: unit,
             threads: Vec::new(),
             held: Vec::new(),
+            switch: Switch::default(),
         }
     }
 
@@ -202,6 +205,9 @@ impl Progress {
     /// Longest time from the first page of a gang to the end of all holds.
     #[must_use]
     pub fn gang_time(&self) -> u64 {
+        if mutated!(self, UnboundedGang) {
+            return u64::MAX / 4;
+        }
         let time = (self.unit_min * GANG_UNITS).max(self.usual * GANG_WAITS);
         time.min(self.longest)
     }
@@ -244,6 +250,7 @@ impl Progress {
     ) {
         let (unit, longest) = (self.unit(), self.gang_time());
         let least = now + (unit << (level.clamp(1, HOLD_MAX) - 1));
+        let is_alone = mutated!(self, NoGang);
         let mut since = now;
         self.held.retain(|held| {
             if held.page == page {
@@ -256,11 +263,17 @@ impl Progress {
         if let Some(thread) = by.and_then(|place| self.threads.get_mut(place)) {
             let is_open =
                 |gang: &Gang| (thread.continued || now < gang.until) && now < gang.began + longest;
-            let mut gang = thread.gang.filter(is_open).unwrap_or(Gang {
+            let old = thread.gang;
+            let mut gang = old.filter(is_open).unwrap_or(Gang {
                 began: now,
                 collected: 0,
                 until: now,
             });
+            // What the thread collected before the new gang ends with the old one.
+            if let Some(Gang { until, .. }) = old.filter(|old| old.began != gang.began) {
+                let mine = self.held.iter_mut().filter(|held| held.by == by);
+                mine.for_each(|held| (held.by, held.until) = (None, until));
+            }
             let turn = if thread.continued {
                 RUN_FACTOR * gang.collected
             } else {
@@ -273,7 +286,7 @@ impl Progress {
         }
         self.held.push(Held {
             page,
-            by,
+            by: by.filter(|_| !is_alone),
             since,
             until: least,
         });
@@ -283,6 +296,9 @@ impl Progress {
     pub fn over(&mut self, now: u64, mut run: impl FnMut(u32) -> Option<u64>) -> Option<Over> {
         loop {
             let is_over = |held: &Held| self.end(held) <= now;
+            if mutated!(self, NeverEndHold) {
+                return None;
+            }
             let place = self.held.iter().position(is_over)?;
             let by = self.held[place].by;
             let (unit, patience) = (self.unit(), self.patience());
@@ -323,7 +339,31 @@ impl Progress {
         runs.then_some(until.max(thread.woken_at + self.unit()))
     }
 
+    /// Whether a thread's starvation token, which it may keep until `until`, is to be returned. `run`
+    /// returns the processor time of a thread.
+    pub fn is_token_over(
+        &mut self,
+        id: u32,
+        until: u64,
+        now: u64,
+        run: impl FnOnce(u32) -> Option<u64>,
+    ) -> bool {
+        if mutated!(self, KeepToken) {
+            return false;
+        }
+        now >= until || self.is_settled(id, now, run)
+    }
+
+    /// How long a page may be held, whatever its thread does.
+    #[cfg(test)]
+    pub(crate) fn hold_max(&self) -> u64 {
+        self.longest + 2 * self.patience()
+    }
+
     fn patience(&self) -> u64 {
+        if mutated!(self, NoPatience) {
+            return 0;
+        }
         (self.unit_min * PATIENCE_UNITS).max(self.usual * PATIENCE_WAITS)
     }
 

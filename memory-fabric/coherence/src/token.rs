@@ -66,6 +66,18 @@ impl Keeper {
         }
     }
 
+    /// Whether nobody has the token or waits for it.
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.holder.is_none() && self.waiting.is_empty()
+    }
+
+    /// How often the token was given.
+    #[cfg(test)]
+    pub(crate) fn granted(&self) -> u64 {
+        self.number.value()
+    }
+
     fn has(&self, member: Member) -> bool {
         self.holder == Some(member) || self.waiting.contains(member)
     }

@@ -38,6 +38,9 @@ impl<const P: usize> World<P> {
         if self.crashed.is_some() {
             return Ok(());
         }
+        if self.hostile.is_none() && !self.keeper.is_idle() {
+            return Err("the token is not returned".into());
+        }
         (0..).take(self.truth.len()).try_for_each(|number| {
             let page = PageIndex::new(number);
             match self.recovered(page) {

@@ -151,6 +151,7 @@ pub(super) const NOTHING: Budget = Budget {
     early_releases: 0,
     sweeps: 0,
     prefetches: 0,
+    pairs: false,
     zeroes: false,
 };
 
@@ -240,6 +241,27 @@ fn a_crash_ends_everything_and_names_what_was_lost() {
     explore("2 nodes, 1 block, 1 crash", explored);
 }
 
+/// Two nodes whose accesses need the same two pages at once, of two directories, and ask for the token
+/// when they have lost one.
+pub(super) fn pairs(accesses: u8, early_releases: u8) -> Explored<1> {
+    let budget = Budget {
+        pairs: true,
+        early_releases,
+        ..budget(accesses, 0)
+    };
+    let mut explored = Explored::<1>::new(2, 2, true, budget);
+    explored.world.starves_after = 1;
+    explored
+}
+
+#[test]
+fn nodes_that_hold_what_the_other_one_needs_progress() {
+    explore("2 nodes, 2 pages at once", pairs(1, 0));
+    let states = pairs(1, 0).ends();
+    println!("2 nodes, 2 pages at once: {states:?}, no cycle");
+    assert!(states.is_ok(), "{states:?}");
+}
+
 #[test]
 fn every_run_ends_with_every_request_served() {
     let ends = |name, budget, is_split| {
@@ -266,6 +288,10 @@ fn long_explorations() {
         replayed_writes: 1,
         ..budget(2, 1)
     };
+    explore("2 nodes, 2 pages at once, a short hold", pairs(1, 1));
+    let states = pairs(1, 1).ends();
+    println!("2 nodes, 2 pages at once, a short hold: {states:?}, no cycle");
+    assert!(states.is_ok(), "{states:?}");
     let explored = Explored::<1>::new(2, 1, true, busy);
     explore(
         "2 nodes, 1 page, 2 accesses, 1 eviction, repeated writes",

@@ -144,6 +144,8 @@ fn run_with_hostile_node(seed: u64) -> Result<u64, String> {
         delay: 1 + random.below(20),
         disturbs: true,
         crashes: false,
+        has_policy: false,
+        streams: false,
     };
     let hostile = member(random.below(plan.nodes));
     let mut simulation = Simulation::new(plan, random, None);

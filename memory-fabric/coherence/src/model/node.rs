@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use fabric_pages::page::PageIndex;
 
+use super::policy::Policy;
 use super::world::Access;
 use crate::action::{CacheAction, LocalPage};
 use crate::cache::Cache;
@@ -73,6 +74,10 @@ pub(super) struct Node<const P: usize> {
     /// Pages that the access in progress lost.
     pub(super) losses: u32,
     pub(super) token: Option<Number>,
+    /// It has asked for the token.
+    pub(super) wants_token: bool,
+    /// What decides how long pages are held; without it, steps do.
+    pub(super) policy: Option<Policy>,
     pub(super) is_alive: bool,
     pub(super) is_fenced: bool,
 }
@@ -115,6 +120,8 @@ impl<const P: usize> Node<P> {
             accesses: 0,
             losses: 0,
             token: None,
+            wants_token: false,
+            policy: None,
             is_alive: true,
             is_fenced: false,
         }

@@ -48,6 +48,10 @@ pub(super) struct Plan {
     pub(super) delay: usize,
     pub(super) disturbs: bool,
     pub(super) crashes: bool,
+    /// Pages are held as the policy of a runtime decides.
+    pub(super) has_policy: bool,
+    /// Nodes go through the pages one after the other, without a rest.
+    pub(super) streams: bool,
 }
 
 impl Plan {
@@ -62,6 +66,8 @@ impl Plan {
             delay: 1 + random.below(30),
             disturbs: !random.one_in(8),
             crashes: random.one_in(16),
+            has_policy: random.one_in(2),
+            streams: false,
         }
     }
 }
@@ -73,6 +79,8 @@ pub(super) struct Simulation {
     now: u64,
     count: u64,
     ahead: BinaryHeap<Reverse<(u64, u64, Step)>>,
+    /// When the policy of each node is called next.
+    policies: Vec<Option<u64>>,
 }
 
 /// Events after which a run that should end counts as endless.
@@ -87,7 +95,11 @@ impl Simulation {
             sweeps: u8::MAX,
             ..Budget::default()
         };
-        let mut world = World::new(plan.nodes, plan.blocks * P, budget, false).mutate(mutation);
+        let mut world = World::new(plan.nodes, plan.blocks * P, budget, false);
+        if plan.has_policy {
+            world.hold_by_policy();
+        }
+        let mut world = world.mutate(mutation);
         world.news = Some(Vec::new());
         Self {
             world,
@@ -96,6 +108,7 @@ impl Simulation {
             now: 0,
             count: 0,
             ahead: BinaryHeap::new(),
+            policies: vec![None; plan.nodes],
         }
     }
 
@@ -110,8 +123,34 @@ impl Simulation {
         (1 + self.random.below(self.plan.delay) * slow) as u64
     }
 
+    /// Calls the policies of all nodes when they ask for it.
+    fn schedule_policies(&mut self) {
+        for node in 0..self.plan.nodes {
+            let next = self.world.policy_next(member(node));
+            // Not twice at one time.
+            let next = next.map(|at| at.max(self.now + 1));
+            if let Some(at) = next
+                && self.policies[node].is_none_or(|before| at < before || before <= self.now)
+            {
+                self.policies[node] = Some(at);
+                let delay = at - self.now;
+                self.schedule(Step::Policy(member(node)), delay);
+            }
+        }
+    }
+
     fn access(&mut self, node: usize) {
         let pages = self.plan.blocks * P;
+        if self.plan.streams {
+            let done = usize::from(self.world.nodes[node].accesses);
+            let access = Access {
+                first: u32::try_from(done % pages).expect("a page"),
+                count: 1,
+                kind: Kind::Write,
+                backwards: false,
+            };
+            return self.schedule(Step::Access(member(node), access), 0);
+        }
         let count = 1 + self.random.below(self.plan.pages_at_once);
         let count = if self.plan.pages_at_once > 2 {
             self.plan.pages_at_once
@@ -134,6 +173,7 @@ impl Simulation {
             first: u32::try_from(first.min(pages - count)).expect("a page"),
             count: u8::try_from(count).expect("a few pages"),
             kind,
+            backwards: false,
         };
         let delay = self.delay();
         self.schedule(Step::Access(member(node), access), delay);
@@ -244,6 +284,7 @@ impl Simulation {
             | Step::HomeRead(me)
             | Step::HomeWrite(me)
             | Step::HoldOver(me, _)
+            | Step::Policy(me)
             | Step::HoldOverEarly(me, _)
             | Step::Prefetch(me, _)
             | Step::Access(me, _) => return Some(true).filter(|_| node(me).runs()),
@@ -253,6 +294,11 @@ impl Simulation {
     }
 
     pub(super) fn run(mut self) -> Result<u64, String> {
+        self.run_to_the_end()
+    }
+
+    /// Runs until nothing happens any more. Returns the number of events.
+    pub(super) fn run_to_the_end(&mut self) -> Result<u64, String> {
         for node in 0..self.plan.nodes {
             self.access(node);
         }
@@ -301,6 +347,7 @@ impl Simulation {
                 }
                 _ => {}
             }
+            self.world.now = self.now;
             self.world.apply(step);
             if let Some(failure) = self.world.failure.take() {
                 return Err(failure);
@@ -309,10 +356,15 @@ impl Simulation {
                 let delay = match news.step {
                     Step::Deliver(..) | Step::HomeRead(_) | Step::HomeWrite(_) => self.delay(),
                     Step::HoldOver(..) => u64::from(news.units),
+                    // The host has other work.
+                    Step::Retry(_) if self.plan.has_policy && self.random.one_in(20) => {
+                        20 * self.delay()
+                    }
                     _ => self.random.below(3) as u64,
                 };
                 self.schedule(news.step, delay);
             }
+            self.schedule_policies();
             if self.plan.disturbs && self.random.one_in(24) && !self.ahead.is_empty() {
                 self.disturb();
             }
@@ -351,6 +403,8 @@ pub(super) fn contend(nodes: usize, seed: u64, mutation: Option<Mutation>) -> Re
         delay: 10,
         disturbs: false,
         crashes: false,
+        has_policy: false,
+        streams: false,
     };
     Simulation::new(plan, Random::new(seed), mutation).run()
 }

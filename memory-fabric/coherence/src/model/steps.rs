@@ -9,7 +9,7 @@ use crate::cache::{Evict, Touch, Written};
 use crate::members::Member;
 use crate::message::Message;
 use crate::mutation::Mutation;
-use crate::token::{Granted, STARVING_LOSSES};
+use crate::token::Granted;
 
 impl<const P: usize> World<P> {
     /// Does a step that is possible.
@@ -47,6 +47,7 @@ impl<const P: usize> World<P> {
                 self.home_write(me, false);
             }
             Step::HoldOver(me, page) => self.hold_over(me, page),
+            Step::Policy(me) => self.policy_step(me),
             Step::HoldOverEarly(me, page) => {
                 self.budget.early_releases -= 1;
                 self.hold_over(me, page);
@@ -54,7 +55,9 @@ impl<const P: usize> World<P> {
             Step::Access(me, access) => {
                 let node = &mut self.nodes[me.index()];
                 node.accesses += 1;
-                let page = PageIndex::new(access.first);
+                let last = u32::from(access.backwards) * u32::from(access.count - 1);
+                let page = PageIndex::new(access.first + last);
+                self.policy_runs(me);
                 let work = Work {
                     access,
                     page,
@@ -99,7 +102,7 @@ impl<const P: usize> World<P> {
         }
     }
 
-    fn hold_over(&mut self, me: Member, page: PageIndex) {
+    pub(super) fn hold_over(&mut self, me: Member, page: PageIndex) {
         let node = &mut self.nodes[me.index()];
         node.holds.retain(|held| *held != page);
         let mut actions = Vec::new();
@@ -230,6 +233,7 @@ impl<const P: usize> World<P> {
                 let mut actions = Vec::new();
                 let cache = &mut self.nodes[me.index()].cache;
                 cache.installed(page, &mut actions);
+                self.policy_installed(me, page);
                 self.execute_all(me, actions);
             }
             CacheAction::Wake(page) | CacheAction::Fail(page) => self.wake(me, page),
@@ -263,6 +267,7 @@ impl<const P: usize> World<P> {
                 cache.dropped(page, &mut actions);
                 self.execute_all(me, actions);
             }
+            CacheAction::Hold { page, hold } if self.policy_holds(me, page, hold) => {}
             CacheAction::Hold { page, hold } => {
                 self.nodes[me.index()].holds.push(page);
                 self.note_later(Step::HoldOver(me, page), 1 << (hold - 1));
@@ -277,6 +282,7 @@ impl<const P: usize> World<P> {
     }
 
     pub(super) fn wake(&mut self, me: Member, page: PageIndex) {
+        self.policy_woken(me, page);
         if self.nodes[me.index()].wake(page) {
             self.note(Step::Retry(me));
         }
@@ -303,7 +309,12 @@ impl<const P: usize> World<P> {
 
     /// A vCPU tries its access, up to the first page that it has to wait for.
     fn run(&mut self, me: Member, mut work: Work) {
-        let Access { first, count, kind } = work.access;
+        let Access {
+            first,
+            count,
+            kind,
+            backwards,
+        } = work.access;
         let write = kind != Kind::Read;
         let needed = if write {
             Mapped::Writable
@@ -311,13 +322,20 @@ impl<const P: usize> World<P> {
             Mapped::ReadOnly
         };
         let pages = (first..).take(count.into()).map(PageIndex::new);
-        for page in pages.clone() {
+        for place in 0..u32::from(count) {
+            let place = if backwards {
+                u32::from(count) - 1 - place
+            } else {
+                place
+            };
+            let page = PageIndex::new(first + place);
             if self.frame(me, page).mapped >= needed {
                 continue;
             }
             let bit = 1 << (page.number() - first);
             let is_early = work.had & bit != 0;
-            let early = is_early || work.lost;
+            let seen = self.policy_waits(me, page);
+            let early = seen.unwrap_or(is_early || work.lost);
             let mut actions = Vec::new();
             let cache = &mut self.nodes[me.index()].cache;
             let touch = cache.touch(page, write, early, &mut actions);
@@ -326,7 +344,7 @@ impl<const P: usize> World<P> {
                 Touch::Mapped => {}
                 Touch::Owned => self.touch_owned(me, page, write),
                 Touch::Waiting | Touch::Later => {
-                    if is_early && work.access.count > 1 {
+                    if seen.is_none() && is_early && work.access.count > 1 {
                         self.count_loss(me);
                     }
                     work.lost = early;
@@ -417,7 +435,16 @@ impl<const P: usize> World<P> {
     fn count_loss(&mut self, me: Member) {
         let node = &mut self.nodes[me.index()];
         node.losses = node.losses.saturating_add(1);
-        if node.losses == STARVING_LOSSES {
+        if node.losses >= self.starves_after {
+            self.want_token(me);
+        }
+    }
+
+    /// Asks for the token, unless the node has done so or has it.
+    pub(super) fn want_token(&mut self, me: Member) {
+        let node = &mut self.nodes[me.index()];
+        if node.token.is_none() && !node.wants_token {
+            node.wants_token = true;
             self.send(me, member(0), Message::TokenWant, 0);
         }
     }
@@ -426,11 +453,13 @@ impl<const P: usize> World<P> {
         let node = &mut self.nodes[me.index()];
         node.vcpu = Vcpu::Idle;
         node.losses = 0;
-        self.return_token(me);
+        if !self.policy_rests(me) && self.mutation != Some(Mutation::KeepToken) {
+            self.return_token(me);
+        }
         self.note(Step::Rest(me));
     }
 
-    fn return_token(&mut self, me: Member) {
+    pub(super) fn return_token(&mut self, me: Member) {
         let node = &mut self.nodes[me.index()];
         if let Some(number) = node.token.take() {
             let mut actions = Vec::new();
@@ -444,8 +473,10 @@ impl<const P: usize> World<P> {
         if let Message::TokenGrant { number } = *message {
             let node = &mut self.nodes[to.index()];
             node.token = Some(number);
+            node.wants_token = false;
             node.cache.protect(true, &mut Vec::new());
-            if node.losses == 0 {
+            let losses = node.losses;
+            if !self.policy_got_token(to) && losses == 0 {
                 self.return_token(to);
             }
             return;

@@ -12,7 +12,7 @@ use crate::members::{Member, MemberSet};
 use crate::message::{Lane, Message, Number, Role};
 use crate::mutation::Mutation;
 use crate::offence::Offence;
-use crate::token::Keeper;
+use crate::token::{Keeper, STARVING_LOSSES};
 
 /// A message on its way, and the value of the page that travels beside it.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -74,6 +74,8 @@ pub(super) struct Budget {
     pub(super) early_releases: u8,
     pub(super) sweeps: u8,
     pub(super) prefetches: u8,
+    /// Whether an access needs two pages at once, in either order.
+    pub(super) pairs: bool,
     /// Whether nodes write zeroes, too.
     pub(super) zeroes: bool,
 }
@@ -97,7 +99,11 @@ pub(super) struct World<const P: usize> {
     pub(super) writes: Vec<u16>,
     /// Keeps the starvation token, on the first node.
     pub(super) keeper: Keeper,
+    /// Pages that an access lost after which its node asks for it.
+    pub(super) starves_after: u32,
     pub(super) budget: Budget,
+    /// The time of a simulation.
+    pub(super) now: u64,
     pub(super) crashed: Option<Member>,
     /// A node that breaks the protocol, and whether another one has found out.
     pub(super) hostile: Option<Member>,
@@ -135,6 +141,8 @@ pub(super) enum Step {
     /// The home stores a write whose answer is lost, so that it will be repeated.
     HomeWriteUnanswered(Member),
     HoldOver(Member, PageIndex),
+    /// The time has come for which the policy of a node asked.
+    Policy(Member),
     HoldOverEarly(Member, PageIndex),
     Access(Member, Access),
     Retry(Member),
@@ -152,6 +160,8 @@ pub(super) struct Access {
     pub(super) first: u32,
     pub(super) count: u8,
     pub(super) kind: Kind,
+    /// It touches the last page first.
+    pub(super) backwards: bool,
 }
 
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -181,7 +191,9 @@ impl<const P: usize> World<P> {
             truth: vec![0; pages],
             writes: vec![0; pages],
             keeper: Keeper::default(),
+            starves_after: STARVING_LOSSES,
             budget,
+            now: 0,
             crashed: None,
             hostile: None,
             is_exposed: false,
@@ -196,6 +208,9 @@ impl<const P: usize> World<P> {
         for node in &mut self.nodes {
             node.cache.switch = mutation;
             node.directory.switch = mutation;
+            if let Some(policy) = &mut node.policy {
+                policy.progress.switch = mutation;
+            }
         }
         self
     }
@@ -387,7 +402,7 @@ impl<const P: usize> World<P> {
                 steps.push(Step::HomeWrite(me));
             }
             for page in &node.holds {
-                if !node.is_in_access(*page) {
+                if !node.is_in_access(*page) && self.mutation != Some(Mutation::NeverEndHold) {
                     steps.push(Step::HoldOver(me, *page));
                 }
             }
@@ -399,6 +414,9 @@ impl<const P: usize> World<P> {
                 steps.push(Step::Fence(me));
             }
         }
+        if steps.is_empty() && self.budget.pairs {
+            self.patience_steps(steps);
+        }
     }
 
     /// Steps that come from outside, as far as the budget goes.
@@ -407,7 +425,20 @@ impl<const P: usize> World<P> {
         let pages = || (0..).take(self.homes.len()).map(PageIndex::new);
         let members = || self.members();
         for (me, node) in members().zip(&self.nodes).filter(|(_, node)| node.runs()) {
-            if node.vcpu == Vcpu::Idle && node.accesses < budget.accesses {
+            let can_begin = node.vcpu == Vcpu::Idle && node.accesses < budget.accesses;
+            if can_begin && budget.pairs {
+                for backwards in [false, true] {
+                    for kind in [Kind::Read, Kind::Write] {
+                        let access = Access {
+                            first: 0,
+                            count: 2,
+                            kind,
+                            backwards,
+                        };
+                        steps.push(Step::Access(me, access));
+                    }
+                }
+            } else if can_begin {
                 for page in pages() {
                     let kinds = [Kind::Read, Kind::Write, Kind::Zero];
                     for kind in kinds.into_iter().take(2 + usize::from(budget.zeroes)) {
@@ -415,6 +446,7 @@ impl<const P: usize> World<P> {
                             first: page.number(),
                             count: 1,
                             kind,
+                            backwards: false,
                         };
                         steps.push(Step::Access(me, access));
                     }

@@ -88,6 +88,16 @@ fn the_holds_of_a_gang_end_together_and_grow_with_it() {
 }
 
 #[test]
+fn a_page_is_not_held_by_the_next_gang_of_its_thread() {
+    let longest = 20 * UNIT;
+    let mut progress = Progress::new(UNIT, longest);
+    // Nobody looks at the holds meanwhile.
+    let now = collect(&mut progress, 1, 10, 3 * UNIT, 0);
+    assert!(now > longest);
+    assert_eq!(ended(&mut progress, now), 7, "those of the first gang");
+}
+
+#[test]
 fn one_page_is_held_for_the_level_of_its_grant() {
     for (level, units) in [(1, 1), (2, 2), (8, 128), (9, 128)] {
         let mut progress = Progress::new(UNIT, LONGEST);

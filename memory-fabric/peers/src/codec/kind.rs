@@ -107,6 +107,7 @@ impl Kind {
             | Self::PutDone
             | Self::BlockGrant
             | Self::Ack
+            | Self::TokenWant
             | Self::TokenBack
             | Self::TokenGrant => PeerLane::Responses,
             Self::Get
@@ -115,8 +116,7 @@ impl Kind {
             | Self::Taken
             | Self::Invalidate
             | Self::Fetch
-            | Self::Split
-            | Self::TokenWant => PeerLane::Requests,
+            | Self::Split => PeerLane::Requests,
             Self::Data => PeerLane::Data,
             Self::HomeRead | Self::HomeBytes | Self::HomeWrite | Self::HomeWritten => {
                 PeerLane::Bulk
