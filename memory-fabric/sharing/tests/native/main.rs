@@ -5,5 +5,6 @@ mod gangs;
 mod increments;
 mod litmus;
 mod mesh;
+mod network;
 mod processes;
 mod programs;

@@ -14,6 +14,7 @@ use fabric_sharing::SharedMemory;
 
 use crate::budget::is_within_budget;
 use crate::mesh::{ALL, config, member};
+use crate::network::{self, Faults};
 use crate::programs::{self, Program};
 
 /// Set in the process of a node: its place, the number of nodes, the program, its rounds, and how many
@@ -65,16 +66,35 @@ impl Node {
 
 /// Runs each role of a program in a process of its own.
 pub fn run(name: &str, rounds: usize, lent: usize) {
+    run_over(name, rounds, lent, None);
+}
+
+/// The same, over links that are slow and cut.
+pub fn run_over_bad_links(name: &str, rounds: usize, lent: usize) -> Arc<Faults> {
+    let faults = Arc::default();
+    run_over(name, rounds, lent, Some(&faults));
+    faults
+}
+
+fn run_over(name: &str, rounds: usize, lent: usize, faults: Option<&Arc<Faults>>) {
     let roles = programs::find(name).roles;
     let mut nodes: Vec<_> = (0..roles)
         .map(|me| Node::start(&format!("{me} {roles} {name} {rounds} {lent}")))
         .collect();
     let listening = nodes.iter_mut().map(|node| node.wait_for(LISTENS));
     let addresses: Vec<String> = listening.collect();
-    let addresses = addresses.join(" ");
-    for node in &mut nodes {
+    for (me, node) in nodes.iter_mut().enumerate() {
+        let mut seen = addresses.clone();
+        // The first of two members connects to the second.
+        for (other, address) in seen.iter_mut().enumerate().skip(me + 1) {
+            if let Some(faults) = faults {
+                let to = address.parse().expect("an address");
+                let seed = (me * roles + other + 1) as u64;
+                *address = network::link(to, seed, faults).to_string();
+            }
+        }
         let input = node.input.as_mut().expect("open");
-        writeln!(input, "{addresses}").expect("a pipe");
+        writeln!(input, "{}", seen.join(" ")).expect("a pipe");
     }
     // Each serves the others until all have finished.
     for node in &mut nodes {

@@ -209,6 +209,28 @@ fn counters_that_straddle_pages() {
     crate::processes::run("straddling", 500, ALL);
 }
 
+/// At least so many cuts of a run over bad links.
+const CUTS_MIN: u64 = 5;
+
+fn over_bad_links(rounds: usize) {
+    let faults = crate::processes::run_over_bad_links("counters", rounds, HALF);
+    println!("{faults:?}");
+    let cuts = faults.cuts.load(Ordering::Relaxed);
+    assert!(cuts >= CUTS_MIN, "only {cuts} cuts");
+    assert!(faults.delays.load(Ordering::Relaxed) > 100, "{faults:?}");
+}
+
+#[test]
+fn counters_over_links_that_are_slow_and_cut() {
+    over_bad_links(4_000);
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn many_counters_over_links_that_are_slow_and_cut() {
+    over_bad_links(200_000);
+}
+
 #[test]
 #[ignore = "takes minutes; scripts/test --long runs it"]
 fn ten_million_increments() {
