@@ -162,7 +162,8 @@ mod tests {
             let sum: u64 = lent.iter().sum();
             let guest = if next(2) == 0 { sum } else { next(sum + 1) };
             let whole = usize::try_from(guest).expect("small");
-            let homes = Homes::in_proportion(&lent, &[0..whole]).expect("enough");
+            let homes =
+                Homes::in_proportion(&lent, std::slice::from_ref(&(0..whole))).expect("enough");
             let mut found = vec![0; lent.len()];
             homes.iter().for_each(|home| found[home.index()] += 1);
             for (place, (found, lent)) in found.into_iter().zip(&lent).enumerate() {
@@ -175,7 +176,8 @@ mod tests {
 
     #[test]
     fn too_little_is_refused_with_what_is_missing() {
-        let refused = Homes::in_proportion(&[4, 3], &[0..8]).expect_err("too little");
+        let refused =
+            Homes::in_proportion(&[4, 3], std::slice::from_ref(&(0..8))).expect_err("too little");
         let text = refused.to_string();
         assert!(
             text.contains("lend 14 MiB") && text.contains("has 16 MiB"),

@@ -126,8 +126,8 @@ fn nodes_with_cpus_run_vcpus_of_the_vm() {
         ("cpus = 2", "", "--donor cannot be used with --node"),
         (
             "memory = \"1G\"\n\n[[node]]\nmemory",
-            "memory = \"1G\"\nlocal-memory = \"1G\"\n\n[[node]]\nmemory",
-            "--local-memory cannot be used",
+            "memory = \"1G\"\nlocal-memory = \"1023M\"\n\n[[node]]\nmemory",
+            "--local-memory 1023 MiB is not a multiple",
         ),
     ] {
         let text = WITH_CPUS.replacen(from, to, 1);
