@@ -10,11 +10,6 @@
 //! destroying the last one makes Linux patch its own code (static keys of the scheduler), and an
 //! emulator that translates code on one CPU while another patches it may keep the old code (QEMU
 //! before 8.1). One CPU hides races from the scenarios, so races are tested natively.
-//!
-//! The processor has no fast byte string instructions (`-erms`). The emulator repeats a string
-//! instruction element by element, and Linux then copies and clears by quadwords: an eighth of the
-//! elements. In memory that has held code, such as that of a guest that ended, each of them also
-//! takes a slow path of the emulator.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -42,8 +37,7 @@ pub fn command(
     let mut command = Command::new("qemu-system-x86_64");
     command
         .args(["-name", &format!("ssi-hv-host{number}")])
-        .args(["-accel", "tcg,thread=multi"])
-        .args(["-cpu", "max,+svm,-vgif,-erms"])
+        .args(["-accel", "tcg,thread=multi", "-cpu", "max,+svm,-vgif"])
         .args(["-smp", &config.cpus.to_string()])
         .args(["-m", &config.memory_mib.to_string()])
         .args(["-display", "none", "-nodefaults", "-no-reboot"])
