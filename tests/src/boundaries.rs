@@ -96,6 +96,22 @@ const FORBIDDEN: &[Forbidden] = &[
             ],
         ],
     },
+    // The authority makes files, and connects to nobody.
+    Forbidden {
+        package: "fabric-pki",
+        dependencies: &[
+            KVM_CRATES,
+            MONITOR_CRATES,
+            SOCKET_CRATES,
+            &[
+                "clap",
+                "fabric-pages",
+                "fabric-transport",
+                "fabric-wire",
+                "memory-fabric",
+            ],
+        ],
+    },
     // What compute nodes send each other is no part of what donors are sent.
     Forbidden {
         package: "fabric-peers",

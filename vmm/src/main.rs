@@ -12,7 +12,7 @@ use ssi_hv::{compute, instance, logging, open_files, progress, stderr};
 
 use crate::cli::{Action, CliError, Invocation, Refused};
 use crate::commands::{
-    Failure, bench, control, doctor, man, node, plug, print, report, status, top, up,
+    Failure, bench, control, doctor, man, node, pki, plug, print, report, status, top, up,
 };
 
 fn main() -> process::ExitCode {
@@ -95,6 +95,7 @@ fn follow(invocation: Invocation) -> Result<ExitCode, Failure> {
         Action::BenchStart(config) => bench::start(&config),
         Action::BenchTransport(config) => bench::transport(&config),
         Action::Doctor(config) => doctor::doctor(config),
+        Action::Pki(command) => pki::pki(&command),
         Action::Report(config) => report::report(&config),
         Action::Man(config) => man::man(&config),
         Action::Print(text) => print(&text).map(|()| ExitCode::Success),

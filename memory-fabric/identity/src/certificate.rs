@@ -13,8 +13,25 @@ use std::io;
 /// The name in every certificate: donors are identified by fingerprints, not by names.
 pub const NAME: &str = "ssi-hv";
 
-fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
+/// Returns the fingerprint of a certificate.
+pub(crate) fn fingerprint_of(certificate: &CertificateDer<'_>) -> Fingerprint {
     Fingerprint(Sha256::digest(certificate).into())
+}
+
+/// Checks that a certificate has the fingerprint `wanted`, if one is given.
+pub(crate) fn check_fingerprint(
+    certificate: &CertificateDer<'_>,
+    wanted: Option<Fingerprint>,
+) -> Result<(), Error> {
+    let found = fingerprint_of(certificate);
+    match wanted {
+        Some(wanted) if wanted != found => Err(Error::General(format!(
+            "its fingerprint is {found}, and not {wanted}: it is another node, or was \
+             restarted, or a third party intercepts the connection; give the fingerprint that the \
+             node printed"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// A donor's certificate and its key.
@@ -76,15 +93,8 @@ impl ServerCertVerifier for DonorVerifier {
         _ocsp: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        let found = fingerprint_of(certificate);
-        match self.wanted {
-            Some(wanted) if wanted != found => Err(Error::General(format!(
-                "its fingerprint is {found}, and not {wanted}: it is another node, or was \
-                 restarted, or a third party intercepts the connection; give the fingerprint that the \
-                 node printed"
-            ))),
-            _ => Ok(ServerCertVerified::assertion()),
-        }
+        check_fingerprint(certificate, self.wanted)?;
+        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

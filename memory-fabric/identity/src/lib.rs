@@ -1,10 +1,21 @@
-//! The identity of a donor: a certificate that it generates at start, identified by its
-//! fingerprint.
+//! Who a process is: the subjects of certificates, credentials that an authority confirms, and
+//! certificates that a donor generates at its start, identified by their fingerprints.
 
 #[cfg(feature = "certificates")]
 mod certificate;
+#[cfg(feature = "certificates")]
+pub mod credentials;
+pub mod files;
 mod fingerprint;
+#[cfg(feature = "certificates")]
+pub mod presented;
+pub mod subject;
+#[cfg(feature = "certificates")]
+mod verifiers;
 
 #[cfg(feature = "certificates")]
 pub use certificate::{DonorVerifier, Identity, NAME};
+#[cfg(feature = "certificates")]
+pub use credentials::{Credentials, CredentialsError};
 pub use fingerprint::{Fingerprint, FingerprintError};
+pub use subject::{Holder, Name, Role, Subject, SubjectError};

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod control;
 pub mod generate;
 mod node;
+pub mod pki;
 pub mod report;
 mod run;
 pub mod status;
@@ -28,6 +29,7 @@ use self::bench::{
 use self::control::{ControlCommand, ControlConfig};
 use self::generate::{CompletionsConfig, ManConfig};
 use self::node::NodeArgs;
+use self::pki::PkiCommand;
 use self::report::ReportConfig;
 use self::run::RunArgs;
 use self::status::StatusConfig;
@@ -84,6 +86,9 @@ enum Command {
     /// Measure what remote memory costs
     #[command(subcommand, arg_required_else_help = true)]
     Bench(BenchCommand),
+    /// Issue and revoke the certificates of a cluster
+    #[command(subcommand, arg_required_else_help = true)]
+    Pki(PkiCommand),
     /// Turn the report of a run into an HTML page
     Report(ReportConfig),
     /// Print completions for a shell
@@ -131,6 +136,8 @@ pub enum Action {
     BenchStart(BenchStartConfig),
     /// Measure transports. The configuration is not validated yet.
     BenchTransport(BenchTransportConfig),
+    /// Issue and revoke certificates.
+    Pki(PkiCommand),
     /// Make a page of a report.
     Report(ReportConfig),
     /// Write man pages.
@@ -262,6 +269,7 @@ fn action(cli: Cli, matches: &ArgMatches) -> Result<Action, CliError> {
         Command::Bench(BenchCommand::CoherenceNode) => Action::BenchCoherenceNode,
         Command::Bench(BenchCommand::Start(config)) => Action::BenchStart(config),
         Command::Bench(BenchCommand::Transport(config)) => Action::BenchTransport(config),
+        Command::Pki(command) => Action::Pki(command),
         Command::Report(config) => Action::Report(config),
         Command::Completions(config) => Action::Print(generate::completions(config.shell)),
         Command::Man(config) => Action::Man(config),
@@ -298,9 +306,6 @@ fn one_line(error: &clap::Error, command: &str) -> String {
     let planned = match error.kind() {
         ErrorKind::UnknownArgument => {
             context(ContextKind::InvalidArg).and_then(|name| planned::flag(verb, name))
-        }
-        ErrorKind::InvalidSubcommand => {
-            context(ContextKind::InvalidSubcommand).and_then(|name| planned::command(verb, name))
         }
         _ => None,
     };

@@ -55,7 +55,6 @@ fn every_wrong_command_line_gets_one_line() {
 #[test]
 fn what_is_planned_says_so_and_what_is_there_instead() {
     for (arguments, start) in [
-        ("pki init", "pki is not there yet"),
         ("run --replicas 2", "run --replicas is not there yet"),
         ("run --replicas=2", "run --replicas is not there yet"),
     ] {

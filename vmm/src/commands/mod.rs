@@ -5,6 +5,7 @@ pub mod control;
 pub mod doctor;
 pub mod man;
 pub mod node;
+pub mod pki;
 pub mod plug;
 pub mod report;
 pub mod status;

@@ -14,6 +14,7 @@ mod linking;
 mod metrics;
 mod node;
 mod nodes;
+mod pki;
 mod prometheus;
 mod running;
 mod status;

@@ -1,0 +1,164 @@
+//! Whether the other end of a TLS connection is a member of the cluster.
+
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
+
+use crate::presented::Presented;
+use crate::subject::{Name, Role};
+use crate::{Fingerprint, NAME, certificate};
+
+/// Checks that a confirmed certificate names a member of `cluster` with one of `roles`.
+fn check(certificate: &CertificateDer<'_>, cluster: &Name, roles: &[Role]) -> Result<(), Error> {
+    let general = |text: String| Err(Error::General(text));
+    let subject = match Presented::read(certificate) {
+        Ok(presented) => presented.subject,
+        Err(error) => return general(error.to_string()),
+    };
+    if subject.cluster != *cluster {
+        return general(format!(
+            "it is {subject}, of another cluster than {cluster}"
+        ));
+    }
+    if !roles.contains(&subject.holder.role) {
+        let roles: Vec<_> = roles.iter().map(|role| role.word()).collect();
+        let roles = roles.join(" or ");
+        return general(format!("it is {subject}, and a {roles} is needed here"));
+    }
+    Ok(())
+}
+
+/// Accepts clients that an authority confirms as members of a cluster.
+#[derive(Debug)]
+pub(crate) struct MemberVerifier {
+    confirming: Arc<dyn ClientCertVerifier>,
+    cluster: Name,
+    roles: &'static [Role],
+}
+
+impl MemberVerifier {
+    pub(crate) fn new(
+        confirming: Arc<dyn ClientCertVerifier>,
+        cluster: Name,
+        roles: &'static [Role],
+    ) -> Self {
+        Self {
+            confirming,
+            cluster,
+            roles,
+        }
+    }
+}
+
+impl ClientCertVerifier for MemberVerifier {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.confirming.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let confirmed = self
+            .confirming
+            .verify_client_cert(certificate, intermediates, now)?;
+        check(certificate, &self.cluster, self.roles)?;
+        Ok(confirmed)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.confirming
+            .verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.confirming
+            .verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.confirming.supported_verify_schemes()
+    }
+}
+
+/// Accepts nodes that an authority confirms as members of a cluster. The name by which TLS knows a
+/// node is the same for all ([`NAME`]): the address says which one is meant, or a fingerprint does.
+#[derive(Debug)]
+pub(crate) struct NodeVerifier {
+    confirming: Arc<WebPkiServerVerifier>,
+    cluster: Name,
+    wanted: Option<Fingerprint>,
+}
+
+impl NodeVerifier {
+    pub(crate) fn new(
+        confirming: Arc<WebPkiServerVerifier>,
+        cluster: Name,
+        wanted: Option<Fingerprint>,
+    ) -> Self {
+        Self {
+            confirming,
+            cluster,
+            wanted,
+        }
+    }
+}
+
+impl ServerCertVerifier for NodeVerifier {
+    fn verify_server_cert(
+        &self,
+        certificate: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let name = ServerName::try_from(NAME).map_err(|error| Error::General(error.to_string()))?;
+        let confirmed =
+            self.confirming
+                .verify_server_cert(certificate, intermediates, &name, ocsp, now)?;
+        check(certificate, &self.cluster, &[Role::Node])?;
+        certificate::check_fingerprint(certificate, self.wanted)?;
+        Ok(confirmed)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.confirming
+            .verify_tls12_signature(message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.confirming
+            .verify_tls13_signature(message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.confirming.supported_verify_schemes()
+    }
+}

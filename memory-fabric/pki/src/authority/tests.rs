@@ -1,0 +1,180 @@
+use super::*;
+use fabric_identity::Credentials;
+use std::os::unix::fs::PermissionsExt;
+use tempfile::TempDir;
+
+const YEAR: Validity = Validity { days: 365 };
+
+fn authority(cluster: &str) -> (TempDir, Authority) {
+    let directory = tempfile::tempdir().unwrap();
+    let validity = Validity { days: 3_650 };
+    let authority = Authority::create(directory.path(), cluster.parse().unwrap(), validity);
+    (directory, authority.unwrap())
+}
+
+fn holder(text: &str) -> Holder {
+    text.parse().unwrap()
+}
+
+#[test]
+fn what_is_issued_is_confirmed_by_its_authority_alone() {
+    let (_directory, mut authority) = authority("prod");
+    let members = tempfile::tempdir().unwrap();
+    for name in ["node/alpha", "vm/web", "operator/eve"] {
+        let path = members.path().join(name);
+        authority
+            .issue(&holder(name), YEAR)
+            .unwrap()
+            .write(&path)
+            .unwrap();
+        let credentials = Credentials::load(&path).unwrap();
+        let text = format!("spiffe://prod/ssi-hv/{name}");
+        assert_eq!(credentials.subject().to_string(), text);
+    }
+    let (other, _) = super::tests::authority("prod");
+    let path = members.path().join("node/alpha");
+    std::fs::copy(
+        other.path().join(AUTHORITIES_FILE),
+        path.join(AUTHORITIES_FILE),
+    )
+    .unwrap();
+    let error = Credentials::load(&path).unwrap_err().to_string();
+    assert!(error.contains("not confirmed"), "{error}");
+}
+
+#[test]
+fn a_request_keeps_its_key_and_is_signed_for_the_named_holder_only() {
+    let (_directory, mut authority) = authority("prod");
+    let member = tempfile::tempdir().unwrap();
+    let subject = "spiffe://prod/ssi-hv/node/alpha".parse().unwrap();
+    let path = member::request(&subject, member.path()).unwrap();
+    let key = std::fs::read(member.path().join("key.pem")).unwrap();
+    let request = Request::read(&path).unwrap();
+    let wrong = authority.sign(&request, &holder("vm/alpha"), YEAR);
+    let error = wrong.unwrap_err().to_string();
+    assert!(error.contains("node/alpha, and not for"), "{error}");
+    let issued = authority.sign(&request, &holder("node/alpha"), YEAR);
+    issued.unwrap().write(member.path()).unwrap();
+    assert_eq!(std::fs::read(member.path().join("key.pem")).unwrap(), key);
+    Credentials::load(member.path()).unwrap();
+    let again = member::request(&subject, member.path()).unwrap_err();
+    assert!(matches!(again, PkiError::Exists(_)), "{again}");
+
+    let elsewhere = tempfile::tempdir().unwrap();
+    let subject = "spiffe://lab/ssi-hv/node/alpha".parse().unwrap();
+    let path = member::request(&subject, elsewhere.path()).unwrap();
+    let request = Request::read(&path).unwrap();
+    let signed = authority.sign(&request, &holder("node/alpha"), YEAR);
+    assert!(matches!(signed, Err(PkiError::OtherIdentity { .. })));
+}
+
+#[test]
+fn a_request_that_was_changed_is_refused() {
+    let member = tempfile::tempdir().unwrap();
+    let subject = "spiffe://prod/ssi-hv/node/alpha".parse().unwrap();
+    let path = member::request(&subject, member.path()).unwrap();
+    let text = std::fs::read_to_string(&path).unwrap();
+    for at in (40..text.len() - 40).step_by(7) {
+        let mut bytes = text.clone().into_bytes();
+        bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
+        std::fs::write(&path, &bytes).unwrap();
+        if let Ok(request) = Request::read(&path) {
+            panic!("byte {at} of {} was changed: {request:?}", text.len());
+        }
+    }
+}
+
+#[test]
+fn a_revoked_certificate_is_refused_with_the_new_list_and_cannot_be_renewed() {
+    let (directory, mut authority) = authority("prod");
+    let member = tempfile::tempdir().unwrap();
+    let issued = authority.issue(&holder("vm/web"), YEAR).unwrap();
+    issued.write(member.path()).unwrap();
+    authority.revoke(&issued.entry.serial).unwrap();
+    // Again, as after a command that was interrupted.
+    authority.revoke(&issued.entry.serial).unwrap();
+    Credentials::load(member.path()).expect("the old list");
+    std::fs::copy(
+        directory.path().join(REVOKED_FILE),
+        member.path().join(REVOKED_FILE),
+    )
+    .unwrap();
+    let error = Credentials::load(member.path()).unwrap_err().to_string();
+    assert!(
+        error.contains("revoked") || error.contains("Revoked"),
+        "{error}"
+    );
+    let renewed = authority.renew(&member.path().join("cert.pem"), YEAR);
+    assert!(matches!(renewed, Err(PkiError::Revoked { .. })));
+    let states: Vec<_> = authority.entries().map(|(_, state)| state).collect();
+    assert_eq!(states, [State::Revoked]);
+    drop(authority);
+    let mut authority = Authority::open(directory.path()).unwrap();
+    let nothing = authority.revoke_holder(&holder("vm/web"));
+    assert!(matches!(nothing, Err(PkiError::NothingValid(_))));
+}
+
+#[test]
+fn a_renewed_certificate_has_the_same_key_and_another_number() {
+    let (directory, mut authority) = authority("prod");
+    let member = tempfile::tempdir().unwrap();
+    let first = authority.issue(&holder("node/a"), Validity { days: 1 });
+    let first = first.unwrap();
+    first.write(member.path()).unwrap();
+    drop(authority);
+    let mut authority = Authority::open(directory.path()).unwrap();
+    let second = authority.renew(&member.path().join("cert.pem"), YEAR);
+    let second = second.unwrap();
+    second.write(member.path()).unwrap();
+    assert_ne!(first.entry.serial, second.entry.serial);
+    let credentials = Credentials::load(member.path()).unwrap();
+    assert_eq!(credentials.presented().not_after, second.entry.not_after);
+    let revoked = authority.revoke_holder(&holder("node/a")).unwrap();
+    assert_eq!(revoked, [first.entry.serial, second.entry.serial]);
+}
+
+#[test]
+fn a_certificate_of_another_authority_is_not_renewed() {
+    let (_directory, mut authority) = authority("prod");
+    let (_other_directory, mut other) = super::tests::authority("prod");
+    let member = tempfile::tempdir().unwrap();
+    let issued = other.issue(&holder("node/a"), YEAR).unwrap();
+    issued.write(member.path()).unwrap();
+    let renewed = authority.renew(&member.path().join("cert.pem"), YEAR);
+    assert!(matches!(renewed, Err(PkiError::NotIssued { .. })));
+}
+
+#[test]
+fn no_certificate_outlives_its_authority() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = "prod".parse().unwrap();
+    let mut authority =
+        Authority::create(directory.path(), cluster, Validity { days: 30 }).unwrap();
+    let error = authority.issue(&holder("vm/web"), Validity { days: 31 });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("31 days"), "{error}");
+    authority
+        .issue(&holder("vm/web"), Validity { days: 29 })
+        .unwrap();
+    let end = Authority::create(directory.path(), "lab".parse().unwrap(), YEAR);
+    drop(authority);
+    assert!(matches!(end, Err(PkiError::Locked { .. })), "{end:?}");
+    let again = Authority::create(directory.path(), "lab".parse().unwrap(), YEAR);
+    assert!(matches!(again, Err(PkiError::Exists(_))), "{again:?}");
+}
+
+#[test]
+fn a_key_that_others_may_read_or_that_is_another_ones_is_refused() {
+    let (directory, authority) = authority("prod");
+    drop(authority);
+    let path = directory.path().join(KEY_FILE);
+    let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
+    mode(0o644).unwrap();
+    let error = Authority::open(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("chmod 600"), "{error}");
+    let (other, _) = super::tests::authority("prod");
+    mode(0o600).unwrap();
+    std::fs::copy(other.path().join(KEY_FILE), &path).unwrap();
+    let error = Authority::open(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("not the key of"), "{error}");
+}

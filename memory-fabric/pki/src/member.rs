@@ -1,0 +1,157 @@
+//! What members of a cluster have: keys, requests and certificates, as files in a directory.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use fabric_identity::credentials::{AUTHORITIES_FILE, CERTIFICATE_FILE, KEY_FILE, REVOKED_FILE};
+use fabric_identity::files::{self, Readers};
+use fabric_identity::{NAME, Role, Subject};
+use rcgen::{
+    CertificateParams, CertificateSigningRequestParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, KeyPair, KeyUsagePurpose, SanType,
+};
+
+use crate::PkiError;
+use crate::ledger::Entry;
+
+/// The request for a certificate, beside the key that it is for.
+const REQUEST_FILE: &str = "request.pem";
+
+/// Creates a directory if it is absent.
+pub(crate) fn directory(path: &Path) -> Result<(), PkiError> {
+    // Only the owner looks into a directory with a key.
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    created.map_err(|source| PkiError::Directory {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Refuses a path at which there is something.
+pub(crate) fn absent(path: &Path) -> Result<(), PkiError> {
+    // What cannot be examined cannot be created either, which then has the better error.
+    if path.symlink_metadata().is_ok() {
+        return Err(PkiError::Exists(path.to_owned()));
+    }
+    Ok(())
+}
+
+/// Returns what a certificate or request for `subject` contains.
+pub(crate) fn parameters(subject: &Subject) -> Result<CertificateParams, PkiError> {
+    let text = |text: &str| text.try_into().map_err(PkiError::making("a name"));
+    let mut parameters = CertificateParams::default();
+    parameters.distinguished_name = DistinguishedName::new();
+    let name = subject.holder.to_string();
+    parameters.distinguished_name.push(DnType::CommonName, name);
+    parameters.subject_alt_names = vec![SanType::URI(text(&subject.to_string())?)];
+    parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    if subject.holder.role == Role::Node {
+        // Nodes are found by address. TLS wants the name of a server: it is the same for all.
+        let name = SanType::DnsName(text(NAME)?);
+        parameters.subject_alt_names.push(name);
+        let server = ExtendedKeyUsagePurpose::ServerAuth;
+        parameters.extended_key_usages.push(server);
+    }
+    Ok(parameters)
+}
+
+/// A request for a certificate that an authority can sign.
+#[derive(Debug)]
+pub struct Request {
+    pub(crate) subject: Subject,
+    pub(crate) public_key: rcgen::PublicKey,
+}
+
+impl Request {
+    /// Reads a request, and checks that its maker has the private key.
+    ///
+    /// # Errors
+    /// Fails when it cannot be read, is malformed, or names no member of a cluster.
+    pub fn read(path: &Path) -> Result<Self, PkiError> {
+        let wrong = |reason: String| PkiError::Content {
+            path: path.to_owned(),
+            reason,
+        };
+        let text = String::from_utf8(files::read(path)?);
+        let text = text.map_err(|error| wrong(error.to_string()))?;
+        let parsed = CertificateSigningRequestParams::from_pem(&text);
+        let parsed = parsed.map_err(|error| wrong(error.to_string()))?;
+        let uris: Vec<_> = parsed
+            .params
+            .subject_alt_names
+            .iter()
+            .filter_map(|name| match name {
+                SanType::URI(uri) => Some(uri.as_str()),
+                _ => None,
+            })
+            .collect();
+        let [uri] = uris[..] else {
+            let count = uris.len();
+            return Err(wrong(format!(
+                "it has {count} URIs as alternative names; one made by `ssi-hv pki request` has 1"
+            )));
+        };
+        let subject: Result<Subject, fabric_identity::SubjectError> = uri.parse();
+        Ok(Self {
+            subject: subject.map_err(|error| wrong(error.to_string()))?,
+            public_key: parsed.public_key,
+        })
+    }
+}
+
+/// Makes a key, and a request for a certificate for it, in `path`. The key never leaves that
+/// directory. Returns the file of the request.
+///
+/// # Errors
+/// Fails when there is a key already, or a file cannot be written.
+pub fn request(subject: &Subject, path: &Path) -> Result<PathBuf, PkiError> {
+    directory(path)?;
+    let key_path = path.join(KEY_FILE);
+    absent(&key_path)?;
+    let key = KeyPair::generate().map_err(PkiError::making("a key"))?;
+    let request = parameters(subject)?
+        .serialize_request(&key)
+        .and_then(|request| request.pem())
+        .map_err(PkiError::making("a request"))?;
+    let request_path = path.join(REQUEST_FILE);
+    files::write(&key_path, key.serialize_pem().as_bytes(), Readers::Owner)?;
+    files::write(&request_path, request.as_bytes(), Readers::All)?;
+    Ok(request_path)
+}
+
+/// A certificate, and what its holder needs beside it.
+#[derive(Debug)]
+pub struct Issued {
+    /// What the authority remembers of it.
+    pub entry: Entry,
+    pub(crate) certificate: String,
+    /// The key, where the authority made it.
+    pub(crate) key: Option<KeyPair>,
+    pub(crate) authority: String,
+    pub(crate) revoked: String,
+}
+
+impl Issued {
+    /// Writes the files into a directory; a key that is there is never replaced.
+    ///
+    /// # Errors
+    /// Fails when a file cannot be written, and when there is a key although the authority made one.
+    pub fn write(&self, path: &Path) -> Result<(), PkiError> {
+        directory(path)?;
+        if let Some(key) = &self.key {
+            let key_path = path.join(KEY_FILE);
+            absent(&key_path)?;
+            files::write(&key_path, key.serialize_pem().as_bytes(), Readers::Owner)?;
+        }
+        for (name, content) in [
+            (AUTHORITIES_FILE, &self.authority),
+            (REVOKED_FILE, &self.revoked),
+            (CERTIFICATE_FILE, &self.certificate),
+        ] {
+            files::write(&path.join(name), content.as_bytes(), Readers::All)?;
+        }
+        Ok(())
+    }
+}

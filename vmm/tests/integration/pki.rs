@@ -1,0 +1,107 @@
+//! `ssi-hv pki` through the real binary.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::running::end;
+
+/// Runs `ssi-hv pki` in a directory, and returns its exit code, standard output and standard error.
+fn pki(directory: &Path, arguments: &str) -> (Option<i32>, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+    command
+        .arg("pki")
+        .args(arguments.split_whitespace())
+        .current_dir(directory);
+    let output = end::output_of(&mut command);
+    let text = |bytes| String::from_utf8(bytes).expect("UTF-8");
+    let (stdout, stderr) = (text(output.stdout), text(output.stderr));
+    (output.status.code(), stdout, stderr)
+}
+
+#[track_caller]
+fn succeeds(directory: &Path, arguments: &str) -> String {
+    let (code, stdout, stderr) = pki(directory, arguments);
+    assert_eq!(code, Some(0), "{arguments}: {stderr}");
+    stdout
+}
+
+#[track_caller]
+fn fails(directory: &Path, arguments: &str, expected: i32, part: &str) {
+    let (code, stdout, stderr) = pki(directory, arguments);
+    assert_eq!(code, Some(expected), "{arguments}: {stdout}{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    assert!(stderr.contains(part), "{arguments}: {stderr}");
+}
+
+#[test]
+fn certificates_are_issued_requested_renewed_and_revoked() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    succeeds(at, "init ca --cluster prod");
+    succeeds(at, "issue ca vm/web -o web");
+    let verified = succeeds(at, "verify web");
+    assert!(
+        verified.starts_with("spiffe://prod/ssi-hv/vm/web\n"),
+        "{verified}"
+    );
+
+    succeeds(at, "request node/alpha --cluster prod -o alpha");
+    fails(at, "verify alpha", 1, "cert.pem");
+    succeeds(
+        at,
+        "sign ca alpha/request.pem node/alpha -o alpha --days 30",
+    );
+    succeeds(at, "verify alpha");
+    succeeds(at, "renew ca alpha/cert.pem -o alpha");
+
+    succeeds(at, "revoke ca node/alpha");
+    std::fs::copy(at.join("ca/crl.pem"), at.join("alpha/crl.pem")).unwrap();
+    fails(at, "verify alpha", 1, "not confirmed by the authorities");
+    let list: Value = serde_json::from_str(&succeeds(at, "list ca --json")).unwrap();
+    let certificates = list["certificates"].as_array().unwrap();
+    let states: Vec<_> = certificates
+        .iter()
+        .map(|one| one["state"].as_str())
+        .collect();
+    assert_eq!(states, [Some("valid"), Some("revoked"), Some("revoked")]);
+    assert_eq!(succeeds(at, "list ca").lines().count(), 4);
+}
+
+#[test]
+fn what_cannot_be_done_is_one_line_with_the_reason() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    fails(at, "list ca", 1, "cannot use the directory ca");
+    fails(at, "init ca --cluster Prod", 2, "is not a name");
+    fails(at, "init ca --cluster prod --days 0", 2, "--days");
+    succeeds(at, "init ca --cluster prod --days 100");
+    fails(
+        at,
+        "init ca --cluster prod",
+        1,
+        "exists, and is not replaced",
+    );
+    fails(at, "issue ca donor/a -o a", 2, "is not ROLE/NAME");
+    fails(
+        at,
+        "issue ca node/a -o a",
+        1,
+        "365 days are more than the authority has left",
+    );
+    fails(at, "revoke ca 4", 2, "is not a serial number");
+    fails(
+        at,
+        "revoke ca node/a",
+        1,
+        "has no certificate that is valid",
+    );
+    fails(at, "sign ca ca/ca.pem node/a -o a", 1, "ca/ca.pem");
+    succeeds(at, "issue ca node/a -o a --days 9");
+    fails(at, "issue ca node/a -o a --days 9", 1, "a/key.pem exists");
+    let key = at.join("a/key.pem");
+    let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+    std::fs::set_permissions(key, everybody).unwrap();
+    fails(at, "verify a", 1, "chmod 600 a/key.pem");
+}
