@@ -80,7 +80,7 @@ fn content(path: &Path, file: File) -> Result<Vec<u8>, FileError> {
     Ok(bytes)
 }
 
-/// Reads a file that anybody may read.
+/// Reads a file that all may read.
 ///
 /// # Errors
 /// Fails when it cannot be read, is no regular file, or exceeds [`FILE_BYTES_MAX`].

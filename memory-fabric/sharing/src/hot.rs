@@ -174,7 +174,10 @@ mod tests {
             let (count, over) = (page.count(), page.earlier_max);
             assert!(count >= wanted && count - over <= wanted, "{page:?}");
         }
-        assert_eq!(hottest[0].writes, 3_334, "reads and writes are told apart");
+        assert_eq!(
+            hottest[0].writes, 3_334,
+            "reads and writes are counted separately"
+        );
     }
 
     #[test]

@@ -78,11 +78,11 @@ pub struct IssueConfig {
     pub authority: PathBuf,
 
     /// Who gets it: node/NAME, vm/NAME or operator/NAME
-    #[arg(value_name = "ROLE/NAME")]
+    #[arg(value_name = "HOLDER")]
     pub holder: Holder,
 
     /// Directory to write key.pem, cert.pem, ca.pem and crl.pem to
-    #[arg(short, long, value_name = "DIRECTORY")]
+    #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
 
     #[command(flatten)]
@@ -93,7 +93,7 @@ pub struct IssueConfig {
 #[derive(Clone, Debug, Args)]
 pub struct RequestConfig {
     /// Who asks: node/NAME, vm/NAME or operator/NAME
-    #[arg(value_name = "ROLE/NAME")]
+    #[arg(value_name = "HOLDER")]
     pub holder: Holder,
 
     /// Name of the cluster
@@ -101,7 +101,7 @@ pub struct RequestConfig {
     pub cluster: Name,
 
     /// Directory to write key.pem and request.pem to
-    #[arg(short, long, value_name = "DIRECTORY")]
+    #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
 }
 
@@ -116,12 +116,12 @@ pub struct SignConfig {
     #[arg(value_name = "REQUEST")]
     pub request: PathBuf,
 
-    /// Who it is for, as you know it from another source than the request
-    #[arg(value_name = "ROLE/NAME")]
+    /// Who it is for, node/NAME, vm/NAME or operator/NAME; not taken from the request
+    #[arg(value_name = "HOLDER")]
     pub holder: Holder,
 
     /// Directory to write cert.pem, ca.pem and crl.pem to
-    #[arg(short, long, value_name = "DIRECTORY")]
+    #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
 
     #[command(flatten)]
@@ -140,7 +140,7 @@ pub struct RenewConfig {
     pub certificate: PathBuf,
 
     /// Directory to write cert.pem, ca.pem and crl.pem to
-    #[arg(short, long, value_name = "DIRECTORY")]
+    #[arg(short, long, value_name = "DIR")]
     pub output: PathBuf,
 
     #[command(flatten)]
@@ -154,7 +154,7 @@ pub struct RevokeConfig {
     #[arg(value_name = "AUTHORITY")]
     pub authority: PathBuf,
 
-    /// A serial number, or ROLE/NAME for all certificates of a holder
+    /// A serial number, or node/NAME, vm/NAME or operator/NAME for all that it has
     #[arg(value_name = "CERTIFICATE", value_parser = revocable)]
     pub what: Revocable,
 }

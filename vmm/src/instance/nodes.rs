@@ -184,8 +184,8 @@ impl OtherNodes {
         })
     }
 
-    /// Releases the nodes after the end of the run. `all_ended` tells whether no thread touches the
-    /// guest's memory any more. Returns the failure if a node was lost.
+    /// Releases the nodes after the end of the run. `all_ended`: no thread touches the guest's
+    /// memory any more. Returns the failure if a node was lost.
     pub fn end(self, outcome: &Result<Outcome, MachineError>, all_ended: bool) -> Option<Failure> {
         let stats = Arc::clone(self.shared.stats());
         tracing::info!(
