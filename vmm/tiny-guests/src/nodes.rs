@@ -1,110 +1,136 @@
-//! A guest whose two CPUs are on different nodes.
+//! Guests whose two CPUs are on different nodes.
 
-// CPU 0 starts CPU 1, which enters 64-bit mode by the tables of CPU 0, and both do the same work:
-// increment counters in four pages with locked instructions; hand a page's word to and fro; store
-// to one page and load from another, so that not both may miss the other's store (SB); write data
-// and then a flag, which may not be seen in the other order (MP); send each other fixed interrupts
-// while the other is halted, and non-maskable ones, each counted once. Then CPU 1 alone uses
-// devices: the serial port, an absent port, the I/O APIC, and the power button, whose level comes
-// twice. Says `a` before and `b` when the button is to be pressed, `l` after, and `k` at the end.
-apic_guest!(
+/// Where [`interrupts_between_nodes`] reads how often each CPU interrupts the other: 4 bytes, a
+/// multiple of 8.
+pub const ROUNDS: u64 = 0x20_8004;
+
+/// A guest whose CPU 0 starts CPU 1, which enters 64-bit mode by the tables of CPU 0. Both then call
+/// `6`, with their number in R12, and CPU 0 goes on with what is given first.
+macro_rules! two_cpu_guest {
+    ($name:ident, { $($first:literal),+ $(,)? }, $($work:literal),+ $(,)?) => {
+        apic_guest!(
+            $name,
+            "lea rsi, [rip + 4f]",
+            "mov rdi, 0x6000",
+            "mov ecx, 0x140",
+            "rep movsb",
+            "lea rax, [rip + 5f]",
+            "mov ebx, 0x6180",
+            "mov [rbx], rax",
+            "send 1, 0xc500",
+            "send 1, 0x4606",
+            "mov ebx, 0x210000",
+            "2: pause",
+            "cmp dword ptr [rbx], 1",
+            "jne 2b",
+            "sti",
+            "xor r12d, r12d",
+            "call 6f",
+            $($first,)+
+            "power_off",
+            "3: jmp 3b",
+            // In real mode, at 0x6000.
+            "4:",
+            ".code16",
+            "cli",
+            "xor ax, ax",
+            "mov ds, ax",
+            "lgdt [0x6100]",
+            "mov eax, cr0",
+            "or eax, 1",
+            "mov cr0, eax",
+            // A far jump to 0x8:0x6040.
+            ".byte 0xea, 0x40, 0x60, 0x08, 0x00",
+            ".code32",
+            ".org 4b + 0x40",
+            "mov eax, 0x18",
+            "mov ds, eax",
+            "mov es, eax",
+            "mov ss, eax",
+            "mov eax, cr4",
+            "or eax, 0x20",
+            "mov cr4, eax",
+            "mov eax, 0x9000",
+            "mov cr3, eax",
+            "mov ecx, 0xc0000080",
+            "rdmsr",
+            "or eax, 0x100",
+            "wrmsr",
+            "mov eax, cr0",
+            "or eax, 0x80000000",
+            "mov cr0, eax",
+            // A far jump to 0x10:0x60c0.
+            ".byte 0xea, 0xc0, 0x60, 0x00, 0x00, 0x10, 0x00",
+            ".code64",
+            ".org 4b + 0xc0",
+            "mov ebx, 0x6180",
+            "mov rax, [rbx]",
+            "jmp rax",
+            // The limit and base of the descriptors: 32-bit code, 64-bit code, data.
+            ".org 4b + 0x100",
+            ".word 0x1f",
+            ".quad 0x6120",
+            ".org 4b + 0x120",
+            ".quad 0, 0x00cf9b000000ffff, 0x00af9b000000ffff, 0x00cf93000000ffff",
+            // CPU 1, in 64-bit mode.
+            "5: mov esp, 0x2f0000",
+            "mov ebp, 0x208000",
+            "mov r14d, 0x20d000",
+            "movzx r15d, byte ptr [rbp]",
+            "mov ebx, 0x20c000",
+            "lidt [rbx]",
+            "test r15d, r15d",
+            "jz 2f",
+            "mov ecx, 0x1b",
+            "rdmsr",
+            "or eax, 0xc00",
+            "wrmsr",
+            "2: apic_write 0x0f, 0x1ff",
+            "sti",
+            "mov ebx, 0x210000",
+            "mov dword ptr [rbx], 1",
+            "mov r12d, 1",
+            "call 6f",
+            "3: cli",
+            "hlt",
+            "jmp 3b",
+            // The work; R12 is the number of this CPU.
+            "6: xor r11d, r11d",
+            $($work,)+
+            // Waits until both CPUs are here.
+            "7: add r11d, 2",
+            "mov ebx, 0x210000",
+            "lock inc dword ptr [rbx + 8]",
+            "8: pause",
+            "cmp [rbx + 8], r11d",
+            "jb 8b",
+            "ret",
+        );
+    };
+}
+
+// Both do the same work: increment counters in four pages with locked instructions; hand a page's
+// word to and fro; store to one page and load from another, so that not both may miss the other's
+// store (SB); write data and then a flag, which may not be seen in the other order (MP); send each
+// other fixed interrupts while the other is halted, and non-maskable ones, each counted once. Then
+// CPU 1 alone uses devices: the serial port, an absent port, the I/O APIC, and the power button,
+// whose level comes twice. Says `a` before and `b` when the button is to be pressed, `l` after, and
+// `k` at the end.
+two_cpu_guest!(
     work_on_two_nodes,
-    "lea rsi, [rip + 4f]",
-    "mov rdi, 0x6000",
-    "mov ecx, 0x140",
-    "rep movsb",
-    "lea rax, [rip + 5f]",
-    "mov ebx, 0x6180",
-    "mov [rbx], rax",
-    "send 1, 0xc500",
-    "send 1, 0x4606",
-    "mov ebx, 0x210000",
-    "2: pause",
-    "cmp dword ptr [rbx], 1",
-    "jne 2b",
-    "sti",
-    "xor r12d, r12d",
-    "call 6f",
-    // What both have counted.
-    "mov ebx, 0x220000",
-    "2: cmp dword ptr [rbx], 1000",
-    "jne 88f",
-    "add ebx, 0x1000",
-    "cmp ebx, 0x224000",
-    "jb 2b",
-    "mov ebx, 0x211000",
-    "cmp dword ptr [rbx], 600",
-    "jne 88f",
-    "say 'k'",
-    "power_off",
-    "3: jmp 3b",
-    // In real mode, at 0x6000.
-    "4:",
-    ".code16",
-    "cli",
-    "xor ax, ax",
-    "mov ds, ax",
-    "lgdt [0x6100]",
-    "mov eax, cr0",
-    "or eax, 1",
-    "mov cr0, eax",
-    // A far jump to 0x8:0x6040.
-    ".byte 0xea, 0x40, 0x60, 0x08, 0x00",
-    ".code32",
-    ".org 4b + 0x40",
-    "mov eax, 0x18",
-    "mov ds, eax",
-    "mov es, eax",
-    "mov ss, eax",
-    "mov eax, cr4",
-    "or eax, 0x20",
-    "mov cr4, eax",
-    "mov eax, 0x9000",
-    "mov cr3, eax",
-    "mov ecx, 0xc0000080",
-    "rdmsr",
-    "or eax, 0x100",
-    "wrmsr",
-    "mov eax, cr0",
-    "or eax, 0x80000000",
-    "mov cr0, eax",
-    // A far jump to 0x10:0x60c0.
-    ".byte 0xea, 0xc0, 0x60, 0x00, 0x00, 0x10, 0x00",
-    ".code64",
-    ".org 4b + 0xc0",
-    "mov ebx, 0x6180",
-    "mov rax, [rbx]",
-    "jmp rax",
-    // The limit and base of the descriptors: 32-bit code, 64-bit code, data.
-    ".org 4b + 0x100",
-    ".word 0x1f",
-    ".quad 0x6120",
-    ".org 4b + 0x120",
-    ".quad 0, 0x00cf9b000000ffff, 0x00af9b000000ffff, 0x00cf93000000ffff",
-    // CPU 1, in 64-bit mode.
-    "5: mov esp, 0x2f0000",
-    "mov ebp, 0x208000",
-    "mov r14d, 0x20d000",
-    "movzx r15d, byte ptr [rbp]",
-    "mov ebx, 0x20c000",
-    "lidt [rbx]",
-    "test r15d, r15d",
-    "jz 2f",
-    "mov ecx, 0x1b",
-    "rdmsr",
-    "or eax, 0xc00",
-    "wrmsr",
-    "2: apic_write 0x0f, 0x1ff",
-    "sti",
-    "mov ebx, 0x210000",
-    "mov dword ptr [rbx], 1",
-    "mov r12d, 1",
-    "call 6f",
-    "3: cli",
-    "hlt",
-    "jmp 3b",
-    // The work; R12 is the number of this CPU.
-    "6: xor r11d, r11d",
+    {
+        // What both have counted.
+        "mov ebx, 0x220000",
+        "2: cmp dword ptr [rbx], 1000",
+        "jne 88f",
+        "add ebx, 0x1000",
+        "cmp ebx, 0x224000",
+        "jb 2b",
+        "mov ebx, 0x211000",
+        "cmp dword ptr [rbx], 600",
+        "jne 88f",
+        "say 'k'",
+    },
     "mov r13d, 500",
     "2: mov ebx, 0x220000",
     "3: mov eax, 1",
@@ -261,12 +287,43 @@ apic_guest!(
     "say 'l'",
     "call 7f",
     "ret",
-    // Waits until both CPUs are here.
-    "7: add r11d, 2",
-    "mov ebx, 0x210000",
-    "lock inc dword ptr [rbx + 8]",
-    "8: pause",
-    "cmp [rbx + 8], r11d",
-    "jb 8b",
+);
+
+// Each CPU halts until the other interrupts it, and then interrupts the other, as often as `ROUNDS`
+// says; before every eighth fixed interrupt it sends a non-maskable one. Each waits in no other way
+// than for interrupts, so one that is lost stops both. Says `k` when each count is exact.
+two_cpu_guest!(
+    interrupts_between_nodes,
+    {
+        "say 'k'",
+    },
+    "xor r13d, r13d",
+    "mov r9d, [rbp + 4]",
+    "call 7f",
+    "2: inc r13d",
+    "test r12d, r12d",
+    "jz 3f",
+    "halt_until 0x40, r13d",
+    "3: mov edx, r13d",
+    "and edx, 7",
+    "jnz 3f",
+    "mov edi, r12d",
+    "xor edi, 1",
+    "mov eax, 0x400",
+    "call 83f",
+    "3: mov edi, r12d",
+    "xor edi, 1",
+    "mov eax, 0x40",
+    "call 83f",
+    "test r12d, r12d",
+    "jnz 3f",
+    "halt_until 0x40, r13d",
+    "3: cmp r13d, r9d",
+    "jb 2b",
+    "call 7f",
+    "expect 0x40, r9d",
+    "shr r9d, 3",
+    "expect 2, r9d",
+    "call 7f",
     "ret",
 );

@@ -10,7 +10,7 @@ use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fabric_sharing::SharedMemory;
 use ssi_hv_machine::{
@@ -18,7 +18,7 @@ use ssi_hv_machine::{
     Reporter, Secondary, SecondaryConfig,
 };
 use tiny_guests::apic::X2APIC_FLAG;
-use tiny_guests::nodes::work_on_two_nodes;
+use tiny_guests::nodes::{ROUNDS, interrupts_between_nodes, work_on_two_nodes};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 
@@ -74,7 +74,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(code: &[u8], x2apic: bool) -> Self {
+    fn start(code: &[u8], x2apic: bool, rounds: u32) -> Self {
         let nodes = mesh::nodes(2, 2, usize::MAX);
         let (here, there) = UnixStream::pair().unwrap();
         let config = SecondaryConfig {
@@ -95,6 +95,7 @@ impl Running {
         memory
             .write_obj(u8::from(x2apic), GuestAddress(X2APIC_FLAG))
             .unwrap();
+        memory.write_obj(rounds, GuestAddress(ROUNDS)).unwrap();
         let mut kernel = tempfile::NamedTempFile::new().unwrap();
         kernel.write_all(&tiny_guests::elf(code)).unwrap();
         let config = machine_config(kernel.path(), 2, Irqchip::User);
@@ -122,8 +123,8 @@ impl Running {
     }
 
     /// How it ended on both nodes, and all that it said since the last wait.
-    fn finish(self) -> (Outcome, Outcome, String) {
-        let ends = [&self.end, &self.secondary].map(|end| end.recv_timeout(LIMIT));
+    fn finish(self, limit: Duration) -> (Outcome, Outcome, String) {
+        let ends = [&self.end, &self.secondary].map(|end| end.recv_timeout(limit));
         let said = String::from_utf8_lossy(&self.said.try_iter().collect::<Vec<_>>()).into_owned();
         for node in &self.nodes {
             println!("{:?}", node.stats());
@@ -141,10 +142,10 @@ fn works(x2apic: bool) {
     if !kvm_is_there() {
         return;
     }
-    let running = Running::start(work_on_two_nodes::code(), x2apic);
+    let running = Running::start(work_on_two_nodes::code(), x2apic, 0);
     running.wait_for(b'b');
     assert!(running.handle.press_power_button());
-    let (primary, secondary, said) = running.finish();
+    let (primary, secondary, said) = running.finish(LIMIT);
     assert_eq!(said, "lk");
     assert_eq!((primary, secondary), (Outcome::Shutdown, Outcome::Shutdown));
 }
@@ -157,4 +158,41 @@ fn two_cpus_on_two_nodes_work_together() {
 #[test]
 fn two_cpus_on_two_nodes_work_together_in_x2apic_mode() {
     works(true);
+}
+
+/// Each CPU interrupts the other as often, with a non-maskable interrupt before every eighth.
+fn interrupts(x2apic: bool, rounds: u32) {
+    if !kvm_is_there() {
+        return;
+    }
+    let running = Running::start(interrupts_between_nodes::code(), x2apic, rounds);
+    let begin = Instant::now();
+    // A round takes a few milliseconds on a machine that is busy.
+    let limit = LIMIT + Duration::from_millis(10) * rounds;
+    let (primary, secondary, said) = running.finish(limit);
+    println!("{rounds} interrupts each way in {:?}", begin.elapsed());
+    assert_eq!(said, "k");
+    assert_eq!((primary, secondary), (Outcome::Shutdown, Outcome::Shutdown));
+}
+
+#[test]
+fn no_interrupt_between_nodes_is_lost() {
+    interrupts(false, 2000);
+}
+
+#[test]
+fn no_interrupt_between_nodes_is_lost_in_x2apic_mode() {
+    interrupts(true, 2000);
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn no_interrupt_of_a_hundred_thousand_is_lost() {
+    interrupts(false, 100_000);
+}
+
+#[test]
+#[ignore = "takes minutes; scripts/test --long runs it"]
+fn no_interrupt_of_a_hundred_thousand_is_lost_in_x2apic_mode() {
+    interrupts(true, 100_000);
 }
