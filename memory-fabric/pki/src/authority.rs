@@ -81,8 +81,7 @@ pub fn date_text(seconds: i64) -> String {
 
 fn serial() -> Result<Serial, PkiError> {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|_| PkiError::making("a serial number")(rcgen::Error::RingUnspecified))?;
+    getrandom::fill(&mut bytes).map_err(PkiError::Random)?;
     Ok(Serial::from_random(bytes))
 }
 
@@ -202,18 +201,28 @@ impl Authority {
         entries.map(move |entry| (entry, entry.state(now)))
     }
 
-    /// Makes a key and a certificate for it.
+    /// Makes a key and a certificate for it, and writes them into the directory `output`.
     ///
     /// # Errors
-    /// Fails when the authority ends before the certificate would, or a file cannot be written.
-    pub fn issue(&mut self, holder: &Holder, validity: Validity) -> Result<Issued, PkiError> {
+    /// Fails when there is a key in `output`, when the authority ends before the certificate would, and
+    /// when a file cannot be written.
+    pub fn issue(
+        &mut self,
+        holder: &Holder,
+        validity: Validity,
+        output: &Path,
+    ) -> Result<Entry, PkiError> {
         let key = KeyPair::generate().map_err(PkiError::making("a key"))?;
-        let mut issued = self.certify(holder, &key, validity)?;
-        issued.key = Some(key);
-        Ok(issued)
+        // Before the list has a certificate without a key.
+        member::directory(output)?;
+        member::absent(&output.join(credentials::KEY_FILE))?;
+        let issued = self.certify(holder, &key, validity)?;
+        member::write_key(&key, output)?;
+        issued.write(output)
     }
 
-    /// Makes a certificate for the key of a request, if it is for the holder that the operator named.
+    /// Makes a certificate for the key of a request, if it is for the holder that the operator named,
+    /// and writes it into the directory `output`.
     ///
     /// # Errors
     /// As [`Self::issue`], and when the request is for another identity.
@@ -222,7 +231,8 @@ impl Authority {
         request: &Request,
         holder: &Holder,
         validity: Validity,
-    ) -> Result<Issued, PkiError> {
+        output: &Path,
+    ) -> Result<Entry, PkiError> {
         let named = self.subject(holder);
         if request.subject != named {
             return Err(PkiError::OtherIdentity {
@@ -230,15 +240,23 @@ impl Authority {
                 named,
             });
         }
-        self.certify(holder, &request.public_key, validity)
+        member::directory(output)?;
+        self.certify(holder, &request.public_key, validity)?
+            .write(output)
     }
 
-    /// Makes another certificate for the same key and holder. The old one stays valid to its end.
+    /// Makes another certificate for the same key and holder, and writes it into the directory
+    /// `output`. The old one stays valid to its end.
     ///
     /// # Errors
     /// As [`Self::issue`], and when the certificate in `path` is none of this authority, or was
     /// revoked.
-    pub fn renew(&mut self, path: &Path, validity: Validity) -> Result<Issued, PkiError> {
+    pub fn renew(
+        &mut self,
+        path: &Path,
+        validity: Validity,
+        output: &Path,
+    ) -> Result<Entry, PkiError> {
         let old = credentials::certificates(path)?;
         let old = Presented::read(&old[0]).map_err(|reason| PkiError::Presented {
             path: path.to_owned(),
@@ -257,7 +275,8 @@ impl Authority {
         let key = SubjectPublicKeyInfo::from_der(&old.public_key);
         let key = key.map_err(PkiError::making("a public key"))?;
         let holder = entry.holder.clone();
-        self.certify(&holder, &key, validity)
+        member::directory(output)?;
+        self.certify(&holder, &key, validity)?.write(output)
     }
 
     /// Revokes a certificate. One that was revoked before stays so, and the list is written again.
@@ -339,7 +358,6 @@ impl Authority {
         Ok(Issued {
             entry,
             certificate: certificate.pem(),
-            key: None,
             authority: self.certificate.clone(),
             revoked: String::from_utf8_lossy(&revoked).into_owned(),
         })

@@ -10,7 +10,8 @@ use fabric_identity::{Holder, Subject};
 
 use crate::ledger::Serial;
 
-/// An operation of the authority that did not happen: nothing was changed.
+/// An operation that failed. A certificate whose files could not be written is in the list all the
+/// same, so that it can be revoked.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
     /// A file cannot be read or written.
@@ -101,6 +102,9 @@ pub enum PkiError {
         /// Why not.
         source: rcgen::Error,
     },
+    /// The system has no random numbers.
+    #[error("the system has no random numbers: {0}")]
+    Random(getrandom::Error),
     /// The clock is outside of what certificates can say.
     #[error(
         "the clock of this host is at {0} s since 1970, outside the dates of certificates; set it"

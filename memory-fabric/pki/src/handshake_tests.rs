@@ -38,8 +38,8 @@ impl Cluster {
     fn member(&mut self, holder: &str) -> Credentials {
         let path = self.members.path().join(holder);
         if !path.exists() {
-            let issued = self.authority.issue(&holder.parse().unwrap(), YEAR);
-            issued.unwrap().write(&path).unwrap();
+            let holder = holder.parse().unwrap();
+            self.authority.issue(&holder, YEAR, &path).unwrap();
         }
         Credentials::load(&path).unwrap()
     }

@@ -18,4 +18,4 @@ mod member;
 pub use authority::{Authority, Validity, date_text};
 pub use error::PkiError;
 pub use ledger::{Entry, Serial, SerialError, State};
-pub use member::{Issued, Request, request};
+pub use member::{Request, request};

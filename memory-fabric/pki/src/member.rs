@@ -108,43 +108,37 @@ impl Request {
 /// Fails when there is a key already, or a file cannot be written.
 pub fn request(subject: &Subject, path: &Path) -> Result<PathBuf, PkiError> {
     directory(path)?;
-    let key_path = path.join(KEY_FILE);
-    absent(&key_path)?;
+    absent(&path.join(KEY_FILE))?;
     let key = KeyPair::generate().map_err(PkiError::making("a key"))?;
     let request = parameters(subject)?
         .serialize_request(&key)
         .and_then(|request| request.pem())
         .map_err(PkiError::making("a request"))?;
     let request_path = path.join(REQUEST_FILE);
-    files::write(&key_path, key.serialize_pem().as_bytes(), Readers::Owner)?;
+    write_key(&key, path)?;
     files::write(&request_path, request.as_bytes(), Readers::All)?;
     Ok(request_path)
 }
 
+/// Writes the private key of a member into its directory.
+pub(crate) fn write_key(key: &KeyPair, path: &Path) -> Result<(), PkiError> {
+    let path = path.join(KEY_FILE);
+    let written = files::write(&path, key.serialize_pem().as_bytes(), Readers::Owner);
+    Ok(written?)
+}
+
 /// A certificate, and what its holder needs beside it.
 #[derive(Debug)]
-pub struct Issued {
-    /// What the authority remembers of it.
-    pub entry: Entry,
+pub(crate) struct Issued {
+    pub(crate) entry: Entry,
     pub(crate) certificate: String,
-    /// The key, where the authority made it.
-    pub(crate) key: Option<KeyPair>,
     pub(crate) authority: String,
     pub(crate) revoked: String,
 }
 
 impl Issued {
-    /// Writes the files into a directory; a key that is there is never replaced.
-    ///
-    /// # Errors
-    /// Fails when a file cannot be written, and when there is a key although the authority made one.
-    pub fn write(&self, path: &Path) -> Result<(), PkiError> {
-        directory(path)?;
-        if let Some(key) = &self.key {
-            let key_path = path.join(KEY_FILE);
-            absent(&key_path)?;
-            files::write(&key_path, key.serialize_pem().as_bytes(), Readers::Owner)?;
-        }
+    /// Writes the files into a directory, and returns what the authority remembers of the certificate.
+    pub(crate) fn write(self, path: &Path) -> Result<Entry, PkiError> {
         for (name, content) in [
             (AUTHORITIES_FILE, &self.authority),
             (REVOKED_FILE, &self.revoked),
@@ -152,6 +146,6 @@ impl Issued {
         ] {
             files::write(&path.join(name), content.as_bytes(), Readers::All)?;
         }
-        Ok(())
+        Ok(self.entry)
     }
 }

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use fabric_identity::{Credentials, Subject};
-use fabric_pki::{Authority, Issued, Request, State, Validity, date_text, request};
+use fabric_pki::{Authority, Entry, Request, State, Validity, date_text, request};
 use ssi_hv::exit::ExitCode;
 
 use super::{Failure, print};
@@ -26,8 +26,8 @@ pub fn pki(command: &PkiCommand) -> Result<ExitCode, Failure> {
         }
         PkiCommand::Issue(config) => {
             let mut authority = Authority::open(&config.authority)?;
-            let issued = authority.issue(&config.holder, config.validity.into())?;
-            written(&issued, &config.output)?
+            let entry = authority.issue(&config.holder, config.validity.into(), &config.output)?;
+            written(&entry, &config.output)
         }
         PkiCommand::Request(config) => {
             let subject = Subject {
@@ -45,13 +45,15 @@ pub fn pki(command: &PkiCommand) -> Result<ExitCode, Failure> {
         PkiCommand::Sign(config) => {
             let request = Request::read(&config.request)?;
             let mut authority = Authority::open(&config.authority)?;
-            let issued = authority.sign(&request, &config.holder, config.validity.into())?;
-            written(&issued, &config.output)?
+            let validity = config.validity.into();
+            let entry = authority.sign(&request, &config.holder, validity, &config.output)?;
+            written(&entry, &config.output)
         }
         PkiCommand::Renew(config) => {
             let mut authority = Authority::open(&config.authority)?;
-            let issued = authority.renew(&config.certificate, config.validity.into())?;
-            written(&issued, &config.output)?
+            let validity = config.validity.into();
+            let entry = authority.renew(&config.certificate, validity, &config.output)?;
+            written(&entry, &config.output)
         }
         PkiCommand::Revoke(config) => {
             let mut authority = Authority::open(&config.authority)?;
@@ -89,16 +91,14 @@ pub fn pki(command: &PkiCommand) -> Result<ExitCode, Failure> {
     Ok(ExitCode::Success)
 }
 
-fn written(issued: &Issued, output: &Path) -> Result<String, Failure> {
-    issued.write(output)?;
-    let entry = &issued.entry;
-    Ok(format!(
+fn written(entry: &Entry, output: &Path) -> String {
+    format!(
         "{} of {}, valid until {}: {}\n",
         entry.serial,
         entry.holder,
         date_text(entry.not_after),
         output.display()
-    ))
+    )
 }
 
 const fn word(state: State) -> &'static str {

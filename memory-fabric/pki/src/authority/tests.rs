@@ -22,11 +22,7 @@ fn what_is_issued_is_confirmed_by_its_authority_alone() {
     let members = tempfile::tempdir().unwrap();
     for name in ["node/alpha", "vm/web", "operator/eve"] {
         let path = members.path().join(name);
-        authority
-            .issue(&holder(name), YEAR)
-            .unwrap()
-            .write(&path)
-            .unwrap();
+        authority.issue(&holder(name), YEAR, &path).unwrap();
         let credentials = Credentials::load(&path).unwrap();
         let text = format!("spiffe://prod/ssi-hv/{name}");
         assert_eq!(credentials.subject().to_string(), text);
@@ -50,11 +46,11 @@ fn a_request_keeps_its_key_and_is_signed_for_the_named_holder_only() {
     let path = member::request(&subject, member.path()).unwrap();
     let key = std::fs::read(member.path().join("key.pem")).unwrap();
     let request = Request::read(&path).unwrap();
-    let wrong = authority.sign(&request, &holder("vm/alpha"), YEAR);
+    let wrong = authority.sign(&request, &holder("vm/alpha"), YEAR, member.path());
     let error = wrong.unwrap_err().to_string();
     assert!(error.contains("node/alpha, and not for"), "{error}");
-    let issued = authority.sign(&request, &holder("node/alpha"), YEAR);
-    issued.unwrap().write(member.path()).unwrap();
+    let signed = authority.sign(&request, &holder("node/alpha"), YEAR, member.path());
+    signed.unwrap();
     assert_eq!(std::fs::read(member.path().join("key.pem")).unwrap(), key);
     Credentials::load(member.path()).unwrap();
     let again = member::request(&subject, member.path()).unwrap_err();
@@ -64,7 +60,7 @@ fn a_request_keeps_its_key_and_is_signed_for_the_named_holder_only() {
     let subject = "spiffe://lab/ssi-hv/node/alpha".parse().unwrap();
     let path = member::request(&subject, elsewhere.path()).unwrap();
     let request = Request::read(&path).unwrap();
-    let signed = authority.sign(&request, &holder("node/alpha"), YEAR);
+    let signed = authority.sign(&request, &holder("node/alpha"), YEAR, member.path());
     assert!(matches!(signed, Err(PkiError::OtherIdentity { .. })));
 }
 
@@ -88,11 +84,11 @@ fn a_request_that_was_changed_is_refused() {
 fn a_revoked_certificate_is_refused_with_the_new_list_and_cannot_be_renewed() {
     let (directory, mut authority) = authority("prod");
     let member = tempfile::tempdir().unwrap();
-    let issued = authority.issue(&holder("vm/web"), YEAR).unwrap();
-    issued.write(member.path()).unwrap();
-    authority.revoke(&issued.entry.serial).unwrap();
+    let issued = authority.issue(&holder("vm/web"), YEAR, member.path());
+    let serial = issued.unwrap().serial;
+    authority.revoke(&serial).unwrap();
     // Again, as after a command that was interrupted.
-    authority.revoke(&issued.entry.serial).unwrap();
+    authority.revoke(&serial).unwrap();
     Credentials::load(member.path()).expect("the old list");
     std::fs::copy(
         directory.path().join(REVOKED_FILE),
@@ -104,7 +100,7 @@ fn a_revoked_certificate_is_refused_with_the_new_list_and_cannot_be_renewed() {
         error.contains("revoked") || error.contains("Revoked"),
         "{error}"
     );
-    let renewed = authority.renew(&member.path().join("cert.pem"), YEAR);
+    let renewed = authority.renew(&member.path().join("cert.pem"), YEAR, member.path());
     assert!(matches!(renewed, Err(PkiError::Revoked { .. })));
     let states: Vec<_> = authority.entries().map(|(_, state)| state).collect();
     assert_eq!(states, [State::Revoked]);
@@ -118,19 +114,17 @@ fn a_revoked_certificate_is_refused_with_the_new_list_and_cannot_be_renewed() {
 fn a_renewed_certificate_has_the_same_key_and_another_number() {
     let (directory, mut authority) = authority("prod");
     let member = tempfile::tempdir().unwrap();
-    let first = authority.issue(&holder("node/a"), Validity { days: 1 });
+    let first = authority.issue(&holder("node/a"), Validity { days: 1 }, member.path());
     let first = first.unwrap();
-    first.write(member.path()).unwrap();
     drop(authority);
     let mut authority = Authority::open(directory.path()).unwrap();
-    let second = authority.renew(&member.path().join("cert.pem"), YEAR);
+    let second = authority.renew(&member.path().join("cert.pem"), YEAR, member.path());
     let second = second.unwrap();
-    second.write(member.path()).unwrap();
-    assert_ne!(first.entry.serial, second.entry.serial);
+    assert_ne!(first.serial, second.serial);
     let credentials = Credentials::load(member.path()).unwrap();
-    assert_eq!(credentials.presented().not_after, second.entry.not_after);
+    assert_eq!(credentials.presented().not_after, second.not_after);
     let revoked = authority.revoke_holder(&holder("node/a")).unwrap();
-    assert_eq!(revoked, [first.entry.serial, second.entry.serial]);
+    assert_eq!(revoked, [first.serial, second.serial]);
 }
 
 #[test]
@@ -138,9 +132,8 @@ fn a_certificate_of_another_authority_is_not_renewed() {
     let (_directory, mut authority) = authority("prod");
     let (_other_directory, mut other) = super::tests::authority("prod");
     let member = tempfile::tempdir().unwrap();
-    let issued = other.issue(&holder("node/a"), YEAR).unwrap();
-    issued.write(member.path()).unwrap();
-    let renewed = authority.renew(&member.path().join("cert.pem"), YEAR);
+    other.issue(&holder("node/a"), YEAR, member.path()).unwrap();
+    let renewed = authority.renew(&member.path().join("cert.pem"), YEAR, member.path());
     assert!(matches!(renewed, Err(PkiError::NotIssued { .. })));
 }
 
@@ -150,12 +143,12 @@ fn no_certificate_outlives_its_authority() {
     let cluster = "prod".parse().unwrap();
     let mut authority =
         Authority::create(directory.path(), cluster, Validity { days: 30 }).unwrap();
-    let error = authority.issue(&holder("vm/web"), Validity { days: 31 });
+    let member = tempfile::tempdir().unwrap();
+    let error = authority.issue(&holder("vm/web"), Validity { days: 31 }, member.path());
     let error = error.unwrap_err().to_string();
     assert!(error.contains("31 days"), "{error}");
-    authority
-        .issue(&holder("vm/web"), Validity { days: 29 })
-        .unwrap();
+    let issued = authority.issue(&holder("vm/web"), Validity { days: 29 }, member.path());
+    issued.unwrap();
     let end = Authority::create(directory.path(), "lab".parse().unwrap(), YEAR);
     drop(authority);
     assert!(matches!(end, Err(PkiError::Locked { .. })), "{end:?}");
@@ -177,4 +170,19 @@ fn a_key_that_others_may_read_or_that_is_another_ones_is_refused() {
     std::fs::copy(other.path().join(KEY_FILE), &path).unwrap();
     let error = Authority::open(directory.path()).unwrap_err().to_string();
     assert!(error.contains("not the key of"), "{error}");
+}
+
+#[test]
+fn what_is_not_issued_is_not_listed() {
+    let (_directory, mut authority) = authority("prod");
+    let member = tempfile::tempdir().unwrap();
+    authority
+        .issue(&holder("vm/web"), YEAR, member.path())
+        .unwrap();
+    let again = authority.issue(&holder("vm/web"), YEAR, member.path());
+    assert!(matches!(again, Err(PkiError::Exists(_))), "{again:?}");
+    let nowhere = member.path().join("cert.pem/below");
+    let nowhere = authority.issue(&holder("vm/web"), YEAR, &nowhere);
+    assert!(matches!(nowhere, Err(PkiError::Directory { .. })));
+    assert_eq!(authority.entries().count(), 1);
 }
