@@ -98,12 +98,11 @@ fn every_node_progresses_on_pages_that_all_need_at_once() {
                 turns >= 2 && rounds > turns,
                 "{turns} turns, {rounds} rounds"
             );
-            // Each page once for each turn, and some of them again where the host has other work; with
-            // holds of single pages, 30 pages came 20 to 40 times.
+            // Each page once for each turn, and some of them again.
             let useful = turns * pages as u64;
             let came = node.came;
             assert!(
-                came <= 12 * useful,
+                came <= 6 * useful,
                 "{came} pages came for {turns} turns of {pages}"
             );
         }
