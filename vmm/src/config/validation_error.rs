@@ -168,7 +168,7 @@ pub enum ValidationError {
         below: ByteSize,
     },
     /// A size is not whole blocks.
-    #[error("{flag} {size} is not a multiple of 2M, and at least that; choose one that is")]
+    #[error("{flag} {size} is not a multiple of 2M; choose 2M or a multiple of it")]
     NotWholeBlocks {
         /// The flag.
         flag: &'static str,
