@@ -78,7 +78,9 @@ mod vcpu;
 mod virtio;
 
 pub use acpi::numa::NumaNode;
-pub use boot::cmdline::{DEFAULT_CMDLINE, command_line, is_of_cmdline};
+pub use boot::cmdline::{
+    DEFAULT_CMDLINE, TSC_KHZ_FOR_LPJ_MAX, command_line, is_of_cmdline, node_parameters,
+};
 pub use boot::elf_check::ElfError;
 pub use boot::initrd::Initrd;
 pub use boot::kernel_error::KernelError;
@@ -106,3 +108,4 @@ pub use nodes::{
 pub use outcome::Outcome;
 pub use paging::{KvmParameter, second_level_paging_off};
 pub use vcpu::affinity::allowed_cpus;
+pub use vcpu::tsc::tsc_khz;

@@ -24,7 +24,9 @@ use super::{
     CPUS_MAX, DONOR_GRACE_SECONDS_MAX, DONORS_MAX, GUEST_MEMORY_MAX, GUEST_MEMORY_MIN,
     LOCAL_MEMORY_MIN, PAGE_SIZE_BYTES, TIMEOUT_SECONDS_MAX,
 };
-use crate::machine::{Irqchip, VIRTIO_DEVICES_MAX, command_line};
+use crate::machine::{
+    Irqchip, TSC_KHZ_FOR_LPJ_MAX, VIRTIO_DEVICES_MAX, command_line, node_parameters,
+};
 use crate::size::ByteSize;
 
 /// A donor whose name is resolved and that may be used.
@@ -56,7 +58,8 @@ pub struct RunConfig {
     pub timeout: Option<Duration>,
     /// The file for the guest's console.
     pub console: Option<PathBuf>,
-    /// Kernel parameters beside the default ones, which leave room for them.
+    /// Kernel parameters beside the default ones, which leave room for them, and for
+    /// [`node_parameters`].
     pub kernel_parameters: String,
     /// How many vCPUs there are, from 1.
     pub cpus: u8,
@@ -141,7 +144,7 @@ impl RunSettings {
             check_range("--timeout", seconds, 1, TIMEOUT_SECONDS_MAX)?;
         }
         let kernel_parameters = self.kernel_parameters();
-        let given = command_line(&kernel_parameters).len();
+        let given = command_line(&kernel_parameters).len() + self.longest_node_parameters();
         check_cmdline(&self.cmdline, given.saturating_sub(self.cmdline.len()))?;
         let cpus = checked_cpus(self.cpus)?;
         if let Some(pinning) = &self.cpu_pinning {
@@ -224,12 +227,15 @@ impl RunSettings {
     fn kernel_parameters(&self) -> String {
         let of_machine = match self.hotplug_memory {
             Some(_) => "memhp_default_state=online_movable ",
-            // The counters of several hosts are equal but for the time that a message takes, which
-            // the kernel's comparison of CPUs would take for a fault.
-            None if !self.nodes.is_empty() => "tsc=reliable no_timer_check ",
             None => "",
         };
         format!("{of_machine}{}", self.cmdline)
+    }
+
+    /// Bytes of the longest parameters that [`node_parameters`] may add.
+    fn longest_node_parameters(&self) -> usize {
+        let longest = || node_parameters(&self.cmdline, Some(TSC_KHZ_FOR_LPJ_MAX)).len();
+        if self.nodes.is_empty() { 0 } else { longest() }
     }
 
     /// Whole blocks, and with the guest's memory no more than a guest can have.

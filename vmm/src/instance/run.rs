@@ -28,7 +28,8 @@ use crate::exit::ExitCode;
 use crate::failure::{Failure, describe as describe_error};
 use crate::lifeline;
 use crate::machine::{
-    Initrd, Machine, MachineConfig, MachineHandle, Outcome, allowed_cpus, command_line,
+    Initrd, Machine, MachineConfig, MachineError, MachineHandle, Outcome, allowed_cpus,
+    command_line, node_parameters, tsc_khz,
 };
 use crate::report::{Guest, Report, ReportFile};
 use crate::size::ByteSize;
@@ -257,7 +258,7 @@ impl Run<'_> {
             others.as_ref().map(OtherNodes::seen),
         ));
         instance.set_booted(Arc::clone(&booted));
-        let parameters = &config.kernel_parameters;
+        let parameters = &kernel_parameters(config)?;
         let sampler =
             Sampler::start(Arc::clone(fabric.stats())).map_err(RunError::host("start a thread"))?;
         let machine_config = MachineConfig {
@@ -331,6 +332,22 @@ impl Run<'_> {
         };
         Ok((code, all_vcpus_ended))
     }
+}
+
+/// Returns the kernel parameters beside the default ones of every machine.
+fn kernel_parameters(config: &RunConfig) -> Result<String, MachineError> {
+    let given = &config.kernel_parameters;
+    if config.nodes.is_empty() {
+        return Ok(given.clone());
+    }
+    let added = node_parameters(given, Some(tsc_khz()?));
+    if !added.is_empty() {
+        tracing::info!(
+            "kernel parameters for vCPUs on several hosts: {}",
+            added.trim_end()
+        );
+    }
+    Ok(added + given)
 }
 
 /// Describes dedicated CPUs that leave none for the pager.

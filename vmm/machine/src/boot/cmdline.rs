@@ -16,6 +16,59 @@ pub fn command_line(extra: &str) -> String {
     }
 }
 
+/// Highest rate, in kHz, for which [`node_parameters`] gives `lpj=`: beyond it, x86 Linux with 1,000
+/// ticks per second would cut the product of a delay to 32 bits (Linux,
+/// arch/x86/lib/delay.c, `__const_udelay`), and wait too short.
+pub const TSC_KHZ_FOR_LPJ_MAX: u32 = (u32::MAX / 1000) * TICKS_PER_SECOND / 250;
+
+/// Ticks per second of the kernel that `lpj=` assumes: of the usual values (100, 250, 300, 1,000)
+/// the one of Debian and Ubuntu. A kernel with more ticks waits longer than it wants to.
+const TICKS_PER_SECOND: u32 = 250;
+
+/// Returns the default parameters of a kernel whose vCPUs are on several hosts, without those that
+/// `given` has, each followed by a space. `tsc_khz` is the rate of all its time stamp counters in
+/// kHz, if it is known.
+///
+/// Such a kernel would measure delays and counters against each other on vCPUs that wait for pages
+/// meanwhile, which takes minutes and finds faults where there are none.
+#[must_use]
+pub fn node_parameters(given: &str, tsc_khz: Option<u32>) -> String {
+    let mut defaults: Vec<String> = vec!["tsc=reliable".into(), "no_timer_check".into()];
+    if let Some(khz) = tsc_khz.filter(|khz| *khz > 0) {
+        defaults.push(format!("tsc_early_khz={khz}"));
+        if khz <= TSC_KHZ_FOR_LPJ_MAX {
+            // The loop of a delay counts the time stamp counter.
+            let per_tick = u64::from(khz) * 1000 / u64::from(TICKS_PER_SECOND);
+            defaults.push(format!("lpj={per_tick}"));
+        }
+    }
+    let given: Vec<String> = names(given).collect();
+    let is_new = |parameter: &String| !names(parameter).any(|name| given.contains(&name));
+    let kept = defaults.into_iter().filter(is_new);
+    kept.map(|parameter| parameter + " ").collect()
+}
+
+/// The names of the parameters up to `--`, after which the kernel takes none for itself. A name may
+/// be written with `-` for `_`, and the whole parameter may be quoted (Linux, kernel/params.c and
+/// lib/cmdline.c).
+fn names(parameters: &str) -> impl Iterator<Item = String> {
+    let mut quoted = false;
+    let is_separator = move |character: char| {
+        quoted ^= character == '"';
+        character == ' ' && !quoted
+    };
+    parameters
+        .split(is_separator)
+        .take_while(|word| *word != "--")
+        .filter(|word| !word.is_empty())
+        .map(|word| {
+            let name = word.trim_start_matches('"').split('=').next();
+            name.unwrap_or_default()
+                .trim_end_matches('"')
+                .replace('-', "_")
+        })
+}
+
 /// Returns whether a command line may contain this byte: printable ASCII.
 #[must_use]
 pub const fn is_of_cmdline(byte: u8) -> bool {
@@ -41,6 +94,58 @@ pub(crate) fn check_cmdline(cmdline: &str, limit: u64) -> Result<(), MachineErro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kernels_on_several_hosts_are_told_the_rate_of_their_counters() {
+        let all = "tsc=reliable no_timer_check tsc_early_khz=2999998 lpj=11999992 ";
+        assert_eq!(node_parameters("", Some(2_999_998)), all);
+        assert_eq!(
+            node_parameters("", None),
+            "tsc=reliable no_timer_check ",
+            "no rate is known"
+        );
+        assert_eq!(node_parameters("", Some(0)), node_parameters("", None));
+        // The kernel with the most ticks per second multiplies `lpj` by 250 in 32 bits.
+        let most = node_parameters("", Some(TSC_KHZ_FOR_LPJ_MAX));
+        let lpj: u64 = most.trim().rsplit_once("lpj=").unwrap().1.parse().unwrap();
+        assert!(lpj * 250 <= u64::from(u32::MAX), "{most}");
+        assert!(lpj * 250 > u64::from(u32::MAX) - 1_000_000, "{most}");
+        let beyond = node_parameters("", Some(TSC_KHZ_FOR_LPJ_MAX + 1));
+        assert!(
+            beyond.contains("tsc_early_khz=") && !beyond.contains("lpj"),
+            "{beyond}"
+        );
+    }
+
+    #[test]
+    fn parameters_that_are_given_are_not_added() {
+        let khz = Some(1_000_000);
+        for (given, gone) in [
+            ("tsc=unstable", "tsc=reliable"),
+            ("quiet no_timer_check root=/dev/vda", "no_timer_check"),
+            ("no-timer-check", "no_timer_check"),
+            ("\"tsc=unstable\"", "tsc=reliable"),
+            ("tsc-early-khz=5", "tsc_early_khz=1000000"),
+            ("x=\"a b\" lpj=7", "lpj=4000000"),
+        ] {
+            let added = node_parameters(given, khz);
+            let mut all = node_parameters("", khz);
+            all = all.replace(&format!("{gone} "), "");
+            assert_eq!(added, all, "{given}");
+        }
+        // Of another name, inside quotes, for init.
+        for given in [
+            "xlpj=1 lpjx=2 tsc_x",
+            "ssi_exec=\"lpj=1 tsc=2\"",
+            "-- lpj=1",
+        ] {
+            assert_eq!(
+                node_parameters(given, khz),
+                node_parameters("", khz),
+                "{given}"
+            );
+        }
+    }
 
     #[test]
     fn long_or_strange_command_lines_are_refused() {

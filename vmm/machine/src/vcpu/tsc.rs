@@ -3,7 +3,20 @@
 use kvm_ioctls::VcpuFd;
 
 use crate::error::MachineError;
-use crate::kvm::{set_tsc_offset, tsc_offset};
+use crate::kvm::{create_vm, open_kvm, set_tsc_offset, tsc_offset};
+
+/// Returns the rate, in kHz, that KVM gives the time stamp counters of this host's VMs: the host's
+/// own. KVM reports it for a vCPU, so one is made and dropped.
+///
+/// # Errors
+///
+/// When KVM cannot be used.
+pub fn tsc_khz() -> Result<u32, MachineError> {
+    let vm = create_vm(&open_kvm()?)?;
+    let vcpu = vm.create_vcpu(0);
+    let vcpu = vcpu.map_err(MachineError::kvm("create a vCPU"))?;
+    Clock::of(&vcpu).map(|clock| clock.khz)
+}
 
 /// Rate and offset of a vCPU's counter relative to the host's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

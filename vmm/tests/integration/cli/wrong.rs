@@ -71,6 +71,12 @@ fn kernel_parameters_that_no_kernel_takes_are_refused_before_anything_starts() {
             &["--hotplug-memory", "64M"],
             "1989 is the limit",
         ),
+        // And what a kernel on several hosts gets, at its longest.
+        (
+            &long[..1962],
+            &["--cpus", "2", "--node", "127.0.0.1:1,cpus=1"],
+            "1961 is the limit",
+        ),
     ] {
         // No donor listens there, which would be reported first if a connection were attempted.
         let donor = ["--donor", "127.0.0.1:1", "--local-memory", "16M"];

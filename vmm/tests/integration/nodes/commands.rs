@@ -98,10 +98,19 @@ fn a_guest_starts_its_second_cpu_on_a_node() {
     let (node, address) = node(&place, &["--cpus", "1"]);
     let report = place.directory.path().join("report");
     let report = report.to_str().expect("UTF-8");
-    let vm = start(&place, &address, second_cpu::code(), &["--report", report]);
+    let flags = ["--report", report, "--cmdline", "tsc=unstable"];
+    let vm = start(&place, &address, second_cpu::code(), &flags);
     let output = end::rest_of(vm, end::LIMIT);
     assert_eq!(code_of(&output), Some(0), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "AB");
+    let log = String::from_utf8_lossy(&output.stderr);
+    let (_, added) = log
+        .split_once("kernel parameters for vCPUs on several hosts: ")
+        .expect("the log has what the kernel got");
+    let added = added.lines().next().unwrap_or_default();
+    let khz = added.strip_prefix("no_timer_check tsc_early_khz=");
+    let khz = khz.and_then(|rest| rest.split(' ').next()?.parse().ok());
+    assert!(khz > Some(100_000_u32), "{added}");
     let report = fs::read_to_string(report).expect("a report");
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
     assert_eq!(report["guest"]["irqchip"], "user");
