@@ -229,23 +229,30 @@ impl World {
         self.mapping.store(UNMAPPED, SeqCst);
         let dirty = self.entry.state().is_dirty();
         let dropped = if dirty {
-            if !self.entry.begin_write_back() {
-                return;
-            }
             let seen = self.entry.state();
-            if seen.kind() != Kind::WritingBack {
+            if seen.kind() != Kind::Probation {
                 return;
             }
             let here = self.here.load(SeqCst);
             let slot = seen.fingerprint().map(|slot| slot as usize);
-            if slot.is_none_or(|slot| self.remembered[slot].load(SeqCst) != here) {
+            if slot.is_some_and(|slot| self.remembered[slot].load(SeqCst) == here) {
+                self.entry.begin_drop(Kind::Probation)
+            } else {
+                if !self.entry.begin_write_back() {
+                    return;
+                }
+                let seen = self.entry.state();
+                if seen.kind() != Kind::WritingBack {
+                    return;
+                }
+                let here = self.here.load(SeqCst);
                 if !self.remember_sent(seen, here) {
                     return;
                 }
                 self.home.store(here, SeqCst);
                 self.written.fetch_add(1, SeqCst);
+                self.entry.begin_drop(Kind::WritingBack)
             }
-            self.entry.begin_drop(Kind::WritingBack)
         } else {
             self.entry.begin_drop(Kind::Probation)
         };

@@ -2,21 +2,20 @@
 //!
 //! User space cannot see which pages a guest uses. Therefore the oldest pages are unmapped and put
 //! on probation: one that is touched again returns by a minor fault, which costs no traffic, and
-//! counts as used; one that is not is evicted. A clean page is dropped, and so is one that counts
-//! as dirty but has the fingerprint of its home's copy; a page of zeroes becomes untouched again;
-//! any other is written back first. `ranking` determines which pages count as the oldest.
+//! counts as used; one that is not is evicted, as `judge` decides. `ranking` determines which pages
+//! count as the oldest.
 
 mod discard;
+mod judge;
 
 use super::ahead::{AheadQueue, Oldest};
 use super::mailbox::EvictorInbox;
 use super::ranking::Ranking;
 use super::wait::Waiter;
 use super::{PagerError, Shared};
-use crate::homes::{Eviction, Home};
-use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange, is_zero};
+use crate::homes::Eviction;
+use crate::page::{PAGE_SIZE, PageBytes, PageIndex, PageRange};
 use crate::page_map::Kind;
-use crate::stats::Counter;
 use crate::transport::{Completion, IN_FLIGHT_MAX, PageTransport, Ticket};
 use crate::zap::{ZapError, Zapper};
 use discard::Discards;
@@ -225,127 +224,12 @@ impl Evictor {
         (budget.cache() / share).max(budget.shortfall())
     }
 
-    /// Decides on the pages that were longest on probation, while memory is needed.
-    fn judge(&mut self) -> Result<bool, PagerError> {
-        let shared = Arc::clone(&self.shared);
-        let under_way = self.writing.len() - self.free_tickets.len();
-        let shortfall = shared.budget.shortfall().saturating_sub(under_way as u64);
-        // A page's time on probation is that of passing through the whole queue.
-        let probed = self.ranking.probed();
-        if (probed as u64) < self.probation_wanted() && self.ranking.mapped() > 0 {
-            return Ok(false);
-        }
-        let mut worked = false;
-        let count = usize::try_from(shortfall).unwrap_or(BATCH);
-        for _ in 0..count.min(BATCH).min(probed) {
-            let Some(page) = self.ranking.next_judged(&shared.map) else {
-                break;
-            };
-            let entry = shared.map.entry(page);
-            let seen = entry.state();
-            if seen.kind() != Kind::Probation {
-                self.rescued(page);
-                worked = true;
-                continue;
-            }
-            let (to, counter) = match shared.homes.eviction_of(page) {
-                Eviction::Keep => {
-                    self.set_aside(page);
-                    worked = true;
-                    continue;
-                }
-                // The guest may not use it: see `fabric::Hotplug`.
-                Eviction::Discard => (Kind::Untouched, &shared.stats.evictions_zero),
-                Eviction::WriteBack(home) if seen.is_dirty() => {
-                    worked |= self.send_home(page, home)?;
-                    continue;
-                }
-                Eviction::WriteBack(_) => (Kind::Remote, &shared.stats.evictions_clean),
-            };
-            if entry.begin_drop(Kind::Probation) {
-                self.drop_page(page, to)?;
-                counter.increment();
-            } else {
-                self.rescued(page);
-            }
-            worked = true;
-        }
-        self.free_dropped()?;
-        for transport in &mut self.transports {
-            transport.flush();
-        }
-        Ok(worked)
-    }
-
     /// A page of added memory with its home here needs no eviction: it is left out of the queues.
     fn set_aside(&mut self, page: PageIndex) {
         if !self.shared.map.entry(page).set_aside() {
             // Another thread holds it at the moment.
             self.ranking.used(&self.shared.map, page);
         }
-    }
-
-    /// Writes a page back, unless it is touched in the meantime. Returns false when its home is
-    /// busy, which must not block pages with other homes.
-    fn send_home(&mut self, page: PageIndex, home: Home) -> Result<bool, PagerError> {
-        let shared = Arc::clone(&self.shared);
-        let link = shared.homes.link_to_home(home);
-        if self.transports[link].in_flight() >= IN_FLIGHT_MAX {
-            self.ranking.on_probation(&shared.map, page);
-            return Ok(false);
-        }
-        let entry = shared.map.entry(page);
-        if !entry.begin_write_back() {
-            self.rescued(page);
-            return Ok(true);
-        }
-        let seen = entry.state();
-        if seen.kind() != Kind::WritingBack {
-            self.rescued(page);
-            return Ok(true);
-        }
-        // The page's bytes are local until this thread drops them. A fault may map the page
-        // writable concurrently; then the copy is stale, but the state has changed as well, and the
-        // result is not used.
-        let bytes = &mut *self.bytes;
-        shared.memory.read(page, bytes);
-        if is_zero(bytes) {
-            return self.drop_instead(page, Kind::Untouched, &shared.stats.evictions_zero);
-        }
-        let fingerprint = shared.fingerprints.of(bytes);
-        if shared.fingerprints.is_at_home(page, seen, fingerprint) {
-            return self.drop_instead(page, Kind::Remote, &shared.stats.evictions_unchanged);
-        }
-        // A page that is touched while it is on its way keeps this: it is what home holds then.
-        if !shared.fingerprints.replace(page, entry, seen, fingerprint) {
-            self.rescued(page);
-            return Ok(true);
-        }
-        let ticket = self
-            .free_tickets
-            .pop()
-            .expect("one for each place on a transport");
-        self.transports[link]
-            .post_write(Ticket(ticket), home.offset_of(page), bytes)
-            .expect("a free place was seen");
-        self.writing[ticket as usize] = Some((page, link));
-        Ok(true)
-    }
-
-    /// Drops a page instead of writing it back, unless it is touched in the meantime.
-    fn drop_instead(
-        &mut self,
-        page: PageIndex,
-        to: Kind,
-        counter: &Counter,
-    ) -> Result<bool, PagerError> {
-        if self.shared.map.entry(page).begin_drop(Kind::WritingBack) {
-            self.drop_page(page, to)?;
-            counter.increment();
-        } else {
-            self.rescued(page);
-        }
-        Ok(true)
     }
 
     /// Keeps a page that was touched during its eviction; drops one that was discarded.

@@ -16,6 +16,10 @@ use crate::page_map::PageMap;
 /// Share of the budget that fresh pages keep when active ones fill the rest, as a divisor.
 const FRESH_SHARE: u64 = 8;
 
+/// Share of the budget that changed pages may take while they wait to be written back, as a
+/// divisor.
+const CHANGED_SHARE: u64 = 16;
+
 /// All resident pages except those being written back, and prefetched ones that were not touched.
 #[derive(Debug)]
 pub(super) struct Ranking {
@@ -25,6 +29,10 @@ pub(super) struct Ranking {
     active: PageQueue,
     /// Unmapped pages, oldest first.
     probation: PageQueue,
+    /// Unmapped pages that have to be written back, those that were on probation first in front.
+    changed: PageQueue,
+    /// Changed pages beyond these are written back.
+    changed_kept: usize,
     /// Fresh pages beyond these are probed before any active one.
     fresh_kept: usize,
 }
@@ -36,6 +44,8 @@ impl Ranking {
             fresh: PageQueue::default(),
             active: PageQueue::default(),
             probation: PageQueue::default(),
+            changed: PageQueue::default(),
+            changed_kept: usize::try_from(limit / CHANGED_SHARE).unwrap_or(usize::MAX),
             fresh_kept: usize::try_from(limit / FRESH_SHARE).unwrap_or(usize::MAX),
         }
     }
@@ -64,7 +74,7 @@ impl Ranking {
         self.active.push(map, page);
     }
 
-    /// Adds a page that was unmapped, to see whether it is used, or whose decision is deferred.
+    /// Adds a page that was unmapped, to see whether it is used.
     pub fn on_probation(&mut self, map: &PageMap, page: PageIndex) {
         self.probation.push(map, page);
     }
@@ -72,6 +82,21 @@ impl Ranking {
     /// Takes the page that was longest on probation.
     pub fn next_judged(&mut self, map: &PageMap) -> Option<PageIndex> {
         self.probation.pop(map)
+    }
+
+    /// Adds a page whose bytes are not those at its home.
+    pub fn changed(&mut self, map: &PageMap, page: PageIndex) {
+        self.changed.push(map, page);
+    }
+
+    /// Takes the changed page to write back next.
+    pub fn next_changed(&mut self, map: &PageMap) -> Option<PageIndex> {
+        self.changed.pop(map)
+    }
+
+    /// Returns how many changed pages there are beyond their share.
+    pub fn changed_excess(&self) -> usize {
+        self.changed.len().saturating_sub(self.changed_kept)
     }
 
     /// Returns the number of mapped pages.
@@ -109,6 +134,9 @@ mod tests {
         resident: HashSet<u32>,
         touched: HashSet<u32>,
         fetches: u64,
+        /// Pages from this one on change with every touch.
+        changing: u32,
+        written_back: u64,
     }
 
     impl Cache {
@@ -124,6 +152,8 @@ mod tests {
                 resident: HashSet::new(),
                 touched: HashSet::new(),
                 fetches: 0,
+                changing: u32::MAX,
+                written_back: 0,
             }
         }
 
@@ -158,17 +188,31 @@ mod tests {
                 ranking.on_probation(map, page);
             }
             let page = ranking.next_judged(map).expect("the cache is full");
-            let entry = map.entry(page);
+            if !self.touched.contains(&page.number()) && page.number() >= self.changing {
+                ranking.changed(map, page);
+                if ranking.changed_excess() > 0 {
+                    let oldest = ranking.next_changed(map).expect("one is in excess");
+                    self.leave(oldest);
+                }
+                return;
+            }
+            self.leave(page);
+        }
+
+        /// Evicts a page, unless it was touched since it was unmapped.
+        fn leave(&mut self, page: PageIndex) {
+            let entry = self.map.entry(page);
             if self.touched.contains(&page.number()) {
                 assert!(entry.begin_install(entry.state()));
                 let _ = entry.finish_install();
-                ranking.used(map, page);
-            } else {
-                assert!(entry.begin_drop(Kind::Probation));
-                let _ = entry.finish_drop(Kind::Untouched);
-                self.resident.remove(&page.number());
-                self.away.insert(page.number(), self.inbox.clock().tick());
+                self.ranking.used(&self.map, page);
+                return;
             }
+            assert!(entry.begin_drop(Kind::Probation));
+            let _ = entry.finish_drop(Kind::Untouched);
+            self.resident.remove(&page.number());
+            self.away.insert(page.number(), self.inbox.clock().tick());
+            self.written_back += u64::from(page.number() >= self.changing);
         }
 
         fn fetches_of(&mut self, pages: impl Iterator<Item = u32>) -> u64 {
@@ -197,6 +241,23 @@ mod tests {
             fetched <= 6,
             "{fetched} of 600 hot pages were lost to a scan"
         );
+    }
+
+    #[test]
+    fn what_changes_in_each_pass_over_a_large_file_is_not_written_back() {
+        const NOTES: u32 = 100_000;
+        let mut cache = Cache::new(1000);
+        cache.changing = NOTES;
+        let mut pass = || {
+            let before = cache.written_back;
+            for page in 0..1600 {
+                cache.touch(page);
+                cache.touch(NOTES + page / 64);
+            }
+            cache.written_back - before
+        };
+        let written: Vec<u64> = (0..6).map(|_| pass()).collect();
+        assert_eq!(written, [0; 6]);
     }
 
     #[test]
@@ -229,6 +290,7 @@ mod tests {
         while let Some(page) = ranking
             .next_mapped(map)
             .or_else(|| ranking.next_judged(map))
+            .or_else(|| ranking.next_changed(map))
         {
             assert!(left.insert(page.number()), "{page} twice");
         }
