@@ -55,7 +55,7 @@ pub struct Lease {
     pub duration: Duration,
     // Dropped before the memory, which it keeps mapped.
     export: Export,
-    memory: Arc<Mapping>,
+    pub(super) memory: Arc<Mapping>,
     // Dropped after the memory, which is free by then.
     _taken: Taken,
     term: Mutex<Term>,
@@ -86,12 +86,15 @@ impl Lease {
         duration: Duration,
         taken: Taken,
     ) -> io::Result<Self> {
+        let memory = Mapping::anonymous(bytes)?;
+        // A core dump of a node must not hold the memory of guests.
+        memory.advise(0, bytes, Advice::DontDump)?;
         Ok(Self {
             vm,
             token,
             duration,
             export: Export::default(),
-            memory: Arc::new(Mapping::anonymous(bytes)?),
+            memory: Arc::new(memory),
             _taken: taken,
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,

@@ -27,6 +27,29 @@ fn memory_is_zero_again_when_it_is_lent_again() {
     assert_eq!(page, [0; PAGE_SIZE]);
 }
 
+/// `VmFlags` in `/proc/self/smaps` (Linux, Documentation/filesystems/proc.rst): `dd` is memory that
+/// core dumps omit.
+#[test]
+fn a_core_dump_omits_lent_memory() {
+    let pool = pool(3);
+    let lease = pool
+        .lend("a".into(), 3 * PAGE, false, SECOND)
+        .expect("free");
+    let address = lease.memory.as_ptr() as usize;
+    let smaps = std::fs::read_to_string("/proc/self/smaps").expect("of Linux");
+    let holds_it = |line: &str| {
+        let range = line.split(' ').next()?.split_once('-')?;
+        let [start, end] = [range.0, range.1].map(|part| usize::from_str_radix(part, 16));
+        Some((start.ok()?..end.ok()?).contains(&address))
+    };
+    let mut lines = smaps.lines();
+    let header = lines.find(|line| holds_it(line) == Some(true));
+    assert!(header.is_some(), "no mapping at {address:#x}");
+    let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
+    let mut flags = flags.expect("flags of the mapping").split_whitespace();
+    assert!(flags.any(|flag| flag == "dd"));
+}
+
 #[test]
 fn more_than_is_free_is_refused_or_cut_as_asked() {
     let pool = pool(4);
