@@ -33,6 +33,7 @@ fn measure(round: u64, huge_pages: bool) {
         local_use: LocalUse::Cache,
         donors: Vec::new(),
         transport: TransportKind::Tcp,
+        credentials: None,
         checksum: false,
         compression: Compression::Auto,
         grace: Duration::from_secs(1),

@@ -17,7 +17,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 use crate::files::{self, FileError};
 use crate::presented::{Presented, PresentedError};
-use crate::subject::{Role, Subject};
+use crate::subject::{Name, Role, Subject};
 use crate::verifiers::{MemberVerifier, NodeVerifier};
 use crate::{Fingerprint, certificate};
 
@@ -154,12 +154,10 @@ impl Credentials {
             authorities: authorities.clone(),
             reason: reason.to_string(),
         };
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        let now = UnixTime::since_unix_epoch(now.unwrap_or_default());
         // Every certificate of an authority of this program is one for clients.
         let verifier = loaded.confirming()?;
         verifier
-            .verify_client_cert(&loaded.chain[0], &loaded.chain[1..], now)
+            .verify_client_cert(&loaded.chain[0], &loaded.chain[1..], now())
             .map_err(|error| refused(&error))?;
         Ok(loaded)
     }
@@ -195,8 +193,21 @@ impl Credentials {
             })
     }
 
-    /// Returns the TLS configuration of a node: TLS 1.3 only, clients must be VMs or nodes of the
-    /// same cluster, and no session is resumed.
+    /// Checks that the authorities confirm the certificate of a peer now, and that it was not revoked.
+    ///
+    /// # Errors
+    /// Fails with the reason when they do not.
+    pub fn confirm(&self, chain: &[CertificateDer<'_>]) -> Result<(), String> {
+        let Some((certificate, between)) = chain.split_first() else {
+            return Err("there is no certificate".to_owned());
+        };
+        let verifier = self.confirming().map_err(|error| error.to_string())?;
+        let confirmed = verifier.verify_client_cert(certificate, between, now());
+        confirmed.map(|_| ()).map_err(|error| error.to_string())
+    }
+
+    /// Returns the TLS configuration of a node: TLS 1.3 only, clients must be members of the same
+    /// cluster, and no session is resumed.
     ///
     /// # Errors
     /// Fails when the credentials cannot be used for this.
@@ -204,7 +215,7 @@ impl Credentials {
         let verifier = MemberVerifier::new(
             self.confirming()?,
             self.presented.subject.cluster.clone(),
-            &[Role::Vm, Role::Node],
+            &Role::ALL,
         );
         let provider = Arc::clone(&self.provider);
         let mut tls = ServerConfig::builder_with_provider(provider)
@@ -219,12 +230,12 @@ impl Credentials {
         Ok(tls)
     }
 
-    /// Returns the TLS configuration of a VM's end: TLS 1.3 only, and the peer must be a node of the
-    /// same cluster, and have this fingerprint if one is given.
+    /// Returns the TLS configuration of a VM's end: TLS 1.3 only, and the peer must be the node of the
+    /// same cluster with the name `node`.
     ///
     /// # Errors
     /// Fails when the credentials cannot be used for this.
-    pub fn client(&self, wanted: Option<Fingerprint>) -> Result<ClientConfig, CredentialsError> {
+    pub fn client(&self, node: &Name) -> Result<ClientConfig, CredentialsError> {
         let provider = Arc::clone(&self.provider);
         let confirming = WebPkiServerVerifier::builder_with_provider(
             Arc::clone(&self.roots),
@@ -238,7 +249,7 @@ impl Credentials {
             reason: error.to_string(),
         })?;
         let cluster = self.presented.subject.cluster.clone();
-        let verifier = NodeVerifier::new(confirming, cluster, wanted);
+        let verifier = NodeVerifier::new(confirming, cluster, node.clone());
         let mut tls = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13])
             .map_err(unusable)?
@@ -249,6 +260,11 @@ impl Credentials {
         tls.resumption = Resumption::disabled();
         Ok(tls)
     }
+}
+
+fn now() -> UnixTime {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    UnixTime::since_unix_epoch(now.unwrap_or_default())
 }
 
 fn unusable(error: rustls::Error) -> CredentialsError {

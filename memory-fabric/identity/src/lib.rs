@@ -9,6 +9,8 @@ pub mod files;
 mod fingerprint;
 #[cfg(feature = "certificates")]
 pub mod presented;
+#[cfg(feature = "certificates")]
+mod shared;
 pub mod subject;
 #[cfg(feature = "certificates")]
 mod verifiers;
@@ -18,4 +20,6 @@ pub use certificate::{DonorVerifier, Identity, NAME};
 #[cfg(feature = "certificates")]
 pub use credentials::{Credentials, CredentialsError};
 pub use fingerprint::{Fingerprint, FingerprintError};
+#[cfg(feature = "certificates")]
+pub use shared::{ExpectedNode, ReloadError, SharedCredentials};
 pub use subject::{Holder, Name, Role, Subject, SubjectError};

@@ -8,12 +8,16 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, SignatureScheme};
 
+use crate::NAME;
 use crate::presented::Presented;
-use crate::subject::{Name, Role};
-use crate::{Fingerprint, NAME, certificate};
+use crate::subject::{Name, Role, Subject};
 
 /// Checks that a confirmed certificate names a member of `cluster` with one of `roles`.
-fn check(certificate: &CertificateDer<'_>, cluster: &Name, roles: &[Role]) -> Result<(), Error> {
+fn check(
+    certificate: &CertificateDer<'_>,
+    cluster: &Name,
+    roles: &[Role],
+) -> Result<Subject, Error> {
     let general = |text: String| Err(Error::General(text));
     let subject = match Presented::read(certificate) {
         Ok(presented) => presented.subject,
@@ -29,7 +33,7 @@ fn check(certificate: &CertificateDer<'_>, cluster: &Name, roles: &[Role]) -> Re
         let roles = roles.join(" or ");
         return general(format!("it is {subject}, and a {roles} is needed here"));
     }
-    Ok(())
+    Ok(subject)
 }
 
 /// Accepts clients that an authority confirms as members of a cluster.
@@ -97,21 +101,17 @@ impl ClientCertVerifier for MemberVerifier {
     }
 }
 
-/// Accepts nodes that an authority confirms as members of a cluster. The name by which TLS knows a
-/// node is the same for all ([`NAME`]): the address says which one is meant, or a fingerprint does.
+/// Accepts the node of a cluster with one name, if an authority confirms it. The name by which TLS
+/// knows a node is the same for all ([`NAME`]); the one in its URI says which node it is.
 #[derive(Debug)]
 pub(crate) struct NodeVerifier {
     confirming: Arc<WebPkiServerVerifier>,
     cluster: Name,
-    wanted: Option<Fingerprint>,
+    wanted: Name,
 }
 
 impl NodeVerifier {
-    pub(crate) fn new(
-        confirming: Arc<WebPkiServerVerifier>,
-        cluster: Name,
-        wanted: Option<Fingerprint>,
-    ) -> Self {
+    pub(crate) fn new(confirming: Arc<WebPkiServerVerifier>, cluster: Name, wanted: Name) -> Self {
         Self {
             confirming,
             cluster,
@@ -133,8 +133,14 @@ impl ServerCertVerifier for NodeVerifier {
         let confirmed =
             self.confirming
                 .verify_server_cert(certificate, intermediates, &name, ocsp, now)?;
-        check(certificate, &self.cluster, &[Role::Node])?;
-        certificate::check_fingerprint(certificate, self.wanted)?;
+        let subject = check(certificate, &self.cluster, &[Role::Node])?;
+        if subject.holder.name != self.wanted {
+            return Err(Error::General(format!(
+                "it is {subject}, and node/{} is needed here; give the address of that node, or the \
+                 name of this one",
+                self.wanted
+            )));
+        }
         Ok(confirmed)
     }
 

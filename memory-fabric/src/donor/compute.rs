@@ -35,7 +35,9 @@ impl Connection<'_> {
             return refuse(&mut control, Refusal::Malformed, error.to_string());
         }
         if !control.is_tcp() {
-            let text = "vCPUs are lent by TCP alone".to_owned();
+            let text = "vCPUs are lent by TCP without certificates alone, so far: start this node \
+                        without --credentials"
+                .to_owned();
             return refuse(&mut control, Refusal::Malformed, text);
         }
         let reserved = match self.served.pool.reserve(request.lent_bytes) {

@@ -11,6 +11,7 @@ use crate::wire::{
     AttachRequest, Attached, FrameKind, LeaseGrant, LeaseRequest, Refusal, Token,
     VM_NAME_BYTES_MAX, WireError,
 };
+use fabric_identity::Role;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -45,6 +46,12 @@ impl Connection<'_> {
             Ok(received) => received,
             Err(error) => return refuse_malformed(&mut control, error),
         };
+        if let Some(subject) = control.identity()
+            && subject.holder.role == Role::Operator
+        {
+            let text = format!("{subject} is no VM or node, and uses no memory");
+            return refuse(&mut control, Refusal::Malformed, text);
+        }
         match frame.kind {
             FrameKind::Lease => match control.decode(frame.kind, &payload) {
                 Ok(request) => self.lease(control, request),
@@ -83,13 +90,14 @@ impl Connection<'_> {
             let text = format!("VM name of {bytes} bytes, {VM_NAME_BYTES_MAX} is the limit");
             return refuse(&mut control, Refusal::Malformed, text);
         }
+        let owner = control.identity().cloned();
         // It is logged.
         let vm: String = request.vm.chars().filter(|c| !c.is_control()).collect();
         let duration = Duration::from_millis(request.duration_ms.into());
         let lent = self
             .served
             .pool
-            .lend(vm, request.bytes, request.or_less, duration);
+            .lend_to(owner, vm, request.bytes, request.or_less, duration);
         let lease = match lent {
             Ok(lease) => lease,
             Err(error) => {
@@ -121,7 +129,7 @@ impl Connection<'_> {
 
     /// Resumes a lease on a new control connection.
     fn resume(&self, mut control: ControlStream, token: Token) -> Result<(), ControlError> {
-        let Some(lease) = self.served.pool.find(&token) else {
+        let Some(lease) = self.served.pool.find_for(&token, control.identity()) else {
             return refuse_unknown(&mut control);
         };
         let number = lease.begin_control();
@@ -218,7 +226,8 @@ impl Connection<'_> {
     ) -> Result<(), ControlError> {
         let broken = |error| ControlError::Stream(self.peer, error);
         let (class, epoch) = (request.class, request.epoch);
-        let Some(lease) = self.served.pool.find(&request.token) else {
+        let owner = control.identity();
+        let Some(lease) = self.served.pool.find_for(&request.token, owner) else {
             return refuse_unknown(&mut control);
         };
         let stream = control.into_stream();

@@ -10,6 +10,7 @@ use crate::page::PAGE_SIZE;
 use crate::stats::Counter;
 use crate::wire::{LEASE_DURATION_MS_MIN, LeaseStatus, Token};
 use fabric_host::lock;
+use fabric_identity::Subject;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -154,6 +155,23 @@ impl Pool {
         or_less: bool,
         duration: Duration,
     ) -> Result<Arc<Lease>, LeaseError> {
+        self.lend_to(None, vm, bytes, or_less, duration)
+    }
+
+    /// Like [`lend`](Self::lend), to the member with this certificate. Only that member can use the
+    /// lease.
+    ///
+    /// # Errors
+    ///
+    /// See [`LeaseError`].
+    pub fn lend_to(
+        &self,
+        owner: Option<Subject>,
+        vm: String,
+        bytes: u64,
+        or_less: bool,
+        duration: Duration,
+    ) -> Result<Arc<Lease>, LeaseError> {
         if bytes == 0 || !bytes.is_multiple_of(PAGE_SIZE as u64) {
             return Err(LeaseError::Size(bytes));
         }
@@ -166,7 +184,14 @@ impl Pool {
         let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
         let shortest = Duration::from_millis(LEASE_DURATION_MS_MIN.into());
         let duration = duration.clamp(shortest, self.duration_max);
-        let lease = Arc::new(Lease::new(vm, random_token()?, size, duration, taken)?);
+        let lease = Arc::new(Lease::new(
+            owner,
+            vm,
+            random_token()?,
+            size,
+            duration,
+            taken,
+        )?);
         table.active.insert(lease.token, Arc::clone(&lease));
         self.granted.increment();
         Ok(lease)
@@ -209,6 +234,24 @@ impl Pool {
     #[must_use]
     pub fn find(&self, token: &Token) -> Option<Arc<Lease>> {
         lock(&self.table).active.get(token).cloned()
+    }
+
+    /// Finds the lease with this token for the member with this certificate, or for a peer that has
+    /// shown none. A token of another's lease is one that was stolen.
+    #[must_use]
+    pub fn find_for(&self, token: &Token, user: Option<&Subject>) -> Option<Arc<Lease>> {
+        let lease = self.find(token)?;
+        if lease.owner.as_ref() == user {
+            return Some(lease);
+        }
+        let user = user.map_or_else(|| "no certificate".to_owned(), ToString::to_string);
+        let vm = &lease.vm;
+        tracing::warn!(
+            user,
+            vm,
+            "the token of another member's lease was shown; refused"
+        );
+        None
     }
 
     /// Releases RDMA devices that are being removed.

@@ -120,10 +120,10 @@ pub(super) fn serve(
         epoch,
         ..
     } = request.attach;
-    let Some(lease) = pool.find(&token) else {
+    let Some(lease) = pool.find_for(&token, control.identity()) else {
         return refuse_unknown(&mut control);
     };
-    if !control.is_tcp() {
+    if control.is_udp() {
         let text = "RDMA is set up by TCP".to_owned();
         return refuse(&mut control, Refusal::NoRdma, text);
     }
@@ -164,7 +164,7 @@ pub(super) fn serve(
                     here: (&answer.endpoint).into(),
                     there: (&request.endpoint).into(),
                 });
-                if let Ok(stream) = control.into_tcp() {
+                if let Ok(stream) = control.into_socket() {
                     wait_for_end(stream);
                 }
                 drop(noted);

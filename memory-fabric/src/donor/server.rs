@@ -1,5 +1,6 @@
 //! The donor's server: accepts connections, grants and ends leases.
 
+use super::CONNECTIONS_MAX;
 use super::CpuLender;
 use super::connection::{Connection, Served};
 use super::pool::Pool;
@@ -11,6 +12,8 @@ use crate::transport::rdma::resources::Usage;
 use crate::transport::rdma::{DeviceChoice, RdmaError};
 use crate::transport::udp::{Fingerprint, Listener};
 use fabric_host::lock;
+use fabric_identity::{ReloadError, SharedCredentials};
+use fabric_transport::tls::{CertificateDer, TlsError, TlsStream};
 use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -35,6 +38,8 @@ pub struct DonorConfig {
     pub spin: Duration,
     /// The RDMA device for VMs.
     pub rdma: DeviceChoice,
+    /// What this node shows VMs. With it, every connection is under TLS, from a member of the cluster.
+    pub credentials: Option<Arc<SharedCredentials>>,
 }
 
 /// Why a donor cannot start.
@@ -79,11 +84,20 @@ pub struct Donor {
 #[derive(Debug)]
 struct Shared {
     served: Served,
+    credentials: Option<Arc<SharedCredentials>>,
     stopping: AtomicBool,
     /// Open connections by id.
-    connections: Mutex<HashMap<u64, Closer>>,
+    connections: Mutex<HashMap<u64, Registered>>,
     /// The next id.
     next_connection: AtomicU64,
+}
+
+/// An open connection.
+#[derive(Debug)]
+struct Registered {
+    closer: Closer,
+    /// The certificates that the peer has shown, once it has.
+    chain: Vec<CertificateDer<'static>>,
 }
 
 impl Donor {
@@ -132,6 +146,7 @@ impl Donor {
                 rdma_connections: rdma::Connections::new(rdma_connections_max),
                 cpus,
             },
+            credentials: config.credentials.clone(),
             stopping: AtomicBool::new(false),
             connections: Mutex::default(),
             next_connection: AtomicU64::new(0),
@@ -141,7 +156,11 @@ impl Donor {
         threads.push(thread("donor-accept", move || {
             accept(&accepting, &accepted_from)
         })?);
-        let fingerprint = listen_on_udp(&shared, address, &mut threads)?;
+        let fingerprint = if shared.credentials.is_none() {
+            listen_on_udp(&shared, address, &mut threads)?
+        } else {
+            None
+        };
         let expiring = Arc::clone(&shared);
         threads.push(thread("donor-leases", move || expire(&expiring))?);
         Ok(Self {
@@ -188,8 +207,43 @@ impl Donor {
     /// Breaks every connection, like a network failure. Leases continue, and VMs reconnect.
     pub fn break_connections(&self) {
         for connection in lock(&self.shared.connections).values() {
-            connection.close();
+            connection.closer.close();
         }
+    }
+
+    /// Reads the credentials again, for new connections. Connections of peers whose certificates are
+    /// not confirmed any more are closed: they expired, or were revoked. Returns how many these are;
+    /// `None` when there are no credentials.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the new credentials cannot be used; the former ones stay.
+    pub fn reload(&self) -> Result<Option<usize>, ReloadError> {
+        let Some(credentials) = &self.shared.credentials else {
+            return Ok(None);
+        };
+        let credentials = credentials.reload()?;
+        let mut closed = 0;
+        for connection in lock(&self.shared.connections).values() {
+            if connection.chain.is_empty() {
+                continue;
+            }
+            if let Err(why) = credentials.confirm(&connection.chain) {
+                tracing::warn!(
+                    why,
+                    "a connection is closed: its certificate is not accepted any more"
+                );
+                connection.closer.close();
+                closed += 1;
+            }
+        }
+        Ok(Some(closed))
+    }
+
+    /// Returns the credentials.
+    #[must_use]
+    pub fn credentials(&self) -> Option<&Arc<SharedCredentials>> {
+        self.shared.credentials.as_ref()
     }
 }
 
@@ -234,9 +288,22 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
         let Ok(registered) = stream.try_clone() else {
             continue;
         };
+        let credentials = shared.credentials.clone();
         begin(shared, peer, Closer::Tcp(registered), move || {
-            stream.set_nodelay(true)?;
-            Ok(Stream::Tcp(stream))
+            let Some(credentials) = credentials else {
+                stream.set_nodelay(true)?;
+                return Ok(Stream::Tcp(stream));
+            };
+            // On the thread of the connection, so that a slow client delays nobody else.
+            let before = credentials.current();
+            let stream = TlsStream::accept(stream, &credentials)?;
+            let now = credentials.current();
+            if !Arc::ptr_eq(&before, &now) {
+                // They were replaced meanwhile, maybe because this peer was revoked.
+                let confirmed = now.confirm(&stream.peer().chain);
+                confirmed.map_err(|why| io::Error::from(TlsError::Certificate(why)))?;
+            }
+            Ok(Stream::Tls(Box::new(stream)))
         });
     }
 }
@@ -279,18 +346,38 @@ fn begin(
     let number = shared.next_connection.fetch_add(1, Ordering::Relaxed);
     let count = {
         let mut connections = lock(&shared.connections);
-        connections.insert(number, registered);
+        let chain = Vec::new();
+        let closer = registered;
+        connections.insert(number, Registered { closer, chain });
         connections.len()
     };
+    if shared.credentials.is_some() && count > CONNECTIONS_MAX {
+        // A handshake would cost more than the connection is worth.
+        tracing::info!(%peer, count, "connection refused: {CONNECTIONS_MAX} is the limit");
+        if let Some(registered) = lock(&shared.connections).remove(&number) {
+            registered.closer.close();
+        }
+        return;
+    }
     let serving = Arc::clone(shared);
     let started = thread("donor-conn", move || {
         let mut connection = Connection {
             served: &serving.served,
             peer,
         };
-        let served = open()
-            .map_err(|error| ControlError::Stream(peer, error))
-            .and_then(|stream| connection.serve(stream, count));
+        let served = match open() {
+            Ok(stream) => {
+                serving.note_peer(number, &stream);
+                connection.serve(stream, count)
+            }
+            Err(error) => {
+                // The peer learns little about why it is refused, so this node has to say it.
+                if serving.credentials.is_some() {
+                    tracing::info!(%peer, %error, "connection refused");
+                }
+                Err(ControlError::Stream(peer, error))
+            }
+        };
         if let Err(error) = served {
             tracing::debug!(%peer, error = describe(&error), "connection ended");
         }
@@ -299,6 +386,17 @@ fn begin(
     if let Err(error) = started {
         tracing::warn!(%peer, error = describe(&error), "connection refused");
         lock(&shared.connections).remove(&number);
+    }
+}
+
+impl Shared {
+    /// Notes what the peer of a connection has shown.
+    fn note_peer(&self, number: u64, stream: &Stream) {
+        if let Some(peer) = stream.peer()
+            && let Some(registered) = lock(&self.connections).get_mut(&number)
+        {
+            registered.chain.clone_from(&peer.chain);
+        }
     }
 }
 

@@ -5,7 +5,6 @@ use crate::control::CONTROL_TIMEOUT;
 use crate::link::rdma::{RdmaLinkConfig, RdmaLinkError, registering_time};
 use crate::link::{describe, probe};
 use crate::slices::request_short_slices;
-use crate::stream::Carrier;
 use crate::transport::PathKind;
 use crate::transport::measure::{Gauge, MeasureError, Measured, Silence};
 use crate::transport::rdma::LANE_STALL_TIMEOUT;
@@ -48,7 +47,7 @@ pub(super) fn calibrate(
         TransportKind::Tcp | TransportKind::Udp | TransportKind::Loopback => (true, false),
     };
     // It is set up over TCP, and a READ has no place for a checksum of ours.
-    let possible = link.carrier == Carrier::Tcp && !config.checksum;
+    let possible = link.carrier.is_tcp() && !config.checksum;
     let by_rdma = by_rdma && (possible || kind != TransportKind::Auto);
     let ways = u32::try_from(config.donors.len().max(1)).unwrap_or(u32::MAX)
         * (u32::from(on_streams) + u32::from(by_rdma));

@@ -8,18 +8,22 @@ use crate::page::{PAGES_MAX, PageRange};
 use crate::transport::udp::Fingerprint;
 use crate::transport::{Compression, TransportKind};
 use crate::uffd::UffdError;
+use fabric_identity::{Name, SharedCredentials};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Limit of a VM's donors: for each of them the fault thread polls a connection.
 pub const DONORS_MAX: usize = 64;
 
 /// A donor to lease from.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DonorAddress {
     /// Its address.
     pub address: SocketAddr,
+    /// Its name in its certificate: needed with [`FabricConfig::credentials`].
+    pub name: Option<Name>,
     /// The donor's fingerprint, for connections over UDP only.
     pub fingerprint: Option<Fingerprint>,
     /// Bytes to lease; by default its share of the guest's need, or less if it has less.
@@ -44,6 +48,9 @@ pub struct FabricConfig {
     pub donors: Vec<DonorAddress>,
     /// How pages travel.
     pub transport: TransportKind,
+    /// What this node shows donors. With it, every connection is under TLS to the donor with the name
+    /// that was given.
+    pub credentials: Option<Arc<SharedCredentials>>,
     /// Whether every page carries a checksum on the network.
     pub checksum: bool,
     /// Whether pages are compressed on the network.
@@ -115,6 +122,9 @@ pub enum FabricError {
         #[source]
         source: ControlError,
     },
+    /// A donor has no name.
+    #[error("donor {0} has no name to compare with its certificate; add name=NAME to it")]
+    Unnamed(SocketAddr),
     /// RDMA is not available, and no other transport was allowed.
     #[error(transparent)]
     Rdma(#[from] RdmaLinkError),

@@ -8,7 +8,6 @@ use crate::link::path::PathStats;
 use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
 use crate::link::{Leased, Link, LinkPort, LinkStats, describe};
 use crate::stats::{PagerStats, Traffic};
-use crate::stream::Carrier;
 use crate::transport::loopback::LoopbackTransport;
 use crate::transport::rdma::RdmaTransport;
 use crate::transport::select::Selection;
@@ -43,7 +42,7 @@ pub(super) struct Connections {
 /// A donor whose lease is renewed, and which has no page traffic yet.
 pub(super) struct Attached {
     rdma_config: RdmaLinkConfig,
-    carrier: Carrier,
+    carrier: PathKind,
     stats: Arc<LinkStats>,
     ports: Vec<LinkPort>,
 }
@@ -94,7 +93,7 @@ impl Connections {
         classes: &[(TrafficClass, &EventFd)],
         observer: &FabricObserver,
     ) -> Result<Attached, FabricError> {
-        let (rdma_config, carrier) = (leased.rdma_config(), leased.carrier());
+        let (rdma_config, carrier) = (leased.rdma_config(), leased.carrier().kind());
         let (link, ports) = connect(leased, classes, Arc::clone(observer))?;
         let stats = Arc::clone(link.stats());
         self.links.push(link);
@@ -132,13 +131,8 @@ impl Connections {
             .map_or(link_stats.round_trip_min(), RdmaLink::round_trip);
         let selection = rdma
             .as_ref()
-            .map_or(Selection::all(carrier.kind()), |_| found.selection);
-        let path = PathStats::new(
-            selection,
-            (carrier.kind(), found.streams),
-            found.rdma,
-            latency,
-        );
+            .map_or(Selection::all(carrier), |_| found.selection);
+        let path = PathStats::new(selection, (carrier, found.streams), found.rdma, latency);
         let path = Arc::new(path);
         lent_by.link = Some(Arc::clone(&link_stats));
         lent_by.rdma = rdma.as_ref().map(|link| Arc::clone(link.stats()));

@@ -1,7 +1,8 @@
 //! Where the memory that is not here comes from: leases and links.
 
 use super::{
-    FabricConfig, FabricError, FabricEvent, FabricObserver, LOOPBACK_LEASE, TransportKind,
+    DonorAddress, FabricConfig, FabricError, FabricEvent, FabricObserver, LOOPBACK_LEASE,
+    TransportKind,
 };
 use crate::control::ControlError;
 use crate::donor::pool::Pool;
@@ -11,6 +12,7 @@ use crate::page::PAGE_SHIFT;
 use crate::stream::Carrier;
 use crate::transport::udp::Fingerprint;
 use crate::wire::TrafficClass;
+use fabric_identity::ExpectedNode;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -52,7 +54,7 @@ impl Sources {
                     local: local.clone(),
                     node,
                     address: donor.address,
-                    carrier: Carrier::Tcp,
+                    carrier: carrier(config, donor)?,
                     vm: config.vm.clone(),
                     bytes: donor.bytes.unwrap_or(share),
                     or_less: donor.bytes.is_none(),
@@ -83,21 +85,37 @@ impl Sources {
     }
 }
 
+/// Returns what the connections to a donor are made of.
+pub(super) fn carrier(config: &FabricConfig, donor: &DonorAddress) -> Result<Carrier, FabricError> {
+    let Some(credentials) = &config.credentials else {
+        return Ok(Carrier::Tcp);
+    };
+    let name = donor.name.clone();
+    Ok(Carrier::Tls(ExpectedNode {
+        credentials: Arc::clone(credentials),
+        name: name.ok_or(FabricError::Unnamed(donor.address))?,
+    }))
+}
+
 /// Obtains a lease: over UDP when that is asked for, and with `auto` when there is no way by TCP.
 pub(super) fn obtain(
     transport: TransportKind,
     fingerprint: Option<Fingerprint>,
     config: LinkConfig,
 ) -> Result<Leased, ControlError> {
+    // What is under TLS is never replaced by what is not.
+    let is_under_tls = matches!(config.carrier, Carrier::Tls(_));
     let over_udp = LinkConfig {
         carrier: Carrier::Udp(fingerprint),
         ..config.clone()
     };
-    if transport == TransportKind::Udp {
+    if transport == TransportKind::Udp && !is_under_tls {
         return Leased::obtain(over_udp);
     }
     match Leased::obtain(config) {
-        Err(ControlError::Connect(address, by_tcp)) if transport == TransportKind::Auto => {
+        Err(ControlError::Connect(address, by_tcp))
+            if transport == TransportKind::Auto && !is_under_tls =>
+        {
             let leased = Leased::obtain(over_udp).map_err(|error| {
                 let by_udp = match error {
                     ControlError::Connect(_, by_udp) => by_udp.to_string(),

@@ -303,7 +303,7 @@ impl Keeper {
     }
 
     fn resume(&mut self) -> Result<(), ControlError> {
-        let mut control = ControlStream::connect_by(self.config.address, self.config.carrier)?;
+        let mut control = ControlStream::connect_by(self.config.address, &self.config.carrier)?;
         self.status = control.call(FrameKind::Resume, &self.grant.token, FrameKind::Status)?;
         self.control = Some(control);
         Ok(())
@@ -332,7 +332,7 @@ impl Keeper {
     /// Makes every connection that is wanted.
     fn connect_ports(&mut self) -> Result<(), ControlError> {
         for port in self.ports.iter_mut().filter(|port| port.wanted) {
-            let (address, carrier) = (self.config.address, self.config.carrier);
+            let (address, carrier) = (self.config.address, &self.config.carrier);
             let mut stream = ControlStream::connect_by(address, carrier)?;
             // The epoch is read after a transport asked for the connection, so it is none from
             // before a request that the transport has sent.

@@ -114,7 +114,7 @@ impl Leased {
     ///
     /// When the donor is absent, refuses or breaks the protocol.
     pub fn obtain(config: LinkConfig) -> Result<Self, ControlError> {
-        let mut control = ControlStream::connect_by(config.address, config.carrier)?;
+        let mut control = ControlStream::connect_by(config.address, &config.carrier)?;
         // Long enough that a donor which is only cut off still has the memory when the VM
         // has waited the whole grace time.
         let duration = config.grace * 2 + Duration::from_secs(10);
@@ -170,8 +170,8 @@ impl Leased {
 
     /// What its connections are made of.
     #[must_use]
-    pub fn carrier(&self) -> Carrier {
-        self.config.carrier
+    pub fn carrier(&self) -> &Carrier {
+        &self.config.carrier
     }
 
     /// Where RDMA to it would lead.
@@ -182,7 +182,7 @@ impl Leased {
             address: self.config.address,
             token: self.grant.token,
             bytes: self.grant.bytes,
-            carrier: self.config.carrier,
+            carrier: self.config.carrier.clone(),
         }
     }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// When it cannot be made, or the donor refuses it.
 pub fn stream(config: &RdmaLinkConfig) -> Result<Gauge, ControlError> {
     let (address, class) = (config.address, TrafficClass::Probe);
-    let mut stream = ControlStream::connect_by(address, config.carrier)?;
+    let mut stream = ControlStream::connect_by(address, &config.carrier)?;
     stream.attach(config.token, class, &config.ends)?;
     let (give, connections) = bounded(1);
     let (requests, requested) = bounded(1);

@@ -24,6 +24,7 @@ const LEASE: Duration = Duration::from_secs(30);
 
 fn donor_with(listen: SocketAddr, memory_bytes: u64, lease_duration_max: Duration) -> Donor {
     Donor::start(&DonorConfig {
+        credentials: None,
         listen,
         memory_bytes,
         lease_duration_max,
@@ -117,12 +118,14 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         donors: donors
             .iter()
             .map(|&address| DonorAddress {
+                name: None,
                 address,
                 fingerprint: None,
                 bytes: None,
             })
             .collect(),
         transport: TransportKind::Tcp,
+        credentials: None,
         checksum: false,
         compression: Compression::Auto,
         grace: Duration::from_secs(10),

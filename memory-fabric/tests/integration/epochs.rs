@@ -20,7 +20,7 @@ const BLOCK: u32 = 1;
 
 /// Reads pages on one connection, whose first failure fails the test, while a block gains and loses
 /// its home.
-fn one_connection_serves_all_epochs(donor: SocketAddr, carrier: Carrier) {
+fn one_connection_serves_all_epochs(donor: SocketAddr, carrier: &Carrier) {
     let added = PageRange::new(PageIndex::new(0), 2 * BLOCK_PAGES);
     let homes = HomeTable::new(NodeId(4), &[], Some(added));
     let ends = Ends {
@@ -72,13 +72,13 @@ fn one_connection_serves_all_epochs(donor: SocketAddr, carrier: Carrier) {
 #[test]
 fn requests_under_way_stay_valid_over_tcp() {
     let donor = donor(4 * MIB);
-    one_connection_serves_all_epochs(donor.address(), Carrier::Tcp);
+    one_connection_serves_all_epochs(donor.address(), &Carrier::Tcp);
 }
 
 #[test]
 fn requests_that_overtake_each_other_stay_valid_over_udp() {
     let donor = donor(4 * MIB);
     let proxy = UdpProxy::new(donor.address(), Weather::Reordering);
-    one_connection_serves_all_epochs(proxy.address, Carrier::Udp(None));
+    one_connection_serves_all_epochs(proxy.address, &Carrier::Udp(None));
     assert!(proxy.mischief_done() > 0, "nothing was put to the test");
 }

@@ -22,4 +22,5 @@ mod prefetch;
 mod pressure;
 mod race;
 mod race_ahead;
+mod tls;
 mod udp;

@@ -2,7 +2,9 @@
 //! for all of a control connection.
 
 use crate::stream::{Carrier, Stream};
+use crate::tls::TlsError;
 use fabric_homes::NodeId;
+use fabric_identity::Subject;
 use fabric_wire::{
     CONTROL_BYTES_MAX, Ends, ErrorMessage, Frame, FrameKind, GrantError, HEADER_BYTES,
     PREFIX_BYTES, Refusal, Stamp, Token, TrafficClass, WireError, decode_message, encode_message,
@@ -27,6 +29,9 @@ pub enum ControlError {
     /// No connection could be established.
     #[error("cannot connect to {0}; is `ssi-hv node` running there, and reachable?")]
     Connect(SocketAddr, #[source] io::Error),
+    /// The peer is not the one that is wanted, or does not want this one.
+    #[error("no authenticated connection to {0}")]
+    Identity(SocketAddr, #[source] io::Error),
     /// The connection broke, or the peer was too slow.
     #[error("connection to {0} failed")]
     Stream(SocketAddr, #[source] io::Error),
@@ -62,22 +67,25 @@ impl ControlStream {
     ///
     /// [`ControlError::Connect`], within [`CONNECT_TIMEOUT`].
     pub fn connect(peer: SocketAddr) -> Result<Self, ControlError> {
-        Self::connect_by(peer, Carrier::Tcp)
+        Self::connect_by(peer, &Carrier::Tcp)
     }
 
     /// Connects to a donor.
     ///
     /// # Errors
     ///
-    /// [`ControlError::Connect`], within [`CONNECT_TIMEOUT`].
-    pub fn connect_by(peer: SocketAddr, carrier: Carrier) -> Result<Self, ControlError> {
-        let stream =
-            Stream::connect(peer, carrier, CONNECT_TIMEOUT).map_err(|error| {
-                match error.kind() {
-                    io::ErrorKind::Unsupported => ControlError::LeftOut(peer, error),
-                    _ => ControlError::Connect(peer, error),
-                }
-            })?;
+    /// [`ControlError::Connect`], within [`CONNECT_TIMEOUT`], and [`ControlError::Identity`] when the
+    /// peer is not the one that is wanted.
+    pub fn connect_by(peer: SocketAddr, carrier: &Carrier) -> Result<Self, ControlError> {
+        let stream = Stream::connect(peer, carrier, CONNECT_TIMEOUT).map_err(|error| {
+            if is_of_tls(&error) {
+                return ControlError::Identity(peer, error);
+            }
+            match error.kind() {
+                io::ErrorKind::Unsupported => ControlError::LeftOut(peer, error),
+                _ => ControlError::Connect(peer, error),
+            }
+        })?;
         Ok(Self { stream, peer })
     }
 
@@ -273,6 +281,24 @@ impl ControlStream {
         stream.map_err(|error| ControlError::Stream(peer, error))
     }
 
+    /// Returns the socket of the TCP connection, with or without TLS, when nothing travels on it any
+    /// more.
+    ///
+    /// # Errors
+    ///
+    /// Fails when it is not TCP.
+    pub fn into_socket(self) -> Result<TcpStream, ControlError> {
+        let peer = self.peer;
+        let socket = self.stream.into_socket();
+        socket.map_err(|error| ControlError::Stream(peer, error))
+    }
+
+    /// Returns whom the peer's certificate names, if it has shown one.
+    #[must_use]
+    pub fn identity(&self) -> Option<&Subject> {
+        self.stream.peer().map(|peer| &peer.subject)
+    }
+
     /// Returns the TCP connection, to wait for its end; `None` when it is not TCP.
     #[must_use]
     pub fn tcp(&self) -> Option<&TcpStream> {
@@ -282,9 +308,15 @@ impl ControlStream {
         }
     }
 
-    /// Returns whether it is a TCP connection.
+    /// Returns whether it is a TCP connection without TLS.
     pub fn is_tcp(&self) -> bool {
         matches!(self.stream, Stream::Tcp(_))
+    }
+
+    /// Returns whether it is by UDP.
+    #[must_use]
+    pub fn is_udp(&self) -> bool {
+        matches!(self.stream, Stream::Udp(_))
     }
 
     fn read_exact_by(&mut self, buffer: &mut [u8], deadline: Instant) -> Result<(), ControlError> {
@@ -301,10 +333,18 @@ impl ControlStream {
     }
 
     fn broken(&self, error: io::Error) -> ControlError {
+        // A peer that refuses this end's certificate does so after the handshake.
+        if is_of_tls(&error) {
+            return ControlError::Identity(self.peer, error);
+        }
         ControlError::Stream(self.peer, error)
     }
 
     fn wrong(&self, error: WireError) -> ControlError {
         ControlError::Protocol(self.peer, error)
     }
+}
+
+fn is_of_tls(error: &io::Error) -> bool {
+    error.get_ref().is_some_and(|cause| cause.is::<TlsError>())
 }

@@ -19,6 +19,7 @@ pub mod rdma;
 pub mod select;
 pub mod stream;
 pub mod tcp;
+pub mod tls;
 mod traffic;
 #[cfg(feature = "udp")]
 pub mod udp;

@@ -1,19 +1,23 @@
-//! A connection that carries frames: TCP, or QUIC over UDP.
+//! A connection that carries frames: TCP, with or without TLS, or QUIC over UDP.
 
 use crate::PathKind;
+use crate::tls::{Peer, TlsStream};
 use crate::udp::{Fingerprint, UdpCloser, UdpStream};
 use fabric_host::poll::sleep_on;
+use fabric_identity::ExpectedNode;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// What connections to a donor are made of.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub enum Carrier {
     /// TCP.
     #[default]
     Tcp,
+    /// TCP under TLS, to this node.
+    Tls(ExpectedNode),
     /// QUIC over UDP, to the donor with this fingerprint, or to any.
     Udp(Option<Fingerprint>),
 }
@@ -21,11 +25,17 @@ pub enum Carrier {
 impl Carrier {
     /// What pages travel by on such connections.
     #[must_use]
-    pub const fn kind(self) -> PathKind {
+    pub const fn kind(&self) -> PathKind {
         match self {
-            Self::Tcp => PathKind::Tcp,
+            Self::Tcp | Self::Tls(_) => PathKind::Tcp,
             Self::Udp(_) => PathKind::Udp,
         }
+    }
+
+    /// Whether it is TCP, with or without TLS.
+    #[must_use]
+    pub const fn is_tcp(&self) -> bool {
+        matches!(self, Self::Tcp | Self::Tls(_))
     }
 }
 
@@ -34,6 +44,8 @@ impl Carrier {
 pub enum Stream {
     /// TCP.
     Tcp(TcpStream),
+    /// TCP under TLS.
+    Tls(Box<TlsStream>),
     /// QUIC over UDP.
     Udp(Box<UdpStream>),
 }
@@ -63,17 +75,22 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// After `timeout` at the latest.
-    pub fn connect(peer: SocketAddr, carrier: Carrier, timeout: Duration) -> io::Result<Self> {
+    /// After `timeout` at the latest, and [`HANDSHAKE_TIMEOUT`](crate::tls::HANDSHAKE_TIMEOUT) under
+    /// TLS.
+    pub fn connect(peer: SocketAddr, carrier: &Carrier, timeout: Duration) -> io::Result<Self> {
         Ok(match carrier {
             Carrier::Tcp => {
                 let stream = TcpStream::connect_timeout(&peer, timeout)?;
                 stream.set_nodelay(true)?;
                 Self::Tcp(stream)
             }
+            Carrier::Tls(node) => {
+                let stream = TcpStream::connect_timeout(&peer, timeout)?;
+                Self::Tls(Box::new(TlsStream::connect(stream, node)?))
+            }
             Carrier::Udp(fingerprint) => {
                 let deadline = Instant::now() + timeout;
-                Self::Udp(Box::new(UdpStream::connect(peer, fingerprint, deadline)?))
+                Self::Udp(Box::new(UdpStream::connect(peer, *fingerprint, deadline)?))
             }
         })
     }
@@ -86,7 +103,8 @@ impl Stream {
     pub fn set_nonblocking(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.set_nonblocking(true),
-            Self::Udp(_) => Ok(()),
+            // They never block.
+            Self::Tls(_) | Self::Udp(_) => Ok(()),
         }
     }
 
@@ -98,6 +116,7 @@ impl Stream {
     pub fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.read(target),
+            Self::Tls(stream) => stream.read(target),
             Self::Udp(stream) => stream.read(target),
         }
     }
@@ -111,6 +130,7 @@ impl Stream {
     pub fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.write_vectored(parts),
+            Self::Tls(stream) => stream.write_vectored(parts),
             Self::Udp(stream) => stream.write_vectored(parts),
         }
     }
@@ -132,10 +152,10 @@ impl Stream {
                     read => read,
                 }
             }
-            Self::Udp(stream) => loop {
-                match stream.read(target) {
+            Self::Tls(_) | Self::Udp(_) => loop {
+                match self.read(target) {
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        stream.wait(Some(deadline))?;
+                        self.wait(false, Some(deadline))?;
                     }
                     read => return read,
                 }
@@ -154,16 +174,20 @@ impl Stream {
                 stream.set_write_timeout(Some(time_left(deadline)?))?;
                 stream.write_all(frame)
             }
-            Self::Udp(stream) => {
+            Self::Tls(_) | Self::Udp(_) => {
                 let mut rest = frame;
                 while !rest.is_empty() {
-                    match stream.write_vectored(&[IoSlice::new(rest)]) {
+                    match self.write_vectored(&[IoSlice::new(rest)]) {
                         Ok(count) => rest = &rest[count..],
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                            stream.wait(Some(deadline))?;
+                            self.wait(true, Some(deadline))?;
                         }
                         Err(error) => return Err(error),
                     }
+                }
+                while self.is_blocked() {
+                    self.wait(true, Some(deadline))?;
+                    self.poll_io()?;
                 }
                 Ok(())
             }
@@ -189,6 +213,12 @@ impl Stream {
                 };
                 sleep_on(stream.as_raw_fd(), events, deadline)
             }
+            Self::Tls(stream) => {
+                if let Some(deadline) = deadline {
+                    time_left(deadline)?;
+                }
+                stream.wait(writable, deadline)
+            }
             // Room is made by what the peer sends.
             Self::Udp(stream) => stream.wait(deadline),
         }
@@ -202,7 +232,17 @@ impl Stream {
     pub fn poll_io(&mut self) -> io::Result<()> {
         match self {
             Self::Tcp(_) => Ok(()),
+            Self::Tls(stream) => stream.poll_io(),
             Self::Udp(stream) => stream.poll_io(),
+        }
+    }
+
+    /// Whether the socket has not accepted yet what was encrypted.
+    fn is_blocked(&self) -> bool {
+        match self {
+            Self::Tls(stream) => stream.is_blocked(),
+            // It sends again what is lost anyway.
+            Self::Tcp(_) | Self::Udp(_) => false,
         }
     }
 
@@ -216,7 +256,7 @@ impl Stream {
     /// When it has to be tended at the latest.
     pub fn wake_by(&mut self) -> Option<Instant> {
         match self {
-            Self::Tcp(_) => None,
+            Self::Tcp(_) | Self::Tls(_) => None,
             Self::Udp(stream) => stream.wake_by(),
         }
     }
@@ -226,6 +266,10 @@ impl Stream {
     pub fn interest(&self, sending: bool) -> (RawFd, bool, bool) {
         match self {
             Self::Tcp(stream) => (stream.as_raw_fd(), sending, false),
+            Self::Tls(stream) => {
+                let blocked = stream.is_blocked();
+                (stream.socket().as_raw_fd(), sending || blocked, blocked)
+            }
             Self::Udp(stream) => (stream.fd(), stream.is_blocked(), true),
         }
     }
@@ -234,6 +278,7 @@ impl Stream {
     pub fn is_ready(&self) -> bool {
         match self {
             Self::Tcp(_) => false,
+            Self::Tls(stream) => stream.is_ready(),
             Self::Udp(stream) => stream.is_ready(),
         }
     }
@@ -246,6 +291,7 @@ impl Stream {
     pub fn local(&self) -> io::Result<SocketAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr(),
+            Self::Tls(stream) => stream.socket().local_addr(),
             Self::Udp(stream) => stream.local(),
         }
     }
@@ -258,18 +304,42 @@ impl Stream {
     pub fn closer(&self) -> io::Result<Closer> {
         Ok(match self {
             Self::Tcp(stream) => Closer::Tcp(stream.try_clone()?),
+            Self::Tls(stream) => Closer::Tcp(stream.socket().try_clone()?),
             Self::Udp(stream) => Closer::Udp(stream.closer()),
         })
+    }
+
+    /// Who is at the other end, where certificates say so.
+    #[must_use]
+    pub fn peer(&self) -> Option<&Peer> {
+        match self {
+            Self::Tls(stream) => Some(stream.peer()),
+            Self::Tcp(_) | Self::Udp(_) => None,
+        }
     }
 
     /// The TCP connection.
     ///
     /// # Errors
     ///
-    /// When it is none.
+    /// When it is none, or one under TLS.
     pub fn into_tcp(self) -> io::Result<TcpStream> {
         match self {
             Self::Tcp(stream) => Ok(stream),
+            Self::Tls(_) | Self::Udp(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// The socket of a TCP connection with or without TLS, on which nothing travels any more: it shows
+    /// that the other end is there.
+    ///
+    /// # Errors
+    ///
+    /// When it is none, or the process has no descriptor left.
+    pub fn into_socket(self) -> io::Result<TcpStream> {
+        match self {
+            Self::Tcp(stream) => Ok(stream),
+            Self::Tls(stream) => stream.into_socket(),
             Self::Udp(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }

@@ -61,11 +61,13 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         local_bytes: CACHE_PAGES_MIN << PAGE_SHIFT,
         local_use: LocalUse::Cache,
         donors: vec![DonorAddress {
+            name: None,
             address: donor,
             bytes: Some(bytes),
             fingerprint: None,
         }],
         transport,
+        credentials: None,
         checksum: false,
         compression: Compression::Off,
         grace: Duration::from_secs(30),

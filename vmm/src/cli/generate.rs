@@ -13,6 +13,11 @@ const EVERYWHERE: [&str; 5] = ["verbose", "quiet", "log_level", "log_format", "h
 /// What the help of each command shows instead.
 const SEE_TOP: &str = "-h, -v, -q, --log-level and --log-format: see `ssi-hv --help`.";
 
+/// The help of a command: clap's default without the empty line before the usage, so that that of `run`
+/// fits on a screen.
+const TEMPLATE: &str =
+    "{before-help}{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}";
+
 /// The flags of `ssi-hv man`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 pub struct ManConfig {
@@ -45,7 +50,8 @@ fn shorten_below(mut command: Command) -> Command {
             Some(text) => format!("{text}\n\n{SEE_TOP}"),
             None => SEE_TOP.to_owned(),
         };
-        *below = shorten_below(shortened.after_help(text));
+        let shortened = shortened.after_help(text).help_template(TEMPLATE);
+        *below = shorten_below(shortened);
     }
     command
 }

@@ -39,6 +39,10 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<HostPort>,
 
+    /// Directory of this node's certificate; VMs must have one of the same authority
+    #[arg(long, value_name = "DIR")]
+    credentials: Option<PathBuf>,
+
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
     insecure: bool,
@@ -62,6 +66,7 @@ impl NodeArgs {
             rdma_device: self.rdma_device,
             rdma_connections: self.rdma_connections,
             metrics: self.metrics,
+            credentials: self.credentials,
             insecure: self.insecure,
             end_with_stdin: self.end_with_stdin,
             report: self.report,

@@ -154,7 +154,7 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "SIZE", help_heading = "Where the memory is")]
     local_memory: Option<ByteSize>,
 
-    /// HOST:PORT[,memory=SIZE][,fingerprint=HEX]...
+    /// HOST:PORT[,memory=SIZE][,name=NAME]...
     #[arg(
         long = "donor",
         value_name = "DONOR",
@@ -247,6 +247,10 @@ pub(super) struct RunArgs {
     )]
     donor_grace_seconds: u32,
 
+    /// This VM's certificate, for named donors
+    #[arg(long, value_name = "DIR", help_heading = "Where the memory is")]
+    credentials: Option<PathBuf>,
+
     /// Allow other hosts, without encryption
     #[arg(long, help_heading = "Where the memory is")]
     insecure: bool,
@@ -332,6 +336,7 @@ impl RunArgs {
             record_working_set: self.record_working_set,
             replay_working_set: self.replay_working_set,
             donor_grace_seconds: self.donor_grace_seconds,
+            credentials: self.credentials,
             insecure: self.insecure,
             metrics: self.metrics,
             report: self.report,

@@ -10,6 +10,7 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
+use fabric_identity::Name;
 use memory_fabric::fabric::Fingerprint;
 use serde::{Deserialize, Serialize};
 
@@ -87,6 +88,12 @@ pub struct Cluster {
 }
 
 impl Node {
+    /// Returns the name that its certificate has.
+    #[must_use]
+    pub fn identity(&self) -> Option<Name> {
+        self.name.as_str().parse().ok()
+    }
+
     /// Describes where it runs.
     #[must_use]
     pub fn placement(&self) -> String {
@@ -151,9 +158,11 @@ impl Cluster {
             let address = address.clone();
             match u8::try_from(node.config.cpus) {
                 Ok(0) | Err(_) => vm.donors.push(Donor {
+                    // A name that no certificate can have is refused as a missing one.
+                    name: self.vm.credentials.as_ref().and_then(|_| node.identity()),
                     address,
                     memory: all.then_some(node.config.memory),
-                    fingerprint: *fingerprint,
+                    fingerprint: fingerprint.filter(|_| self.vm.credentials.is_none()),
                 }),
                 Ok(cpus) => vm.nodes.push(NodeArg {
                     address,

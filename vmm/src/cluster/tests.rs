@@ -240,6 +240,7 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     node.rdma_device = Some("none".into());
     node.rdma_connections = Some(7);
     node.metrics = Some("127.0.0.1:9000".parse().expect("an address"));
+    node.credentials = Some("alpha".into());
     node.report = Some("r.json".into());
     let written = to_table(&node).expect("is TOML");
     for flag in keys_of::<NodeSettings>() {

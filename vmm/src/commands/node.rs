@@ -7,6 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
+use fabric_identity::{Role, SharedCredentials};
 use memory_fabric::compute::CpuLender;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
@@ -59,16 +60,20 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     let report = report.transpose().map_err(Failure::usage)?;
     warn_of_little_memory(config.memory);
     // Before anything is lent, so that no signal ends the process in between.
-    let orders = watch_signals().context("cannot watch for signals")?;
+    let orders = watch_signals(config.credentials.is_some()).context("cannot watch for signals")?;
     if config.end_with_stdin {
         lifeline::watch_stdin(config.lease).context("cannot watch standard input")?;
     }
+    let credentials = config.credentials.as_deref();
+    let credentials = credentials.map(|directory| SharedCredentials::load(directory, Role::Node));
+    let credentials = credentials.transpose().map_err(Failure::usage)?;
     let donor_config = DonorConfig {
         listen: config.listen,
         memory_bytes: config.memory.bytes(),
         lease_duration_max: config.lease,
         spin: SPIN_DEFAULT,
         rdma: config.rdma,
+        credentials,
     };
     let cpus = (config.cpus > 0).then(|| Arc::new(CpuHost::new(config.cpus)) as Arc<dyn CpuLender>);
     let donor = Donor::lending_cpus(&donor_config, config.rdma_connections, cpus)?;
@@ -85,12 +90,19 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         },
     )?;
     let server = serve_control_socket(&state);
-    if !config.listen.ip().is_loopback() {
+    if !config.listen.ip().is_loopback() && config.credentials.is_none() {
         tracing::warn!(
             "--insecure: any host that reaches {} can lease memory, and read and change memory of \
              VMs in transit; use it on a private network",
             donor.address()
         );
+    }
+    if let Some(credentials) = donor.credentials() {
+        let current = credentials.current();
+        print(&format!(
+            "connections need certificates; this is {}\n",
+            current.subject()
+        ))?;
     }
     let listening = ready::listening(config.memory, donor.address());
     print(&(listening + "\n"))?;
@@ -102,8 +114,12 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     }
     notify_systemd(&donor, config.memory);
 
-    while orders.recv() == Ok(Order::Report) {
-        write(report.as_ref(), &donor);
+    loop {
+        match orders.recv() {
+            Ok(Order::Report) => write(report.as_ref(), &donor),
+            Ok(Order::Reload) => reload(&donor),
+            Ok(Order::Stop) | Err(_) => break,
+        }
     }
     // A stop by a signal is the normal end of a node, and counts as success.
     drop((server, metrics));
@@ -126,11 +142,25 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Report,
+    /// Read the credentials again.
+    Reload,
     Stop,
 }
 
-/// Forwards signals. The second stop signal ends the process at once.
-fn watch_signals() -> io::Result<Receiver<Order>> {
+/// Reads the credentials again; those in use stay when the new ones cannot be used.
+fn reload(donor: &Donor) {
+    match donor.reload() {
+        Ok(closed) => tracing::warn!(
+            closed = closed.unwrap_or_default(),
+            "credentials were read again; connections whose certificates are not accepted any more are closed"
+        ),
+        Err(error) => tracing::error!("credentials were not replaced: {:#}", anyhow!(error)),
+    }
+}
+
+/// Forwards signals. The second stop signal ends the process at once. With credentials, SIGHUP is no
+/// stop signal, and makes the node read them again.
+fn watch_signals(has_credentials: bool) -> io::Result<Receiver<Order>> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGUSR1])?;
     let (sender, orders) = mpsc::channel();
     let watch = move || {
@@ -138,6 +168,7 @@ fn watch_signals() -> io::Result<Receiver<Order>> {
         for signal in signals.forever() {
             let what = match signal {
                 SIGUSR1 => Order::Report,
+                SIGHUP if has_credentials => Order::Reload,
                 SIGINT if stops => forced_end::at_once(ExitCode::Interrupted),
                 _ if stops => forced_end::at_once(ExitCode::Terminated),
                 _ => Order::Stop,

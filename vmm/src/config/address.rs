@@ -1,11 +1,12 @@
 //! Addresses of nodes and donors in textual form: `HOST:PORT` and
-//! `HOST:PORT[,memory=SIZE][,fingerprint=HEX]`.
+//! `HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]`.
 
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
+use fabric_identity::{Name, SubjectError};
 use memory_fabric::fabric::{Fingerprint, FingerprintError};
 
 use super::text::serde_as_text;
@@ -92,7 +93,7 @@ pub enum ParseAddressError {
     },
     /// An unknown option follows the address.
     #[error(
-        "`{option}` is not an option of a donor; write HOST:PORT[,memory=SIZE][,fingerprint=HEX]"
+        "`{option}` is not an option of a donor; write HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]"
     )]
     Option {
         /// The unknown part.
@@ -106,6 +107,9 @@ pub enum ParseAddressError {
         /// Which.
         option: &'static str,
     },
+    /// The name of the certificate is malformed.
+    #[error(transparent)]
+    Name(#[from] SubjectError),
     /// The fingerprint is malformed.
     #[error(transparent)]
     Fingerprint(#[from] FingerprintError),
@@ -158,6 +162,8 @@ pub struct Donor {
     pub memory: Option<ByteSize>,
     /// The required fingerprint of its certificate, for UDP.
     pub fingerprint: Option<Fingerprint>,
+    /// Its name in the certificate of the cluster's authority.
+    pub name: Option<Name>,
 }
 
 impl fmt::Display for Donor {
@@ -169,6 +175,9 @@ impl fmt::Display for Donor {
         if let Some(fingerprint) = self.fingerprint {
             write!(f, ",fingerprint={fingerprint}")?;
         }
+        if let Some(name) = &self.name {
+            write!(f, ",name={name}")?;
+        }
         Ok(())
     }
 }
@@ -179,12 +188,14 @@ impl FromStr for Donor {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default().parse()?;
-        let (mut memory, mut fingerprint) = (None, None);
+        let (mut memory, mut fingerprint, mut name) = (None, None, None);
         for part in parts {
             let (option, twice) = if let Some(size) = part.strip_prefix("memory=") {
                 ("memory=", memory.replace(size.parse()?).is_some())
             } else if let Some(hex) = part.strip_prefix("fingerprint=") {
                 ("fingerprint=", fingerprint.replace(hex.parse()?).is_some())
+            } else if let Some(given) = part.strip_prefix("name=") {
+                ("name=", name.replace(given.parse()?).is_some())
             } else {
                 let option = part.into();
                 return Err(ParseAddressError::Option { option });
@@ -198,6 +209,7 @@ impl FromStr for Donor {
             address,
             memory,
             fingerprint,
+            name,
         })
     }
 }
@@ -290,10 +302,13 @@ mod tests {
         fn what_is_printed_is_read_as_the_same_donor(
             host in "[a-z][a-z0-9.-]{0,20}", port: u16, memory: Option<u64>,
             fingerprint in prop::option::of("[0-9a-f]{64}"),
+            name in prop::option::of("[a-z0-9][a-z0-9._-]{0,62}"),
         ) {
             let fingerprint = fingerprint.map(|hex| hex.parse().expect("a fingerprint"));
             let address = HostPort { host, port };
-            let donor = Donor { address, memory: memory.map(ByteSize::from_bytes), fingerprint };
+            let name = name.map(|name| name.parse().expect("a name"));
+            let memory = memory.map(ByteSize::from_bytes);
+            let donor = Donor { address, memory, fingerprint, name };
             prop_assert_eq!(donor.to_string().parse(), Ok(donor));
         }
     }

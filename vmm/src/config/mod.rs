@@ -26,7 +26,7 @@ pub use ssi_hv_api::name;
 
 pub use self::choice::{Choice, HugePages, Numa, OnReboot, Prefetching, Switch};
 pub use self::node::{DEFAULT_LEASE_SECONDS, NodeConfig, NodeSettings};
-pub use self::run::{ResolvedDonor, RunConfig, resolved_donor};
+pub use self::run::{Protection, ResolvedDonor, RunConfig, resolved_donor};
 pub use self::settings::RunSettings;
 pub use self::validation::ValidationError;
 use crate::machine::VCPUS_MAX;

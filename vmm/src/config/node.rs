@@ -46,6 +46,9 @@ pub struct NodeSettings {
     /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port and prints
     /// it
     pub metrics: Option<HostPort>,
+    /// Directory of this node's certificate; VMs must have one of the same authority
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<PathBuf>,
     /// Allow addresses beyond this host, without authentication or encryption
     #[serde(default)]
     pub insecure: bool,
@@ -76,6 +79,8 @@ pub struct NodeConfig {
     pub rdma: DeviceChoice,
     /// Limit of RDMA connections.
     pub rdma_connections: Option<u32>,
+    /// The directory of its certificate.
+    pub credentials: Option<PathBuf>,
     /// The address for Prometheus metrics.
     pub metrics: Option<SocketAddr>,
     /// Whether the node ends with its standard input.
@@ -97,8 +102,12 @@ impl NodeSettings {
         if let Some(most) = self.rdma_connections {
             check_range("--rdma-connections", most, 1, RDMA_CONNECTIONS_MAX)?;
         }
+        let has_credentials = self.credentials.is_some();
+        if has_credentials && self.cpus > 0 {
+            return Err(ValidationError::CredentialsWithCpus);
+        }
         Ok(NodeConfig {
-            listen: resolve_permitted("--listen", &self.listen, self.insecure)?,
+            listen: resolve_permitted("--listen", &self.listen, self.insecure || has_credentials)?,
             memory: self.memory,
             cpus: u8::try_from(self.cpus).unwrap_or(CPUS_MAX),
             lease: Duration::from_secs(self.lease_seconds.into()),
@@ -108,6 +117,7 @@ impl NodeSettings {
                 Some(name) => DeviceChoice::Named(name.to_owned()),
             },
             rdma_connections: self.rdma_connections,
+            credentials: self.credentials.clone(),
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             end_with_stdin: self.end_with_stdin,
             report: self.report.clone(),
@@ -128,6 +138,7 @@ mod tests {
             rdma_device: None,
             rdma_connections: None,
             metrics: None,
+            credentials: None,
             insecure: false,
             end_with_stdin: false,
             report: None,
@@ -161,6 +172,19 @@ mod tests {
         assert!(message.contains("--insecure"), "{message}");
         open.insecure = true;
         assert!(open.parse().is_ok());
+    }
+
+    #[test]
+    fn an_address_that_others_reach_needs_no_insecure_with_credentials() {
+        let mut open = settings("0.0.0.0:7000");
+        open.credentials = Some("alpha".into());
+        assert!(open.parse().is_ok());
+        // Metrics are as public as before.
+        open.metrics = Some("0.0.0.0:9100".parse().expect("an address"));
+        assert!(refused(&open).contains("--metrics 0.0.0.0:9100"));
+        open.metrics = None;
+        open.cpus = 1;
+        assert!(refused(&open).contains("remove --cpus or --credentials"));
     }
 
     #[test]

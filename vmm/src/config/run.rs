@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use devices::virtio::MEM_BLOCK_BYTES;
+use fabric_identity::Name;
 use memory_fabric::fabric::{Compression, Fingerprint, TransportKind};
 
 use super::address::{Donor, HostPort};
@@ -41,6 +42,31 @@ pub struct ResolvedDonor {
     pub memory: Option<ByteSize>,
     /// What it has to show; `None` when any will do.
     pub fingerprint: Option<Fingerprint>,
+    /// Whom its certificate has to name.
+    pub identity: Option<Name>,
+}
+
+/// What connections to donors are protected by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Nothing, so they stay on this host.
+    None,
+    /// Nothing, which the user accepts.
+    Insecure,
+    /// Certificates, whatever the user would accept.
+    Credentials,
+}
+
+impl Protection {
+    /// Returns what follows from the flags.
+    #[must_use]
+    pub const fn of(has_credentials: bool, insecure: bool) -> Self {
+        match (has_credentials, insecure) {
+            (true, _) => Self::Credentials,
+            (false, true) => Self::Insecure,
+            (false, false) => Self::None,
+        }
+    }
 }
 
 /// A virtual machine whose settings are valid. Starting it may still fail.
@@ -111,6 +137,8 @@ pub struct RunConfig {
     pub replay_working_set: Option<PathBuf>,
     /// How long the guest stays paused for a lost donor.
     pub donor_grace: Duration,
+    /// The directory of its certificate.
+    pub credentials: Option<PathBuf>,
     /// Whether donors may be on other hosts.
     pub insecure: bool,
     /// The address for Prometheus metrics.
@@ -173,6 +201,12 @@ impl RunSettings {
             return Err(ValidationError::RdmaWithChecksum);
         }
         self.check_devices()?;
+        if self.credentials.is_some() && !self.nodes.is_empty() {
+            return Err(ValidationError::CredentialsWithNode);
+        }
+        if self.credentials.is_some() && self.transport == TransportKind::Udp {
+            return Err(ValidationError::CredentialsWithUdp);
+        }
         let nodes = self.resolved_nodes()?;
         let is_alone = nodes.is_empty();
         let donors = self.resolved_donors()?;
@@ -215,6 +249,7 @@ impl RunSettings {
             record_working_set: self.record_working_set.clone(),
             replay_working_set: self.replay_working_set.clone(),
             donor_grace: seconds(self.donor_grace_seconds),
+            credentials: self.credentials.clone(),
             insecure: self.insecure,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             report: self.report.clone(),
@@ -277,6 +312,10 @@ impl RunSettings {
         Ok(())
     }
 
+    fn protection(&self) -> Protection {
+        Protection::of(self.credentials.is_some(), self.insecure)
+    }
+
     fn resolved_donors(&self) -> Result<Vec<ResolvedDonor>, ValidationError> {
         if self.donors.len() > DONORS_MAX {
             return Err(ValidationError::TooManyDonors {
@@ -288,7 +327,7 @@ impl RunSettings {
         }
         let mut resolved: Vec<ResolvedDonor> = Vec::with_capacity(self.donors.len());
         for donor in &self.donors {
-            let donor = resolved_donor(donor, self.transport, self.insecure)?;
+            let donor = resolved_donor(donor, self.transport, self.protection())?;
             if let Some(first) = resolved.iter().find(|d| d.address == donor.address) {
                 return Err(ValidationError::DuplicateDonor {
                     first: first.name.clone(),
@@ -368,11 +407,11 @@ fn checked_cpus(cpus: u32) -> Result<u8, ValidationError> {
 ///
 /// # Errors
 ///
-/// If it cannot be used, or not with this transport, or not without `insecure`.
+/// If it cannot be used, or not with this transport, or not with this protection.
 pub fn resolved_donor(
     donor: &Donor,
     transport: TransportKind,
-    insecure: bool,
+    protection: Protection,
 ) -> Result<ResolvedDonor, ValidationError> {
     if donor.address.port() == 0 {
         return Err(ValidationError::PortZero {
@@ -384,14 +423,27 @@ pub fn resolved_donor(
             address: donor.address.clone(),
         });
     }
+    let address = donor.address.clone();
+    match (protection, &donor.name) {
+        (Protection::Credentials, None) => return Err(ValidationError::DonorUnnamed { address }),
+        (Protection::Credentials, Some(_)) if donor.fingerprint.is_some() => {
+            return Err(ValidationError::FingerprintWithCredentials { address });
+        }
+        (Protection::None | Protection::Insecure, Some(name)) => {
+            let name = name.clone();
+            return Err(ValidationError::NameWithoutCredentials { address, name });
+        }
+        _ => {}
+    }
     if let Some(memory) = donor.memory {
         let least = ByteSize::from_bytes(PAGE_SIZE_BYTES);
         check_size("--donor memory=", memory, least)?;
     }
     Ok(ResolvedDonor {
-        address: resolve_permitted("donor", &donor.address, insecure)?,
+        address: resolve_permitted("donor", &donor.address, protection != Protection::None)?,
         name: donor.address.clone(),
         memory: donor.memory,
         fingerprint: donor.fingerprint,
+        identity: donor.name.clone(),
     })
 }

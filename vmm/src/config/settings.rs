@@ -84,7 +84,7 @@ pub struct RunSettings {
     /// Local memory [default: all, or what donors with memory= leave]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_memory: Option<ByteSize>,
-    /// A donor, HOST:PORT[,memory=SIZE][,fingerprint=HEX]; repeatable
+    /// A donor, HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]; repeatable
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
     /// A node that runs vCPUs, HOST:PORT,cpus=N; repeatable
@@ -119,6 +119,9 @@ pub struct RunSettings {
     /// Pause this long for a lost donor
     #[serde(rename = "donor-grace")]
     pub donor_grace_seconds: u32,
+    /// Directory of this VM's certificate
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<PathBuf>,
     /// Allow other hosts, without encryption
     pub insecure: bool,
     /// Serve Prometheus metrics on this address, at /metrics; port 0 selects a free port
@@ -168,6 +171,7 @@ impl Default for RunSettings {
             record_working_set: None,
             replay_working_set: None,
             donor_grace_seconds: DEFAULT_DONOR_GRACE_SECONDS,
+            credentials: None,
             insecure: false,
             metrics: None,
             report: None,

@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use fabric_identity::Name;
+
 use super::address::HostPort;
 use super::cpu_list::CpuList;
 use super::node_arg::NODES_MAX;
@@ -324,6 +326,47 @@ pub enum ValidationError {
         "--transport loopback has its donor inside this process and takes no --donor; remove one of the two"
     )]
     LoopbackWithDonor,
+    /// vCPUs of a node with credentials.
+    #[error(
+        "the connections between nodes that run vCPUs do not use certificates yet, so --credentials would not protect them; remove --cpus or --credentials"
+    )]
+    CredentialsWithCpus,
+    /// Nodes that run vCPUs, of a VM with credentials.
+    #[error(
+        "the connections to --node do not use certificates yet, so --credentials would not protect them; use --donor, or remove --credentials"
+    )]
+    CredentialsWithNode,
+    /// A donor without the name that its certificate is compared with.
+    #[error(
+        "donor {address} has no name to compare with its certificate; add name=NAME, where its certificate is of node/NAME"
+    )]
+    DonorUnnamed {
+        /// The donor.
+        address: HostPort,
+    },
+    /// A name that nothing is compared with.
+    #[error(
+        "donor {address} is given with name={name}, which only --credentials compares; add --credentials DIR, or remove name="
+    )]
+    NameWithoutCredentials {
+        /// The donor.
+        address: HostPort,
+        /// The name.
+        name: Name,
+    },
+    /// A fingerprint beside a name.
+    #[error(
+        "donor {address} is given with a fingerprint, and with --credentials its name= says who it is; remove fingerprint="
+    )]
+    FingerprintWithCredentials {
+        /// The donor.
+        address: HostPort,
+    },
+    /// UDP, which has no certificates of members yet.
+    #[error(
+        "--transport udp does not use certificates of the cluster yet, so --credentials would not protect it; use --transport tcp, or remove --credentials"
+    )]
+    CredentialsWithUdp,
     /// A fingerprint for a transport that does not check it.
     #[error(
         "donor {address} is given with a fingerprint, which only --transport udp compares; add that, or remove fingerprint="
@@ -365,7 +408,7 @@ pub enum ValidationError {
     },
     /// An address beyond this host without permission.
     #[error(
-        "{what} {address} is not a loopback address, and pages travel without authentication or encryption: any host on that network can read and change the guest's memory; add --insecure to accept that"
+        "{what} {address} is not a loopback address, and pages travel without authentication or encryption: any host on that network can read and change the guest's memory; give --credentials DIR, or add --insecure to accept that"
     )]
     NotLoopback {
         /// What the address is for.

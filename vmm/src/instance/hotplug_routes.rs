@@ -8,7 +8,7 @@ use memory_fabric::fabric::DonorAddress;
 use super::hotplug::{HotplugMemory, refusal};
 use super::vm::{BootedVm, Instance};
 use crate::config::address::Donor;
-use crate::config::resolved_donor;
+use crate::config::{Protection, resolved_donor};
 use crate::control_socket::changes::{NextChange, Seen};
 use crate::control_socket::protocol::{HotplugTarget, Refusal, RefusalCode};
 use crate::control_socket::route::{Answer, answer};
@@ -79,10 +79,15 @@ pub fn set(instance: &Arc<Instance>, body: &[u8]) -> Answer {
                 return Err(malformed(text.to_owned()));
             }
             let config = &instance.config;
-            let resolved = resolved_donor(&donor, config.transport, config.insecure);
+            let resolved = resolved_donor(
+                &donor,
+                config.transport,
+                Protection::of(config.credentials.is_some(), config.insecure),
+            );
             let resolved = resolved.map_err(|error| malformed(one_line(&error)))?;
             let address = DonorAddress {
                 address: resolved.address,
+                name: resolved.identity,
                 fingerprint: resolved.fingerprint,
                 bytes: None,
             };

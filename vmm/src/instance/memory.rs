@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use fabric_identity::{Role, SharedCredentials};
 use memory_fabric::NodeIds;
 use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricError, LocalUse, NodeSummary, SPIN_DEFAULT,
@@ -55,11 +56,13 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
             .iter()
             .map(|donor| DonorAddress {
                 address: donor.address,
+                name: donor.identity.clone(),
                 fingerprint: donor.fingerprint,
                 bytes: donor.memory.map(ByteSize::bytes),
             })
             .collect(),
         transport: config.transport,
+        credentials: credentials(config)?,
         checksum: config.checksum,
         compression: config.compression,
         grace: config.donor_grace,
@@ -73,6 +76,13 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
             None => None,
         },
     })
+}
+
+/// What donors are shown.
+fn credentials(config: &RunConfig) -> Result<Option<Arc<SharedCredentials>>, Failure> {
+    let directory = config.credentials.as_deref();
+    let loaded = directory.map(|directory| SharedCredentials::load(directory, Role::Vm));
+    loaded.transpose().map_err(Failure::usage)
 }
 
 /// Connects to the donors, which takes long if their memory is registered with adapters.

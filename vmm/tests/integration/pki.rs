@@ -105,3 +105,84 @@ fn what_cannot_be_done_is_one_line_with_the_reason() {
     std::fs::set_permissions(key, everybody).unwrap();
     fails(at, "verify a", 1, "chmod 600 a/key.pem");
 }
+
+/// A node of this program that runs until it is dropped.
+struct Node(std::process::Child);
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_guest_uses_memory_of_a_node_with_certificates_alone() {
+    if !crate::support::kvm_is_there() {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    succeeds(at, "init ca --cluster prod");
+    succeeds(at, "issue ca node/alpha -o alpha");
+    succeeds(at, "issue ca vm/web -o web");
+    let mut node = Command::new(env!("CARGO_BIN_EXE_ssi-hv"))
+        .args(["node", "--listen", "127.0.0.1:0", "--memory", "128M"])
+        .args(["--credentials", "alpha"])
+        .env("SSI_HV_RUNTIME_DIR", at.join("node-sockets"))
+        .current_dir(at)
+        .stdin(std::process::Stdio::null())
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .map(Node)
+        .unwrap();
+    let stdout = std::io::BufReader::new(node.0.stdout.take().unwrap());
+    let mut lines = std::io::BufRead::lines(stdout).map(Result::unwrap);
+    let who = lines.next().unwrap();
+    assert!(who.ends_with("spiffe://prod/ssi-hv/node/alpha"), "{who}");
+    let listening = lines.next().unwrap();
+    let address = listening.rsplit(' ').next().unwrap();
+
+    let kernel = at.join("hello");
+    std::fs::write(&kernel, tiny_guests::elf(tiny_guests::hello::code())).unwrap();
+    let run = |donor: &str, credentials: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ssi-hv"));
+        command
+            .args([
+                "run",
+                "--kernel",
+                "hello",
+                "--memory",
+                "64M",
+                "--local-memory",
+                "32M",
+            ])
+            .args(["--donor", donor])
+            .args(credentials)
+            .env("SSI_HV_RUNTIME_DIR", at.join("vm-sockets"))
+            .current_dir(at)
+            .stdin(std::process::Stdio::null());
+        let output = end::output_of(&mut command);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), stderr)
+    };
+    let (code, stderr) = run(&format!("{address},name=alpha"), &["--credentials", "web"]);
+    assert_eq!(code, Some(0), "{stderr}");
+    // Without certificates, with another name, and with the wrong directory.
+    let (code, stderr) = run(address, &[]);
+    assert_eq!(code, Some(6), "{stderr}");
+    assert!(stderr.contains("--credentials DIR"), "{stderr}");
+    let (code, stderr) = run(&format!("{address},name=beta"), &["--credentials", "web"]);
+    assert_eq!(code, Some(6), "{stderr}");
+    assert!(stderr.contains("node/beta is needed here"), "{stderr}");
+    let (code, stderr) = run(address, &["--credentials", "web"]);
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("add name=NAME"), "{stderr}");
+    let (code, stderr) = run(
+        &format!("{address},name=alpha"),
+        &["--credentials", "alpha"],
+    );
+    assert_eq!(code, Some(2), "{stderr}");
+    assert!(stderr.contains("and vm/NAME is needed here"), "{stderr}");
+}

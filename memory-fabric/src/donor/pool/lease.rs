@@ -13,6 +13,7 @@ use crate::stats::Counter;
 use crate::transport::rdma::{Device, ProtectionDomain, RdmaError, RemoteMemory};
 use crate::wire::{DROP_PAGES_MAX, LeaseStatus, ORPHAN_TIME, Token};
 use fabric_host::lock;
+use fabric_identity::Subject;
 use sessions::Sessions;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,6 +48,8 @@ pub struct DropRefused {
 /// pages before they are reused.
 #[derive(Debug)]
 pub struct Lease {
+    /// Whose it is: no other can use it. `None` where peers have no certificates.
+    pub owner: Option<Subject>,
     /// The VM's name.
     pub vm: String,
     /// The secret that authorizes its use.
@@ -80,6 +83,7 @@ struct Term {
 impl Lease {
     /// Creates a lease with fresh memory.
     pub(super) fn new(
+        owner: Option<Subject>,
         vm: String,
         token: Token,
         bytes: usize,
@@ -90,6 +94,7 @@ impl Lease {
         // A core dump of a node must not hold the memory of guests.
         memory.advise(0, bytes, Advice::DontDump)?;
         Ok(Self {
+            owner,
             vm,
             token,
             duration,

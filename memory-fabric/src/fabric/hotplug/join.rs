@@ -2,14 +2,13 @@
 
 use super::super::adapt::Change;
 use super::super::connections::Connections;
-use super::super::sources::obtain;
+use super::super::sources::{carrier, obtain};
 use super::super::{DonorAddress, FabricError, TransportKind};
 use super::transports::place_of;
 use super::{HotplugError, Inner, Joiner, State};
 use crate::homes::BLOCK_BYTES;
 use crate::link::rdma::RdmaLink;
 use crate::link::{Leased, Link, LinkConfig};
-use crate::stream::Carrier;
 use crate::view::LentBy;
 use crate::wire::TrafficClass;
 use std::net::SocketAddr;
@@ -98,6 +97,7 @@ impl Inner {
     ) -> Result<(Link, Vec<RdmaLink>), HotplugError> {
         let node = self.node_of(place);
         let address = donor.address;
+        let carrier = carrier(&self.config, &donor)?;
         let leased: Result<Leased, _> = obtain(
             self.config.transport,
             donor.fingerprint,
@@ -105,7 +105,7 @@ impl Inner {
                 local: self.shared.homes.local_node().clone(),
                 node,
                 address,
-                carrier: Carrier::Tcp,
+                carrier,
                 vm: self.config.vm.clone(),
                 bytes,
                 or_less: false,

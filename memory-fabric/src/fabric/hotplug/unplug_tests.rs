@@ -27,6 +27,7 @@ fn an_unplug_that_fails_changes_no_byte() {
     let hotplug = running.fabric.hotplug().expect("it was asked for");
     let words = Words::of(&running.fabric);
     let address = DonorAddress {
+        name: None,
         address: joins.address(),
         fingerprint: None,
         bytes: None,

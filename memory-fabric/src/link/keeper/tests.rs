@@ -16,6 +16,7 @@ const NO_GRACE: Duration = Duration::from_nanos(1);
 
 fn donor() -> Donor {
     let donor = Donor::start(&DonorConfig {
+        credentials: None,
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes: 4096,
         // So that the link renews four times a second.

@@ -22,6 +22,7 @@ fn effort(messages_max: u64) -> Effort {
 
 fn donor() -> Donor {
     Donor::start(&DonorConfig {
+        credentials: None,
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes: 8 << 20,
         lease_duration_max: Duration::from_secs(30),

@@ -20,7 +20,7 @@ pub(in crate::link) fn connect(
     let address = config.address;
     let here = |source| RdmaLinkError::Here { address, source };
     let donor = |source| RdmaLinkError::Donor { address, source };
-    let mut control = ControlStream::connect(address).map_err(donor)?;
+    let mut control = ControlStream::connect_by(address, &config.carrier).map_err(donor)?;
     let local = control.local().map_err(donor)?;
     let (device, route) = Device::for_peer(&DeviceChoice::Automatic, local.ip()).map_err(here)?;
     let lane = Lane::prepare(&LaneConfig {
@@ -44,7 +44,8 @@ pub(in crate::link) fn connect(
     signed.map_err(donor)?;
     let answer: ConnectAnswer = control.decode(frame.kind, &payload).map_err(donor)?;
     answer.memory.check(config.bytes).map_err(here)?;
-    let session = control.into_tcp().map_err(donor)?;
+    // Queue pair numbers and keys travelled under TLS where there is TLS; nothing more is sent.
+    let session = control.into_socket().map_err(donor)?;
     let watched = session.set_nonblocking(true).and(session.try_clone());
     let watched = watched.map_err(|error| donor(ControlError::Stream(address, error)))?;
     let lane = lane.connect(&answer, session).map_err(here)?;

@@ -47,6 +47,7 @@ fn at_donor(number: u64) -> u8 {
 impl Bed {
     fn new(class: TrafficClass) -> Self {
         let donor = Donor::start(&DonorConfig {
+            credentials: None,
             listen: ([127, 0, 0, 1], 0).into(),
             memory_bytes: u64::from(PAGES) * PAGE_SIZE as u64,
             lease_duration_max: PATIENCE,

@@ -53,7 +53,7 @@ impl Bed for Remote<'_> {
             local: NodeId(0).into(),
             node: NodeId(1),
             address: self.address,
-            carrier: self.carrier,
+            carrier: self.carrier.clone(),
             vm: "test".into(),
             bytes: BYTES,
             or_less: false,
@@ -113,6 +113,7 @@ impl Bed for Remote<'_> {
 /// each duration.
 pub fn run_over_rdma(here: IpAddr, mut report: impl FnMut(&str, Duration)) {
     let donor = Donor::start(&DonorConfig {
+        credentials: None,
         listen: (here, 0).into(),
         memory_bytes: BYTES,
         lease_duration_max: Duration::from_secs(60),

@@ -53,7 +53,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         match donors.first() {
             Some(donor) => bare_exchange.add(&floor::exchange(
                 donor.address(),
-                carrier(config),
+                &carrier(config),
                 config.checksum,
             )?),
             // No exchange: pages are copied within the process.
@@ -134,6 +134,7 @@ pub(super) fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
     // One page of each loan is for the floor.
     let memory_bytes = share.next_multiple_of(PAGE_SIZE as u64) + PAGE_SIZE as u64;
     let donor = DonorConfig {
+        credentials: None,
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes,
         lease_duration_max: Duration::from_secs(120),
@@ -170,6 +171,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             donors: donors
                 .iter()
                 .map(|donor| DonorAddress {
+                    name: None,
                     address: donor.address(),
                     fingerprint: None,
                     bytes: None,
@@ -180,6 +182,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
                 TransportKind::Udp => TransportKind::Udp,
                 _ => TransportKind::Tcp,
             },
+            credentials: None,
             checksum: config.checksum,
             compression: config.compression,
             grace: Duration::from_secs(5),

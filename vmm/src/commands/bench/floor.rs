@@ -72,7 +72,7 @@ pub(super) fn ends() -> Ends {
 /// Obtains a separate lease of `bytes`, and a connection for its pages.
 pub(super) fn attach(
     donor: SocketAddr,
-    carrier: Carrier,
+    carrier: &Carrier,
     bytes: u64,
     class: TrafficClass,
 ) -> Result<(ControlStream, LeaseGrant, Stream)> {
@@ -91,7 +91,7 @@ pub(super) fn attach(
 
 /// Measures requests that are answered with a page over one connection, by a dedicated client that
 /// never sleeps.
-pub(super) fn exchange(donor: SocketAddr, carrier: Carrier, checksum: bool) -> Result<Histogram> {
+pub(super) fn exchange(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Histogram> {
     // On a separate thread, since child threads would inherit its short scheduler slices.
     std::thread::scope(|scope| {
         let client = scope.spawn(|| {
@@ -102,7 +102,7 @@ pub(super) fn exchange(donor: SocketAddr, carrier: Carrier, checksum: bool) -> R
     })
 }
 
-fn exchange_here(donor: SocketAddr, carrier: Carrier, checksum: bool) -> Result<Histogram> {
+fn exchange_here(donor: SocketAddr, carrier: &Carrier, checksum: bool) -> Result<Histogram> {
     let (mut control, grant, mut stream) =
         attach(donor, carrier, PAGE_SIZE as u64, TrafficClass::Urgent)?;
     stream.set_nonblocking()?;

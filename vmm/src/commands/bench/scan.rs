@@ -47,6 +47,7 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
     // One scan without measurement: afterwards every evicted page is clean.
     scan(&bed, 1, tally);
     let donor = Donor::start(&DonorConfig {
+        credentials: None,
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes: memory.bytes(),
         lease_duration_max: Duration::from_secs(60),

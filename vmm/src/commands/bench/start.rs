@@ -70,6 +70,7 @@ pub fn start(config: &BenchStartConfig) -> Result<ExitCode, Failure> {
 
 fn measure(memory: ByteSize) -> Result<Started> {
     let donor = Donor::start(&DonorConfig {
+        credentials: None,
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes: memory.bytes(),
         lease_duration_max: Duration::from_secs(120),

@@ -33,7 +33,7 @@ impl Stream {
     /// Leases this many pages and fills them.
     pub(super) fn connect(donor: SocketAddr, pages: usize) -> Result<Self> {
         let bytes = (pages * PAGE_SIZE) as u64;
-        let attached = floor::attach(donor, Carrier::Tcp, bytes, TrafficClass::Urgent)?;
+        let attached = floor::attach(donor, &Carrier::Tcp, bytes, TrafficClass::Urgent)?;
         let (control, grant, Connection::Tcp(stream)) = attached else {
             bail!("TCP was asked for");
         };
@@ -147,6 +147,7 @@ mod tests {
     #[test]
     fn what_was_written_is_read_back_and_a_wrong_byte_is_counted() {
         let donor = Donor::start(&DonorConfig {
+            credentials: None,
             listen: ([127, 0, 0, 1], 0).into(),
             memory_bytes: 4 << 20,
             lease_duration_max: Duration::from_secs(60),

@@ -21,6 +21,7 @@ fn growing() -> FabricConfig {
 
 fn at(donor: &Donor) -> Option<DonorAddress> {
     Some(DonorAddress {
+        name: None,
         address: donor.address(),
         fingerprint: None,
         bytes: None,

@@ -284,6 +284,7 @@ fn in_time<T: Send + 'static>(
 
 fn own_donor() -> Result<Donor> {
     Ok(Donor::start(&DonorConfig {
+        credentials: None,
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes: LEASE_BYTES,
         lease_duration_max: Duration::from_secs(120),

@@ -1,0 +1,155 @@
+//! Credentials that all connections of a process share, and that can be read again while they last.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use rustls::{ClientConfig, ServerConfig};
+
+use crate::credentials::{Credentials, CredentialsError};
+use crate::subject::{Name, Role, Subject};
+
+/// Why credentials were not replaced.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The new ones cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    /// They are those of another member, whose leases and names this process does not have.
+    #[error(
+        "{path} has a certificate of {found}, and this process runs as {expected}; restart it to change that",
+        path = path.display()
+    )]
+    Subject {
+        /// The directory.
+        path: PathBuf,
+        /// Whom the new certificate names.
+        found: Box<Subject>,
+        /// Whom the one in use names.
+        expected: Box<Subject>,
+    },
+    /// A certificate of another role.
+    #[error(
+        "{path} has a certificate of {found}, and {needed} is needed here; issue one with `ssi-hv pki issue AUTHORITY {needed}`",
+        path = path.display()
+    )]
+    Role {
+        /// The directory.
+        path: PathBuf,
+        /// Whom the certificate names.
+        found: Box<Subject>,
+        /// The role and a place for the name.
+        needed: &'static str,
+    },
+}
+
+/// The credentials in use, and what follows from them.
+#[derive(Debug)]
+struct Current {
+    credentials: Arc<Credentials>,
+    server: Arc<ServerConfig>,
+}
+
+impl Current {
+    fn read(directory: &Path) -> Result<Self, CredentialsError> {
+        let credentials = Arc::new(Credentials::load(directory)?);
+        let server = Arc::new(credentials.server()?);
+        Ok(Self {
+            credentials,
+            server,
+        })
+    }
+}
+
+/// Credentials of a directory. Every new connection uses the newest ones; connections that exist keep
+/// those with which they were made.
+#[derive(Debug)]
+pub struct SharedCredentials {
+    directory: PathBuf,
+    current: RwLock<Current>,
+}
+
+impl SharedCredentials {
+    /// Reads the credentials in a directory, for a process that is a node or a VM.
+    ///
+    /// # Errors
+    /// Fails when they cannot be used, or name a member of another role.
+    pub fn load(directory: &Path, role: Role) -> Result<Arc<Self>, ReloadError> {
+        let current = Current::read(directory)?;
+        let found = current.credentials.subject();
+        if found.holder.role != role {
+            return Err(ReloadError::Role {
+                path: directory.to_owned(),
+                found: Box::new(found.clone()),
+                needed: match role {
+                    Role::Node => "node/NAME",
+                    Role::Vm => "vm/NAME",
+                    Role::Operator => "operator/NAME",
+                },
+            });
+        }
+        Ok(Arc::new(Self {
+            directory: directory.to_owned(),
+            current: RwLock::new(current),
+        }))
+    }
+
+    /// Reads the files again. They are used for new connections; when they cannot be used, the former
+    /// ones stay.
+    ///
+    /// # Errors
+    /// Fails when they cannot be used, or name another member.
+    pub fn reload(&self) -> Result<Arc<Credentials>, ReloadError> {
+        let new = Current::read(&self.directory)?;
+        let credentials = Arc::clone(&new.credentials);
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let (found, expected) = (credentials.subject(), current.credentials.subject());
+        if found != expected {
+            return Err(ReloadError::Subject {
+                path: self.directory.clone(),
+                found: Box::new(found.clone()),
+                expected: Box::new(expected.clone()),
+            });
+        }
+        *current = new;
+        Ok(credentials)
+    }
+
+    /// Returns the directory.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Returns the credentials in use.
+    #[must_use]
+    pub fn current(&self) -> Arc<Credentials> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&current.credentials)
+    }
+
+    /// Returns the configuration of a node's end.
+    #[must_use]
+    pub fn server(&self) -> Arc<ServerConfig> {
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&current.server)
+    }
+}
+
+/// The node that has to be at the other end of a connection, and what this end shows it.
+#[derive(Clone, Debug)]
+pub struct ExpectedNode {
+    /// What this end shows.
+    pub credentials: Arc<SharedCredentials>,
+    /// The node's name.
+    pub name: Name,
+}
+
+impl ExpectedNode {
+    /// Returns the configuration of this end.
+    ///
+    /// # Errors
+    /// Fails when the credentials cannot be used for this.
+    pub fn client(&self) -> Result<ClientConfig, CredentialsError> {
+        self.credentials.current().client(&self.name)
+    }
+}

@@ -1,0 +1,239 @@
+//! Connections between members of a cluster, and those who are none.
+
+mod cluster;
+mod refusals;
+
+use cluster::{Cluster, name};
+use fabric_homes::NodeId;
+use fabric_identity::{ExpectedNode, Role};
+use fabric_test_support::*;
+use fabric_transport::control::{ControlError, ControlStream};
+use fabric_transport::stream::Carrier;
+use fabric_wire::{Ends, FrameKind, LeaseGrant, LeaseRequest};
+use memory_fabric::donor::server::Donor;
+use memory_fabric::fabric::{Compression, FabricConfig, FabricEvent, PathKind, TransportKind};
+use memory_fabric::link::LinkEvent;
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const GUEST: u64 = 24 * MIB;
+const LOCAL: u64 = 16 * MIB;
+
+fn ends() -> Ends {
+    Ends {
+        local: NodeId(0).into(),
+        donor: NodeId(1),
+    }
+}
+
+fn lease_request(bytes: u64) -> LeaseRequest {
+    LeaseRequest {
+        vm: "vm".into(),
+        bytes,
+        or_less: false,
+        duration_ms: 5000,
+    }
+}
+
+fn ask(control: &mut ControlStream, bytes: u64) -> Result<LeaseGrant, ControlError> {
+    control.call(FrameKind::Lease, &lease_request(bytes), FrameKind::Granted)
+}
+
+/// Connects to the node `alpha` as a VM or node.
+fn control_as(cluster: &Cluster, donor: &Donor, holder: &str) -> ControlStream {
+    let role = if holder.starts_with("vm/") {
+        Role::Vm
+    } else {
+        Role::Node
+    };
+    let carrier = Carrier::Tls(ExpectedNode {
+        credentials: cluster.member(holder, role),
+        name: name("alpha"),
+    });
+    ControlStream::connect_by(donor.address(), &carrier).expect("a donor")
+}
+
+fn lease_as(cluster: &Cluster, donor: &Donor, holder: &str) -> (ControlStream, LeaseGrant) {
+    let mut control = control_as(cluster, donor, holder);
+    let grant = ask(&mut control, MIB).expect("granted");
+    (control, grant)
+}
+
+fn secured(cluster: &Cluster, donor: SocketAddr) -> FabricConfig {
+    let mut config = config(GUEST, LOCAL, &[donor]);
+    config.credentials = Some(cluster.member("vm/web", Role::Vm));
+    config.donors[0].name = Some(name("alpha"));
+    config
+}
+
+#[test]
+fn memory_survives_under_tls_with_connections_that_break() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(GUEST);
+    for compression in [Compression::Off, Compression::On] {
+        let running = start(&FabricConfig {
+            transport: TransportKind::Auto,
+            compression,
+            ..secured(&prod, donor.address())
+        });
+        assert_eq!(running.fabric.path(), PathKind::Tcp);
+        let words = Words::of(&running.fabric);
+        fill(words, 1);
+        for _ in 0..3 {
+            donor.break_connections();
+            verify(words, 1);
+        }
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| verify(words, 1));
+            }
+        });
+        running.fabric.shutdown();
+        assert_eq!((donor.pool().leases(), donor.pool().lent_bytes()), (0, 0));
+    }
+}
+
+/// Forwards connections, and keeps all bytes that pass in either direction.
+struct Tap {
+    address: SocketAddr,
+    seen: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Tap {
+    fn new(donor: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let seen: Arc<Mutex<Vec<u8>>> = Arc::default();
+        let kept = Arc::clone(&seen);
+        // The thread ends with the process.
+        std::thread::spawn(move || {
+            while let Ok((client, _)) = listener.accept() {
+                let server = TcpStream::connect(donor).expect("a donor");
+                for (mut from, mut to) in [
+                    (
+                        client.try_clone().expect("one"),
+                        server.try_clone().expect("one"),
+                    ),
+                    (server, client),
+                ] {
+                    let kept = Arc::clone(&kept);
+                    std::thread::spawn(move || {
+                        let mut bytes = [0; 64 << 10];
+                        while let Ok(count @ 1..) = from.read(&mut bytes) {
+                            kept.lock().unwrap().extend_from_slice(&bytes[..count]);
+                            if to.write_all(&bytes[..count]).is_err() {
+                                break;
+                            }
+                        }
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Self { address, seen }
+    }
+
+    /// Whether one of these words passed, at any offset.
+    fn has(&self, words: &HashSet<u64>) -> bool {
+        let seen = self.seen.lock().unwrap();
+        // Most offsets have none of the words, whose first two bytes say so.
+        let mut begins = vec![false; 1 << 16];
+        for word in words {
+            begins[low(*word)] = true;
+        }
+        seen.windows(8).any(|window| {
+            let word = u64::from_le_bytes(window.try_into().expect("8 bytes"));
+            begins[low(word)] && words.contains(&word)
+        })
+    }
+}
+
+fn low(word: u64) -> usize {
+    usize::try_from(word & 0xffff).expect("16 bits")
+}
+
+#[test]
+fn nothing_of_a_page_is_on_the_network() {
+    let prod = Cluster::new("prod");
+    let (open, secure) = (donor(GUEST), prod.donor(GUEST));
+    let plain = Tap::new(open.address());
+    let mut config = config(GUEST, LOCAL, &[plain.address]);
+    config.compression = Compression::Off;
+    let tap = Tap::new(secure.address());
+    let mut under_tls = secured(&prod, tap.address);
+    under_tls.compression = Compression::Off;
+    for (config, tap, visible) in [(config, plain, true), (under_tls, tap, false)] {
+        let running = start(&config);
+        let words = Words::of(&running.fabric);
+        fill(words, 7);
+        verify(words, 7);
+        running.fabric.shutdown();
+        let seen = tap.seen.lock().unwrap().len() as u64;
+        assert!(seen > GUEST - LOCAL, "only {seen} bytes passed");
+        // A word of each page, some of which travelled.
+        let marks = (0..words.pages()).map(|page| pattern(7, page, 1));
+        assert_eq!(tap.has(&marks.collect()), visible);
+    }
+}
+
+#[test]
+fn a_donor_without_a_name_is_refused() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(GUEST);
+    let mut config = secured(&prod, donor.address());
+    config.donors[0].name = None;
+    let text = refusal(&config);
+    assert!(text.contains("add name=NAME"), "{text}");
+}
+
+#[test]
+fn a_revoked_vm_loses_its_connections_when_the_list_is_read_again() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(GUEST);
+    let mut config = secured(&prod, donor.address());
+    config.grace = Duration::from_millis(500);
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill(words, 5);
+    // Reading the same files again closes nothing.
+    assert_eq!(donor.reload().expect("the same"), Some(0));
+    verify(words, 5);
+    prod.revoke("vm/web", "node/alpha");
+    let closed = donor.reload().expect("a longer list");
+    // Control, faults, write-backs and prefetching.
+    assert!(closed >= Some(4), "{closed:?}");
+    let deadline = Instant::now() + PATIENCE / 2;
+    let reason = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match running.events.recv_timeout(left).expect("an event") {
+            FabricEvent::Link(LinkEvent::Lost { reason, .. }) => break reason,
+            FabricEvent::Link(_) => {}
+            other => panic!("unexpected {other:?}"),
+        }
+    };
+    assert!(
+        reason.contains("refuses this end's certificate"),
+        "{reason}"
+    );
+    // Its threads may wait for pages that do not arrive.
+    std::mem::forget(running.fabric);
+}
+
+#[test]
+fn credentials_that_cannot_be_used_do_not_replace_those_in_use() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(GUEST);
+    let directory = prod.directory_of("node/alpha");
+    let good = std::fs::read(directory.join("cert.pem")).expect("a file");
+    let other = prod.directory_of("node/beta");
+    std::fs::copy(other.join("cert.pem"), directory.join("cert.pem")).expect("copied");
+    assert!(donor.reload().is_err(), "another's certificate");
+    std::fs::copy(other.join("key.pem"), directory.join("key.pem")).expect("copied");
+    let error = donor.reload().expect_err("another member").to_string();
+    assert!(error.contains("restart it"), "{error}");
+    drop(lease_as(&prod, &donor, "vm/web"));
+    std::fs::write(directory.join("cert.pem"), good).expect("written");
+}

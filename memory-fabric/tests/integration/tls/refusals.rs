@@ -1,0 +1,292 @@
+//! Clients without a valid certificate: each is refused before it has a lease, and the node serves
+//! others meanwhile.
+
+use super::cluster::{Cluster, Pair, self_signed, uri};
+use super::{control_as, lease_as, lease_request};
+use fabric_identity::{DonorVerifier, NAME, Role};
+use fabric_test_support::*;
+use fabric_transport::control::{ControlError, ControlStream};
+use fabric_wire::{Frame, FrameKind, encode_message};
+use memory_fabric::donor::server::Donor;
+use rcgen::ExtendedKeyUsagePurpose;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use time::OffsetDateTime;
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// A client that accepts every server and shows this certificate, or none.
+fn config(shown: Option<Pair>) -> ClientConfig {
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())));
+    match shown {
+        None => config.with_no_client_auth(),
+        Some(Pair { certificate, key }) => {
+            let key = PrivateKeyDer::Pkcs8(key.serialize_der().into());
+            let config = config.with_client_auth_cert(vec![certificate], key);
+            config.expect("a certificate and its key")
+        }
+    }
+}
+
+/// Asks for a lease as this client, which must fail; returns how.
+fn refused(donor: &Donor, config: ClientConfig) -> String {
+    answer_to(donor, config).expect_err("the node answers")
+}
+
+/// Asks for a lease as this client, until the first byte of an answer.
+fn answer_to(donor: &Donor, config: ClientConfig) -> Result<(), String> {
+    let socket = TcpStream::connect(donor.address()).expect("a donor");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    let name = ServerName::try_from(NAME).expect("a name");
+    let client = ClientConnection::new(Arc::new(config), name).expect("a client");
+    let mut stream = StreamOwned::new(client, socket);
+    let payload = encode_message(&lease_request(MIB));
+    let header = Frame::new(FrameKind::Lease, 0, 0, true).encode(&payload);
+    let mut answer = [0; 1];
+    let ended = stream
+        .write_all(&[header.as_slice(), &payload].concat())
+        .and_then(|()| stream.read(&mut answer));
+    match ended {
+        Ok(0) => Err("the end".to_owned()),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[test]
+fn who_has_no_valid_certificate_gets_no_lease() {
+    let (prod, other) = (Cluster::new("prod"), Cluster::new("prod"));
+    prod.directory_of("node/alpha");
+    prod.directory_of("vm/gone");
+    prod.revoke("vm/gone", "node/alpha");
+    let donor = prod.donor(16 * MIB);
+    let now = OffsetDateTime::now_utc();
+    let day = time::Duration::DAY;
+    let named = |uris: &[&str]| {
+        let names: Vec<_> = uris.iter().map(|text| uri(text)).collect();
+        prod.odd(move |parameters| parameters.subject_alt_names = names)
+    };
+    let cases = [
+        ("none", None),
+        ("one that confirms itself", Some(self_signed())),
+        ("one of another authority", Some(other.odd(|_| {}))),
+        (
+            "an expired one",
+            Some(prod.odd(|parameters| {
+                parameters.not_before = now - day * 2;
+                parameters.not_after = now - day;
+            })),
+        ),
+        (
+            "one that is not valid yet",
+            Some(prod.odd(|parameters| {
+                parameters.not_before = now + day;
+                parameters.not_after = now + day * 2;
+            })),
+        ),
+        (
+            "one for servers only",
+            Some(prod.odd(|parameters| {
+                parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+            })),
+        ),
+        (
+            "one of another cluster with the same authority",
+            Some(named(&["spiffe://test/ssi-hv/vm/web"])),
+        ),
+        (
+            "one of an unknown role",
+            Some(named(&["spiffe://prod/ssi-hv/guest/web"])),
+        ),
+        ("one without a name", Some(named(&[]))),
+        (
+            "one with two names",
+            Some(named(&[
+                "spiffe://prod/ssi-hv/vm/web",
+                "spiffe://prod/ssi-hv/vm/db",
+            ])),
+        ),
+    ];
+    for (what, shown) in cases {
+        let why = refused(&donor, config(shown));
+        // An alert says so; a reset may overtake it.
+        println!("{what}: {why}");
+        assert_eq!(donor.pool().granted.get(), 0, "{what} got a lease");
+    }
+    let gone = prod.directory_of("vm/gone");
+    let chain = fabric_identity::credentials::certificates(&gone.join("cert.pem")).expect("one");
+    let key = PrivateKeyDer::from_pem_file(gone.join("key.pem")).expect("a key");
+    let revoked = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .expect("TLS 1.3")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())))
+        .with_client_auth_cert(chain, key)
+        .expect("a certificate and its key");
+    println!("a revoked one: {}", refused(&donor, revoked));
+    assert_eq!(donor.pool().granted.get(), 0, "a revoked one got a lease");
+
+    // The same client with a certificate like that of a VM has one.
+    let valid = answer_to(&donor, config(Some(prod.odd(|_| {}))));
+    assert_eq!(valid, Ok(()));
+    assert_eq!(donor.pool().granted.get(), 1);
+}
+
+#[test]
+fn an_operator_uses_no_memory() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let credentials = prod.member("operator/eve", Role::Operator);
+    let carrier = fabric_transport::stream::Carrier::Tls(fabric_identity::ExpectedNode {
+        credentials,
+        name: super::cluster::name("alpha"),
+    });
+    let mut control = ControlStream::connect_by(donor.address(), &carrier).expect("connected");
+    let error = super::ask(&mut control, MIB).expect_err("refused");
+    assert!(error.to_string().contains("is no VM or node"), "{error}");
+    assert_eq!(donor.pool().granted.get(), 0);
+}
+
+#[test]
+fn tls_1_2_is_refused() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    // A record with a ClientHello that offers TLS 1.2 alone (RFC 5246, section 7.4.1.2).
+    let mut hello = vec![0x03, 0x03];
+    hello.extend([7; 32]);
+    hello.extend([0, 0, 2, 0xc0, 0x2b, 1, 0, 0, 0]);
+    let mut message = vec![1, 0, 0, u8::try_from(hello.len()).expect("short")];
+    message.extend(hello);
+    let mut record = vec![22, 3, 1, 0, u8::try_from(message.len()).expect("short")];
+    record.extend(message);
+    let mut socket = TcpStream::connect(donor.address()).expect("a donor");
+    socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+    socket.write_all(&record).expect("sent");
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).expect("the end");
+    // A fatal alert (type 21, level 2; RFC 8446, section 6.2), and nothing else.
+    assert_eq!(
+        (answer[0], answer[5], answer.len()),
+        (21, 2, 7),
+        "{answer:?}"
+    );
+    assert_eq!(donor.pool().granted.get(), 0);
+}
+
+#[test]
+fn who_comes_without_tls_is_told_what_to_do() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let mut control = ControlStream::connect(donor.address()).expect("connected");
+    let error = super::ask(&mut control, MIB).expect_err("refused");
+    assert!(error.to_string().contains("--credentials DIR"), "{error}");
+    assert_eq!(donor.pool().granted.get(), 0);
+}
+
+#[test]
+fn a_node_without_tls_is_no_node_of_the_cluster() {
+    let prod = Cluster::new("prod");
+    let donor = donor(16 * MIB);
+    let carrier = prod.carrier("vm/web", "alpha");
+    let error = ControlStream::connect_by(donor.address(), &carrier).expect_err("refused");
+    let text = describe(&error);
+    assert!(text.contains("with --credentials"), "{text}");
+    assert_eq!(donor.pool().granted.get(), 0);
+}
+
+#[test]
+fn another_node_is_not_the_one_that_was_asked_for() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let carrier = prod.carrier("vm/web", "beta");
+    let error = ControlStream::connect_by(donor.address(), &carrier).expect_err("refused");
+    let text = describe(&error);
+    assert!(text.contains("node/beta is needed here"), "{text}");
+    assert_eq!(donor.pool().granted.get(), 0);
+}
+
+#[test]
+fn the_holder_of_a_vms_certificate_is_no_node() {
+    let prod = Cluster::new("prod");
+    let impostor = prod.member("vm/impostor", Role::Vm);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    let server = std::thread::spawn(move || {
+        let (socket, _) = listener.accept().expect("a client");
+        fabric_transport::tls::TlsStream::accept(socket, &impostor).map(drop)
+    });
+    let carrier = prod.carrier("vm/web", "impostor");
+    let error = ControlStream::connect_by(address, &carrier).expect_err("refused");
+    assert!(matches!(error, ControlError::Identity(..)), "{error:?}");
+    let ended = server.join().expect("it does not panic");
+    assert!(ended.is_err(), "the impostor has a client");
+}
+
+#[test]
+fn a_stolen_token_opens_nothing() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let (_control, grant) = lease_as(&prod, &donor, "vm/web");
+    for thief in ["vm/thief", "node/beta"] {
+        let mut control = control_as(&prod, &donor, thief);
+        let resumed: Result<fabric_wire::LeaseStatus, _> =
+            control.call(FrameKind::Resume, &grant.token, FrameKind::Status);
+        let error = resumed.expect_err(thief).to_string();
+        assert!(error.contains("no such lease"), "{error}");
+        let mut pages = control_as(&prod, &donor, thief);
+        let class = fabric_wire::TrafficClass::Urgent;
+        let attached = pages.attach(grant.token, class, &super::ends());
+        let error = attached.expect_err(thief).to_string();
+        assert!(error.contains("no such lease"), "{error}");
+    }
+    // The owner's next certificate is the owner's.
+    let mut pages = control_as(&prod, &donor, "vm/web");
+    let class = fabric_wire::TrafficClass::Urgent;
+    pages
+        .attach(grant.token, class, &super::ends())
+        .expect("the owner");
+}
+
+#[test]
+fn a_silent_client_delays_nobody_and_is_disconnected() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(16 * MIB);
+    let started = Instant::now();
+    let mut silent: Vec<_> = (0..20)
+        .map(|_| TcpStream::connect(donor.address()).expect("connected"))
+        .collect();
+    // The first bytes of a record that does not come.
+    silent[0].write_all(&[22, 3, 1, 2, 0]).expect("sent");
+    let (control, _) = lease_as(&prod, &donor, "vm/web");
+    assert!(started.elapsed() < Duration::from_secs(4), "it waited");
+    for socket in &mut silent {
+        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let ended = socket.read_to_end(&mut Vec::new());
+        assert!(ended.is_ok(), "{ended:?}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(20));
+    drop(control);
+}
+
+fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,305 @@
+//! Establishing a connection: who both ends are.
+
+use super::session::{Session, Step, Then};
+use super::{INPUT_BYTES, OUTPUT_BYTES, Peer, RECORD_BYTES_MAX, TlsStream};
+use fabric_host::poll::sleep_on;
+use fabric_identity::presented::Presented;
+use fabric_identity::{ExpectedNode, NAME, SharedCredentials};
+use fabric_wire::{ErrorMessage, Frame, FrameKind, MAGIC, Refusal, encode_message};
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::ServerName;
+use rustls::server::UnbufferedServerConnection;
+use rustls::{AlertDescription, Error};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Timeout of a handshake.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a peer without TLS may take to read why it is refused.
+const REFUSING_TIME_MAX: Duration = Duration::from_millis(500);
+
+/// What a peer without TLS is told.
+const REFUSAL: &str = "this node accepts only connections with certificates: give --credentials DIR, \
+                       with a certificate that `ssi-hv pki` issued";
+
+/// Why there is no connection under TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// The peer does not use TLS.
+    #[error(
+        "it does not use certificates, and this end does; start `ssi-hv node` there with --credentials"
+    )]
+    Plain,
+    /// A client does not use TLS. It was told so.
+    #[error("the client does not use certificates")]
+    PlainClient,
+    /// The peer was silent.
+    #[error("no TLS handshake within {} s", HANDSHAKE_TIMEOUT.as_secs())]
+    Late,
+    /// The peer ended the connection.
+    #[error("it closed the connection during the TLS handshake")]
+    Closed,
+    /// The peer refuses.
+    #[error(
+        "it refuses this end's certificate (TLS alert {0:?}): it is missing, expired, revoked, of another \
+         authority or of a wrong role; check it with `ssi-hv pki verify`, and see the log of the node"
+    )]
+    Refused(AlertDescription),
+    /// The peer's certificate is not accepted.
+    #[error("its certificate is not accepted: {0}")]
+    Certificate(String),
+    /// The protocol was violated, or the connection was tampered with.
+    #[error("TLS failed: {0}")]
+    Protocol(Error),
+    /// This end's credentials cannot be used.
+    #[error("the credentials cannot be used: {0}")]
+    Credentials(String),
+}
+
+impl From<Error> for TlsError {
+    fn from(error: Error) -> Self {
+        use AlertDescription as Alert;
+        match error {
+            Error::AlertReceived(
+                alert @ (Alert::NoCertificate
+                | Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::UnknownCA
+                | Alert::AccessDenied
+                | Alert::CertificateRequired
+                | Alert::HandshakeFailure
+                | Alert::DecryptError
+                | Alert::InternalError),
+            ) => Self::Refused(alert),
+            Error::InvalidCertificate(why) => Self::Certificate(why.to_string()),
+            Error::NoCertificatesPresented => Self::Certificate("it has none".to_owned()),
+            Error::General(why) => Self::Certificate(why),
+            other => Self::Protocol(other),
+        }
+    }
+}
+
+impl From<TlsError> for io::Error {
+    fn from(error: TlsError) -> Self {
+        let kind = match error {
+            TlsError::Late => io::ErrorKind::TimedOut,
+            TlsError::Closed => io::ErrorKind::UnexpectedEof,
+            TlsError::Refused(_) | TlsError::Certificate(_) => io::ErrorKind::PermissionDenied,
+            _ => io::ErrorKind::InvalidData,
+        };
+        Self::new(kind, error)
+    }
+}
+
+impl TlsStream {
+    /// Makes a connection one to an expected node.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the peer is not that node, and after [`HANDSHAKE_TIMEOUT`]. Whether the peer accepts
+    /// this end shows at the first read.
+    pub fn connect(socket: TcpStream, expected: &ExpectedNode) -> io::Result<Self> {
+        let unusable = |why: String| io::Error::from(TlsError::Credentials(why));
+        let config = expected.client().map_err(|why| unusable(why.to_string()))?;
+        let name = ServerName::try_from(NAME).map_err(|why| unusable(why.to_string()))?;
+        let client = UnbufferedClientConnection::new(Arc::new(config), name);
+        let client = client.map_err(|why| unusable(why.to_string()))?;
+        Self::establish(socket, Session::Client(Box::new(client)))
+    }
+
+    /// Makes a connection one from a member of the cluster. A client that does not use TLS is told
+    /// why it is refused.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the peer is none, and after [`HANDSHAKE_TIMEOUT`].
+    pub fn accept(socket: TcpStream, credentials: &SharedCredentials) -> io::Result<Self> {
+        let server = UnbufferedServerConnection::new(credentials.server())
+            .map_err(|why| io::Error::from(TlsError::Credentials(why.to_string())))?;
+        Self::establish(socket, Session::Server(Box::new(server)))
+    }
+
+    fn establish(socket: TcpStream, session: Session) -> io::Result<Self> {
+        socket.set_nodelay(true)?;
+        socket.set_nonblocking(true)?;
+        let is_server = matches!(session, Session::Server(_));
+        let mut handshake = Handshake {
+            socket,
+            session,
+            input: vec![0; INPUT_BYTES].into_boxed_slice(),
+            received: 0,
+            output: vec![0; OUTPUT_BYTES].into_boxed_slice(),
+            pending: 0..0,
+            deadline: Instant::now() + HANDSHAKE_TIMEOUT,
+            rest: Vec::with_capacity(RECORD_BYTES_MAX),
+        };
+        if let Err(error) = handshake.shake_hands() {
+            let plain = error.get_ref().and_then(|cause| cause.downcast_ref());
+            if is_server && matches!(plain, Some(TlsError::Plain)) {
+                handshake.refuse_plain();
+                return Err(TlsError::PlainClient.into());
+            }
+            return Err(error);
+        }
+        let chain = handshake.session.common().peer_certificates();
+        let chain: Vec<_> = chain.unwrap_or_default().to_vec();
+        let certificate = chain.first().ok_or(Error::NoCertificatesPresented);
+        let presented = Presented::read(certificate.map_err(TlsError::from)?);
+        let presented = presented.map_err(|why| TlsError::Certificate(why.to_string()))?;
+        let Handshake {
+            socket,
+            session,
+            input,
+            received,
+            output,
+            rest,
+            ..
+        } = handshake;
+        Ok(Self {
+            socket,
+            session,
+            peer: Peer {
+                subject: presented.subject,
+                chain,
+            },
+            input,
+            received: 0..received,
+            is_ready: received > 0 || !rest.is_empty(),
+            rest,
+            rest_read: 0,
+            output,
+            unsent: 0..0,
+            gathered: Vec::with_capacity(super::BATCH_BYTES),
+            closed: false,
+            failed: false,
+            detached: false,
+        })
+    }
+}
+
+/// A connection that is not established yet.
+struct Handshake {
+    socket: TcpStream,
+    session: Session,
+    input: Box<[u8]>,
+    received: usize,
+    output: Box<[u8]>,
+    /// The part of `output` to send.
+    pending: std::ops::Range<usize>,
+    deadline: Instant,
+    /// Application data that came with the last message.
+    rest: Vec<u8>,
+}
+
+impl Handshake {
+    fn shake_hands(&mut self) -> io::Result<()> {
+        let mut first = true;
+        loop {
+            let advanced = self.advance();
+            // The peer learns the reason even if this end fails.
+            self.send()?;
+            advanced?;
+            if !self.session.common().is_handshaking() {
+                return Ok(());
+            }
+            self.receive()?;
+            if first && self.input[0] == MAGIC[0] {
+                return Err(TlsError::Plain.into());
+            }
+            first = false;
+        }
+    }
+
+    /// Makes as many steps as the received bytes allow.
+    fn advance(&mut self) -> io::Result<()> {
+        let mut used = 0..0;
+        let result = loop {
+            let input = &mut self.input[..self.received];
+            let rest = &mut self.rest;
+            let mut take = |bytes: &[u8]| rest.extend_from_slice(bytes);
+            let output = (&mut *self.output, &mut used);
+            let advanced = self
+                .session
+                .advance(input, output, Then::Nothing, &mut take);
+            self.input.copy_within(advanced.discard..self.received, 0);
+            self.received -= advanced.discard;
+            match advanced.step {
+                Ok(Step::Advanced) if self.rest.is_empty() => {}
+                Ok(Step::Advanced | Step::Idle) => break Ok(()),
+                Ok(Step::Closed) => break Err(TlsError::Closed.into()),
+                Err(error) => {
+                    self.session.take_output((&mut *self.output, &mut used));
+                    break Err(TlsError::from(error).into());
+                }
+            }
+        };
+        self.pending = used;
+        result
+    }
+
+    fn send(&mut self) -> io::Result<()> {
+        while !self.pending.is_empty() {
+            match self.socket.write(&self.output[self.pending.clone()]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => self.pending.start += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(libc::POLLOUT)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self) -> io::Result<()> {
+        loop {
+            match self.socket.read(&mut self.input[self.received..]) {
+                Ok(0) => return Err(TlsError::Closed.into()),
+                Ok(count) => {
+                    self.received += count;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(libc::POLLIN)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn wait(&self, events: libc::c_short) -> io::Result<()> {
+        if Instant::now() >= self.deadline {
+            return Err(TlsError::Late.into());
+        }
+        sleep_on(self.socket.as_raw_fd(), events, Some(self.deadline))
+    }
+
+    /// Sends a client without TLS the reason for which it is refused, in its protocol.
+    fn refuse_plain(&mut self) {
+        let message = ErrorMessage {
+            refusal: Refusal::Malformed,
+            text: REFUSAL.to_owned(),
+        };
+        let payload = encode_message(&message);
+        let header = Frame::new(FrameKind::Error, 0, 0, true).encode(&payload);
+        let frame = [header.as_slice(), &payload].concat();
+        // Best effort: a new connection accepts as much at once.
+        let _ = self.socket.write(&frame);
+        let _ = self.socket.shutdown(Shutdown::Write);
+        // Closing a socket with unread data would reset the connection before the peer has read.
+        self.deadline = Instant::now() + REFUSING_TIME_MAX;
+        self.received = 0;
+        while self.receive().is_ok() {
+            self.received = 0;
+        }
+    }
+}
