@@ -41,6 +41,15 @@ fn two_hosts(context: &Context<'_>) -> Result {
     process.kill(libc::SIGTERM)?;
     let guest = Finished::read(context, process.wait(SHORT)?)?;
     guest.expect_exit(TERMINATED)?;
+    let console = &guest.output.stdout;
+    for parameter in [" tsc_early_khz=", " lpj="] {
+        ensure!(console.contains(parameter), "no{parameter}: {console}");
+    }
+    let of_100_ms = ms_of_100(console);
+    ensure!(
+        of_100_ms.is_none_or(|ms| (50..=200).contains(&ms)),
+        "100 ms of the guest's clock are {of_100_ms:?} ms"
+    );
     ensure!(
         guest.report["guest"]["irqchip"] == "user",
         "report: {}",
@@ -62,4 +71,24 @@ fn two_hosts(context: &Context<'_>) -> Result {
         time.as_secs_f64()
     ));
     Ok(Verdict::Pass)
+}
+
+/// How many milliseconds of the ACPI timer were 100 ms of the time stamp counter, if the kernel found
+/// that they are not as many: the rate that it was told is wrong then.
+fn ms_of_100(console: &str) -> Option<u64> {
+    let (_, found) = console.split_once("APIC calibration not consistent with PM-Timer: ")?;
+    found.split_once("ms instead of 100ms")?.0.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_clock_is_found_on_the_console() {
+        let console =
+            "[ 4.6] APIC calibration not consistent with PM-Timer: 37ms instead of 100ms\r\n";
+        assert_eq!(ms_of_100(console), Some(37));
+        assert_eq!(ms_of_100("[ 4.6] smp: x\r\n"), None);
+    }
 }
