@@ -32,6 +32,7 @@ fn measure(round: u64, huge_pages: bool) {
         local_bytes: BYTES as u64,
         local_use: LocalUse::Cache,
         donors: Vec::new(),
+        replicated: false,
         transport: TransportKind::Tcp,
         credentials: None,
         checksum: false,

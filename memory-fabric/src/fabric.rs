@@ -6,13 +6,14 @@ mod config;
 mod connections;
 mod engine;
 mod hotplug;
+mod replicas;
 mod sources;
 mod threads;
 
 use crate::discard::Discarder;
 use crate::guest_memory::GuestMemory;
 pub use crate::homes::LocalUse;
-use crate::homes::{HomeTable, Loan, LocalNode, Plan};
+use crate::homes::{HomeTable, Loan, LocalNode, NodeId, Plan};
 use crate::link::LinkEvent;
 use crate::nodes::Nodes;
 use crate::page::{PAGE_SHIFT, PageRange};
@@ -23,10 +24,11 @@ use crate::transport::select::Selection;
 pub use crate::transport::udp::{Fingerprint, FingerprintError};
 pub use crate::transport::{Compression, PathKind, TransportKind};
 use crate::uffd::Uffd;
-pub use crate::view::{AddedSummary, NodeSummary, RdmaSummary};
+pub use crate::view::{AddedSummary, NodeSummary, RdmaSummary, ReplicaSummary};
 use crate::view::{FabricView, LentBy, VmMemory};
 pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, SPIN_DEFAULT};
 use engine::Engine;
+pub use fabric_replicas::capacity as replicated_blocks;
 pub use hotplug::{Hotplug, HotplugError, PlugError};
 use sources::Sources;
 use std::sync::{Arc, RwLock};
@@ -40,6 +42,15 @@ const LOOPBACK_LEASE: Duration = Duration::from_secs(3600);
 pub enum FabricEvent {
     /// A donor became unreachable or reachable, or is lost.
     Link(LinkEvent),
+    /// A donor of replicated memory is not used any more; other copies are.
+    Degraded {
+        /// The donor.
+        node: NodeId,
+        /// Why.
+        reason: String,
+    },
+    /// All replicated memory has two copies again.
+    Repaired,
     /// The pager failed: faults are no longer served.
     Failed(String),
 }
@@ -122,15 +133,26 @@ impl Fabric {
         };
         let lent = sources.lent();
         let ids = &config.nodes;
-        let loans: Vec<Loan> = (ids.donors.iter().zip(&lent))
-            .map(|(&node, (_, bytes))| Loan {
+        let donors = &ids.donors[..lent.len()];
+        let joiners = config.hotplug.map_or(&[][..], |_| &ids.joiners);
+        let mut nodes = Nodes::new(donors, joiners);
+        let mut homes = HomeTable::new(local, &config.ram, config.hotplug).with_links(nodes.all());
+        let mut replicas = None;
+        let loans: Vec<Loan> = if config.replicated && !lent.is_empty() {
+            let lent = lent.iter().map(|(_, bytes)| *bytes);
+            let (placement, slots) = replicas::place(config, guest_bytes, lent)?;
+            nodes = Nodes::replicated(donors);
+            homes = homes.with_replicas(donors, donors.len());
+            replicas = Some(replicas::set(&placement, &slots, &nodes, observer));
+            replicas::loans(&placement, donors)
+        } else {
+            let loans = donors.iter().zip(&lent).map(|(&node, (_, bytes))| Loan {
                 node,
                 pages: bytes >> PAGE_SHIFT,
-            })
-            .collect();
-        let joiners = config.hotplug.map_or(&[][..], |_| &ids.joiners);
-        let nodes = Nodes::new(&ids.donors[..loans.len()], joiners);
-        let homes = HomeTable::new(local, &config.ram, config.hotplug).with_links(nodes.all());
+                first_slot: 0,
+            });
+            loans.collect()
+        };
         let local_pages = config.local_bytes >> PAGE_SHIFT;
         let plan = Plan::new(homes, local_pages, config.local_use, &loans)?;
         if plan.beyond_budget_pages > 0 && !loans.is_empty() {
@@ -156,6 +178,7 @@ impl Fabric {
             stats: Arc::new(PagerStats::new(nodes.links())),
             plan: Arc::new(plan),
             nodes: Arc::new(nodes),
+            replicas,
             local_bytes: match config.hotplug {
                 Some(_) => config.local_bytes,
                 None => config.local_bytes.min(guest_bytes),

@@ -312,6 +312,7 @@ mod tests {
     /// A guest of node 0, to which node 1 lends.
     fn plan(ram: &[PageRange], local_pages: u64, lent: u64) -> Plan {
         let loan = Loan {
+            first_slot: 0,
             node: NodeId(1),
             pages: lent,
         };

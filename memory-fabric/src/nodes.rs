@@ -12,6 +12,8 @@ pub(crate) struct Nodes {
     all: Box<[NodeId]>,
     /// Number of links of the guest's start.
     fixed: usize,
+    /// Whether one more link leads to the replicated memory of all donors of the start.
+    is_replicated: bool,
 }
 
 impl Nodes {
@@ -21,17 +23,36 @@ impl Nodes {
         Self {
             all: [donors, joiners].concat().into(),
             fixed: donors.len(),
+            is_replicated: false,
         }
     }
 
-    /// Returns the node of each link, in order.
+    /// The same for donors that hold replicated memory, which no donor joins.
+    pub fn replicated(donors: &[NodeId]) -> Self {
+        Self {
+            is_replicated: true,
+            ..Self::new(donors, &[])
+        }
+    }
+
+    /// Returns the node of each link to one, in order.
     pub fn all(&self) -> &[NodeId] {
         &self.all
     }
 
     /// Returns the number of links, including those for donors that can join.
     pub fn links(&self) -> usize {
-        self.all.len()
+        self.all.len() + usize::from(self.is_replicated)
+    }
+
+    /// Returns the number of donors that can join.
+    pub fn joiners(&self) -> usize {
+        self.all.len() - self.fixed
+    }
+
+    /// Returns the link to a node.
+    pub fn link_to(&self, node: NodeId) -> Option<usize> {
+        self.all.iter().position(|&other| other == node)
     }
 
     /// Returns the number of links of the guest's start.

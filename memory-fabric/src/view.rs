@@ -14,6 +14,7 @@ use crate::page::PAGE_SHIFT;
 use crate::pager::Shared;
 use crate::stats::PagerStats;
 use crate::wire::LeaseStatus;
+use fabric_replicas::ReplicaSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -48,6 +49,21 @@ pub struct RdmaSummary {
     pub connections: u64,
     /// Connections that failed.
     pub failures: u64,
+}
+
+/// The state of replicated memory.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct ReplicaSummary {
+    /// Bytes of guest memory with two copies, if both are valid.
+    pub bytes: u64,
+    /// Of these, bytes with one valid copy.
+    pub degraded_bytes: u64,
+    /// Bytes whose second copy was restored.
+    pub repaired_bytes: u64,
+    /// Number of times that a donor went out of use.
+    pub losses: u64,
+    /// The donors that are not in use.
+    pub out: Vec<NodeId>,
 }
 
 /// Memory that is added to a guest at run time.
@@ -87,6 +103,8 @@ pub(crate) struct VmMemory {
     pub stats: Arc<PagerStats>,
     pub plan: Arc<Plan>,
     pub nodes: Arc<Nodes>,
+    /// `None` without replicas.
+    pub replicas: Option<Arc<ReplicaSet>>,
     pub local_bytes: u64,
     /// One for each donor, in the order of the links.
     pub lent_by: Lenders,
@@ -216,6 +234,22 @@ impl FabricView {
             max_bytes: pages.bytes(),
             requested_bytes: u64::from(requested) * BLOCK_BYTES,
             plugged_bytes: u64::from(self.vm.plan.homes.added_blocks()) * BLOCK_BYTES,
+        })
+    }
+
+    /// Returns the state of replicated memory; `None` without replicas.
+    #[must_use]
+    pub fn replicas(&self) -> Option<ReplicaSummary> {
+        let set = self.vm.replicas.as_ref()?;
+        let copies = set.copies();
+        let donors = (0..=u8::MAX).zip(self.vm.nodes.all());
+        let out = donors.filter(|(donor, _)| copies.is_out(*donor));
+        Some(ReplicaSummary {
+            bytes: u64::from(copies.blocks()) * BLOCK_BYTES,
+            degraded_bytes: u64::from(copies.degraded()) * BLOCK_BYTES,
+            repaired_bytes: set.repaired_blocks.get() * BLOCK_BYTES,
+            losses: set.losses.get(),
+            out: out.map(|(_, &node)| node).collect(),
         })
     }
 

@@ -40,6 +40,9 @@ pub struct Loan {
     pub node: NodeId,
     /// Number of pages.
     pub pages: u64,
+    /// The number of its first slot. It is not 0 where the slots of all loans have consecutive
+    /// numbers, as with replicas.
+    pub first_slot: u32,
 }
 
 /// The division of a guest's memory.
@@ -95,7 +98,7 @@ impl Share {
         let start = u64::from(self.used) * u64::from(BLOCK_PAGES);
         let fits = u64::from(self.used) < self.blocks && start + end_in_block <= self.loan.pages;
         fits.then(|| {
-            let slot = self.used;
+            let slot = self.loan.first_slot + self.used;
             self.used += 1;
             Home {
                 node: self.loan.node,

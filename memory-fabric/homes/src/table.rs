@@ -18,17 +18,13 @@ const ASSIGNED: u64 = 1 << 63;
 /// In a word: the block is about to lose its home. Until then its pages can be fetched from there,
 /// but no page is written there.
 const LEAVING: u64 = 1 << 62;
-/// In a word: bits 31 to 61 are for a second home, like bits 0 to 30 for the first. They are zero:
-/// no block has a replica yet.
-const REPLICA_SHIFT: u32 = 31;
 /// In a word, from bit 0: the slot in the home's loan. 2^23 slots are the blocks of 16 TiB, the
 /// limit of guest memory.
 const SLOT_BITS: u32 = 23;
 /// In a word, above the slot: the id of the node.
 const NODE_SHIFT: u32 = SLOT_BITS;
 
-const _: () = assert!(NODE_SHIFT + u8::BITS == REPLICA_SHIFT);
-const _: () = assert!(1 << (2 * REPLICA_SHIFT) == LEAVING);
+const _: () = assert!(1 << (NODE_SHIFT + u8::BITS) < LEAVING);
 
 /// The node that stores a block's pages when they are not cached, and the location there.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -105,6 +101,8 @@ pub struct HomeTable {
     ram_pages: Box<[AtomicU64]>,
     /// For each node, the index of the link to it.
     link_of: Box<[u8]>,
+    /// Whether all homes on other nodes have one link, and each slot is apart from the others.
+    is_replicated: bool,
 }
 
 impl HomeTable {
@@ -131,6 +129,7 @@ impl HomeTable {
             added_blocks: (0..NODE_IDS).map(|_| AtomicU32::new(0)).collect(),
             ram_pages: (0..NODE_IDS).map(|_| AtomicU64::new(0)).collect(),
             link_of: vec![NO_LINK; NODE_IDS].into(),
+            is_replicated: false,
         }
     }
 
@@ -141,6 +140,22 @@ impl HomeTable {
         for (link, node) in (0..NO_LINK).zip(nodes) {
             self.link_of[node.index()] = link;
         }
+        self
+    }
+
+    /// Sets one link that leads to all these nodes: that of replicated memory. The slot of a home is
+    /// the number of the block there, whose copies are anywhere.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such link.
+    #[must_use]
+    pub fn with_replicas(mut self, nodes: &[NodeId], link: usize) -> Self {
+        let link = u8::try_from(link).expect("fewer links than ids");
+        for node in nodes {
+            self.link_of[node.index()] = link;
+        }
+        self.is_replicated = true;
         self
     }
 
@@ -255,7 +270,7 @@ impl HomeTable {
         let mut block = Self::block_of(page);
         let mut slot = home.slot;
         let mut count = BLOCK_PAGES - page.number() % BLOCK_PAGES;
-        while count < most {
+        while count < most && !self.is_replicated {
             (block, slot) = (block + 1, slot + 1);
             let node = home.node;
             if self.home(block) != Some(Home { node, slot }) {

@@ -1,10 +1,11 @@
 //! Following how fast links are while the VM runs: from the fetches that faults wait for where
 //! there are some, and by a few requests of its own where a link is idle.
 
-use crate::homes::{HomeTable, NodeId};
+use crate::homes::NodeId;
 use crate::link::path::PathStats;
 use crate::link::rdma::{RdmaLinkConfig, RdmaStats};
 use crate::link::{LinkStats, describe, probe};
+use crate::nodes::Nodes;
 use crate::pager::Policies;
 use crate::policy::Steady;
 use crate::stats::{DonorStats, PagerStats, Recent};
@@ -41,14 +42,14 @@ impl Adapter {
         changes: Receiver<Change>,
         stats: Arc<PagerStats>,
         policies: Arc<Policies>,
-        homes: Arc<HomeTable>,
+        nodes: Arc<Nodes>,
     ) -> io::Result<Self> {
         let (stop, stopped) = bounded(0);
         let (ended_by, ended) = bounded(1);
         std::thread::Builder::new()
             .name("pager-adapt".to_owned())
             .spawn(move || {
-                follow(donors, &changes, &stats, &policies, &homes, &stopped);
+                follow(donors, &changes, &stats, &policies, &nodes, &stopped);
                 let _ = ended_by.send(());
             })?;
         let stop = Some(stop);
@@ -155,7 +156,7 @@ fn follow(
     changes: &Receiver<Change>,
     stats: &PagerStats,
     policies: &Policies,
-    homes: &HomeTable,
+    nodes: &Nodes,
     stopped: &Receiver<()>,
 ) {
     // Its end is the end of the other end.
@@ -167,7 +168,7 @@ fn follow(
             }
         }
         for donor in &mut donors {
-            let link = homes.link_to(donor.config.ends.donor);
+            let link = nodes.link_to(donor.config.ends.donor);
             let Some(stats) = link.and_then(|link| stats.donors.get(link)) else {
                 continue;
             };

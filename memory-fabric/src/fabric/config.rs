@@ -46,6 +46,9 @@ pub struct FabricConfig {
     pub local_use: LocalUse,
     /// Donors of the rest.
     pub donors: Vec<DonorAddress>,
+    /// Whether each block with its home on a donor has a copy on another one, so that the loss of
+    /// one donor loses nothing.
+    pub replicated: bool,
     /// How pages travel.
     pub transport: TransportKind,
     /// What this node shows donors. With it, every connection is under TLS to the donor with the name
@@ -85,6 +88,12 @@ impl FabricConfig {
         }
         let lenders = self.transport.lenders(self.donors.len());
         self.nodes.check(lenders)?;
+        if self.replicated && self.hotplug.is_some() {
+            return Err(FabricError::ReplicasWithHotplug);
+        }
+        if self.replicated && self.donors.len() < 2 {
+            return Err(FabricError::TooFewForReplicas(self.donors.len()));
+        }
         Ok(pages)
     }
 }
@@ -104,6 +113,31 @@ pub enum FabricError {
     /// There are too many donors.
     #[error("{0} donors named, {DONORS_MAX} is the limit")]
     TooManyDonors(usize),
+    /// Copies on different donors need two of them.
+    #[error("{0} donor(s) named for two copies of each page; name at least 2")]
+    TooFewForReplicas(usize),
+    /// Memory that is added has one copy.
+    #[error("memory that is added at run time has no replicas; start without one of the two")]
+    ReplicasWithHotplug,
+    /// Donors lend too little for two copies.
+    #[error(
+        "guest memory of {guest_mib} MiB needs two copies of what exceeds local memory of \
+         {local_mib} MiB, and {donors} donors can hold two copies, on different donors, of \
+         {held_mib} MiB; let them lend more, add a donor, or raise --local-memory by {missing_mib} \
+         MiB"
+    )]
+    TooLittleForReplicas {
+        /// Guest memory, MiB.
+        guest_mib: u64,
+        /// Local budget, MiB.
+        local_mib: u64,
+        /// Number of donors.
+        donors: usize,
+        /// Memory of which they can hold two copies, MiB.
+        held_mib: u64,
+        /// What is missing, MiB, rounded up.
+        missing_mib: u64,
+    },
     /// The node ids are invalid.
     #[error(transparent)]
     Nodes(#[from] NodeIdsError),

@@ -4,6 +4,7 @@
 use super::adapt::Adapter;
 use super::connections::Connections;
 use super::hotplug::{Hotplug, Parts};
+use super::replicas;
 use super::sources::Sources;
 use super::threads::PagerThreads;
 use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
@@ -25,6 +26,7 @@ use crate::view::VmMemory;
 use crate::wire::TrafficClass;
 use crate::working_set::Recorder;
 use crossbeam_channel::bounded;
+use fabric_replicas::Role;
 use std::io;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::Duration;
@@ -115,18 +117,34 @@ impl Engine {
         }
         let classes = wakes.iter().map(|(class, _)| *class).collect();
         let mut lent_by = vm.lent_by();
+        let of_links = match &vm.replicas {
+            Some(set) => {
+                let threads = wakes.iter().map(|(_, wake)| *wake);
+                replicas::wake_by(set, threads).map_err(system("duplicate an eventfd"))?;
+                replicas::link_observer(set, nodes, observer)
+            }
+            None => Arc::clone(observer),
+        };
         let Connections {
-            urgent,
-            bulk,
-            ahead,
+            mut urgent,
+            mut bulk,
+            mut ahead,
             // Drop order: when the start fails, RDMA ends before the leases.
             links,
             rdma_links,
             rdma_refusals,
             followed,
-        } = Connections::make(config, sources, &wakes, &vm.stats, &mut lent_by, observer)?;
+        } = Connections::make(config, sources, &wakes, &vm.stats, &mut lent_by, &of_links)?;
         let paths = lent_by.iter().filter_map(|lent_by| lent_by.path.clone());
         let paths: Vec<_> = paths.collect();
+        if let Some(set) = &vm.replicas {
+            for (donor, path) in paths.iter().enumerate() {
+                set.set_path(donor, Arc::clone(path));
+            }
+            urgent = replicas::join_transports(set, Role::Reader, urgent, &vm.stats);
+            bulk = replicas::join_transports(set, Role::Evictor, bulk, &vm.stats);
+            ahead = replicas::join_transports(set, Role::Reader, ahead, &vm.stats);
+        }
         let slowest = paths
             .iter()
             .map(|path| (path.tier(), path.latency_estimate()))
@@ -136,7 +154,7 @@ impl Engine {
         let protection = write_protection(&uffd).min(protection_max);
         let recorder = config.record.then(|| Recorder::new(homes)).transpose();
         let span_pages = homes.span_pages();
-        let joiners = nodes.links() - nodes.fixed();
+        let joiners = nodes.joiners();
         let policies = Arc::new(Policies::new(paths, nodes.fixed(), joiners));
         let shared = Arc::new(Shared {
             recorder: recorder.map_err(system("reserve room for the working set"))?,
@@ -189,8 +207,8 @@ impl Engine {
         let follows = !followed.is_empty() || hotplug.is_some();
         let adapter = follows
             .then(|| {
-                let (stats, homes) = (Arc::clone(&vm.stats), Arc::clone(homes));
-                Adapter::start(followed, changes, stats, policies, homes)
+                let (stats, nodes) = (Arc::clone(&vm.stats), Arc::clone(nodes));
+                Adapter::start(followed, changes, stats, policies, nodes)
             })
             .transpose();
         Ok(Self {

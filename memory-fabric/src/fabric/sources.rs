@@ -2,7 +2,7 @@
 
 use super::{
     DonorAddress, FabricConfig, FabricError, FabricEvent, FabricObserver, LOOPBACK_LEASE,
-    TransportKind,
+    TransportKind, replicas,
 };
 use crate::control::ControlError;
 use crate::donor::pool::Pool;
@@ -45,7 +45,11 @@ impl Sources {
         for (&node, donor) in config.nodes.donors.iter().zip(&config.donors) {
             // Whole blocks: the unit of homes.
             let blocks = missing.div_ceil(BLOCK_BYTES).div_ceil(donors_left.max(1));
-            let share = blocks.max(1) * BLOCK_BYTES;
+            let share = if config.replicated {
+                replicas::share((guest_pages - home_here) << PAGE_SHIFT, config.donors.len())
+            } else {
+                blocks.max(1) * BLOCK_BYTES
+            };
             donors_left -= 1;
             let leased = obtain(
                 config.transport,

@@ -54,6 +54,16 @@ pub enum LinkEvent {
     },
 }
 
+impl LinkEvent {
+    /// Returns the donor.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        match self {
+            Self::Down { node, .. } | Self::Up { node } | Self::Lost { node, .. } => *node,
+        }
+    }
+}
+
 /// Takes events of a link, on the link's thread. Must return soon.
 pub type LinkObserver = Arc<dyn Fn(LinkEvent) + Send + Sync>;
 

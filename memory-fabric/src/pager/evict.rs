@@ -256,7 +256,7 @@ impl Evictor {
                         dropped.add(u64::from(pages));
                         return;
                     }
-                    Completion::Read(..) | Completion::ReadRun(..) => {
+                    Completion::Read(..) | Completion::ReadFrom(..) | Completion::ReadRun(..) => {
                         unreachable!("no read is posted here")
                     }
                 };

@@ -361,12 +361,15 @@ impl FaultThread {
         for transport in &mut transports {
             transport.poll(&mut |completion| {
                 any = true;
-                let Completion::Read(Ticket(ticket), bytes) = completion else {
-                    unreachable!("only reads are posted here");
+                let (from, Ticket(ticket), bytes) = match completion {
+                    Completion::Read(ticket, bytes) => (None, ticket, bytes),
+                    Completion::ReadFrom(donor, ticket, bytes) => (Some(donor), ticket, bytes),
+                    _ => unreachable!("only reads are posted here"),
                 };
-                let fetch = self.fetches[ticket as usize]
+                let mut fetch = self.fetches[ticket as usize]
                     .take()
                     .expect("a ticket in use");
+                fetch.donor = from.unwrap_or(fetch.donor);
                 self.free_tickets.push(ticket);
                 if result.is_ok() {
                     result = self.install(fetch, bytes);

@@ -124,6 +124,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
                 bytes: None,
             })
             .collect(),
+        replicated: false,
         transport: TransportKind::Tcp,
         credentials: None,
         checksum: false,

@@ -22,5 +22,6 @@ mod prefetch;
 mod pressure;
 mod race;
 mod race_ahead;
+mod replicas;
 mod tls;
 mod udp;

@@ -55,6 +55,8 @@ pub struct Ticket(pub u32);
 pub enum Completion<'a> {
     /// The page that was asked for; valid during the call.
     Read(Ticket, &'a PageBytes),
+    /// The same of a transport to several donors, with the link of the one that sent the page.
+    ReadFrom(usize, Ticket, &'a PageBytes),
     /// The run of pages that was asked for, one after the other; valid during the call.
     ReadRun(Ticket, &'a [u8]),
     /// The home has the page.

@@ -66,6 +66,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
             bytes: Some(bytes),
             fingerprint: None,
         }],
+        replicated: false,
         transport,
         credentials: None,
         checksum: false,
@@ -232,6 +233,8 @@ fn observer() -> (FabricObserver, Receiver<String>) {
                 let _ = sender.send(format!("{event:?}"));
             }
         }
+        // Its memory has one copy.
+        FabricEvent::Degraded { .. } | FabricEvent::Repaired => {}
         FabricEvent::Failed(why) => {
             eprintln!("rdma-faults: the pager failed: {why}");
             std::process::abort();

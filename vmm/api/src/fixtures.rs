@@ -2,8 +2,8 @@
 
 use crate::report::{
     Boot, Coherence, FaultKind, Faults, Guest, HotPage, HotPageNode, HotplugUsed, MemoryUsed, Node,
-    NodeState, PathUsed, Percentiles, Prefetch, Role, Stages, Traffic, TrafficClass, Transfers,
-    TransportUsed,
+    NodeState, PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, Stages, Traffic, TrafficClass,
+    Transfers, TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -166,6 +166,13 @@ pub fn status() -> VmStatus {
             cached_bytes: 128 << 20,
             resident_bytes: 130 << 20,
             huge_bytes: Some(2 << 20),
+            replicas: Some(ReplicasUsed {
+                bytes: 192 << 20,
+                degraded_bytes: 48 << 20,
+                repaired_bytes: 16 << 20,
+                losses: 1,
+                out: vec![2],
+            }),
         },
         nodes: vec![node(0, None), node(1, Some(kind(7, 9.0))), node(2, None)],
         vcpus: Vec::new(),

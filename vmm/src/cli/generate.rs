@@ -13,10 +13,10 @@ const EVERYWHERE: [&str; 5] = ["verbose", "quiet", "log_level", "log_format", "h
 /// What the help of each command shows instead.
 const SEE_TOP: &str = "-h, -v, -q, --log-level and --log-format: see `ssi-hv --help`.";
 
-/// The help of a command: clap's default without the empty line before the usage, so that that of `run`
+/// The help of a command: clap's default without the empty lines around the usage, so that that of `run`
 /// fits on a screen.
 const TEMPLATE: &str =
-    "{before-help}{about-with-newline}{usage-heading} {usage}\n\n{all-args}{after-help}";
+    "{before-help}{about-with-newline}{usage-heading} {usage}\n{all-args}{after-help}";
 
 /// The flags of `ssi-hv man`.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]

@@ -162,6 +162,16 @@ pub(super) struct RunArgs {
     )]
     donors: Vec<Donor>,
 
+    /// Copies of a page on donors: 1 or 2 [default: 1]
+    #[arg(
+        long,
+        value_name = "N",
+        help_heading = "Where the memory is",
+        default_value_t = 1,
+        hide_default_value = true
+    )]
+    replicas: u32,
+
     /// HOST:PORT,cpus=N[,memory=SIZE]; repeatable
     #[arg(long = "node", value_name = "NODE", help_heading = "Guest")]
     nodes: Vec<NodeArg>,
@@ -325,6 +335,7 @@ impl RunArgs {
             on_reboot: self.on_reboot,
             local_memory: self.local_memory,
             donors: self.donors,
+            replicas: self.replicas,
             nodes: self.nodes,
             cluster: self.cluster,
             transport: self.transport,

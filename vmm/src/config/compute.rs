@@ -108,6 +108,7 @@ impl RunSettings {
             (self.irqchip == Some(Irqchip::Kernel), "--irqchip kernel"),
             (!self.donors.is_empty(), "--donor"),
             (self.cluster.is_some(), "--cluster"),
+            (self.replicas != 1, "--replicas"),
             (self.hotplug_memory.is_some(), "--hotplug-memory"),
             (self.numa == Numa::Expose, "--numa expose"),
             (self.cpu_pinning.is_some(), "--cpu-pinning"),

@@ -48,6 +48,9 @@ pub const CPUS_MAX: u8 = VCPUS_MAX;
 pub const DONORS_MAX: usize = 64;
 /// Limit of `--donor-grace`, in seconds: after a pause of more than an hour, a restart is better.
 pub const DONOR_GRACE_SECONDS_MAX: u32 = 3600;
+
+/// Limit of the copies of a page.
+pub const REPLICAS_MAX: u32 = 2;
 /// Limit of `--timeout`, in seconds: a week.
 pub const TIMEOUT_SECONDS_MAX: u32 = 7 * 24 * 3600;
 /// Default of `--memory`.

@@ -22,8 +22,8 @@ const fn planned(command: &'static str, name: &'static str, instead: &'static st
 /// Planned flags.
 const FLAGS: [Planned; 1] = [planned(
     "run",
-    "--replicas",
-    "each page has one copy, and a lost donor ends the guest",
+    "--redundancy",
+    "`--replicas 2` keeps two copies of each page",
 )];
 
 /// Returns the planned flag of this name, with its dashes, of `command`.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use devices::virtio::MEM_BLOCK_BYTES;
 use fabric_identity::Name;
-use memory_fabric::fabric::{Compression, Fingerprint, TransportKind};
+use memory_fabric::BLOCK_BYTES;
+use memory_fabric::fabric::{Compression, Fingerprint, TransportKind, replicated_blocks};
 
 use super::address::{Donor, HostPort};
 use super::choice::{HugePages, Numa, OnReboot, Prefetching, Switch};
@@ -23,7 +24,7 @@ use super::validation::{
 use super::vsock::VsockArg;
 use super::{
     CPUS_MAX, DONOR_GRACE_SECONDS_MAX, DONORS_MAX, GUEST_MEMORY_MAX, GUEST_MEMORY_MIN,
-    LOCAL_MEMORY_MIN, PAGE_SIZE_BYTES, TIMEOUT_SECONDS_MAX,
+    LOCAL_MEMORY_MIN, PAGE_SIZE_BYTES, REPLICAS_MAX, TIMEOUT_SECONDS_MAX,
 };
 use crate::machine::{
     Irqchip, TSC_KHZ_FOR_LPJ_MAX, VIRTIO_DEVICES_MAX, command_line, node_parameters,
@@ -117,6 +118,8 @@ pub struct RunConfig {
     pub local_memory: ByteSize,
     /// The donors, no two with the same address.
     pub donors: Vec<ResolvedDonor>,
+    /// Whether each page on a donor has a copy on another one.
+    pub replicated: bool,
     /// The nodes that run vCPUs, the last ones of the guest, in their order.
     pub nodes: Vec<ComputeNode>,
     /// How pages travel.
@@ -200,6 +203,7 @@ impl RunSettings {
         if matches!(self.transport, TransportKind::Rdma | TransportKind::Hybrid) && self.checksum {
             return Err(ValidationError::RdmaWithChecksum);
         }
+        self.check_replicas()?;
         self.check_devices()?;
         if self.credentials.is_some() && !self.nodes.is_empty() {
             return Err(ValidationError::CredentialsWithNode);
@@ -239,6 +243,7 @@ impl RunSettings {
             on_reboot: self.on_reboot,
             local_memory,
             donors,
+            replicated: self.replicas == REPLICAS_MAX,
             nodes,
             transport: self.transport,
             numa: self.numa,
@@ -287,6 +292,28 @@ impl RunSettings {
             return Err(ValidationError::TooLarge { flag, size, limit });
         }
         Ok(())
+    }
+
+    /// Copies are on different donors, and those of memory that is there from the start.
+    fn check_replicas(&self) -> Result<(), ValidationError> {
+        check_range("--replicas", self.replicas, 1, REPLICAS_MAX)?;
+        if self.replicas == 1 || !self.nodes.is_empty() {
+            return Ok(());
+        }
+        let replicas = self.replicas;
+        let count = self.donors.len();
+        if count < replicas as usize {
+            return Err(ValidationError::TooFewForReplicas { replicas, count });
+        }
+        let given = [
+            (self.hotplug_memory.is_some(), "--hotplug-memory"),
+            // Each NUMA node is the memory of one donor.
+            (self.numa == Numa::Expose, "--numa expose"),
+        ];
+        match given.into_iter().find(|(is_given, _)| *is_given) {
+            Some((_, flag)) => Err(ValidationError::NotWithReplicas { replicas, flag }),
+            None => Ok(()),
+        }
     }
 
     /// Each virtio device needs an interrupt of its own.
@@ -376,6 +403,13 @@ impl RunSettings {
         }
         match asked {
             Some(lent) if !self.donors.is_empty() && local.saturating_add(lent) < memory => {
+                if self.replicas > 1 {
+                    return Err(ValidationError::DonorsTooSmallForReplicas {
+                        memory,
+                        local,
+                        held: lent,
+                    });
+                }
                 Err(ValidationError::DonorsTooSmall {
                     memory,
                     local,
@@ -386,11 +420,21 @@ impl RunSettings {
         }
     }
 
-    /// The sum of what the donors are asked for; `None` when one of them leaves it open.
+    /// The guest memory that the donors can hold with what they are asked for; `None` when one of
+    /// them leaves it open.
     fn memory_asked_of_donors(&self) -> Option<ByteSize> {
-        self.donors.iter().try_fold(ByteSize::ZERO, |sum, donor| {
-            Some(sum.saturating_add(donor.memory?))
-        })
+        let asked: Option<Vec<ByteSize>> = self.donors.iter().map(|donor| donor.memory).collect();
+        let asked = asked?;
+        if self.replicas == 1 {
+            let sum = |sum: ByteSize, memory: ByteSize| sum.saturating_add(memory);
+            return Some(asked.into_iter().fold(ByteSize::ZERO, sum));
+        }
+        let blocks = asked
+            .iter()
+            .map(|memory| u32::try_from(memory.bytes() / BLOCK_BYTES).unwrap_or(u32::MAX));
+        let blocks: Vec<u32> = blocks.collect();
+        let held = u64::from(replicated_blocks(&blocks));
+        Some(ByteSize::from_bytes(held * BLOCK_BYTES))
     }
 }
 

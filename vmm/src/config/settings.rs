@@ -87,6 +87,8 @@ pub struct RunSettings {
     /// A donor, HOST:PORT[,memory=SIZE][,name=NAME][,fingerprint=HEX]; repeatable
     #[serde(rename = "donor", skip_serializing_if = "Vec::is_empty")]
     pub donors: Vec<Donor>,
+    /// Copies of each page on donors, each on another one: 1 or 2
+    pub replicas: u32,
     /// A node that runs vCPUs, HOST:PORT,cpus=N; repeatable
     #[serde(rename = "node", skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<NodeArg>,
@@ -160,6 +162,7 @@ impl Default for RunSettings {
             on_reboot: OnReboot::Exit,
             local_memory: None,
             donors: Vec::new(),
+            replicas: 1,
             nodes: Vec::new(),
             cluster: None,
             transport: TransportKind::Auto,

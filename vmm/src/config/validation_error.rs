@@ -289,6 +289,38 @@ pub enum ValidationError {
         /// Sum of the requested loans.
         lent: ByteSize,
     },
+    /// Copies on different donors need as many donors.
+    #[error(
+        "--replicas {replicas} needs {replicas} donors, each for one copy of a page, and {count} given; add --donor, or remove --replicas"
+    )]
+    TooFewForReplicas {
+        /// Number of copies.
+        replicas: u32,
+        /// Number of donors.
+        count: usize,
+    },
+    /// Something has one copy.
+    #[error(
+        "--replicas {replicas} is for memory that is there from the start and that the guest sees as one; remove {flag}, or --replicas"
+    )]
+    NotWithReplicas {
+        /// Number of copies.
+        replicas: u32,
+        /// What was given beside it.
+        flag: &'static str,
+    },
+    /// The donors are asked for less than two copies need.
+    #[error(
+        "the guest's {memory} is more than --local-memory {local} and the {held} of which the donors can hold two copies, on different ones, with what they are asked for; raise their memory= or --local-memory, or lower --memory"
+    )]
+    DonorsTooSmallForReplicas {
+        /// The guest's memory.
+        memory: ByteSize,
+        /// Local memory.
+        local: ByteSize,
+        /// Memory of which the donors can hold two copies.
+        held: ByteSize,
+    },
     /// Two donors have the same address.
     #[error("donor {second} is the same as {first}, at {address}; name each donor once")]
     DuplicateDonor {

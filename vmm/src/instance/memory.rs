@@ -61,6 +61,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
                 bytes: donor.memory.map(ByteSize::bytes),
             })
             .collect(),
+        replicated: config.replicated,
         transport: config.transport,
         credentials: credentials(config)?,
         checksum: config.checksum,

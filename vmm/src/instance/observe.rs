@@ -14,7 +14,7 @@ use super::timeline::distributions;
 use super::vm::{BootedVm, Instance};
 use crate::report::{
     Boot, FaultKind, Faults, FreePages, HotplugUsed, MemoryUsed, Node, Percentiles, Prefetch,
-    RUNNING, RdmaUsed, Report, Role, Stages, Traffic, TrafficClass,
+    RUNNING, RdmaUsed, ReplicasUsed, Report, Role, Stages, Traffic, TrafficClass,
 };
 use crate::status::{ERRORS_MAX, Evictions, LinkNow, NodeNow, VmState, VmStatus, observed};
 
@@ -136,6 +136,13 @@ pub fn memory(view: &FabricView, count_huge: bool) -> MemoryUsed {
             plugged_bytes: added.plugged_bytes,
         }),
         huge_bytes: if count_huge { huge_bytes() } else { None },
+        replicas: view.replicas().map(|replicas| ReplicasUsed {
+            bytes: replicas.bytes,
+            degraded_bytes: replicas.degraded_bytes,
+            repaired_bytes: replicas.repaired_bytes,
+            losses: replicas.losses,
+            out: replicas.out.iter().map(|node| node.0.into()).collect(),
+        }),
     }
 }
 

@@ -307,6 +307,13 @@ impl Supervisor {
                     error: Some(error),
                 });
             }
+            FabricEvent::Degraded { node, reason } => self.note(format!(
+                "donor {node} is not used any more: {reason}; the guest continues with the other \
+                 copies, and some memory has one copy only until it is restored"
+            )),
+            FabricEvent::Repaired => {
+                tracing::info!("all memory on donors has two copies again");
+            }
             FabricEvent::Failed(reason) => self.memory_failed(&reason),
         }
     }

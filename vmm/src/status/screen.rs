@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use super::{NodeNow, NodeStatus, VmState, VmStatus};
 use crate::config::cpu_list::CpuList;
-use crate::report::{FaultKind, Percentiles, Role, Traffic, TrafficClass};
+use crate::report::{FaultKind, Percentiles, ReplicasUsed, Role, Traffic, TrafficClass};
 use crate::size::ByteSize;
 
 /// Formats a VM on one screen.
@@ -65,6 +65,9 @@ pub fn vm(status: &VmStatus) -> String {
         "           {} in memory here{huge}",
         size(memory.resident_bytes)
     ));
+    if let Some(replicas) = &memory.replicas {
+        line(format!("copies     {}", copies(replicas)));
+    }
     if let Some(hotplug) = &memory.hotplug {
         line(format!(
             "added      {} plugged of {} requested, {} is the limit",
@@ -132,6 +135,22 @@ fn tables(line: &mut impl FnMut(String), status: &VmStatus) {
 
 /// Longest list of CPUs that fits a line.
 const CPU_LIST_CHARS_MAX: usize = 30;
+
+/// Describes how much memory on donors has two copies.
+pub fn copies(replicas: &ReplicasUsed) -> String {
+    let out: Vec<String> = replicas.out.iter().map(u32::to_string).collect();
+    let out = match out.len() {
+        0 => String::new(),
+        _ => format!("; out of use: node {}", out.join(", ")),
+    };
+    format!(
+        "{}: {} of {} on donors have one copy only; {} restored{out}",
+        replicas.state(),
+        size(replicas.degraded_bytes),
+        size(replicas.bytes),
+        size(replicas.repaired_bytes),
+    )
+}
 
 /// Describes the host CPU of each vCPU.
 fn pinning(cpus: &[u32], dedicated: bool) -> String {

@@ -111,6 +111,10 @@ fn a_screen_of_80_by_24_has_all_numbers() {
         "{text}"
     );
     assert!(
+        text.contains("copies     degraded: 48 MiB of 192 MiB on donors have one copy only"),
+        "{text}"
+    );
+    assert!(
         text.contains("evictions  200/s; 3/s cancelled; 1/s faults wait"),
         "{text}"
     );

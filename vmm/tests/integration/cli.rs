@@ -164,7 +164,7 @@ fn the_cause_of_an_error_is_on_the_same_line() {
 
 #[test]
 fn what_is_planned_says_so() {
-    let line = refused(&["run", "--replicas", "2"], ExitCode::Usage);
+    let line = refused(&["run", "--redundancy", "4+2"], ExitCode::Usage);
     assert!(line.contains("is not there yet in this build; "), "{line}");
 }
 
@@ -204,7 +204,7 @@ fn help_fits_80_columns_and_names_what_is_there() {
             "{help}"
         );
         assert!(help.lines().count() <= 49, "{help}");
-        assert!(!help.contains("--replicas"), "{help}");
+        assert!(!help.contains("--redundancy"), "{help}");
     }
 }
 
@@ -287,6 +287,7 @@ rng = "on"
 on-reboot = "exit"
 local-memory = "512 MiB"
 donor = ["127.0.0.1:7002"]
+replicas = 1
 transport = "auto"
 numa = "flat"
 huge-pages = "auto"
@@ -321,8 +322,8 @@ fn a_wrong_file_is_one_line_with_the_place_and_a_suggestion() {
         ("local_memory = '1G'", "did you mean `local-memory`?"),
         ("zzz = 1", "the keys are the flags"),
         (
-            "replicas = 2",
-            "unknown key `replicas`; it is not there yet in this build",
+            "redundancy = '4+2'",
+            "unknown key `redundancy`; it is not there yet in this build",
         ),
         ("\n\nmemory = '1X'", "vm.toml:3: `1X` is not a size"),
         ("cpus = 'two'", "vm.toml:1: invalid type"),

@@ -16,6 +16,7 @@ mod node;
 mod nodes;
 mod pki;
 mod prometheus;
+mod replicas;
 mod running;
 mod status;
 mod streams;

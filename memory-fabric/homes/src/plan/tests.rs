@@ -19,6 +19,7 @@ fn loans(pages: &[u64]) -> Vec<Loan> {
     let pages = pages.iter().enumerate();
     pages
         .map(|(number, &pages)| Loan {
+            first_slot: 0,
             node: donor(number),
             pages,
         })

@@ -137,7 +137,9 @@ impl Bed {
         let (came, written) = (&mut self.came, &mut self.written);
         self.transport.poll(&mut |completion| {
             let (ticket, bytes) = match completion {
-                Completion::Read(ticket, page) => (ticket, page.as_slice()),
+                Completion::Read(ticket, page) | Completion::ReadFrom(_, ticket, page) => {
+                    (ticket, page.as_slice())
+                }
                 Completion::ReadRun(ticket, run) => (ticket, run),
                 Completion::Dropped(_) => return,
                 Completion::Written(Ticket(ticket)) => {

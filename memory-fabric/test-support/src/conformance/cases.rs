@@ -175,7 +175,9 @@ impl User {
             self.transport.poll(&mut |completion| {
                 any = true;
                 let (ticket, bytes) = match completion {
-                    Completion::Read(ticket, page) => (ticket, page.as_slice()),
+                    Completion::Read(ticket, page) | Completion::ReadFrom(_, ticket, page) => {
+                        (ticket, page.as_slice())
+                    }
                     Completion::ReadRun(ticket, pages) => (ticket, pages),
                     Completion::Written(ticket) => (ticket, &[][..]),
                     Completion::Dropped(count) => {

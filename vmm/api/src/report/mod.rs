@@ -132,7 +132,7 @@ fn kernel() -> String {
 }
 
 /// Memory of the compute node that the guest uses.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub struct MemoryUsed {
     /// Memory of the guest with its home here.
@@ -148,6 +148,37 @@ pub struct MemoryUsed {
     /// Memory added to the guest; `null` without `--hotplug-memory`.
     #[serde(default)]
     pub hotplug: Option<HotplugUsed>,
+    /// Memory on donors with two copies; `null` without `--replicas 2`.
+    #[serde(default)]
+    pub replicas: Option<ReplicasUsed>,
+}
+
+/// Memory on donors with two copies.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub struct ReplicasUsed {
+    /// Memory of the guest that has two copies, unless it is degraded.
+    pub bytes: u64,
+    /// How much of it has one copy only.
+    pub degraded_bytes: u64,
+    /// How much got its second copy back.
+    pub repaired_bytes: u64,
+    /// How often a donor went out of use.
+    pub losses: u64,
+    /// The ids of the donors that are out of use.
+    pub out: Vec<u32>,
+}
+
+impl ReplicasUsed {
+    /// `degraded` when some memory has one copy only, otherwise `whole`.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        if self.degraded_bytes > 0 {
+            "degraded"
+        } else {
+            "whole"
+        }
+    }
 }
 
 /// Memory that is plugged while the guest runs.

@@ -91,6 +91,7 @@ fn the_fields_have_the_promised_names() {
             "resident_bytes": 0,
             "huge_bytes": null,
             "hotplug": null,
+            "replicas": null,
         },
         "boot": { "to_init_ms": null, "restarts": 0 },
         "transport": { "kind": "", "tier": "", "bulk": "" },

@@ -154,7 +154,8 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             FabricEvent::Link(LinkEvent::Lost { node, reason }) => {
                 format!("the donor at {node} is lost: {reason}")
             }
-            FabricEvent::Link(_) => return,
+            // No replicas here.
+            FabricEvent::Link(_) | FabricEvent::Degraded { .. } | FabricEvent::Repaired => return,
         };
         // Threads wait for pages that will never arrive.
         logging::report_failure(ExitCode::HostError, &reason);
@@ -177,6 +178,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
                     bytes: None,
                 })
                 .collect(),
+            replicated: false,
             transport: match config.transport {
                 TransportKind::Loopback => TransportKind::Loopback,
                 TransportKind::Udp => TransportKind::Udp,

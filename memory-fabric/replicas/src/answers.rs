@@ -1,0 +1,153 @@
+//! Answers of donors, and answers that do not come.
+
+use crate::member::{Answer, Purpose};
+use crate::transport::{Operation, READ_STALL, ReplicatedTransport, WRITE_STALL, Work};
+use fabric_pages::page::PAGE_SIZE;
+use fabric_transport::{Completion, IN_FLIGHT_MAX};
+use std::time::{Duration, Instant};
+
+/// Interval between searches for stalled requests.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+impl ReplicatedTransport {
+    /// Handles requests that wait too long.
+    pub(crate) fn look_for_stalls(&mut self) {
+        if self.outstanding == 0 {
+            return;
+        }
+        let now = Instant::now();
+        if now < self.look_at {
+            return;
+        }
+        self.look_at = now + LOOK_INTERVAL;
+        let mut stalled: u64 = 0;
+        for index in 0..self.operations.len() {
+            let Some(operation) = self.operations[index] else {
+                continue;
+            };
+            let waited = now.saturating_duration_since(operation.since);
+            match operation.work {
+                Work::Read { .. }
+                    if waited >= READ_STALL
+                        && !operation.is_half_done
+                        && operation.waits_for != 0 =>
+                {
+                    let index = u32::try_from(index).expect("a few operations");
+                    // Without room or another copy it is tried again at the next look.
+                    let posted = self.post_to_copy(index).is_ok();
+                    self.operation(index).is_half_done = posted;
+                }
+                Work::Write if waited >= WRITE_STALL && operation.is_half_done => {
+                    stalled |= operation.waits_for;
+                }
+                _ => {}
+            }
+        }
+        for donor in 0..self.members.len() {
+            if stalled & 1 << donor != 0 {
+                let limit = WRITE_STALL.as_secs();
+                let reason = format!("a write-back was not confirmed within {limit} s");
+                // Without another copy the pager waits, as without replicas.
+                let _ = self.set.exclude(donor, &reason);
+            }
+        }
+    }
+
+    /// Handles everything that has arrived from one donor.
+    pub(crate) fn poll_member(&mut self, donor: usize, complete: &mut dyn FnMut(Completion<'_>)) {
+        let mut others: u64 = 0;
+        let Self {
+            members,
+            operations,
+            free,
+            outstanding,
+            traffic,
+            repairs,
+            ..
+        } = self;
+        let this = 1_u64 << donor;
+        // Reads that were posted to another donor as well.
+        let mut answered_twice = [None; IN_FLIGHT_MAX];
+        let mut twice = 0;
+        members[donor].poll(&mut |purpose, answer| {
+            let index = match purpose {
+                Purpose::Operation(index) => index as usize,
+                Purpose::Abandoned => return,
+                Purpose::CopyRead(page) => {
+                    if let Answer::Page(bytes) = answer {
+                        traffic.fetched(donor, 1);
+                        repairs.read(page, bytes);
+                    }
+                    return;
+                }
+                Purpose::CopyWrite(page) => {
+                    traffic.wrote(donor);
+                    repairs.written(page);
+                    return;
+                }
+            };
+            let Some(operation) = &mut operations[index] else {
+                debug_assert!(false, "an answer for no operation");
+                return;
+            };
+            operation.waits_for &= !this;
+            let Operation {
+                ticket, waits_for, ..
+            } = *operation;
+            let is_done = match answer {
+                Answer::Page(bytes) => {
+                    complete(Completion::ReadFrom(donor, ticket, bytes));
+                    true
+                }
+                Answer::Run(bytes) => {
+                    let pages = bytes.len() / PAGE_SIZE;
+                    traffic.fetched(donor, u32::try_from(pages).unwrap_or(0));
+                    complete(Completion::ReadRun(ticket, bytes));
+                    true
+                }
+                Answer::Written => {
+                    traffic.wrote(donor);
+                    operation.is_half_done = true;
+                    if waits_for != 0 {
+                        operation.since = Instant::now();
+                    } else {
+                        complete(Completion::Written(ticket));
+                    }
+                    waits_for == 0
+                }
+                Answer::Dropped => {
+                    if let (Work::Drop { pages }, 0) = (operation.work, waits_for) {
+                        complete(Completion::Dropped(pages));
+                    }
+                    waits_for == 0
+                }
+            };
+            if !is_done {
+                return;
+            }
+            let index = u32::try_from(index).expect("a few operations");
+            operations[index as usize] = None;
+            *outstanding -= 1;
+            if waits_for == 0 {
+                free.push(index);
+            } else {
+                // The number is free when nothing refers to it any more.
+                others |= waits_for;
+                answered_twice[twice] = Some(index);
+                twice += 1;
+            }
+        });
+        if twice > 0 {
+            let answered = &answered_twice[..twice];
+            for (other, member) in members.iter_mut().enumerate() {
+                if others & 1 << other != 0 {
+                    member.abandon(|purpose| match purpose {
+                        Purpose::Operation(index) => answered.contains(&Some(index)),
+                        _ => false,
+                    });
+                }
+            }
+            free.extend(answered.iter().flatten());
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The connection to one donor among those of a replicated transport.
+
+use fabric_pages::page::PageBytes;
+use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
+use std::collections::VecDeque;
+
+/// What a request to a donor is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Purpose {
+    /// A request of the pager, by its index.
+    Operation(u32),
+    /// The valid copy of a page that is being repaired, by its number in the block.
+    CopyRead(u32),
+    /// The new copy of such a page.
+    CopyWrite(u32),
+    /// The answer is not used: the donor went out, or another one answered first.
+    Abandoned,
+}
+
+/// An answer of a donor.
+#[derive(Debug)]
+pub(crate) enum Answer<'a> {
+    Page(&'a PageBytes),
+    Run(&'a [u8]),
+    Written,
+    Dropped,
+}
+
+/// The connection to one donor.
+#[derive(Debug)]
+pub(crate) struct Member {
+    transport: Box<dyn PageTransport>,
+    /// Indexed by the ticket of this connection.
+    requests: Vec<Option<Purpose>>,
+    free: Vec<u32>,
+    /// Outstanding drops, which have no tickets, in the order of posting.
+    drops: VecDeque<Purpose>,
+    /// Whether the donor is out, as far as this thread has seen.
+    pub out: bool,
+}
+
+impl Member {
+    pub fn new(transport: Box<dyn PageTransport>) -> Self {
+        let most = u32::try_from(IN_FLIGHT_MAX).expect("a small constant");
+        Self {
+            transport,
+            requests: vec![None; IN_FLIGHT_MAX],
+            free: (0..most).rev().collect(),
+            drops: VecDeque::with_capacity(IN_FLIGHT_MAX),
+            out: false,
+        }
+    }
+
+    pub fn transport(&mut self) -> &mut dyn PageTransport {
+        &mut *self.transport
+    }
+
+    pub fn interests(&self, watch: &mut dyn FnMut(Interest)) {
+        self.transport.interests(watch);
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.transport.in_flight()
+    }
+
+    pub fn has_room(&self) -> bool {
+        self.in_flight() < IN_FLIGHT_MAX && !self.free.is_empty()
+    }
+
+    /// Returns whether nothing is outstanding.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight() == 0
+    }
+
+    fn post(
+        &mut self,
+        purpose: Purpose,
+        post: impl FnOnce(&mut dyn PageTransport, Ticket) -> Result<(), Full>,
+    ) -> Result<(), Full> {
+        let ticket = self.free.pop().ok_or(Full)?;
+        if let Err(full) = post(&mut *self.transport, Ticket(ticket)) {
+            self.free.push(ticket);
+            return Err(full);
+        }
+        self.requests[ticket as usize] = Some(purpose);
+        Ok(())
+    }
+
+    /// Requests a page, or a run of them.
+    pub fn read(&mut self, purpose: Purpose, offset: u64, run: Option<u32>) -> Result<(), Full> {
+        self.post(purpose, |transport, ticket| match run {
+            Some(pages) => transport.post_read_run(ticket, offset, pages),
+            None => transport.post_read(ticket, offset),
+        })
+    }
+
+    pub fn write(&mut self, purpose: Purpose, offset: u64, page: &PageBytes) -> Result<(), Full> {
+        self.post(purpose, |transport, ticket| {
+            transport.post_write(ticket, offset, page)
+        })
+    }
+
+    pub fn drop_pages(&mut self, purpose: Purpose, offset: u64, pages: u32) -> Result<(), Full> {
+        self.transport.post_drop(offset, pages)?;
+        self.drops.push_back(purpose);
+        Ok(())
+    }
+
+    /// Ignores the answers to requests for which `ends` returns true.
+    pub fn abandon(&mut self, ends: impl Fn(Purpose) -> bool) {
+        let requests = self.requests.iter_mut().flatten();
+        for purpose in requests.chain(&mut self.drops) {
+            if ends(*purpose) {
+                *purpose = Purpose::Abandoned;
+            }
+        }
+    }
+
+    /// Passes on all answers that have arrived.
+    pub fn poll(&mut self, answered: &mut dyn FnMut(Purpose, Answer<'_>)) {
+        let (requests, free, drops) = (&mut self.requests, &mut self.free, &mut self.drops);
+        let mut purpose_of = |Ticket(ticket): Ticket| {
+            free.push(ticket);
+            requests[ticket as usize].take().expect("a ticket in use")
+        };
+        self.transport.poll(&mut |completion| match completion {
+            Completion::Read(ticket, page) | Completion::ReadFrom(_, ticket, page) => {
+                answered(purpose_of(ticket), Answer::Page(page));
+            }
+            Completion::ReadRun(ticket, bytes) => answered(purpose_of(ticket), Answer::Run(bytes)),
+            Completion::Written(ticket) => answered(purpose_of(ticket), Answer::Written),
+            Completion::Dropped(_) => {
+                let purpose = drops.pop_front().unwrap_or(Purpose::Abandoned);
+                answered(purpose, Answer::Dropped);
+            }
+        });
+    }
+}

@@ -1,0 +1,399 @@
+//! Filling copies: of a donor that returned, or in another place than a lost one.
+//!
+//! A copy receives write-backs from the start of its repair on. Its other pages are read from the
+//! valid copy and written, some at a time and at a bounded rate. What could overtake what:
+//!
+//! - A page is not read while a write-back of it is outstanding.
+//! - A page that is written back after it was read is not copied: the write-back goes to both
+//!   copies.
+//! - A write-back of a page whose copy is on its way is held until that has been confirmed: two
+//!   writes of one page are never outstanding on a connection.
+
+use crate::copies::Repair;
+use crate::member::{Member, Purpose};
+use crate::placement::Place;
+use crate::transport::{ReplicatedTransport, offset_at};
+use fabric_homes::{BLOCK_BYTES, BLOCK_PAGES};
+use fabric_pages::page::{PAGE_SIZE, PageBytes, is_zero};
+use std::time::{Duration, Instant};
+
+/// Limit of pages that are copied at once: a quarter of a connection, so that write-backs have the
+/// rest.
+const COPYING_MAX: usize = fabric_transport::IN_FLIGHT_MAX / 4;
+
+/// Limit of the rate of repairs, so that most of a fast link is left to the guest.
+pub const REPAIR_BYTES_PER_SECOND: u64 = 128 << 20;
+
+/// Pages that may be copied at once after a pause.
+const BURST_PAGES: u64 = 64;
+
+/// Unit of the time until a donor that went out repeatedly is used again: none of it for the first
+/// time, then 1, 3, 7, and so on.
+const READMISSION_UNIT: Duration = Duration::from_secs(1);
+
+/// Limit of the doublings of that time.
+const READMISSION_DOUBLINGS_MAX: u32 = 6;
+
+/// Progress of a page.
+#[derive(Debug)]
+enum Phase {
+    /// It is being read. `superseded` by a write-back, it is not written.
+    Reading { superseded: bool },
+    /// It was read.
+    Arrived(Box<PageBytes>),
+    /// It is being written.
+    Writing,
+}
+
+#[derive(Debug)]
+struct Copying {
+    page: u32,
+    phase: Phase,
+}
+
+/// The block that is being filled.
+#[derive(Debug)]
+struct Current {
+    repair: Repair,
+    /// The next page.
+    next: u32,
+    copying: Vec<Copying>,
+}
+
+/// A write-back behind the copy of its page.
+#[derive(Debug)]
+struct Held {
+    operation: u32,
+    place: Place,
+    in_block: u64,
+    page: Box<PageBytes>,
+}
+
+/// When a donor that went out may be used again.
+#[derive(Clone, Copy, Debug, Default)]
+struct Readmission {
+    times_out: u32,
+    not_before: Option<Instant>,
+}
+
+/// Repairs in progress.
+#[derive(Debug)]
+pub(crate) struct Repairs {
+    current: Option<Current>,
+    held: Vec<Held>,
+    /// The block with which the search for the next repair continues; `None` when there is none.
+    cursor: Option<u32>,
+    /// The changes of the donors that were seen.
+    changes: u32,
+    /// Whether a block was repaired since the last report.
+    has_repaired: bool,
+    readmissions: Vec<Readmission>,
+    pub readmission_unit: Duration,
+    /// Since when pages are allowed, and their number then.
+    filled_at: Option<Instant>,
+    allowed: u64,
+    due: Option<Instant>,
+}
+
+fn page_of(in_block: u64) -> u32 {
+    u32::try_from(in_block / PAGE_SIZE as u64).expect("inside a block")
+}
+
+fn in_block(page: u32) -> u64 {
+    u64::from(page) * PAGE_SIZE as u64
+}
+
+impl Repairs {
+    pub fn new() -> Self {
+        Self {
+            current: None,
+            held: Vec::new(),
+            cursor: None,
+            changes: 0,
+            has_repaired: false,
+            readmissions: Vec::new(),
+            readmission_unit: READMISSION_UNIT,
+            filled_at: None,
+            allowed: 0,
+            due: None,
+        }
+    }
+
+    /// Returns when there is something to do at the latest.
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    fn copying(&mut self, page: u32) -> Option<&mut Copying> {
+        let copying = &mut self.current.as_mut()?.copying;
+        copying.iter_mut().find(|copying| copying.page == page)
+    }
+
+    /// Notes that a page is written back to all copies.
+    pub fn supersede(&mut self, block: u32, in_block: u64) {
+        let Some(current) = &mut self.current else {
+            return;
+        };
+        if current.repair.block != block {
+            return;
+        }
+        let page = page_of(in_block);
+        current.copying.retain_mut(|copying| {
+            if copying.page != page {
+                return true;
+            }
+            if let Phase::Reading { superseded } = &mut copying.phase {
+                *superseded = true;
+            }
+            !matches!(copying.phase, Phase::Arrived(_))
+        });
+    }
+
+    /// Returns whether the copy of a page is on its way to this place.
+    pub fn is_copying(&self, place: Place, in_block: u64) -> bool {
+        let page = page_of(in_block);
+        self.current.as_ref().is_some_and(|current| {
+            current.repair.to == place
+                && current
+                    .copying
+                    .iter()
+                    .any(|copying| copying.page == page && matches!(copying.phase, Phase::Writing))
+        })
+    }
+
+    /// Keeps a write-back until the copy of its page is confirmed.
+    pub fn hold(&mut self, operation: u32, place: Place, in_block: u64, page: &PageBytes) {
+        self.held.push(Held {
+            operation,
+            place,
+            in_block,
+            page: Box::new(*page),
+        });
+    }
+
+    /// Takes a page of the valid copy.
+    pub fn read(&mut self, page: u32, bytes: &PageBytes) {
+        let Some(copying) = self.copying(page) else {
+            return;
+        };
+        if let Phase::Reading { superseded: false } = copying.phase {
+            copying.phase = Phase::Arrived(Box::new(*bytes));
+            return;
+        }
+        self.written(page);
+    }
+
+    /// A page is complete.
+    pub fn written(&mut self, page: u32) {
+        if let Some(current) = &mut self.current {
+            current.copying.retain(|copying| copying.page != page);
+        }
+    }
+
+    /// Ends what involves a donor that went out.
+    pub fn leave(&mut self, donor: u8, members: &mut [Member]) {
+        self.held.retain(|held| held.place.donor != donor);
+        let ends = |current: &Current| {
+            current.repair.to.donor == donor || current.repair.from.donor == donor
+        };
+        if self.current.as_ref().is_some_and(ends) {
+            self.current = None;
+            for member in members {
+                member.abandon(|purpose| {
+                    matches!(purpose, Purpose::CopyRead(_) | Purpose::CopyWrite(_))
+                });
+            }
+        }
+        let at = usize::from(donor);
+        if self.readmissions.len() <= at {
+            self.readmissions.resize(at + 1, Readmission::default());
+        }
+        let readmission = &mut self.readmissions[at];
+        let doublings = readmission.times_out.min(READMISSION_DOUBLINGS_MAX);
+        readmission.times_out += 1;
+        let delay = self.readmission_unit * ((1 << doublings) - 1);
+        readmission.not_before = Some(Instant::now() + delay);
+    }
+
+    /// Takes a page from the allowance.
+    fn may_copy(&mut self, now: Instant) -> bool {
+        let filled_at = *self.filled_at.get_or_insert(now);
+        let rate = u128::from(REPAIR_BYTES_PER_SECOND / PAGE_SIZE as u64);
+        let earned = now.saturating_duration_since(filled_at).as_micros() * rate / 1_000_000;
+        let earned = u64::try_from(earned).unwrap_or(BURST_PAGES);
+        if earned > 0 {
+            self.filled_at = Some(now);
+            self.allowed = (self.allowed + earned).min(BURST_PAGES);
+        }
+        if self.allowed == 0 {
+            self.due = Some(now + Duration::from_millis(1));
+            return false;
+        }
+        self.allowed -= 1;
+        true
+    }
+}
+
+impl ReplicatedTransport {
+    /// Uses donors again that were readmitted.
+    pub(crate) fn readmit_seen(&mut self) {
+        let copies = self.set.copies();
+        for (donor, member) in (0..=u8::MAX).zip(&mut self.members) {
+            member.out &= copies.is_out(donor);
+        }
+    }
+
+    /// Readmits donors that are back, and fills copies, as far as possible without waiting.
+    pub(crate) fn repair(&mut self) {
+        self.repairs.due = None;
+        self.readmit();
+        let changes = self.set.copies().changes();
+        if changes != self.repairs.changes {
+            self.repairs.changes = changes;
+            self.repairs.cursor = Some(0);
+        }
+        self.release_held();
+        while self.repairs.cursor.is_some() || self.repairs.current.is_some() {
+            if !self.has_current() {
+                return;
+            }
+            self.write_arrived();
+            self.read_next();
+            if !self.end_block() {
+                return;
+            }
+        }
+    }
+
+    fn readmit(&mut self) {
+        for donor in 0..self.members.len() {
+            if !self.members[donor].out || self.set.is_down(donor) {
+                continue;
+            }
+            if !self.members[donor].is_idle() {
+                // Late answers come first.
+                continue;
+            }
+            let times = self.repairs.readmissions.get(donor);
+            let not_before = times.and_then(|readmission| readmission.not_before);
+            if let Some(at) = not_before.filter(|&at| at > Instant::now()) {
+                self.repairs.due = Some(self.repairs.due.map_or(at, |due| due.min(at)));
+                continue;
+            }
+            let id = u8::try_from(donor).expect("at most 64 donors");
+            if self.set.copies().readmit(id) {
+                self.members[donor].out = false;
+            }
+        }
+    }
+
+    /// Finds the next block to be filled, unless there is one; false when there is none.
+    fn has_current(&mut self) -> bool {
+        let repairs = &mut self.repairs;
+        if repairs.current.is_some() {
+            return true;
+        }
+        let Some(cursor) = repairs.cursor else {
+            return false;
+        };
+        let Some(repair) = self.set.copies().begin_repair(cursor) else {
+            repairs.cursor = None;
+            if std::mem::take(&mut repairs.has_repaired) && self.set.copies().degraded() == 0 {
+                self.set.note_complete();
+            }
+            return false;
+        };
+        repairs.cursor = Some(repair.block);
+        repairs.current = Some(Current {
+            repair,
+            next: 0,
+            copying: Vec::with_capacity(COPYING_MAX),
+        });
+        true
+    }
+
+    fn write_arrived(&mut self) {
+        let Some(current) = &mut self.repairs.current else {
+            return;
+        };
+        let Repair { to, is_empty, .. } = current.repair;
+        let member = &mut self.members[usize::from(to.donor)];
+        current.copying.retain_mut(|copying| {
+            let Phase::Arrived(bytes) = &copying.phase else {
+                return true;
+            };
+            if is_empty && is_zero(bytes) {
+                return false;
+            }
+            let offset = offset_at(to, in_block(copying.page));
+            let purpose = Purpose::CopyWrite(copying.page);
+            if member.has_room() && member.write(purpose, offset, bytes).is_ok() {
+                copying.phase = Phase::Writing;
+            }
+            true
+        });
+    }
+
+    fn read_next(&mut self) {
+        let now = Instant::now();
+        loop {
+            let Some(current) = &self.repairs.current else {
+                return;
+            };
+            let (repair, page) = (current.repair, current.next);
+            let at = u64::from(repair.block) * BLOCK_BYTES + in_block(page);
+            let source = usize::from(repair.from.donor);
+            if page == BLOCK_PAGES
+                || current.copying.len() >= COPYING_MAX
+                || !self.members[source].has_room()
+                || self.is_being_written(at)
+                || !self.repairs.may_copy(now)
+            {
+                return;
+            }
+            let offset = offset_at(repair.from, in_block(page));
+            let purpose = Purpose::CopyRead(page);
+            if self.members[source].read(purpose, offset, None).is_err() {
+                return;
+            }
+            if let Some(current) = &mut self.repairs.current {
+                current.next += 1;
+                current.copying.push(Copying {
+                    page,
+                    phase: Phase::Reading { superseded: false },
+                });
+            }
+        }
+    }
+
+    /// Ends the repair of a block that is complete; false when it is not.
+    fn end_block(&mut self) -> bool {
+        let repairs = &mut self.repairs;
+        let is_complete =
+            |current: &Current| current.next == BLOCK_PAGES && current.copying.is_empty();
+        if !repairs.current.as_ref().is_some_and(is_complete) || !repairs.held.is_empty() {
+            return false;
+        }
+        if let Some(current) = repairs.current.take()
+            && self.set.copies().end_repair(&current.repair)
+        {
+            repairs.has_repaired = true;
+            self.set.repaired_blocks.increment();
+        }
+        true
+    }
+
+    /// Posts write-backs whose copies are confirmed.
+    fn release_held(&mut self) {
+        let mut held = std::mem::take(&mut self.repairs.held);
+        held.retain(|held| {
+            let member = &mut self.members[usize::from(held.place.donor)];
+            let offset = offset_at(held.place, held.in_block);
+            let purpose = Purpose::Operation(held.operation);
+            self.repairs.is_copying(held.place, held.in_block)
+                || !member.has_room()
+                || member.write(purpose, offset, &held.page).is_err()
+        });
+        self.repairs.held = held;
+    }
+}

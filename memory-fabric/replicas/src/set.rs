@@ -1,0 +1,189 @@
+//! The donors of replicated memory: what their links report, and what follows from it.
+
+use crate::copies::Copies;
+use fabric_host::metrics::Counter;
+use fabric_transport::path::PathStats;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+/// A change of redundancy.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum ReplicaEvent {
+    /// A donor is not used any more; the guest continues with the other copies.
+    Degraded {
+        /// Index of the donor's link.
+        donor: usize,
+        /// Why.
+        reason: String,
+    },
+    /// Every block has two copies again.
+    Repaired,
+}
+
+/// What the loss of a donor means.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Loss {
+    /// A block has no copy left.
+    OfBlocks,
+    /// Every block has a copy.
+    OfCopies {
+        /// Whether the guest waited for the donor.
+        was_awaited: bool,
+    },
+}
+
+/// Receives changes, on any thread of the fabric. Must return soon.
+pub type ReplicaObserver = Box<dyn Fn(ReplicaEvent) + Send + Sync>;
+
+/// Counts pages for each donor.
+pub trait Traffic: Send + Sync {
+    /// A donor confirmed a page.
+    fn wrote(&self, donor: usize);
+    /// A donor sent pages that no fault waited for.
+    fn fetched(&self, donor: usize, pages: u32);
+}
+
+/// State of a donor's link.
+#[derive(Clone, Copy, Debug, Default)]
+struct LinkState {
+    /// Whether the donor is unreachable.
+    down: bool,
+    /// Whether the guest waits for it: it has the only copy of a block.
+    awaited: bool,
+}
+
+/// The donors of replicated memory, shared by their links and the transports of the pager.
+pub struct ReplicaSet {
+    copies: Copies,
+    links: Mutex<Vec<LinkState>>,
+    /// Speed of the path to each donor, once it is known.
+    paths: Box<[OnceLock<Arc<PathStats>>]>,
+    /// Wakes the threads of the pager.
+    wake: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    observer: ReplicaObserver,
+    /// Number of times that a donor went out.
+    pub losses: Counter,
+    /// Blocks whose second copy was restored.
+    pub repaired_blocks: Counter,
+}
+
+impl fmt::Debug for ReplicaSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplicaSet")
+            .field("links", &self.links)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ReplicaSet {
+    /// Creates a set of `donors` donors.
+    #[must_use]
+    pub fn new(copies: Copies, donors: usize, observer: ReplicaObserver) -> Self {
+        Self {
+            copies,
+            links: Mutex::new(vec![LinkState::default(); donors]),
+            paths: (0..donors).map(|_| OnceLock::new()).collect(),
+            wake: OnceLock::new(),
+            observer,
+            losses: Counter::default(),
+            repaired_blocks: Counter::default(),
+        }
+    }
+
+    /// Returns the copies.
+    #[must_use]
+    pub fn copies(&self) -> &Copies {
+        &self.copies
+    }
+
+    /// Sets how the threads of the pager are woken after a change. Later calls have no effect.
+    pub fn set_wake(&self, wake: impl Fn() + Send + Sync + 'static) {
+        let _ = self.wake.set(Box::new(wake));
+    }
+
+    /// Sets where the speed of the path to a donor is found. Later calls have no effect.
+    pub fn set_path(&self, donor: usize, path: Arc<PathStats>) {
+        let _ = self.paths[donor].set(path);
+    }
+
+    /// Returns the time to fetch a page from a donor, if it is known.
+    pub(crate) fn latency(&self, donor: u8) -> Option<Duration> {
+        let path = self.paths.get(usize::from(donor))?.get()?;
+        Some(path.latency_estimate())
+    }
+
+    fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            wake();
+        }
+    }
+
+    fn with_link<T>(&self, donor: usize, change: impl FnOnce(&mut LinkState) -> T) -> T {
+        let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut links[donor])
+    }
+
+    fn id(donor: usize) -> u8 {
+        u8::try_from(donor).expect("at most 64 donors")
+    }
+
+    /// Stops the use of a donor, unless a block has its only copy there; true when it is not used
+    /// now.
+    pub(crate) fn exclude(&self, donor: usize, reason: &str) -> bool {
+        match self.copies.exclude(Self::id(donor)) {
+            Ok(false) => true,
+            Ok(true) => {
+                self.losses.increment();
+                self.wake();
+                (self.observer)(ReplicaEvent::Degraded {
+                    donor,
+                    reason: reason.to_owned(),
+                });
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// A donor is unreachable. Returns whether the guest has to wait for it.
+    pub fn down(&self, donor: usize, reason: &str) -> bool {
+        self.with_link(donor, |link| link.down = true);
+        let awaited = !self.exclude(donor, reason);
+        self.with_link(donor, |link| link.awaited = awaited);
+        awaited
+    }
+
+    /// A donor is back. Returns whether the guest waited for it.
+    pub fn up(&self, donor: usize) -> bool {
+        let awaited = self.with_link(donor, |link| {
+            link.down = false;
+            std::mem::take(&mut link.awaited)
+        });
+        self.wake();
+        awaited
+    }
+
+    /// The memory of a donor is lost.
+    pub fn lost(&self, donor: usize, reason: &str) -> Loss {
+        let was_awaited = self.with_link(donor, |link| {
+            link.down = true;
+            std::mem::take(&mut link.awaited)
+        });
+        if !self.exclude(donor, reason) {
+            return Loss::OfBlocks;
+        }
+        self.copies.lose(Self::id(donor));
+        // The thread that repairs finds other places.
+        self.wake();
+        Loss::OfCopies { was_awaited }
+    }
+
+    pub(crate) fn is_down(&self, donor: usize) -> bool {
+        self.with_link(donor, |link| link.down)
+    }
+
+    pub(crate) fn note_complete(&self) {
+        (self.observer)(ReplicaEvent::Repaired);
+    }
+}

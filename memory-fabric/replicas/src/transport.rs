@@ -1,0 +1,403 @@
+//! A transport over the donors of all copies.
+//!
+//! - A write-back goes to both copies and completes when both donors have confirmed it, or one of
+//!   them is out.
+//! - A read goes to one copy: to the primary one, or that on a much faster link. If its donor goes
+//!   out, it is posted to the other; if its donor only does not answer for [`READ_STALL`], it is
+//!   posted there too, and the first answer counts.
+//! - A donor that does not confirm a write-back for [`WRITE_STALL`], which another has confirmed,
+//!   goes out: the evictor would wait for it, and soon the guest.
+//!
+//! The transport of the evictor, the only one that writes, also readmits donors and fills copies
+//! (`repair`). Nothing here allocates after the start, except for a write-back of a page that is
+//! being copied at that moment.
+
+use crate::member::{Member, Purpose};
+use crate::placement::Place;
+use crate::repair::Repairs;
+use crate::set::{ReplicaSet, Traffic};
+use fabric_homes::BLOCK_BYTES;
+use fabric_pages::page::PageBytes;
+use fabric_transport::{Completion, Full, IN_FLIGHT_MAX, Interest, PageTransport, Ticket};
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Time without an answer after which a page is requested from the other copy as well: far above
+/// the round trip of a usable link, and short enough to go unnoticed.
+pub const READ_STALL: Duration = Duration::from_millis(250);
+
+/// Time after which a donor goes out that does not confirm a write-back: a link which needs that
+/// long for the 64 pages before it carries less than 128 KiB/s.
+pub const WRITE_STALL: Duration = Duration::from_secs(2);
+
+/// The thread that uses a transport.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Role {
+    /// It only reads.
+    Reader,
+    /// It writes back, and repairs.
+    Evictor,
+}
+
+/// What a request of the pager wants.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Work {
+    /// A page, or a run.
+    Read { run: Option<u32> },
+    /// A page is stored.
+    Write,
+    /// Pages are dropped.
+    Drop { pages: u32 },
+}
+
+/// A request of the pager.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Operation {
+    pub ticket: Ticket,
+    pub work: Work,
+    pub offset: u64,
+    /// The donors whose answers are outstanding, a bit each.
+    pub waits_for: u64,
+    /// When it was posted, or when a write was confirmed by the first donor.
+    pub since: Instant,
+    /// Whether a read was posted to both copies, or a write is confirmed by one.
+    pub is_half_done: bool,
+}
+
+impl Operation {
+    pub(crate) fn is_write(&self) -> bool {
+        self.work == Work::Write
+    }
+}
+
+/// One transport for the copies on all donors. Offsets are those of the blocks' order in
+/// [`Copies`](crate::Copies).
+pub struct ReplicatedTransport {
+    pub(crate) set: Arc<ReplicaSet>,
+    role: Role,
+    pub(crate) traffic: Arc<dyn Traffic>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) operations: Vec<Option<Operation>>,
+    pub(crate) free: Vec<u32>,
+    /// Number of `operations` in use.
+    pub(crate) outstanding: usize,
+    /// Reads whose donor went out, and that found no room on another connection yet.
+    unposted: VecDeque<u32>,
+    /// Changes of the donors that were processed.
+    changes: u32,
+    /// When to look for stalls next.
+    pub(crate) look_at: Instant,
+    pub(crate) repairs: Repairs,
+}
+
+impl fmt::Debug for ReplicatedTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReplicatedTransport")
+            .field("role", &self.role)
+            .field("outstanding", &self.outstanding)
+            .finish_non_exhaustive()
+    }
+}
+
+fn bit(donor: u8) -> u64 {
+    1 << donor
+}
+
+/// Returns the block of an offset, and the offset in it.
+pub(crate) fn split(offset: u64) -> (u32, u64) {
+    let block = u32::try_from(offset / BLOCK_BYTES).expect("inside the replicated memory");
+    (block, offset % BLOCK_BYTES)
+}
+
+pub(crate) fn offset_at(place: Place, in_block: u64) -> u64 {
+    u64::from(place.slot) * BLOCK_BYTES + in_block
+}
+
+impl ReplicatedTransport {
+    /// Creates a transport over those to the donors, in the order of their links.
+    ///
+    /// # Panics
+    ///
+    /// With more than 64 donors.
+    #[must_use]
+    pub fn new(
+        set: Arc<ReplicaSet>,
+        role: Role,
+        transports: Vec<Box<dyn PageTransport>>,
+        traffic: Arc<dyn Traffic>,
+    ) -> Self {
+        assert!(transports.len() <= crate::DONORS_MAX, "too many donors");
+        // Every operation but those without room has a place on a connection, now or before.
+        let most = (transports.len() + 2) * IN_FLIGHT_MAX;
+        let numbers = u32::try_from(most).expect("a few donors");
+        Self {
+            members: transports.into_iter().map(Member::new).collect(),
+            set,
+            role,
+            traffic,
+            operations: vec![None; most],
+            free: (0..numbers).rev().collect(),
+            outstanding: 0,
+            unposted: VecDeque::with_capacity(most),
+            changes: 0,
+            look_at: Instant::now(),
+            repairs: Repairs::new(),
+        }
+    }
+
+    /// Returns whether a write-back of the page at this offset is outstanding.
+    pub(crate) fn is_being_written(&self, offset: u64) -> bool {
+        let mut operations = self.operations.iter().flatten();
+        operations.any(|operation| operation.is_write() && operation.offset == offset)
+    }
+
+    fn begin(&mut self, ticket: Ticket, work: Work, offset: u64) -> Result<u32, Full> {
+        let index = self.free.pop().ok_or(Full)?;
+        self.outstanding += 1;
+        self.operations[index as usize] = Some(Operation {
+            ticket,
+            work,
+            offset,
+            waits_for: 0,
+            since: Instant::now(),
+            is_half_done: false,
+        });
+        Ok(index)
+    }
+
+    fn end(&mut self, index: u32) -> Operation {
+        self.outstanding -= 1;
+        self.free.push(index);
+        let operation = self.operations[index as usize].take();
+        operation.expect("an operation in progress")
+    }
+
+    pub(crate) fn operation(&mut self, index: u32) -> &mut Operation {
+        let operation = self.operations[index as usize].as_mut();
+        operation.expect("an operation in progress")
+    }
+
+    /// Returns the places to read a block from, the better one first.
+    fn sources(&self, block: u32) -> [Option<Place>; 2] {
+        let places = self.set.copies().readable(block);
+        let latency = |place: Option<Place>| self.set.latency(place?.donor);
+        match (latency(places[0]), latency(places[1])) {
+            // A margin for noise, so that links of equal speed share the load.
+            (Some(primary), Some(other)) if other * 2 < primary => [places[1], places[0]],
+            _ => places,
+        }
+    }
+
+    /// Posts a read to one copy that it was not posted to, if there is room.
+    pub(crate) fn post_to_copy(&mut self, index: u32) -> Result<(), Full> {
+        let Operation {
+            offset,
+            work,
+            waits_for,
+            ..
+        } = *self.operation(index);
+        let Work::Read { run } = work else {
+            unreachable!("only reads are posted to one copy");
+        };
+        let (block, in_block) = split(offset);
+        for place in self.sources(block).into_iter().flatten() {
+            let member = &mut self.members[usize::from(place.donor)];
+            if waits_for & bit(place.donor) != 0 || member.out {
+                continue;
+            }
+            let purpose = Purpose::Operation(index);
+            if member
+                .read(purpose, offset_at(place, in_block), run)
+                .is_ok()
+            {
+                self.operation(index).waits_for |= bit(place.donor);
+                return Ok(());
+            }
+        }
+        Err(Full)
+    }
+
+    fn post_any_read(&mut self, ticket: Ticket, work: Work, offset: u64) -> Result<(), Full> {
+        let index = self.begin(ticket, work, offset)?;
+        self.post_to_copy(index).inspect_err(|_| {
+            self.end(index);
+        })
+    }
+
+    /// Posts to both copies what changes them, or to none.
+    fn post_change(
+        &mut self,
+        ticket: Ticket,
+        work: Work,
+        offset: u64,
+        page: Option<&PageBytes>,
+    ) -> Result<(), Full> {
+        debug_assert_eq!(self.role, Role::Evictor);
+        let (block, in_block) = split(offset);
+        let places = self.set.copies().writable(block);
+        let targets = || places.into_iter().flatten();
+        let has_room = |place: Place| self.members[usize::from(place.donor)].has_room();
+        if !targets().all(has_room) {
+            return Err(Full);
+        }
+        let index = self.begin(ticket, work, offset)?;
+        if page.is_some() {
+            self.repairs.supersede(block, in_block);
+        }
+        let mut waits_for = 0;
+        for place in targets() {
+            let purpose = Purpose::Operation(index);
+            let at = offset_at(place, in_block);
+            let donor = usize::from(place.donor);
+            let posted = match (work, page) {
+                (Work::Drop { pages }, _) => self.members[donor].drop_pages(purpose, at, pages),
+                (_, Some(page)) if self.repairs.is_copying(place, in_block) => {
+                    self.repairs.hold(index, place, in_block, page);
+                    Ok(())
+                }
+                (_, Some(page)) => self.members[donor].write(purpose, at, page),
+                _ => unreachable!("a write has a page"),
+            };
+            posted.expect("room was seen");
+            waits_for |= bit(place.donor);
+        }
+        self.operation(index).waits_for = waits_for;
+        Ok(())
+    }
+
+    /// Stops to wait for donors that went out: their reads go to the other copy.
+    fn leave_excluded(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
+        let changes = self.set.copies().changes();
+        if changes == self.changes {
+            return;
+        }
+        self.changes = changes;
+        for donor in 0..self.members.len() {
+            let id = u8::try_from(donor).expect("at most 64 donors");
+            if !self.set.copies().is_out(id) || self.members[donor].out {
+                continue;
+            }
+            self.members[donor].out = true;
+            self.members[donor].abandon(|_| true);
+            self.repairs.leave(id, &mut self.members);
+            for index in 0..self.operations.len() {
+                let Some(operation) = &mut self.operations[index] else {
+                    continue;
+                };
+                if operation.waits_for & bit(id) == 0 {
+                    continue;
+                }
+                operation.waits_for &= !bit(id);
+                operation.is_half_done |= operation.is_write();
+                if operation.waits_for == 0 {
+                    let index = u32::try_from(index).expect("a few operations");
+                    self.bereft(index, complete);
+                }
+            }
+        }
+    }
+
+    /// Continues an operation that no donor in use is to answer.
+    fn bereft(&mut self, index: u32, complete: &mut dyn FnMut(Completion<'_>)) {
+        match self.operation(index).work {
+            Work::Read { .. } => self.unposted.push_back(index),
+            Work::Write => complete(Completion::Written(self.end(index).ticket)),
+            Work::Drop { pages } => {
+                self.end(index);
+                complete(Completion::Dropped(pages));
+            }
+        }
+    }
+
+    fn post_unposted(&mut self) {
+        while let Some(&index) = self.unposted.front() {
+            if self.post_to_copy(index).is_err() {
+                break;
+            }
+            self.unposted.pop_front();
+        }
+    }
+}
+
+impl PageTransport for ReplicatedTransport {
+    fn post_read(&mut self, ticket: Ticket, offset: u64) -> Result<(), Full> {
+        self.post_any_read(ticket, Work::Read { run: None }, offset)
+    }
+
+    fn post_read_run(&mut self, ticket: Ticket, offset: u64, pages: u32) -> Result<(), Full> {
+        self.post_any_read(ticket, Work::Read { run: Some(pages) }, offset)
+    }
+
+    fn post_write(&mut self, ticket: Ticket, offset: u64, page: &PageBytes) -> Result<(), Full> {
+        self.post_change(ticket, Work::Write, offset, Some(page))
+    }
+
+    fn post_drop(&mut self, offset: u64, pages: u32) -> Result<(), Full> {
+        self.post_change(Ticket(0), Work::Drop { pages }, offset, None)
+    }
+
+    fn flush(&mut self) {
+        for member in &mut self.members {
+            member.transport().flush();
+        }
+    }
+
+    fn poll(&mut self, complete: &mut dyn FnMut(Completion<'_>)) {
+        self.leave_excluded(complete);
+        for donor in 0..self.members.len() {
+            self.poll_member(donor, complete);
+        }
+        self.post_unposted();
+        self.look_for_stalls();
+        match self.role {
+            Role::Evictor => self.repair(),
+            Role::Reader => self.readmit_seen(),
+        }
+        self.flush();
+    }
+
+    fn in_flight(&self) -> usize {
+        let used = self.members.iter().filter(|member| !member.out);
+        let most = used.map(Member::in_flight).max().unwrap_or(0);
+        match self.outstanding {
+            // Repairs and late answers are none of the pager's requests, but need room.
+            0 if most < IN_FLIGHT_MAX => 0,
+            _ => most.max(1),
+        }
+    }
+
+    fn arm(&mut self) -> bool {
+        let mut armed = true;
+        for member in &mut self.members {
+            armed &= member.transport().arm();
+        }
+        armed && self.changes == self.set.copies().changes()
+    }
+
+    fn wake_by(&mut self) -> Option<Instant> {
+        let operations = self.operations.iter().flatten();
+        let stalls = operations.filter_map(|operation| match operation.work {
+            Work::Read { .. } if !operation.is_half_done => Some(operation.since + READ_STALL),
+            Work::Write if operation.is_half_done => Some(operation.since + WRITE_STALL),
+            _ => None,
+        });
+        let first = stalls.min();
+        // A request that cannot be helped must not keep the thread awake.
+        let first = first.map(|at| at.max(self.look_at));
+        let due = self.repairs.due();
+        let members = self.members.iter_mut();
+        let members = members.filter_map(|member| member.transport().wake_by());
+        members.chain(first).chain(due).min()
+    }
+
+    fn interests(&self, watch: &mut dyn FnMut(Interest)) {
+        for member in &self.members {
+            member.interests(watch);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,234 @@
+//! Simulated donors that lose connections, and a pager that checks every page it reads.
+
+mod fake;
+mod model;
+
+use super::*;
+use crate::copies::Copies;
+use crate::placement::Placement;
+use crate::set::{Loss, ReplicaEvent};
+use fake::{FakeDonor, FakeTransport, page_with};
+use model::World;
+use std::sync::Mutex;
+
+/// Ignores counts.
+struct Uncounted;
+
+impl Traffic for Uncounted {
+    fn wrote(&self, _: usize) {}
+    fn fetched(&self, _: usize, _: u32) {}
+}
+
+/// A set with the donors behind it, and the events so far.
+struct Bed {
+    set: Arc<ReplicaSet>,
+    donors: Vec<Arc<Mutex<FakeDonor>>>,
+    events: Arc<Mutex<Vec<ReplicaEvent>>>,
+}
+
+impl Bed {
+    fn new(slots: &[u32], blocks: u32) -> Self {
+        let placement = Placement::new(slots, blocks);
+        let copies = Copies::new(&placement.blocks, slots, &placement.used);
+        let events = Arc::<Mutex<Vec<ReplicaEvent>>>::default();
+        let sink = Arc::clone(&events);
+        let observer = Box::new(move |event| sink.lock().expect("no panic").push(event));
+        Self {
+            set: Arc::new(ReplicaSet::new(copies, slots.len(), observer)),
+            donors: slots.iter().map(|_| Arc::default()).collect(),
+            events,
+        }
+    }
+
+    fn transport(&self, role: Role) -> ReplicatedTransport {
+        let transports = self.donors.iter().map(|donor| {
+            let transport: Box<dyn PageTransport> = Box::new(FakeTransport::new(donor));
+            transport
+        });
+        let (set, traffic) = (Arc::clone(&self.set), Arc::new(Uncounted));
+        let mut made = ReplicatedTransport::new(set, role, transports.collect(), traffic);
+        made.repairs.readmission_unit = Duration::ZERO;
+        made
+    }
+
+    fn cut(&self, donor: usize) {
+        self.donors[donor].lock().expect("no panic").cut = true;
+    }
+
+    fn restore(&self, donor: usize) {
+        let mut donor = self.donors[donor].lock().expect("no panic");
+        donor.cut = false;
+        donor.connection += 1;
+    }
+
+    fn events(&self) -> usize {
+        self.events.lock().expect("no panic").len()
+    }
+}
+
+/// Polls until a condition holds; returns the tickets of completed writes, and the versions of
+/// pages that were read.
+fn poll_until(
+    transport: &mut ReplicatedTransport,
+    what: &str,
+    mut is_met: impl FnMut(&[(u32, u64)]) -> bool,
+) -> Vec<(u32, u64)> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut completed = Vec::new();
+    while !is_met(&completed) {
+        assert!(Instant::now() < deadline, "{what}");
+        transport.poll(&mut |completion| match completion {
+            Completion::ReadFrom(_, Ticket(ticket), page) => {
+                completed.push((ticket, fake::version_of(page)));
+            }
+            Completion::Written(Ticket(ticket)) => completed.push((ticket, 0)),
+            other => panic!("unexpected {other:?}"),
+        });
+    }
+    completed
+}
+
+#[test]
+fn a_write_back_is_complete_when_both_donors_have_it() {
+    let bed = Bed::new(&[1, 1], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    bed.cut(1);
+    evictor
+        .post_write(Ticket(3), 0, &page_with(7))
+        .expect("room");
+    for _ in 0..100 {
+        evictor.poll(&mut |completion| panic!("{completion:?} with one copy"));
+    }
+    bed.restore(1);
+    let completed = poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    assert_eq!(completed, [(3, 0)]);
+    for donor in &bed.donors {
+        assert_eq!(donor.lock().expect("no panic").version_at(0), 7);
+    }
+}
+
+#[test]
+fn a_write_back_is_complete_with_one_copy_when_the_other_donor_is_lost() {
+    let bed = Bed::new(&[1, 1], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    let mut reader = bed.transport(Role::Reader);
+    bed.cut(0);
+    evictor
+        .post_write(Ticket(3), 0, &page_with(7))
+        .expect("room");
+    assert_eq!(
+        bed.set.lost(0, "it was killed"),
+        Loss::OfCopies { was_awaited: false }
+    );
+    poll_until(&mut evictor, "written", |completed| completed == [(3, 0)]);
+    reader.post_read(Ticket(4), 0).expect("room");
+    poll_until(&mut reader, "read", |completed| completed == [(4, 7)]);
+    assert_eq!(bed.set.copies().degraded(), 1);
+    assert_eq!(bed.set.lost(1, "it too"), Loss::OfBlocks);
+    assert_eq!(bed.events(), 1, "one loss, one event");
+}
+
+#[test]
+fn a_read_that_waits_for_a_lost_donor_goes_to_the_other_one() {
+    let bed = Bed::new(&[1, 1], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    let mut reader = bed.transport(Role::Reader);
+    evictor
+        .post_write(Ticket(0), 512, &page_with(9))
+        .expect("room");
+    poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    let primary = usize::from(bed.set.copies().of(0)[0].place.donor);
+    bed.cut(primary);
+    reader.post_read(Ticket(1), 512).expect("room");
+    assert!(
+        !bed.set.down(primary, "it was killed"),
+        "the guest need not wait"
+    );
+    poll_until(&mut reader, "read", |completed| completed == [(1, 9)]);
+}
+
+#[test]
+fn a_read_without_an_answer_goes_to_the_other_donor_too_and_completes_once() {
+    let bed = Bed::new(&[1, 1], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    let mut reader = bed.transport(Role::Reader);
+    evictor
+        .post_write(Ticket(0), 0, &page_with(9))
+        .expect("room");
+    poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    let primary = usize::from(bed.set.copies().of(0)[0].place.donor);
+    bed.cut(primary);
+    reader.post_read(Ticket(1), 0).expect("room");
+    poll_until(&mut reader, "read", |completed| completed == [(1, 9)]);
+    bed.restore(primary);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while reader.members.iter().any(|member| !member.is_idle()) {
+        assert!(Instant::now() < deadline, "the late answer");
+        reader.poll(&mut |completion| panic!("{completion:?} twice"));
+    }
+    assert_eq!(reader.in_flight(), 0);
+    assert_eq!(bed.events(), 0, "it was only late");
+}
+
+#[test]
+fn a_donor_that_confirms_nothing_goes_out() {
+    let bed = Bed::new(&[1, 1], 1);
+    let mut evictor = bed.transport(Role::Evictor);
+    bed.cut(1);
+    evictor
+        .post_write(Ticket(0), 0, &page_with(9))
+        .expect("room");
+    poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    assert!(bed.set.copies().is_out(1));
+    // It answers again: it is used again, and gets what it missed.
+    evictor
+        .post_write(Ticket(0), 4096, &page_with(10))
+        .expect("room");
+    poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    bed.restore(1);
+    let copies = bed.set.copies();
+    poll_until(&mut evictor, "repaired", |_| copies.degraded() == 0);
+    let donor = bed.donors[1].lock().expect("no panic");
+    assert_eq!((donor.version_at(0), donor.version_at(4096)), (9, 10));
+    assert_eq!(bed.events(), 2, "lost, and repaired");
+}
+
+#[test]
+fn copies_of_a_lost_donor_move_to_a_third_one() {
+    let bed = Bed::new(&[4, 4, 4], 4);
+    let mut evictor = bed.transport(Role::Evictor);
+    for block in 0..4 {
+        let offset = block * BLOCK_BYTES;
+        evictor
+            .post_write(Ticket(0), offset, &page_with(block + 1))
+            .expect("room");
+        poll_until(&mut evictor, "written", |completed| !completed.is_empty());
+    }
+    bed.cut(0);
+    assert_ne!(bed.set.lost(0, "it was killed"), Loss::OfBlocks);
+    assert!(bed.set.copies().degraded() > 0);
+    let copies = bed.set.copies();
+    poll_until(&mut evictor, "repaired", |_| copies.degraded() == 0);
+    assert!(bed.set.repaired_blocks.get() > 0);
+    // Then a second donor may be lost.
+    bed.cut(1);
+    assert_ne!(bed.set.lost(1, "it too"), Loss::OfBlocks);
+    let mut reader = bed.transport(Role::Reader);
+    for block in 0..4 {
+        reader
+            .post_read(Ticket(5), block * BLOCK_BYTES)
+            .expect("room");
+        poll_until(&mut reader, "read", |completed| {
+            completed == [(5, block + 1)]
+        });
+    }
+}
+
+/// Every page that is read has the version that was written last, whatever happens to donors; in
+/// the end both copies have it.
+#[test]
+fn no_stale_page_is_read_in_any_of_many_random_histories() {
+    for seed in 0..300 {
+        World::new(seed).run(3_000);
+    }
+}

@@ -1,0 +1,251 @@
+//! A pager without memory: it knows the version of each page, and checks what it reads.
+
+use super::fake::{page_with, version_of};
+use super::*;
+use fabric_pages::page::PAGE_SIZE;
+
+/// State of a page, as in the page map; the number is its current version.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Page {
+    Untouched,
+    Local(u64),
+    /// Being written back; the flag says that it was touched since, so that it stays.
+    Writing(u64, bool),
+    Remote(u64),
+    Fetching(u64),
+}
+
+/// A pager, its donors, and what may happen to them.
+pub struct World {
+    bed: Bed,
+    reader: ReplicatedTransport,
+    evictor: ReplicatedTransport,
+    /// The pages in use: some of each block, so that they meet often.
+    offsets: Vec<u64>,
+    pages: Vec<Page>,
+    /// The first page and the count of each run that was requested, by ticket.
+    runs: Vec<(usize, usize)>,
+    version: u64,
+    random: u64,
+    down: Vec<bool>,
+    lost: Vec<bool>,
+    slots: Vec<u32>,
+    seed: u64,
+}
+
+const BLOCKS: u32 = 4;
+const PAGES_PER_BLOCK: usize = 6;
+
+impl World {
+    pub fn new(seed: u64) -> Self {
+        let slots = match seed % 3 {
+            0 => vec![4, 4],
+            1 => vec![4, 4, 4],
+            _ => vec![3, 3, 3, 3],
+        };
+        let bed = Bed::new(&slots, BLOCKS);
+        let (reader, evictor) = (bed.transport(Role::Reader), bed.transport(Role::Evictor));
+        let pages = (0..PAGES_PER_BLOCK as u64).map(|page| page * PAGE_SIZE as u64);
+        let blocks = (0..u64::from(BLOCKS)).map(|block| block * BLOCK_BYTES);
+        let offsets: Vec<u64> = blocks
+            .flat_map(|block| pages.clone().map(move |page| block + page))
+            .collect();
+        Self {
+            pages: vec![Page::Untouched; offsets.len()],
+            runs: Vec::new(),
+            offsets,
+            reader,
+            evictor,
+            version: 0,
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            down: vec![false; slots.len()],
+            lost: vec![false; slots.len()],
+            slots,
+            bed,
+            seed,
+        }
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from(self.random >> 33).expect("31 bits") % limit
+    }
+
+    pub fn run(mut self, steps: usize) {
+        for _ in 0..steps {
+            match self.below(40) {
+                0..12 => self.use_page(),
+                12..15 => self.fetch_run(),
+                15..22 => self.poll_reader(),
+                22..39 => self.poll_evictor(),
+                _ => self.disturb(),
+            }
+        }
+        self.settle();
+    }
+
+    /// Moves a random page on: from local to its homes, or back.
+    fn use_page(&mut self) {
+        let index = self.below(self.pages.len());
+        let ticket = Ticket(u32::try_from(index).expect("small"));
+        let offset = self.offsets[index];
+        self.pages[index] = match self.pages[index] {
+            Page::Untouched | Page::Local(_) => {
+                self.version += 1;
+                let page = page_with(self.version);
+                match self.evictor.post_write(ticket, offset, &page) {
+                    Ok(()) => Page::Writing(self.version, false),
+                    Err(Full) => Page::Local(self.version),
+                }
+            }
+            Page::Writing(version, _) => Page::Writing(version, true),
+            Page::Remote(version) => match self.reader.post_read(ticket, offset) {
+                Ok(()) => Page::Fetching(version),
+                Err(Full) => Page::Remote(version),
+            },
+            Page::Fetching(version) => Page::Fetching(version),
+        };
+    }
+
+    /// Fetches the remote pages from a random one on, in its block.
+    fn fetch_run(&mut self) {
+        let first = self.below(self.pages.len());
+        let end = (first / PAGES_PER_BLOCK + 1) * PAGES_PER_BLOCK;
+        let is_remote = |page: &&Page| matches!(page, Page::Remote(_));
+        let count = self.pages[first..end].iter().take_while(is_remote).count();
+        if count == 0 {
+            return;
+        }
+        let number = self.pages.len() + self.runs.len();
+        let ticket = Ticket(u32::try_from(number).expect("small"));
+        let pages = u32::try_from(count).expect("small");
+        let posted = self
+            .reader
+            .post_read_run(ticket, self.offsets[first], pages);
+        if posted.is_ok() {
+            self.runs.push((first, count));
+            for page in &mut self.pages[first..first + count] {
+                if let Page::Remote(version) = *page {
+                    *page = Page::Fetching(version);
+                }
+            }
+        }
+    }
+
+    fn poll_reader(&mut self) {
+        let (pages, runs, seed) = (&mut self.pages, &self.runs, self.seed);
+        let arrived = |pages: &mut [Page], index: usize, found: u64| {
+            let Page::Fetching(version) = pages[index] else {
+                let page = pages[index];
+                panic!("seed {seed}: page {index} was not fetched: {page:?}");
+            };
+            assert_eq!(found, version, "seed {seed}: page {index} is stale");
+            pages[index] = Page::Local(version);
+        };
+        self.reader.poll(&mut |completion| match completion {
+            Completion::ReadFrom(_, Ticket(ticket), page) => {
+                arrived(pages, ticket as usize, version_of(page));
+            }
+            Completion::ReadRun(Ticket(ticket), bytes) => {
+                let (first, count) = runs[ticket as usize - pages.len()];
+                assert_eq!(bytes.len(), count * PAGE_SIZE);
+                for (index, page) in (first..).zip(bytes.chunks(PAGE_SIZE)) {
+                    arrived(pages, index, version_of(page));
+                }
+            }
+            other => panic!("seed {seed}: unexpected {other:?}"),
+        });
+    }
+
+    fn poll_evictor(&mut self) {
+        let (pages, seed) = (&mut self.pages, self.seed);
+        self.evictor.poll(&mut |completion| {
+            let Completion::Written(Ticket(index)) = completion else {
+                panic!("seed {seed}: unexpected {completion:?}");
+            };
+            let page = &mut pages[index as usize];
+            *page = match *page {
+                Page::Writing(version, false) => Page::Remote(version),
+                Page::Writing(version, true) => Page::Local(version),
+                other => panic!("seed {seed}: page {index} was not written: {other:?}"),
+            };
+        });
+    }
+
+    /// A donor's connections break, it is cut off, returns, or is lost for good.
+    fn disturb(&mut self) {
+        let donor = self.below(self.down.len());
+        if self.lost[donor] {
+            return;
+        }
+        if self.down[donor] {
+            self.down[donor] = false;
+            self.bed.restore(donor);
+            self.bed.set.up(donor);
+            return;
+        }
+        let left = self.lost.iter().filter(|lost| !**lost).count();
+        match self.below(8) {
+            // Outstanding requests are sent again.
+            0..2 => self.bed.restore(donor),
+            2 if left > 2 && self.bed.set.copies().exclude(as_u8(donor)).is_ok() => {
+                self.bed.cut(donor);
+                self.lost[donor] = true;
+                assert_ne!(self.bed.set.lost(donor, "killed"), Loss::OfBlocks);
+            }
+            _ => {
+                self.bed.cut(donor);
+                self.down[donor] = true;
+                self.bed.set.down(donor, "cut");
+            }
+        }
+    }
+
+    /// All donors that are not lost return; every request is answered, and both copies of each page
+    /// are checked if there is room for two.
+    fn settle(mut self) {
+        for donor in 0..self.down.len() {
+            if std::mem::take(&mut self.down[donor]) && !self.lost[donor] {
+                self.bed.restore(donor);
+                self.bed.set.up(donor);
+            }
+        }
+        let lost = self.lost.iter().filter(|lost| **lost).count();
+        // Of four donors, three have slots enough, but not always on two different ones.
+        let can_repair = lost == 0 || self.slots.len() == 3;
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            self.poll_reader();
+            self.poll_evictor();
+            let is_moving = |page: &Page| matches!(page, Page::Writing(..) | Page::Fetching(_));
+            let degraded = self.bed.set.copies().degraded();
+            if !self.pages.iter().any(is_moving) && (!can_repair || degraded == 0) {
+                break;
+            }
+            let seed = self.seed;
+            assert!(
+                Instant::now() < deadline,
+                "seed {seed} hangs, {degraded} blocks have one copy"
+            );
+        }
+        for (index, page) in self.pages.iter().enumerate() {
+            let Page::Remote(version) = *page else {
+                continue;
+            };
+            let (block, in_block) = split(self.offsets[index]);
+            for place in self.bed.set.copies().readable(block).into_iter().flatten() {
+                let donor = self.bed.donors[usize::from(place.donor)].lock();
+                let at = offset_at(place, in_block);
+                let found = donor.expect("no panic").version_at(at);
+                let seed = self.seed;
+                assert_eq!(found, version, "seed {seed}: page {index} at {place:?}");
+            }
+        }
+    }
+}
+
+fn as_u8(donor: usize) -> u8 {
+    u8::try_from(donor).expect("a few donors")
+}

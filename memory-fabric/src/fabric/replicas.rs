@@ -1,0 +1,187 @@
+//! Replicated memory: where its copies are, its part of the pager's transports, and what the links
+//! of its donors report.
+
+use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
+use crate::homes::{BLOCK_BYTES, BLOCK_PAGES, Loan, NodeId};
+use crate::link::LinkEvent;
+use crate::nodes::Nodes;
+use crate::page::PAGE_SHIFT;
+use crate::stats::PagerStats;
+use crate::transport::PageTransport;
+use crate::transport::vacant::Vacant;
+use fabric_replicas::{
+    Copies, Loss, Placement, ReplicaEvent, ReplicaSet, ReplicatedTransport, Role, Traffic,
+};
+use std::io;
+use std::sync::Arc;
+use vmm_sys_util::eventfd::EventFd;
+
+impl Traffic for PagerStats {
+    fn wrote(&self, donor: usize) {
+        self.donors[donor].pages_written_back.increment();
+    }
+
+    fn fetched(&self, donor: usize, pages: u32) {
+        self.donors[donor].pages_fetched.add(pages.into());
+    }
+}
+
+/// Returns how many bytes to ask each donor for, so that all together have two copies of
+/// `remote_bytes`, also when one of them is lost.
+pub(super) fn share(remote_bytes: u64, donors: usize) -> u64 {
+    let blocks = remote_bytes.div_ceil(BLOCK_BYTES).max(1);
+    let others = (donors as u64).saturating_sub(1).max(1);
+    (2 * blocks).div_ceil(others).min(blocks) * BLOCK_BYTES
+}
+
+/// Places two copies of the memory that has its home on donors, which lend so many bytes each.
+pub(super) fn place(
+    config: &FabricConfig,
+    guest_bytes: u64,
+    lent_bytes: impl Iterator<Item = u64>,
+) -> Result<(Placement, Vec<u32>), FabricError> {
+    let slots = lent_bytes.map(|bytes| u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX));
+    let slots: Vec<u32> = slots.collect();
+    let (guest_pages, local_pages) = (guest_bytes >> PAGE_SHIFT, config.local_bytes >> PAGE_SHIFT);
+    let home_here = config.local_use.home_here(guest_pages, local_pages);
+    let wanted = (guest_pages - home_here).div_ceil(BLOCK_PAGES.into());
+    let placement = Placement::new(&slots, u32::try_from(wanted).unwrap_or(u32::MAX));
+    let held_bytes = placement.blocks.len() as u64 * BLOCK_BYTES;
+    if config.local_bytes + held_bytes < guest_bytes {
+        let missing = guest_bytes - config.local_bytes - held_bytes;
+        return Err(FabricError::TooLittleForReplicas {
+            guest_mib: guest_bytes >> 20,
+            local_mib: config.local_bytes >> 20,
+            donors: slots.len(),
+            held_mib: held_bytes >> 20,
+            missing_mib: missing.div_ceil(1 << 20),
+        });
+    }
+    Ok((placement, slots))
+}
+
+/// Returns the loans for the home table: the primary places of each donor.
+pub(super) fn loans(placement: &Placement, nodes: &[NodeId]) -> Vec<Loan> {
+    let mut first_slot = 0;
+    let loans = nodes.iter().zip(&placement.primaries);
+    loans
+        .map(|(&node, &blocks)| {
+            let loan = Loan {
+                node,
+                pages: u64::from(blocks) * u64::from(BLOCK_PAGES),
+                first_slot,
+            };
+            first_slot += blocks;
+            loan
+        })
+        .collect()
+}
+
+/// Creates the set of the donors of a VM.
+pub(super) fn set(
+    placement: &Placement,
+    slots: &[u32],
+    nodes: &Nodes,
+    observer: &FabricObserver,
+) -> Arc<ReplicaSet> {
+    let copies = Copies::new(&placement.blocks, slots, &placement.used);
+    let (all, observer) = (nodes.all().to_vec(), Arc::clone(observer));
+    let report = move |event| {
+        observer(match event {
+            ReplicaEvent::Degraded { donor, reason } => FabricEvent::Degraded {
+                node: all[donor],
+                reason,
+            },
+            ReplicaEvent::Repaired => FabricEvent::Repaired,
+        });
+    };
+    Arc::new(ReplicaSet::new(copies, slots.len(), Box::new(report)))
+}
+
+/// Returns an observer for the links of the donors, which passes on what concerns the guest: a donor
+/// that has the only copy of a block.
+pub(super) fn link_observer(
+    set: &Arc<ReplicaSet>,
+    nodes: &Arc<Nodes>,
+    observer: &FabricObserver,
+) -> FabricObserver {
+    let (set, nodes, observer) = (Arc::clone(set), Arc::clone(nodes), Arc::clone(observer));
+    Arc::new(move |event| {
+        let FabricEvent::Link(link_event) = event else {
+            observer(event);
+            return;
+        };
+        let node = link_event.node();
+        let Some(donor) = nodes.link_to(node) else {
+            return;
+        };
+        let passed = match link_event {
+            LinkEvent::Down { node, reason } => {
+                let awaited = set.down(donor, &reason);
+                awaited.then_some(LinkEvent::Down { node, reason })
+            }
+            LinkEvent::Up { node } => {
+                tracing::info!("donor {node} is back");
+                set.up(donor).then_some(LinkEvent::Up { node })
+            }
+            LinkEvent::Lost { node, reason } => match set.lost(donor, &reason) {
+                Loss::OfBlocks => Some(LinkEvent::Lost { node, reason }),
+                Loss::OfCopies { was_awaited } => {
+                    tracing::info!("donor {node} does not return: {reason}");
+                    was_awaited.then_some(LinkEvent::Up { node })
+                }
+            },
+        };
+        if let Some(event) = passed {
+            observer(FabricEvent::Link(event));
+        }
+    })
+}
+
+/// Makes the threads with these eventfds look at the set when it changes.
+pub(super) fn wake_by<'a>(
+    set: &ReplicaSet,
+    threads: impl Iterator<Item = &'a EventFd>,
+) -> io::Result<()> {
+    let threads: Vec<EventFd> = threads.map(EventFd::try_clone).collect::<io::Result<_>>()?;
+    set.set_wake(move || {
+        for thread in &threads {
+            // EAGAIN means that the counter is full, which wakes as well.
+            let _ = thread.write(1);
+        }
+    });
+    Ok(())
+}
+
+/// Puts the transports to donors behind the link to their replicated memory.
+pub(super) fn join_transports(
+    set: &Arc<ReplicaSet>,
+    role: Role,
+    transports: Vec<Box<dyn PageTransport>>,
+    stats: &Arc<PagerStats>,
+) -> Vec<Box<dyn PageTransport>> {
+    if transports.is_empty() {
+        return transports;
+    }
+    let vacant = || -> Box<dyn PageTransport> { Box::new(Vacant) };
+    let mut joined: Vec<_> = transports.iter().map(|_| vacant()).collect();
+    let stats: Arc<dyn Traffic> = Arc::clone(stats) as _;
+    let replicated = ReplicatedTransport::new(Arc::clone(set), role, transports, stats);
+    joined.push(Box::new(replicated));
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn donors_are_asked_for_both_copies_and_for_room_to_lose_one_of_three() {
+        assert_eq!(share(100 * MIB, 2), 100 * MIB);
+        assert_eq!(share(100 * MIB, 3), 100 * MIB);
+        assert_eq!(share(120 * MIB, 5), 60 * MIB);
+        assert_eq!(share(0, 2), BLOCK_BYTES);
+    }
+}
