@@ -262,6 +262,10 @@ pub struct BenchFaultConfig {
     )]
     pub transport: TransportKind,
 
+    /// Encrypt connections by mutual TLS, with certificates of this run
+    #[arg(long)]
+    pub tls: bool,
+
     /// Protect each page in transit with a CRC-32C
     #[arg(long)]
     pub checksum: bool,
@@ -309,6 +313,9 @@ impl BenchFaultConfig {
             | TransportKind::Tcp
             | TransportKind::Udp
             | TransportKind::Loopback => {}
+        }
+        if self.tls && matches!(self.transport, TransportKind::Udp | TransportKind::Loopback) {
+            return Err(ValidationError::BenchTls);
         }
         check_most("--memory", self.memory, GUEST_MEMORY_MAX)?;
         if self.local_memory >= self.memory {

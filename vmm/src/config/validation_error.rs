@@ -394,6 +394,9 @@ pub enum ValidationError {
         /// The donor.
         address: HostPort,
     },
+    /// TLS without TCP.
+    #[error("--tls is for TCP; remove it, or use --transport tcp")]
+    BenchTls,
     /// UDP, which has no certificates of members yet.
     #[error(
         "--transport udp does not use certificates of the cluster yet, so --credentials would not protect it; use --transport tcp, or remove --credentials"

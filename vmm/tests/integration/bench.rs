@@ -49,6 +49,15 @@ fn scans_fetch_what_they_read_and_find_every_byte() {
 }
 
 #[test]
+fn faults_under_tls_find_every_byte() {
+    let result = bench(&["fault", "--tls", "--memory", "48M", "--local-memory", "16M"]);
+    assert_eq!(result["transport"], "tls", "{result}");
+    let verified = result["verified_bytes"].as_u64();
+    assert!(verified.is_some_and(|bytes| bytes > 16 << 20), "{result}");
+    assert_eq!(result["corrupt_bytes"], 0);
+}
+
+#[test]
 fn three_processes_share_a_memory_and_count_exactly() {
     let result = bench(&["coherence", "--nodes", "3", "--seconds", "2"]);
     let transactions = result["transactions"].as_array().expect("a list");

@@ -27,14 +27,15 @@ impl Bed {
             threads: 1,
             donors,
             transport: TransportKind::Tcp,
+            tls: false,
             checksum: false,
             compression: Compression::Auto,
             seconds: 1,
             faults: None,
             json: false,
         };
-        let donors = start_donors(&config)?;
-        let fabric = start_fabric(&config, &donors)?;
+        let donors = start_donors(&config, None)?;
+        let fabric = start_fabric(&config, &donors, None)?;
         Ok(Self {
             view: View::of(&fabric),
             fabric,

@@ -25,6 +25,7 @@ use ssi_hv::logging;
 use ssi_hv::progress::Progress;
 use ssi_hv::report::Stages;
 
+use super::members::Members;
 use super::{FaultBench, Floor, ROUNDS, Series, floor, median, micros, percentiles};
 
 /// Faster accesses did not fault: serving a fault takes longer than this.
@@ -34,12 +35,13 @@ pub(super) const WORDS_PER_PAGE: usize = PAGE_SIZE / size_of::<u64>();
 
 pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
     let loopback = config.transport == TransportKind::Loopback;
+    let members = config.tls.then(Members::create).transpose()?;
     let donors = if loopback {
         Vec::new()
     } else {
-        start_donors(config)?
+        start_donors(config, members.as_ref())?
     };
-    let fabric = start_fabric(config, &donors)?;
+    let fabric = start_fabric(config, &donors, members.as_ref())?;
     let view = View::of(&fabric);
     view.fill();
 
@@ -53,7 +55,7 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
         match donors.first() {
             Some(donor) => bare_exchange.add(&floor::exchange(
                 donor.address(),
-                &carrier(config),
+                &carrier(config, members.as_ref()),
                 config.checksum,
             )?),
             // No exchange: pages are copied within the process.
@@ -96,6 +98,14 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
             TransportKind::Auto
             | TransportKind::Tcp
             | TransportKind::Rdma
+            | TransportKind::Hybrid
+                if config.tls =>
+            {
+                "tls"
+            }
+            TransportKind::Auto
+            | TransportKind::Tcp
+            | TransportKind::Rdma
             | TransportKind::Hybrid => "tcp",
         },
         rounds: ROUNDS,
@@ -122,19 +132,25 @@ pub(super) fn measure(config: &BenchFaultConfig) -> Result<FaultBench> {
 }
 
 /// Returns the carrier of the floor's connection.
-fn carrier(config: &BenchFaultConfig) -> Carrier {
+fn carrier(config: &BenchFaultConfig, members: Option<&Members>) -> Carrier {
+    if let Some(members) = members {
+        return members.carrier();
+    }
     match config.transport {
         TransportKind::Udp => Carrier::Udp(None),
         _ => Carrier::Tcp,
     }
 }
 
-pub(super) fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
+pub(super) fn start_donors(
+    config: &BenchFaultConfig,
+    members: Option<&Members>,
+) -> Result<Vec<Donor>> {
     let share = config.memory.bytes().div_ceil(config.donors.max(1).into());
     // One page of each loan is for the floor.
     let memory_bytes = share.next_multiple_of(PAGE_SIZE as u64) + PAGE_SIZE as u64;
     let donor = DonorConfig {
-        credentials: None,
+        credentials: members.map(|members| Arc::clone(&members.node)),
         listen: ([127, 0, 0, 1], 0).into(),
         memory_bytes,
         lease_duration_max: Duration::from_secs(120),
@@ -146,7 +162,11 @@ pub(super) fn start_donors(config: &BenchFaultConfig) -> Result<Vec<Donor>> {
         .collect()
 }
 
-pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Result<Fabric> {
+pub(super) fn start_fabric(
+    config: &BenchFaultConfig,
+    donors: &[Donor],
+    members: Option<&Members>,
+) -> Result<Fabric> {
     let pages = u32::try_from(config.memory.bytes() / PAGE_SIZE as u64).context("--memory")?;
     let observer: FabricObserver = Arc::new(|event| {
         let reason = match event {
@@ -172,7 +192,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
             donors: donors
                 .iter()
                 .map(|donor| DonorAddress {
-                    name: None,
+                    name: members.map(|members| members.node_name.clone()),
                     address: donor.address(),
                     fingerprint: None,
                     bytes: None,
@@ -184,7 +204,7 @@ pub(super) fn start_fabric(config: &BenchFaultConfig, donors: &[Donor]) -> Resul
                 TransportKind::Udp => TransportKind::Udp,
                 _ => TransportKind::Tcp,
             },
-            credentials: None,
+            credentials: members.map(|members| Arc::clone(&members.vm)),
             checksum: config.checksum,
             compression: config.compression,
             grace: Duration::from_secs(5),

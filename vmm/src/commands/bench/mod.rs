@@ -5,6 +5,7 @@ mod coherence;
 mod fault;
 mod floor;
 mod growth;
+mod members;
 mod memory;
 mod scan;
 mod stalls;

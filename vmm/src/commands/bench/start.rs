@@ -84,6 +84,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         threads: 1,
         donors: 1,
         transport: TransportKind::Tcp,
+        tls: false,
         checksum: false,
         compression: Compression::Auto,
         seconds: 1,
@@ -95,7 +96,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
     let progress = Progress::still("pages", pages as u64, "starts");
     let before = Memory::now()?;
     let started_at = Instant::now();
-    let fabric = start_fabric(&config, &donors)?;
+    let fabric = start_fabric(&config, &donors, None)?;
     let start_ms = started_at.elapsed().as_secs_f64() * 1e3;
     wait_until_measured(&donors[0])?;
     let started = Memory::now()?;
