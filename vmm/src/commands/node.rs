@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context as _, anyhow};
-use fabric_identity::{Role, SharedCredentials};
+use fabric_identity::Role;
 use memory_fabric::compute::CpuLender;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::SPIN_DEFAULT;
@@ -25,7 +25,7 @@ use ssi_hv::node::{METRICS, NodeState, ROUTES, counters};
 use ssi_hv::progress::Followed;
 use ssi_hv::report::ReportFile;
 use ssi_hv::size::ByteSize;
-use ssi_hv::{forced_end, host, lifeline, metrics};
+use ssi_hv::{credentials, forced_end, host, lifeline, metrics};
 
 use super::{Failure, print};
 
@@ -64,16 +64,16 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
     if config.end_with_stdin {
         lifeline::watch_stdin(config.lease).context("cannot watch standard input")?;
     }
-    let credentials = config.credentials.as_deref();
-    let credentials = credentials.map(|directory| SharedCredentials::load(directory, Role::Node));
-    let credentials = credentials.transpose().map_err(Failure::usage)?;
+    let shown = config.credentials.as_deref();
+    let shown = shown.map(|directory| credentials::load(directory, Role::Node));
+    let shown = shown.transpose().map_err(Failure::usage)?;
     let donor_config = DonorConfig {
         listen: config.listen,
         memory_bytes: config.memory.bytes(),
         lease_duration_max: config.lease,
         spin: SPIN_DEFAULT,
         rdma: config.rdma,
-        credentials,
+        credentials: shown,
     };
     let cpus = (config.cpus > 0).then(|| Arc::new(CpuHost::new(config.cpus)) as Arc<dyn CpuLender>);
     let donor = Donor::lending_cpus(&donor_config, config.rdma_connections, cpus)?;
@@ -150,10 +150,15 @@ enum Order {
 /// Reads the credentials again; those in use stay when the new ones cannot be used.
 fn reload(donor: &Donor) {
     match donor.reload() {
-        Ok(closed) => tracing::warn!(
-            closed = closed.unwrap_or_default(),
-            "credentials were read again; connections whose certificates are not accepted any more are closed"
-        ),
+        Ok(closed) => {
+            tracing::warn!(
+                closed = closed.unwrap_or_default(),
+                "credentials were read again; connections whose certificates are not accepted any more are closed"
+            );
+            if let Some(credentials) = donor.credentials() {
+                credentials::warn_of_expiry(credentials);
+            }
+        }
         Err(error) => tracing::error!("credentials were not replaced: {:#}", anyhow!(error)),
     }
 }

@@ -19,6 +19,7 @@ use super::run_error::RunError;
 use super::supervisor::Supervisor;
 use crate::config::name::called;
 use crate::config::{Numa, RunConfig};
+use crate::credentials;
 use crate::exit::ExitCode;
 use crate::failure::Failure;
 use crate::machine::{guest_memory_ranges, hotplug_start};
@@ -82,7 +83,7 @@ pub fn fabric_config(config: &RunConfig) -> Result<FabricConfig, Failure> {
 /// What donors are shown.
 fn credentials(config: &RunConfig) -> Result<Option<Arc<SharedCredentials>>, Failure> {
     let directory = config.credentials.as_deref();
-    let loaded = directory.map(|directory| SharedCredentials::load(directory, Role::Vm));
+    let loaded = directory.map(|directory| credentials::load(directory, Role::Vm));
     loaded.transpose().map_err(Failure::usage)
 }
 
