@@ -1,9 +1,9 @@
 //! Statuses for tests.
 
 use crate::report::{
-    Boot, Coherence, FaultKind, Faults, Guest, HotPage, HotPageNode, HotplugUsed, MemoryUsed, Node,
-    NodeState, PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, Stages, Traffic, TrafficClass,
-    Transfers, TransportUsed,
+    Boot, Coherence, FaultKind, Faults, Guest, HotPage, HotPageNode, MemoryUsed, Node, NodeState,
+    PathUsed, Percentiles, Prefetch, ReplicasUsed, Role, Stages, Traffic, TrafficClass, Transfers,
+    TransportUsed,
 };
 use crate::status::heat::BlockStatus;
 use crate::status::{
@@ -156,11 +156,8 @@ pub fn status() -> VmStatus {
             bulk: "tcp".into(),
         },
         memory: MemoryUsed {
-            hotplug: Some(HotplugUsed {
-                max_bytes: 2 << 30,
-                requested_bytes: 512 << 20,
-                plugged_bytes: 256 << 20,
-            }),
+            // Such memory has no replicas.
+            hotplug: None,
             home_here_bytes: 64 << 20,
             cache_bytes: 256 << 20,
             cached_bytes: 128 << 20,
@@ -266,6 +263,8 @@ pub fn status_of_nodes() -> VmStatus {
         nodes: nodes.to_vec(),
     };
     let mut status = status();
+    // No donor has any of its memory.
+    status.memory.replicas = None;
     status.guest.cpus = 4;
     status.nodes = vec![
         node(0, &[0, 1], NodeState::Up),

@@ -137,18 +137,14 @@ fn tables(line: &mut impl FnMut(String), status: &VmStatus) {
 const CPU_LIST_CHARS_MAX: usize = 30;
 
 /// Describes how much memory on donors has two copies.
-pub fn copies(replicas: &ReplicasUsed) -> String {
-    let out: Vec<String> = replicas.out.iter().map(u32::to_string).collect();
-    let out = match out.len() {
-        0 => String::new(),
-        _ => format!("; out of use: node {}", out.join(", ")),
-    };
+fn copies(replicas: &ReplicasUsed) -> String {
     format!(
-        "{}: {} of {} on donors have one copy only; {} restored{out}",
+        "{}: {} of {} have one copy; {} restored; {} out",
         replicas.state(),
         size(replicas.degraded_bytes),
         size(replicas.bytes),
         size(replicas.repaired_bytes),
+        replicas.out.len(),
     )
 }
 

@@ -10,12 +10,12 @@ use super::format::{count, number, pages_a_second, percent, size, time};
 use super::rates::{NodeRates, Rates};
 use super::{COLUMNS_MIN, ROWS_MIN, View, heat};
 use crate::report::{FaultKind, Percentiles};
-use crate::status::screen::{copies, duration};
+use crate::status::screen::duration;
 use crate::status::{NodeNow, VmState, VmStatus};
 
 /// Rows of the table of faults, with its heading.
 const FAULT_ROWS: u16 = 8;
-/// Rows for memory, without replicas.
+/// Rows for memory.
 const MEMORY_ROWS: u16 = 4;
 /// Columns from which the table of nodes has its widest form, without addresses.
 const WIDE: u16 = 110;
@@ -160,17 +160,16 @@ impl View {
         let tall = area.height >= TALL;
         let nodes = self.node_lines(status, area.width);
         let rate_rows = if tall { 7 } else { 3 };
-        let memory_rows = MEMORY_ROWS + u16::from(status.memory.replicas.is_some());
         // The map, if displayed, has at least half of the remaining rows.
         let left = area
             .height
-            .saturating_sub(rate_rows + FAULT_ROWS + 1 + memory_rows + 1);
+            .saturating_sub(rate_rows + FAULT_ROWS + 1 + MEMORY_ROWS + 1);
         let most = if tall { left / 2 } else { left };
         let nodes_rows = u16::try_from(nodes.len() + usize::from(tall)).unwrap_or(u16::MAX);
         let [rate, faults, memory, nodes_area, map] = Layout::vertical([
             Constraint::Length(rate_rows),
             Constraint::Length(FAULT_ROWS + 1),
-            Constraint::Length(memory_rows + 1),
+            Constraint::Length(MEMORY_ROWS + 1),
             Constraint::Length(nodes_rows.min(most)),
             Constraint::Min(0),
         ])
@@ -253,7 +252,12 @@ impl View {
         let used = used.map_or(String::new(), |used| {
             format!(", {} of them used", percent(used))
         });
-        let mut lines = vec![
+        let copies = memory.replicas.as_ref();
+        let copies = copies.map_or(String::new(), |replicas| match replicas.degraded_bytes {
+            0 => "; two copies".to_owned(),
+            bytes => format!("; degraded: {}", size(bytes)),
+        });
+        vec![
             Line::from(format!(
                 "memory     cache {} of {}; {} at home here; {} resident",
                 size(memory.cached_bytes),
@@ -268,15 +272,11 @@ impl View {
                 rate(|r| r.stalled),
             )),
             Line::from(format!(
-                "ahead      {}/s pages fetched{used}",
+                "ahead      {}/s pages fetched{used}{copies}",
                 rate(|r| r.ahead)
             )),
             self.error_line(status, columns),
-        ];
-        if let Some(replicas) = &memory.replicas {
-            lines.insert(1, Line::from(format!("copies     {}", copies(replicas))));
-        }
-        lines
+        ]
     }
 
     pub(super) fn error_line(&self, status: &VmStatus, columns: u16) -> Line<'static> {
