@@ -185,4 +185,23 @@ fn a_guest_uses_memory_of_a_node_with_certificates_alone() {
     );
     assert_eq!(code, Some(2), "{stderr}");
     assert!(stderr.contains("and vm/NAME is needed here"), "{stderr}");
+
+    // A node that has read the list refuses the VM, and is not ended by the signal.
+    succeeds(at, "revoke ca vm/web");
+    std::fs::copy(at.join("ca/crl.pem"), at.join("alpha/crl.pem")).unwrap();
+    let process = rustix::process::Pid::from_child(&node.0);
+    rustix::process::kill_process(process, rustix::process::Signal::HUP).unwrap();
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    let stderr = loop {
+        let (code, stderr) = run(&format!("{address},name=alpha"), &["--credentials", "web"]);
+        if code == Some(6) {
+            break stderr;
+        }
+        assert!(std::time::Instant::now() < deadline, "{code:?}: {stderr}");
+    };
+    assert!(
+        stderr.contains("refuses this end's certificate"),
+        "{stderr}"
+    );
+    assert!(node.0.try_wait().unwrap().is_none(), "the node has ended");
 }
