@@ -31,7 +31,7 @@ pub(super) struct Ranking {
     probation: PageQueue,
     /// Unmapped pages that have to be written back, those that were on probation first in front.
     changed: PageQueue,
-    /// Changed pages beyond these are written back.
+    /// Limit of changed pages.
     changed_kept: usize,
     /// Fresh pages beyond these are probed before any active one.
     fresh_kept: usize,
@@ -94,9 +94,9 @@ impl Ranking {
         self.changed.pop(map)
     }
 
-    /// Returns how many changed pages there are beyond their share.
-    pub fn changed_excess(&self) -> usize {
-        self.changed.len().saturating_sub(self.changed_kept)
+    /// Returns whether there are fewer changed pages than their share.
+    pub fn has_room_for_changed(&self) -> bool {
+        self.changed.len() < self.changed_kept
     }
 
     /// Returns the number of mapped pages.
@@ -189,10 +189,13 @@ mod tests {
             }
             let page = ranking.next_judged(map).expect("the cache is full");
             if !self.touched.contains(&page.number()) && page.number() >= self.changing {
+                let first = match ranking.has_room_for_changed() {
+                    true => None,
+                    false => ranking.next_changed(map),
+                };
                 ranking.changed(map, page);
-                if ranking.changed_excess() > 0 {
-                    let oldest = ranking.next_changed(map).expect("one is in excess");
-                    self.leave(oldest);
+                if let Some(first) = first {
+                    self.leave(first);
                 }
                 return;
             }

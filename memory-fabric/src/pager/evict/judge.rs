@@ -10,10 +10,10 @@
 //! would only push such pages out of that queue. The idea of evicting clean pages first is that of
 //! CFLRU (Park et al., 2006).
 
-use super::{BATCH, Evictor, PagerError, Shared};
+use super::{BATCH, Evictor, PagerError, Ranking, Shared};
 use crate::homes::{Eviction, Home};
 use crate::page::{PageIndex, is_zero};
-use crate::page_map::Kind;
+use crate::page_map::{Kind, PageMap};
 use crate::stats::Counter;
 use crate::transport::{IN_FLIGHT_MAX, Ticket};
 use std::sync::Arc;
@@ -24,28 +24,26 @@ impl Evictor {
         let shared = Arc::clone(&self.shared);
         let under_way = self.writing.len() - self.free_tickets.len();
         let shortfall = shared.budget.shortfall().saturating_sub(under_way as u64);
-        let mut count = usize::try_from(shortfall).unwrap_or(BATCH).min(BATCH);
-        let mut worked = false;
+        let count = usize::try_from(shortfall).unwrap_or(BATCH).min(BATCH);
         // A page's time on probation is that of passing through the whole queue.
         let probed = self.ranking.probed();
-        if probed as u64 >= self.probation_wanted() || self.ranking.mapped() == 0 {
-            for _ in 0..count.min(probed) {
-                let Some(page) = self.ranking.next_judged(&shared.map) else {
-                    break;
-                };
-                self.judge_page(&shared, page)?;
-                worked = true;
-            }
+        if (probed as u64) < self.probation_wanted() && self.ranking.mapped() > 0 {
+            return Ok(false);
         }
-        // Their number is limited, and they are the last reserve when nothing else is left.
-        if self.ranking.mapped() + self.ranking.probed() > 0 {
-            count = count.min(self.ranking.changed_excess());
+        let mut worked = false;
+        for _ in 0..count.min(probed) {
+            let Some(page) = self.ranking.next_judged(&shared.map) else {
+                break;
+            };
+            worked |= self.judge_page(&shared, page)?;
         }
-        for _ in 0..count {
+        // Changed pages are the last reserve when nothing else is left.
+        let is_last = self.ranking.mapped() + self.ranking.probed() == 0;
+        for _ in 0..if is_last { count } else { 0 } {
             let Some(page) = self.ranking.next_changed(&shared.map) else {
                 break;
             };
-            worked |= self.write_back(&shared, page)?;
+            worked |= self.leave_or(&shared, page, Ranking::changed)?;
         }
         self.free_dropped()?;
         for transport in &mut self.transports {
@@ -54,65 +52,90 @@ impl Evictor {
         Ok(worked)
     }
 
-    /// Decides on a page that was on probation.
-    fn judge_page(&mut self, shared: &Shared, page: PageIndex) -> Result<(), PagerError> {
+    /// Decides on a page that was on probation. Returns false when it has to stay there because
+    /// its home, or that of a page that has to leave before it, is busy.
+    fn judge_page(&mut self, shared: &Shared, page: PageIndex) -> Result<bool, PagerError> {
         let seen = shared.map.entry(page).state();
         if seen.kind() != Kind::Probation {
             self.rescued(page);
-            return Ok(());
+            return Ok(true);
         }
         let stats = &shared.stats;
-        match shared.homes.eviction_of(page) {
+        let (to, counter) = match shared.homes.eviction_of(page) {
             Eviction::Keep => {
                 self.set_aside(page);
-                Ok(())
+                return Ok(true);
             }
             // The guest may not use it: see `fabric::Hotplug`.
-            Eviction::Discard => self.evict_unsent(page, Kind::Untouched, &stats.evictions_zero),
-            Eviction::WriteBack(_) if !seen.is_dirty() => {
-                self.evict_unsent(page, Kind::Remote, &stats.evictions_clean)
-            }
+            Eviction::Discard => (Kind::Untouched, &stats.evictions_zero),
+            Eviction::WriteBack(_) if !seen.is_dirty() => (Kind::Remote, &stats.evictions_clean),
             // The page's bytes are local until this thread drops them. A fault may map the page
             // writable meanwhile; then it is no longer on probation, and is kept.
             Eviction::WriteBack(_) => {
                 shared.memory.read(page, &mut self.bytes);
                 if is_zero(&self.bytes) {
-                    return self.evict_unsent(page, Kind::Untouched, &stats.evictions_zero);
+                    (Kind::Untouched, &stats.evictions_zero)
+                } else if seen.fingerprint().is_none() {
+                    // Home has no copy yet, so it has not changed again.
+                    return self.leave_or(shared, page, Ranking::on_probation);
+                } else {
+                    let fingerprint = shared.fingerprints.of(&self.bytes);
+                    if !shared.fingerprints.is_at_home(page, seen, fingerprint) {
+                        return self.defer(shared, page);
+                    }
+                    (Kind::Remote, &stats.evictions_unchanged)
                 }
-                // Home has no copy yet, so it has not changed again.
-                if seen.fingerprint().is_none() {
-                    self.write_back(shared, page)?;
-                    return Ok(());
-                }
-                let fingerprint = shared.fingerprints.of(&self.bytes);
-                if shared.fingerprints.is_at_home(page, seen, fingerprint) {
-                    return self.evict_unsent(page, Kind::Remote, &stats.evictions_unchanged);
-                }
-                self.ranking.changed(&shared.map, page);
-                Ok(())
             }
-        }
+        };
+        self.evict_unsent(page, to, counter)?;
+        Ok(true)
     }
 
-    /// Writes a changed page back, unless it was touched. Returns false when its home is busy,
-    /// which must not block pages with other homes.
-    fn write_back(&mut self, shared: &Shared, page: PageIndex) -> Result<bool, PagerError> {
-        let entry = shared.map.entry(page);
-        if entry.state().kind() != Kind::Probation {
+    /// Adds a page to those that have changed. When there is no room, the first of them leaves; if
+    /// its home is busy, the page stays on probation. So no more pages are unmapped than can leave.
+    fn defer(&mut self, shared: &Shared, page: PageIndex) -> Result<bool, PagerError> {
+        if !self.ranking.has_room_for_changed() {
+            let Some(first) = self.ranking.next_changed(&shared.map) else {
+                return self.leave_or(shared, page, Ranking::on_probation);
+            };
+            if !self.leave_or(shared, first, Ranking::changed)? {
+                self.ranking.on_probation(&shared.map, page);
+                return Ok(false);
+            }
+        }
+        self.ranking.changed(&shared.map, page);
+        Ok(true)
+    }
+
+    /// Writes a page back, unless it was touched. When its home is busy, which must not block pages
+    /// with other homes, the page is put at the end of a queue, and this returns false.
+    fn leave_or(
+        &mut self,
+        shared: &Shared,
+        page: PageIndex,
+        put: fn(&mut Ranking, &PageMap, PageIndex),
+    ) -> Result<bool, PagerError> {
+        if shared.map.entry(page).state().kind() != Kind::Probation {
             self.rescued(page);
             return Ok(true);
         }
-        let Eviction::WriteBack(home) = shared.homes.eviction_of(page) else {
-            // Its block was unplugged, or got its home here, in the meantime.
-            self.judge_page(shared, page)?;
-            return Ok(true);
-        };
-        let link = shared.homes.link_to_home(home);
-        if self.transports[link].in_flight() >= IN_FLIGHT_MAX {
-            self.ranking.changed(&shared.map, page);
-            return Ok(false);
+        match shared.homes.eviction_of(page) {
+            // Its block got its home here in the meantime.
+            Eviction::Keep => self.set_aside(page),
+            // Its block was unplugged in the meantime.
+            Eviction::Discard => {
+                let counter = &shared.stats.evictions_zero;
+                self.evict_unsent(page, Kind::Untouched, counter)?;
+            }
+            Eviction::WriteBack(home) => {
+                let link = shared.homes.link_to_home(home);
+                if self.transports[link].in_flight() >= IN_FLIGHT_MAX {
+                    put(&mut self.ranking, &shared.map, page);
+                    return Ok(false);
+                }
+                self.send_home(shared, page, home, link);
+            }
         }
-        self.send_home(shared, page, home, link);
         Ok(true)
     }
 
