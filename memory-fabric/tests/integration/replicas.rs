@@ -3,9 +3,10 @@
 
 use fabric_test_support::proxy::{Mischief, Proxy};
 use fabric_test_support::*;
-use memory_fabric::fabric::{FabricConfig, FabricEvent};
+use memory_fabric::fabric::{FabricConfig, FabricEvent, TransportKind};
 use memory_fabric::link::LinkEvent;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -103,15 +104,17 @@ fn assert_one_loss(running: &Running, seed: u64) {
     assert!(!events.iter().any(paused), "seed {seed}: {events:?}");
 }
 
-#[test]
-fn no_update_is_lost_when_one_of_two_donors_is_killed_at_any_moment() {
-    for seed in 1..=8_u64 {
+/// Kills one of two donors while threads increment words.
+fn kill_one(transport: TransportKind, seeds: RangeInclusive<u64>) {
+    for seed in seeds {
         let mut donors = [Some(donor(GUEST)), Some(donor(GUEST))];
         let addresses = donors.each_ref().map(|donor| {
             let donor = donor.as_ref().expect("running");
             donor.address()
         });
-        let running = start(&replicated(&addresses));
+        let mut config = replicated(&addresses);
+        config.transport = transport;
+        let running = start(&config);
         let mut random = Random(seed);
         let victim = random.below(2);
         let moment = 10_000 + random.next() % 120_000;
@@ -128,6 +131,16 @@ fn no_update_is_lost_when_one_of_two_donors_is_killed_at_any_moment() {
         assert_eq!(replicas.degraded_bytes, replicas.bytes);
         running.fabric.shutdown();
     }
+}
+
+#[test]
+fn no_update_is_lost_when_one_of_two_donors_is_killed_at_any_moment() {
+    kill_one(TransportKind::Tcp, 1..=8);
+}
+
+#[test]
+fn nor_is_one_over_udp() {
+    kill_one(TransportKind::Udp, 1..=2);
 }
 
 #[test]
