@@ -20,8 +20,9 @@ fn touch_by_write(words: Words, pages: impl IntoIterator<Item = usize>) {
     }
 }
 
-/// Changed pages that may stay: they wait to be written back until there are more.
-const KEPT: u64 = LOCAL / 4096 / 16;
+/// Changed pages that may stay: 1/16 of local memory waits to be written back until there are more,
+/// and up to as many again were touched while they waited, so that they count as used.
+const KEPT: u64 = 2 * (LOCAL / 4096 / 16);
 
 /// Touches pages until all have gone home that were changed, except some of those that had been
 /// there before. The order is random, so that pages which proved to be in use leave as well.
