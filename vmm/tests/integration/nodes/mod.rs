@@ -38,8 +38,12 @@ fn view(memory: &GuestMemory) -> GuestMemoryMmap {
     GuestMemoryMmap::from_regions(vec![region]).unwrap()
 }
 
-/// Starts a guest whose second vCPU is in another process; calls `with` once both run.
-fn run_in_two_processes(x2apic: bool, with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>)) {
+/// Starts a guest whose second vCPU is in another process; calls `with` once both run, which fails
+/// when the guest is silent.
+fn run_in_two_processes(
+    x2apic: bool,
+    with: impl FnOnce(&MachineHandle, &mpsc::Receiver<u8>) -> Result<(), mpsc::RecvTimeoutError>,
+) {
     let (vm, secret) = random_vm().unwrap();
     let request = ComputeRequest {
         name: "test".to_owned(),
@@ -100,8 +104,10 @@ fn run_in_two_processes(x2apic: bool, with: impl FnOnce(&MachineHandle, &mpsc::R
     let handle = machine.handle();
     let (sender, end) = mpsc::channel();
     thread::spawn(move || sender.send(machine.run()));
-    with(&handle, &said);
-    let outcome = end.recv_timeout(LIMIT).expect("it does not end").unwrap();
+    let silent = with(&handle, &said).err();
+    let outcome = end.recv_timeout(LIMIT).expect("it does not end");
+    assert_eq!(silent, None, "the machine ended with {outcome:?}");
+    let outcome = outcome.unwrap();
     assert_eq!(outcome, Outcome::Shutdown);
     assert_eq!(String::from_utf8(said.iter().collect()).unwrap(), "lk");
     let stats = joined.shared.stats();
@@ -117,9 +123,9 @@ fn works(x2apic: bool) {
         return;
     }
     run_in_two_processes(x2apic, |handle, said| {
-        let until_b = || said.recv_timeout(LIMIT).expect("the guest is silent") != b'b';
-        while until_b() {}
+        while said.recv_timeout(LIMIT)? != b'b' {}
         assert!(handle.press_power_button());
+        Ok(())
     });
 }
 
