@@ -16,7 +16,7 @@ const OTHERS: u32 = 0o077;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}")]
     Read {
         /// The file.
         path: PathBuf,
@@ -24,7 +24,7 @@ pub enum FileError {
         source: io::Error,
     },
     /// It cannot be written.
-    #[error("cannot write {path}: {source}")]
+    #[error("cannot write {path}")]
     Write {
         /// The file.
         path: PathBuf,

@@ -24,7 +24,7 @@ pub enum PkiError {
     #[error("{} exists, and is not replaced; name another directory, or remove it", .0.display())]
     Exists(PathBuf),
     /// A directory cannot be created or opened.
-    #[error("cannot use the directory {path}: {source}", path = path.display())]
+    #[error("cannot use the directory {path}", path = path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -32,7 +32,7 @@ pub enum PkiError {
         source: io::Error,
     },
     /// Another command holds the authority.
-    #[error("another command has used the authority in {path} for {seconds} s: {source}", path = path.display())]
+    #[error("another command has used the authority in {path} for {seconds} s", path = path.display())]
     Locked {
         /// The directory.
         path: PathBuf,
@@ -95,7 +95,7 @@ pub enum PkiError {
         serial: Serial,
     },
     /// A key, certificate or list cannot be made.
-    #[error("cannot make {what}: {source}")]
+    #[error("cannot make {what}")]
     Making {
         /// What.
         what: &'static str,

@@ -291,7 +291,7 @@ pub enum ValidationError {
     },
     /// Copies on different donors need as many donors.
     #[error(
-        "--replicas {replicas} needs {replicas} donors, each for one copy of a page, and {count} given; add --donor, or remove --replicas"
+        "--replicas {replicas} needs {replicas} donors, each for one copy of a page; the number given is {count}; add --donor, or remove --replicas"
     )]
     TooFewForReplicas {
         /// Number of copies.

@@ -73,7 +73,12 @@ fn certificates_are_issued_requested_renewed_and_revoked() {
 fn what_cannot_be_done_is_one_line_with_the_reason() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
-    fails(at, "list ca", 1, "cannot use the directory ca");
+    fails(
+        at,
+        "list ca",
+        1,
+        "cannot use the directory ca: No such file or directory (os error 2)\n",
+    );
     fails(at, "init ca --cluster Prod", 2, "is not a name");
     fails(at, "init ca --cluster prod --days 0", 2, "--days");
     succeeds(at, "init ca --cluster prod --days 100");

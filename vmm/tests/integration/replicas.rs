@@ -118,9 +118,12 @@ fn replicas_that_cannot_be_kept_are_refused_before_anything_starts() {
         (&["--replicas", "3"][..], &["--replicas 3", "2"][..]),
         (
             &["--replicas", "2", "--donor", "127.0.0.1:1"],
-            &["needs 2 donors", "1 given"],
+            &["needs 2 donors", "the number given is 1"],
         ),
-        (&["--replicas", "2"], &["needs 2 donors", "0 given"]),
+        (
+            &["--replicas", "2"],
+            &["needs 2 donors", "the number given is 0"],
+        ),
     ] {
         let line = refused(more);
         assert!(parts.iter().all(|part| line.contains(part)), "{line}");
