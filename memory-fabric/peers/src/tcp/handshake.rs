@@ -42,6 +42,15 @@ impl HandshakeError {
     pub(super) fn is_final(&self) -> bool {
         !matches!(self, Self::Io(_))
     }
+
+    /// What to [`refuse`] the other end for, after [`accept`] failed.
+    pub(super) fn refusal(&self) -> Option<Mismatch> {
+        match self {
+            Self::Mismatch(reason) => Some(*reason),
+            Self::Version(_) => Some(Mismatch::Version),
+            Self::Io(_) | Self::NotAPeer | Self::Refused(_) => None,
+        }
+    }
 }
 
 /// What this node says and proves.
@@ -150,10 +159,9 @@ impl<'a> Opening<'a> {
     }
 
     /// Sends the reason before the connection ends.
-    fn refuse(&mut self, reason: Mismatch) -> HandshakeError {
+    fn refuse(&mut self, reason: Mismatch) {
         // The other end may be gone; the reason is known here as well.
         let _ = self.write(Step::Refusal, &[&[reason as u8]]);
-        HandshakeError::Mismatch(reason)
     }
 }
 
@@ -172,34 +180,41 @@ pub(super) fn connect(
     let key = &credentials.key;
     let fits = theirs.check(&mine, |member| member == peer);
     let fits = fits.and_then(|_| check_proof(key, Side::Accepting, &mine, &theirs, &proof));
-    fits.map_err(|reason| opening.refuse(reason))?;
+    fits.map_err(|reason| {
+        opening.refuse(reason);
+        HandshakeError::Mismatch(reason)
+    })?;
     let proof = prove(key, Side::Connecting, &mine, &theirs);
     opening.write(Step::Proof, &[&proof])?;
     opening.expect(Step::Welcome)
 }
 
-/// Accepts a connection of a member before this one; returns which.
+/// Accepts a connection of a member before this one; returns which. If an error has a
+/// [`refusal`](HandshakeError::refusal), the other end waits for it.
 pub(super) fn accept(
     stream: &TcpStream,
     credentials: &Credentials,
 ) -> Result<Member, HandshakeError> {
     let mut opening = Opening::new(stream)?;
-    let found = opening.expect(Step::Hello);
-    if let Err(HandshakeError::Version(_)) = found {
-        let _ = opening.refuse(Mismatch::Version);
-    }
-    found?;
+    opening.expect(Step::Hello)?;
     let theirs = Hello::decode(&opening.read::<HELLO_BYTES>()?);
     let mine = credentials.hello(theirs.from)?;
     let fits = theirs.check(&mine, |member| member < credentials.me);
-    let peer = fits.map_err(|reason| opening.refuse(reason))?;
+    let peer = fits.map_err(HandshakeError::Mismatch)?;
     let key = &credentials.key;
     let proof = prove(key, Side::Accepting, &theirs, &mine);
     opening.write(Step::Hello, &[&mine.encode(), &proof])?;
     opening.expect(Step::Proof)?;
     let proof = opening.read::<PROOF_BYTES>()?;
     let proven = check_proof(key, Side::Connecting, &theirs, &mine, &proof);
-    proven.map_err(|reason| opening.refuse(reason))?;
+    proven.map_err(HandshakeError::Mismatch)?;
     opening.write(Step::Welcome, &[])?;
     Ok(peer)
+}
+
+/// Sends the other end why [`accept`] failed.
+pub(super) fn refuse(stream: &TcpStream, reason: Mismatch) {
+    if let Ok(mut opening) = Opening::new(stream) {
+        opening.refuse(reason);
+    }
 }

@@ -15,7 +15,7 @@ use fabric_coherence::Member;
 use fabric_coherence::members::MEMBERS_MAX;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::handshake::{Credentials, HANDSHAKE_TIMEOUT, HandshakeError, accept, connect};
+use super::handshake::{Credentials, HANDSHAKE_TIMEOUT, HandshakeError, accept, connect, refuse};
 
 /// First pause between attempts to connect; doubled after each, up to [`BACKOFF_MAX`].
 const BACKOFF_MIN: Duration = Duration::from_millis(10);
@@ -282,6 +282,13 @@ fn open(
             reporter.connected(peer, stream);
         }
         Ok(_) => {}
-        Err(error) => reporter.report(News::Refused(address, error)),
+        Err(error) => {
+            let refusal = error.refusal();
+            // Before the other end learns it: what that does next may end the wait for members.
+            reporter.report(News::Refused(address, error));
+            if let Some(reason) = refusal {
+                refuse(&stream, reason);
+            }
+        }
     }
 }

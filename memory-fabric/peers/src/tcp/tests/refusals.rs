@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use super::super::frame::{FrameHeader, KIND_CONFIRM, KIND_RESUME, encode_resume};
 use super::super::handshake::{Credentials, connect};
 use super::super::hello::{HELLO_BYTES, PREFIX_BYTES, Step, prefix};
+use super::super::keeper::{Keeper, News};
 use super::*;
 
 /// Connects two nodes, of which the second differs from the first by `change`. Returns how that ends
@@ -111,6 +112,23 @@ fn another_version_is_refused_with_both_versions() {
     let refused = peers.refused.clone().expect("a refusal");
     let text = "this node speaks version 1 of the peer protocol, the other version 200";
     assert!(refused.ends_with(text), "{refused}");
+}
+
+#[test]
+fn a_refusal_is_recorded_before_the_other_end_learns_it() {
+    let (listener, address) = listener();
+    let mut mine = credentials();
+    mine.me = member(1);
+    let keeper = Keeper::start(mine, &[], listener).expect("threads");
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(address).expect("a listener");
+        let mut hello = prefix(Step::Hello);
+        hello[4] = 200;
+        stream.write_all(&hello).expect("connected");
+        read::<{ PREFIX_BYTES + 1 }>(&stream);
+        let news = keeper.news.try_recv();
+        assert!(matches!(news, Ok(News::Refused(..))), "{news:?}");
+    }
 }
 
 #[test]
