@@ -80,6 +80,8 @@ pub(crate) enum Mutation {
     NeverEndHold,
     /// A thread that collects pages one after the other holds all of them as long as it does so.
     UnboundedGang,
+    /// The patience with a thread follows the usual wait without a bound.
+    UnboundedPatience,
     /// The holds of the pages that one access collects end one by one.
     NoGang,
     /// A thread that waits for its next page keeps none of those that it has.

@@ -127,7 +127,7 @@ pub struct Seen {
 pub struct Progress {
     /// Least unit of holds.
     unit_min: u64,
-    /// Longest time of a gang.
+    /// Longest time of a gang, and of the patience with a thread.
     longest: u64,
     /// The median of the waits for a page, roughly.
     usual: u64,
@@ -137,8 +137,9 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Nothing is known yet. `unit` is the least of the minimum hold, and not 0. No gang is held longer than
-    /// `longest`.
+    /// Nothing is known yet. `unit` is the least of the minimum hold, and not 0. No gang is held longer
+    /// than `longest`, and no page longer than three times that: the gang's time, and as long at most
+    /// until its thread has run.
     #[must_use]
     pub fn new(unit: u64, longest: u64) -> Self {
         Self {
@@ -354,17 +355,23 @@ impl Progress {
         now >= until || self.is_settled(id, now, run)
     }
 
-    /// How long a page may be held, whatever its thread does.
+    /// How long a page may be held, whatever its thread does and however long pages take to come.
     #[cfg(test)]
     pub(crate) fn hold_max(&self) -> u64 {
-        self.longest + 2 * self.patience()
+        3 * self.longest
     }
 
     fn patience(&self) -> u64 {
         if mutated!(self, NoPatience) {
             return 0;
         }
-        (self.unit_min * PATIENCE_UNITS).max(self.usual * PATIENCE_WAITS)
+        let patience = (self.unit_min * PATIENCE_UNITS).max(self.usual * PATIENCE_WAITS);
+        // The usual wait contains the holds of other nodes, whose waits contain those of this one.
+        // Without a bound each would prolong the other, up to the deadlines of requests.
+        if mutated!(self, UnboundedPatience) {
+            return patience;
+        }
+        patience.min(self.longest)
     }
 
     fn end(&self, held: &Held) -> u64 {

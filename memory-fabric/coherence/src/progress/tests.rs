@@ -1,4 +1,5 @@
 use super::*;
+use crate::mutation::Mutation;
 
 const UNIT: u64 = 100;
 const LONGEST: u64 = 8192 * UNIT;
@@ -180,4 +181,31 @@ fn a_thread_that_has_not_run_keeps_its_page_and_has_not_progressed() {
     assert_eq!(over.map(|over| over.page), Some(page(1)), "in the end");
     let seen = progress.waits(1, page(1), late + 2 * UNIT, ran(520 + UNIT));
     assert!(!seen.early, "it has run for a unit");
+}
+
+/// How long a page is held whose thread does not run, after pages were long in coming.
+fn held_after_long_waits(mutation: Option<Mutation>) -> (u64, u64) {
+    let mut progress = Progress::new(UNIT, LONGEST);
+    progress.switch = mutation;
+    let mut now = 0;
+    for number in 0..200 {
+        progress.waits(1, page(number), now, |_| Some(0));
+        now += 100 * LONGEST;
+        progress.woken(page(number), now);
+    }
+    progress.hold(page(199), HOLD_MAX, now, |_| Some(0));
+    loop {
+        now = progress.next().expect("a page is held");
+        if let Some(over) = progress.over(now, |_| Some(0)) {
+            return (over.held, progress.hold_max());
+        }
+    }
+}
+
+#[test]
+fn waits_for_pages_however_long_do_not_prolong_holds_over_their_bound() {
+    let (held, most) = held_after_long_waits(None);
+    assert!(held <= most, "{held} of {most}");
+    let (held, most) = held_after_long_waits(Some(Mutation::UnboundedPatience));
+    assert!(held > most, "the mutation is not found: {held} of {most}");
 }
