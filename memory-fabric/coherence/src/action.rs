@@ -91,6 +91,14 @@ pub enum CacheAction {
     Wake(PageIndex),
     /// Free the page's bytes.
     Free(PageIndex),
+    /// Call [`crate::cache::Cache::overdue`] after the deadline for answers of peers, which is half that
+    /// of the directory.
+    AnswerDeadline {
+        /// The page.
+        page: PageIndex,
+        /// The grant that names these peers.
+        number: Number,
+    },
     /// Read the page from its home, then call [`crate::cache::Cache::home_read`].
     ReadHome(PageIndex),
     /// Write the page, which is unmapped, to its home, then call [`crate::cache::Cache::written`].

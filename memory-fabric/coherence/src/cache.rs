@@ -1,6 +1,7 @@
 //! What a node has of the shared memory, and its side of the protocol.
 
 mod blocks;
+mod deadlines;
 mod evict;
 mod grants;
 mod pending;
@@ -187,41 +188,6 @@ impl<const PAGES: usize> Cache<PAGES> {
         let message = Message::Get { page, want, early };
         self.send_directory(page, message, sink);
         Touch::Waiting
-    }
-
-    /// A touch of the page has waited for its deadline, which is half that of the directory.
-    ///
-    /// # Errors
-    /// When a peer that the grant names has not answered: the first of those that are missing. While
-    /// there is no grant, the directory looks after the transactions ahead of this one.
-    pub fn overdue(&self, page: PageIndex) -> Result<(), Offence> {
-        let pending = self.find(page).and_then(|place| self.pending[place]);
-        let missing = match pending {
-            Some(pending) if !pending.is_installing => pending.missing(),
-            _ => MemberSet::EMPTY,
-        };
-        match missing.first() {
-            Some(peer) if !self.is_stopped => Err(Violation::Silent(page).of(peer)),
-            _ => Ok(()),
-        }
-    }
-
-    /// A request or put of the page has waited as long as the directory may take with a transaction of
-    /// every other member before it: [`crate::members::MEMBERS_MAX`] of its deadlines.
-    ///
-    /// # Errors
-    /// When the directory has not answered.
-    pub fn unanswered(&self, page: PageIndex) -> Result<(), Offence> {
-        let pending = self.find(page).and_then(|place| self.pending[place]);
-        let waits = pending.map_or(self.is_putting(page), |pending| pending.grant.is_none());
-        if waits && !self.is_stopped {
-            return Err(Violation::Silent(page).of(self.directory(page)));
-        }
-        Ok(())
-    }
-
-    fn is_putting(&self, page: PageIndex) -> bool {
-        matches!(self.word(page).state(), State::Putting | State::Gone)
     }
 
     /// Handles a message of a node.

@@ -63,6 +63,12 @@ impl<P: Peers> Engine<P> {
                 self.free(page);
                 Ok(())
             }
+            CacheAction::AnswerDeadline { page, number } => {
+                let cache = &self.cache;
+                let is_over = |(page, number)| cache.overdue(page, number).is_ok();
+                self.answers.begin((page, number), Instant::now(), is_over);
+                Ok(())
+            }
             CacheAction::ReadHome(page) => self.read_home(page),
             CacheAction::WriteBack { page, number } => self.write_back(page, number),
             CacheAction::Dropped(page) => {

@@ -19,10 +19,11 @@ use fabric_peers::{PeerError, PeerMessage, Peers};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::evict::EvictionQueue;
-use crate::faults::{DEFERRED_MAX, Open, Pending};
+use crate::faults::{DEFERRED_MAX, Pending};
 use crate::frames::Frames;
 use crate::home::HomeStore;
 use crate::owned::OwnedBlocks;
+use crate::requests::Requests;
 use crate::starvation::Token;
 use crate::timers::{Deadlines, HomeWaits, Sweeper};
 use crate::{
@@ -60,8 +61,9 @@ pub(crate) struct Engine<P> {
     origin: Instant,
     transactions: Deadlines<(PageIndex, Number)>,
     blocks: Deadlines<(BlockIndex, Number)>,
-    pub(crate) requests: Deadlines<PageIndex>,
-    pub(crate) unanswered: Deadlines<PageIndex>,
+    /// What peers owe that a grant names.
+    pub(crate) answers: Deadlines<(PageIndex, Number)>,
+    pub(crate) requests: Requests,
     pub(crate) tokens: Deadlines<Number>,
     pub(crate) home_waits: HomeWaits,
     sweeper: Sweeper,
@@ -73,7 +75,6 @@ pub(crate) struct Engine<P> {
     pub(crate) local: VecDeque<Message>,
     pub(crate) inbound: Vec<Inbound>,
     arrivals: Vec<Arrival>,
-    pub(crate) open: Vec<Open>,
     pub(crate) deferred: VecDeque<Pending>,
     /// Buffers for later use.
     pub(crate) spare_pages: Vec<Box<PageBytes>>,
@@ -135,8 +136,8 @@ impl<P: Peers> Engine<P> {
             origin: Instant::now(),
             transactions: Deadlines::new(time),
             blocks: Deadlines::new(time),
-            requests: Deadlines::new(time / 2),
-            unanswered: Deadlines::new(time * 16),
+            answers: Deadlines::new(time / 2),
+            requests: Requests::new(time * 16),
             tokens: Deadlines::new(time),
             home_waits: HomeWaits::new(time),
             sweeper: Sweeper::default(),
@@ -145,7 +146,6 @@ impl<P: Peers> Engine<P> {
             local: VecDeque::new(),
             inbound: Vec::new(),
             arrivals: Vec::new(),
-            open: Vec::new(),
             deferred: VecDeque::new(),
             spare_pages: Vec::new(),
             spare_actions: Vec::new(),
@@ -215,8 +215,8 @@ impl<P: Peers> Engine<P> {
             self.progress.next().map(|at| self.instant(at)),
             self.transactions.next(),
             self.blocks.next(),
+            self.answers.next(),
             self.requests.next(),
-            self.unanswered.next(),
             self.tokens.next(),
             self.home_waits.next(),
             self.sweeper.next(&self.directory),
@@ -378,10 +378,10 @@ impl<P: Peers> Engine<P> {
         while let Some((block, number)) = self.blocks.overdue(now) {
             self.directory.block_overdue(block, number)?;
         }
-        while let Some(page) = self.requests.overdue(now) {
-            self.cache.overdue(page)?;
+        while let Some((page, number)) = self.answers.overdue(now) {
+            self.cache.overdue(page, number)?;
         }
-        while let Some(page) = self.unanswered.overdue(now) {
+        while let Some(page) = self.requests.overdue(now) {
             self.cache.unanswered(page)?;
         }
         while let Some(number) = self.tokens.overdue(now) {

@@ -18,13 +18,6 @@ pub(crate) const DEFERRED_MAX: usize = 256;
 /// Pages that a first touch fills at once, as the pager does. A power of two.
 const ZERO_AROUND: u32 = 16;
 
-/// A request in progress, for its latency.
-#[derive(Clone, Copy)]
-pub(crate) struct Open {
-    page: PageIndex,
-    since: Instant,
-}
-
 /// A fault, or one that has to be tried again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pending {
@@ -69,7 +62,7 @@ impl<P: Peers> Engine<P> {
 
     /// Pages that requests in progress will bring.
     pub(crate) fn expected(&self) -> usize {
-        self.open.len() + self.home_waits.reads()
+        self.requests.len() + self.home_waits.reads()
     }
 
     /// The node that stores the page while nobody has a copy: that of its directory.
@@ -108,7 +101,7 @@ impl<P: Peers> Engine<P> {
         let mut actions = self.actions();
         let touch = self.cache.touch(page, write, early, &mut actions);
         if touch == Touch::Waiting {
-            self.await_answer(page, read_at);
+            self.requests.begin(page, read_at);
         }
         self.carry_out(actions)?;
         if touch == Touch::Owned {
@@ -116,20 +109,6 @@ impl<P: Peers> Engine<P> {
         }
         self.deliver_local()?;
         Ok(touch != Touch::Later)
-    }
-
-    fn await_answer(&mut self, page: PageIndex, read_at: Instant) {
-        if self.open.iter().any(|open| open.page == page) {
-            return;
-        }
-        self.open.push(Open {
-            page,
-            since: read_at,
-        });
-        let Self { cache, open, .. } = self;
-        let is_over = |page| cache.overdue(page).is_ok() && open.iter().all(|one| one.page != page);
-        self.requests.begin(page, read_at, is_over);
-        self.unanswered.begin(page, read_at, is_over);
     }
 
     fn touch_owned(&mut self, page: PageIndex, write: bool) -> Result<(), Failure> {
@@ -160,9 +139,8 @@ impl<P: Peers> Engine<P> {
         let now = Instant::now();
         self.stats.waits.end(page);
         self.progress.woken(page, self.ticks(now));
-        if let Some(place) = self.open.iter().position(|open| open.page == page) {
-            let open = self.open.swap_remove(place);
-            self.stats.request.record(now - open.since);
+        if let Some(since) = self.requests.end(page) {
+            self.stats.request.record(now - since);
         }
     }
 }

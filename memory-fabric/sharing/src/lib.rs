@@ -15,6 +15,7 @@ mod home;
 mod homes;
 mod hot;
 mod owned;
+mod requests;
 mod starvation;
 mod stats;
 mod timers;

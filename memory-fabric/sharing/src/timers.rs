@@ -39,6 +39,11 @@ impl<T: Copy> Deadlines<T> {
     pub(crate) fn next(&self) -> Option<Instant> {
         self.waiting.front().map(|(at, _)| *at)
     }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
 }
 
 /// Requests to homes on other nodes that are not answered yet.

@@ -133,4 +133,8 @@ impl<const PAGES: usize> Cache<PAGES> {
         self.end(page, word, sink);
         Ok(())
     }
+
+    pub(super) fn is_putting(&self, page: PageIndex) -> bool {
+        matches!(self.word(page).state(), State::Putting | State::Gone)
+    }
 }

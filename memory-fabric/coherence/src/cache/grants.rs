@@ -73,6 +73,10 @@ impl<const PAGES: usize> Cache<PAGES> {
         };
         pending.granted(from, grant)?;
         let unblock = pending.unblock();
+        if !pending.missing().is_empty() {
+            let number = grant.number;
+            sink.push(CacheAction::AnswerDeadline { page, number });
+        }
         if grant.source == Source::Home {
             sink.push(CacheAction::ReadHome(page));
         }

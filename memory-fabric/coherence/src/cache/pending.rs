@@ -140,6 +140,10 @@ impl Pending {
         Some(grant).filter(|_| has_bytes && acknowledged)
     }
 
+    pub(super) fn granted_number(&self) -> Option<Number> {
+        self.grant.map(|grant| grant.number)
+    }
+
     /// The peers that the request waits for, as far as the grant names them.
     pub(super) fn missing(&self) -> MemberSet {
         let Some(grant) = self.grant else {

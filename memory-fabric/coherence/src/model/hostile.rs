@@ -99,7 +99,10 @@ impl World<P> {
         let honest = || nodes().filter(|(me, node)| self.hostile != Some(*me) && node.runs());
         let pages = || (0..).take(self.truth.len()).map(PageIndex::new);
         for (me, node) in honest() {
-            let overdue = pages().filter_map(|page| node.cache.overdue(page).err());
+            let overdue = pages().filter_map(|page| {
+                let number = node.cache.granted_number(page)?;
+                node.cache.overdue(page, number).err()
+            });
             offences.extend(overdue.map(|offence| (me, offence)));
         }
         if offences.is_empty() {

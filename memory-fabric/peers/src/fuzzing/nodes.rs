@@ -122,6 +122,7 @@ impl Node {
                 | CacheAction::WriteProtect(_)
                 | CacheAction::Map { .. }
                 | CacheAction::Wake(_)
+                | CacheAction::AnswerDeadline { .. }
                 | CacheAction::Free(_)
                 | CacheAction::Fail(_) => {}
             }

@@ -1,6 +1,7 @@
 //! Nodes that share a memory, in one process and in several: contents, under races.
 
 mod budget;
+mod deadlines;
 mod gangs;
 mod increments;
 mod litmus;

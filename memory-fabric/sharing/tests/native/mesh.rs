@@ -107,9 +107,15 @@ pub fn config(me: u8, count: u8, blocks: usize, lent: usize) -> Config {
 
 /// Starts `count` nodes that share a memory of `blocks` blocks and lend `lent` of them each.
 pub fn nodes(count: u8, blocks: usize, lent: usize) -> Vec<SharedMemory> {
+    nodes_with(count, blocks, |place| config(place, count, blocks, lent))
+}
+
+/// Starts `count` nodes that share a memory of `blocks` blocks, each with the configuration of its
+/// place.
+pub fn nodes_with(count: u8, blocks: usize, config: impl Fn(u8) -> Config) -> Vec<SharedMemory> {
     let nodes = (0..count).zip(Mesh::new(count)).map(|(place, mesh)| {
         let memory = Arc::new(GuestMemory::new(blocks << 21).expect("memory"));
-        let config = config(place, count, blocks, lent);
+        let config = config(place);
         let failed = Box::new(move |failure: fabric_sharing::Failure, losses| {
             eprintln!(
                 "node {place}: {}, {losses:?}",
