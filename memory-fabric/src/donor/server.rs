@@ -156,11 +156,7 @@ impl Donor {
         threads.push(thread("donor-accept", move || {
             accept(&accepting, &accepted_from)
         })?);
-        let fingerprint = if shared.credentials.is_none() {
-            listen_on_udp(&shared, address, &mut threads)?
-        } else {
-            None
-        };
+        let fingerprint = listen_on_udp(&shared, address, &mut threads)?;
         let expiring = Arc::clone(&shared);
         threads.push(thread("donor-leases", move || expire(&expiring))?);
         Ok(Self {
@@ -178,7 +174,8 @@ impl Donor {
         self.address
     }
 
-    /// Returns its fingerprint for VMs over UDP; `None` when it does not listen there.
+    /// Returns its fingerprint for VMs over UDP; `None` when it does not listen there, or shows
+    /// credentials instead.
     #[must_use]
     pub fn fingerprint(&self) -> Option<Fingerprint> {
         self.fingerprint
@@ -295,17 +292,31 @@ fn accept(shared: &Arc<Shared>, listener: &TcpListener) {
                 return Ok(Stream::Tcp(stream));
             };
             // On the thread of the connection, so that a slow client delays nobody else.
-            let before = credentials.current();
-            let stream = TlsStream::accept(stream, &credentials)?;
-            let now = credentials.current();
-            if !Arc::ptr_eq(&before, &now) {
-                // They were replaced meanwhile, maybe because this peer was revoked.
-                let confirmed = now.confirm(&stream.peer().chain);
-                confirmed.map_err(|why| io::Error::from(TlsError::Certificate(why)))?;
-            }
-            Ok(Stream::Tls(Box::new(stream)))
+            let accept = || {
+                let stream = TlsStream::accept(stream, &credentials)?;
+                Ok(Stream::Tls(Box::new(stream)))
+            };
+            confirmed(Some(&credentials), accept)
         });
     }
+}
+
+/// Accepts a connection, and checks its peer again if the credentials were replaced meanwhile, maybe
+/// because this peer was revoked.
+fn confirmed(
+    credentials: Option<&Arc<SharedCredentials>>,
+    accept: impl FnOnce() -> io::Result<Stream>,
+) -> io::Result<Stream> {
+    let before = credentials.map(|shared| shared.current());
+    let stream = accept()?;
+    if let (Some(shared), Some(before), Some(peer)) = (credentials, before, stream.peer()) {
+        let now = shared.current();
+        if !Arc::ptr_eq(&before, &now) {
+            let confirmed = now.confirm(&peer.chain);
+            confirmed.map_err(|why| io::Error::from(TlsError::Certificate(why)))?;
+        }
+    }
+    Ok(stream)
 }
 
 /// Listens on UDP too, on the same port. Without it VMs can still use TCP.
@@ -314,7 +325,7 @@ fn listen_on_udp(
     address: SocketAddr,
     threads: &mut Vec<JoinHandle<()>>,
 ) -> Result<Option<Fingerprint>, DonorError> {
-    let listener = match Listener::bind(address) {
+    let listener = match Listener::bind(address, shared.credentials.as_ref()) {
         Ok(listener) => listener,
         Err(error) => {
             tracing::warn!(%address, %error, "cannot listen on UDP; VMs can come by TCP alone");
@@ -326,13 +337,15 @@ fn listen_on_udp(
     threads.push(thread("donor-udp", move || {
         listener.run(&shared.stopping, &mut |arrival| {
             let (peer, closer) = (arrival.peer, Closer::Udp(arrival.closer()));
+            let credentials = shared.credentials.clone();
             begin(&shared, peer, closer, move || {
                 let deadline = Instant::now() + CONNECT_TIMEOUT;
-                Ok(Stream::Udp(Box::new(arrival.accept(deadline)?)))
+                let accept = || Ok(Stream::Udp(Box::new(arrival.accept(deadline)?)));
+                confirmed(credentials.as_ref(), accept)
             });
         });
     })?);
-    Ok(Some(fingerprint))
+    Ok(fingerprint)
 }
 
 /// Serves a connection on a separate thread after `open` has set it up.

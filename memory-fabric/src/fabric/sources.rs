@@ -107,19 +107,19 @@ pub(super) fn obtain(
     fingerprint: Option<Fingerprint>,
     config: LinkConfig,
 ) -> Result<Leased, ControlError> {
-    // What is under TLS is never replaced by what is not.
-    let is_under_tls = matches!(config.carrier, Carrier::Tls(_));
     let over_udp = LinkConfig {
-        carrier: Carrier::Udp(fingerprint),
+        // What has certificates of the cluster is never replaced by what has none.
+        carrier: match &config.carrier {
+            Carrier::Tls(node) => Carrier::Quic(node.clone()),
+            _ => Carrier::Udp(fingerprint),
+        },
         ..config.clone()
     };
-    if transport == TransportKind::Udp && !is_under_tls {
+    if transport == TransportKind::Udp {
         return Leased::obtain(over_udp);
     }
     match Leased::obtain(config) {
-        Err(ControlError::Connect(address, by_tcp))
-            if transport == TransportKind::Auto && !is_under_tls =>
-        {
+        Err(ControlError::Connect(address, by_tcp)) if transport == TransportKind::Auto => {
             let leased = Leased::obtain(over_udp).map_err(|error| {
                 let by_udp = match error {
                     ControlError::Connect(_, by_udp) => by_udp.to_string(),

@@ -2,7 +2,7 @@
 
 use crate::PathKind;
 use crate::tls::{Peer, TlsStream};
-use crate::udp::{Fingerprint, UdpCloser, UdpStream};
+use crate::udp::{Expected, Fingerprint, UdpCloser, UdpStream};
 use fabric_host::poll::sleep_on;
 use fabric_identity::ExpectedNode;
 use std::io::{self, IoSlice, Read, Write};
@@ -20,6 +20,8 @@ pub enum Carrier {
     Tls(ExpectedNode),
     /// QUIC over UDP, to the donor with this fingerprint, or to any.
     Udp(Option<Fingerprint>),
+    /// QUIC over UDP with certificates of the cluster, to this node.
+    Quic(ExpectedNode),
 }
 
 impl Carrier {
@@ -28,7 +30,7 @@ impl Carrier {
     pub const fn kind(&self) -> PathKind {
         match self {
             Self::Tcp | Self::Tls(_) => PathKind::Tcp,
-            Self::Udp(_) => PathKind::Udp,
+            Self::Udp(_) | Self::Quic(_) => PathKind::Udp,
         }
     }
 
@@ -89,10 +91,16 @@ impl Stream {
                 Self::Tls(Box::new(TlsStream::connect(stream, node)?))
             }
             Carrier::Udp(fingerprint) => {
-                let deadline = Instant::now() + timeout;
-                Self::Udp(Box::new(UdpStream::connect(peer, *fingerprint, deadline)?))
+                Self::over_udp(peer, &Expected::Fingerprint(*fingerprint), timeout)?
             }
+            Carrier::Quic(node) => Self::over_udp(peer, &Expected::Node(node.clone()), timeout)?,
         })
+    }
+
+    fn over_udp(peer: SocketAddr, expected: &Expected, timeout: Duration) -> io::Result<Self> {
+        let deadline = Instant::now() + timeout;
+        let stream = UdpStream::connect(peer, expected, deadline)?;
+        Ok(Self::Udp(Box::new(stream)))
     }
 
     /// From now on [`read`](Self::read) and [`write`](Self::write_vectored) do not block.
@@ -314,7 +322,8 @@ impl Stream {
     pub fn peer(&self) -> Option<&Peer> {
         match self {
             Self::Tls(stream) => Some(stream.peer()),
-            Self::Tcp(_) | Self::Udp(_) => None,
+            Self::Udp(stream) => stream.peer(),
+            Self::Tcp(_) => None,
         }
     }
 

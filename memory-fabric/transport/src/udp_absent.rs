@@ -2,16 +2,28 @@
 
 pub use fabric_identity::{Fingerprint, FingerprintError};
 
+use crate::tls::Peer;
+use fabric_identity::{ExpectedNode, SharedCredentials};
 use std::convert::Infallible;
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 fn left_out() -> io::Error {
     let text = "this build of ssi-hv has no UDP; build it with the cargo feature `udp`";
     io::Error::new(io::ErrorKind::Unsupported, text)
+}
+
+/// Who has to answer at the other end of a connection.
+#[derive(Clone, Debug)]
+pub enum Expected {
+    /// The donor with this fingerprint, or any.
+    Fingerprint(Option<Fingerprint>),
+    /// This node of the cluster.
+    Node(ExpectedNode),
 }
 
 /// Closes a connection from another thread.
@@ -60,13 +72,19 @@ impl Listener {
     /// # Errors
     ///
     /// Always.
-    pub fn bind(_: SocketAddr) -> io::Result<Self> {
+    pub fn bind(_: SocketAddr, _: Option<&Arc<SharedCredentials>>) -> io::Result<Self> {
         Err(left_out())
     }
 
-    /// Returns the fingerprint of its certificate.
+    /// Returns the address on which it listens.
     #[must_use]
-    pub fn fingerprint(&self) -> Fingerprint {
+    pub fn address(&self) -> SocketAddr {
+        match self.0 {}
+    }
+
+    /// Returns the fingerprint of its own certificate.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
         match self.0 {}
     }
 
@@ -86,8 +104,14 @@ impl UdpStream {
     /// # Errors
     ///
     /// Always.
-    pub fn connect(_: SocketAddr, _: Option<Fingerprint>, _: Instant) -> io::Result<Self> {
+    pub fn connect(_: SocketAddr, _: &Expected, _: Instant) -> io::Result<Self> {
         Err(left_out())
+    }
+
+    /// Returns who is at the other end.
+    #[must_use]
+    pub const fn peer(&self) -> Option<&Peer> {
+        match self.0 {}
     }
 
     /// Returns the descriptor of its socket.

@@ -208,9 +208,6 @@ impl RunSettings {
         if self.credentials.is_some() && !self.nodes.is_empty() {
             return Err(ValidationError::CredentialsWithNode);
         }
-        if self.credentials.is_some() && self.transport == TransportKind::Udp {
-            return Err(ValidationError::CredentialsWithUdp);
-        }
         let nodes = self.resolved_nodes()?;
         let is_alone = nodes.is_empty();
         let donors = self.resolved_donors()?;

@@ -397,11 +397,6 @@ pub enum ValidationError {
     /// TLS without TCP.
     #[error("--tls is for TCP; remove it, or use --transport tcp")]
     BenchTls,
-    /// UDP, which has no certificates of members yet.
-    #[error(
-        "--transport udp does not use certificates of the cluster yet, so --credentials would not protect it; use --transport tcp, or remove --credentials"
-    )]
-    CredentialsWithUdp,
     /// A fingerprint for a transport that does not check it.
     #[error(
         "donor {address} is given with a fingerprint, which only --transport udp compares; add that, or remove fingerprint="

@@ -174,6 +174,12 @@ fn a_guest_uses_memory_of_a_node_with_certificates_alone() {
     };
     let (code, stderr) = run(&format!("{address},name=alpha"), &["--credentials", "web"]);
     assert_eq!(code, Some(0), "{stderr}");
+    let by_udp = ["--credentials", "web", "--transport", "udp"];
+    let (code, stderr) = run(&format!("{address},name=alpha"), &by_udp);
+    assert_eq!(code, Some(0), "{stderr}");
+    let (code, stderr) = run(&format!("{address},name=beta"), &by_udp);
+    assert_eq!(code, Some(6), "{stderr}");
+    assert!(stderr.contains("node/beta is needed here"), "{stderr}");
     // Without certificates, with another name, and with the wrong directory.
     let (code, stderr) = run(address, &[]);
     assert_eq!(code, Some(6), "{stderr}");

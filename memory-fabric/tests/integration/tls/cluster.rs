@@ -4,7 +4,6 @@ use fabric_identity::credentials::certificates;
 use fabric_identity::{ExpectedNode, Name, Role, SharedCredentials};
 use fabric_pki::{Authority, Validity};
 use fabric_transport::rdma::DeviceChoice;
-use fabric_transport::stream::Carrier;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use rcgen::string::Ia5String;
 use rcgen::{
@@ -71,12 +70,12 @@ impl Cluster {
         std::fs::copy(list, self.directory_of(informed).join("crl.pem")).expect("copied");
     }
 
-    /// Returns what `holder`, a VM, uses to connect to the node with this name.
-    pub fn carrier(&self, holder: &str, node: &str) -> Carrier {
-        Carrier::Tls(ExpectedNode {
+    /// Returns what `holder`, a VM, expects at the node with this name.
+    pub fn expected(&self, holder: &str, node: &str) -> ExpectedNode {
+        ExpectedNode {
             credentials: self.member(holder, Role::Vm),
             name: name(node),
-        })
+        }
     }
 
     /// Starts the node `node/alpha`.

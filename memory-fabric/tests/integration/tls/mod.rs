@@ -5,7 +5,8 @@ mod refusals;
 
 use cluster::{Cluster, name};
 use fabric_homes::NodeId;
-use fabric_identity::{ExpectedNode, Role};
+use fabric_identity::{ExpectedNode, Role, SharedCredentials};
+use fabric_test_support::udp_proxy::{UdpProxy, Weather};
 use fabric_test_support::*;
 use fabric_transport::control::{ControlError, ControlStream};
 use fabric_transport::stream::Carrier;
@@ -42,15 +43,20 @@ fn ask(control: &mut ControlStream, bytes: u64) -> Result<LeaseGrant, ControlErr
     control.call(FrameKind::Lease, &lease_request(bytes), FrameKind::Granted)
 }
 
-/// Connects to the node `alpha` as a VM or node.
-fn control_as(cluster: &Cluster, donor: &Donor, holder: &str) -> ControlStream {
+/// Returns the credentials of a VM or node.
+fn control_credentials(cluster: &Cluster, holder: &str) -> Arc<SharedCredentials> {
     let role = if holder.starts_with("vm/") {
         Role::Vm
     } else {
         Role::Node
     };
+    cluster.member(holder, role)
+}
+
+/// Connects to the node `alpha` as a VM or node.
+fn control_as(cluster: &Cluster, donor: &Donor, holder: &str) -> ControlStream {
     let carrier = Carrier::Tls(ExpectedNode {
-        credentials: cluster.member(holder, role),
+        credentials: control_credentials(cluster, holder),
         name: name("alpha"),
     });
     ControlStream::connect_by(donor.address(), &carrier).expect("a donor")
@@ -93,6 +99,52 @@ fn memory_survives_under_tls_with_connections_that_break() {
         });
         running.fabric.shutdown();
         assert_eq!((donor.pool().leases(), donor.pool().lent_bytes()), (0, 0));
+    }
+}
+
+#[test]
+fn memory_survives_over_udp_with_certificates_and_a_bad_network() {
+    let prod = Cluster::new("prod");
+    let donor = prod.donor(GUEST);
+    let proxy = UdpProxy::new(donor.address(), Weather::Loss(3));
+    let running = start(&FabricConfig {
+        transport: TransportKind::Udp,
+        ..secured(&prod, proxy.address)
+    });
+    assert_eq!(running.fabric.path(), PathKind::Udp);
+    let words = Words::of(&running.fabric);
+    fill(words, 3);
+    for _ in 0..2 {
+        donor.break_connections();
+        verify(words, 3);
+    }
+    running.fabric.shutdown();
+    assert_eq!((donor.pool().leases(), donor.pool().lent_bytes()), (0, 0));
+}
+
+#[test]
+fn auto_with_certificates_takes_udp_with_certificates_where_tcp_does_not_pass() {
+    let (prod, other) = (Cluster::new("prod"), Cluster::new("prod"));
+    // Datagrams pass to it, and its TCP port has no listener.
+    let auto = |donor: &Donor| {
+        let proxy = UdpProxy::new(donor.address(), Weather::Fair);
+        let config = FabricConfig {
+            transport: TransportKind::Auto,
+            ..secured(&prod, proxy.address)
+        };
+        (proxy, config)
+    };
+    let trusted = prod.donor(GUEST);
+    let (_proxy, config) = auto(&trusted);
+    let running = start(&config);
+    assert_eq!(running.fabric.path(), PathKind::Udp);
+    running.fabric.shutdown();
+    // A node of another authority, and one without certificates.
+    for stranger in [other.donor(GUEST), donor(GUEST)] {
+        let (_proxy, config) = auto(&stranger);
+        let text = refusal(&config);
+        assert!(text.contains("certificate is not accepted"), "{text}");
+        assert_eq!(stranger.pool().granted.get(), 0);
     }
 }
 
@@ -191,9 +243,16 @@ fn a_donor_without_a_name_is_refused() {
 
 #[test]
 fn a_revoked_vm_loses_its_connections_when_the_list_is_read_again() {
+    for transport in [TransportKind::Tcp, TransportKind::Udp] {
+        loses_its_connections_when_revoked(transport);
+    }
+}
+
+fn loses_its_connections_when_revoked(transport: TransportKind) {
     let prod = Cluster::new("prod");
     let donor = prod.donor(GUEST);
     let mut config = secured(&prod, donor.address());
+    config.transport = transport;
     config.grace = Duration::from_millis(500);
     let running = start(&config);
     let words = Words::of(&running.fabric);

@@ -1,22 +1,28 @@
 //! Clients without a valid certificate: each is refused before it has a lease, and the node serves
 //! others meanwhile.
 
-use super::cluster::{Cluster, Pair, self_signed, uri};
-use super::{control_as, lease_as, lease_request};
-use fabric_identity::{DonorVerifier, NAME, Role};
+use super::cluster::{Cluster, Pair, name, self_signed, uri};
+use super::{control_as, control_credentials, lease_as, lease_request};
+use fabric_identity::{DonorVerifier, ExpectedNode, NAME, Role};
 use fabric_test_support::*;
 use fabric_transport::control::{ControlError, ControlStream};
+use fabric_transport::stream::{Carrier, Stream};
+use fabric_transport::udp::{Listener, UdpStream};
 use fabric_wire::{Frame, FrameKind, encode_message};
 use memory_fabric::donor::server::Donor;
 use rcgen::ExtendedKeyUsagePurpose;
+use rustls::client::{
+    ClientSessionStore, Resumption, Tls12ClientSessionValue, Tls13ClientSessionValue,
+};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, ClientConnection, StreamOwned};
-use std::io::{Read, Write};
+use rustls::{ClientConfig, ClientConnection, NamedGroup, StreamOwned};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use time::OffsetDateTime;
 
@@ -41,33 +47,72 @@ fn config(shown: Option<Pair>) -> ClientConfig {
     }
 }
 
-/// Asks for a lease as this client, which must fail; returns how.
-fn refused(donor: &Donor, config: ClientConfig) -> String {
-    answer_to(donor, config).expect_err("the node answers")
+/// By which a client comes.
+#[derive(Clone, Copy, Debug)]
+enum Door {
+    Tcp,
+    Udp,
 }
 
-/// Asks for a lease as this client, until the first byte of an answer.
-fn answer_to(donor: &Donor, config: ClientConfig) -> Result<(), String> {
-    let socket = TcpStream::connect(donor.address()).expect("a donor");
-    socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+const DOORS: [Door; 2] = [Door::Tcp, Door::Udp];
+
+impl Door {
+    /// Asks for a lease as this client, until the first byte of an answer.
+    fn answer_to(self, donor: &Donor, config: ClientConfig) -> Result<(), String> {
+        let answered = match self {
+            Self::Tcp => over_tcp(donor, config),
+            Self::Udp => over_udp(donor, config),
+        };
+        answered.map_err(|error| error.to_string())
+    }
+
+    /// Returns what a VM uses to connect by this door.
+    fn carrier(self, node: ExpectedNode) -> Carrier {
+        match self {
+            Self::Tcp => Carrier::Tls(node),
+            Self::Udp => Carrier::Quic(node),
+        }
+    }
+}
+
+fn asked() -> Vec<u8> {
+    let payload = encode_message(&lease_request(MIB));
+    let header = Frame::new(FrameKind::Lease, 0, 0, true).encode(&payload);
+    [header.as_slice(), &payload].concat()
+}
+
+fn over_tcp(donor: &Donor, config: ClientConfig) -> io::Result<()> {
+    let socket = TcpStream::connect(donor.address())?;
+    socket.set_read_timeout(Some(PATIENCE))?;
     let name = ServerName::try_from(NAME).expect("a name");
     let client = ClientConnection::new(Arc::new(config), name).expect("a client");
     let mut stream = StreamOwned::new(client, socket);
-    let payload = encode_message(&lease_request(MIB));
-    let header = Frame::new(FrameKind::Lease, 0, 0, true).encode(&payload);
-    let mut answer = [0; 1];
-    let ended = stream
-        .write_all(&[header.as_slice(), &payload].concat())
-        .and_then(|()| stream.read(&mut answer));
-    match ended {
-        Ok(0) => Err("the end".to_owned()),
-        Ok(_) => Ok(()),
-        Err(error) => Err(error.to_string()),
+    stream.write_all(&asked())?;
+    match stream.read(&mut [0; 1])? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
+    }
+}
+
+fn over_udp(donor: &Donor, config: ClientConfig) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    let stream = UdpStream::connect_with(donor.address(), config, deadline)?;
+    let mut stream = Stream::Udp(Box::new(stream));
+    stream.write_all_by(&asked(), deadline)?;
+    match stream.read_by(&mut [0; 1], deadline)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(()),
     }
 }
 
 #[test]
 fn who_has_no_valid_certificate_gets_no_lease() {
+    for door in DOORS {
+        refuses_all_but_valid_certificates(door);
+    }
+}
+
+fn refuses_all_but_valid_certificates(door: Door) {
     let (prod, other) = (Cluster::new("prod"), Cluster::new("prod"));
     prod.directory_of("node/alpha");
     prod.directory_of("vm/gone");
@@ -121,9 +166,13 @@ fn who_has_no_valid_certificate_gets_no_lease() {
         ),
     ];
     for (what, shown) in cases {
-        let why = refused(&donor, config(shown));
-        // An alert says so; a reset may overtake it.
-        println!("{what}: {why}");
+        let answered = door.answer_to(&donor, config(shown));
+        let why = answered.expect_err("the node answers");
+        // An alert says so; over TCP a reset may overtake it.
+        println!("{door:?}, {what}: {why}");
+        if matches!(door, Door::Udp) {
+            assert!(why.contains("refuses this end's certificate"), "{why}");
+        }
         assert_eq!(donor.pool().granted.get(), 0, "{what} got a lease");
     }
     let gone = prod.directory_of("vm/gone");
@@ -136,11 +185,14 @@ fn who_has_no_valid_certificate_gets_no_lease() {
         .with_custom_certificate_verifier(Arc::new(DonorVerifier::new(None, &provider())))
         .with_client_auth_cert(chain, key)
         .expect("a certificate and its key");
-    println!("a revoked one: {}", refused(&donor, revoked));
+    let why = door
+        .answer_to(&donor, revoked)
+        .expect_err("the node answers");
+    println!("{door:?}, a revoked one: {why}");
     assert_eq!(donor.pool().granted.get(), 0, "a revoked one got a lease");
 
     // The same client with a certificate like that of a VM has one.
-    let valid = answer_to(&donor, config(Some(prod.odd(|_| {}))));
+    let valid = door.answer_to(&donor, config(Some(prod.odd(|_| {}))));
     assert_eq!(valid, Ok(()));
     assert_eq!(donor.pool().granted.get(), 1);
 }
@@ -149,15 +201,16 @@ fn who_has_no_valid_certificate_gets_no_lease() {
 fn an_operator_uses_no_memory() {
     let prod = Cluster::new("prod");
     let donor = prod.donor(16 * MIB);
-    let credentials = prod.member("operator/eve", Role::Operator);
-    let carrier = fabric_transport::stream::Carrier::Tls(fabric_identity::ExpectedNode {
-        credentials,
-        name: super::cluster::name("alpha"),
-    });
-    let mut control = ControlStream::connect_by(donor.address(), &carrier).expect("connected");
-    let error = super::ask(&mut control, MIB).expect_err("refused");
-    assert!(error.to_string().contains("is no VM or node"), "{error}");
-    assert_eq!(donor.pool().granted.get(), 0);
+    for door in DOORS {
+        let carrier = door.carrier(ExpectedNode {
+            credentials: prod.member("operator/eve", Role::Operator),
+            name: name("alpha"),
+        });
+        let mut control = ControlStream::connect_by(donor.address(), &carrier).expect("connected");
+        let error = super::ask(&mut control, MIB).expect_err("refused");
+        assert!(error.to_string().contains("is no VM or node"), "{error}");
+        assert_eq!(donor.pool().granted.get(), 0);
+    }
 }
 
 #[test]
@@ -200,22 +253,29 @@ fn who_comes_without_tls_is_told_what_to_do() {
 fn a_node_without_tls_is_no_node_of_the_cluster() {
     let prod = Cluster::new("prod");
     let donor = donor(16 * MIB);
-    let carrier = prod.carrier("vm/web", "alpha");
-    let error = ControlStream::connect_by(donor.address(), &carrier).expect_err("refused");
-    let text = describe(&error);
-    assert!(text.contains("with --credentials"), "{text}");
-    assert_eq!(donor.pool().granted.get(), 0);
+    for (door, hint) in [
+        (Door::Tcp, "with --credentials"),
+        (Door::Udp, "certificate is not accepted"),
+    ] {
+        let carrier = door.carrier(prod.expected("vm/web", "alpha"));
+        let error = ControlStream::connect_by(donor.address(), &carrier).expect_err("refused");
+        let text = describe(&error);
+        assert!(text.contains(hint), "{text}");
+        assert_eq!(donor.pool().granted.get(), 0);
+    }
 }
 
 #[test]
 fn another_node_is_not_the_one_that_was_asked_for() {
     let prod = Cluster::new("prod");
     let donor = prod.donor(16 * MIB);
-    let carrier = prod.carrier("vm/web", "beta");
-    let error = ControlStream::connect_by(donor.address(), &carrier).expect_err("refused");
-    let text = describe(&error);
-    assert!(text.contains("node/beta is needed here"), "{text}");
-    assert_eq!(donor.pool().granted.get(), 0);
+    for door in DOORS {
+        let carrier = door.carrier(prod.expected("vm/web", "beta"));
+        let error = ControlStream::connect_by(donor.address(), &carrier).expect_err("refused");
+        let text = describe(&error);
+        assert!(text.contains("node/beta is needed here"), "{text}");
+        assert_eq!(donor.pool().granted.get(), 0);
+    }
 }
 
 #[test]
@@ -228,11 +288,80 @@ fn the_holder_of_a_vms_certificate_is_no_node() {
         let (socket, _) = listener.accept().expect("a client");
         fabric_transport::tls::TlsStream::accept(socket, &impostor).map(drop)
     });
-    let carrier = prod.carrier("vm/web", "impostor");
+    let carrier = Door::Tcp.carrier(prod.expected("vm/web", "impostor"));
     let error = ControlStream::connect_by(address, &carrier).expect_err("refused");
     assert!(matches!(error, ControlError::Identity(..)), "{error:?}");
     let ended = server.join().expect("it does not panic");
     assert!(ended.is_err(), "the impostor has a client");
+}
+
+#[test]
+fn the_holder_of_a_vms_certificate_is_no_node_over_udp_either() {
+    let prod = Cluster::new("prod");
+    let impostor = prod.member("vm/impostor", Role::Vm);
+    let address = ([127, 0, 0, 1], 0).into();
+    let listener = Listener::bind(address, Some(&impostor)).expect("a port");
+    let carrier = Door::Udp.carrier(prod.expected("vm/web", "impostor"));
+    let stopping = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            listener.run(&stopping, &mut |arrival| {
+                let accepted = arrival.accept(Instant::now() + PATIENCE);
+                assert!(accepted.is_err(), "the impostor has a client");
+            });
+        });
+        let error = ControlStream::connect_by(listener.address(), &carrier).expect_err("refused");
+        stopping.store(true, Ordering::SeqCst);
+        assert!(matches!(error, ControlError::Identity(..)), "{error:?}");
+    });
+}
+
+/// Counts the tickets with which a server lets a client resume a session.
+#[derive(Debug, Default)]
+struct Tickets(AtomicUsize);
+
+impl ClientSessionStore for Tickets {
+    fn set_kx_hint(&self, _: ServerName<'static>, _: NamedGroup) {}
+
+    fn kx_hint(&self, _: &ServerName<'_>) -> Option<NamedGroup> {
+        None
+    }
+
+    fn set_tls12_session(&self, _: ServerName<'static>, _: Tls12ClientSessionValue) {}
+
+    fn tls12_session(&self, _: &ServerName<'_>) -> Option<Tls12ClientSessionValue> {
+        None
+    }
+
+    fn remove_tls12_session(&self, _: &ServerName<'static>) {}
+
+    fn insert_tls13_ticket(&self, _: ServerName<'static>, _: Tls13ClientSessionValue) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn take_tls13_ticket(&self, _: &ServerName<'static>) -> Option<Tls13ClientSessionValue> {
+        None
+    }
+}
+
+#[test]
+fn no_session_is_resumed_and_none_begins_early() {
+    let prod = Cluster::new("prod");
+    let secured = prod.donor(16 * MIB);
+    let open = donor(16 * MIB);
+    for (door, donor) in [
+        (Door::Tcp, &secured),
+        (Door::Udp, &secured),
+        (Door::Udp, &open),
+    ] {
+        let tickets = Arc::new(Tickets::default());
+        let mut config = config(Some(prod.odd(|_| {})));
+        config.enable_early_data = true;
+        config.resumption = Resumption::store(Arc::clone(&tickets) as _);
+        assert_eq!(door.answer_to(donor, config), Ok(()));
+        // The server would have sent them before the answer.
+        assert_eq!(tickets.0.load(Ordering::SeqCst), 0, "{door:?}");
+    }
 }
 
 #[test]
@@ -246,7 +375,12 @@ fn a_stolen_token_opens_nothing() {
             control.call(FrameKind::Resume, &grant.token, FrameKind::Status);
         let error = resumed.expect_err(thief).to_string();
         assert!(error.contains("no such lease"), "{error}");
-        let mut pages = control_as(&prod, &donor, thief);
+        let node = ExpectedNode {
+            credentials: control_credentials(&prod, thief),
+            name: name("alpha"),
+        };
+        let over_udp = Door::Udp.carrier(node);
+        let mut pages = ControlStream::connect_by(donor.address(), &over_udp).expect("a donor");
         let class = fabric_wire::TrafficClass::Urgent;
         let attached = pages.attach(grant.token, class, &super::ends());
         let error = attached.expect_err(thief).to_string();

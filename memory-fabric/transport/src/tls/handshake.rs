@@ -27,7 +27,7 @@ const REFUSAL: &str = "this node accepts only connections with certificates: giv
                        with a certificate that `ssi-hv pki` issued";
 
 /// Why there is no connection under TLS.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum TlsError {
     /// The peer does not use TLS.
     #[error(
@@ -55,34 +55,66 @@ pub enum TlsError {
     /// The protocol was violated, or the connection was tampered with.
     #[error("TLS failed: {0}")]
     Protocol(Error),
+    /// The same, within QUIC.
+    #[error("TLS failed: {0}")]
+    Handshake(String),
     /// This end's credentials cannot be used.
     #[error("the credentials cannot be used: {0}")]
     Credentials(String),
 }
 
+/// Whether an alert says that the peer does not accept this end, rather than that something broke.
+const fn refuses(alert: AlertDescription) -> bool {
+    use AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::NoCertificate
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::CertificateRequired
+            | Alert::HandshakeFailure
+            | Alert::DecryptError
+            | Alert::InternalError
+    )
+}
+
 impl From<Error> for TlsError {
     fn from(error: Error) -> Self {
-        use AlertDescription as Alert;
         match error {
-            Error::AlertReceived(
-                alert @ (Alert::NoCertificate
-                | Alert::BadCertificate
-                | Alert::UnsupportedCertificate
-                | Alert::CertificateRevoked
-                | Alert::CertificateExpired
-                | Alert::CertificateUnknown
-                | Alert::UnknownCA
-                | Alert::AccessDenied
-                | Alert::CertificateRequired
-                | Alert::HandshakeFailure
-                | Alert::DecryptError
-                | Alert::InternalError),
-            ) => Self::Refused(alert),
+            Error::AlertReceived(alert) if refuses(alert) => Self::Refused(alert),
             Error::InvalidCertificate(why) => Self::Certificate(why.to_string()),
             Error::NoCertificatesPresented => Self::Certificate("it has none".to_owned()),
             Error::General(why) => Self::Certificate(why),
             other => Self::Protocol(other),
         }
+    }
+}
+
+impl TlsError {
+    /// Returns the failure of a handshake of QUIC that the peer ended with this alert.
+    #[must_use]
+    pub fn alerted(alert: u8) -> Self {
+        Error::AlertReceived(alert.into()).into()
+    }
+
+    /// Returns the failure of a handshake of QUIC that this end found. `text` is what rustls printed.
+    #[must_use]
+    pub fn found(text: &str) -> Self {
+        let none = Error::NoCertificatesPresented;
+        if text == none.to_string() {
+            return none.into();
+        }
+        for certificate in ["invalid peer certificate: ", "unexpected error: "] {
+            if let Some(why) = text.strip_prefix(certificate) {
+                return Self::Certificate(why.to_owned());
+            }
+        }
+        Self::Handshake(text.to_owned())
     }
 }
 

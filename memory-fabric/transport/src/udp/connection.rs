@@ -1,27 +1,26 @@
 //! One end of a connection: the protocol, the socket, and the frames.
 
+mod establish;
 mod receiving;
 #[cfg(test)]
 mod tests;
 
-use super::settings;
 use super::streams::{Inbox, STREAMS, place};
+use crate::tls::{Peer, TlsError};
 use bytes::{Bytes, BytesMut};
-use fabric_identity::{Fingerprint, NAME};
 use fabric_wire::HEADER_BYTES;
 use quinn_proto::{
-    Connection, ConnectionHandle, DatagramEvent, Dir, Endpoint, EndpointConfig, ServerConfig, Side,
-    StreamId, Transmit, VarInt, WriteError,
+    Connection, ConnectionHandle, Dir, Endpoint, Side, StreamId, Transmit, VarInt, WriteError,
 };
 use quinn_udp::{UdpSockRef, UdpSocketState};
 use socket2::SockRef;
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, UdpSocket};
+use std::net::{Shutdown, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Size of a buffer that the kernel fills with coalesced datagrams.
 pub(super) const DATAGRAM_BUFFER_BYTES: usize = 64 << 10;
@@ -44,10 +43,6 @@ pub(super) const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// Datagrams from one address.
 pub(super) type Datagrams = Vec<BytesMut>;
 
-/// Attempts to connect. Each but the last has a limited time, in which several packets may be lost.
-const ATTEMPTS: u32 = 3;
-const ATTEMPT_TIME: Duration = Duration::from_millis(600);
-
 /// A connection over UDP that carries frames: see the module. It is non-blocking, and makes
 /// progress only when it is called.
 pub struct UdpStream {
@@ -60,6 +55,8 @@ pub struct UdpStream {
     handle: ConnectionHandle,
     connection: Connection,
     connected: bool,
+    /// Whom the peer's certificate names, if it has shown one of the cluster.
+    member: Option<Peer>,
     /// Why it has failed.
     failed: Option<Failure>,
     inbox: Inbox,
@@ -74,14 +71,19 @@ pub struct UdpStream {
 }
 
 #[derive(Debug)]
-struct Failure {
-    kind: io::ErrorKind,
-    text: String,
+enum Failure {
+    /// Of the protocol or the network.
+    Broken(io::ErrorKind, String),
+    /// One end does not accept the other.
+    Tls(TlsError),
 }
 
 impl Failure {
     fn error(&self) -> io::Error {
-        io::Error::new(self.kind, self.text.clone())
+        match self {
+            Self::Broken(kind, text) => io::Error::new(*kind, text.clone()),
+            Self::Tls(error) => error.clone().into(),
+        }
     }
 }
 
@@ -118,96 +120,10 @@ impl fmt::Debug for UdpStream {
 }
 
 impl UdpStream {
-    /// Connects to the donor with this fingerprint, or to any.
-    ///
-    /// # Errors
-    ///
-    /// Fails when the connection is not established before `deadline`, or the fingerprint differs.
-    pub fn connect(
-        peer: SocketAddr,
-        fingerprint: Option<Fingerprint>,
-        deadline: Instant,
-    ) -> io::Result<Self> {
-        for _ in 1..ATTEMPTS {
-            let until = deadline.min(Instant::now() + ATTEMPT_TIME);
-            match Self::attempt(peer, fingerprint, until) {
-                // A handshake that was corrupted in transit does not recover.
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::TimedOut | io::ErrorKind::ConnectionReset
-                    ) && Instant::now() < deadline => {}
-                other => return other,
-            }
-        }
-        Self::attempt(peer, fingerprint, deadline)
-    }
-
-    fn attempt(
-        peer: SocketAddr,
-        fingerprint: Option<Fingerprint>,
-        deadline: Instant,
-    ) -> io::Result<Self> {
-        let any: SocketAddr = match peer {
-            SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-            SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-        };
-        let socket = UdpSocket::bind(any)?;
-        socket.connect(peer)?;
-        let udp = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        let mut endpoint = Endpoint::new(settings::endpoint(), None, !udp.may_fragment(), None);
-        let (handle, connection) = endpoint
-            .connect(Instant::now(), settings::client(fingerprint)?, peer, NAME)
-            .map_err(io::Error::other)?;
-        let ended = Arc::default();
-        let socket = Arc::new(socket);
-        let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
-        stream.shake_hands(deadline)?;
-        for _ in 0..STREAMS {
-            let opened = stream.connection.streams().open(Dir::Bi);
-            opened.ok_or_else(|| io::Error::other("the peer allows too few streams"))?;
-        }
-        Ok(stream)
-    }
-
-    /// Creates the donor's end of a connection from its first datagrams.
-    pub(super) fn accept(
-        socket: Arc<UdpSocket>,
-        ended: Arc<AtomicBool>,
-        peer: SocketAddr,
-        config: &Arc<EndpointConfig>,
-        server: &Arc<ServerConfig>,
-        first: Datagrams,
-        deadline: Instant,
-    ) -> io::Result<Self> {
-        let udp = UdpSocketState::new(UdpSockRef::from(&*socket))?;
-        let server = Some(Arc::clone(server));
-        let mut endpoint = Endpoint::new(Arc::clone(config), server, !udp.may_fragment(), None);
-        let (now, mut response) = (Instant::now(), Vec::new());
-        let mut accepted: Option<(ConnectionHandle, Connection)> = None;
-        for datagram in first {
-            let event = endpoint.handle(now, peer, None, None, datagram, &mut response);
-            match (event, &mut accepted) {
-                (Some(DatagramEvent::NewConnection(incoming)), None) => {
-                    match endpoint.accept(incoming, now, &mut response, None) {
-                        Ok(connection) => accepted = Some(connection),
-                        Err(error) => return Err(io::Error::other(error.cause)),
-                    }
-                }
-                (Some(DatagramEvent::NewConnection(incoming)), Some(_)) => {
-                    endpoint.ignore(incoming);
-                }
-                (Some(DatagramEvent::ConnectionEvent(_, event)), Some((_, connection))) => {
-                    connection.handle_event(event);
-                }
-                _ => {}
-            }
-        }
-        let (handle, connection) =
-            accepted.ok_or_else(|| io::Error::other("no connection was asked for"))?;
-        let mut stream = Self::new(socket, udp, ended, peer, endpoint, handle, connection);
-        stream.shake_hands(deadline)?;
-        Ok(stream)
+    /// Returns who is at the other end, where certificates of the cluster say so.
+    #[must_use]
+    pub const fn peer(&self) -> Option<&Peer> {
+        self.member.as_ref()
     }
 
     fn new(
@@ -231,6 +147,7 @@ impl UdpStream {
             handle,
             connection,
             connected: false,
+            member: None,
             failed: None,
             inbox: Inbox::default(),
             readable: [false; STREAMS],
@@ -238,16 +155,6 @@ impl UdpStream {
             input: vec![0; BATCH * DATAGRAM_BUFFER_BYTES].into_boxed_slice(),
             output: Vec::with_capacity(DATAGRAM_BUFFER_BYTES),
             unsent: None,
-        }
-    }
-
-    fn shake_hands(&mut self, deadline: Instant) -> io::Result<()> {
-        loop {
-            self.poll_io()?;
-            if self.connected {
-                return Ok(());
-            }
-            self.wait(Some(deadline))?;
         }
     }
 
@@ -412,7 +319,7 @@ impl UdpStream {
     }
 
     fn fail(&mut self, kind: io::ErrorKind, text: String) {
-        self.failed.get_or_insert(Failure { kind, text });
+        self.failed.get_or_insert(Failure::Broken(kind, text));
     }
 
     fn transmit(&mut self) {

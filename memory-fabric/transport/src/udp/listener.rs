@@ -10,7 +10,7 @@ use super::connection::{
 };
 use super::settings;
 use bytes::BytesMut;
-use fabric_identity::{Fingerprint, Identity};
+use fabric_identity::{Fingerprint, Identity, SharedCredentials};
 use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig};
 use quinn_udp::{RecvMeta, UdpSockRef, UdpSocketState};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -39,7 +39,16 @@ pub struct Listener {
     address: SocketAddr,
     config: Arc<EndpointConfig>,
     server: Arc<ServerConfig>,
-    fingerprint: Fingerprint,
+    shown: Shown,
+}
+
+/// What a node shows VMs.
+#[derive(Debug)]
+enum Shown {
+    /// A certificate of its own, with this fingerprint.
+    Own(Fingerprint),
+    /// That of a member of a cluster. VMs have to show theirs.
+    Member(Arc<SharedCredentials>),
 }
 
 /// A VM that has proved its address and requests a connection.
@@ -51,6 +60,7 @@ pub struct Arrival {
     ended: Arc<AtomicBool>,
     config: Arc<EndpointConfig>,
     server: Arc<ServerConfig>,
+    of_member: bool,
     first: Datagrams,
 }
 
@@ -63,11 +73,11 @@ impl Arrival {
     /// Establishes the connection.
     pub fn accept(self, deadline: Instant) -> io::Result<UdpStream> {
         UdpStream::accept(
-            self.socket,
-            self.ended,
+            (self.socket, self.ended),
             self.peer,
             &self.config,
             &self.server,
+            self.of_member,
             self.first,
             deadline,
         )
@@ -83,28 +93,51 @@ struct Datagram {
 }
 
 impl Listener {
-    /// Listens as a new donor with a new fingerprint.
-    pub fn bind(address: SocketAddr) -> io::Result<Self> {
-        let identity = Identity::generate()?;
+    /// Listens with these credentials, or else as a new donor with a new fingerprint.
+    pub fn bind(
+        address: SocketAddr,
+        credentials: Option<&Arc<SharedCredentials>>,
+    ) -> io::Result<Self> {
+        let (tls, shown) = if let Some(credentials) = credentials {
+            let shown = Shown::Member(Arc::clone(credentials));
+            (settings::member_tls(credentials), shown)
+        } else {
+            let identity = Identity::generate()?;
+            let shown = Shown::Own(identity.fingerprint());
+            (settings::open_tls(&identity)?, shown)
+        };
         let socket = bound(address)?;
         Ok(Self {
             address: socket.local_addr()?,
             socket,
             config: settings::endpoint(),
-            server: settings::server(&identity)?,
-            fingerprint: identity.fingerprint(),
+            server: Arc::new(settings::server(tls)?),
+            shown,
         })
     }
 
-    #[cfg(test)]
-    pub(super) fn address(&self) -> SocketAddr {
+    /// Returns the address on which it listens, with the actual port for port 0.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Returns the fingerprint of its certificate.
+    /// Returns the fingerprint of its own certificate; `None` when it shows that of a member.
     #[must_use]
-    pub fn fingerprint(&self) -> Fingerprint {
-        self.fingerprint
+    pub fn fingerprint(&self) -> Option<Fingerprint> {
+        match self.shown {
+            Shown::Own(fingerprint) => Some(fingerprint),
+            Shown::Member(_) => None,
+        }
+    }
+
+    /// Returns the configuration of a new connection.
+    fn server(&self) -> io::Result<Arc<ServerConfig>> {
+        match &self.shown {
+            Shown::Own(_) => Ok(Arc::clone(&self.server)),
+            // They may have been replaced.
+            Shown::Member(credentials) => settings::renewed(&self.server, credentials),
+        }
     }
 
     /// Passes new connections to `arrived` until `stopping` is set.
@@ -218,7 +251,8 @@ impl Listener {
             socket: Arc::new(socket),
             ended: Arc::default(),
             config: Arc::clone(&self.config),
-            server: Arc::clone(&self.server),
+            server: self.server()?,
+            of_member: matches!(self.shown, Shown::Member(_)),
             first,
         })
     }

@@ -9,7 +9,8 @@
 //! Inside a connection frames are spread over streams (`streams`), so that a loss delays only the
 //! frames of its own stream.
 //!
-//! All traffic is encrypted. The donor is authenticated only if its [`Fingerprint`] was given.
+//! All traffic is encrypted. With credentials both ends are members of the cluster, as over TCP.
+//! Without, the donor is authenticated only if its [`Fingerprint`] was given, and the VM never.
 
 mod connection;
 mod listener;
@@ -20,3 +21,4 @@ pub use connection::UdpCloser;
 pub use connection::UdpStream;
 pub use fabric_identity::{Fingerprint, FingerprintError};
 pub use listener::{Arrival, Listener};
+pub use settings::Expected;

@@ -1,7 +1,10 @@
 //! Configuration of both ends of a connection.
 
 use super::streams::STREAMS;
-use fabric_identity::{DonorVerifier, Fingerprint, Identity};
+use crate::tls::TlsError;
+use fabric_identity::{
+    CredentialsError, DonorVerifier, ExpectedNode, Fingerprint, Identity, SharedCredentials,
+};
 use quinn_proto::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, EndpointConfig, MtuDiscoveryConfig, ServerConfig,
@@ -76,16 +79,34 @@ pub(super) fn endpoint() -> Arc<EndpointConfig> {
     Arc::new(config)
 }
 
-/// Returns the configuration of a VM's end, for the donor with this fingerprint or any.
-pub(super) fn client(fingerprint: Option<Fingerprint>) -> io::Result<ClientConfig> {
+/// Who has to answer at the other end of a connection.
+#[derive(Clone, Debug)]
+pub enum Expected {
+    /// The donor with this fingerprint, or any. This end shows no certificate.
+    Fingerprint(Option<Fingerprint>),
+    /// This node of the cluster, and this end shows its own certificate.
+    Node(ExpectedNode),
+}
+
+/// Returns the TLS configuration of a VM's end.
+pub(super) fn client_tls(expected: &Expected) -> io::Result<rustls::ClientConfig> {
+    let fingerprint = match expected {
+        Expected::Node(node) => return node.client().map_err(unusable),
+        Expected::Fingerprint(fingerprint) => *fingerprint,
+    };
     let provider = provider();
     let verifier = Arc::new(DonorVerifier::new(fingerprint, &provider));
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+    let tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
         .map_err(io::Error::other)?
         .dangerous()
         .with_custom_certificate_verifier(verifier)
         .with_no_client_auth();
+    Ok(tls)
+}
+
+/// Returns the configuration of a VM's end with this one of TLS.
+pub(super) fn client(mut tls: rustls::ClientConfig) -> io::Result<ClientConfig> {
     tls.alpn_protocols = vec![ALPN.to_vec()];
     let quic = QuicClientConfig::try_from(tls).map_err(io::Error::other)?;
     let mut config = ClientConfig::new(Arc::new(quic));
@@ -93,8 +114,8 @@ pub(super) fn client(fingerprint: Option<Fingerprint>) -> io::Result<ClientConfi
     Ok(config)
 }
 
-/// Returns the configuration of a donor's end.
-pub(super) fn server(identity: &Identity) -> io::Result<Arc<ServerConfig>> {
+/// Returns the TLS configuration of a donor's end that any VM may use.
+pub(super) fn open_tls(identity: &Identity) -> io::Result<rustls::ServerConfig> {
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(io::Error::other)?
@@ -104,10 +125,40 @@ pub(super) fn server(identity: &Identity) -> io::Result<Arc<ServerConfig>> {
             identity.key.clone_key().into(),
         )
         .map_err(io::Error::other)?;
-    tls.alpn_protocols = vec![ALPN.to_vec()];
-    let quic = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
-    let mut config = ServerConfig::with_crypto(Arc::new(quic));
+    tls.send_tls13_tickets = 0;
+    Ok(tls)
+}
+
+/// Returns the configuration of a donor's end with this one of TLS.
+pub(super) fn server(tls: rustls::ServerConfig) -> io::Result<ServerConfig> {
+    let mut config = ServerConfig::with_crypto(crypto(tls)?);
     // Sockets are connected to one address of the VM, so it cannot migrate.
     config.transport_config(transport()).migration(false);
+    Ok(config)
+}
+
+/// Returns a donor's configuration with other credentials. Its secrets stay those of `config`, so
+/// that an address which was confirmed under that one counts.
+pub(super) fn renewed(
+    config: &ServerConfig,
+    credentials: &SharedCredentials,
+) -> io::Result<Arc<ServerConfig>> {
+    let mut config = config.clone();
+    config.crypto = crypto(member_tls(credentials))?;
     Ok(Arc::new(config))
+}
+
+/// Returns the TLS configuration of a donor's end for members of its cluster.
+pub(super) fn member_tls(credentials: &SharedCredentials) -> rustls::ServerConfig {
+    rustls::ServerConfig::clone(&credentials.server())
+}
+
+fn crypto(mut tls: rustls::ServerConfig) -> io::Result<Arc<QuicServerConfig>> {
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    let quic = QuicServerConfig::try_from(tls).map_err(io::Error::other)?;
+    Ok(Arc::new(quic))
+}
+
+fn unusable(error: CredentialsError) -> io::Error {
+    TlsError::Credentials(error.to_string()).into()
 }

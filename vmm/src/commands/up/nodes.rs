@@ -168,7 +168,9 @@ impl<'a> Nodes<'a> {
 
     /// Processes a line of a node that is not ready; returns true when the node becomes ready.
     fn heard(&mut self, index: usize, line: &str) -> bool {
-        let over_udp = self.cluster.vm.transport == TransportKind::Udp;
+        // With credentials, names say who the nodes are.
+        let by_fingerprint = self.cluster.vm.transport == TransportKind::Udp
+            && self.cluster.vm.credentials.is_none();
         let (Some(node), Some(started)) =
             (self.cluster.nodes.get(index), self.started.get_mut(index))
         else {
@@ -181,12 +183,12 @@ impl<'a> Nodes<'a> {
             started.address = Some(node.reached_at(address.into()));
         } else if let Some(shown) = ready::read_fingerprint(line) {
             // It came over a trusted channel.
-            started.fingerprint = over_udp.then_some(shown);
+            started.fingerprint = by_fingerprint.then_some(shown);
         }
         let Some(address) = &started.address else {
             return false;
         };
-        if over_udp && started.fingerprint.is_none() {
+        if by_fingerprint && started.fingerprint.is_none() {
             return false;
         }
         started.ready = true;

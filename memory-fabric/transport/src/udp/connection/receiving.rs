@@ -1,11 +1,15 @@
 //! The receive path: from the socket through the protocol to whole frames.
 
-use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, UdpStream, stream_id};
+use super::{BATCH, BATCHES_MAX, CLOSED, DATAGRAM_BUFFER_BYTES, Failure, UdpStream, stream_id};
+use crate::tls::TlsError;
 use crate::udp::streams::STREAMS;
 use bytes::BytesMut;
-use quinn_proto::{ConnectionError, DatagramEvent, Event, ReadError, StreamEvent, StreamId};
+use quinn_proto::{
+    ConnectionError, DatagramEvent, Event, ReadError, StreamEvent, StreamId, TransportErrorCode,
+};
 use quinn_udp::{RecvMeta, UdpSockRef};
 use std::io::{self, IoSliceMut};
+use std::ops::RangeInclusive;
 use std::time::Instant;
 
 impl UdpStream {
@@ -103,6 +107,10 @@ impl UdpStream {
     }
 
     fn lost(&mut self, reason: &ConnectionError) {
+        if let Some(error) = of_tls(reason) {
+            self.failed.get_or_insert(Failure::Tls(error));
+            return;
+        }
         let kind = match reason {
             ConnectionError::ApplicationClosed(close) if close.error_code == CLOSED => {
                 io::ErrorKind::UnexpectedEof
@@ -148,5 +156,24 @@ impl UdpStream {
                 self.fail(io::ErrorKind::ConnectionReset, text);
             }
         }
+    }
+}
+
+/// Codes of failed handshakes; the last byte is the TLS alert (RFC 9001, section 4.8).
+const CRYPTO_ERRORS: RangeInclusive<u64> = 0x100..=0x1ff;
+
+/// Returns the failure of a handshake: one end does not accept the other.
+fn of_tls(reason: &ConnectionError) -> Option<TlsError> {
+    let alert = |code: TransportErrorCode| {
+        let code = u64::from(code);
+        let alert = u8::try_from(code & 0xff).ok()?;
+        CRYPTO_ERRORS.contains(&code).then_some(alert)
+    };
+    match reason {
+        ConnectionError::TransportError(error) => {
+            alert(error.code).map(|_| TlsError::found(&error.reason))
+        }
+        ConnectionError::ConnectionClosed(close) => alert(close.error_code).map(TlsError::alerted),
+        _ => None,
     }
 }

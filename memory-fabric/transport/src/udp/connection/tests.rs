@@ -1,4 +1,5 @@
 use super::UdpStream;
+use crate::udp::Expected;
 use crate::udp::listener::Listener;
 use fabric_wire::{Frame, FrameKind, HEADER_BYTES};
 use std::io::{self, IoSlice};
@@ -48,7 +49,7 @@ fn send(stream: &mut UdpStream, number: u64) {
 #[test]
 fn a_reader_that_is_told_to_wait_has_taken_all_that_came() {
     let deadline = Instant::now() + PATIENCE;
-    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), None).expect("a free port");
     let stopping = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stop = Stop(&stopping);
@@ -65,7 +66,8 @@ fn a_reader_that_is_told_to_wait_has_taken_all_that_came() {
                 send(&mut stream, number);
             }
         });
-        let mut vm = UdpStream::connect(listener.address(), None, deadline).expect("a connection");
+        let any = Expected::Fingerprint(None);
+        let mut vm = UdpStream::connect(listener.address(), &any, deadline).expect("a connection");
         for number in 0..ROUNDS {
             send(&mut vm, number);
             assert_eq!(next(&mut vm, deadline), number);
