@@ -71,6 +71,29 @@ pub struct Posted {
     pub startup: Option<u8>,
 }
 
+impl Posted {
+    /// Both, where `newer` was posted after all of these.
+    #[must_use]
+    pub fn then(self, newer: Self) -> Self {
+        let both = |a: Vectors, b: Vectors| {
+            let mut words = a.0;
+            for (word, more) in words.iter_mut().zip(b.0) {
+                *word |= more;
+            }
+            Vectors(words)
+        };
+        // An INIT drops what was signalled before it.
+        let older = if newer.init { Self::default() } else { self };
+        Self {
+            edge: both(self.edge, newer.edge),
+            level: both(self.level, newer.level),
+            nmi: older.nmi || newer.nmi,
+            init: self.init || newer.init,
+            startup: newer.startup.or(older.startup),
+        }
+    }
+}
+
 const NMI: u32 = 1 << 0;
 const INIT: u32 = 1 << 1;
 const STARTUP: u32 = 1 << 2;
@@ -196,6 +219,30 @@ mod tests {
         let posted = inbox.take().unwrap();
         assert!(posted.init);
         assert_eq!(posted.startup, Some(0x41), "the last page");
+    }
+
+    #[test]
+    fn what_is_posted_later_comes_later_when_both_are_taken_together() {
+        let orders: [&[Event]; 3] = [
+            &[Event::Nmi, edge(0x31)],
+            &[Event::Init, Event::Startup { page: 7 }],
+            &[Event::Startup { page: 9 }, edge(0x77), Event::Nmi],
+        ];
+        let posted = |events: &[&Event]| {
+            let inbox = Inbox::default();
+            for event in events {
+                let _ = inbox.post(**event);
+            }
+            inbox.take().unwrap()
+        };
+        for older in orders {
+            for newer in orders {
+                let together = posted(&older.iter().chain(newer).collect::<Vec<_>>());
+                let older = posted(&older.iter().collect::<Vec<_>>());
+                let newer = posted(&newer.iter().collect::<Vec<_>>());
+                assert_eq!(older.then(newer), together);
+            }
+        }
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub enum InvalidState {
 }
 
 /// The state of a local APIC.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each field is the register of its name")]
 pub struct LocalApicState {
     /// [`STATE_VERSION`] when it was saved.

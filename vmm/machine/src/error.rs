@@ -10,6 +10,7 @@ use thiserror::Error;
 use crate::boot::kernel_error::KernelError;
 use crate::layout::{DEVICE_HOLE_START, MEMORY_BYTES_MIN, PAGE_BYTES};
 use crate::limits::{KVM_PATH, VCPUS_MAX};
+use crate::vcpu::state_error::StateError;
 
 /// Why a machine cannot be built, or had to stop because of an error of the host. A crash of the
 /// guest is not an error but an [`Outcome`](crate::Outcome).
@@ -265,6 +266,15 @@ pub enum MachineError {
     Nodes {
         /// The contradiction.
         reason: String,
+    },
+    /// A vCPU cannot continue on this node.
+    #[error("the state in which vCPU {cpu} came from another node cannot be used")]
+    VcpuState {
+        /// The vCPU.
+        cpu: u8,
+        /// The reason.
+        #[source]
+        source: StateError,
     },
     /// The protocol of the nodes' shared memory has failed.
     #[error("the memory of the guest is lost: {reason}")]

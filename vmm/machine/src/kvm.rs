@@ -159,7 +159,7 @@ pub(crate) struct ExitFields<'a> {
 }
 
 /// State of a vCPU that KVM reports at each exit, also at exits by a signal.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AtExit {
     pub apic_base: u64,
     pub cr8: u64,

@@ -10,6 +10,7 @@ mod console;
 mod elf;
 mod exec;
 mod machine;
+pub mod moves;
 pub mod nodes;
 mod virtio;
 mod walk;

@@ -4,11 +4,15 @@ pub(crate) mod affinity;
 pub(crate) mod cpuid;
 pub(crate) mod model;
 pub(crate) mod regs;
+#[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+pub(crate) mod state;
+pub(crate) mod state_error;
 pub(crate) mod tsc;
 #[cfg(test)]
 mod xsave_tests;
 
 use std::num::NonZeroU64;
+use std::ops::ControlFlow;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -20,7 +24,7 @@ use crate::irqchip::InterruptController;
 use crate::irqchip::user::cpu::{Next as ForLocal, UserCpu};
 use crate::kvm;
 use crate::lifecycle::control::Next;
-use crate::lifecycle::kick::unblock_kick_signal;
+use crate::lifecycle::kick::{KickRegistration, unblock_kick_signal};
 use crate::lifecycle::shared::Shared;
 use crate::outcome::Outcome;
 use affinity::pin_this_thread;
@@ -39,6 +43,8 @@ pub(crate) struct Vcpu {
 /// The consequence of an exit.
 enum Step {
     Continue,
+    /// The vCPU was interrupted at an instruction boundary, with its last exit complete.
+    Boundary,
     End(Result<Outcome, MachineError>),
 }
 
@@ -130,37 +136,60 @@ impl Vcpu {
         if self.local.is_some() {
             sleep_exactly();
         }
-        loop {
-            kicks.rearm();
-            match shared.control.checkpoint() {
-                Next::Run => {}
-                Next::Resume => {
-                    // Reports the pause to the guest, so that its watchdogs do not fire. EINVAL if
-                    // the guest does not use kvmclock.
-                    let _ = self.fd.kvmclock_ctrl();
-                }
-                Next::Exit => break,
+        while self.step(shared, &kicks).is_continue() {}
+    }
+
+    /// Does what is next: waits, sleeps, or enters the guest and handles the exit. Breaks when the run
+    /// has ended.
+    fn step(&mut self, shared: &Shared, kicks: &KickRegistration<'_>) -> ControlFlow<()> {
+        kicks.rearm();
+        match shared.control.checkpoint() {
+            Next::Run => {}
+            Next::Resume => {
+                // Reports the pause to the guest, so that its watchdogs do not fire. EINVAL if the
+                // guest does not use kvmclock.
+                let _ = self.fd.kvmclock_ctrl();
             }
-            if let Some(local) = &mut self.local {
-                match local.prepare(&mut self.fd, &kicks) {
-                    Ok(ForLocal::Enter) => {}
-                    Ok(ForLocal::Sleep(limit)) => {
-                        kicks.sleep(limit);
-                        continue;
-                    }
-                    Ok(ForLocal::SleepOffline) => {
-                        kicks.sleep_offline();
-                        continue;
-                    }
-                    Err(error) => {
-                        shared.control.end(Err(error));
-                        break;
-                    }
+            Next::Exit => return ControlFlow::Break(()),
+        }
+        if let Some(local) = &mut self.local {
+            match local.prepare(&mut self.fd, kicks) {
+                Ok(ForLocal::Enter) => {}
+                Ok(ForLocal::Sleep(limit)) => {
+                    kicks.sleep(limit);
+                    return ControlFlow::Continue(());
+                }
+                Ok(ForLocal::SleepOffline) => {
+                    kicks.sleep_offline();
+                    return ControlFlow::Continue(());
+                }
+                Err(error) => {
+                    shared.control.end(Err(error));
+                    return ControlFlow::Break(());
                 }
             }
-            if let Step::End(end) = self.enter(shared) {
+        }
+        if let Step::End(end) = self.enter(shared) {
+            shared.control.end(end);
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    }
+
+    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+    /// Completes the last exit, and handles those that follow from it, without running the guest on.
+    /// Returns whether the vCPU is at an instruction boundary, and breaks when the run has ended.
+    fn finish_exit(&mut self, shared: &Shared) -> ControlFlow<(), bool> {
+        if let Some(local) = &self.local {
+            local.write_run_page(&mut self.fd);
+        }
+        self.fd.set_kvm_immediate_exit(1);
+        match self.enter(shared) {
+            Step::Boundary => ControlFlow::Continue(true),
+            Step::Continue => ControlFlow::Continue(false),
+            Step::End(end) => {
                 shared.control.end(end);
-                break;
+                ControlFlow::Break(())
             }
         }
     }
@@ -201,7 +230,8 @@ impl Vcpu {
                 shared.mmio.write(address, data);
                 Step::Continue
             }
-            Ok(VcpuExit::Intr | VcpuExit::IrqWindowOpen) => Step::Continue,
+            Ok(VcpuExit::Intr) => Step::Boundary,
+            Ok(VcpuExit::IrqWindowOpen) => Step::Continue,
             // On AMD CPUs KVM has already reset the vCPU, and reports the reset vector 0xfff0.
             Ok(VcpuExit::Shutdown) => self.crash("triple fault"),
             Ok(VcpuExit::InternalError) => {
@@ -217,7 +247,9 @@ impl Vcpu {
                 self.crash(&what)
             }
             // EAGAIN: a vCPU in KVM that waited for its start-up message has received it.
-            Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => Step::Continue,
+            Err(error) if error.errno() == libc::EAGAIN => Step::Continue,
+            // KVM completes the last exit before it looks for a signal.
+            Err(error) if error.errno() == libc::EINTR => Step::Boundary,
             Err(error) => Step::End(Err(MachineError::VcpuRun {
                 vcpu: self.index,
                 rip: self.rip(),

@@ -11,7 +11,9 @@ use std::time::Duration;
 use kvm_bindings::KVM_MSR_EXIT_REASON_INVAL;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 use rustix::time::{ClockId, clock_gettime};
-use ssi_hv_irqchip::{Effect, LocalApic, Mode, PAGE_LEN, Posted, Routing};
+use ssi_hv_irqchip::{
+    Effect, InvalidState, LocalApic, LocalApicState, Mode, PAGE_LEN, Posted, Routing,
+};
 
 use super::{UserChip, new_local_apic, registers};
 use crate::error::MachineError;
@@ -28,8 +30,9 @@ const BASE_ENABLED: u64 = 1 << 11;
 const FINISHES_MAX: u32 = 4;
 
 /// The activity state of a vCPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Activity {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Activity {
+    #[default]
     Runs,
     /// After HLT, until an interrupt.
     Halted,
@@ -48,6 +51,16 @@ pub(crate) enum Next {
     SleepOffline,
 }
 
+/// The interrupt side of a vCPU as it moves to another host.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LocalState {
+    pub activity: Activity,
+    pub at_exit: AtExit,
+    pub apic: LocalApicState,
+    /// Events that were posted and not received.
+    pub posted: Posted,
+}
+
 /// The local APIC of one vCPU, with the state that connects it to KVM.
 #[derive(Debug)]
 pub(crate) struct UserCpu {
@@ -61,6 +74,8 @@ pub(crate) struct UserCpu {
     signature: u32,
     /// The time for which the alarm is set, to avoid setting it again.
     alarm: Option<u64>,
+    /// Events that came with the vCPU from another host, which are older than those in its inbox.
+    brought: Option<Posted>,
 }
 
 /// Returns nanoseconds of the host's monotonic clock.
@@ -102,7 +117,52 @@ impl UserCpu {
             },
             signature,
             alarm: None,
+            brought: None,
         })
+    }
+
+    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+    /// Returns the number of the vCPU.
+    pub fn number(&self) -> u8 {
+        u8::try_from(self.index).unwrap_or(u8::MAX)
+    }
+
+    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+    /// Takes the state of the vCPU, with all events that were posted to it.
+    pub fn save(&mut self) -> LocalState {
+        let inbox = &self.chip.inboxes[self.index].inbox;
+        let posted = match (self.brought.take(), inbox.take()) {
+            (None, None) => Posted::default(),
+            (Some(posted), None) | (None, Some(posted)) => posted,
+            (Some(older), Some(newer)) => older.then(newer),
+        };
+        LocalState {
+            activity: self.activity,
+            at_exit: self.at_exit,
+            apic: self.apic.save(now()),
+            posted,
+        }
+    }
+
+    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+    /// Continues from a state that was saved `passed` ago. Other nodes know its routing.
+    pub fn restore(&mut self, state: &LocalState, passed: Duration) -> Result<(), InvalidState> {
+        let since = now().saturating_sub(u64::try_from(passed.as_nanos()).unwrap_or(u64::MAX));
+        self.apic = LocalApic::restore(&state.apic, since)?;
+        self.activity = state.activity;
+        self.at_exit = state.at_exit;
+        self.brought = (state.posted != Posted::default()).then_some(state.posted);
+        self.published = self.apic.routing();
+        self.chip.publish(self.index, self.published);
+        Ok(())
+    }
+
+    #[cfg_attr(not(test), allow(dead_code, reason = "for vCPUs that move"))]
+    /// Sets the fields of `kvm_run` that KVM takes at the next entry, whatever the vCPU left there.
+    pub fn write_run_page(&self, vcpu: &mut VcpuFd) {
+        let run = vcpu.get_kvm_run();
+        run.cr8 = u64::from(self.apic.task_priority() >> 4);
+        run.request_interrupt_window = 0;
     }
 
     /// Prepares the next entry into the guest, or returns how long to sleep.
@@ -111,6 +171,9 @@ impl UserCpu {
         vcpu: &mut VcpuFd,
         kicks: &KickRegistration<'_>,
     ) -> Result<Next, MachineError> {
+        if let Some(posted) = self.brought.take() {
+            self.receive(&posted, vcpu)?;
+        }
         if let Some(posted) = self.chip.inboxes[self.index].inbox.take() {
             self.receive(&posted, vcpu)?;
         }

@@ -7,7 +7,7 @@
 //! its states.
 
 pub(crate) mod cpu;
-mod registers;
+pub(crate) mod registers;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -64,7 +64,7 @@ fn after_init(old: &kvm_sregs) -> kvm_sregs {
 
 /// Resets the registers as INIT does. `signature` is EAX of CPUID leaf 1. The vCPU's last exit must
 /// be complete.
-pub(super) fn init(vcpu: &VcpuFd, signature: u32) -> Result<(), MachineError> {
+pub(crate) fn init(vcpu: &VcpuFd, signature: u32) -> Result<(), MachineError> {
     let old = vcpu
         .get_sregs()
         .map_err(MachineError::kvm("read the segment registers"))?;
