@@ -13,6 +13,9 @@ pub const TEXT_BYTES_MAX: usize = 1024;
 /// Most bytes of [`Message::Report`].
 pub const REPORT_BYTES_MAX: usize = 48 << 10;
 
+/// Most bytes of the state of a vCPU in [`Message::Vcpu`].
+pub const VCPU_STATE_BYTES_MAX: usize = 32 << 10;
+
 /// A frame that no correct node sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of kind {kind} is malformed")]
@@ -38,6 +41,10 @@ const ALIVE: u8 = 14;
 const REPORT: u8 = 15;
 const CLOCK_ASK: u8 = 16;
 const CLOCK_ANSWER: u8 = 17;
+const MOVE: u8 = 18;
+const MOVED: u8 = 19;
+const VCPU: u8 = 20;
+const ARRIVED: u8 = 21;
 
 /// The codes of events; those of interrupts carry their trigger.
 const EDGE: u8 = 0;
@@ -106,6 +113,22 @@ pub(crate) fn encode(message: &Message, to: &mut Vec<u8>) {
             to.extend(number.to_le_bytes());
         }
         Message::Resume => to.push(RESUME),
+        Message::Move { cpu, to: node } => to.extend([MOVE, *cpu, *node]),
+        Message::Moved {
+            call,
+            cpu,
+            to: node,
+        } => {
+            to.push(MOVED);
+            to.extend(call.to_le_bytes());
+            to.extend([*cpu, *node]);
+        }
+        Message::Vcpu { cpu, state } => {
+            to.extend([VCPU, *cpu]);
+            // A longer one is cut, and refused by its receiver.
+            to.extend(&state[..state.len().min(VCPU_STATE_BYTES_MAX)]);
+        }
+        Message::Arrived { cpu } => to.extend([ARRIVED, *cpu]),
         Message::End(end) => {
             let (code, text) = match end {
                 End::Shutdown => (0, ""),
@@ -311,6 +334,24 @@ fn decode_fields(kind: u8, fields: &mut Fields<'_>) -> Option<Message> {
             let bytes = fields.take(fields.0.len())?;
             Message::Report((bytes.len() <= REPORT_BYTES_MAX).then(|| bytes.to_vec())?)
         }
+        MOVE => Message::Move {
+            cpu: fields.byte()?,
+            to: fields.byte()?,
+        },
+        MOVED => Message::Moved {
+            call: fields.word()?,
+            cpu: fields.byte()?,
+            to: fields.byte()?,
+        },
+        VCPU => {
+            let cpu = fields.byte()?;
+            let state = fields.take(fields.0.len())?;
+            let state = (state.len() <= VCPU_STATE_BYTES_MAX).then(|| state.to_vec())?;
+            Message::Vcpu { cpu, state }
+        }
+        ARRIVED => Message::Arrived {
+            cpu: fields.byte()?,
+        },
         CLOCK_ASK => Message::ClockAsk {
             number: fields.word()?,
         },

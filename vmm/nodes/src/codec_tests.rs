@@ -71,6 +71,17 @@ fn messages() -> Vec<Message> {
         Message::Ended,
         Message::Alive,
         Message::Report(vec![7; 1000]),
+        Message::Move { cpu: 3, to: 2 },
+        Message::Moved {
+            call: 1,
+            cpu: 253,
+            to: 7,
+        },
+        Message::Vcpu {
+            cpu: 1,
+            state: vec![5; VCPU_STATE_BYTES_MAX],
+        },
+        Message::Arrived { cpu: 3 },
         Message::ClockAsk { number: 3 },
         Message::ClockAnswer {
             number: 3,
@@ -105,6 +116,9 @@ fn a_frame_that_is_too_long_or_short_is_malformed() {
         let is_text = matches!(
             message,
             Message::End(End::Crash(_) | End::Failed(_)) | Message::Report(_)
+        ) || matches!(
+            &message,
+            Message::Vcpu { state, .. } if state.len() < VCPU_STATE_BYTES_MAX
         );
         let read = matches!(message, Message::Access { access, .. } if access.write.is_none());
         assert_eq!(decode(&longer).is_err(), !is_text || read, "{message:?}");

@@ -12,14 +12,17 @@ mod calls;
 mod codec;
 mod link;
 mod message;
+pub mod place;
 mod receiver;
 mod stream;
 
-pub use codec::{FRAME_BYTES_MAX, Malformed, REPORT_BYTES_MAX, TEXT_BYTES_MAX};
+pub use codec::{
+    FRAME_BYTES_MAX, Malformed, REPORT_BYTES_MAX, TEXT_BYTES_MAX, VCPU_STATE_BYTES_MAX,
+};
 pub use link::{Link, LinkConfig, VmId};
 pub use message::{Access, CpuidEntry, Data, End, Message, NodeNumber, Space, Start};
 pub use receiver::{LinkError, Receiver};
 pub use stream::Stream;
 
 /// The version of the messages. Nodes with different ones do not run a VM together.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;

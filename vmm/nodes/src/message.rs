@@ -118,7 +118,7 @@ pub enum Message {
         /// The access.
         access: Access,
     },
-    /// Answers [`Routing`](Self::Routing) and [`Access`](Self::Access).
+    /// Answers [`Routing`](Self::Routing), [`Access`](Self::Access) and [`Moved`](Self::Moved).
     Answer {
         /// The call.
         call: u32,
@@ -141,6 +141,36 @@ pub enum Message {
     },
     /// From the primary: vCPUs may run again.
     Resume,
+    /// From the primary, to the owner of a vCPU: give it to another node.
+    Move {
+        /// The vCPU.
+        cpu: u8,
+        /// Its new owner.
+        to: NodeNumber,
+    },
+    /// From the owner of a vCPU, first to its new owner and then to all: events for it go there.
+    /// Answered, so that no event comes to the old owner afterwards.
+    Moved {
+        /// Names the answer.
+        call: u32,
+        /// The vCPU.
+        cpu: u8,
+        /// Its new owner.
+        to: NodeNumber,
+    },
+    /// From the old owner of a vCPU to the new one: its state, in a form that the programs of both
+    /// know, with the events that the old one has got for it.
+    Vcpu {
+        /// The vCPU.
+        cpu: u8,
+        /// At most [`VCPU_STATE_BYTES_MAX`](crate::VCPU_STATE_BYTES_MAX).
+        state: Vec<u8>,
+    },
+    /// To the primary: a vCPU that came from another node runs on the sender.
+    Arrived {
+        /// The vCPU.
+        cpu: u8,
+    },
     /// The run has ended, or, to the primary, the sender's part of it.
     End(End),
     /// No vCPU of the sender will touch the guest's memory any more.
