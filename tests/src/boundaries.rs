@@ -130,6 +130,11 @@ const FORBIDDEN: &[Forbidden] = &[
         package: "fabric-transport",
         dependencies: &[KVM_CRATES, &["memory-fabric", "ssi-hv"]],
     },
+    // A layer between the pager and its transports.
+    Forbidden {
+        package: "fabric-sealing",
+        dependencies: &[KVM_CRATES, MONITOR_CRATES, &["memory-fabric"]],
+    },
     Forbidden {
         package: "memory-fabric",
         dependencies: &[KVM_CRATES, &["clap", "devices", "ssi-hv", "ssi-hv-api"]],

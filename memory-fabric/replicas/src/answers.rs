@@ -102,7 +102,7 @@ impl ReplicatedTransport {
                 Answer::Run(bytes) => {
                     let pages = bytes.len() / PAGE_SIZE;
                     traffic.fetched(donor, u32::try_from(pages).unwrap_or(0));
-                    complete(Completion::ReadRun(ticket, bytes));
+                    complete(Completion::ReadRunFrom(donor, ticket, bytes));
                     true
                 }
                 Answer::Written => {

@@ -127,7 +127,9 @@ impl Member {
             Completion::Read(ticket, page) | Completion::ReadFrom(_, ticket, page) => {
                 answered(purpose_of(ticket), Answer::Page(page));
             }
-            Completion::ReadRun(ticket, bytes) => answered(purpose_of(ticket), Answer::Run(bytes)),
+            Completion::ReadRun(ticket, bytes) | Completion::ReadRunFrom(_, ticket, bytes) => {
+                answered(purpose_of(ticket), Answer::Run(bytes));
+            }
             Completion::Written(ticket) => answered(purpose_of(ticket), Answer::Written),
             Completion::Dropped(_) => {
                 let purpose = drops.pop_front().unwrap_or(Purpose::Abandoned);

@@ -256,9 +256,7 @@ impl Evictor {
                         dropped.add(u64::from(pages));
                         return;
                     }
-                    Completion::Read(..) | Completion::ReadFrom(..) | Completion::ReadRun(..) => {
-                        unreachable!("no read is posted here")
-                    }
+                    _ => unreachable!("no read is posted here"),
                 };
                 let (page, donor) = self.writing[ticket as usize]
                     .take()

@@ -354,8 +354,10 @@ impl Prefetcher {
         for transport in &mut transports {
             transport.poll(&mut |completion| {
                 any = true;
-                let Completion::ReadRun(Ticket(ticket), bytes) = completion else {
-                    unreachable!("only runs are asked for here");
+                let (Ticket(ticket), bytes) = match completion {
+                    Completion::ReadRun(ticket, bytes)
+                    | Completion::ReadRunFrom(_, ticket, bytes) => (ticket, bytes),
+                    _ => unreachable!("only runs are asked for here"),
                 };
                 let fetch = self.fetches[ticket as usize]
                     .take()

@@ -59,6 +59,8 @@ pub enum Completion<'a> {
     ReadFrom(usize, Ticket, &'a PageBytes),
     /// The run of pages that was asked for, one after the other; valid during the call.
     ReadRun(Ticket, &'a [u8]),
+    /// The same of a transport to several donors, with the link of the one that sent the pages.
+    ReadRunFrom(usize, Ticket, &'a [u8]),
     /// The home has the page.
     Written(Ticket),
     /// The home has forgotten so many pages.

@@ -140,7 +140,9 @@ impl Bed {
                 Completion::Read(ticket, page) | Completion::ReadFrom(_, ticket, page) => {
                     (ticket, page.as_slice())
                 }
-                Completion::ReadRun(ticket, run) => (ticket, run),
+                Completion::ReadRun(ticket, run) | Completion::ReadRunFrom(_, ticket, run) => {
+                    (ticket, run)
+                }
                 Completion::Dropped(_) => return,
                 Completion::Written(Ticket(ticket)) => {
                     assert!(!written.contains(&ticket), "{ticket} was written twice");

@@ -178,7 +178,8 @@ impl User {
                     Completion::Read(ticket, page) | Completion::ReadFrom(_, ticket, page) => {
                         (ticket, page.as_slice())
                     }
-                    Completion::ReadRun(ticket, pages) => (ticket, pages),
+                    Completion::ReadRun(ticket, pages)
+                    | Completion::ReadRunFrom(_, ticket, pages) => (ticket, pages),
                     Completion::Written(ticket) => (ticket, &[][..]),
                     Completion::Dropped(count) => {
                         let place = drops.iter().position(|&drop| drop == count);

@@ -148,7 +148,7 @@ impl World {
             Completion::ReadFrom(_, Ticket(ticket), page) => {
                 arrived(pages, ticket as usize, version_of(page));
             }
-            Completion::ReadRun(Ticket(ticket), bytes) => {
+            Completion::ReadRunFrom(_, Ticket(ticket), bytes) => {
                 let (first, count) = runs[ticket as usize - pages.len()];
                 assert_eq!(bytes.len(), count * PAGE_SIZE);
                 for (index, page) in (first..).zip(bytes.chunks(PAGE_SIZE)) {
