@@ -3,7 +3,7 @@
 
 use fabric_homes::NodeIds;
 use memory_fabric::fabric::{
-    Compression, Fabric, FabricConfig, FabricEvent, LocalUse, SPIN_DEFAULT, TransportKind,
+    Compression, Fabric, FabricConfig, FabricEvent, LocalUse, SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::guest_memory::huge_bytes;
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
@@ -36,6 +36,7 @@ fn measure(round: u64, huge_pages: bool) {
         transport: TransportKind::Tcp,
         credentials: None,
         checksum: false,
+        seal: Sealing::Off,
         compression: Compression::Auto,
         grace: Duration::from_secs(1),
         prefetch: true,

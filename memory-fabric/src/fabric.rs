@@ -7,6 +7,7 @@ mod connections;
 mod engine;
 mod hotplug;
 mod replicas;
+mod sealing;
 mod sources;
 mod threads;
 
@@ -30,6 +31,7 @@ pub use config::{DONORS_MAX, DonorAddress, FabricConfig, FabricError, SPIN_DEFAU
 use engine::Engine;
 pub use fabric_replicas::capacity as replicated_blocks;
 pub use hotplug::{Hotplug, HotplugError, PlugError};
+pub use sealing::Sealing;
 use sources::Sources;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
@@ -171,6 +173,7 @@ impl Fabric {
         }
         let lent_by = lent.into_iter().map(|(address, _)| LentBy {
             address,
+            is_sealed: config.seals(address),
             ..LentBy::default()
         });
         let vm = VmMemory {

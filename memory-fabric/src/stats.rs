@@ -2,6 +2,7 @@
 //! time.
 
 pub use fabric_host::metrics::{Counter, Histogram, Recent, Summary};
+pub use fabric_sealing::SealStats;
 pub use fabric_transport::Traffic;
 
 use crate::wire::TrafficClass;
@@ -59,6 +60,8 @@ pub struct PagerStats {
     pub replay_left: AtomicU64,
     /// Faults on pages that were in transit by a prefetch.
     pub prefetch_late: Counter,
+    /// Sealed pages.
+    pub sealing: Arc<SealStats>,
     /// Traffic with each donor, in order.
     pub donors: Box<[DonorStats]>,
 }

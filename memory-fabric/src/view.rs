@@ -28,6 +28,8 @@ pub struct NodeSummary {
     pub address: Option<SocketAddr>,
     /// Bytes of guest memory that it provides.
     pub memory_bytes: u64,
+    /// Whether it gets sealed pages only.
+    pub is_sealed: bool,
     /// Pages fetched from it.
     pub pages_fetched: u64,
     /// Pages written back to it.
@@ -86,6 +88,8 @@ pub(crate) type Lenders = Arc<RwLock<Vec<LentBy>>>;
 pub(crate) struct LentBy {
     /// `None` for the loopback slab.
     pub address: Option<SocketAddr>,
+    /// Whether it gets sealed pages only.
+    pub is_sealed: bool,
     /// `None` for the loopback slab.
     pub link: Option<Arc<LinkStats>>,
     /// `None` without RDMA.
@@ -189,6 +193,7 @@ impl FabricView {
             id: self.vm.plan.homes.local(),
             address: None,
             memory_bytes: self.vm.local_bytes + self.added_here_bytes(),
+            is_sealed: false,
             pages_fetched: 0,
             pages_written_back: 0,
             rdma: None,
@@ -200,6 +205,7 @@ impl FabricView {
             id: self.vm.nodes.node_at(link),
             address: lent_by.address,
             memory_bytes: self.vm.plan.homes.pages_at(self.vm.nodes.node_at(link)) << PAGE_SHIFT,
+            is_sealed: lent_by.is_sealed,
             pages_fetched: stats.pages_fetched.get(),
             pages_written_back: stats.pages_written_back.get(),
             rdma: lent_by.rdma.as_ref().map(|rdma| RdmaSummary {

@@ -77,7 +77,7 @@ mod tests {
         let table = SealTable::new(4 << PAGE_SHIFT).expect("a table");
         let seal = |number: u64| Seal {
             number,
-            tag: std::array::from_fn(|byte| (number as usize * 16 + byte).to_le_bytes()[0]),
+            tag: std::array::from_fn(|byte| number.to_le_bytes()[0] * 16 + byte.to_le_bytes()[0]),
         };
         assert_eq!(table.get(0), None);
         for page in 0..4_u64 {

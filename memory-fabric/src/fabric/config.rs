@@ -1,5 +1,6 @@
 //! Configuration of a VM's memory, and the errors of starting it.
 
+use super::sealing::Sealing;
 use crate::control::ControlError;
 use crate::donor::pool::LeaseError;
 use crate::homes::{LocalUse, NodeIds, NodeIdsError, PlanError};
@@ -9,6 +10,7 @@ use crate::transport::udp::Fingerprint;
 use crate::transport::{Compression, TransportKind};
 use crate::uffd::UffdError;
 use fabric_identity::{Name, SharedCredentials};
+use fabric_sealing::KeyError;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,7 +58,9 @@ pub struct FabricConfig {
     pub credentials: Option<Arc<SharedCredentials>>,
     /// Whether every page carries a checksum on the network.
     pub checksum: bool,
-    /// Whether pages are compressed on the network.
+    /// Which donors get sealed pages only.
+    pub seal: Sealing,
+    /// Whether pages are compressed on the network. Sealed pages are not: they do not shrink.
     pub compression: Compression,
     /// How long to wait for an unreachable donor.
     pub grace: Duration,
@@ -144,6 +148,9 @@ pub enum FabricError {
     /// There is too little memory.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// Pages cannot be sealed.
+    #[error(transparent)]
+    Sealing(#[from] KeyError),
     /// There is no userfaultfd.
     #[error(transparent)]
     Userfaultfd(#[from] UffdError),

@@ -3,7 +3,9 @@
 use super::adapt::Followed;
 use super::calibrate::calibrate;
 use super::sources::{Sources, connect, notifiers};
-use super::{FabricConfig, FabricError, FabricObserver, LOOPBACK_LEASE, TransportKind};
+use super::{
+    Compression, FabricConfig, FabricError, FabricObserver, LOOPBACK_LEASE, TransportKind,
+};
 use crate::link::path::PathStats;
 use crate::link::rdma::{LanePort, RdmaLink, RdmaLinkConfig, RdmaLinkError};
 use crate::link::{Leased, Link, LinkPort, LinkStats, describe};
@@ -145,6 +147,10 @@ impl Connections {
             Arc::clone(&path),
         ));
         self.rdma_links.extend(rdma);
+        let compression = match lent_by.is_sealed {
+            true => Compression::Off,
+            false => config.compression,
+        };
         for (port, &(class, _)) in ports.into_iter().zip(classes) {
             let transports = match class {
                 TrafficClass::Urgent => &mut self.urgent,
@@ -152,7 +158,7 @@ impl Connections {
                 TrafficClass::Prefetch => &mut self.ahead,
                 TrafficClass::Probe => unreachable!("the pager has no such class"),
             };
-            let (checksum, compression) = (config.checksum, config.compression);
+            let checksum = config.checksum;
             let tcp = TcpTransport::new(port, class, checksum, compression, traffic(class))
                 .following(Arc::clone(&path));
             let lane = lanes.iter().position(|lane| lane.class() == class);

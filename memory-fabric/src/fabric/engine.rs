@@ -5,6 +5,7 @@ use super::adapt::Adapter;
 use super::connections::Connections;
 use super::hotplug::{Hotplug, Parts};
 use super::replicas;
+use super::sealing::Sealer;
 use super::sources::Sources;
 use super::threads::PagerThreads;
 use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
@@ -117,6 +118,7 @@ impl Engine {
         }
         let classes = wakes.iter().map(|(class, _)| *class).collect();
         let mut lent_by = vm.lent_by();
+        let lent_bytes: Vec<u64> = sources.lent().iter().map(|(_, bytes)| *bytes).collect();
         let of_links = match &vm.replicas {
             Some(set) => {
                 let threads = wakes.iter().map(|(_, wake)| *wake);
@@ -145,6 +147,14 @@ impl Engine {
             bulk = replicas::join_transports(set, Role::Evictor, bulk, &vm.stats);
             ahead = replicas::join_transports(set, Role::Reader, ahead, &vm.stats);
         }
+        let sealer = Sealer::new(vm, &of_links)?;
+        let transports = [
+            (TrafficClass::Urgent, &mut urgent),
+            (TrafficClass::Bulk, &mut bulk),
+            (TrafficClass::Prefetch, &mut ahead),
+        ];
+        let is_sealed = lent_by.iter().map(|lent_by| lent_by.is_sealed);
+        sealer.seal(is_sealed.zip(lent_bytes), transports)?;
         let slowest = paths
             .iter()
             .map(|path| (path.tier(), path.latency_estimate()))
@@ -201,6 +211,7 @@ impl Engine {
             classes,
             lenders: Arc::clone(&vm.lent_by),
             adapter: to_adapter,
+            sealer,
             shared,
         };
         let hotplug = Hotplug::new(parts, config, observer).map(ClosedOnDrop);

@@ -6,6 +6,7 @@ mod leave;
 mod transports;
 
 use super::adapt::Change;
+use super::sealing::Sealer;
 use super::{DonorAddress, FabricConfig, FabricError, FabricObserver};
 use crate::discard::{DISCARD_TIME_MAX, DiscardError, Discarder};
 use crate::homes::pools::Pools;
@@ -81,6 +82,7 @@ pub(super) struct Inner {
     classes: Vec<TrafficClass>,
     lenders: Lenders,
     adapter: Sender<Change>,
+    sealer: Arc<Sealer>,
     state: Mutex<State>,
 }
 
@@ -123,6 +125,7 @@ pub(super) struct Parts {
     pub classes: Vec<TrafficClass>,
     pub lenders: Lenders,
     pub adapter: Sender<Change>,
+    pub sealer: Arc<Sealer>,
 }
 
 impl Hotplug {
@@ -139,6 +142,7 @@ impl Hotplug {
             classes,
             lenders,
             adapter,
+            sealer,
         } = parts;
         let pages = shared.homes.added()?;
         let config = FabricConfig {
@@ -163,6 +167,7 @@ impl Hotplug {
             classes,
             lenders,
             adapter,
+            sealer,
             state: Mutex::new(state),
         })))
     }

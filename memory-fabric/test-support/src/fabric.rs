@@ -5,7 +5,7 @@ use fabric_transport::rdma::DeviceChoice;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricError, FabricEvent, FabricObserver,
-    LocalUse, TransportKind,
+    LocalUse, Sealing, TransportKind,
 };
 use memory_fabric::page::{PAGE_SIZE, PageIndex, PageRange};
 use std::net::SocketAddr;
@@ -128,6 +128,7 @@ pub fn config(guest_bytes: u64, local_bytes: u64, donors: &[SocketAddr]) -> Fabr
         transport: TransportKind::Tcp,
         credentials: None,
         checksum: false,
+        seal: Sealing::Off,
         compression: Compression::Auto,
         grace: Duration::from_secs(10),
         prefetch: true,

@@ -23,5 +23,6 @@ mod pressure;
 mod race;
 mod race_ahead;
 mod replicas;
+mod sealed;
 mod tls;
 mod udp;

@@ -1,7 +1,7 @@
 //! Many writers against the evictor: no update may be lost under any timing.
 
 use fabric_test_support::*;
-use memory_fabric::fabric::{Compression, TransportKind};
+use memory_fabric::fabric::{Compression, Sealing, TransportKind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -190,4 +190,37 @@ fn no_update_is_lost_over_three_donors_whose_connections_break() {
             donors[usize::try_from(due).expect("small") % 3].break_connections();
         }
     });
+}
+
+/// Pages are evicted, touched while they are written back, and fetched ahead, while connections
+/// break: each must open with what was written back last.
+fn no_update_is_lost_sealed(transport: TransportKind, increments: u64) {
+    let donors = [donor(48 * MIB), donor(48 * MIB)];
+    let addresses: Vec<_> = donors.iter().map(|donor| donor.address()).collect();
+    let mut config = config(GUEST, LOCAL, &addresses);
+    config.transport = transport;
+    config.seal = Sealing::On;
+    let running = start(&config);
+    let mut broken = 0;
+    race(&running, increments, |done| {
+        let due = done / 100_000;
+        if due > broken {
+            broken = due;
+            donors[usize::from(due.is_multiple_of(2))].break_connections();
+        }
+    });
+    let sealing = &running.fabric.stats().sealing;
+    assert_eq!(sealing.rejected.get(), 0);
+    assert!(sealing.sealed.get() > 10_000 && sealing.opened.get() > 10_000);
+    running.fabric.shutdown();
+}
+
+#[test]
+fn no_update_is_lost_with_sealed_pages_over_tcp() {
+    no_update_is_lost_sealed(TransportKind::Tcp, 4_000_000);
+}
+
+#[test]
+fn no_update_is_lost_with_sealed_pages_over_udp() {
+    no_update_is_lost_sealed(TransportKind::Udp, 2_000_000);
 }

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use fabric_homes::{CACHE_PAGES_MIN, NodeIds};
 use memory_fabric::fabric::{
     Compression, DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse,
-    SPIN_DEFAULT, TransportKind,
+    SPIN_DEFAULT, Sealing, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::LinkEvent;
@@ -70,6 +70,7 @@ pub(super) fn config(donor: SocketAddr, bytes: u64, transport: TransportKind) ->
         transport,
         credentials: None,
         checksum: false,
+        seal: Sealing::Off,
         compression: Compression::Off,
         grace: Duration::from_secs(30),
         prefetch: true,

@@ -113,8 +113,12 @@ impl Inner {
             },
         );
         let leased = leased.map_err(|source| FabricError::Donor { address, source })?;
+        let is_sealed = self.config.seals(Some(address));
+        let layer = is_sealed.then(|| self.sealer.layer(place, leased.grant().bytes));
+        let layer = layer.transpose()?;
         let mut lent_by = LentBy {
             address: Some(address),
+            is_sealed,
             ..LentBy::default()
         };
         let stats = &self.shared.stats.donors[place];
@@ -142,7 +146,10 @@ impl Inner {
         let mut transports = [urgent, bulk, ahead].map(|mut transports| transports.pop());
         for &class in &self.classes {
             let transport = transports[place_of(class)].take();
-            let transport = transport.expect("one for each class");
+            let mut transport = transport.expect("one for each class");
+            if let Some(layer) = &layer {
+                transport = layer.over(transport, class);
+            }
             let port = self.shared.port_of(class);
             if port.replace_transport(place, transport).is_none() {
                 self.vacate(place);

@@ -11,7 +11,7 @@ use memory_fabric::NodeIds;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use memory_fabric::fabric::{
     DonorAddress, Fabric, FabricConfig, FabricEvent, FabricObserver, LocalUse, SPIN_DEFAULT,
-    TransportKind,
+    Sealing, TransportKind,
 };
 use memory_fabric::guest_memory::GuestMemory;
 use memory_fabric::link::LinkEvent;
@@ -206,6 +206,7 @@ pub(super) fn start_fabric(
             },
             credentials: members.map(|members| Arc::clone(&members.vm)),
             checksum: config.checksum,
+            seal: Sealing::Off,
             compression: config.compression,
             grace: Duration::from_secs(5),
             prefetch: true,

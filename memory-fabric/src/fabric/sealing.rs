@@ -1,0 +1,238 @@
+//! Sealed pages: which donors get them, their layer between the pager and its transports, and what
+//! follows from a page that does not open.
+
+use super::connections::Transports;
+use super::{FabricConfig, FabricError, FabricEvent, FabricObserver};
+use crate::homes::{BLOCK_BYTES, HomeTable, NodeId};
+use crate::link::LinkEvent;
+use crate::nodes::Nodes;
+use crate::page::{PAGE_SHIFT, PageIndex};
+use crate::transport::vacant::Vacant;
+use crate::transport::{IN_FLIGHT_MAX, PageTransport};
+use crate::view::VmMemory;
+use crate::wire::TrafficClass;
+use fabric_replicas::ReplicaSet;
+use fabric_sealing::{Fault, Judge, LinkSeal, SealStats, SealedTransport, Verdict, VmKey};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// Which donors get sealed pages only.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Sealing {
+    /// Those on other hosts.
+    #[default]
+    Auto,
+    /// All.
+    On,
+    /// None.
+    Off,
+}
+
+impl FabricConfig {
+    /// Returns whether a donor gets sealed pages only; the loopback slab has no address. Copies of
+    /// a page are equal, so they are sealed if one of the donors wants that.
+    #[must_use]
+    pub fn seals(&self, donor: Option<SocketAddr>) -> bool {
+        let is_elsewhere = |address: SocketAddr| !address.ip().to_canonical().is_loopback();
+        match self.seal {
+            Sealing::On => true,
+            Sealing::Off => false,
+            Sealing::Auto if self.replicated => {
+                let mut donors = self.donors.iter();
+                donors.any(|donor| is_elsewhere(donor.address))
+            }
+            Sealing::Auto => donor.is_some_and(is_elsewhere),
+        }
+    }
+}
+
+/// Makes the layer that seals, with one key for the VM.
+pub(super) struct Sealer {
+    key: Arc<VmKey>,
+    stats: Arc<SealStats>,
+    homes: Arc<HomeTable>,
+    nodes: Arc<Nodes>,
+    replicas: Option<Arc<ReplicaSet>>,
+    observer: FabricObserver,
+}
+
+impl Sealer {
+    /// `observer` learns of pages that do not open as it learns of donors that are lost.
+    pub fn new(vm: &VmMemory, observer: &FabricObserver) -> Result<Arc<Self>, FabricError> {
+        Ok(Arc::new(Self {
+            key: Arc::new(VmKey::random()?),
+            stats: Arc::clone(&vm.stats.sealing),
+            homes: Arc::clone(&vm.plan.homes),
+            nodes: Arc::clone(&vm.nodes),
+            replicas: vm.replicas.clone(),
+            observer: Arc::clone(observer),
+        }))
+    }
+
+    /// Returns the layer for a link that leads to a loan of so many bytes.
+    pub fn layer(&self, link: usize, lease_bytes: u64) -> Result<Layer, FabricError> {
+        let judge = Arc::new(LinkJudge {
+            link,
+            homes: Arc::clone(&self.homes),
+            nodes: Arc::clone(&self.nodes),
+            replicas: self.replicas.clone(),
+            observer: Arc::clone(&self.observer),
+        });
+        let (key, stats) = (Arc::clone(&self.key), Arc::clone(&self.stats));
+        let node = u32::try_from(link).expect("a few links");
+        let seal = LinkSeal::new(key, node, lease_bytes, stats, judge);
+        let seal = seal.map_err(|error| FabricError::System("create the table of seals", error))?;
+        // Every read on each donor's connection, and those without room there.
+        let lenders = self.replicas.as_ref().map_or(1, |_| self.nodes.links() + 2);
+        Ok(Layer {
+            seal: Arc::new(seal),
+            requests_max: lenders * IN_FLIGHT_MAX,
+        })
+    }
+
+    /// Seals the transports of the start, one for each link in order: for each lender, whether it
+    /// gets sealed pages only, and the bytes that it lends.
+    pub fn seal<'a>(
+        &self,
+        lenders: impl Iterator<Item = (bool, u64)>,
+        transports: impl IntoIterator<Item = (TrafficClass, &'a mut Transports)>,
+    ) -> Result<(), FabricError> {
+        let mut layers = Vec::new();
+        match &self.replicas {
+            None => {
+                for (link, (is_sealed, bytes)) in lenders.enumerate() {
+                    let layer = is_sealed.then(|| self.layer(link, bytes));
+                    layers.push(layer.transpose()?);
+                }
+            }
+            // Only the last link is used. The layer is above the copies: they are equal, and what
+            // fills one of them needs no key.
+            Some(set) => {
+                let is_sealed = lenders.map(|(is_sealed, _)| is_sealed);
+                let is_sealed: Vec<bool> = is_sealed.collect();
+                let link = is_sealed.len();
+                let bytes = u64::from(set.copies().blocks()) * BLOCK_BYTES;
+                layers.resize(link, None);
+                let layer = is_sealed.contains(&true).then(|| self.layer(link, bytes));
+                layers.push(layer.transpose()?);
+            }
+        }
+        for (class, transports) in transports {
+            for (transport, layer) in transports.iter_mut().zip(&layers) {
+                if let Some(layer) = layer {
+                    let inner = std::mem::replace(transport, Box::new(Vacant));
+                    *transport = layer.over(inner, class);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Seals the traffic of one link, on all its transports.
+#[derive(Clone, Debug)]
+pub(super) struct Layer {
+    seal: Arc<LinkSeal>,
+    requests_max: usize,
+}
+
+impl Layer {
+    /// Puts a transport of a class behind the layer.
+    pub fn over(
+        &self,
+        transport: Box<dyn PageTransport>,
+        class: TrafficClass,
+    ) -> Box<dyn PageTransport> {
+        let seal = Arc::clone(&self.seal);
+        Box::new(SealedTransport::new(
+            transport,
+            seal,
+            class,
+            self.requests_max,
+        ))
+    }
+}
+
+/// Reports the pages of one link that do not open.
+struct LinkJudge {
+    link: usize,
+    homes: Arc<HomeTable>,
+    nodes: Arc<Nodes>,
+    replicas: Option<Arc<ReplicaSet>>,
+    observer: FabricObserver,
+}
+
+impl LinkJudge {
+    /// Returns the page that is stored at an offset of the link's loan, and the node it is at.
+    fn stored_at(&self, offset: u64) -> Option<(PageIndex, NodeId)> {
+        let homes = &self.homes;
+        let blocks = u32::try_from(homes.span_pages() / (BLOCK_BYTES >> PAGE_SHIFT)).ok()?;
+        (0..=blocks).find_map(|block| {
+            let home = homes.home(block)?;
+            let is_it = home.node != homes.local()
+                && homes.link_to_home(home) == self.link
+                && u64::from(home.slot) == offset / BLOCK_BYTES;
+            let in_block = u32::try_from((offset % BLOCK_BYTES) >> PAGE_SHIFT).ok()?;
+            let first = homes.pages_of(block).first.number();
+            is_it.then(|| (PageIndex::new(first + in_block), home.node))
+        })
+    }
+}
+
+impl Judge for LinkJudge {
+    fn judge(&self, fault: Fault) -> Verdict {
+        let (donor, offset) = match fault {
+            Fault::NotGenuine { donor, offset } => (donor, offset),
+            Fault::NotSealed(error) => {
+                (self.observer)(FabricEvent::Failed(error.to_string()));
+                return Verdict::Lost;
+            }
+        };
+        let stored = self.stored_at(offset);
+        let page = stored.map_or_else(|| "a page".into(), |(page, _)| page.to_string());
+        let node = match (donor, stored) {
+            (Some(donor), _) => self.nodes.node_at(donor),
+            (None, Some((_, node))) => node,
+            (None, None) => self.nodes.node_at(self.link),
+        };
+        let reason = format!(
+            "{page} came back twice as other bytes than were written back last: the donor, its \
+             memory or the network to it changed them"
+        );
+        // With another copy the donor goes out of use, as if its memory were gone.
+        (self.observer)(FabricEvent::Link(LinkEvent::Lost { node, reason }));
+        let id = donor.and_then(|donor| u8::try_from(donor).ok());
+        let is_out = |set: &Arc<ReplicaSet>| id.is_some_and(|id| set.copies().is_out(id));
+        if self.replicas.as_ref().is_some_and(is_out) {
+            Verdict::ReadAgain
+        } else {
+            Verdict::Lost
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::support::config;
+
+    #[test]
+    fn donors_on_other_hosts_get_sealed_pages_unless_told_otherwise() {
+        let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
+        let (near, far) = (address("127.0.0.1:7000"), address("10.0.0.2:7000"));
+        let mapped = address("[::ffff:127.0.0.1]:7000");
+        let mut config = config(1 << 24, 1 << 23, &[near, far]);
+        for (seal, wanted) in [
+            (Sealing::Auto, [false, false, true, false]),
+            (Sealing::On, [true; 4]),
+            (Sealing::Off, [false; 4]),
+        ] {
+            config.seal = seal;
+            let found = [Some(near), Some(mapped), Some(far), None].map(|at| config.seals(at));
+            assert_eq!(found, wanted, "{seal:?}");
+        }
+        config.seal = Sealing::Auto;
+        config.replicated = true;
+        assert!(config.seals(Some(near)), "a copy is at the other donor");
+    }
+}

@@ -1,0 +1,215 @@
+//! Sealed pages with a real pager: nothing of them can be read at a donor, and nothing that a
+//! hostile donor sends instead is installed.
+
+use fabric_test_support::hostile::{Forgery, Hostile, Slab};
+use fabric_test_support::*;
+use memory_fabric::fabric::{Compression, FabricConfig, FabricEvent, Sealing};
+use memory_fabric::link::LinkEvent;
+use memory_fabric::page::PAGE_SIZE;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+
+const GUEST: u64 = 48 * MIB;
+const LOCAL: u64 = 16 * MIB;
+/// Forged answers of each kind.
+const TRIES: u64 = 10_000;
+
+fn sealed(donors: &[SocketAddr]) -> FabricConfig {
+    let mut config = config(GUEST, LOCAL, donors);
+    config.seal = Sealing::On;
+    // Has no effect: sealed pages do not shrink.
+    config.compression = Compression::On;
+    config
+}
+
+/// What a VM leaves at a donor.
+fn slab_of_a_vm(seal: Sealing) -> Slab {
+    let donor = donor(GUEST);
+    let hostile = Hostile::new(donor.address(), Slab::new());
+    let mut config = sealed(&[hostile.address]);
+    config.seal = seal;
+    config.compression = Compression::Off;
+    let running = start(&config);
+    fill(Words::of(&running.fabric), 1);
+    running.fabric.shutdown();
+    hostile.slab()
+}
+
+/// Reads all pages until a donor has forged enough of them; each must have its bytes.
+fn nothing_forged_is_installed(forgery: Forgery, prefetch: bool) {
+    let foreign = match forgery {
+        Forgery::OtherVm => slab_of_a_vm(Sealing::On),
+        _ => Slab::new(),
+    };
+    let donor = donor(GUEST);
+    let hostile = Hostile::new(donor.address(), foreign);
+    let mut config = sealed(&[hostile.address]);
+    config.prefetch = prefetch;
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    // Twice, so that most pages have an old version.
+    fill(words, 1);
+    fill(words, 2);
+    hostile.forge(forgery);
+    let tries = if prefetch { TRIES / 10 } else { TRIES };
+    wait_until("enough pages are forged", || {
+        verify(words, 2);
+        hostile.forgeries() >= tries
+    });
+    hostile.forge(Forgery::None);
+    let stats = &running.fabric.stats().sealing;
+    // Those that were forged last may be on their way.
+    wait_until("all forged pages are rejected", || {
+        stats.rejected.get() == hostile.forgeries()
+    });
+    verify(words, 2);
+    println!(
+        "{forgery:?}: {} forged, {} opened, {} sealed",
+        hostile.forgeries(),
+        stats.opened.get(),
+        stats.sealed.get()
+    );
+    let events: Vec<_> = running.events.try_iter().collect();
+    assert!(events.is_empty(), "{events:?}");
+    running.fabric.shutdown();
+}
+
+#[test]
+fn flipped_bits_are_detected() {
+    nothing_forged_is_installed(Forgery::FlippedBit, false);
+}
+
+#[test]
+fn swapped_pages_are_detected() {
+    nothing_forged_is_installed(Forgery::OtherPage, false);
+}
+
+#[test]
+fn pages_of_another_vm_are_detected() {
+    nothing_forged_is_installed(Forgery::OtherVm, false);
+}
+
+#[test]
+fn old_versions_are_detected() {
+    nothing_forged_is_installed(Forgery::OldVersion, false);
+}
+
+#[test]
+fn torn_pages_are_detected() {
+    nothing_forged_is_installed(Forgery::Torn, false);
+}
+
+#[test]
+fn forged_pages_of_prefetched_runs_are_detected() {
+    nothing_forged_is_installed(Forgery::FlippedBit, true);
+}
+
+/// A page as the kernel reads it for a device.
+fn page(words: Words, page: usize) -> &'static [u8] {
+    let start = std::ptr::from_ref(words.at(page, 0)).cast();
+    // SAFETY: inside guest memory; only passed on to the kernel, which reports when the page is
+    // inaccessible.
+    unsafe { std::slice::from_raw_parts(start, PAGE_SIZE) }
+}
+
+#[test]
+fn a_page_that_never_opens_ends_the_vm_and_reaches_no_device() {
+    in_own_process(
+        "sealed::a_page_that_never_opens_ends_the_vm_and_reaches_no_device",
+        || {
+            let donor = donor(GUEST);
+            let hostile = Hostile::new(donor.address(), Slab::new());
+            let mut config = sealed(&[hostile.address]);
+            config.prefetch = false;
+            let running = start(&config);
+            let words = Words::of(&running.fabric);
+            fill(words, 1);
+            // The first page of the cache went home first.
+            let wanted = running.fabric.plan().homes.ram_extents();
+            let home = running.fabric.plan().homes.local();
+            let extent = wanted.iter().find(|extent| extent.home != home);
+            let first = extent.expect("memory on the donor").pages.first;
+            hostile.forge_permanently(0);
+            let number = first.number() as usize;
+            let device = std::thread::spawn(move || {
+                let file = tempfile::tempfile()?;
+                file.write_at(page(words, number), 0)
+            });
+            let event = running.events.recv_timeout(PATIENCE).expect("an event");
+            let FabricEvent::Link(LinkEvent::Lost { node, reason }) = event else {
+                panic!("unexpected {event:?}");
+            };
+            assert_eq!(node.0, 1);
+            assert!(
+                reason.starts_with(&format!("{first} came back")),
+                "{reason}"
+            );
+            assert_eq!(hostile.forgeries(), 2);
+            // Everything else is served.
+            for page in 64..words.pages() {
+                verify_page(words, 1, page);
+            }
+            assert!(!device.is_finished());
+            running.fabric.shutdown();
+            let error = device.join().expect("no panic").expect_err("no page");
+            assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "{error}");
+        },
+    );
+}
+
+#[test]
+fn nothing_of_a_guest_can_be_read_at_its_donor() {
+    let needle = pattern(1, 4097, 5).to_le_bytes();
+    let shows = |slab: &Slab| {
+        let mut pages = slab.values();
+        pages.any(|page| page.windows(8).any(|part| part == needle))
+    };
+    let slab = slab_of_a_vm(Sealing::On);
+    assert!(slab.len() > 8_000, "{} pages at the donor", slab.len());
+    assert!(!shows(&slab), "a word of the guest is at the donor");
+    assert!(shows(&slab_of_a_vm(Sealing::Off)), "the search finds it");
+}
+
+#[test]
+fn a_donor_joins_sealed_and_returns_after_it_left() {
+    let (first, joins) = (donor(GUEST), donor(GUEST));
+    let mut config = sealed(&[first.address()]);
+    config.hotplug = Some(range(64 * 512, 32 * 512));
+    let running = start(&config);
+    let words = Words::of(&running.fabric);
+    fill_some(words, 0..(48 << 20) / PAGE_SIZE);
+    let hotplug = running.fabric.hotplug().expect("it was asked for");
+    for _ in 0..2 {
+        let donor = memory_fabric::fabric::DonorAddress {
+            name: None,
+            address: joins.address(),
+            fingerprint: None,
+            bytes: None,
+        };
+        hotplug.request(24 << 20, Some(donor)).expect("it joins");
+        hotplug.plug(0..12).expect("memory");
+        let added = 64 * 512..64 * 512 + 12 * 512;
+        fill_some(words, added.clone());
+        for page in added.chain(0..4096) {
+            verify_page(words, 1, page);
+        }
+        let nodes = running.fabric.nodes();
+        assert!(nodes.iter().skip(1).all(|node| node.is_sealed), "{nodes:?}");
+        assert!(joins.pool().status().pages_written > 100);
+        hotplug.unplug(0..12).expect("unplugged");
+        hotplug.request(0, None).expect("it leaves");
+        wait_until("the donor left", || joins.pool().lent_bytes() == 0);
+    }
+    assert_eq!(running.fabric.stats().sealing.rejected.get(), 0);
+    running.fabric.shutdown();
+}
+
+fn fill_some(words: Words, pages: std::ops::Range<usize>) {
+    for page in pages {
+        for word in 0..WORDS_PER_PAGE {
+            let value = pattern(1, page, word);
+            words.at(page, word).store(value, Ordering::Relaxed);
+        }
+    }
+}
