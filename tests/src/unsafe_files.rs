@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// Highest number of files with unsafe code: enough for the boundaries below, and for no other.
-const FILES_MAX: usize = 24;
+const FILES_MAX: usize = 26;
 
 /// The files with unsafe code, and for what. Each is the boundary to an interface that has no safe
 /// form, and offers safe calls to the rest.
@@ -33,6 +33,10 @@ const ALLOWED: &[(&str, &str)] = &[
         "sched_setattr, processor time of a thread",
     ),
     ("memory-fabric/pages/src/uffd.rs", "ioctls of userfaultfd"),
+    (
+        "memory-fabric/sealing/src/key.rs",
+        "keys that are overwritten at their end",
+    ),
     (
         "memory-fabric/transport/src/rdma/connection.rs",
         "pages that an adapter may be writing",
@@ -73,6 +77,10 @@ const ALLOWED: &[(&str, &str)] = &[
     (
         "vmm/machine/src/vcpu/affinity.rs",
         "sets of more CPUs than those of rustix",
+    ),
+    (
+        "vmm/machine/src/vcpu/state/mod.rs",
+        "KVM_SET_XSAVE, whose size depends on the host",
     ),
     (
         "vmm/src/commands/up/before_exec.rs",
@@ -125,7 +133,8 @@ fn sources(root: &Path, below: &Path, found: &mut Vec<PathBuf>) {
 
 #[test]
 fn unsafe_code_is_in_the_files_of_the_table_and_nowhere_else() {
-    let root = kernel_images::programs::workspace();
+    // That of this crate: `kernel_images` may have been built in another tree, whose files it names.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     sources(&root, Path::new(""), &mut files);
     let has_unsafe =
