@@ -7,6 +7,7 @@ mod certificate;
 pub mod credentials;
 pub mod files;
 mod fingerprint;
+mod pattern;
 #[cfg(feature = "certificates")]
 pub mod presented;
 #[cfg(feature = "certificates")]
@@ -20,6 +21,7 @@ pub use certificate::{DonorVerifier, Identity, NAME};
 #[cfg(feature = "certificates")]
 pub use credentials::{Credentials, CredentialsError};
 pub use fingerprint::{Fingerprint, FingerprintError};
+pub use pattern::HolderPattern;
 #[cfg(feature = "certificates")]
 pub use shared::{ExpectedNode, ReloadError, SharedCredentials};
 pub use subject::{Holder, Name, Role, Subject, SubjectError};

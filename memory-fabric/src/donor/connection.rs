@@ -42,6 +42,9 @@ impl Connection<'_> {
             let text = format!("{open} connections, {CONNECTIONS_MAX} is the limit");
             return refuse(&mut control, Refusal::Busy, text);
         }
+        // Its request is read before it is refused: closing a socket with unread data would reset
+        // the connection before the peer has read why.
+        let admitted = self.served.pool.admit(control.identity());
         let (frame, payload) = match control.receive(CONTROL_TIMEOUT) {
             Ok(received) => received,
             Err(error) => return refuse_malformed(&mut control, error),
@@ -52,6 +55,10 @@ impl Connection<'_> {
             let text = format!("{subject} is no VM or node, and uses no memory");
             return refuse(&mut control, Refusal::Malformed, text);
         }
+        let _charged = match admitted {
+            Ok(charged) => charged,
+            Err(denied) => return refuse(&mut control, Refusal::NotAllowed, denied.to_string()),
+        };
         match frame.kind {
             FrameKind::Lease => match control.decode(frame.kind, &payload) {
                 Ok(request) => self.lease(control, request),
@@ -104,6 +111,7 @@ impl Connection<'_> {
                 let refusal = match &error {
                     LeaseError::Size(_) => Refusal::Malformed,
                     LeaseError::TooMany => Refusal::Busy,
+                    LeaseError::Denied(_) => Refusal::NotAllowed,
                     LeaseError::NoMemory { .. } | LeaseError::System(_) => Refusal::NoMemory,
                 };
                 return refuse(&mut control, refusal, error.to_string());

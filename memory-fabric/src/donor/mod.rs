@@ -4,6 +4,7 @@ mod compute;
 mod connection;
 mod export;
 pub mod loopback;
+pub mod policy;
 pub mod pool;
 pub mod rdma;
 mod refuse;

@@ -6,6 +6,7 @@ mod lease;
 pub use lease::{DropRefused, Lease, OutOfRange};
 pub(crate) use lease::{SessionKind, SessionRefused};
 
+use super::policy::{Accounts, Charge, Denied, Resource};
 use crate::page::PAGE_SIZE;
 use crate::stats::Counter;
 use crate::wire::{LEASE_DURATION_MS_MIN, LeaseStatus, Token};
@@ -45,6 +46,9 @@ pub enum LeaseError {
     /// There are too many leases.
     #[error("{LEASES_MAX} leases, which is the limit")]
     TooMany,
+    /// The policy does not allow it.
+    #[error(transparent)]
+    Denied(#[from] Denied),
     /// A system call failed.
     #[error("cannot map the memory: {0}")]
     System(#[from] io::Error),
@@ -64,6 +68,14 @@ impl Drop for Taken {
     }
 }
 
+/// What one lease uses, until it is dropped.
+#[derive(Debug)]
+struct Share {
+    _taken: Taken,
+    /// What its owner is charged with, under a policy.
+    _charged: Option<[Charge; 2]>,
+}
+
 /// Memory of a pool that a process of a VM on this node may use. Dropping it returns the memory.
 #[derive(Debug)]
 pub struct Reserved {
@@ -78,6 +90,8 @@ pub struct Pool {
     closing_time_max: Duration,
     table: Mutex<Table>,
     lent: Arc<Mutex<u64>>,
+    /// `None` without a policy.
+    accounts: Option<Arc<Accounts>>,
     /// Leases granted.
     pub granted: Counter,
     /// Leases that were not renewed in time.
@@ -105,7 +119,18 @@ impl Pool {
     /// Creates a pool of `bytes`, lent for at most `duration_max` between renewals.
     #[must_use]
     pub fn new(bytes: u64, duration_max: Duration) -> Self {
+        Self::under_policy(bytes, duration_max, None)
+    }
+
+    /// Creates a pool whose members are charged under a policy, if there is one.
+    #[must_use]
+    pub fn under_policy(
+        bytes: u64,
+        duration_max: Duration,
+        accounts: Option<Arc<Accounts>>,
+    ) -> Self {
         Self {
+            accounts,
             bytes,
             duration_max,
             closing_time_max: CLOSING_TIME_MAX,
@@ -114,6 +139,22 @@ impl Pool {
             granted: Counter::default(),
             expired: Counter::default(),
         }
+    }
+
+    /// Charges a member with a connection. Returns `None` without a policy.
+    ///
+    /// # Errors
+    ///
+    /// Fails when the policy does not allow it.
+    pub fn admit(&self, member: Option<&Subject>) -> Result<Option<Charge>, Denied> {
+        let charge = |accounts: &Arc<Accounts>| accounts.charge(member, Resource::Connections, 1);
+        self.accounts.as_ref().map(charge).transpose()
+    }
+
+    /// Returns the accounts of its members, under a policy.
+    #[must_use]
+    pub fn accounts(&self) -> Option<&Arc<Accounts>> {
+        self.accounts.as_ref()
     }
 
     /// Returns the total bytes.
@@ -179,8 +220,7 @@ impl Pool {
         if table.active.len() >= LEASES_MAX {
             return Err(LeaseError::TooMany);
         }
-        let taken = self.take(bytes, or_less)?;
-        let granted = taken.bytes;
+        let (share, granted) = self.share(owner.as_ref(), bytes, or_less)?;
         let size = usize::try_from(granted).map_err(|_| LeaseError::Size(granted))?;
         let shortest = Duration::from_millis(LEASE_DURATION_MS_MIN.into());
         let duration = duration.clamp(shortest, self.duration_max);
@@ -190,11 +230,53 @@ impl Pool {
             random_token()?,
             size,
             duration,
-            taken,
+            share,
+            self.accounts.clone(),
         )?);
         table.active.insert(lease.token, Arc::clone(&lease));
         self.granted.increment();
         Ok(lease)
+    }
+
+    /// Takes the memory of a lease, and charges its owner. Returns how many bytes it has.
+    fn share(
+        &self,
+        owner: Option<&Subject>,
+        bytes: u64,
+        or_less: bool,
+    ) -> Result<(Share, u64), LeaseError> {
+        let Some(accounts) = &self.accounts else {
+            let taken = self.take(bytes, or_less)?;
+            let granted = taken.bytes;
+            let share = Share {
+                _taken: taken,
+                _charged: None,
+            };
+            return Ok((share, granted));
+        };
+        let lease = accounts.charge(owner, Resource::Leases, 1)?;
+        let page = PAGE_SIZE as u64;
+        let left = accounts.left(owner, Resource::Bytes)?;
+        let left = left.map_or(u64::MAX, |left| left / page * page);
+        // What is left of the limit, unless that is nothing.
+        let within = if or_less && left > 0 {
+            bytes.min(left)
+        } else {
+            bytes
+        };
+        // Before the memory of the node is looked at: a full node shows no more to those who may not
+        // use it.
+        if within > left {
+            accounts.charge(owner, Resource::Bytes, within)?;
+        }
+        let taken = self.take(within, or_less)?;
+        let granted = taken.bytes;
+        let charged = accounts.charge(owner, Resource::Bytes, granted)?;
+        let share = Share {
+            _taken: taken,
+            _charged: Some([lease, charged]),
+        };
+        Ok((share, granted))
     }
 
     /// Takes `bytes`, or what is free if that is less and `or_less` is set.

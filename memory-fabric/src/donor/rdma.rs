@@ -134,6 +134,9 @@ pub(super) fn serve(
     if let Err(error) = request.endpoint.check() {
         return refuse(&mut control, Refusal::Malformed, error.to_string());
     }
+    if let Err(denied) = lease.charge_pinned() {
+        return refuse(&mut control, Refusal::NoRdma, denied.to_string());
+    }
     let peer = control.peer();
     let local = control.local()?;
     let broken = |error| ControlError::Stream(peer, error);

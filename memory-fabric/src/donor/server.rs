@@ -3,6 +3,7 @@
 use super::CONNECTIONS_MAX;
 use super::CpuLender;
 use super::connection::{Connection, Served};
+use super::policy::{Accounts, Rule};
 use super::pool::Pool;
 use super::rdma::{self, RdmaConnection};
 use crate::control::{CONNECT_TIMEOUT, ControlError};
@@ -40,6 +41,8 @@ pub struct DonorConfig {
     pub rdma: DeviceChoice,
     /// What this node shows VMs. With it, every connection is under TLS, from a member of the cluster.
     pub credentials: Option<Arc<SharedCredentials>>,
+    /// Who may use it, and how much. `None` allows every member of the cluster everything.
+    pub allow: Option<Vec<Rule>>,
 }
 
 /// Why a donor cannot start.
@@ -140,7 +143,11 @@ impl Donor {
         let accepted_from = listener.try_clone().map_err(listen)?;
         let shared = Arc::new(Shared {
             served: Served {
-                pool: Arc::new(Pool::new(config.memory_bytes, config.lease_duration_max)),
+                pool: Arc::new(Pool::under_policy(
+                    config.memory_bytes,
+                    config.lease_duration_max,
+                    config.allow.clone().map(Accounts::new),
+                )),
                 spin: config.spin,
                 rdma: config.rdma.clone(),
                 rdma_connections: rdma::Connections::new(rdma_connections_max),

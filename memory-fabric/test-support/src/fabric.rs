@@ -30,6 +30,7 @@ fn donor_with(listen: SocketAddr, memory_bytes: u64, lease_duration_max: Duratio
         lease_duration_max,
         spin: Duration::from_micros(20),
         rdma: DeviceChoice::None,
+        allow: None,
     })
     .expect("a donor on loopback")
 }

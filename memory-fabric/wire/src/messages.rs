@@ -166,6 +166,8 @@ pub enum Refusal {
     StaleEpoch,
     /// Not enough vCPUs are free.
     NoCpus,
+    /// The donor's policy does not allow the member that.
+    NotAllowed,
 }
 
 /// A refusal and its reason.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use ssi_hv::config::address::HostPort;
+use ssi_hv::config::allow::Allow;
 use ssi_hv::config::{DEFAULT_LEASE_SECONDS, NodeSettings};
 use ssi_hv::size::ByteSize;
 
@@ -43,6 +44,12 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "DIR")]
     credentials: Option<PathBuf>,
 
+    /// A member that may use this node, and how much: ROLE/NAME or
+    /// ROLE/PREFIX*[,bytes=SIZE][,leases=N][,connections=N][,pinned=SIZE]; without any, every
+    /// member may use all
+    #[arg(long, value_name = "RULE")]
+    allow: Vec<Allow>,
+
     /// Allow addresses beyond this host, without authentication or encryption
     #[arg(long)]
     insecure: bool,
@@ -67,6 +74,7 @@ impl NodeArgs {
             rdma_connections: self.rdma_connections,
             metrics: self.metrics,
             credentials: self.credentials,
+            allow: self.allow,
             insecure: self.insecure,
             end_with_stdin: self.end_with_stdin,
             report: self.report,

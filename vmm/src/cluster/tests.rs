@@ -242,6 +242,7 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     node.metrics = Some("127.0.0.1:9000".parse().expect("an address"));
     node.credentials = Some("alpha".into());
     node.report = Some("r.json".into());
+    node.allow = vec!["vm/web,leases=2".parse().expect("a rule")];
     let written = to_table(&node).expect("is TOML");
     for flag in keys_of::<NodeSettings>() {
         assert!(written.contains_key(&flag), "{flag}");
@@ -249,11 +250,52 @@ fn every_flag_of_a_node_is_a_key_of_its_file() {
     let words = command_line::arguments(&written);
     for word in [
         "--rdma-connections=7",
+        "--allow=vm/web,leases=2",
         "--insecure",
         "--memory=512 MiB",
         "--lease-seconds=20",
     ] {
         assert!(words.contains(&word.to_owned()), "{word}: {words:?}");
+    }
+}
+
+#[test]
+fn a_node_has_rules_as_tables_and_they_are_printed_as_flags() {
+    const RULES: &str = r#"
+        vm = { kernel = "KERNEL", memory = "64M" }
+        [[node]]
+        memory = "1G"
+        credentials = "alpha"
+        [[node.allow]]
+        identity = "vm/web"
+        bytes = "512M"
+        connections = 32
+        [[node.allow]]
+        identity = "vm/tenant-*"
+        leases = 1
+    "#;
+    let cluster = file(RULES);
+    let read = Cluster::read(&cluster.path).expect("is valid");
+    let words = command_line::node_arguments(&read.nodes[0]).expect("UTF-8");
+    for word in [
+        "--allow=vm/web,bytes=512 MiB,connections=32",
+        "--allow=vm/tenant-*,leases=1",
+    ] {
+        assert!(words.contains(&word.to_owned()), "{word}: {words:?}");
+    }
+    // What is printed is read as the same.
+    let printed = file(&read.printed().expect("UTF-8"));
+    let again = Cluster::read(&printed.path).expect("is valid");
+    assert_eq!(again.nodes[0].config, read.nodes[0].config);
+    for (from, to, part) in [
+        ("connections = 32", "connections = 3", "from 16 to 1024"),
+        ("connections = 32", "size = 3", "unknown field `size`"),
+        ("vm/web", "web", "ROLE/PREFIX*"),
+        ("credentials = \"alpha\"", "", "add --credentials DIR"),
+    ] {
+        let error = refused(&RULES.replace(from, to));
+        assert!(error.contains("node node-1"), "{error}");
+        assert!(error.contains(part), "{error}");
     }
 }
 

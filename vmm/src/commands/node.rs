@@ -74,6 +74,7 @@ pub fn node(settings: &NodeSettings) -> Result<ExitCode, Failure> {
         spin: SPIN_DEFAULT,
         rdma: config.rdma,
         credentials: shown,
+        allow: config.allow,
     };
     let cpus = (config.cpus > 0).then(|| Arc::new(CpuHost::new(config.cpus)) as Arc<dyn CpuLender>);
     let donor = Donor::lending_cpus(&donor_config, config.rdma_connections, cpus)?;

@@ -5,6 +5,7 @@
 //! limits and agree with each other and with this host. The two steps have different errors.
 
 pub mod address;
+pub mod allow;
 pub mod choice;
 pub mod compute;
 pub mod cpu_list;

@@ -1,14 +1,17 @@
 //! `ssi-hv node`: what a donor is asked to do.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use memory_fabric::donor::policy::Rule;
 use memory_fabric::rdma::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
 use super::CPUS_MAX;
 use super::address::HostPort;
+use super::allow::{Allow, RULES_MAX};
 use super::validation::{
     ValidationError, check_metrics, check_range, check_size, resolve_permitted,
 };
@@ -49,6 +52,9 @@ pub struct NodeSettings {
     /// Directory of this node's certificate; VMs must have one of the same authority
     #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
+    /// A member that may use the node, and how much; without any, every member may use all
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<Allow>,
     /// Allow addresses beyond this host, without authentication or encryption
     #[serde(default)]
     pub insecure: bool,
@@ -81,6 +87,8 @@ pub struct NodeConfig {
     pub rdma_connections: Option<u32>,
     /// The directory of its certificate.
     pub credentials: Option<PathBuf>,
+    /// Who may use it, and how much; `None` allows every member everything.
+    pub allow: Option<Vec<Rule>>,
     /// The address for Prometheus metrics.
     pub metrics: Option<SocketAddr>,
     /// Whether the node ends with its standard input.
@@ -106,6 +114,7 @@ impl NodeSettings {
         if has_credentials && self.cpus > 0 {
             return Err(ValidationError::CredentialsWithCpus);
         }
+        let allow = self.checked_rules()?;
         Ok(NodeConfig {
             listen: resolve_permitted("--listen", &self.listen, self.insecure || has_credentials)?,
             memory: self.memory,
@@ -118,10 +127,27 @@ impl NodeSettings {
             },
             rdma_connections: self.rdma_connections,
             credentials: self.credentials.clone(),
+            allow,
             metrics: check_metrics(self.metrics.as_ref(), self.insecure)?,
             end_with_stdin: self.end_with_stdin,
             report: self.report.clone(),
         })
+    }
+
+    fn checked_rules(&self) -> Result<Option<Vec<Rule>>, ValidationError> {
+        if self.allow.is_empty() {
+            return Ok(None);
+        }
+        if self.credentials.is_none() {
+            return Err(ValidationError::AllowWithoutCredentials);
+        }
+        let count = u32::try_from(self.allow.len()).unwrap_or(u32::MAX);
+        check_range("the number of --allow", count, 0, RULES_MAX)?;
+        let mut named = HashSet::new();
+        if let Some(twice) = self.allow.iter().find(|rule| !named.insert(&rule.members)) {
+            return Err(ValidationError::AllowTwice(twice.members.clone()));
+        }
+        Ok(Some(self.allow.iter().map(Rule::from).collect()))
     }
 }
 
@@ -139,6 +165,7 @@ mod tests {
             rdma_connections: None,
             metrics: None,
             credentials: None,
+            allow: Vec::new(),
             insecure: false,
             end_with_stdin: false,
             report: None,
@@ -185,6 +212,19 @@ mod tests {
         open.metrics = None;
         open.cpus = 1;
         assert!(refused(&open).contains("remove --cpus or --credentials"));
+    }
+
+    #[test]
+    fn rules_need_credentials_and_name_different_members() {
+        let mut node = settings("127.0.0.1:7000");
+        assert_eq!(node.parse().expect("is valid").allow, None);
+        node.allow = vec!["vm/web,bytes=1G".parse().expect("a rule")];
+        assert!(refused(&node).contains("add --credentials DIR"));
+        node.credentials = Some("alpha".into());
+        let allow = node.parse().expect("is valid").allow.expect("a policy");
+        assert_eq!(allow[0].limits.bytes, Some(1 << 30));
+        node.allow.push("vm/web".parse().expect("a rule"));
+        assert!(refused(&node).contains("--allow vm/web is given twice"));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use fabric_identity::Name;
+use fabric_identity::{HolderPattern, Name};
 
 use super::address::HostPort;
 use super::cpu_list::CpuList;
@@ -363,6 +363,14 @@ pub enum ValidationError {
         "the connections between nodes that run vCPUs do not use certificates yet, so --credentials would not protect them; remove --cpus or --credentials"
     )]
     CredentialsWithCpus,
+    /// Rules for members, of a node that knows none.
+    #[error(
+        "--allow names members by their certificates, which this node does not ask for; add --credentials DIR, or remove --allow"
+    )]
+    AllowWithoutCredentials,
+    /// Two rules for the same members.
+    #[error("--allow {0} is given twice, and one rule is for each; remove one of them")]
+    AllowTwice(HolderPattern),
     /// Nodes that run vCPUs, of a VM with credentials.
     #[error(
         "the connections to --node do not use certificates yet, so --credentials would not protect them; use --donor, or remove --credentials"

@@ -5,8 +5,9 @@ mod sessions;
 
 pub(crate) use sessions::{SessionKind, SessionRefused};
 
-use super::Taken;
+use super::Share;
 use crate::donor::export::Export;
+use crate::donor::policy::{Accounts, Charge, Denied, Resource};
 use crate::mapping::{Advice, Mapping};
 use crate::page::{PAGE_SIZE, PageBytes};
 use crate::stats::Counter;
@@ -60,7 +61,10 @@ pub struct Lease {
     export: Export,
     pub(super) memory: Arc<Mapping>,
     // Dropped after the memory, which is free by then.
-    _taken: Taken,
+    _share: Share,
+    accounts: Option<Arc<Accounts>>,
+    /// What its owner is charged with for RDMA, from its first use on.
+    pinned: Mutex<Option<Charge>>,
     term: Mutex<Term>,
     /// Number of control connections so far.
     controls: AtomicU64,
@@ -88,7 +92,8 @@ impl Lease {
         token: Token,
         bytes: usize,
         duration: Duration,
-        taken: Taken,
+        share: Share,
+        accounts: Option<Arc<Accounts>>,
     ) -> io::Result<Self> {
         let memory = Mapping::anonymous(bytes)?;
         // A core dump of a node must not hold the memory of guests.
@@ -100,7 +105,9 @@ impl Lease {
             duration,
             export: Export::default(),
             memory: Arc::new(memory),
-            _taken: taken,
+            _share: share,
+            accounts,
+            pinned: Mutex::default(),
             term: Mutex::new(Term {
                 ends_at: Instant::now() + duration,
                 renewed_by: 0,
@@ -268,6 +275,19 @@ impl Lease {
 
     pub(super) fn ends_at(&self) -> Instant {
         lock(&self.term).ends_at
+    }
+
+    /// Charges its owner with its registration for RDMA, under a policy. That ends with the lease.
+    pub(in crate::donor) fn charge_pinned(&self) -> Result<(), Denied> {
+        let Some(accounts) = &self.accounts else {
+            return Ok(());
+        };
+        let mut pinned = lock(&self.pinned);
+        if pinned.is_none() {
+            let charge = accounts.charge(self.owner.as_ref(), Resource::PinnedBytes, self.bytes());
+            *pinned = Some(charge?);
+        }
+        Ok(())
     }
 
     /// Registers the lease's memory with `device`; see [`Export::open`].

@@ -1,4 +1,5 @@
 use super::*;
+use crate::donor::policy::{Amounts, Rule};
 use crate::stream::Closer;
 use crate::wire::{ORPHAN_TIME, TrafficClass};
 use std::net::{TcpListener, TcpStream};
@@ -48,6 +49,34 @@ fn a_core_dump_omits_lent_memory() {
     let flags = lines.find_map(|line| line.strip_prefix("VmFlags:"));
     let mut flags = flags.expect("flags of the mapping").split_whitespace();
     assert!(flags.any(|flag| flag == "dd"));
+}
+
+#[test]
+fn memory_for_rdma_is_charged_once_until_the_lease_is_gone() {
+    let limits = Amounts {
+        pinned_bytes: Some(3 * PAGE),
+        ..Amounts::default()
+    };
+    let members = "vm/web".parse().expect("a pattern");
+    let accounts = Accounts::new(vec![Rule { members, limits }]);
+    let pool = Pool::under_policy(8 * PAGE, SECOND * 30, Some(accounts));
+    let web: Subject = "spiffe://prod/ssi-hv/vm/web".parse().expect("one");
+    let lend = |pages: u64| {
+        let lease = pool.lend_to(Some(web.clone()), "web".into(), pages * PAGE, false, SECOND);
+        lease.expect("free")
+    };
+    let (one, other) = (lend(2), lend(2));
+    assert_eq!(one.charge_pinned(), Ok(()));
+    assert_eq!(one.charge_pinned(), Ok(()), "it is charged already");
+    let error = other.charge_pinned().expect_err("more than 3 pages");
+    assert!(error.to_string().contains("raise pinned="), "{error}");
+    pool.end(&one.token).expect("it is there");
+    drop(one);
+    assert_eq!(other.charge_pinned(), Ok(()));
+    pool.end(&other.token).expect("it is there");
+    drop(other);
+    assert!(pool.accounts().expect("a policy").used().is_empty());
+    assert_eq!(pool.lent_bytes(), 0);
 }
 
 #[test]

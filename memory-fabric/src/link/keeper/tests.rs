@@ -23,6 +23,7 @@ fn donor() -> Donor {
         lease_duration_max: Duration::from_secs(1),
         spin: Duration::ZERO,
         rdma: DeviceChoice::None,
+        allow: None,
     });
     donor.expect("a donor on loopback")
 }

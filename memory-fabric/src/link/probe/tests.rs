@@ -28,6 +28,7 @@ fn donor() -> Donor {
         lease_duration_max: Duration::from_secs(30),
         spin: Duration::from_micros(20),
         rdma: DeviceChoice::None,
+        allow: None,
     })
     .expect("a donor")
 }

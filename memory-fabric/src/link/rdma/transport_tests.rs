@@ -53,6 +53,7 @@ impl Bed {
             lease_duration_max: PATIENCE,
             spin: Duration::ZERO,
             rdma: DeviceChoice::None,
+            allow: None,
         })
         .expect("a donor");
         let leased = Leased::obtain(LinkConfig {

@@ -119,6 +119,7 @@ pub fn run_over_rdma(here: IpAddr, mut report: impl FnMut(&str, Duration)) {
         lease_duration_max: Duration::from_secs(60),
         spin: SPIN_DEFAULT,
         rdma: DeviceChoice::Automatic,
+        allow: None,
     });
     let donor = donor.expect("a donor");
     let bed = Remote {

@@ -4,6 +4,7 @@ use fabric_identity::credentials::certificates;
 use fabric_identity::{ExpectedNode, Name, Role, SharedCredentials};
 use fabric_pki::{Authority, Validity};
 use fabric_transport::rdma::DeviceChoice;
+use memory_fabric::donor::policy::Rule;
 use memory_fabric::donor::server::{Donor, DonorConfig};
 use rcgen::string::Ia5String;
 use rcgen::{
@@ -80,6 +81,11 @@ impl Cluster {
 
     /// Starts the node `node/alpha`.
     pub fn donor(&self, memory_bytes: u64) -> Donor {
+        self.donor_with(memory_bytes, None)
+    }
+
+    /// Starts it with a policy.
+    pub fn donor_with(&self, memory_bytes: u64, allow: Option<Vec<Rule>>) -> Donor {
         Donor::start(&DonorConfig {
             listen: ([127, 0, 0, 1], 0).into(),
             memory_bytes,
@@ -87,6 +93,7 @@ impl Cluster {
             spin: Duration::from_micros(20),
             rdma: DeviceChoice::None,
             credentials: Some(self.member("node/alpha", Role::Node)),
+            allow,
         })
         .expect("a donor on loopback")
     }

@@ -1,6 +1,7 @@
 //! Connections between members of a cluster, and those who are none.
 
 mod cluster;
+mod policy;
 mod refusals;
 
 use cluster::{Cluster, name};

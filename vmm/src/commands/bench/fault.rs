@@ -156,6 +156,7 @@ pub(super) fn start_donors(
         lease_duration_max: Duration::from_secs(120),
         spin: SPIN_DEFAULT,
         rdma: DeviceChoice::None,
+        allow: None,
     };
     (0..config.donors)
         .map(|_| Ok(Donor::start(&donor)?))

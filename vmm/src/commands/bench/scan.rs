@@ -53,6 +53,7 @@ pub(super) fn measure(memory: ByteSize, local: ByteSize, tally: &Tally) -> Resul
         lease_duration_max: Duration::from_secs(60),
         spin: SPIN_DEFAULT,
         rdma: DeviceChoice::None,
+        allow: None,
     })?;
     let (mut streams, mut sequential, mut strided) = (Vec::new(), Vec::new(), Vec::new());
     let progress = Progress::rounds(ROUNDS);

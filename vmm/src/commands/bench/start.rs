@@ -76,6 +76,7 @@ fn measure(memory: ByteSize) -> Result<Started> {
         lease_duration_max: Duration::from_secs(120),
         spin: SPIN_DEFAULT,
         rdma: DeviceChoice::None,
+        allow: None,
     })?;
     let donors = [donor];
     let config = BenchFaultConfig {

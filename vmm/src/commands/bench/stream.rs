@@ -153,6 +153,7 @@ mod tests {
             lease_duration_max: Duration::from_secs(60),
             spin: Duration::ZERO,
             rdma: DeviceChoice::None,
+            allow: None,
         })
         .expect("a donor");
         // More than the window, and not a multiple of it.

@@ -290,6 +290,7 @@ fn own_donor() -> Result<Donor> {
         lease_duration_max: Duration::from_secs(120),
         spin: SPIN_DEFAULT,
         rdma: DeviceChoice::Automatic,
+        allow: None,
     })?)
 }
 

@@ -1,0 +1,144 @@
+//! Members that may use a donor, and how much of it.
+
+use super::cluster::Cluster;
+use super::{ask, control_as, ends, lease_as};
+use fabric_test_support::*;
+use fabric_transport::control::{ControlError, ControlStream};
+use fabric_wire::{FrameKind, LeaseStatus, Refusal, TrafficClass};
+use memory_fabric::donor::policy::{Amounts, Rule};
+use memory_fabric::donor::server::Donor;
+use std::collections::HashMap;
+use std::time::Instant;
+
+fn rule(members: &str, limits: Amounts<Option<u64>>) -> Rule {
+    let members = members.parse().expect("a pattern");
+    Rule { members, limits }
+}
+
+fn refusal_of(error: &ControlError) -> (Refusal, &str) {
+    match error {
+        ControlError::Refused { refusal, text, .. } => (*refusal, text),
+        other => panic!("{other}"),
+    }
+}
+
+/// Waits until the donor's accounts satisfy this: it counts connections until their threads end.
+fn await_used(donor: &Donor, wanted: impl Fn(&HashMap<String, Amounts<u64>>) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let used = donor.pool().accounts().expect("a policy").used();
+        let used = used.into_iter().map(|(who, used)| (who.to_string(), used));
+        let used = used.collect();
+        if wanted(&used) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{used:?}");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_member_that_no_rule_names_gets_no_lease() {
+    let prod = Cluster::new("prod");
+    let rules = vec![rule("vm/web-*", Amounts::default())];
+    let donor = prod.donor_with(16 * MIB, Some(rules));
+    for stranger in ["vm/db", "node/web-1"] {
+        let mut control = control_as(&prod, &donor, stranger);
+        let error = ask(&mut control, MIB).expect_err(stranger);
+        let (refusal, text) = refusal_of(&error);
+        assert_eq!(refusal, Refusal::NotAllowed);
+        assert!(text.contains(&format!("add --allow {stranger}")), "{text}");
+    }
+    assert_eq!(donor.pool().granted.get(), 0);
+    let (_control, _grant) = lease_as(&prod, &donor, "vm/web-1");
+    // A policy without rules is one, too.
+    let closed = prod.donor_with(16 * MIB, Some(Vec::new()));
+    let error = ask(&mut control_as(&prod, &closed, "vm/web-1"), MIB).expect_err("refused");
+    assert_eq!(refusal_of(&error).0, Refusal::NotAllowed);
+    assert_eq!(closed.pool().granted.get(), 0);
+}
+
+#[test]
+fn a_member_at_its_limit_is_refused_and_its_neighbour_is_not() {
+    let prod = Cluster::new("prod");
+    let limits = Amounts {
+        bytes: Some(3 * MIB),
+        leases: Some(2),
+        ..Amounts::default()
+    };
+    let donor = prod.donor_with(16 * MIB, Some(vec![rule("vm/*", limits)]));
+    let (mut neighbour, of_neighbour) = lease_as(&prod, &donor, "vm/db");
+    let (mut first, of_first) = lease_as(&prod, &donor, "vm/web");
+    let error = ask(&mut control_as(&prod, &donor, "vm/web"), 4 * MIB).expect_err("too much");
+    let (refusal, text) = refusal_of(&error);
+    assert_eq!(refusal, Refusal::NotAllowed);
+    let parts = [
+        "vm/web asks for 4194304 bytes of memory and has 1048576",
+        "3145728 is its limit",
+        "raise bytes=",
+    ];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    // What is left, where less is accepted.
+    let mut second = control_as(&prod, &donor, "vm/web");
+    let mut request = super::lease_request(4 * MIB);
+    request.or_less = true;
+    let rest: fabric_wire::LeaseGrant = second
+        .call(FrameKind::Lease, &request, FrameKind::Granted)
+        .expect("less");
+    assert_eq!(rest.bytes, 2 * MIB);
+    let error = ask(&mut control_as(&prod, &donor, "vm/web"), MIB).expect_err("a third");
+    assert!(refusal_of(&error).1.contains("raise leases="), "{error}");
+    assert_eq!(donor.pool().lent_bytes(), 4 * MIB);
+
+    // The neighbour works as before, and may use as much.
+    let renewed: LeaseStatus = neighbour
+        .call(FrameKind::Renew, &of_neighbour.token, FrameKind::Status)
+        .expect("its lease");
+    assert_eq!(renewed.pages_read, 0);
+    let mut pages = control_as(&prod, &donor, "vm/db");
+    let urgent = TrafficClass::Urgent;
+    pages
+        .attach(of_neighbour.token, urgent, &ends())
+        .expect("its pages");
+    ask(&mut control_as(&prod, &donor, "vm/db"), 2 * MIB).expect("as much");
+
+    // What is released can be used again.
+    for (control, token) in [(&mut first, of_first.token), (&mut second, rest.token)] {
+        let _: LeaseStatus = control
+            .call(FrameKind::Release, &token, FrameKind::Status)
+            .expect("released");
+    }
+    await_used(&donor, |used| {
+        used.get("vm/web").is_none_or(|web| web.bytes == 0)
+    });
+    ask(&mut control_as(&prod, &donor, "vm/web"), 3 * MIB).expect("all of it");
+}
+
+#[test]
+fn connections_of_a_member_have_a_limit_that_its_neighbour_does_not_feel() {
+    const MOST: usize = 16;
+    let prod = Cluster::new("prod");
+    let limits = Amounts {
+        connections: Some(MOST as u64),
+        ..Amounts::default()
+    };
+    let donor = prod.donor_with(64 * MIB, Some(vec![rule("vm/*", limits)]));
+    let mut open: Vec<_> = (0..MOST)
+        .map(|_| lease_as(&prod, &donor, "vm/web"))
+        .collect();
+    let error = ask(&mut control_as(&prod, &donor, "vm/web"), MIB).expect_err("one more");
+    let (refusal, text) = refusal_of(&error);
+    assert_eq!(refusal, Refusal::NotAllowed);
+    assert!(
+        text.contains("asks for 1 connection(s) and has 16"),
+        "{text}"
+    );
+    let (_neighbour, _grant) = lease_as(&prod, &donor, "vm/db");
+    let (mut ended, grant): (ControlStream, _) = open.pop().expect("one");
+    let _: LeaseStatus = ended
+        .call(FrameKind::Release, &grant.token, FrameKind::Status)
+        .expect("released");
+    drop(ended);
+    await_used(&donor, |used| used["vm/web"].connections < MOST as u64);
+    let (_control, _grant) = lease_as(&prod, &donor, "vm/web");
+}

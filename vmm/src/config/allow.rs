@@ -1,0 +1,288 @@
+//! A rule of a node's policy, as it is given: `ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N]
+//! [,pinned=SIZE]`, or a table with these keys.
+
+use std::fmt;
+use std::str::FromStr;
+
+use fabric_identity::{HolderPattern, SubjectError};
+use memory_fabric::donor::policy::{Amounts, Rule};
+use memory_fabric::donor::pool::LEASES_MAX;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::config::PAGE_SIZE_BYTES;
+use crate::size::{ByteSize, ParseSizeError};
+
+/// Limit of the rules of a node.
+pub const RULES_MAX: u32 = 1024;
+
+/// Least limit of connections: a VM has up to 8, and as many again while it reconnects.
+const CONNECTIONS_MIN: u64 = 16;
+/// A node has no more.
+const CONNECTIONS_MAX: u64 = 1024;
+
+/// Which members of the cluster may use a node, and how much each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allow {
+    /// The members.
+    pub members: HolderPattern,
+    /// Memory of their leases.
+    pub bytes: Option<ByteSize>,
+    /// How many leases.
+    pub leases: Option<u64>,
+    /// How many connections.
+    pub connections: Option<u64>,
+    /// Memory of leases that are used by RDMA.
+    pub pinned: Option<ByteSize>,
+}
+
+/// Why a text is no such rule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseAllowError {
+    /// It names no members.
+    #[error("{0}; write ROLE/NAME, or ROLE/PREFIX* for several members")]
+    Members(SubjectError),
+    /// An unknown option.
+    #[error(
+        "`{0}` is not an option of a rule; write ROLE/NAME[,bytes=SIZE][,leases=N][,connections=N][,pinned=SIZE]"
+    )]
+    Option(String),
+    /// An option is given twice.
+    #[error("`{0}` is given twice; give it once")]
+    Twice(&'static str),
+    /// A size is malformed.
+    #[error("{option}{source}")]
+    Size {
+        /// The option.
+        option: &'static str,
+        /// The problem.
+        source: ParseSizeError,
+    },
+    /// A size is not in whole pages.
+    #[error("{option}{given} is not a multiple of the page size, {PAGE_SIZE_BYTES}, above 0")]
+    Pages {
+        /// The option.
+        option: &'static str,
+        /// What was given.
+        given: ByteSize,
+    },
+    /// A number is outside its range.
+    #[error("`{option}{given}` is not a number from {min} to {max}")]
+    Range {
+        /// The option.
+        option: &'static str,
+        /// What was given.
+        given: String,
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// It is for operators.
+    #[error("operators use no memory of nodes; remove the rule for {0}")]
+    Operators(HolderPattern),
+}
+
+const BYTES: &str = "bytes=";
+const LEASES: &str = "leases=";
+const CONNECTIONS: &str = "connections=";
+const PINNED: &str = "pinned=";
+
+fn size(option: &'static str, given: &str) -> Result<ByteSize, ParseAllowError> {
+    let parsed: Result<ByteSize, _> = given.parse();
+    let size = parsed.map_err(|source| ParseAllowError::Size { option, source })?;
+    if size.bytes() == 0 || !size.is_multiple_of(PAGE_SIZE_BYTES) {
+        return Err(ParseAllowError::Pages {
+            option,
+            given: size,
+        });
+    }
+    Ok(size)
+}
+
+fn number(
+    option: &'static str,
+    given: &str,
+    (min, max): (u64, u64),
+) -> Result<u64, ParseAllowError> {
+    let number = given.parse().ok();
+    number
+        .filter(|number| (min..=max).contains(number))
+        .ok_or_else(|| ParseAllowError::Range {
+            option,
+            given: given.chars().take(80).collect(),
+            min,
+            max,
+        })
+}
+
+fn once<T>(slot: &mut Option<T>, option: &'static str, value: T) -> Result<(), ParseAllowError> {
+    match slot.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(ParseAllowError::Twice(option)),
+    }
+}
+
+impl FromStr for Allow {
+    type Err = ParseAllowError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut parts = text.split(',');
+        let members: Result<HolderPattern, _> = parts.next().unwrap_or_default().parse();
+        let mut rule = Self {
+            members: members.map_err(ParseAllowError::Members)?,
+            bytes: None,
+            leases: None,
+            connections: None,
+            pinned: None,
+        };
+        if rule.members.to_string().starts_with("operator/") {
+            return Err(ParseAllowError::Operators(rule.members));
+        }
+        for option in parts {
+            if let Some(given) = option.strip_prefix(BYTES) {
+                once(&mut rule.bytes, BYTES, size(BYTES, given)?)?;
+            } else if let Some(given) = option.strip_prefix(LEASES) {
+                let count = number(LEASES, given, (1, LEASES_MAX as u64))?;
+                once(&mut rule.leases, LEASES, count)?;
+            } else if let Some(given) = option.strip_prefix(CONNECTIONS) {
+                let count = number(CONNECTIONS, given, (CONNECTIONS_MIN, CONNECTIONS_MAX))?;
+                once(&mut rule.connections, CONNECTIONS, count)?;
+            } else if let Some(given) = option.strip_prefix(PINNED) {
+                once(&mut rule.pinned, PINNED, size(PINNED, given)?)?;
+            } else {
+                return Err(ParseAllowError::Option(option.chars().take(80).collect()));
+            }
+        }
+        Ok(rule)
+    }
+}
+
+impl fmt::Display for Allow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.members.fmt(f)?;
+        let mut say = |option: &str, value: Option<String>| match value {
+            Some(value) => write!(f, ",{option}{value}"),
+            None => Ok(()),
+        };
+        say(BYTES, self.bytes.map(|size| size.to_string()))?;
+        say(LEASES, self.leases.map(|count| count.to_string()))?;
+        say(CONNECTIONS, self.connections.map(|count| count.to_string()))?;
+        say(PINNED, self.pinned.map(|size| size.to_string()))
+    }
+}
+
+impl From<&Allow> for Rule {
+    fn from(allow: &Allow) -> Self {
+        Self {
+            members: allow.members.clone(),
+            limits: Amounts {
+                bytes: allow.bytes.map(ByteSize::bytes),
+                leases: allow.leases,
+                connections: allow.connections,
+                pinned_bytes: allow.pinned.map(ByteSize::bytes),
+            },
+        }
+    }
+}
+
+impl Serialize for Allow {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The keys of a rule in a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Keys {
+    identity: String,
+    bytes: Option<String>,
+    leases: Option<u64>,
+    connections: Option<u64>,
+    pinned: Option<String>,
+}
+
+impl<'de> Deserialize<'de> for Allow {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either;
+
+        impl<'de> Visitor<'de> for Either {
+            type Value = Allow;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a rule: identity = \"ROLE/NAME\", and limits")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Allow, E> {
+                text.parse().map_err(E::custom)
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Allow, A::Error> {
+                let keys = Keys::deserialize(MapAccessDeserializer::new(map))?;
+                let mut text = keys.identity;
+                let options = [
+                    (BYTES, keys.bytes),
+                    (LEASES, keys.leases.map(|count| count.to_string())),
+                    (CONNECTIONS, keys.connections.map(|count| count.to_string())),
+                    (PINNED, keys.pinned),
+                ];
+                if text.contains(',') {
+                    return Err(A::Error::custom(format!(
+                        "`{text}` is not ROLE/NAME; its limits are keys of their own"
+                    )));
+                }
+                for (option, value) in options {
+                    if let Some(value) = value {
+                        text.push_str(&format!(",{option}{value}"));
+                    }
+                }
+                text.parse().map_err(A::Error::custom)
+            }
+        }
+
+        deserializer.deserialize_any(Either)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_members_and_limits() {
+        let text = "vm/web-*,bytes=4 GiB,leases=2,connections=32,pinned=1 GiB";
+        let rule: Allow = text.parse().expect("a rule");
+        assert_eq!(rule.to_string(), text);
+        let limits = Rule::from(&rule).limits;
+        assert_eq!((limits.bytes, limits.leases), (Some(4 << 30), Some(2)));
+        assert_eq!(limits.connections, Some(32));
+        assert_eq!(limits.pinned_bytes, Some(1 << 30));
+        let keys = "identity = \"vm/web-*\"\nbytes = \"4G\"\nleases = 2\nconnections = 32\npinned = \"1G\"";
+        assert_eq!(toml::from_str::<Allow>(keys).expect("a rule"), rule);
+        let refused = |text: &str| text.parse::<Allow>().expect_err(text).to_string();
+        for (text, part) in [
+            ("web", "ROLE/PREFIX*"),
+            ("operator/eve", "operators use no memory"),
+            ("vm/a,size=1G", "`size=1G` is not an option"),
+            ("vm/a,bytes=1G,bytes=2G", "`bytes=` is given twice"),
+            ("vm/a,bytes=x", "`x`"),
+            ("vm/a,pinned=1000", "multiple of the page size"),
+            ("vm/a,bytes=0", "above 0"),
+            ("vm/a,leases=0", "from 1 to 1024"),
+            ("vm/a,connections=15", "from 16 to 1024"),
+            ("vm/a,leases=-1", "`leases=-1` is not a number"),
+        ] {
+            assert!(refused(text).contains(part), "{text}: {}", refused(text));
+        }
+        for wrong in [
+            "identity = \"vm/a,bytes=1G\"",
+            "bytes = \"1G\"",
+            "identity = \"vm/a\"\nsize = 1",
+            "identity = \"vm/a\"\nleases = 0",
+        ] {
+            assert!(toml::from_str::<Allow>(wrong).is_err(), "{wrong}");
+        }
+    }
+}
